@@ -1,0 +1,43 @@
+# Everything a developer or CI runs. Needs Python 3.11+, make and the package registries, nothing else.
+# Logic of any length lives in tools/.
+
+PYTHON ?= python3
+VENV := .venv/bin
+PYTEST_FLAGS ?= -n 2 --dist loadgroup
+DEMO_FLAGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check protos protos-check lock clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## make .venv current with everything locked by hash; does nothing when it is
+	@$(PYTHON) tools/setup_venv.py
+
+demo: setup ## three gate tablets, a real day's departures, one Postgres
+	@$(VENV)/anabranch demo $(DEMO_FLAGS)
+
+test: setup ## every test; ends with a list of what was not run and why
+	@$(VENV)/python -m pytest $(PYTEST_FLAGS) tests
+
+check: setup protos-check ## linters, types, import rules, contract
+	@$(VENV)/ruff check .
+	@$(VENV)/ruff format --check .
+	@$(VENV)/mypy
+	@$(VENV)/lint-imports
+	@$(VENV)/python tools/protos.py lint
+	@$(VENV)/python tools/protos.py breaking
+
+protos: setup ## regenerate libs/anabranch/v1 from protos/
+	@$(VENV)/python tools/protos.py generate
+
+protos-check: setup ## fail when libs/anabranch/v1 is not what protos/ generates
+	@$(VENV)/python tools/protos.py check
+
+lock: setup ## resolve the newest releases and write both lock files
+	@$(VENV)/python tools/lock.py
+
+clean: ## remove everything that the targets above made
+	rm -rf .venv .venv.lock .cache .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
+	find libs services tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

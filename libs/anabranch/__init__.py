@@ -1,0 +1,1 @@
+"""Anabranch: offline-first sync for Postgres."""
