@@ -1,0 +1,186 @@
+"""What the conflict rules take in and give out. Cells are opaque here but for equality (see ``same``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+Cell = Any
+
+
+class MutationType(IntEnum):
+    """The numbers are those of ``anabranch.v1.MutationType``."""
+
+    INSERT = 1
+    UPDATE = 2
+    DELETE = 3
+
+
+class Outcome(IntEnum):
+    """Ordered by strength; the numbers are those of ``anabranch.v1.Outcome``."""
+
+    APPLIED = 1
+    MERGED = 2
+    OVERWROTE = 3
+    SUPERSEDED = 4
+
+
+class RejectionReason(IntEnum):
+    """Why the rules reject; the numbers are those of ``anabranch.v1.Reason``."""
+
+    ROW_EXISTS = 1
+    ROW_DELETED = 2
+    ROW_NOT_FOUND = 3
+    ALREADY_DELETED = 4
+    CONCURRENT_UPDATE = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RowChange:
+    """One row of a mutation. ``key`` is its key text; ``values`` holds every given column of an insert (the key's
+    too), the changed columns of an update (the key's never), and nothing for a delete."""
+
+    key: str
+    values: Mapping[str, Cell]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    table: str
+    type: MutationType
+    rows: Sequence[RowChange]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch as the rules see it. ``node`` is who sent it, ``basis`` what that node had applied, ``time_ms`` the time
+    inside its id; ``position`` the position it is decided at, ``place`` the smallest position among accepted batches
+    of its node with a higher id, or ``position`` where there is none. ``earlier_pending``: an earlier batch of its node
+    has no verdict yet and the park time is not over, so that an unknown row may still come."""
+
+    id: str
+    node: str
+    basis: int
+    time_ms: int
+    position: int
+    place: int
+    mutations: Sequence[Mutation]
+    earlier_pending: bool = False
+
+
+@dataclass(slots=True)
+class Stamp:
+    """Who wrote a column's stored value: ``(place, batch)`` is its key in the order, ``position`` the real one."""
+
+    place: int
+    batch: str
+    node: str
+    position: int
+
+
+@dataclass(slots=True)
+class RowVersion:
+    """The history of one row that the rules need; one row of ``anabranch.row_versions``.
+
+    ``last_batch`` is the greatest id among the batches of ``last_node`` since it became the last writer.
+    ``other_position`` is the last position of any node other than ``last_node``, 0 where there is none.
+    ``stamps`` holds the columns that an update wrote; every other column counts as stamped by the insert.
+    ``tombstone_batch`` is set when the row is deleted, by that batch at ``last_position``."""
+
+    last_position: int
+    last_node: str
+    last_batch: str
+    other_position: int = 0
+    insert_position: int = 0
+    insert_place: int = 0
+    insert_node: str = ""
+    insert_batch: str = ""
+    tombstone_batch: str | None = None
+    stamps: dict[str, Stamp] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class RowState:
+    """A row as it stands. ``values`` is None where the row is not in the table; ``version`` is None where no batch ever
+    touched it (a live row without a version was there before registration: version 0)."""
+
+    values: Mapping[str, Cell] | None
+    version: RowVersion | None
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The rules of a table: the database's, with the table's own laid over them. ``columns`` names the policy of each
+    column that is not "lww"."""
+
+    order: str = "server"
+    resurrect: bool = False
+    delete: str = "rejects"
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """What to do to one row: INSERT with ``values`` as given, UPDATE of the columns in ``values``, DELETE, or nothing
+    (``type`` None: a wholly SUPERSEDED change, logged as NONE). ``mutation`` and ``row`` say which change it came from."""
+
+    table: str
+    key: str
+    type: MutationType | None
+    values: Mapping[str, Cell]
+    mutation: int
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """A decision in which a value lost. ``column`` is "" where a whole row lost to a delete."""
+
+    table: str
+    key: str
+    column: str
+    losing_value: Cell
+    losing_batch: str
+    losing_node: str
+    winning_batch: str
+    winning_node: str
+
+
+@dataclass(frozen=True, slots=True)
+class MutationOutcome:
+    """``key`` and ``columns`` name the row and the columns that decided; empty columns where nothing special did."""
+
+    outcome: Outcome
+    table: str
+    key: str
+    columns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    writes: Sequence[Write]
+    outcomes: Sequence[MutationOutcome]
+    conflicts: Sequence[Conflict]
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    reason: RejectionReason
+    mutation: int
+    table: str
+    key: str
+    columns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """The batch leans on a row that may still come."""
+
+    table: str
+    key: str
+
+
+Decision = Accepted | Rejected | Parked
+View = Mapping[tuple[str, str], RowState]

@@ -1,0 +1,61 @@
+"""Kinds, columns and tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+
+class Kind(IntEnum):
+    """How a column's values are carried. The numbers are those of ``anabranch.v1.ColumnKind``."""
+
+    BOOL = 1
+    INT64 = 2
+    DOUBLE = 3
+    STRING = 4
+    BYTES = 5
+    DECIMAL = 6
+    TIMESTAMP = 7
+    DATE = 8
+    TIME = 9
+    JSON = 10
+    UUID = 11
+    ARRAY = 12
+    LITERAL = 13
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a synced table. ``postgres_type`` is what ``format_type`` prints; ``policy`` names the column's
+    conflict policy ("lww" by default)."""
+
+    name: str
+    kind: Kind
+    postgres_type: str
+    element_kind: Kind | None = None
+    not_null: bool = False
+    generated: bool = False
+    has_default: bool = False
+    policy: str = "lww"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A synced table. ``id`` is the server's number for it (0 on a device); ``key_columns`` stand in the key's order."""
+
+    name: str
+    columns: tuple[Column, ...]
+    key_columns: tuple[str, ...]
+    id: int = 0
+    by_name: dict[str, Column] = field(init=False, repr=False, compare=False)
+    index: dict[str, int] = field(init=False, repr=False, compare=False)
+    key_index: tuple[int, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by_name", {c.name: c for c in self.columns})
+        object.__setattr__(self, "index", {c.name: i for i, c in enumerate(self.columns)})
+        object.__setattr__(self, "key_index", tuple(self.index[k] for k in self.key_columns))
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        return tuple(c.name for c in self.columns)
