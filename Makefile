@@ -5,6 +5,9 @@ PYTHON ?= python3
 VENV := .venv/bin
 PYTEST_FLAGS ?= -n 2 --dist loadgroup
 DEMO_FLAGS ?=
+LOCK_FLAGS ?=
+LOCK = $(VENV)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
+	--no-emit-index-url --no-emit-find-links $(LOCK_FLAGS)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check protos protos-check lock clean
@@ -35,8 +38,9 @@ protos: setup ## regenerate libs/anabranch/v1 from protos/
 protos-check: setup ## fail when libs/anabranch/v1 is not what protos/ generates
 	@$(VENV)/python tools/protos.py check
 
-lock: setup ## resolve the newest releases and write both lock files
-	@$(VENV)/python tools/lock.py
+lock: setup ## write both lock files anew, keeping pins (LOCK_FLAGS=--upgrade: newest releases)
+	@$(LOCK) requirements-build.in -o requirements-build.lock
+	@$(LOCK) -c requirements-build.lock --extra dev pyproject.toml -o requirements.lock
 
 clean: ## remove everything that the targets above made
 	rm -rf .venv .venv.lock .cache .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist

@@ -52,7 +52,16 @@ def stamps() -> dict[str, str]:
 def pip(*arguments: str) -> None:
     """Run pip inside `.venv`; a failure ends the setup with pip's own message."""
     subprocess.run(
-        [PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-build-isolation", *arguments],
+        [
+            PYTHON,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-build-isolation",
+            *arguments,
+        ],
         cwd=ROOT,
         check=True,
         env={**os.environ, "PIP_REQUIRE_VIRTUALENV": "true"},
@@ -75,7 +84,10 @@ def install(wanted: dict[str, str], found: dict[str, str]) -> None:
 def main() -> int:
     """Return 0 when `.venv` is current, 1 when this Python is too old, else pip's exit status."""
     if sys.version_info < MINIMUM:
-        print(f"anabranch needs Python 3.11 or newer; this is {sys.version.split()[0]} (set PYTHON=…)", file=sys.stderr)
+        print(
+            f"anabranch needs Python 3.11 or newer; this is {sys.version.split()[0]} (set PYTHON=…)",
+            file=sys.stderr,
+        )
         return 1
     with exclusive():
         wanted = {

@@ -1,0 +1,1 @@
+"""Measurements, each with its baseline taken in the same run."""

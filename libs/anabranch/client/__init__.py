@@ -1,0 +1,1 @@
+"""SyncedDb: a device's SQLite kept in step with the server."""

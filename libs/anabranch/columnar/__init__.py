@@ -1,0 +1,1 @@
+"""Arrow: type mapping and codecs between Postgres rows, record batches and cells."""

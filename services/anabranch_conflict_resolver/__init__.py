@@ -1,0 +1,1 @@
+"""The one writer of a database: commits waiting batches in groups."""

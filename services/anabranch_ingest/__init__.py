@@ -1,0 +1,1 @@
+"""Takes batches in durably and answers with their verdicts."""

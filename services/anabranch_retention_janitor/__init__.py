@@ -1,0 +1,1 @@
+"""Cuts the log and removes what has expired."""

@@ -1,0 +1,1 @@
+"""The read side: pages, a live tail and whole tables."""
