@@ -47,6 +47,9 @@ def generate_into(folder: Path) -> Path:
     package = folder / PACKAGE
     if not generated_names(package):
         raise SystemExit("protos/ generated nothing")
+    for stub in package.glob("*_pb2_grpc.pyi"):  # mypy-protobuf writes one for files without a service, too
+        if not stub.with_suffix(".py").exists():
+            stub.unlink()
     (package / "__init__.py").write_text(INIT)
     return package
 
