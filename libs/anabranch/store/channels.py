@@ -1,4 +1,5 @@
-"""Names that processes meet by in Postgres: notification channels and advisory locks. Polling stands behind each."""
+"""Names that processes meet by in Postgres: notification channels and advisory locks. Polling stands behind
+each."""
 
 from __future__ import annotations
 
@@ -6,14 +7,15 @@ INBOX_CHANNEL = "anabranch_inbox"
 """Batches were appended. Payload: the database's number."""
 
 GROUPS_CHANNEL = "anabranch_groups"
-"""A group was committed. Payload: ``<database number>:<position>:<batch id>,<batch id>…``; a group with more ids than
-fit into 7,500 bytes sends several, with the same position."""
+"""A group was committed. Payload: ``<database number>:<position>:<batch id>,<batch id>…``; a group with more
+ids than fit into 7,500 bytes sends several, with the same position."""
 
 CATALOG_CHANNEL = "anabranch_catalog"
 """A database or its registered tables changed. Payload: the database's number."""
 
 CLAIM_LOCK_CLASS = 0x616E6162
-"""First key of the advisory lock by which a resolver claims a database; the second is the database's number."""
+"""First key of the advisory lock by which a resolver claims a database; the second is the database's
+number."""
 
 MIGRATION_LOCK = 0x616E61626D696772
 """The advisory lock under which migrations run."""

@@ -13,8 +13,8 @@ down_revision: str | None = None
 branch_labels = None
 depends_on = None
 
-# Every id that people see (batch, node) is a ULID in its text form under the "C" collation, so that its order is
-# the order of its bytes. Databases and tables have small numbers, because they stand in every row.
+# Every id that people see (batch, node) is a ULID in its text form under the "C" collation, so that its order
+# is the order of its bytes. Databases and tables have small numbers, because they stand in every row.
 TABLES = """
 create table anabranch.databases (
     id             integer generated always as identity primary key,
@@ -27,7 +27,8 @@ create table anabranch.databases (
     seal_key       bytea not null,
     created_ms     bigint not null
 );
-comment on column anabranch.databases.seal_key is 'secret of the seals in position tokens, page tokens and resume tokens';
+comment on column anabranch.databases.seal_key is
+    'secret of the seals in position tokens, page tokens and resume tokens';
 
 create table anabranch.synced_tables (
     id             integer generated always as identity primary key,
@@ -41,8 +42,10 @@ create table anabranch.synced_tables (
     first_position bigint not null,
     constraint synced_tables_name_key unique (database_id, name)
 );
-comment on column anabranch.synced_tables.columns is 'the columns as the catalog had them at schema_version, in the table''s order';
-comment on column anabranch.synced_tables.first_position is 'the head when the table was registered: older rows are in no log';
+comment on column anabranch.synced_tables.columns is
+    'the columns as the catalog had them at schema_version, in the table''s order';
+comment on column anabranch.synced_tables.first_position is
+    'the head when the table was registered: older rows are in no log';
 
 create table anabranch.table_sums (
     table_id  integer primary key references anabranch.synced_tables (id) on delete cascade,
@@ -64,7 +67,8 @@ create table anabranch.nodes (
     last_accepted  text collate "C",
     constraint nodes_pkey primary key (database_id, node_id)
 ) with (fillfactor = 50);
-comment on column anabranch.nodes.last_call is 'batch ids of the call that was answered with token: naming one proves that its answer was lost';
+comment on column anabranch.nodes.last_call is
+    'batch ids of the call that was answered with token: naming one proves that its answer was lost';
 comment on column anabranch.nodes.last_accepted is 'the greatest id among the accepted batches of the node';
 
 create table anabranch.inbox (
@@ -90,12 +94,16 @@ create table anabranch.inbox (
 ) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000,
         autovacuum_analyze_scale_factor = 0.05);
 alter table anabranch.inbox alter column payload set storage external;
-comment on column anabranch.inbox.refusal is 'an anabranch.v1.Reason: ingest found the batch invalid, the resolver only records it';
+comment on column anabranch.inbox.refusal is
+    'an anabranch.v1.Reason: ingest found the batch invalid, the resolver only records it';
 create index inbox_ready on anabranch.inbox (database_id, principal, arrival)
     where park_deadline_ms is null;
-create index inbox_parked on anabranch.inbox (database_id, park_deadline_ms) where park_deadline_ms is not null;
-create index inbox_waits_for_batch on anabranch.inbox (database_id, waits_for_batch) where waits_for_batch is not null;
-create index inbox_waits_for_row on anabranch.inbox (waits_for_table, waits_for_key) where waits_for_key is not null;
+create index inbox_parked on anabranch.inbox (database_id, park_deadline_ms)
+    where park_deadline_ms is not null;
+create index inbox_waits_for_batch on anabranch.inbox (database_id, waits_for_batch)
+    where waits_for_batch is not null;
+create index inbox_waits_for_row on anabranch.inbox (waits_for_table, waits_for_key)
+    where waits_for_key is not null;
 create index inbox_node on anabranch.inbox (database_id, node_id, batch_id);
 
 create table anabranch.batches (
@@ -126,7 +134,8 @@ create table anabranch.groups (
     sums        bytea[] not null,
     constraint groups_pkey primary key (database_id, position)
 );
-comment on column anabranch.groups.sums is 'serialized anabranch.v1.TableSum of each table that the group changed, after it';
+comment on column anabranch.groups.sums is
+    'serialized anabranch.v1.TableSum of each table that the group changed, after it';
 
 create table anabranch.log (
     database_id     integer not null,
@@ -147,7 +156,8 @@ create table anabranch.log (
 create table anabranch.log_default partition of anabranch.log default;
 alter table anabranch.log_default alter column effect set storage external;
 comment on column anabranch.log.effect is 'the serialized anabranch.v1.Effect';
-comment on column anabranch.log.effect_hash is 'BLAKE2b-128 of the effect''s canonical encoding (anabranch.canonical)';
+comment on column anabranch.log.effect_hash is
+    'BLAKE2b-128 of the effect''s canonical encoding (anabranch.canonical)';
 
 create table anabranch.row_versions (
     table_id        integer not null,
@@ -164,7 +174,8 @@ create table anabranch.row_versions (
     stamps          jsonb not null default '{}',
     constraint row_versions_pkey primary key (table_id, key)
 ) with (fillfactor = 80);
-comment on column anabranch.row_versions.stamps is 'column -> [place, batch, node, position], for the columns that an update wrote';
+comment on column anabranch.row_versions.stamps is
+    'column -> [place, batch, node, position], for the columns that an update wrote';
 
 create table anabranch.conflicts (
     database_id   integer not null references anabranch.databases (id) on delete cascade,
@@ -197,12 +208,27 @@ comment on column anabranch.api_keys.database_id is 'the only database that the 
 """
 
 
+_NAMES = (
+    "api_keys",
+    "conflicts",
+    "row_versions",
+    "log",
+    "groups",
+    "batches",
+    "inbox",
+    "nodes",
+    "table_sums",
+    "synced_tables",
+    "databases",
+)
+
+
 def upgrade() -> None:
+    """Make the tables."""
     op.execute(TABLES)
 
 
 def downgrade() -> None:
-    for table in (
-        "api_keys conflicts row_versions log groups batches inbox nodes table_sums synced_tables databases"
-    ).split():
+    """Drop the tables with all that they hold."""
+    for table in _NAMES:
         op.execute(f"drop table anabranch.{table}")
