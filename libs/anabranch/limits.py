@@ -1,0 +1,28 @@
+"""The most that the server takes, declared once: ingest enforces it, Describe reports it, clients split by it.
+
+A batch beyond a limit is rejected ``LIMIT_EXCEEDED``; a request beyond one fails. Only the standard library.
+"""
+
+from __future__ import annotations
+
+MAX_BATCH_BYTES = 32 * 1024 * 1024
+"""Bytes of one batch's payload. One larger than a request travels in parts over ``SendStream``."""
+MAX_BATCH_MUTATIONS = 10_000
+"""Mutations of one batch."""
+MAX_BATCH_ROWS = 50_000
+"""Rows of one batch, over all its mutations."""
+MAX_COLUMNS = 1_600
+"""Columns of one mutation: what a table of Postgres can have."""
+MAX_NAME_BYTES = 63
+"""UTF-8 bytes of a database's, table's or column's name: what an identifier of Postgres can have."""
+MAX_NODE_NAME_BYTES = 255
+"""UTF-8 bytes of a node's name."""
+MAX_VALUE_BYTES = 16 * 1024 * 1024
+"""Bytes of one value as it travels."""
+
+MAX_REQUEST_ENVELOPES = 1_000
+"""Envelopes of one request."""
+MAX_REQUEST_BYTES = 4_000_000
+"""Bytes of one request; below the 4 MiB that a gRPC channel takes by default."""
+MAX_UNANSWERED_IDS = 10_000
+"""Batch ids that one request names as unanswered. Naming one of each lost call is enough."""
