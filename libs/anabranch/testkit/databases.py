@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from urllib.parse import quote, urlsplit
+import secrets
+from collections.abc import Callable
+from urllib.parse import quote, unquote, urlsplit
 
 import psycopg
 from psycopg import sql
 
 CONNECT_TIMEOUT_S = 10
+RELEASED_AT_MOST = 20
+"""Databases no longer needed that may wait to be dropped; together they cost one checkpoint, not one each."""
 
 
 def create_database(url: str, name: str, *, template: str | None = None) -> str:
@@ -16,15 +20,66 @@ def create_database(url: str, name: str, *, template: str | None = None) -> str:
     Nobody may be connected to `template`. Raises psycopg.errors.DuplicateDatabase when there is one of that
     name, ObjectInUse when somebody is connected to the template, and psycopg.OperationalError.
     """
-    statement = sql.SQL("create database {}").format(sql.Identifier(name))
-    statement += sql.SQL(" template {}").format(sql.Identifier(template or "template0"))
-    _run(url, statement)
+    statement = sql.SQL("create database {} template {}")
+    _run(url, statement.format(sql.Identifier(name), sql.Identifier(template or "template0")))
     return urlsplit(url)._replace(path=f"/{quote(name, safe='')}").geturl()
 
 
 def drop_database(url: str, name: str) -> None:
     """Remove database `name`, ending connections that are left; harmless when it is not there."""
     _run(url, sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
+
+
+class TestDatabases:
+    """The databases of one test run on the server of `url`; their names don't meet those of other runs.
+
+    `prepared` runs a slow preparation (migrations) once and hands out copies of what it made.
+    """
+
+    __test__ = False  # no test class, whatever its name looks like
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._prefix = f"anabranch_test_{secrets.token_hex(6)}"
+        self._count = 0
+        self._templates: dict[str, str] = {}
+        self._released: list[str] = []
+
+    def fresh(self) -> str:
+        """URL of a new, empty database."""
+        return create_database(self._url, self._next_name())
+
+    def prepared(self, key: str, prepare: Callable[[str], None]) -> str:
+        """URL of a new copy of the database that `prepare(url)` made at the first call with this `key`.
+
+        `prepare` must have closed its connections when it returns.
+        """
+        template = self._templates.get(key)
+        if template is None:
+            template = self._next_name()
+            prepare(create_database(self._url, template))
+            self._templates[key] = template
+        return create_database(self._url, self._next_name(), template=template)
+
+    def release(self, url: str) -> None:
+        """Say that the database of `url` is no longer needed. It goes soon, with others."""
+        self._released.append(unquote(urlsplit(url).path.removeprefix("/")))
+        if len(self._released) >= RELEASED_AT_MOST:
+            self._drop_released()
+
+    def close(self) -> None:
+        """Drop what was released, and the templates."""
+        self._released += self._templates.values()
+        self._templates.clear()
+        self._drop_released()
+
+    def _next_name(self) -> str:
+        self._count += 1
+        return f"{self._prefix}_{self._count}"
+
+    def _drop_released(self) -> None:
+        while self._released:
+            drop_database(self._url, self._released.pop())
 
 
 def _run(url: str, statement: sql.Composed) -> None:

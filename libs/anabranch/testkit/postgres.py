@@ -43,12 +43,13 @@ from anabranch.testkit.postgres_process import (
     environment,
 )
 
-__all__ = ["EmbeddedPostgres", "PostgresUnavailable", "create_database", "drop_database"]
+__all__ = ["EmbeddedPostgres", "PostgresUnavailable", "create_database", "drop_database", "free_port"]
 
 SUPERUSER = "postgres"
 HOST = "127.0.0.1"
 PORT_ATTEMPTS = 5
 READY_POLL_S = 0.01
+KILL_S = 10.0
 LOG_TAIL_BYTES = 4_000
 STOP = {"smart": (signal.SIGTERM, 60.0), "fast": (signal.SIGINT, 60.0), "immediate": (signal.SIGQUIT, 20.0)}
 """Stop mode to its signal and the seconds it is given before harsher ones follow."""
@@ -167,6 +168,15 @@ class EmbeddedPostgres:
                 self._lock.close()
                 self._lock = None
 
+    def kill(self) -> None:
+        """SIGKILL the postmaster, as a crash would, and wait for its end; `start` then recovers.
+
+        The folder stays ours. Raises RuntimeError when not started.
+        """
+        if self._process is None:
+            raise RuntimeError("this embedded Postgres is not started")
+        self._process.end(signal.SIGKILL, KILL_S)
+
     def restart(self) -> None:
         """Stop (fast) and start on the same folder and, unless somebody took it meanwhile, the same port."""
         self.stop()
@@ -235,7 +245,7 @@ class EmbeddedPostgres:
 
     def _launch(self, binaries: Binaries, account: Account, deadline: float) -> None:
         for attempt in range(1, PORT_ATTEMPTS + 1):
-            port = self._port or _free_port()
+            port = self._port or free_port()
             settings = {**self._settings, "port": str(port)}
             arguments = [binaries.program("postgres"), f"-D{data_argument(self._cluster)}"]
             arguments += [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
@@ -272,7 +282,8 @@ class EmbeddedPostgres:
         return b"".join(ends).decode(errors="replace")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on now; another process may take it first."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

@@ -137,12 +137,11 @@ class PostgresProcess:
 
     def end(self, first: signal.Signals, patience_s: float) -> None:
         """Send `first` and wait `patience_s`; then harsher signals. Raises TimeoutError if none helps."""
-        harsher = {signal.SIGTERM: 0, signal.SIGINT: 1, signal.SIGQUIT: 2}[first]
+        harsher = {signal.SIGTERM: 0, signal.SIGINT: 1, signal.SIGQUIT: 2, signal.SIGKILL: 3}[first]
         for number, patience in ((first, patience_s), *_END_STEPS[harsher:]):
-            if not self.ended:
-                os.kill(
-                    self.pid, number
-                )  # not yet waited for until `ended`, so the pid is still this child's
+            with suppress(ProcessLookupError):  # it may end by itself just now
+                if not self.ended:
+                    os.kill(self.pid, number)
             if self.wait(patience):
                 return
         raise TimeoutError(f"postgres (pid {self.pid}) survived SIGKILL")
@@ -178,7 +177,7 @@ def end_orphans(cluster: Path) -> list[int]:
 
 
 def recorded_pid(cluster: Path) -> int | None:
-    """The process id in `postmaster.pid`: of the server that runs, or of one that was killed. None if none."""
+    """The process id in `postmaster.pid`: of a server that runs or was killed; None without one."""
     try:
         first, _, _ = (cluster / "postmaster.pid").read_text().partition("\n")
     except FileNotFoundError:

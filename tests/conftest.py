@@ -1,0 +1,53 @@
+"""Fixtures for every test: one real Postgres a pytest process, and a new database in it for each test.
+
+`ANABRANCH_POSTGRES_URL` names a server to use in place of the embedded one: version 14 or newer, a
+superuser's URL.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from anabranch.testkit.databases import TestDatabases
+from anabranch.testkit.postgres import EmbeddedPostgres
+
+pytest_plugins = ["pytester"]
+
+POSTGRES_URL = os.environ.get("ANABRANCH_POSTGRES_URL")
+
+
+def pytest_report_header() -> str:
+    """Say which server the tests use."""
+    return "postgres: the server of ANABRANCH_POSTGRES_URL" if POSTGRES_URL else "postgres: embedded"
+
+
+@pytest.fixture(scope="session")
+def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Superuser URL of a running server, the same for all tests of this process."""
+    if POSTGRES_URL:
+        yield POSTGRES_URL
+        return
+    folder = tmp_path_factory.mktemp("postgres")
+    with EmbeddedPostgres(folder) as server:
+        yield server.url
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def databases(postgres_server: str) -> Iterator[TestDatabases]:
+    """Maker of databases on that server, with prepared templates."""
+    made = TestDatabases(postgres_server)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def database_url(databases: TestDatabases) -> Iterator[str]:
+    """URL of a new, empty database for one test."""
+    url = databases.fresh()
+    yield url
+    databases.release(url)
