@@ -1,0 +1,74 @@
+"""Who calls, from ``authorization: Bearer <API key or JSON Web Token>``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from anabranch.runtime.clock import Clock
+from anabranch.runtime.errors import Failure
+from anabranch.runtime.keys import KeyDirectory
+from anabranch.runtime.principal import Principal
+from anabranch.runtime.tokens import TokenVerifier
+from anabranch.store import api_keys
+from anabranch.v1 import errors_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A principal and the key that proved it (None: a token did)."""
+
+    principal: Principal
+    key_id: str | None
+
+
+class Authenticator:
+    """Checks credentials, when a call comes and again while a stream is open."""
+
+    def __init__(self, keys: KeyDirectory, tokens: TokenVerifier, clock: Clock) -> None:
+        self._keys = keys
+        self._tokens = tokens
+        self._clock = clock
+
+    async def identify(self, authorization: str | bytes | None) -> Identity:
+        """Who shows these credentials. Raises Failure: UNAUTHENTICATED, CREDENTIALS_EXPIRED, UNAVAILABLE,
+        OVERLOADED."""
+        if not isinstance(authorization, str) or authorization[:7].lower() != "bearer ":
+            raise Failure(
+                errors_pb2.REASON_UNAUTHENTICATED, "no credentials: send authorization: Bearer <key or token>"
+            )
+        credentials = authorization[7:].strip()
+        parts = api_keys.split_key(credentials)
+        if parts is None:
+            return Identity(await self._tokens.principal(credentials), None)
+        key_id, secret = parts
+        key = await self._keys.find(key_id)
+        # The same answer for no key and for another secret: ids are not told from one another.
+        if key is None or not api_keys.proves(key, secret):
+            raise Failure(errors_pb2.REASON_UNAUTHENTICATED, "the API key is not valid")
+        if key.ended(self._clock.now_ms()):
+            raise Failure(errors_pb2.REASON_CREDENTIALS_EXPIRED, "the API key has expired or was revoked")
+        return Identity(Principal(key.subject, key.role, key.database, key.expires_ms), key_id)
+
+    async def ended(self, identities: Iterable[Identity]) -> set[Identity]:
+        """Those whose credentials are no longer good. Keys are read again, in one statement.
+
+        Raises:
+            psycopg.Error, TimeoutError: the database does not answer; nothing is said of anybody then.
+        """
+        now_ms = self._clock.now_ms()
+        asked = set(identities)
+        for identity in asked:
+            if identity.key_id is not None:
+                self._keys.cached(identity.key_id)  # in use, so not to be forgotten
+        await self._keys.confirm()
+        ended = set()
+        for identity in asked:
+            expires_ms = identity.principal.expires_ms
+            if expires_ms is not None and now_ms >= expires_ms:
+                ended.add(identity)
+            elif identity.key_id is not None:
+                key = await self._keys.find(identity.key_id)
+                if key is None or key.ended(now_ms):
+                    ended.add(identity)
+        return ended

@@ -1,0 +1,97 @@
+"""How a call fails: a gRPC status with exactly one ErrorInfo, whose reason is one of ``anabranch.v1.Reason``.
+
+Code below a servicer raises ``Failure``; the interceptor turns it into the status. Where a context is at
+hand, ``abort`` does the same. The gRPC code follows from the reason, by the table here, so that it is the
+same everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf import any_pb2
+from google.rpc import (  # type: ignore[import-untyped]
+    code_pb2,
+    error_details_pb2,
+    status_pb2,
+)
+from grpc_status import rpc_status
+
+from anabranch.v1 import errors_pb2
+from anabranch.v1.errors_pb2 import Reason
+
+DOMAIN = "anabranch"
+_PREFIX = "REASON_"
+
+CODES: dict[Reason.ValueType, grpc.StatusCode] = {
+    errors_pb2.REASON_UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
+    errors_pb2.REASON_CREDENTIALS_EXPIRED: grpc.StatusCode.UNAUTHENTICATED,
+    errors_pb2.REASON_PERMISSION_DENIED: grpc.StatusCode.PERMISSION_DENIED,
+    errors_pb2.REASON_UNKNOWN_DATABASE: grpc.StatusCode.NOT_FOUND,
+    errors_pb2.REASON_WRONG_PRINCIPAL: grpc.StatusCode.PERMISSION_DENIED,
+    errors_pb2.REASON_NODE_FORKED: grpc.StatusCode.FAILED_PRECONDITION,
+    errors_pb2.REASON_INVALID_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    errors_pb2.REASON_OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors_pb2.REASON_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    errors_pb2.REASON_BEHIND_FLOOR: grpc.StatusCode.OUT_OF_RANGE,
+    errors_pb2.REASON_INVALID_POSITION: grpc.StatusCode.OUT_OF_RANGE,
+    errors_pb2.REASON_INVALID_TOKEN: grpc.StatusCode.INVALID_ARGUMENT,
+    errors_pb2.REASON_SERVER_FAULT: grpc.StatusCode.INTERNAL,
+    errors_pb2.REASON_MESSAGE_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    # Reasons that a batch is rejected for and that a call may fail for as well.
+    errors_pb2.REASON_UNKNOWN_TABLE: grpc.StatusCode.NOT_FOUND,
+    errors_pb2.REASON_LIMIT_EXCEEDED: grpc.StatusCode.INVALID_ARGUMENT,
+    errors_pb2.REASON_INVALID_ID: grpc.StatusCode.INVALID_ARGUMENT,
+}
+"""The gRPC code of every reason that a call can fail for."""
+
+_RPC_CODES = {code: getattr(code_pb2, code.name) for code in set(CODES.values())}
+
+
+class Failure(Exception):  # noqa: N818 - it is how a call fails, not an error in the program
+    """A call fails for ``reason``, which must be in ``CODES``. ``message`` is for people; ``metadata`` goes
+    into ErrorInfo."""
+
+    def __init__(self, reason: Reason.ValueType, message: str, **metadata: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.metadata = metadata
+
+
+def reason_name(reason: Reason.ValueType) -> str:
+    """A reason as ErrorInfo, logs and metrics spell it: without the enum's prefix."""
+    return errors_pb2.Reason.Name(reason).removeprefix(_PREFIX)
+
+
+def to_status(failure: Failure) -> grpc.Status:
+    """The gRPC status of a failure. Raises KeyError where no call fails for its reason."""
+    info = error_details_pb2.ErrorInfo(
+        reason=reason_name(failure.reason), domain=DOMAIN, metadata=failure.metadata
+    )
+    detail = any_pb2.Any()
+    detail.Pack(info)
+    return rpc_status.to_status(
+        status_pb2.Status(code=_RPC_CODES[CODES[failure.reason]], message=failure.message, details=[detail])
+    )
+
+
+async def abort(
+    context: grpc.aio.ServicerContext[Any, Any], reason: Reason.ValueType, message: str, **metadata: str
+) -> NoReturn:
+    """End the call with the status of ``Failure(reason, message, **metadata)``. Raises grpc.aio.AbortError,
+    always."""
+    status = to_status(Failure(reason, message, **metadata))
+    await context.abort(status.code, status.details, tuple(status.trailing_metadata))
+    raise AssertionError("abort returned")
+
+
+def error_info(error: grpc.RpcError) -> error_details_pb2.ErrorInfo | None:
+    """The ErrorInfo of a failed call, as its caller sees it; None where it carries none."""
+    status = rpc_status.from_call(error)  # type: ignore[arg-type]
+    for detail in status.details if status is not None else ():
+        info = error_details_pb2.ErrorInfo()
+        if detail.Unpack(info):
+            return info
+    return None

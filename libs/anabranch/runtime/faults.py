@@ -1,0 +1,69 @@
+"""Fault points: named places where a test may have the process die.
+
+``reach("before_commit")`` does nothing unless ``ANABRANCH_FAULT_FILE`` names a file that arms that point, one
+name a line. Then the name is taken out of the file and the process is killed with SIGKILL: once, however
+often it is started again. Only the standard library, so that devices can use it, too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+from pathlib import Path
+
+POINTS = frozenset(
+    {
+        "after_claim",
+        "before_commit",
+        "after_commit",
+        "before_append",
+        "after_append",
+        "before_answer",
+        "after_local_commit",
+        "before_apply",
+        "after_apply",
+    }
+)
+"""Of the resolver, of ingest and of a node, three each."""
+
+_FILE = os.environ.get("ANABRANCH_FAULT_FILE")
+
+
+def reach(point: str) -> None:
+    """Die here if a test has armed ``point``."""
+    if _FILE is not None and _disarm(Path(_FILE), point):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def arm(file: Path, point: str) -> None:
+    """Have the next process that reads ``file`` die when it reaches ``point``. Raises ValueError for no known
+    point."""
+    if point not in POINTS:
+        raise ValueError(f"no such fault point: {point}; there are {', '.join(sorted(POINTS))}")
+    with file.open("a", encoding="ascii") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        handle.write(f"{point}\n")
+
+
+def armed(file: Path) -> list[str]:
+    """The points that ``file`` still arms."""
+    return file.read_text(encoding="ascii").split() if file.exists() else []
+
+
+def _disarm(file: Path, point: str) -> bool:
+    if not file.exists():
+        return False
+    # Two processes may share the file: under the lock only one of them finds the point.
+    with file.open("r+", encoding="ascii") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        points = handle.read().split()
+        if point not in points:
+            return False
+        points.remove(point)
+        handle.seek(0)
+        handle.write("".join(f"{left}\n" for left in points))
+        handle.truncate()
+        handle.flush()
+        os.fsync(handle.fileno())
+    return True

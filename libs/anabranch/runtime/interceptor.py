@@ -1,0 +1,256 @@
+"""What happens around every call: who is it, may it call so often, its trace, its errors, its metrics.
+
+One interceptor, because each one more costs every call. Handlers are wrapped once per method. Requests are
+measured while they are still bytes: one that is too large or can't be parsed reaches the wrapper as an
+``Unreadable``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import structlog
+from google.protobuf.message import DecodeError
+from opentelemetry import trace
+
+from anabranch.runtime import metrics, telemetry
+from anabranch.runtime.auth import Authenticator, Identity
+from anabranch.runtime.errors import CODES, Failure, abort, reason_name
+from anabranch.runtime.limits import RateLimit
+from anabranch.runtime.principal import set_principal
+from anabranch.runtime.streams import OpenStream, Streams
+from anabranch.store.availability import is_unavailable
+from anabranch.v1 import errors_pb2
+
+Context = grpc.aio.ServicerContext[Any, Any]
+_log = structlog.get_logger()
+
+HEALTH_PREFIX = "/grpc.health.v1.Health/"
+REFLECTION_PREFIX = "/grpc.reflection."
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Stands for a request that was not taken in."""
+
+    failure: Failure
+
+
+def measured(deserialize: Callable[[bytes], Any], max_bytes: int) -> Callable[[bytes], Any]:
+    """``deserialize`` for messages up to ``max_bytes``; gives an Unreadable for others."""
+
+    def read(raw: bytes) -> Any:
+        if len(raw) > max_bytes:
+            return Unreadable(
+                Failure(
+                    errors_pb2.REASON_MESSAGE_TOO_LARGE,
+                    f"a message of {len(raw)} bytes; at most {max_bytes} are taken",
+                    max_bytes=str(max_bytes),
+                )
+            )
+        try:
+            return deserialize(raw)
+        except DecodeError:
+            return Unreadable(
+                Failure(errors_pb2.REASON_INVALID_REQUEST, "the request is no message of this call")
+            )
+
+    return read
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """Admits calls and turns their errors into statuses.
+
+    Health is open to everybody, since whatever probes it has no credentials; it says nothing but serving or
+    not. Reflection is open where ``open_reflection`` says so (a server on loopback), else it needs
+    credentials like any call.
+    """
+
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        rate: RateLimit,
+        streams: Streams,
+        *,
+        max_message_bytes: int,
+        open_reflection: bool,
+    ) -> None:
+        self._authenticator = authenticator
+        self._rate = rate
+        self._streams = streams
+        self._max_message_bytes = max_message_bytes
+        self._open_prefixes = (HEALTH_PREFIX, REFLECTION_PREFIX) if open_reflection else (HEALTH_PREFIX,)
+        self._wrapped: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """The method's wrapped handler."""
+        method: str = handler_call_details.method
+        wrapped = self._wrapped.get(method)
+        if wrapped is None:
+            handler: Any = await continuation(handler_call_details)
+            if handler is None:
+                # No such method: gRPC answers UNIMPLEMENTED. Not kept, or callers could fill the memory with
+                # names.
+                return None
+            wrapped = self._wrapped[method] = self._wrap(method, handler)
+        return wrapped
+
+    def _wrap(self, method: str, handler: Any) -> grpc.RpcMethodHandler[Any, Any]:
+        serialize = handler.response_serializer
+        deserialize = measured(handler.request_deserializer, self._max_message_bytes)
+        if not handler.request_streaming and not handler.response_streaming:
+            return grpc.unary_unary_rpc_method_handler(
+                self._unary(method, handler.unary_unary), deserialize, serialize
+            )
+        if not handler.request_streaming:
+            return grpc.unary_stream_rpc_method_handler(
+                self._stream(method, handler.unary_stream, False), deserialize, serialize
+            )
+        if not handler.response_streaming:
+            return grpc.stream_unary_rpc_method_handler(
+                self._stream(method, handler.stream_unary, True), deserialize, serialize
+            )
+        return grpc.stream_stream_rpc_method_handler(
+            self._stream(method, handler.stream_stream, True), deserialize, serialize
+        )
+
+    async def _admit(self, method: str, context: Context) -> Identity | None:
+        authorization: str | bytes | None = None
+        traceparent: str | None = None
+        for name, value in context.invocation_metadata() or ():
+            if name == "authorization":
+                authorization = value
+            elif name == "traceparent" and isinstance(value, str):
+                traceparent = value
+        telemetry.accept_traceparent(traceparent)
+        if method.startswith(self._open_prefixes):
+            return None
+        try:
+            identity = await self._authenticator.identify(authorization)
+        except Failure as failure:
+            metrics.count("anabranch_refused_credentials", reason=reason_name(failure.reason))
+            raise
+        set_principal(identity.principal)
+        self._rate.take(identity.principal.subject)
+        return identity
+
+    def _unary(self, method: str, behaviour: Callable[[Any, Context], Awaitable[Any]]) -> Any:
+        async def call(request: Any, context: Context) -> Any:
+            started = time.monotonic()
+            code = "CANCELLED"
+            try:
+                await self._admit(method, context)
+                if isinstance(request, Unreadable):
+                    raise request.failure
+                with telemetry.call_span(method):
+                    answer = await behaviour(request, context)
+                code = "OK"
+                return answer
+            except grpc.aio.AbortError:
+                code = _name(context.code())
+                raise
+            except Exception as error:
+                failure = foreseen(method, error)
+                code = CODES[failure.reason].name
+                return await abort(context, failure.reason, failure.message, **failure.metadata)
+            finally:
+                metrics.count("anabranch_calls", method=method, code=code)
+                metrics.record("anabranch_call_duration", time.monotonic() - started, method=method)
+
+        return call
+
+    def _stream(self, method: str, behaviour: Callable[..., Any], request_streaming: bool) -> Any:
+        """A coroutine that writes by itself: so every wait of the stream is in here, and can be ended from
+        outside."""
+
+        async def call(request: Any, context: Context) -> Any:
+            stream: OpenStream | None = None
+            code = "CANCELLED"
+            try:
+                identity = await self._admit(method, context)
+                stream = self._streams.add(method, identity)
+                if isinstance(request, Unreadable):
+                    raise request.failure
+                if request_streaming:
+                    request = self._requests(request, identity)
+                with telemetry.call_span(method):
+                    answer = await _serve_stream(behaviour, request, context)
+                code = "OK"
+                return answer
+            except grpc.aio.AbortError:
+                code = _name(context.code())
+                raise
+            except asyncio.CancelledError:
+                if stream is None or stream.failure is None:
+                    raise
+                stream.task.uncancel()
+                failure = stream.failure
+                code = CODES[failure.reason].name
+                return await abort(context, failure.reason, failure.message, **failure.metadata)
+            except Exception as error:
+                failure = foreseen(method, error)
+                code = CODES[failure.reason].name
+                return await abort(context, failure.reason, failure.message, **failure.metadata)
+            finally:
+                if stream is not None:
+                    self._streams.remove(stream)
+                metrics.count("anabranch_calls", method=method, code=code)
+
+        return call
+
+    async def _requests(self, requests: AsyncIterator[Any], identity: Identity | None) -> AsyncIterator[Any]:
+        first = True
+        async for request in requests:
+            if isinstance(request, Unreadable):
+                raise request.failure
+            if identity is not None and not first:
+                # The stream's opening took a token. From then on a principal that is too fast waits: gRPC's
+                # flow control hands the delay on to it. Bounded by the stream's own end, which cancels this.
+                while wait_s := self._rate.wait_s(identity.principal.subject):
+                    await asyncio.sleep(wait_s)
+            first = False
+            yield request
+
+
+async def _serve_stream(behaviour: Callable[..., Any], request: Any, context: Context) -> Any:
+    if not inspect.isasyncgenfunction(behaviour):
+        return await behaviour(request, context)
+    async with contextlib.aclosing(behaviour(request, context)) as responses:
+        async for response in responses:
+            await context.write(response)
+    return None
+
+
+def _name(code: Any) -> str:
+    return code.name if isinstance(code, grpc.StatusCode) else "UNKNOWN"
+
+
+def foreseen(method: str, error: Exception) -> Failure:
+    """How a call that raised ``error`` fails. What nobody foresaw is logged in full and told by its trace id
+    alone."""
+    if isinstance(error, Failure):
+        return error
+    if is_unavailable(error):
+        _log.warning(
+            "call without its database", method=method, error=type(error).__name__, detail=str(error)
+        )
+        return Failure(errors_pb2.REASON_UNAVAILABLE, "the database is not available now")
+    trace_id = telemetry.fault_id()
+    _log.error("call failed", method=method, fault_trace_id=trace_id, exc_info=error)
+    trace.get_current_span().record_exception(error)
+    return Failure(
+        errors_pb2.REASON_SERVER_FAULT,
+        f"the server failed; its log has more under {trace_id}",
+        trace_id=trace_id,
+    )

@@ -1,0 +1,120 @@
+"""API keys as a running service knows them.
+
+State: a bounded cache, id -> (key, confirmed, used). An entry answers calls while it was confirmed no longer
+than ``TRUST_S`` ago. Once a second ``confirm`` reads every cached id again in one statement, so that a
+revocation is noticed within about a second at no cost to calls; ids that nobody used for ``IDLE_S`` are
+forgotten. Ids that are not cached are looked up together: calls that come while one look-up is under way
+share the next one, so that any number of callers with made-up keys hold one connection at most. Everything
+here runs in one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from anabranch.runtime.errors import Failure
+from anabranch.store import api_keys
+from anabranch.store.api_keys import ApiKey
+from anabranch.store.availability import is_unavailable
+from anabranch.v1 import errors_pb2
+
+if TYPE_CHECKING:
+    from psycopg_pool import AsyncConnectionPool
+
+CAPACITY = 10_000
+WAITING_CAPACITY = 10_000
+TRUST_S = 5.0
+IDLE_S = 60.0
+LOOK_UP_TIMEOUT_S = 5.0
+
+
+@dataclass(slots=True)
+class _Entry:
+    key: ApiKey
+    confirmed: float
+    used: float
+
+
+class KeyDirectory:
+    """Finds keys by id."""
+
+    def __init__(self, pool: AsyncConnectionPool[Any]) -> None:
+        self._pool = pool
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._waiting: dict[str, asyncio.Future[ApiKey | None]] = {}
+        self._look_up: asyncio.Task[None] | None = None
+
+    def cached(self, key_id: str) -> ApiKey | None:
+        """The key, if it is cached and was confirmed lately."""
+        entry = self._entries.get(key_id)
+        now = time.monotonic()
+        if entry is None or now - entry.confirmed > TRUST_S:
+            return None
+        entry.used = now
+        self._entries.move_to_end(key_id)
+        return entry.key
+
+    async def find(self, key_id: str) -> ApiKey | None:
+        """The key, or None where there is none. Raises Failure UNAVAILABLE or OVERLOADED."""
+        key = self.cached(key_id)
+        if key is not None:
+            return key
+        future = self._waiting.get(key_id)
+        if future is None:
+            if len(self._waiting) >= WAITING_CAPACITY:
+                raise Failure(errors_pb2.REASON_OVERLOADED, "too many unknown keys are being looked up")
+            future = self._waiting[key_id] = asyncio.get_running_loop().create_future()
+        if self._look_up is None or self._look_up.done():
+            self._look_up = asyncio.create_task(self._look_up_waiting())
+        # Shielded: a caller that gives up must not take the answer from the others.
+        return await asyncio.shield(future)
+
+    async def _look_up_waiting(self) -> None:
+        while self._waiting:
+            waiting, self._waiting = self._waiting, {}
+            try:
+                found = await self._read(list(waiting))
+            except Exception as error:
+                failure = (
+                    Failure(errors_pb2.REASON_UNAVAILABLE, "credentials can't be checked now: no database")
+                    if is_unavailable(error) or isinstance(error, TimeoutError)
+                    else error
+                )
+                for future in waiting.values():
+                    future.set_exception(failure)
+                    future.exception()  # its callers may all be gone; then nobody else would look at it
+                continue
+            for key_id, future in waiting.items():
+                future.set_result(found.get(key_id))
+
+    async def _read(self, ids: list[str]) -> dict[str, ApiKey]:
+        async with asyncio.timeout(LOOK_UP_TIMEOUT_S), self._pool.connection() as conn:
+            found = await api_keys.afind(conn, ids)
+        now = time.monotonic()
+        for key_id, key in found.items():
+            entry = self._entries.get(key_id)
+            if entry is None:
+                self._entries[key_id] = _Entry(key, now, now)
+            else:
+                entry.key, entry.confirmed = key, now
+        while len(self._entries) > CAPACITY:
+            self._entries.popitem(last=False)
+        return found
+
+    async def confirm(self) -> None:
+        """Read every cached key again. Raises psycopg.Error or TimeoutError where the database does not
+        answer."""
+        horizon = time.monotonic() - IDLE_S
+        for key_id in [key_id for key_id, entry in self._entries.items() if entry.used < horizon]:
+            del self._entries[key_id]
+        ids = list(self._entries)
+        if not ids:
+            return
+        found = await self._read(ids)
+        for key_id in ids:
+            if key_id not in found:
+                self._entries.pop(key_id, None)

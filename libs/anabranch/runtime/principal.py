@@ -1,0 +1,56 @@
+"""Who is calling. Set by the interceptor from an API key or a token, never from a request."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Literal
+
+from anabranch.runtime.errors import Failure
+from anabranch.v1 import errors_pb2
+
+Role = Literal["device", "admin"]
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """A caller. ``subject`` keeps its name when its key or token is replaced."""
+
+    subject: str
+    role: Role
+    database: str | None
+    """The only database that it may use; None for all."""
+    expires_ms: int | None
+    """When its credentials end, in milliseconds since 1970; None for never."""
+
+
+_current: ContextVar[Principal] = ContextVar("anabranch_principal")
+
+
+def current_principal() -> Principal:
+    """The caller of the RPC under way. Raises LookupError outside of one."""
+    return _current.get()
+
+
+def set_principal(principal: Principal) -> None:
+    """Name the caller for the rest of this task."""
+    _current.set(principal)
+
+
+def require_database(name: str) -> Principal:
+    """The caller, if it may use the database. Raises Failure PERMISSION_DENIED, whether or not there is one
+    of that name."""
+    principal = current_principal()
+    if not name:
+        raise Failure(errors_pb2.REASON_INVALID_REQUEST, "db_name is empty")
+    if principal.database is not None and principal.database != name:
+        raise Failure(errors_pb2.REASON_PERMISSION_DENIED, f"these credentials do not open database {name!r}")
+    return principal
+
+
+def require_admin() -> Principal:
+    """The caller, if it has the role admin. Raises Failure PERMISSION_DENIED."""
+    principal = current_principal()
+    if principal.role != "admin":
+        raise Failure(errors_pb2.REASON_PERMISSION_DENIED, "this call needs the role admin")
+    return principal

@@ -1,0 +1,338 @@
+"""Runs a service: a gRPC server with health, reflection, credentials, telemetry and an orderly end.
+
+States of the process, in order; none is entered twice:
+
+* *starting*: waits, at most ``START_TIMEOUT_S``, for Postgres and for its schema; then builds the service.
+  Nothing listens.
+* *serving*: listens. Readiness is looked at every ``ready_interval_ms``: health says SERVING while the pool
+  answers, the schema fits and the service itself has no objection. Credentials of open streams are looked at
+  once a second.
+* *draining*: from the first SIGTERM or SIGINT. Health says NOT_SERVING; no new call is let in; endless
+  streams are sent away at once, the others after ``drain_ms`` less a moment; what is left after ``drain_ms``
+  is cut off.
+* *stopped*: background work cancelled, service, pool and telemetry closed.
+
+A second signal ends the process at once. Background work that ends by itself leads to *draining* and exit
+code 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+import grpc
+import structlog
+import tenacity
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from anabranch.runtime import metrics, telemetry
+from anabranch.runtime.auth import Authenticator
+from anabranch.runtime.clock import Clock
+from anabranch.runtime.config import S, ServiceSettings, SettingsError, is_loopback, load_settings
+from anabranch.runtime.errors import Failure
+from anabranch.runtime.interceptor import HEALTH_PREFIX, REFLECTION_PREFIX, CallInterceptor
+from anabranch.runtime.keys import KeyDirectory
+from anabranch.runtime.limits import RateLimit
+from anabranch.runtime.logs import configure_logs
+from anabranch.runtime.service import Build, Service, ServiceContext
+from anabranch.runtime.streams import OpenStream, Streams
+from anabranch.runtime.tokens import TokenVerifier
+from anabranch.store import migrate
+from anabranch.store.availability import is_unavailable
+from anabranch.store.engine import SessionOptions, async_pool
+from anabranch.store.readiness import not_ready
+from anabranch.v1 import errors_pb2
+
+START_TIMEOUT_S = 60.0
+CREDENTIALS_INTERVAL_S = 1.0
+MOVE_MARGIN_S = 0.5
+CLOSE_TIMEOUT_S = 5.0
+_log = structlog.get_logger()
+
+
+class NotReadyError(Exception):
+    """Postgres or its schema is not what the service needs."""
+
+
+def main(settings: type[S], name: str, build: Build[S]) -> int:
+    """Run a service with settings from the environment; the exit code. What ``__main__`` calls."""
+    try:
+        loaded = load_settings(settings)
+    except SettingsError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 2
+    return serve(loaded, name, build)
+
+
+def serve(settings: S, name: str, build: Build[S]) -> int:
+    """Run a service until a signal ends it. Exit code: 0 after a signal, 1 where it could not start or its
+    work ended."""
+    configure_logs(name, settings.log_level)
+    return asyncio.run(_serve(settings, name, build))
+
+
+async def _serve(settings: S, name: str, build: Build[S]) -> int:
+    close_telemetry = telemetry.start(name, settings)
+    stopping = asyncio.Event()
+    clock = Clock(settings.clock_offset_ms, settings.clock_file)
+    pool = async_pool(
+        settings.postgres_url.get_secret_value(),
+        application_name=f"anabranch-{name}",
+        min_size=2,
+        max_size=settings.pool_max_connections,
+        autocommit=True,
+        options=SessionOptions(statement_timeout_ms=settings.statement_timeout_ms),
+    )
+    _handle_signals(stopping)
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(pool.close, CLOSE_TIMEOUT_S)
+            started = await _until(stopping, _start(pool, stack))
+            if not started:
+                return 0
+            service = await build(ServiceContext(name, settings, clock, pool, stopping))
+            if service.close is not None:
+                stack.push_async_callback(service.close)
+            return await _listen(settings, service, pool, clock, stopping)
+    except (NotReadyError, SettingsError) as error:
+        _log.error("can't start", detail=str(error))
+        return 1
+    except Exception as error:
+        _log.error("service failed", exc_info=error)
+        return 1
+    finally:
+        await asyncio.to_thread(close_telemetry)
+        _log.info("stopped")
+
+
+def _handle_signals(stopping: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: int) -> None:
+        if stopping.is_set():
+            os._exit(128 + number)
+        _log.info("stopping", signal=signal.Signals(number).name)
+        stopping.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+
+
+async def _until(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Do the work unless told to stop before its end; whether it was done."""
+    task, stop = asyncio.ensure_future(work), asyncio.ensure_future(stopping.wait())
+    try:
+        await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+            return True
+        return False
+    finally:
+        for one in (task, stop):
+            one.cancel()
+        await asyncio.gather(task, stop, return_exceptions=True)
+
+
+async def _start(pool: Any, stack: contextlib.AsyncExitStack) -> None:
+    await pool.open(wait=False)
+    head = migrate.head()
+    retrying = tenacity.AsyncRetrying(
+        retry=tenacity.retry_if_exception_type(NotReadyError),
+        wait=tenacity.wait_exponential(multiplier=0.05, max=1.0),
+        stop=tenacity.stop_after_delay(START_TIMEOUT_S),
+        reraise=True,
+    )
+    async for attempt in retrying:
+        with attempt:
+            objection = await _database_objection(pool, head, 5.0)
+            if objection is not None:
+                raise NotReadyError(objection)
+
+
+async def _database_objection(pool: Any, head: str, timeout_s: float) -> str | None:
+    try:
+        async with asyncio.timeout(timeout_s), pool.connection() as conn:
+            return await not_ready(conn, head)
+    except TimeoutError:
+        return "the database does not answer in time"
+    except Exception as error:
+        if is_unavailable(error):
+            return f"the database is not available: {error}"
+        raise
+
+
+def _options(settings: ServiceSettings) -> list[tuple[str, int]]:
+    return [
+        # A second process on the same port is an error, not a rival.
+        ("grpc.so_reuseport", 0),
+        # Above the limit that is told with a reason, so that the reason can be told.
+        ("grpc.max_receive_message_length", 2 * settings.max_message_bytes + 1024 * 1024),
+        ("grpc.max_send_message_length", -1),
+        # Devices ping an idle stream every ten seconds to keep it through NATs; that is no abuse.
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.max_ping_strikes", 0),
+        # A device that is gone without a word must not hold its stream for ever.
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+    ]
+
+
+def _bind(server: grpc.aio.Server, settings: ServiceSettings) -> int:
+    address = settings.listen_address
+    try:
+        if settings.tls_cert_file is None or settings.tls_key_file is None:
+            return server.add_insecure_port(address)
+        authorities = settings.tls_client_ca_file
+        credentials = grpc.ssl_server_credentials(
+            [(settings.tls_key_file.read_bytes(), settings.tls_cert_file.read_bytes())],
+            root_certificates=authorities.read_bytes() if authorities else None,
+            require_client_auth=authorities is not None,
+        )
+        return server.add_secure_port(address, credentials)
+    except (RuntimeError, OSError) as error:
+        raise SettingsError(f"can't listen on {address}: {error}") from error
+
+
+async def _listen(
+    settings: ServiceSettings, service: Service, pool: Any, clock: Clock, stopping: asyncio.Event
+) -> int:
+    streams = Streams(settings.limit_open_streams)
+    authenticator = Authenticator(KeyDirectory(pool), TokenVerifier(settings, clock), clock)
+    interceptor = CallInterceptor(
+        authenticator,
+        RateLimit(settings.limit_calls_per_s, settings.limit_calls_burst),
+        streams,
+        max_message_bytes=settings.max_message_bytes,
+        open_reflection=is_loopback(settings.listen_address),
+    )
+    server = grpc.aio.server(interceptors=[interceptor], options=_options(settings))
+    service.register(server)
+    states = health.aio.HealthServicer()
+    for name in ("", *service.names):
+        await states.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(states, server)
+    reflection.enable_server_reflection(
+        (*service.names, health.SERVICE_NAME, reflection.SERVICE_NAME), server
+    )
+    port = _bind(server, settings)
+    endless = service.endless | {
+        f"{HEALTH_PREFIX}Watch",
+        f"{REFLECTION_PREFIX}v1alpha.ServerReflection/ServerReflectionInfo",
+    }
+    await server.start()
+    _log.info("listening", address=settings.listen_address, port=port, tls=settings.tls)
+    async with (
+        _background(_watch_readiness(settings, service, pool, states)) as readiness,
+        _background(_watch_credentials(authenticator, streams)) as credentials,
+        _background(_run(service)) as work,
+    ):
+        stop = asyncio.ensure_future(stopping.wait())
+        done, _ = await asyncio.wait(
+            {stop, readiness, credentials, work}, return_when=asyncio.FIRST_COMPLETED
+        )
+        stop.cancel()
+        stopping.set()
+        await states.enter_graceful_shutdown()
+        metrics.gauge("anabranch_ready", 0)
+        await _drain(server, streams, endless, settings.drain_ms / 1000)
+    failed = done - {stop}
+    for task in failed:
+        _log.error("background work ended", exc_info=task.exception())
+    return 1 if failed else 0
+
+
+async def _drain(server: grpc.aio.Server, streams: Streams, endless: frozenset[str], drain_s: float) -> None:
+    def never_ends(stream: OpenStream) -> bool:
+        return stream.method in endless
+
+    moved = streams.move(never_ends)
+    _log.info("draining", streams_moved=moved, drain_ms=round(drain_s * 1000))
+    stopped = asyncio.ensure_future(server.stop(drain_s))
+    await asyncio.wait({stopped}, timeout=max(0.0, drain_s - MOVE_MARGIN_S))
+    if not stopped.done():
+        cut = streams.move(lambda stream: True)
+        _log.warning("drain is over", streams_cut=cut)
+    await stopped
+
+
+async def _run(service: Service) -> None:
+    if service.run is None:
+        await asyncio.Event().wait()
+    else:
+        await service.run()
+
+
+@contextlib.asynccontextmanager
+async def _background(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait({task}, timeout=CLOSE_TIMEOUT_S)
+
+
+async def _watch_readiness(
+    settings: ServiceSettings, service: Service, pool: Any, states: health.aio.HealthServicer
+) -> None:
+    interval_s = settings.ready_interval_ms / 1000
+    head = migrate.head()
+    last: str | None = "starting"
+    while True:
+        objection = await _objection(service, pool, head, max(interval_s, 1.0))
+        serving = (
+            health_pb2.HealthCheckResponse.SERVING
+            if objection is None
+            else health_pb2.HealthCheckResponse.NOT_SERVING
+        )
+        if objection != last:
+            last = objection
+            _log.info("ready") if objection is None else _log.warning("not ready", detail=objection)
+            for name in ("", *service.names):
+                await states.set(name, serving)
+        metrics.gauge("anabranch_ready", 1 if objection is None else 0)
+        pool_state = pool.get_stats()
+        metrics.gauge("anabranch_pool_in_use", pool_state["pool_size"] - pool_state["pool_available"])
+        metrics.gauge("anabranch_pool_waiting", pool_state["requests_waiting"])
+        await asyncio.sleep(interval_s)
+
+
+async def _objection(service: Service, pool: Any, head: str, timeout_s: float) -> str | None:
+    objection = await _database_objection(pool, head, timeout_s)
+    if objection is not None:
+        return objection
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await service.ready()
+    except TimeoutError:
+        return "the service does not say in time whether it is ready"
+    except Exception as error:
+        _log.warning("readiness can't be told", exc_info=error)
+        return f"readiness can't be told: {type(error).__name__}"
+
+
+async def _watch_credentials(authenticator: Authenticator, streams: Streams) -> None:
+    while True:
+        await asyncio.sleep(CREDENTIALS_INTERVAL_S)
+        try:
+            ended = await authenticator.ended(streams.identities())
+        except Exception as error:
+            if not (isinstance(error, TimeoutError | Failure) or is_unavailable(error)):
+                raise
+            _log.warning("credentials can't be looked at now", detail=str(error))
+            continue
+        if ended:
+            failure = Failure(
+                errors_pb2.REASON_CREDENTIALS_EXPIRED, "the credentials have expired or were revoked"
+            )
+            count = streams.end_of(ended, failure)
+            _log.info("streams ended with their credentials", streams=count)

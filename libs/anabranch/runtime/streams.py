@@ -1,0 +1,97 @@
+"""The streams that are open, so that they can be counted and ended from outside.
+
+State of a stream: open, then either ended by itself or told to end. Telling it sets its failure and cancels
+the task that serves it; the interceptor, which catches that, sends the failure as the stream's status.
+Everything in one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from anabranch.runtime import metrics
+from anabranch.runtime.auth import Identity
+from anabranch.runtime.errors import Failure
+from anabranch.v1 import errors_pb2
+
+
+@dataclass(slots=True, eq=False)
+class OpenStream:
+    """One stream. ``identity`` is None for health and the like."""
+
+    method: str
+    identity: Identity | None
+    task: asyncio.Task[object]
+    failure: Failure | None = None
+
+    def end(self, failure: Failure) -> None:
+        """Have it end with ``failure``, unless it was told so before."""
+        if self.failure is None:
+            self.failure = failure
+            self.task.cancel()
+
+
+class Streams:
+    """All open streams; at most ``limit`` of one principal."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._open: set[OpenStream] = set()
+        self._of: Counter[str] = Counter()
+        self._moving: Callable[[OpenStream], bool] = lambda stream: False
+
+    def add(self, method: str, identity: Identity | None) -> OpenStream:
+        """Note that the current task serves a stream. Raises Failure OVERLOADED, or UNAVAILABLE while
+        draining."""
+        task = asyncio.current_task()
+        assert task is not None
+        stream = OpenStream(method, identity, task)
+        if self._moving(stream):
+            raise moving()
+        if identity is not None:
+            subject = identity.principal.subject
+            if self._of[subject] >= self._limit:
+                raise Failure(errors_pb2.REASON_OVERLOADED, "this principal has too many streams open")
+            self._of[subject] += 1
+        self._open.add(stream)
+        metrics.gauge("anabranch_open_streams", len(self._open))
+        return stream
+
+    def remove(self, stream: OpenStream) -> None:
+        """Note that it has ended."""
+        self._open.discard(stream)
+        if stream.identity is not None:
+            subject = stream.identity.principal.subject
+            self._of[subject] -= 1
+            if self._of[subject] <= 0:
+                del self._of[subject]
+        metrics.gauge("anabranch_open_streams", len(self._open))
+
+    def identities(self) -> set[Identity]:
+        """Whose streams are open."""
+        return {stream.identity for stream in self._open if stream.identity is not None}
+
+    def end(self, which: Callable[[OpenStream], bool], failure: Failure) -> int:
+        """End those that ``which`` picks; how many."""
+        picked = [stream for stream in self._open if which(stream)]
+        for stream in picked:
+            stream.end(failure)
+        return len(picked)
+
+    def end_of(self, identities: set[Identity], failure: Failure) -> int:
+        """End the streams of these identities; how many."""
+        return self.end(lambda stream: stream.identity in identities, failure)
+
+    def move(self, which: Callable[[OpenStream], bool]) -> int:
+        """Send those that ``which`` picks, and such that still come, to another server; how many were
+        open."""
+        self._moving = which
+        return self.end(which, moving())
+
+
+def moving() -> Failure:
+    """How a stream or call ends because this server stops."""
+    return Failure(errors_pb2.REASON_UNAVAILABLE, "this server is stopping: connect again")

@@ -1,0 +1,22 @@
+"""Tells a database that is not to be had right now from a program that is wrong."""
+
+from __future__ import annotations
+
+import psycopg
+import psycopg_pool
+
+_PASSING_CLASSES = frozenset({"08", "40", "53", "55", "57", "58"})
+"""SQLSTATE classes of states that pass: connection, rollback, resources, objects in use, intervention,
+system."""
+
+
+def is_unavailable(error: BaseException) -> bool:
+    """Whether the same call may succeed later without anything being mended."""
+    if isinstance(error, psycopg_pool.PoolTimeout | psycopg_pool.PoolClosed | psycopg_pool.TooManyRequests):
+        return True
+    if not isinstance(error, psycopg.Error):
+        return False
+    if error.sqlstate is None:
+        # What libpq says by itself: the connection could not be made, or was lost.
+        return isinstance(error, psycopg.OperationalError)
+    return error.sqlstate[:2] in _PASSING_CLASSES
