@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from anabranch.runtime.clock import Clock
+from anabranch.clock import Clock
 from anabranch.runtime.errors import Failure
 from anabranch.runtime.keys import KeyDirectory
 from anabranch.runtime.principal import Principal

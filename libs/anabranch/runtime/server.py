@@ -32,9 +32,9 @@ import tenacity
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from anabranch.clock import Clock
 from anabranch.runtime import metrics, telemetry
 from anabranch.runtime.auth import Authenticator
-from anabranch.runtime.clock import Clock
 from anabranch.runtime.config import S, ServiceSettings, SettingsError, is_loopback, load_settings
 from anabranch.runtime.errors import Failure
 from anabranch.runtime.interceptor import HEALTH_PREFIX, REFLECTION_PREFIX, CallInterceptor

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import grpc
 
-from anabranch.runtime.clock import Clock
+from anabranch.clock import Clock
 from anabranch.runtime.config import ServiceSettings
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from typing import Any
 import jwt
 import structlog
 
-from anabranch.runtime.clock import Clock
+from anabranch.clock import Clock
 from anabranch.runtime.config import ServiceSettings
 from anabranch.runtime.errors import Failure
 from anabranch.runtime.principal import Principal, Role
