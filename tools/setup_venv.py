@@ -36,8 +36,10 @@ def digest(*names: str) -> str:
 
 @contextmanager
 def exclusive() -> Iterator[None]:
-    """Hold the setup lock; released by the kernel if this process dies."""
+    """Hold the setup lock; released by the kernel when this process and its children are gone."""
     with (ROOT / ".venv.lock").open("w") as handle:
+        # Children hold it, too: a pip that outlives a killed setup is waited for, not raced.
+        os.set_inheritable(handle.fileno(), True)
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
@@ -64,21 +66,28 @@ def pip(*arguments: str) -> None:
         ],
         cwd=ROOT,
         check=True,
+        close_fds=False,
         env={**os.environ, "PIP_REQUIRE_VIRTUALENV": "true"},
     )
 
 
+def write_stamp(found: dict[str, str]) -> None:
+    """Record what `.venv` now holds."""
+    STAMP.write_text("".join(f"{key}={value}\n" for key, value in found.items()))
+
+
 def install(wanted: dict[str, str], found: dict[str, str]) -> None:
-    """Install what differs; the stamp goes first and comes back last, so an interrupted run is repeated."""
-    STAMP.unlink(missing_ok=True)
+    """Install what differs. Each part is recorded when it is done; a venv without any record is made anew."""
     if wanted["packages"] != found.get("packages"):
-        if not PYTHON.exists() or wanted["interpreter"] != found.get("interpreter", wanted["interpreter"]):
-            subprocess.run([sys.executable, "-m", "venv", "--clear", str(VENV)], check=True)
+        STAMP.unlink(missing_ok=True)
+        if wanted["interpreter"] != found.get("interpreter"):
+            subprocess.run([sys.executable, "-m", "venv", "--clear", str(VENV)], check=True, close_fds=False)
         locked = ("--require-hashes", "--only-binary", ":all:", "--no-binary", SOURCE_ONLY)
         pip(*locked, "-r", "requirements-build.lock")
         pip(*locked, "-r", "requirements.lock")
+        write_stamp({key: wanted[key] for key in ("interpreter", "packages")})
     pip("--no-deps", "-e", ".")
-    STAMP.write_text("".join(f"{key}={value}\n" for key, value in wanted.items()))
+    write_stamp(wanted)
 
 
 def main() -> int:
