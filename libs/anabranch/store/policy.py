@@ -1,0 +1,114 @@
+"""Policies of databases and tables: what may be set, what holds where nothing is, and one clear error for the
+rest.
+
+They are kept as JSON in ``anabranch.databases.policy`` and ``anabranch.synced_tables.policy``, with only the
+keys that were given, so that a later default reaches who never chose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from anabranch.merge.model import Policy
+from anabranch.schema import Kind
+
+Order = Literal["server", "edit"]
+Delete = Literal["rejects", "wins"]
+ColumnPolicy = Literal["lww", "reject", "counter", "max", "min"]
+
+# A batch may wait on a device for seven days, and must then still be told from a repeat.
+_SHORTEST_RETENTION_DAYS = 7
+
+# Where the order of cells is the order of values, and a sum is exact.
+POLICY_KINDS: Mapping[ColumnPolicy, frozenset[Kind]] = MappingProxyType(
+    {
+        "counter": frozenset({Kind.INT64}),
+        "max": frozenset({Kind.INT64, Kind.DATE, Kind.TIME, Kind.TIMESTAMP}),
+        "min": frozenset({Kind.INT64, Kind.DATE, Kind.TIME, Kind.TIMESTAMP}),
+    }
+)
+"""The kinds of column that a policy fits; one that is not listed fits all."""
+
+
+class PolicyError(ValueError):
+    """A policy that can't be: the message names every wrong key."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    def given(self) -> dict[str, Any]:
+        """The keys that were given, as JSON takes them."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+
+class TablePolicy(_Model):
+    """What a table lays over its database's policy; ``columns`` holds the policies of columns by name."""
+
+    order: Order | None = None
+    resurrect: bool | None = None
+    delete: Delete | None = None
+    columns: dict[str, ColumnPolicy] = Field(default_factory=dict)
+
+
+class DatabasePolicy(_Model):
+    """The rules of a database. ``park_ms`` is how long a batch waits for what it leans on; ``retention_days``
+    how long the log, verdicts and tombstones are kept; ``max_absence_days`` how long a node may be away
+    before its log is cut (None: the retention)."""
+
+    order: Order = "server"
+    resurrect: bool = False
+    delete: Delete = "rejects"
+    park_ms: Annotated[int, Field(ge=0, le=86_400_000)] = 30_000
+    retention_days: Annotated[int, Field(ge=_SHORTEST_RETENTION_DAYS, le=36_500)] = 30
+    max_absence_days: Annotated[int, Field(ge=1, le=36_500)] | None = None
+
+    @property
+    def absence_days(self) -> int:
+        """``max_absence_days``, or what stands in for it."""
+        return self.retention_days if self.max_absence_days is None else self.max_absence_days
+
+
+_M = TypeVar("_M", bound=_Model)
+
+
+def _parse(model: type[_M], policy: Mapping[str, Any]) -> _M:
+    try:
+        return model.model_validate(dict(policy))
+    except ValidationError as error:
+        wrong = "; ".join(
+            f"{'.'.join(str(part) for part in e['loc']) or 'policy'}: {e['msg']}" for e in error.errors()
+        )
+        raise PolicyError(f"the policy can't be taken: {wrong}") from error
+
+
+def database_policy(policy: Mapping[str, Any]) -> DatabasePolicy:
+    """A database's policy from its JSON object.
+
+    Raises:
+        PolicyError: a key is unknown, or a value is not one of its own.
+    """
+    return _parse(DatabasePolicy, policy)
+
+
+def table_policy(policy: Mapping[str, Any]) -> TablePolicy:
+    """A table's policy from its JSON object.
+
+    Raises:
+        PolicyError: a key is unknown, or a value is not one of its own.
+    """
+    return _parse(TablePolicy, policy)
+
+
+def effective(database: DatabasePolicy, table: TablePolicy) -> Policy:
+    """The rules of a table: the database's, with the table's own laid over them."""
+    return Policy(
+        order=table.order or database.order,
+        resurrect=database.resurrect if table.resurrect is None else table.resurrect,
+        delete=table.delete or database.delete,
+        columns={column: policy for column, policy in table.columns.items() if policy != "lww"},
+    )
