@@ -14,16 +14,13 @@ import asyncio
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from anabranch.runtime.errors import Failure
 from anabranch.store import api_keys
 from anabranch.store.api_keys import ApiKey
 from anabranch.store.availability import is_unavailable
+from anabranch.store.engine import AsyncPool
 from anabranch.v1 import errors_pb2
-
-if TYPE_CHECKING:
-    from psycopg_pool import AsyncConnectionPool
 
 CAPACITY = 10_000
 WAITING_CAPACITY = 10_000
@@ -42,7 +39,7 @@ class _Entry:
 class KeyDirectory:
     """Finds keys by id."""
 
-    def __init__(self, pool: AsyncConnectionPool[Any]) -> None:
+    def __init__(self, pool: AsyncPool) -> None:
         self._pool = pool
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._waiting: dict[str, asyncio.Future[ApiKey | None]] = {}

@@ -46,7 +46,7 @@ from anabranch.runtime.streams import OpenStream, Streams
 from anabranch.runtime.tokens import TokenVerifier
 from anabranch.store import migrate
 from anabranch.store.availability import is_unavailable
-from anabranch.store.engine import SessionOptions, async_pool
+from anabranch.store.engine import AsyncPool, SessionOptions, async_pool
 from anabranch.store.readiness import not_ready
 from anabranch.v1 import errors_pb2
 
@@ -140,7 +140,7 @@ async def _until(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> bo
         await asyncio.gather(task, stop, return_exceptions=True)
 
 
-async def _start(pool: Any, stack: contextlib.AsyncExitStack) -> None:
+async def _start(pool: AsyncPool, stack: contextlib.AsyncExitStack) -> None:
     await pool.open(wait=False)
     head = migrate.head()
     retrying = tenacity.AsyncRetrying(
@@ -156,7 +156,7 @@ async def _start(pool: Any, stack: contextlib.AsyncExitStack) -> None:
                 raise NotReadyError(objection)
 
 
-async def _database_objection(pool: Any, head: str, timeout_s: float) -> str | None:
+async def _database_objection(pool: AsyncPool, head: str, timeout_s: float) -> str | None:
     try:
         async with asyncio.timeout(timeout_s), pool.connection() as conn:
             return await not_ready(conn, head)
@@ -203,7 +203,7 @@ def _bind(server: grpc.aio.Server, settings: ServiceSettings) -> int:
 
 
 async def _listen(
-    settings: ServiceSettings, service: Service, pool: Any, clock: Clock, stopping: asyncio.Event
+    settings: ServiceSettings, service: Service, pool: AsyncPool, clock: Clock, stopping: asyncio.Event
 ) -> int:
     streams = Streams(settings.limit_open_streams)
     authenticator = Authenticator(KeyDirectory(pool), TokenVerifier(settings, clock), clock)
@@ -282,7 +282,7 @@ async def _background(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.
 
 
 async def _watch_readiness(
-    settings: ServiceSettings, service: Service, pool: Any, states: health.aio.HealthServicer
+    settings: ServiceSettings, service: Service, pool: AsyncPool, states: health.aio.HealthServicer
 ) -> None:
     interval_s = settings.ready_interval_ms / 1000
     head = migrate.head()
@@ -306,7 +306,7 @@ async def _watch_readiness(
         await asyncio.sleep(interval_s)
 
 
-async def _objection(service: Service, pool: Any, head: str, timeout_s: float) -> str | None:
+async def _objection(service: Service, pool: AsyncPool, head: str, timeout_s: float) -> str | None:
     objection = await _database_objection(pool, head, timeout_s)
     if objection is not None:
         return objection

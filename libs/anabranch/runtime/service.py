@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import grpc
 
 from anabranch.clock import Clock
 from anabranch.runtime.config import ServiceSettings
-
-if TYPE_CHECKING:
-    from psycopg import AsyncConnection
-    from psycopg_pool import AsyncConnectionPool
+from anabranch.store.engine import AsyncPool
 
 S = TypeVar("S", bound=ServiceSettings)
 
@@ -27,7 +24,7 @@ class ServiceContext(Generic[S]):
     name: str
     settings: S
     clock: Clock
-    pool: AsyncConnectionPool[AsyncConnection[tuple[Any, ...]]]
+    pool: AsyncPool
     """Sessions in autocommit: a single statement is one round trip, several need ``conn.transaction()``."""
     stopping: asyncio.Event
     """Set when the drain begins."""

@@ -19,6 +19,11 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool
 from sqlalchemy import Engine, NullPool, create_engine
 
+Session = psycopg.Connection[tuple[Any, ...]]
+AsyncSession = psycopg.AsyncConnection[tuple[Any, ...]]
+AsyncPool = AsyncConnectionPool[AsyncSession]
+"""Names for those who may hold a session and import no driver."""
+
 FIXED_SETTINGS: Mapping[str, str] = MappingProxyType(
     {
         "DateStyle": "ISO",
