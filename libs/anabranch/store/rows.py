@@ -2,64 +2,133 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import psycopg
-
-from anabranch.schema.cells import Cell
-from anabranch.schema.table import Table
+from anabranch.schema.cells import Cell, key_text
+from anabranch.schema.table import Kind, Table
+from anabranch.store.binary import Connection, run
+from anabranch.store.binary_cells import row_loader
+from anabranch.store.rows_statements import Statements
 
 Key = tuple[Cell, ...]
-Connection = psycopg.Connection[Any]
+Row = list[Cell]
 
 
 @dataclass(frozen=True, slots=True)
 class Locked:
-    """``rows``: key text -> the row, locked. ``busy``: key texts of rows that another transaction holds. A key in neither
-    has no row."""
+    """``rows``: key text -> the row, locked. ``busy``: key texts of rows that another transaction holds. A key in
+    neither has no row."""
 
-    rows: dict[str, list[Cell]]
+    rows: dict[str, Row]
     busy: set[str]
 
 
 class TableSql:
     """The statements of one table, compiled once per schema version.
 
-    Keys are tuples of the key's cells in the key's order and results are by key text (``schema.key_text``); rows are lists
-    of cells in the order of ``table.columns``. Every method is one statement on one connection, whatever the number of
-    rows, with the rows in key order; none with no rows. A key named twice in one call is a ValueError, and so is a NUL in
-    text (named by its column), both before anything is sent. What Postgres refuses is a ``psycopg.Error`` with its SQLSTATE
-    and ``diag.constraint_name``. Fewer rows in the result than were named: Postgres did nothing for those.
+    Keys are tuples of the key's cells in the key's order, and results are by key text (``schema.key_text``); rows are
+    lists of cells in the order of ``table.columns``. Every method is one statement on one connection, whatever the
+    number of rows, with the rows in key order; no rows, no statement. A key named twice in one call is a ValueError,
+    and NUL in text a NulInText, both before anything is sent. What Postgres refuses is a ``psycopg.Error`` with its
+    SQLSTATE and ``diag.constraint_name``. Fewer rows in the result than were named: Postgres did nothing for those.
     """
+
+    __slots__ = ("_key_columns", "_load", "_load_key", "_statements", "_text_of", "schema_name", "table")
 
     def __init__(self, schema_name: str, table: Table) -> None:
         self.schema_name = schema_name
         self.table = table
+        self._statements = Statements(schema_name, table)
+        self._load = row_loader(table.columns)
+        self._load_key = row_loader([table.by_name[name] for name in table.key_columns])
+        self._text_of = _key_text_of_row(table)
+        self._key_columns = table.key_columns
 
     def lock(self, conn: Connection, keys: Sequence[Key]) -> Locked:
-        """Lock the rows of ``keys`` FOR UPDATE, without waiting, and read them. A second statement tells busy rows from
-        absent ones when rows are missing."""
-        raise NotImplementedError
+        """Lock the rows of ``keys`` FOR UPDATE, without waiting, and read them. Where rows are missing, a second
+        statement tells those that another transaction holds from those that aren't there."""
+        keys = _in_order(keys)
+        if not keys:
+            return Locked({}, set())
+        rows = self._by_key(run(conn, *self._statements.lock(_turned(keys))).fetchall())
+        if len(rows) == len(keys):
+            return Locked(rows, set())
+        missing = [key for key in keys if key_text(key) not in rows]
+        found = run(conn, *self._statements.present(_turned(missing))).fetchall()
+        return Locked(rows, {key_text(key) for key in self._load_key(found)})
 
-    def read(self, conn: Connection, keys: Sequence[Key]) -> dict[str, list[Cell]]:
+    def read(self, conn: Connection, keys: Sequence[Key]) -> dict[str, Row]:
         """Read the rows of ``keys`` without locks."""
-        raise NotImplementedError
+        keys = _in_order(keys)
+        if not keys:
+            return {}
+        return self._by_key(run(conn, *self._statements.read(_turned(keys))).fetchall())
 
     def insert(
         self, conn: Connection, columns: Sequence[str], rows: Sequence[Sequence[Cell]]
-    ) -> dict[str, list[Cell]]:
+    ) -> dict[str, Row]:
         """Insert ``rows``, each with one cell for each of ``columns`` (the key's among them); other columns get their
         defaults. Gives what was stored, by the stored key."""
-        raise NotImplementedError
+        places = [columns.index(name) for name in self._key_columns]
+        keys = [tuple([row[i] for i in places]) for row in rows]
+        order = _order(keys)
+        if not order:
+            return {}
+        values = _turned([rows[i] for i in order])
+        return self._by_key(run(conn, *self._statements.insert(tuple(columns), values)).fetchall())
 
     def update(
         self, conn: Connection, columns: Sequence[str], keys: Sequence[Key], values: Sequence[Sequence[Cell]]
-    ) -> dict[str, list[Cell]]:
+    ) -> dict[str, Row]:
         """Set ``columns`` of the row of ``keys[i]`` to ``values[i]``. Gives the whole rows as stored."""
-        raise NotImplementedError
+        if len(keys) != len(values):
+            raise ValueError(f"{len(keys)} keys for {len(values)} rows of values")
+        order = _order(keys)
+        if not order:
+            return {}
+        statement, parameters = self._statements.update(
+            tuple(columns), _turned([keys[i] for i in order]), _turned([values[i] for i in order])
+        )
+        return self._by_key(run(conn, statement, parameters).fetchall())
 
     def delete(self, conn: Connection, keys: Sequence[Key]) -> set[str]:
         """Delete the rows of ``keys``. Gives the key texts of those that were there."""
-        raise NotImplementedError
+        keys = _in_order(keys)
+        if not keys:
+            return set()
+        gone = run(conn, *self._statements.delete(_turned(keys))).fetchall()
+        return {key_text(key) for key in self._load_key(gone)}
+
+    def _by_key(self, fetched: Sequence[Sequence[object]]) -> dict[str, Row]:
+        rows = self._load(fetched)
+        return dict(zip(map(self._text_of, rows), rows, strict=True))
+
+
+def _key_text_of_row(table: Table) -> Callable[[Row], str]:
+    places = table.key_index
+    if len(places) == 1:
+        (place,) = places
+        if table.columns[place].kind in (Kind.STRING, Kind.UUID, Kind.LITERAL):
+            return lambda row: row[place]  # type: ignore[return-value]
+    return lambda row: key_text([row[i] for i in places])
+
+
+def _order(keys: Sequence[Key]) -> list[int]:
+    """The places of ``keys`` in their order.
+
+    Raises:
+        ValueError: one is named twice.
+    """
+    if len(set(keys)) != len(keys):
+        raise ValueError("a key is named twice in one statement")
+    return sorted(range(len(keys)), key=keys.__getitem__)
+
+
+def _in_order(keys: Sequence[Key]) -> list[Key]:
+    return [keys[i] for i in _order(keys)]
+
+
+def _turned(rows: Sequence[Sequence[Cell]]) -> list[Sequence[Cell]]:
+    """Rows to columns."""
+    return list(zip(*rows, strict=True))

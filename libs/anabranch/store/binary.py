@@ -1,0 +1,286 @@
+"""Parameters in Postgres's binary format, built by hand, and cursors that take and give them.
+
+A set statement takes one array for each column (``unnest($1::int8[], $2::text[])``). psycopg's own dumpers
+cost several times what the database needs for such a statement, so the arrays are made here, a whole column
+at a time. A binary array of one dimension is: 32 bit number of dimensions (0 when empty), 32 bit flag "has
+NULLs", oid of the element type, number of elements, lower bound 1; then for each element its 32 bit length
+(-1 is NULL) and its bytes. All big-endian.
+
+Cells are as in ``anabranch.schema.cells``; the epoch of Postgres is 2000-01-01.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import psycopg
+from psycopg.abc import Buffer
+from psycopg.adapt import AdaptersMap, Dumper, PyFormat
+from psycopg.pq import Format
+from psycopg.types.numeric import Int4BinaryLoader, Int8BinaryLoader
+from psycopg.types.string import TextBinaryLoader
+
+from anabranch.schema.cells import (
+    DATE_INFINITY,
+    DATE_MINUS_INFINITY,
+    TIMESTAMP_INFINITY,
+    TIMESTAMP_MINUS_INFINITY,
+)
+
+Connection = psycopg.Connection[Any]
+Cursor = psycopg.RawCursor[tuple[Any, ...]]
+Column = Sequence[Any]
+"""One cell a row."""
+
+EPOCH_US = 946_684_800_000_000
+"""2000-01-01 in microseconds since 1970."""
+EPOCH_DAYS = 10_957
+"""2000-01-01 in days since 1970."""
+
+BOOL, BYTEA, INT8, TEXT, FLOAT8, DATE, TIME, TIMESTAMP, TIMESTAMPTZ = (
+    16,
+    17,
+    20,
+    25,
+    701,
+    1082,
+    1083,
+    1114,
+    1184,
+)
+"""Oids of element types."""
+ARRAY_OF = {
+    BOOL: 1000,
+    BYTEA: 1001,
+    INT8: 1016,
+    TEXT: 1009,
+    FLOAT8: 1022,
+    DATE: 1182,
+    TIME: 1183,
+    TIMESTAMP: 1115,
+    TIMESTAMPTZ: 1185,
+}
+"""Oid of the array type of each."""
+
+_header = struct.Struct(">iiIii").pack
+_length = struct.Struct(">i").pack
+_int8 = struct.Struct(">q").pack
+_NULL = b"\xff\xff\xff\xff"
+_LENGTHS = tuple(_length(n) for n in range(1024))
+_LENGTH_TEXTS = tuple(raw.decode("latin-1") for raw in _LENGTHS)
+_TRUE, _FALSE = b"\x00\x00\x00\x01\x01", b"\x00\x00\x00\x01\x00"
+
+
+class NulInText(ValueError):  # noqa: N818 - the name says what is wrong
+    """Text holds a NUL character, which Postgres can't store. ``column`` names the column."""
+
+    def __init__(self, column: str) -> None:
+        super().__init__(f'column "{column}": text can not hold a NUL character')
+        self.column = column
+
+
+class Parameter(NamedTuple):
+    """A parameter as it goes over the wire. ``oid`` is its type, 0 to let the statement decide; ``binary``
+    its format."""
+
+    oid: int
+    data: bytes
+    binary: bool = True
+
+
+class _BinaryDumper(Dumper):
+    format = Format.BINARY
+
+    def get_key(self, obj: Any, format: PyFormat) -> Any:
+        return Parameter, obj.oid, obj.binary
+
+    def upgrade(self, obj: Any, format: PyFormat) -> Dumper:
+        dumper = _BinaryDumper(Parameter) if obj.binary else _TextDumper(Parameter)
+        dumper.oid = obj.oid
+        return dumper
+
+    def dump(self, obj: Any) -> Buffer:
+        data: bytes = obj.data
+        return data
+
+
+class _TextDumper(_BinaryDumper):
+    format = Format.TEXT
+
+
+def adapt(adapters: AdaptersMap) -> None:
+    """Have what ``adapters`` serve take Parameters."""
+    adapters.register_dumper(Parameter, _BinaryDumper)
+
+
+def cursor(conn: Connection) -> Cursor:
+    """A cursor whose statements use ``$1`` and take Parameters. Read from it with ``run``: timestamps come as
+    microseconds since 2000, dates as days since 2000, times as microseconds, what psycopg doesn't know as
+    text."""
+    cur: Cursor = psycopg.RawCursor(conn)
+    adapters = cur.adapters
+    adapt(adapters)
+    for oid in (TIMESTAMP, TIMESTAMPTZ, TIME):
+        adapters.register_loader(oid, Int8BinaryLoader)
+    adapters.register_loader(DATE, Int4BinaryLoader)
+    adapters.register_loader(0, TextBinaryLoader)
+    return cur
+
+
+def run(conn: Connection, statement: bytes, parameters: Sequence[Parameter]) -> Cursor:
+    """Execute ``statement`` with binary parameters and results.
+
+    Raises:
+        psycopg.Error: what Postgres refused, with its SQLSTATE.
+    """
+    cur = cursor(conn)
+    cur.execute(statement, parameters, binary=True)
+    return cur
+
+
+def int8(value: int) -> Parameter:
+    """One bigint."""
+    return Parameter(INT8, _int8(value))
+
+
+def text(value: str) -> Parameter:
+    """One text without NUL."""
+    return Parameter(TEXT, value.encode())
+
+
+def bytea(value: bytes) -> Parameter:
+    """One bytea."""
+    return Parameter(BYTEA, value)
+
+
+def _array(element: int, count: int, has_null: bool, body: bytes | bytearray) -> Parameter:
+    if not count:
+        return Parameter(ARRAY_OF[element], struct.pack(">iiI", 0, 0, element))
+    return Parameter(ARRAY_OF[element], _header(1, has_null, element, count, 1) + body)
+
+
+def _fixed(element: int, code: str, size: int, cells: Column) -> Parameter:
+    """An array of numbers of ``size`` bytes, packed by ``code``. Without NULLs the column is packed at once
+    and then spread over the elements, byte by byte of the number, which no loop over the cells is needed
+    for."""
+    count = len(cells)
+    if None in cells:
+        pack = struct.Struct(f">i{code}").pack
+        body: bytes | bytearray = b"".join([_NULL if c is None else pack(size, c) for c in cells])
+        return _array(element, count, True, body)
+    packed = struct.pack(f">{count}{code}", *cells)
+    step = size + 4
+    body = bytearray(step * count)
+    body[3::step] = bytes((size,)) * count
+    for i in range(size):
+        body[4 + i :: step] = packed[i::size]
+    return _array(element, count, False, body)
+
+
+def int8_array(cells: Column) -> Parameter:
+    """Integers of 64 bits as bigint[]."""
+    return _fixed(INT8, "q", 8, cells)
+
+
+def float8_array(cells: Column) -> Parameter:
+    """Floats as float8[], by their bits."""
+    return _fixed(FLOAT8, "d", 8, cells)
+
+
+def bool_array(cells: Column) -> Parameter:
+    """Booleans as bool[]."""
+    body = b"".join([_NULL if c is None else _TRUE if c else _FALSE for c in cells])
+    return _array(BOOL, len(cells), None in cells, body)
+
+
+def _postgres_us(cell: int) -> int:
+    if cell in (TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY):
+        return cell
+    # Below what 64 bits hold after the change of epoch: something that Postgres refuses as out of range.
+    return max(cell - EPOCH_US, TIMESTAMP_MINUS_INFINITY + 1)
+
+
+def _postgres_days(cell: int) -> int:
+    if cell in (DATE_INFINITY, DATE_MINUS_INFINITY):
+        return cell
+    return max(cell - EPOCH_DAYS, DATE_MINUS_INFINITY + 1)
+
+
+def timestamp_array(cells: Column, *, zone: bool) -> Parameter:
+    """Microseconds since 1970 as timestamptz[] (``zone``) or timestamp[]."""
+    moved = [None if c is None else _postgres_us(c) for c in cells]
+    return _fixed(TIMESTAMPTZ if zone else TIMESTAMP, "q", 8, moved)
+
+
+def date_array(cells: Column) -> Parameter:
+    """Days since 1970 as date[]."""
+    return _fixed(DATE, "i", 4, [None if c is None else _postgres_days(c) for c in cells])
+
+
+def time_array(cells: Column) -> Parameter:
+    """Microseconds since midnight as time[]."""
+    return _fixed(TIME, "q", 8, cells)
+
+
+def _varying(element: int, cells: Iterable[bytes | None], count: int, has_null: bool) -> Parameter:
+    parts: list[bytes] = []
+    for cell in cells:
+        if cell is None:
+            parts.append(_NULL)
+        else:
+            size = len(cell)
+            parts.append(_LENGTHS[size] if size < 1024 else _length(size))
+            parts.append(cell)
+    return _array(element, count, has_null, b"".join(parts))
+
+
+def bytea_array(cells: Column) -> Parameter:
+    """Bytes as bytea[]."""
+    return _varying(BYTEA, cells, len(cells), None in cells)
+
+
+def text_array(cells: Column, column: str) -> Parameter:
+    """Texts as text[].
+
+    Raises:
+        NulInText: a cell holds a NUL; ``column`` is the name to blame.
+    """
+    count = len(cells)
+    if None in cells:
+        texts: Sequence[str] = [c for c in cells if c is not None]
+    else:
+        texts = cells
+    joined = "".join(texts)
+    if "\0" in joined:
+        raise NulInText(column)
+    if texts is not cells:
+        return _varying(TEXT, (None if c is None else c.encode() for c in cells), count, True)
+    sizes = list(map(len, cells))
+    if count and joined.isascii() and max(sizes) < 1024:
+        # Lengths and texts woven into one text of single bytes, encoded at once.
+        woven = [""] * (2 * count)
+        woven[0::2] = map(_LENGTH_TEXTS.__getitem__, sizes)
+        woven[1::2] = cells
+        return _array(TEXT, count, False, "".join(woven).encode("latin-1"))
+    return _varying(TEXT, map(str.encode, cells), count, False)
+
+
+def typed_text_array(cells: Column, column: str) -> Parameter:
+    """Texts as an array of whatever element type the statement names, in Postgres's text format: for types
+    whose oids are not fixed, so that each element goes through its type's input function.
+
+    Raises:
+        NulInText: as ``text_array``.
+    """
+    elements = [
+        "NULL" if c is None else '"' + c.replace("\\", "\\\\").replace('"', '\\"') + '"' for c in cells
+    ]
+    joined = "{" + ",".join(elements) + "}"
+    if "\0" in joined:
+        raise NulInText(column)
+    return Parameter(0, joined.encode(), False)
+
+
+ArrayBuilder = Callable[[Column], Parameter]

@@ -1,0 +1,187 @@
+"""How the cells of each column travel: as which array parameter, through which SQL expression, and back.
+
+Sent: numbers, text, bytes, dates and times as binary arrays of the widest type of their kind, which Postgres then
+assigns to the column (and refuses what doesn't fit, as for any writer); the rest as text, cast to the type without its
+modifier, so that the modifier is applied by assignment, too: an explicit cast would cut silently. A column of a type
+that isn't built in (an enum, a domain, an extension's) is sent as an array of that very type in text format, so that
+its input function judges.
+
+Read: what binary formats carry exactly as such, the rest as the text that the type's output function prints.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from psycopg import sql
+
+from anabranch.schema.cells import (
+    DATE_INFINITY,
+    DATE_MINUS_INFINITY,
+    TIMESTAMP_INFINITY,
+    TIMESTAMP_MINUS_INFINITY,
+    Cell,
+    Literal,
+)
+from anabranch.schema.table import Column, Kind
+from anabranch.store import binary, binary_text
+from anabranch.store.binary import EPOCH_DAYS, EPOCH_US, ArrayBuilder, Parameter
+
+_QUOTED = re.compile(r'"(?:[^"]|"")*"')
+_MODIFIER = re.compile(r"\([^()]*\)")
+# Without a modifier these names mean a length of one.
+_LENGTH_ONE = {"bit": '"bit"', "character": "bpchar"}
+_TEXT_KINDS = frozenset({Kind.STRING, Kind.DECIMAL, Kind.JSON, Kind.UUID, Kind.LITERAL})
+_LAST_US = TIMESTAMP_INFINITY - 1 - EPOCH_US
+"""The last moment since 2000 that fits into 64 bits since 1970."""
+
+
+def quote(name: str) -> str:
+    """A name as SQL takes it."""
+    return sql.Identifier(name).as_string()
+
+
+def bare_type(postgres_type: str) -> str:
+    """A type as ``format_type`` prints it, without its modifiers: ``numeric(5,2)[]`` gives ``numeric[]``."""
+    names: list[str] = _QUOTED.findall(postgres_type)
+    # The modifier can't be taken for a part of a quoted name once those are out of the way.
+    plain = _MODIFIER.sub("", _QUOTED.sub("\0", postgres_type))
+    for name in names:
+        plain = plain.replace("\0", name, 1)
+    base, brackets = plain.removesuffix("[]"), "[]" if plain.endswith("[]") else ""
+    return _LENGTH_ONE.get(base, base) + brackets
+
+
+def _is_built_in(postgres_type: str) -> bool:
+    return "." not in _QUOTED.sub("", postgres_type)
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """``array_type`` of the parameter, what to make it from, and the ``cast`` ("" or ``::type``) of one element."""
+
+    array_type: str
+    build: ArrayBuilder
+    cast: str = ""
+
+
+def sender(column: Column) -> Sender:
+    """How the cells of ``column`` are sent. Literals in a TIMESTAMP column are not: see ``literal_sender``."""
+    kind, name = column.kind, column.name
+    match kind:
+        case Kind.BOOL:
+            return Sender("bool[]", binary.bool_array)
+        case Kind.INT64:
+            return Sender("int8[]", binary.int8_array)
+        case Kind.DOUBLE:
+            return Sender("float8[]", binary.float8_array)
+        case Kind.BYTES:
+            return Sender("bytea[]", binary.bytea_array)
+        case Kind.DATE:
+            return Sender("date[]", binary.date_array)
+        case Kind.TIME:
+            return Sender("time[]", binary.time_array)
+        case Kind.TIMESTAMP:
+            zone = _has_zone(column)
+            return Sender(
+                "timestamptz[]" if zone else "timestamp[]", partial(binary.timestamp_array, zone=zone)
+            )
+        case Kind.ARRAY:
+            return Sender("text[]", _array_builder(column), "::" + bare_type(column.postgres_type))
+    if not _is_built_in(column.postgres_type):
+        return Sender(bare_type(column.postgres_type) + "[]", partial(binary.typed_text_array, column=name))
+    cast = "" if kind is Kind.STRING else "::" + bare_type(column.postgres_type)
+    return Sender("text[]", partial(binary.text_array, column=name), cast)
+
+
+def literal_sender(column: Column) -> Sender:
+    """How cells of a TIMESTAMP column are sent where some are Literals."""
+    cast = "::timestamptz" if _has_zone(column) else "::timestamp"
+    show = partial(binary_text.timestamp_text, zone=_has_zone(column))
+
+    def build(cells: Sequence[Cell]) -> Parameter:
+        texts = [c if c is None or type(c) is Literal else show(c) for c in cells]  # type: ignore[arg-type]
+        return binary.text_array(texts, column.name)
+
+    return Sender("text[]", build, cast)
+
+
+def _has_zone(column: Column) -> bool:
+    # Under TimeZone UTC the two convert into each other unchanged, so that a domain over either may take this one.
+    return not column.postgres_type.endswith("without time zone")
+
+
+def _array_builder(column: Column) -> ArrayBuilder:
+    show = binary_text.array_printer(column.element_kind or Kind.STRING)
+
+    def build(cells: Sequence[Cell]) -> Parameter:
+        return binary.text_array([None if c is None else show(c) for c in cells], column.name)
+
+    return build
+
+
+def read_expression(column: Column, relation: str) -> str:
+    """What to select for ``column`` of ``relation`` (quoted, or an alias), in binary results."""
+    reference = f"{relation}.{quote(column.name)}"
+    match column.kind:
+        case Kind.DECIMAL | Kind.JSON | Kind.UUID:
+            return f"{reference}::text"
+        case Kind.ARRAY if column.element_kind is Kind.DOUBLE:
+            # As float8 a real's text is exact when read as such.
+            return f"{reference}::float8[]::text"
+        case Kind.ARRAY:
+            return f"{reference}::text"
+        case Kind.LITERAL:
+            # A cast to text need not be what the output function prints (inet); concat calls that.
+            return f"case when num_nulls({reference}) = 0 then concat({reference}) end"
+    return reference
+
+
+Loader = Callable[[object], Cell]
+
+
+def loader(column: Column) -> Loader | None:
+    """What takes a value of ``read_expression``, as ``binary.run`` gives it, to its cell; None: it is the cell.
+    Never called for NULL."""
+    match column.kind:
+        case Kind.TIMESTAMP:
+            return partial(_load_timestamp, _has_zone(column))
+        case Kind.DATE:
+            return _load_date  # type: ignore[return-value]
+        case Kind.ARRAY:
+            return binary_text.array_parser(column.element_kind or Kind.STRING)  # type: ignore[return-value]
+    return None
+
+
+def _load_timestamp(zone: bool, value: int) -> Cell:
+    if TIMESTAMP_MINUS_INFINITY < value <= _LAST_US:
+        return value + EPOCH_US
+    if value in (TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY):
+        return value
+    return Literal(binary_text.timestamp_text(value + EPOCH_US, zone=zone))
+
+
+def _load_date(value: int) -> Cell:
+    return value if value in (DATE_INFINITY, DATE_MINUS_INFINITY) else value + EPOCH_DAYS
+
+
+Row = list[Cell]
+
+
+def row_loader(columns: Sequence[Column]) -> Callable[[Sequence[Sequence[object]]], list[Row]]:
+    """What takes rows of the ``read_expression`` of ``columns``, as ``binary.run`` gives them, to rows of cells."""
+    loaders = [(i, load) for i, column in enumerate(columns) if (load := loader(column)) is not None]
+
+    def load_rows(rows: Sequence[Sequence[object]]) -> list[Row]:
+        loaded: list[Row] = list(map(list, rows))  # type: ignore[arg-type]
+        for i, load in loaders:
+            for row in loaded:
+                value = row[i]
+                if value is not None:
+                    row[i] = load(value)
+        return loaded
+
+    return load_rows
