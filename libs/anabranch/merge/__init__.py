@@ -1,0 +1,64 @@
+"""The conflict rules: values in, decision out. No clock, no I/O, no randomness; the standard library only.
+
+``resolve`` decides a batch against a view of the rows it touches, ``applied`` carries a row's history forward
+over what was done, ``shown`` lays a device's pending changes over its base. The order of writes is told in
+``order``, the rules and late arrival in ``rows``.
+"""
+
+from anabranch.merge.columns import COMPUTED, check_policy
+from anabranch.merge.equality import same
+from anabranch.merge.forward import applied
+from anabranch.merge.model import (
+    Accepted,
+    Batch,
+    Conflict,
+    Decision,
+    Mutation,
+    MutationOutcome,
+    MutationType,
+    Outcome,
+    Parked,
+    Policy,
+    Rejected,
+    RejectionReason,
+    RowChange,
+    RowState,
+    RowVersion,
+    Stamp,
+    View,
+    Write,
+)
+from anabranch.merge.order import SERVER_NODE, place_of, ulid_time_ms
+from anabranch.merge.overlay import Pending, shown
+from anabranch.merge.resolve import resolve
+
+__all__ = [
+    "COMPUTED",
+    "SERVER_NODE",
+    "Accepted",
+    "Batch",
+    "Conflict",
+    "Decision",
+    "Mutation",
+    "MutationOutcome",
+    "MutationType",
+    "Outcome",
+    "Parked",
+    "Pending",
+    "Policy",
+    "Rejected",
+    "RejectionReason",
+    "RowChange",
+    "RowState",
+    "RowVersion",
+    "Stamp",
+    "View",
+    "Write",
+    "applied",
+    "check_policy",
+    "place_of",
+    "resolve",
+    "same",
+    "shown",
+    "ulid_time_ms",
+]

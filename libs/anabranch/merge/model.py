@@ -1,4 +1,9 @@
-"""What the conflict rules take in and give out. Cells are opaque here but for equality (see ``same``)."""
+"""What the conflict rules take in and give out. Cells are opaque here but for equality (see ``same``).
+
+What is made once a change (``RowChange``, ``Write``, ``Stamp``, ``RowVersion``, ``RowState``) is not frozen,
+because making a frozen one costs three times as much; it is a value all the same: the rules change none that
+they were given and share parts between those that they make, and so must nobody else.
+"""
 
 from __future__ import annotations
 
@@ -35,19 +40,26 @@ class RejectionReason(IntEnum):
     ROW_NOT_FOUND = 3
     ALREADY_DELETED = 4
     CONCURRENT_UPDATE = 5
+    CONSTRAINT = 6
+    """Only where a ``counter`` leaves 64 bits, which Postgres would refuse with SQLSTATE 22003."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RowChange:
-    """One row of a mutation. ``key`` is its key text; ``values`` holds every given column of an insert (the key's
-    too), the changed columns of an update (the key's never), and nothing for a delete."""
+    """One row of a mutation. ``key`` is its key text; ``values`` holds every given column of an insert (the
+    key's too), the changed columns of an update (the key's never), and nothing for a delete. ``before`` holds
+    what the device showed before, from the batch's undo: only the ``counter`` columns of an update are
+    read."""
 
     key: str
     values: Mapping[str, Cell]
+    before: Mapping[str, Cell] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
+    """Changes of rows of one table, in their order."""
+
     table: str
     type: MutationType
     rows: Sequence[RowChange]
@@ -55,10 +67,11 @@ class Mutation:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch as the rules see it. ``node`` is who sent it, ``basis`` what that node had applied, ``time_ms`` the time
-    inside its id; ``position`` the position it is decided at, ``place`` the smallest position among accepted batches
-    of its node with a higher id, or ``position`` where there is none. ``earlier_pending``: an earlier batch of its node
-    has no verdict yet and the park time is not over, so that an unknown row may still come."""
+    """A batch as the rules see it. ``node`` is who sent it, ``basis`` what that node had applied, ``time_ms``
+    the time inside its id; ``position`` the position it is decided at, ``place`` the smallest position among
+    accepted batches of its node with a higher id, or ``position`` where there is none. ``earlier_pending``:
+    an earlier batch of its node has no verdict yet and the park time is not over, so that an unknown row may
+    still come."""
 
     id: str
     node: str
@@ -72,12 +85,16 @@ class Batch:
 
 @dataclass(slots=True)
 class Stamp:
-    """Who wrote a column's stored value: ``(place, batch)`` is its key in the order, ``position`` the real one."""
+    """Who wrote a column's stored value: ``(place, batch)`` is its key in the order, ``position`` the real
+    one."""
 
     place: int
     batch: str
     node: str
     position: int
+
+
+OVERTAKEN_LIMIT = 32
 
 
 @dataclass(slots=True)
@@ -87,7 +104,10 @@ class RowVersion:
     ``last_batch`` is the greatest id among the batches of ``last_node`` since it became the last writer.
     ``other_position`` is the last position of any node other than ``last_node``, 0 where there is none.
     ``stamps`` holds the columns that an update wrote; every other column counts as stamped by the insert.
-    ``tombstone_batch`` is set when the row is deleted, by that batch at ``last_position``."""
+    ``tombstone_batch`` is set when the row is deleted, by that batch at ``last_position``. ``overtaken``
+    holds, for nodes that wrote the row before another one became its last writer, the greatest id of their
+    batches that did (the ``OVERTAKEN_LIMIT`` greatest; it is asked only with ``delete: wins`` or
+    ``resurrect``)."""
 
     last_position: int
     last_node: str
@@ -99,12 +119,13 @@ class RowVersion:
     insert_batch: str = ""
     tombstone_batch: str | None = None
     stamps: dict[str, Stamp] = field(default_factory=dict)
+    overtaken: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class RowState:
-    """A row as it stands. ``values`` is None where the row is not in the table; ``version`` is None where no batch ever
-    touched it (a live row without a version was there before registration: version 0)."""
+    """A row as it stands. ``values`` is None where the row is not in the table; ``version`` is None where no
+    batch ever touched it (a live row without a version was there before registration: version 0)."""
 
     values: Mapping[str, Cell] | None
     version: RowVersion | None
@@ -112,8 +133,8 @@ class RowState:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The rules of a table: the database's, with the table's own laid over them. ``columns`` names the policy of each
-    column that is not "lww"."""
+    """The rules of a table: the database's, with the table's own laid over them. ``columns`` names the policy
+    of each column that is not "lww"."""
 
     order: str = "server"
     resurrect: bool = False
@@ -121,10 +142,16 @@ class Policy:
     columns: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Write:
-    """What to do to one row: INSERT with ``values`` as given, UPDATE of the columns in ``values``, DELETE, or nothing
-    (``type`` None: a wholly SUPERSEDED change, logged as NONE). ``mutation`` and ``row`` say which change it came from."""
+    """What to do to one row: INSERT with ``values`` as given, UPDATE of the columns in ``values``, DELETE, or
+    nothing (``type`` None: a wholly SUPERSEDED change, logged as NONE). ``mutation`` and ``row`` say which
+    change it came from.
+
+    A late insert of a live row is an UPDATE, or nothing where it changes nothing, with ``late_insert``; it
+    names no column that it would not change, so never the key's. ``defaults`` are columns that such an UPDATE
+    sets to DEFAULT, because the insert did not give them. ``kept`` are columns whose stamp stays as it was
+    (see ``applied``)."""
 
     table: str
     key: str
@@ -132,11 +159,15 @@ class Write:
     values: Mapping[str, Cell]
     mutation: int
     row: int
+    late_insert: bool = False
+    defaults: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A decision in which a value lost. ``column`` is "" where a whole row lost to a delete."""
+    """A decision in which a value lost. Where a row lost to a delete, there is one for each column of it that
+    was written by another node after the basis."""
 
     table: str
     key: str
@@ -148,9 +179,10 @@ class Conflict:
     winning_node: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MutationOutcome:
-    """``key`` and ``columns`` name the row and the columns that decided; empty columns where nothing special did."""
+    """``key`` and ``columns`` name the first row with the strongest outcome and its columns that decided; the
+    first row, and no columns, where everything was APPLIED."""
 
     outcome: Outcome
     table: str
@@ -160,6 +192,8 @@ class MutationOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
+    """``writes`` stand in the order of the batch's rows, one for each; ``outcomes`` one for each mutation."""
+
     writes: Sequence[Write]
     outcomes: Sequence[MutationOutcome]
     conflicts: Sequence[Conflict]
@@ -167,6 +201,8 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
+    """The whole batch is; ``mutation`` and what follows name the first change that could not be."""
+
     reason: RejectionReason
     mutation: int
     table: str

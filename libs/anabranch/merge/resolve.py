@@ -1,0 +1,104 @@
+"""Decides a whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from anabranch.merge.forward import applied
+from anabranch.merge.model import (
+    Accepted,
+    Batch,
+    Conflict,
+    Decision,
+    MutationOutcome,
+    MutationType,
+    Outcome,
+    Parked,
+    Policy,
+    Rejected,
+    RejectionReason,
+    RowState,
+    View,
+    Write,
+)
+from anabranch.merge.rows import Refusal, rule
+
+_INSERT, _UPDATE = MutationType.INSERT, MutationType.UPDATE
+_APPLIED = Outcome.APPLIED
+
+
+def resolve(batch: Batch, view: View, policy_of: Callable[[str], Policy]) -> Decision:
+    """The decision on ``batch``: all of it, or none.
+
+    ``view`` maps (table, key text) to the row as it stands, with every batch decided before carried forward
+    (``applied``); a row that is not in it is unknown. ``policy_of`` gives the policy of a table by name.
+    Neither is changed. The mutations are taken in their order, each on what the earlier ones of the batch
+    did, so that a row may be deleted, inserted anew and updated in one batch. The first that is refused
+    decides: ``Rejected``, or ``Parked`` where it leans on a row that an earlier batch of the node, still
+    without a verdict, may bring; nothing can come for a batch that has none of those, and it is rejected at
+    once, ``ROW_NOT_FOUND``.
+
+    What is inserted, and what is updated with nobody else's writes or own later ones in sight, is taken as a
+    whole; columns are looked at one by one only past that.
+    """
+    writes: list[Write] = []
+    outcomes: list[MutationOutcome] = []
+    conflicts: list[Conflict] = []
+    touched: dict[tuple[str, str], tuple[RowState | None, Write]] = {}
+    batch_id, node, basis = batch.id, batch.node, batch.basis
+    for number, mutation in enumerate(batch.mutations):
+        table, kind = mutation.table, mutation.type
+        policy = policy_of(table)
+        strongest, deciding, columns = _APPLIED, "", ()  # type: tuple[Outcome, str, tuple[str, ...]]
+        for row, change in enumerate(mutation.rows):
+            key = change.key
+            at = (table, key)
+            earlier = touched.get(at)
+            state = view.get(at) if earlier is None else applied(earlier[0], batch, earlier[1])
+            write: Write | None = None
+            if state is None:
+                if kind is _INSERT:
+                    write = Write(table, key, _INSERT, change.values, number, row)
+            elif kind is _UPDATE and state.values is not None and not policy.columns:
+                version = state.version
+                if version is None or (
+                    version.other_position <= basis and version.last_batch <= batch_id
+                    if version.last_node == node
+                    else version.last_position <= basis
+                ):
+                    write = Write(table, key, _UPDATE, change.values, number, row)
+            if write is None:
+                ruling = rule(batch, policy, kind, change, state)
+                if isinstance(ruling, Refusal):
+                    return _refused(batch, ruling, number, table, key)
+                write = Write(
+                    table,
+                    key,
+                    ruling.type,
+                    ruling.values,
+                    number,
+                    row,
+                    ruling.late_insert,
+                    ruling.defaults,
+                    ruling.kept,
+                )
+                if ruling.outcome > strongest:
+                    strongest, deciding, columns = ruling.outcome, key, ruling.columns
+                conflicts += [
+                    Conflict(table, key, loss.column, loss.value, *loss.losing, *loss.winning)
+                    for loss in ruling.losses
+                ]
+            touched[at] = (state, write)
+            writes.append(write)
+        if strongest is _APPLIED:
+            deciding = mutation.rows[0].key if mutation.rows else ""
+        outcomes.append(MutationOutcome(strongest, table, deciding, columns))
+    return Accepted(writes, outcomes, conflicts)
+
+
+def _refused(batch: Batch, refusal: Refusal, mutation: int, table: str, key: str) -> Decision:
+    if refusal.reason is not None:
+        return Rejected(refusal.reason, mutation, table, key, refusal.columns)
+    if batch.earlier_pending:
+        return Parked(table, key)
+    return Rejected(RejectionReason.ROW_NOT_FOUND, mutation, table, key)
