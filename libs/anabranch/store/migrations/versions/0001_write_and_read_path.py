@@ -59,6 +59,7 @@ create table anabranch.nodes (
     node_id        text collate "C" not null,
     name           text not null,
     principal      text collate "C" not null,
+    epoch          text collate "C" not null,
     token          bytea not null,
     previous_token bytea,
     last_call      text[] collate "C" not null default '{}',
@@ -69,6 +70,7 @@ create table anabranch.nodes (
 ) with (fillfactor = 50);
 comment on column anabranch.nodes.last_call is
     'batch ids of the call that was answered with token: naming one proves that its answer was lost';
+comment on column anabranch.nodes.epoch is 'the database''s epoch when token was given: after a rewind any token is taken once';
 comment on column anabranch.nodes.last_accepted is 'the greatest id among the accepted batches of the node';
 
 create table anabranch.inbox (
@@ -172,10 +174,13 @@ create table anabranch.row_versions (
     insert_batch    text collate "C" not null default '',
     tombstone_batch text collate "C",
     stamps          jsonb not null default '{}',
+    overtaken       jsonb not null default '{}',
     constraint row_versions_pkey primary key (table_id, key)
 ) with (fillfactor = 80);
 comment on column anabranch.row_versions.stamps is
     'column -> [place, batch, node, position], for the columns that an update wrote';
+comment on column anabranch.row_versions.overtaken is
+    'node -> greatest id of its batches that wrote the row, for nodes that are no longer the last writer';
 
 create table anabranch.conflicts (
     database_id   integer not null references anabranch.databases (id) on delete cascade,
