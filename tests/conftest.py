@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from anabranch.store import migrate
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.postgres import EmbeddedPostgres
 
@@ -49,5 +50,17 @@ def databases(postgres_server: str) -> Iterator[TestDatabases]:
 def database_url(databases: TestDatabases) -> Iterator[str]:
     """URL of a new, empty database for one test."""
     url = databases.fresh()
+    yield url
+    databases.release(url)
+
+
+@pytest.fixture
+def migrated_url(databases: TestDatabases) -> Iterator[str]:
+    """URL of a new database with schema `anabranch` at this release's revision, for one test."""
+
+    def prepare(url: str) -> None:
+        migrate.upgrade(url)
+
+    url = databases.prepared("migrated", prepare)
     yield url
     databases.release(url)

