@@ -1,8 +1,8 @@
 """Seals: how the server knows its own positions and tokens again.
 
-A position's token is 32 bytes: the chain's hash at that position (16, zeros at position 0) and a seal (16), the
-truncated HMAC-SHA256 of epoch, position and chain under the database's ``seal_key``. A page token or resume token is
-opaque content followed by the same kind of seal.
+A position's token is 32 bytes: the chain's hash at that position (16, zeros at position 0) and a seal (16),
+the truncated HMAC-SHA256 of epoch, position and chain under the database's ``seal_key``. A page token or
+resume token is opaque content followed by the same kind of seal.
 """
 
 from __future__ import annotations

@@ -1,0 +1,106 @@
+"""What an error of Postgres means: SQLSTATE and names of constraints to what has to be done. Never its text.
+
+Three things can be done about a statement that failed. BLAME: one of the batches in the wave is at fault;
+replay them one by one, and reject the one that fails alone. RESTART: the view that was decided on is out of
+date; start again from the locks. RETRY: nobody's data is at fault; roll back and try again.
+
+=====================  =======
+================================================================================== SQLSTATE
+remedy   because =====================  =======
+================================================================================== 22, 23, 42, 44, 54
+BLAME    data, constraint, access rule, check option, program limit P0                     BLAME    a function
+of the application raised it unknown class          BLAME    Postgres has none such: a function of the
+application chose it 23505 on a primary key RESTART  the row was not there when it was looked for: somebody
+wrote in between anything else          RETRY    08, 40, 53, 55, 57, 58 and the rest: connection, deadlock,
+resources, operator anything of ours       RETRY    an error in schema ``anabranch`` is a fault of this
+product, never of a batch =====================  =======
+==================================================================================
+
+Classes: Appendix A of the Postgres manual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from types import MappingProxyType
+
+import psycopg
+
+OWN_SCHEMA = "anabranch"
+
+
+class Remedy(Enum):
+    """What to do about a statement that failed."""
+
+    BLAME = "blame"
+    RESTART = "restart"
+    RETRY = "retry"
+
+
+class BatchReason(IntEnum):
+    """Why a batch to blame is rejected; the numbers are those of ``anabranch.v1.Reason``."""
+
+    CONSTRAINT = 6
+    FORBIDDEN = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """An error, read. ``reason`` is set for BLAME only. ``constraint``, ``table`` and ``column`` are "" where
+    Postgres names none; ``sqlstate`` is "" where the error did not come from the server."""
+
+    remedy: Remedy
+    sqlstate: str
+    reason: BatchReason | None = None
+    constraint: str = ""
+    table: str = ""
+    column: str = ""
+
+
+_BLAMED_CLASSES = frozenset({"22", "23", "42", "44", "54", "P0"})
+# Success and warnings are no errors to the driver, which knows all others.
+_POSTGRES_CLASSES = frozenset({"00", "01"}) | {
+    known.sqlstate[:2]
+    for known in vars(psycopg.errors).values()
+    if isinstance(known, type) and issubclass(known, psycopg.Error) and known.sqlstate
+}
+_REASONS: Mapping[str, BatchReason] = MappingProxyType({"42501": BatchReason.FORBIDDEN})
+_UNIQUE_VIOLATION = "23505"
+
+
+def read_error(
+    error: psycopg.Error, *, primary_keys: Collection[str] = (), own_statement: bool = False
+) -> Fault:
+    """What ``error`` means.
+
+    ``primary_keys`` are the names of the primary keys of the tables that the statement wrote.
+    ``own_statement``: it was on our own tables, for errors in which Postgres names no schema.
+    """
+    diag = error.diag
+    sqlstate = error.sqlstate or ""
+    constraint, table, column = diag.constraint_name or "", diag.table_name or "", diag.column_name or ""
+    remedy = _remedy(sqlstate)
+    if own_statement or diag.schema_name == OWN_SCHEMA:
+        remedy = Remedy.RETRY
+    elif sqlstate == _UNIQUE_VIOLATION and constraint in primary_keys:
+        remedy = Remedy.RESTART
+    reason = _REASONS.get(sqlstate, BatchReason.CONSTRAINT) if remedy is Remedy.BLAME else None
+    return Fault(remedy, sqlstate, reason, constraint, table, column)
+
+
+def _remedy(sqlstate: str) -> Remedy:
+    if not sqlstate:
+        return Remedy.RETRY
+    if sqlstate[:2] in _BLAMED_CLASSES or sqlstate[:2] not in _POSTGRES_CLASSES:
+        return Remedy.BLAME
+    return Remedy.RETRY
+
+
+def violated(error: psycopg.Error) -> str:
+    """The name of our own constraint that an error in schema ``anabranch`` is about, else "".
+    ``registration`` and others turn the names that they expect into reasons."""
+    if error.diag.schema_name != OWN_SCHEMA:
+        return ""
+    return error.diag.constraint_name or ""

@@ -1,0 +1,308 @@
+"""Registration: which schema is a database, and which of its tables are synced.
+
+A table's first sum, its ``first_position`` and its registration are one moment. ``add_table`` takes the
+table's lock in SHARE mode before it scans (writers wait, readers don't), and the claim of the database only
+once the sum is known: no group commits while it reads the head and registers. A resolver that claims
+afterwards finds a higher ``schema_version``; it must compare that with its own ``Database`` after every
+claim.
+
+Every function runs in one transaction (a savepoint of the caller's, if there is one), which holds its locks
+to its end. Time is a parameter, in milliseconds since 1970; left out, it is this machine's.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg.types.json import Jsonb
+from ulid import ULID
+
+from anabranch.schema import Table
+from anabranch.store.binary_cells import quote
+from anabranch.store.catalog import Database, UnknownDatabaseError, columns_to_json, load_database
+from anabranch.store.channels import CATALOG_CHANNEL, CLAIM_LOCK_CLASS
+from anabranch.store.errors import OWN_SCHEMA, violated
+from anabranch.store.policy import PolicyError, TablePolicy, database_policy, table_policy
+from anabranch.store.refusals import Refusal, Refused, name_clashes, why_not
+from anabranch.store.relation import relations_of
+from anabranch.store.steps import run
+from anabranch.store.sums import scan_sum, sum_to_bytes
+
+Connection = psycopg.Connection[Any]
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
+_SEAL_KEY_BYTES = 32
+
+_LIMITS = """
+select set_config('lock_timeout', %(lock)s, true), set_config('statement_timeout', %(statement)s, true)
+"""
+_SCHEMA = "select 1 from pg_namespace where nspname = %s"
+_INSERT_DATABASE = """
+insert into anabranch.databases (name, schema_name, epoch, policy, seal_key, created_ms)
+values (%s, %s, %s, %s, %s, %s)
+"""
+_NOTIFY_NEW = "select pg_notify(%s, id::text) from anabranch.databases where name = %s"
+_CLAIM = "select pg_advisory_xact_lock(%s, %s)"
+# Keeps two registrations of one database apart without getting in the way of rows that refer to it.
+_LOCK_DATABASE = "select name from anabranch.databases where id = %s for no key update"
+_SYNCED = "select name from anabranch.synced_tables where database_id = %s"
+_INSERT_TABLE = """
+with head as (
+    select coalesce(max(position), 0) as position from anabranch.groups where database_id = %(database)s
+), added as (
+    insert into anabranch.synced_tables
+        (database_id, name, columns, key_columns, policy, registered_ms, first_position)
+    select %(database)s, %(name)s, %(columns)s, %(key_columns)s::text[], %(policy)s, %(now_ms)s, position
+    from head
+    returning id, first_position
+)
+insert into anabranch.table_sums (table_id, position, row_count, row_hash)
+select id, first_position, %(count)s, %(sum)s from added
+returning table_id
+"""
+_DELETE_TABLE = """
+delete from anabranch.synced_tables where database_id = %s and name = %s returning id
+"""
+_DELETE_VERSIONS = "delete from anabranch.row_versions where table_id = %s"
+_CHANGED = """
+with changed as (
+    update anabranch.databases set schema_version = schema_version + 1 where id = %s returning id
+)
+select pg_notify(%s, id::text) from changed
+"""
+
+_CONSTRAINTS: Mapping[str, tuple[Refusal, str]] = {
+    "databases_name_key": (Refusal.DATABASE_EXISTS, 'there is a database "{name}" already'),
+    "databases_schema_name_key": (
+        Refusal.SCHEMA_TAKEN,
+        'schema "{schema}" belongs to another database already',
+    ),
+    "synced_tables_name_key": (Refusal.ALREADY_SYNCED, 'table "{table}" is synced already'),
+}
+"""Our own constraints that a registration may run into, and what it means."""
+
+
+class RegistrationError(ValueError):
+    """Something can't be registered; ``refusals`` holds every reason."""
+
+    def __init__(self, what: str, refusals: list[Refused]) -> None:
+        super().__init__(f"{what}: " + "; ".join(str(refused) for refused in refusals))
+        self.refusals = refusals
+
+    @property
+    def reasons(self) -> list[Refusal]:
+        """The names of the reasons."""
+        return [refused.reason for refused in self.refusals]
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """A table as registered, the number of its rows, and what is worth knowing about it."""
+
+    table: Table
+    rows: int
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationLimits:
+    """How long a registration may wait for a lock, and one statement of it may take, in milliseconds."""
+
+    lock_timeout_ms: int = 10_000
+    statement_timeout_ms: int = 600_000
+
+
+def _refuse(what: str, reason: Refusal, text: str) -> RegistrationError:
+    return RegistrationError(what, [Refused(reason, text)])
+
+
+def create_database(
+    conn: Connection,
+    name: str,
+    schema: str,
+    policy: Mapping[str, Any] | None = None,
+    *,
+    now_ms: int | None = None,
+) -> Database:
+    """Make the Postgres schema ``schema``, which must exist, a database called ``name``. No table is synced
+    yet.
+
+    Raises:
+        RegistrationError: INVALID_NAME, INVALID_POLICY, RESERVED_SCHEMA, UNKNOWN_SCHEMA, DATABASE_EXISTS or
+            SCHEMA_TAKEN.
+    """
+    what = f'database "{name}" can\'t be created'
+    if not _NAME.fullmatch(name):
+        text = "a name has 1 to 63 letters, digits, underscores, dots and dashes, the last two not in front"
+        raise _refuse(what, Refusal.INVALID_NAME, text)
+    if schema in (OWN_SCHEMA, "information_schema") or schema.startswith("pg_"):
+        raise _refuse(what, Refusal.RESERVED_SCHEMA, f'schema "{schema}" is not the application\'s')
+    given = policy or {}
+    try:
+        database_policy(given)
+    except PolicyError as error:
+        raise _refuse(what, Refusal.INVALID_POLICY, str(error)) from error
+    now = _now(now_ms)
+    try:
+        with conn.transaction():
+            if conn.execute(_SCHEMA, (schema,)).fetchone() is None:
+                raise _refuse(what, Refusal.UNKNOWN_SCHEMA, f'there is no schema "{schema}"')
+            epoch = str(ULID.from_timestamp(now / 1000))
+            seal_key = secrets.token_bytes(_SEAL_KEY_BYTES)
+            conn.execute(_INSERT_DATABASE, (name, schema, epoch, Jsonb(dict(given)), seal_key, now))
+            conn.execute(_NOTIFY_NEW, (CATALOG_CHANNEL, name))
+    except psycopg.errors.UniqueViolation as error:
+        raise _taken(what, error, name=name, schema=schema) from error
+    return load_database(conn, name)
+
+
+def add_table(
+    conn: Connection,
+    database: str,
+    table: str,
+    policy: Mapping[str, Any] | None = None,
+    *,
+    now_ms: int | None = None,
+    limits: RegistrationLimits | None = None,
+) -> Added:
+    """Sync table ``table`` of the database's schema from now on.
+
+    Writers of the table wait until the transaction ends; the rows are read once for their sum.
+
+    Raises:
+        RegistrationError: with every reason why the table can't be synced, see ``Refusal``.
+    """
+    what = f'table "{table}" can\'t be synced'
+    given = policy or {}
+    try:
+        with conn.transaction():
+            _limit(conn, limits)
+            found = _database(conn, what, database)
+            registered = _lock_and_judge(conn, what, found, table, given)
+            count, total = scan_sum(conn, found.schema_name, registered)
+            conn.execute(_CLAIM, (CLAIM_LOCK_CLASS, found.id))
+            conn.execute(_LOCK_DATABASE, (found.id,))
+            # Those that were registered while the rows were read.
+            others = [name for (name,) in conn.execute(_SYNCED, (found.id,)).fetchall()]
+            if clashes := list(name_clashes(table, others)):
+                raise RegistrationError(what, clashes)
+            parameters = {
+                "database": found.id,
+                "name": table,
+                "columns": Jsonb(columns_to_json(registered.columns)),
+                "key_columns": list(registered.key_columns),
+                "policy": Jsonb(dict(given)),
+                "now_ms": _now(now_ms),
+                "count": count,
+                "sum": sum_to_bytes(total),
+            }
+            conn.execute(_INSERT_TABLE, parameters)
+            _tell(conn, found.id)
+            after = load_database(conn, database)
+    except psycopg.errors.UniqueViolation as error:
+        raise _taken(what, error, table=table) from error
+    except psycopg.errors.UndefinedTable as error:
+        raise _refuse(what, Refusal.UNKNOWN_TABLE, f'there is no table "{table}" any more') from error
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
+        raise _refuse(what, Refusal.BUSY, "somebody else holds a lock on it; try again") from error
+    return Added(after.tables[table], count, tuple(_warnings(after, table)))
+
+
+def remove_table(
+    conn: Connection, database: str, table: str, *, limits: RegistrationLimits | None = None
+) -> None:
+    """Sync ``table`` no longer. The table itself and its entries in the log stay; the history that conflicts
+    are decided by goes, so that a later ``add_table`` starts anew.
+
+    Raises:
+        RegistrationError: UNKNOWN_DATABASE, NOT_SYNCED or BUSY.
+    """
+    what = f'table "{table}" can\'t be removed'
+    try:
+        with conn.transaction():
+            _limit(conn, limits)
+            found = _database(conn, what, database)
+            conn.execute(_CLAIM, (CLAIM_LOCK_CLASS, found.id))
+            row = conn.execute(_DELETE_TABLE, (found.id, table)).fetchone()
+            if row is None:
+                raise _refuse(what, Refusal.NOT_SYNCED, f'"{table}" is no synced table of "{database}"')
+            conn.execute(_DELETE_VERSIONS, row)
+            _tell(conn, found.id)
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
+        raise _refuse(what, Refusal.BUSY, "the database is being written to; try again") from error
+
+
+def _lock_and_judge(
+    conn: Connection, what: str, database: Database, name: str, policy: Mapping[str, Any]
+) -> Table:
+    """The table as it is once its lock is held."""
+    if name in database.tables:
+        raise _refuse(what, Refusal.ALREADY_SYNCED, f'table "{name}" is synced already')
+    try:
+        own_policy = table_policy(policy)
+    except PolicyError as error:
+        raise _refuse(what, Refusal.INVALID_POLICY, str(error)) from error
+    # Judged before the lock, too: what is no table can't be locked, and nobody is made to wait for a refusal.
+    _judge(conn, what, database, name, own_policy)
+    conn.execute(f"lock table {quote(database.schema_name)}.{quote(name)} in share mode".encode())
+    return _judge(conn, what, database, name, own_policy)
+
+
+def _judge(conn: Connection, what: str, database: Database, name: str, policy: TablePolicy) -> Table:
+    found, known = run(conn, relations_of(database.schema_name, [name]))
+    if name not in found:
+        text = f'there is no table "{name}" in schema "{database.schema_name}"'
+        raise _refuse(what, Refusal.UNKNOWN_TABLE, text)
+    relation = found[name]
+    if refusals := why_not(relation, known, policy, database.tables):
+        raise RegistrationError(what, refusals)
+    return Table(name, relation.snapshot(known), relation.key_columns)
+
+
+def _database(conn: Connection, what: str, name: str) -> Database:
+    try:
+        return load_database(conn, name)
+    except UnknownDatabaseError as error:
+        raise _refuse(what, Refusal.UNKNOWN_DATABASE, str(error)) from error
+
+
+def _warnings(database: Database, table: str) -> Iterator[str]:
+    for key in database.constraints[table].foreign_keys:
+        if key.to_table not in database.tables:
+            yield (
+                f'foreign key "{key.name}" points to "{key.to_table}", which is not synced: '
+                "devices can't see what they may refer to"
+            )
+    for cycle in database.order.cycles:
+        if table in cycle:
+            yield (
+                f"foreign keys point in a circle through {', '.join(cycle)}: "
+                "rows that need each other go through only where these keys are deferrable"
+            )
+
+
+def _limit(conn: Connection, limits: RegistrationLimits | None) -> None:
+    chosen = limits or RegistrationLimits()
+    conn.execute(
+        _LIMITS, {"lock": str(chosen.lock_timeout_ms), "statement": str(chosen.statement_timeout_ms)}
+    )
+
+
+def _tell(conn: Connection, database_id: int) -> None:
+    """A new schema version, told to whoever listens once the transaction commits."""
+    conn.execute(_CHANGED, (database_id, CATALOG_CHANNEL))
+
+
+def _taken(what: str, error: psycopg.errors.UniqueViolation, **names: str) -> Exception:
+    known = _CONSTRAINTS.get(violated(error))
+    return _refuse(what, known[0], known[1].format(**names)) if known else error
+
+
+def _now(now_ms: int | None) -> int:
+    return time.time_ns() // 1_000_000 if now_ms is None else now_ms
