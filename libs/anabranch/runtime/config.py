@@ -91,6 +91,9 @@ class ServiceSettings(BaseSettings):
     jwt_role_claim: str = "anabranch_role"
     """The claim that gives the role: ``device`` or ``admin``. A token without it is a device's."""
 
+    end_with_stdin: bool = False
+    """Stop when standard input ends: so a service doesn't outlive the process that started it."""
+
     clock_offset_ms: int = 0
     """For tests: the service's clock is off by so much."""
     clock_file: Path | None = None
@@ -106,9 +109,7 @@ class ServiceSettings(BaseSettings):
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise ValueError(f"{PREFIX}TLS_CERT_FILE and {PREFIX}TLS_KEY_FILE: give both or neither")
         if self.tls_client_ca_file is not None and not self.tls:
-            raise ValueError(
-                f"{PREFIX}TLS_CLIENT_CA_FILE needs {PREFIX}TLS_CERT_FILE and {PREFIX}TLS_KEY_FILE"
-            )
+            raise ValueError(f"{PREFIX}TLS_CLIENT_CA_FILE needs {PREFIX}TLS_CERT_FILE and {PREFIX}TLS_KEY_FILE")
         if self.jwt_jwks_file is not None and self.jwt_jwks_url is not None:
             raise ValueError(f"{PREFIX}JWT_JWKS_FILE and {PREFIX}JWT_JWKS_URL: give one of them")
         secret = self.jwt_hs256_secret
@@ -156,10 +157,7 @@ class SecretFiles(PydanticBaseSettingsSource):
             raise SettingsError(f"{variable}_FILE: {error}") from error
 
     def __call__(self) -> dict[str, Any]:
-        found = {
-            name: self.get_field_value(field, name)[0]
-            for name, field in self.settings_cls.model_fields.items()
-        }
+        found = {name: self.get_field_value(field, name)[0] for name, field in self.settings_cls.model_fields.items()}
         return {name: value for name, value in found.items() if value is not None}
 
 

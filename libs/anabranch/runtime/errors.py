@@ -49,7 +49,7 @@ CODES: dict[Reason.ValueType, grpc.StatusCode] = {
 _RPC_CODES = {code: getattr(code_pb2, code.name) for code in set(CODES.values())}
 
 
-class Failure(Exception):  # noqa: N818 - it is how a call fails, not an error in the program
+class Failure(Exception):
     """A call fails for ``reason``, which must be in ``CODES``. ``message`` is for people; ``metadata`` goes
     into ErrorInfo."""
 
@@ -67,9 +67,7 @@ def reason_name(reason: Reason.ValueType) -> str:
 
 def to_status(failure: Failure) -> grpc.Status:
     """The gRPC status of a failure. Raises KeyError where no call fails for its reason."""
-    info = error_details_pb2.ErrorInfo(
-        reason=reason_name(failure.reason), domain=DOMAIN, metadata=failure.metadata
-    )
+    info = error_details_pb2.ErrorInfo(reason=reason_name(failure.reason), domain=DOMAIN, metadata=failure.metadata)
     detail = any_pb2.Any()
     detail.Pack(info)
     return rpc_status.to_status(

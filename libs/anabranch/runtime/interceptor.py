@@ -58,9 +58,7 @@ def measured(deserialize: Callable[[bytes], Any], max_bytes: int) -> Callable[[b
         try:
             return deserialize(raw)
         except DecodeError:
-            return Unreadable(
-                Failure(errors_pb2.REASON_INVALID_REQUEST, "the request is no message of this call")
-            )
+            return Unreadable(Failure(errors_pb2.REASON_INVALID_REQUEST, "the request is no message of this call"))
 
     return read
 
@@ -110,9 +108,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         serialize = handler.response_serializer
         deserialize = measured(handler.request_deserializer, self._max_message_bytes)
         if not handler.request_streaming and not handler.response_streaming:
-            return grpc.unary_unary_rpc_method_handler(
-                self._unary(method, handler.unary_unary), deserialize, serialize
-            )
+            return grpc.unary_unary_rpc_method_handler(self._unary(method, handler.unary_unary), deserialize, serialize)
         if not handler.request_streaming:
             return grpc.unary_stream_rpc_method_handler(
                 self._stream(method, handler.unary_stream, False), deserialize, serialize
@@ -154,7 +150,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 if isinstance(request, Unreadable):
                     raise request.failure
                 with telemetry.call_span(method):
-                    answer = await behaviour(request, context)
+                    try:
+                        answer = await behaviour(request, context)
+                    except (Failure, grpc.aio.AbortError):
+                        raise
+                    except Exception as error:
+                        # Judged inside the span, whose id then stands in the log.
+                        raise foreseen(method, error) from error
                 code = "OK"
                 return answer
             except grpc.aio.AbortError:
@@ -185,7 +187,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 if request_streaming:
                     request = self._requests(request, identity)
                 with telemetry.call_span(method):
-                    answer = await _serve_stream(behaviour, request, context)
+                    try:
+                        answer = await _serve_stream(behaviour, request, context)
+                    except (Failure, grpc.aio.AbortError):
+                        raise
+                    except Exception as error:
+                        raise foreseen(method, error) from error
                 code = "OK"
                 return answer
             except grpc.aio.AbortError:
@@ -242,9 +249,7 @@ def foreseen(method: str, error: Exception) -> Failure:
     if isinstance(error, Failure):
         return error
     if is_unavailable(error):
-        _log.warning(
-            "call without its database", method=method, error=type(error).__name__, detail=str(error)
-        )
+        _log.warning("call without its database", method=method, error=type(error).__name__, detail=str(error))
         return Failure(errors_pb2.REASON_UNAVAILABLE, "the database is not available now")
     trace_id = telemetry.fault_id()
     _log.error("call failed", method=method, fault_trace_id=trace_id, exc_info=error)

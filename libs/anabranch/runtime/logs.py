@@ -38,9 +38,7 @@ def configure_logs(service: str, level: str) -> None:
         add_service,
         _add_trace,
         # Without the frames' variables: they hold rows and credentials.
-        structlog.processors.ExceptionRenderer(
-            structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
-        ),
+        structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False)),
     ]
     number = logging.getLevelName(level.upper())
     structlog.configure(

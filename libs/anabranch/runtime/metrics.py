@@ -61,9 +61,7 @@ METRICS: tuple[Metric, ...] = (
         SECONDS,
     ),
     Metric("anabranch_open_streams", "gauge", "1", (), "Streams open now"),
-    Metric(
-        "anabranch_refused_credentials", "counter", "1", ("reason",), "Calls refused for their credentials"
-    ),
+    Metric("anabranch_refused_credentials", "counter", "1", ("reason",), "Calls refused for their credentials"),
     Metric("anabranch_ready", "gauge", "1", (), "1 while the service is ready, else 0"),
     Metric("anabranch_pool_in_use", "gauge", "1", (), "Connections of the pool that are in use"),
     Metric("anabranch_pool_waiting", "gauge", "1", (), "Requests that wait for a connection of the pool"),
@@ -76,9 +74,7 @@ METRICS: tuple[Metric, ...] = (
         ("database",),
         "Payload bytes of the batches taken in",
     ),
-    Metric(
-        "anabranch_append_size", "histogram", "1", (), "Batches that shared one commit of the inbox", SIZES
-    ),
+    Metric("anabranch_append_size", "histogram", "1", (), "Batches that shared one commit of the inbox", SIZES),
     Metric(
         "anabranch_append_duration",
         "histogram",
@@ -111,9 +107,7 @@ METRICS: tuple[Metric, ...] = (
         "Mutations of accepted batches by outcome",
     ),
     Metric("anabranch_groups", "counter", "1", ("database",), "Group commits"),
-    Metric(
-        "anabranch_group_size", "histogram", "1", ("database",), "Batches decided by one group commit", SIZES
-    ),
+    Metric("anabranch_group_size", "histogram", "1", ("database",), "Batches decided by one group commit", SIZES),
     Metric(
         "anabranch_group_duration",
         "histogram",
@@ -122,12 +116,8 @@ METRICS: tuple[Metric, ...] = (
         "One group commit, from claim to commit",
         SECONDS,
     ),
-    Metric(
-        "anabranch_group_retries", "counter", "1", ("database", "cause"), "Groups rolled back and tried again"
-    ),
-    Metric(
-        "anabranch_inbox_backlog", "gauge", "1", ("database",), "Batches in the inbox that could be decided"
-    ),
+    Metric("anabranch_group_retries", "counter", "1", ("database", "cause"), "Groups rolled back and tried again"),
+    Metric("anabranch_inbox_backlog", "gauge", "1", ("database",), "Batches in the inbox that could be decided"),
     Metric(
         "anabranch_inbox_parked",
         "gauge",

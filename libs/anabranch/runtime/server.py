@@ -7,9 +7,9 @@ States of the process, in order; none is entered twice:
 * *serving*: listens. Readiness is looked at every ``ready_interval_ms``: health says SERVING while the pool
   answers, the schema fits and the service itself has no objection. Credentials of open streams are looked at
   once a second.
-* *draining*: from the first SIGTERM or SIGINT. Health says NOT_SERVING; no new call is let in; endless
-  streams are sent away at once, the others after ``drain_ms`` less a moment; what is left after ``drain_ms``
-  is cut off.
+* *draining*: from the first SIGTERM or SIGINT, or the end of standard input where that is watched. Health
+  says NOT_SERVING; no new call is let in; endless streams are sent away at once, the others after
+  ``drain_ms`` less a moment; what is left after ``drain_ms`` is cut off.
 * *stopped*: background work cancelled, service, pool and telemetry closed.
 
 A second signal ends the process at once. Background work that ends by itself leads to *draining* and exit
@@ -91,6 +91,8 @@ async def _serve(settings: S, name: str, build: Build[S]) -> int:
         options=SessionOptions(statement_timeout_ms=settings.statement_timeout_ms),
     )
     _handle_signals(stopping)
+    if settings.end_with_stdin:
+        _handle_end_of_input(stopping)
     try:
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(pool.close, CLOSE_TIMEOUT_S)
@@ -123,6 +125,18 @@ def _handle_signals(stopping: asyncio.Event) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
+
+
+def _handle_end_of_input(stopping: asyncio.Event) -> None:
+    loop, stdin = asyncio.get_running_loop(), sys.stdin.fileno()
+
+    def on_input() -> None:
+        if not os.read(stdin, 1024):
+            loop.remove_reader(stdin)
+            _log.warning("stopping: what started this process is gone")
+            stopping.set()
+
+    loop.add_reader(stdin, on_input)
 
 
 async def _until(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
@@ -220,9 +234,7 @@ async def _listen(
     for name in ("", *service.names):
         await states.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(states, server)
-    reflection.enable_server_reflection(
-        (*service.names, health.SERVICE_NAME, reflection.SERVICE_NAME), server
-    )
+    reflection.enable_server_reflection((*service.names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     port = _bind(server, settings)
     endless = service.endless | {
         f"{HEALTH_PREFIX}Watch",
@@ -236,9 +248,7 @@ async def _listen(
         _background(_run(service)) as work,
     ):
         stop = asyncio.ensure_future(stopping.wait())
-        done, _ = await asyncio.wait(
-            {stop, readiness, credentials, work}, return_when=asyncio.FIRST_COMPLETED
-        )
+        done, _ = await asyncio.wait({stop, readiness, credentials, work}, return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
         stopping.set()
         await states.enter_graceful_shutdown()
@@ -290,9 +300,7 @@ async def _watch_readiness(
     while True:
         objection = await _objection(service, pool, head, max(interval_s, 1.0))
         serving = (
-            health_pb2.HealthCheckResponse.SERVING
-            if objection is None
-            else health_pb2.HealthCheckResponse.NOT_SERVING
+            health_pb2.HealthCheckResponse.SERVING if objection is None else health_pb2.HealthCheckResponse.NOT_SERVING
         )
         if objection != last:
             last = objection
@@ -331,8 +339,6 @@ async def _watch_credentials(authenticator: Authenticator, streams: Streams) -> 
             _log.warning("credentials can't be looked at now", detail=str(error))
             continue
         if ended:
-            failure = Failure(
-                errors_pb2.REASON_CREDENTIALS_EXPIRED, "the credentials have expired or were revoked"
-            )
+            failure = Failure(errors_pb2.REASON_CREDENTIALS_EXPIRED, "the credentials have expired or were revoked")
             count = streams.end_of(ended, failure)
             _log.info("streams ended with their credentials", streams=count)

@@ -53,9 +53,7 @@ def start(service: str, settings: ServiceSettings) -> Callable[[], None]:
             )
         )
         traces = TracerProvider(resource=resource, shutdown_on_exit=False)
-        traces.add_span_processor(
-            BatchSpanProcessor(OTLPSpanExporter(settings.otlp_endpoint, insecure=plaintext))
-        )
+        traces.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(settings.otlp_endpoint, insecure=plaintext)))
         trace.set_tracer_provider(traces)
         _tracer = traces.get_tracer("anabranch")
         closers.append(traces.shutdown)
@@ -96,8 +94,7 @@ def _made_span(
 ) -> Iterator[Span]:
     context = _propagator.extract({"traceparent": parent}) if parent else None
     linked = [
-        Link(trace.get_current_span(_propagator.extract({"traceparent": link})).get_span_context())
-        for link in links
+        Link(trace.get_current_span(_propagator.extract({"traceparent": link})).get_span_context()) for link in links
     ]
     with tracer.start_as_current_span(name, context=context, kind=kind, links=linked) as span:
         yield span

@@ -80,9 +80,7 @@ class TokenVerifier:
         if algorithm == "HS256" and secret is not None:
             return self._principal(self._decode(token, secret.get_secret_value(), algorithm))
         if algorithm in _SET_ALGORITHMS and self._uses_set():
-            return self._principal(
-                self._decode(token, await self._key(str(header.get("kid", ""))), algorithm)
-            )
+            return self._principal(self._decode(token, await self._key(str(header.get("kid", ""))), algorithm))
         raise _refused("tokens of this kind are not accepted here")
 
     def _decode(self, token: str, key: str | jwt.PyJWK, algorithm: str) -> dict[str, Any]:

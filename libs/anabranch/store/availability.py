@@ -20,3 +20,8 @@ def is_unavailable(error: BaseException) -> bool:
         # What libpq says by itself: the connection could not be made, or was lost.
         return isinstance(error, psycopg.OperationalError)
     return error.sqlstate[:2] in _PASSING_CLASSES
+
+
+def is_schema_missing(error: BaseException) -> bool:
+    """Whether a statement failed because migrations never ran on that database."""
+    return isinstance(error, psycopg.errors.InvalidSchemaName | psycopg.errors.UndefinedTable)

@@ -1,0 +1,69 @@
+"""The ``anabranch`` command. Each subcommand's module is imported when it is called, so that ``--help`` is
+quick."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "up": ("anabranch.cli.up", "Run everything on this machine: Postgres, its schema, the services."),
+    "status": ("anabranch.cli.status", "Show databases, heads, backlog, nodes and lag."),
+    "database": ("anabranch.cli.database", "Create and list databases: units of sync."),
+    "table": ("anabranch.cli.table", "Register tables for sync, and list them."),
+    "key": ("anabranch.cli.key", "Create, list and revoke API keys."),
+}
+"""Name of a subcommand to the module whose ``app`` it is, and what it does in a line."""
+
+
+class LazyGroup(TyperGroup):
+    """A group that knows its subcommands by the table alone until one of them is called."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names, in the table's order."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A stand-in that has the name and the help line; None for no such command."""
+        return TyperCommand(cmd_name, help=COMMANDS[cmd_name][1]) if cmd_name in COMMANDS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """The real command, imported now."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if name is None or command is None:
+            return name, command, rest
+        module: Any = importlib.import_module(COMMANDS[name][0])
+        real: Any = typer.main.get_command(module.app)
+        real.name = name
+        return name, real, rest
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the subcommand; a database that is not there is told in one line."""
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            explanation = _explain(error)
+            if explanation is None:
+                raise
+            typer.echo(f"anabranch: {explanation}", err=True)
+            raise typer.Exit(1) from error
+
+
+def _explain(error: Exception) -> str | None:
+    """What is wrong with the database, in words; None where ``error`` says something else."""
+    from anabranch.store.availability import is_schema_missing, is_unavailable
+
+    if is_schema_missing(error):
+        return "this Postgres has no schema anabranch: `anabranch up` or `anabranch database create` makes it"
+    return f"Postgres is not available: {error}" if is_unavailable(error) else None
+
+
+app = typer.Typer(cls=LazyGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def anabranch() -> None:
+    """Offline-first sync for Postgres: every write ends in a verdict."""

@@ -1,0 +1,119 @@
+"""``anabranch key``: API keys."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from anabranch.cli.installation import DataDir, PostgresUrl, fail, find_postgres
+from anabranch.store import api_keys
+from anabranch.store.api_keys import ApiKey, Role
+from anabranch.store.engine import connect
+
+app = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys.")
+_APPLICATION_NAME = "anabranch-key"
+_DAY_MS = 86_400_000
+
+Subject = Annotated[str, typer.Argument(help="The principal: who calls with this key. Keep it when you replace a key.")]
+KeyDatabase = Annotated[
+    str | None, typer.Option("--database", help="The only database that the key opens. Left out: all of them.")
+]
+KeyRole = Annotated[Role, typer.Option("--role", help="device sends and reads; admin may make admin calls, too.")]
+ExpiresDays = Annotated[
+    int | None, typer.Option("--expires-days", help="Days until the key ends. Left out: never.", min=1)
+]
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@app.command()
+def create(
+    subject: Subject,
+    database: KeyDatabase = None,
+    role: KeyRole = "device",
+    expires_days: ExpiresDays = None,
+    data_dir: DataDir = None,
+    postgres_url: PostgresUrl = None,
+) -> None:
+    """Make a key and print it. It is shown this once: only its hash is kept."""
+    if not subject.strip():
+        fail("the subject is empty")
+    now_ms = _now_ms()
+    expires_ms = None if expires_days is None else now_ms + expires_days * _DAY_MS
+    url = find_postgres(postgres_url, data_dir)
+    with connect(url, application_name=_APPLICATION_NAME, autocommit=True) as conn:
+        try:
+            key = api_keys.create(
+                conn, subject=subject, role=role, database=database, now_ms=now_ms, expires_ms=expires_ms
+            )
+        except api_keys.UnknownDatabaseError:
+            fail(f"there is no database {database!r}; `anabranch database create` makes one")
+    typer.echo(key)
+
+
+@app.command("list")
+def list_(
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")] = False,
+    data_dir: DataDir = None,
+    postgres_url: PostgresUrl = None,
+) -> None:
+    """Show all keys, without their secrets."""
+    now_ms = _now_ms()
+    url = find_postgres(postgres_url, data_dir)
+    with connect(url, application_name=_APPLICATION_NAME, autocommit=True) as conn:
+        keys = api_keys.list_keys(conn)
+    if as_json:
+        typer.echo(json.dumps([_as_json(key, now_ms) for key in keys], indent=2))
+        return
+    table = Table("id", "subject", "role", "database", "created", "expires", "state")
+    for key in keys:
+        times = _time(key.created_ms), _time(key.expires_ms)
+        table.add_row(key.id, key.subject, key.role, key.database or "all", *times, _state(key, now_ms))
+    Console().print(table)
+
+
+@app.command()
+def revoke(
+    key: Annotated[str, typer.Argument(help="A key's id, as `key list` shows it, or the whole key.")],
+    data_dir: DataDir = None,
+    postgres_url: PostgresUrl = None,
+) -> None:
+    """End a key. Services notice within seconds, and end its open streams."""
+    parts = api_keys.split_key(key)
+    key_id = key if parts is None else parts[0]
+    url = find_postgres(postgres_url, data_dir)
+    with connect(url, application_name=_APPLICATION_NAME, autocommit=True) as conn:
+        if not api_keys.revoke(conn, key_id, _now_ms()):
+            fail(f"there is no key {key_id} that could be revoked")
+    typer.echo(f"revoked {key_id}")
+
+
+def _state(key: ApiKey, now_ms: int) -> str:
+    if key.revoked_ms is not None:
+        return "revoked"
+    return "expired" if key.ended(now_ms) else "good"
+
+
+def _time(ms: int | None) -> str:
+    return "never" if ms is None else datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def _as_json(key: ApiKey, now_ms: int) -> dict[str, object]:
+    return {
+        "id": key.id,
+        "subject": key.subject,
+        "role": key.role,
+        "database": key.database,
+        "created_ms": key.created_ms,
+        "expires_ms": key.expires_ms,
+        "revoked_ms": key.revoked_ms,
+        "state": _state(key, now_ms),
+    }
