@@ -62,11 +62,7 @@ class Database:
         """The tables in the order of their foreign keys, and the circles among them."""
         return table_order(
             {
-                name: {
-                    key.to_table
-                    for key in self.constraints[name].foreign_keys
-                    if key.to_schema == self.schema_name
-                }
+                name: {key.to_table for key in self.constraints[name].foreign_keys if key.to_schema == self.schema_name}
                 for name in self.tables
             }
         )
@@ -131,9 +127,7 @@ def _database(row: tuple[Any, ...], constraints: Mapping[tuple[str, str], Constr
     first_positions: dict[str, int] = {}
     for table_id, table, columns, key_columns, own_policy, first_position in synced:
         policies[table] = table_policy(own_policy)
-        tables[table] = Table(
-            table, columns_from_json(columns, policies[table].columns), tuple(key_columns), table_id
-        )
+        tables[table] = Table(table, columns_from_json(columns, policies[table].columns), tuple(key_columns), table_id)
         first_positions[table] = first_position
     return Database(
         id=number,

@@ -67,9 +67,7 @@ class SessionOptions:
 DEFAULT_OPTIONS = SessionOptions()
 
 
-def connection_arguments(
-    url: str, *, application_name: str, options: SessionOptions | None = None
-) -> dict[str, Any]:
+def connection_arguments(url: str, *, application_name: str, options: SessionOptions | None = None) -> dict[str, Any]:
     """The keyword arguments of a psycopg connection to ``url`` (a libpq URL or key=value text).
 
     ``options`` of the URL itself are kept; where both name a setting, ours wins. For a driver that takes a
@@ -106,7 +104,7 @@ def connect(
     application_name: str,
     autocommit: bool = False,
     options: SessionOptions | None = None,
-) -> psycopg.Connection[tuple[Any, ...]]:
+) -> Session:
     """Open a session.
 
     Raises:

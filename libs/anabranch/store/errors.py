@@ -70,9 +70,7 @@ _REASONS: Mapping[str, BatchReason] = MappingProxyType({"42501": BatchReason.FOR
 _UNIQUE_VIOLATION = "23505"
 
 
-def read_error(
-    error: psycopg.Error, *, primary_keys: Collection[str] = (), own_statement: bool = False
-) -> Fault:
+def read_error(error: psycopg.Error, *, primary_keys: Collection[str] = (), own_statement: bool = False) -> Fault:
     """What ``error`` means.
 
     ``primary_keys`` are the names of the primary keys of the tables that the statement wrote.
@@ -104,3 +102,14 @@ def violated(error: psycopg.Error) -> str:
     if error.diag.schema_name != OWN_SCHEMA:
         return ""
     return error.diag.constraint_name or ""
+
+
+PostgresError = psycopg.Error
+"""What any statement may raise, for those that may not import the driver."""
+UnreachableError = psycopg.OperationalError
+"""What opening a session raises when the server can't be reached or refuses it."""
+
+
+def is_conninfo_error(error: psycopg.Error) -> bool:
+    """Whether a connection string could not be parsed: the driver's own error, which no server has sent."""
+    return isinstance(error, psycopg.ProgrammingError) and error.sqlstate is None

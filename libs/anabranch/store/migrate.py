@@ -7,6 +7,8 @@ lock ``MIGRATION_LOCK``. Who waits there finds the work done. A failed upgrade l
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from alembic import command
@@ -14,6 +16,7 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
 
 from anabranch.store.channels import MIGRATION_LOCK
 from anabranch.store.engine import SessionOptions, core_engine
@@ -41,8 +44,7 @@ def require_server(version_num: int) -> None:
     """
     if version_num // 10_000 < OLDEST_SERVER:
         raise MigrationError(
-            f"the server is Postgres {version_num // 10_000}; "
-            f"Anabranch needs Postgres {OLDEST_SERVER} or newer"
+            f"the server is Postgres {version_num // 10_000}; Anabranch needs Postgres {OLDEST_SERVER} or newer"
         )
 
 
@@ -59,11 +61,10 @@ def upgrade(url: str) -> bool:
 
     Raises:
         MigrationError: the server is too old, or its schema was made by a newer release.
-        sqlalchemy.exc.OperationalError: the server can't be reached.
+        psycopg.Error: the server can't be reached, or refuses something.
     """
     config = _config()
-    engine = core_engine(url, application_name=_APPLICATION_NAME, options=_OPTIONS)
-    with _one_at_a_time, engine.begin() as connection:
+    with _one_at_a_time, _transaction(url) as connection:
         require_server(connection.scalar(text("select current_setting('server_version_num')::int")) or 0)
         connection.execute(text("select pg_advisory_xact_lock(:lock)"), {"lock": MIGRATION_LOCK})
         before = _current(connection)
@@ -71,8 +72,7 @@ def upgrade(url: str) -> bool:
             return False
         if before is not None and before not in {script.revision for script in _scripts().walk_revisions()}:
             raise MigrationError(
-                f"schema {SCHEMA} is at revision {before}, which this release doesn't know: "
-                "it was made by a newer one"
+                f"schema {SCHEMA} is at revision {before}, which this release doesn't know: it was made by a newer one"
             )
         connection.execute(text(f"create schema if not exists {SCHEMA}"))
         config.attributes["connection"] = connection
@@ -81,15 +81,31 @@ def upgrade(url: str) -> bool:
 
 
 def current(url: str) -> str | None:
-    """The revision of schema ``anabranch`` on the server at ``url``; None where there is none."""
-    engine = core_engine(url, application_name=_APPLICATION_NAME, options=_OPTIONS)
-    with engine.connect() as connection:
+    """The revision of schema ``anabranch`` on the server at ``url``; None where there is none.
+
+    Raises:
+        psycopg.OperationalError: the server can't be reached.
+    """
+    with _transaction(url) as connection:
         return _current(connection)
 
 
 def is_current(url: str) -> bool:
     """Whether the schema is at this release's revision."""
     return current(url) == head()
+
+
+@contextmanager
+def _transaction(url: str) -> Iterator[Connection]:
+    """A transaction through SQLAlchemy; the driver's errors come as such."""
+    engine = core_engine(url, application_name=_APPLICATION_NAME, options=_OPTIONS)
+    try:
+        with engine.begin() as connection:
+            yield connection
+    except DBAPIError as error:
+        if error.orig is None:
+            raise
+        raise error.orig from error
 
 
 def _current(connection: Connection) -> str | None:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from anabranch.merge.model import Policy
 from anabranch.schema import Kind
@@ -80,10 +81,14 @@ def _parse(model: type[_M], policy: Mapping[str, Any]) -> _M:
     try:
         return model.model_validate(dict(policy))
     except ValidationError as error:
-        wrong = "; ".join(
-            f"{'.'.join(str(part) for part in e['loc']) or 'policy'}: {e['msg']}" for e in error.errors()
-        )
+        wrong = "; ".join(_wrong(".".join(str(part) for part in e["loc"]), e) for e in error.errors())
         raise PolicyError(f"the policy can't be taken: {wrong}") from error
+
+
+def _wrong(key: str, error: ErrorDetails) -> str:
+    if error["type"] == "extra_forbidden":
+        return f"{key} is no policy"
+    return f"{key}: {error['msg'][:1].lower()}{error['msg'][1:]}"
 
 
 def database_policy(policy: Mapping[str, Any]) -> DatabasePolicy:

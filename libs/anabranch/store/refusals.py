@@ -83,9 +83,7 @@ def folded(name: str) -> str:
     return name.translate(_ASCII_UPPER)
 
 
-def why_not(
-    relation: Relation, known: Types, policy: TablePolicy, synced: Collection[str] = ()
-) -> list[Refused]:
+def why_not(relation: Relation, known: Types, policy: TablePolicy, synced: Collection[str] = ()) -> list[Refused]:
     """Every reason for which ``relation`` can't be synced; none where it can. ``synced`` are the names of the
     tables that its database has already."""
     if relation.kind in _RELATION_KINDS:

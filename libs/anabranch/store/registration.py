@@ -211,12 +211,10 @@ def add_table(
         raise _refuse(what, Refusal.UNKNOWN_TABLE, f'there is no table "{table}" any more') from error
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
         raise _refuse(what, Refusal.BUSY, "somebody else holds a lock on it; try again") from error
-    return Added(after.tables[table], count, tuple(_warnings(after, table)))
+    return Added(after.tables[table], count, tuple(warnings(after, table)))
 
 
-def remove_table(
-    conn: Connection, database: str, table: str, *, limits: RegistrationLimits | None = None
-) -> None:
+def remove_table(conn: Connection, database: str, table: str, *, limits: RegistrationLimits | None = None) -> None:
     """Sync ``table`` no longer. The table itself and its entries in the log stay; the history that conflicts
     are decided by goes, so that a later ``add_table`` starts anew.
 
@@ -238,9 +236,7 @@ def remove_table(
         raise _refuse(what, Refusal.BUSY, "the database is being written to; try again") from error
 
 
-def _lock_and_judge(
-    conn: Connection, what: str, database: Database, name: str, policy: Mapping[str, Any]
-) -> Table:
+def _lock_and_judge(conn: Connection, what: str, database: Database, name: str, policy: Mapping[str, Any]) -> Table:
     """The table as it is once its lock is held."""
     if name in database.tables:
         raise _refuse(what, Refusal.ALREADY_SYNCED, f'table "{name}" is synced already')
@@ -272,7 +268,8 @@ def _database(conn: Connection, what: str, name: str) -> Database:
         raise _refuse(what, Refusal.UNKNOWN_DATABASE, str(error)) from error
 
 
-def _warnings(database: Database, table: str) -> Iterator[str]:
+def warnings(database: Database, table: str) -> Iterator[str]:
+    """What is worth knowing about a synced table, though it was not refused."""
     for key in database.constraints[table].foreign_keys:
         if key.to_table not in database.tables:
             yield (
@@ -289,9 +286,7 @@ def _warnings(database: Database, table: str) -> Iterator[str]:
 
 def _limit(conn: Connection, limits: RegistrationLimits | None) -> None:
     chosen = limits or RegistrationLimits()
-    conn.execute(
-        _LIMITS, {"lock": str(chosen.lock_timeout_ms), "statement": str(chosen.statement_timeout_ms)}
-    )
+    conn.execute(_LIMITS, {"lock": str(chosen.lock_timeout_ms), "statement": str(chosen.statement_timeout_ms)})
 
 
 def _tell(conn: Connection, database_id: int) -> None:

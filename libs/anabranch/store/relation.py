@@ -193,18 +193,14 @@ def constraints_of(schema_names: Iterable[str]) -> Steps[dict[tuple[str, str], C
     """The constraints of every table in the schemas, by (schema, table); a table without any is left out."""
     parameters = {"schema_names": sorted(schema_names)}
     unique: dict[tuple[str, str], list[UniqueKey]] = {}
-    for schema_name, table, name, columns, primary, immediate, nulls_equal in (
-        yield Statement(_UNIQUE, parameters)
-    ):
+    for schema_name, table, name, columns, primary, immediate, nulls_equal in (yield Statement(_UNIQUE, parameters)):
         key = UniqueKey(name, tuple(columns), primary, nulls_distinct=not nulls_equal, immediate=immediate)
         unique.setdefault((schema_name, table), []).append(key)
     foreign: dict[tuple[str, str], list[ForeignKey]] = {}
     for schema_name, table, name, columns, *to, on_delete, on_update, match, deferred in (
         yield Statement(_FOREIGN, parameters)
     ):
-        key_to = ForeignKey(
-            name, tuple(columns), to[0], to[1], tuple(to[2]), on_delete, on_update, match, deferred
-        )
+        key_to = ForeignKey(name, tuple(columns), to[0], to[1], tuple(to[2]), on_delete, on_update, match, deferred)
         foreign.setdefault((schema_name, table), []).append(key_to)
     return {
         name: Constraints(
@@ -222,9 +218,7 @@ def types_of(oids: Iterable[int]) -> Steps[dict[int, TypeRow]]:
     return {row[0]: TypeRow(*row) for row in rows}
 
 
-def relations_of(
-    schema_name: str, names: Iterable[str]
-) -> Steps[tuple[dict[str, Relation], dict[int, TypeRow]]]:
+def relations_of(schema_name: str, names: Iterable[str]) -> Steps[tuple[dict[str, Relation], dict[int, TypeRow]]]:
     """What stands under ``names`` in the schema, and the types of its columns. A name under which nothing
     stands is left out."""
     found = yield Statement(_RELATION, {"schema_name": schema_name, "names": sorted(set(names))})

@@ -1,0 +1,86 @@
+"""What ``database`` and ``table`` share: a session with the catalog, and one clear line for whatever goes
+wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from anabranch.cli.installation import find_postgres
+from anabranch.store import migrate
+from anabranch.store.catalog import UnknownDatabaseError
+from anabranch.store.engine import Session, connect
+from anabranch.store.errors import PostgresError, UnreachableError, is_conninfo_error
+from anabranch.store.registration import RegistrationError
+
+REFUSED = 2
+"""Exit code when the command was understood and could not be done."""
+
+PolicyOption = Annotated[
+    str | None,
+    typer.Option("--policy", help='A JSON object of policies, as in \'{"order": "edit"}\'.', show_default=False),
+]
+
+
+def refuse(reason: str, message: str) -> typer.Exit:
+    """Print one line with its reason to standard error; gives what to raise."""
+    typer.echo(f"anabranch: {_one_line(message)} ({reason})", err=True)
+    return typer.Exit(REFUSED)
+
+
+def _one_line(message: str) -> str:
+    return " ".join(message.split())
+
+
+@contextmanager
+def clear_errors() -> Iterator[None]:
+    """Every error that a user can do something about ends the command with exit code 2."""
+    try:
+        yield
+    except RegistrationError as error:
+        typer.echo(f"anabranch: {_one_line(str(error))}", err=True)
+        raise typer.Exit(REFUSED) from error
+    except migrate.MigrationError as error:
+        raise refuse("SCHEMA_NOT_CURRENT", str(error)) from error
+    except UnknownDatabaseError as error:
+        raise refuse("UNKNOWN_DATABASE", str(error)) from error
+    except UnreachableError as error:
+        raise refuse("UNAVAILABLE", f"Postgres can't be reached: {error}") from error
+    except PostgresError as error:
+        raise refuse("INVALID_URL" if is_conninfo_error(error) else "POSTGRES", str(error)) from error
+
+
+@contextmanager
+def catalog_session(postgres_url: str | None, data_dir: Path | None, name: str) -> Iterator[Session]:
+    """A session with the Postgres that the options name. Its schema must be this release's."""
+    url = find_postgres(postgres_url, data_dir)
+    with clear_errors():
+        _require_current(url)
+        with connect(url, application_name=f"anabranch-{name}", autocommit=True) as conn:
+            yield conn
+
+
+def _require_current(url: str) -> None:
+    found = migrate.current(url)
+    if found != migrate.head():
+        what = "there is no schema anabranch" if found is None else f"schema anabranch is at revision {found}"
+        raise refuse(
+            "SCHEMA_NOT_CURRENT",
+            f"{what}, and this release works with {migrate.head()}: run `anabranch database migrate`",
+        )
+
+
+def read_policy(text: str | None) -> dict[str, Any]:
+    """The JSON object of ``--policy``."""
+    try:
+        policy = json.loads(text) if text else {}
+    except ValueError as error:
+        raise refuse("INVALID_POLICY", f"the policy is no JSON: {error}") from error
+    if not isinstance(policy, dict):
+        raise refuse("INVALID_POLICY", "the policy is no JSON object")
+    return policy

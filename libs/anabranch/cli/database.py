@@ -1,0 +1,91 @@
+"""``anabranch database``: units of sync."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from anabranch.cli.catalog_session import PolicyOption, catalog_session, clear_errors, read_policy
+from anabranch.cli.installation import DataDir, PostgresUrl, find_postgres
+from anabranch.store import migrate as migrations
+from anabranch.store.catalog import Database, load_database, load_databases
+from anabranch.store.drift import Drift, drift
+from anabranch.store.registration import create_database
+
+app = typer.Typer(no_args_is_help=True, help="Create and list databases: units of sync.")
+Name = Annotated[str, typer.Argument(help="The database's name.", show_default=False)]
+
+
+@app.command()
+def create(
+    name: Name,
+    schema: Annotated[str, typer.Option(help="The Postgres schema that holds its tables.")] = "public",
+    policy: PolicyOption = None,
+    data_dir: DataDir = None,
+    postgres_url: PostgresUrl = None,
+) -> None:
+    """Make a Postgres schema a database. Its tables are added one by one, with ``anabranch table add``."""
+    given = read_policy(policy)
+    with catalog_session(postgres_url, data_dir, "database") as conn:
+        made = create_database(conn, name, schema, given)
+    typer.echo(f'database "{made.name}" is schema "{made.schema_name}"; no table is synced yet')
+
+
+@app.command("list")
+def list_(data_dir: DataDir = None, postgres_url: PostgresUrl = None) -> None:
+    """Show all databases."""
+    with catalog_session(postgres_url, data_dir, "database") as conn:
+        found = load_databases(conn)
+    table = Table("database", "schema", "tables", "schema version", "epoch", "order")
+    for name, database in sorted(found.items()):
+        table.add_row(
+            escape(name),
+            escape(database.schema_name),
+            str(len(database.tables)),
+            str(database.schema_version),
+            database.epoch,
+            database.policy.order,
+        )
+    Console().print(table)
+
+
+@app.command()
+def show(name: Name, data_dir: DataDir = None, postgres_url: PostgresUrl = None) -> None:
+    """Show a database: its policy, its tables in the order of their foreign keys, and what has changed in
+    them since they were added."""
+    with catalog_session(postgres_url, data_dir, "database") as conn:
+        database = load_database(conn, name)
+        differences = drift(conn, database)
+    _show(Console(), database, differences)
+
+
+@app.command()
+def migrate(data_dir: DataDir = None, postgres_url: PostgresUrl = None) -> None:
+    """Bring schema anabranch to this release's revision. Does nothing when it is there."""
+    with clear_errors():
+        changed = migrations.upgrade(find_postgres(postgres_url, data_dir))
+    typer.echo(f"schema anabranch {'is now' if changed else 'was already'} at revision {migrations.head()}")
+
+
+def _show(console: Console, database: Database, differences: list[Drift]) -> None:
+    policy = database.policy.model_dump() | {"max_absence_days": database.policy.absence_days}
+    facts = {"schema": database.schema_name, "epoch": database.epoch, "schema version": database.schema_version}
+    grid = Table.grid(padding=(0, 2))
+    for fact, value in {**facts, "floor": database.floor_ms, **policy}.items():
+        grid.add_row(fact, escape(str(value)))
+    console.print(grid)
+    tables = Table("table", "key", "columns", "policies")
+    for name in database.table_order:
+        table, rules = database.tables[name], database.table_policies[name].given()
+        columns = rules.pop("columns", {})
+        policies = ", ".join(f"{k}: {v}" for k, v in {**rules, **columns}.items())
+        tables.add_row(escape(name), escape(", ".join(table.key_columns)), str(len(table.columns)), escape(policies))
+    console.print(tables)
+    for cycle in database.order.cycles:
+        console.print(f"foreign keys point in a circle: {', '.join(cycle)}", markup=False)
+    for difference in differences:
+        console.print(f'changed since it was added: "{difference.table}": {difference.text}', markup=False)

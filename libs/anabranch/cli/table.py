@@ -1,0 +1,78 @@
+"""``anabranch table``: which tables are synced."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from anabranch.cli.catalog_session import PolicyOption, catalog_session, read_policy
+from anabranch.cli.installation import DataDir, PostgresUrl
+from anabranch.store.catalog import load_database
+from anabranch.store.registration import add_table, remove_table, warnings
+
+app = typer.Typer(no_args_is_help=True, help="Register tables for sync, and list them.")
+DatabaseName = Annotated[str, typer.Argument(help="The database's name.", show_default=False)]
+
+
+@app.command()
+def add(
+    database: DatabaseName,
+    tables: Annotated[list[str], typer.Argument(help="Names of tables in its schema.", show_default=False)],
+    policy: PolicyOption = None,
+    data_dir: DataDir = None,
+    postgres_url: PostgresUrl = None,
+) -> None:
+    """Sync tables from now on: all that are named, or none. Their rows are read once, and their writers wait
+    so long."""
+    given = read_policy(policy)
+    with catalog_session(postgres_url, data_dir, "table") as conn, conn.transaction():
+        added = [add_table(conn, database, name, given) for name in tables]
+        # Only now is it known which of the others are synced.
+        after = load_database(conn, database)
+    for table in added:
+        typer.echo(f'table "{table.table.name}" is synced: {table.rows} rows')
+        for warning in warnings(after, table.table.name):
+            typer.echo(f"warning: {warning}", err=True)
+
+
+@app.command()
+def remove(
+    database: DatabaseName,
+    tables: Annotated[list[str], typer.Argument(help="Names of synced tables.", show_default=False)],
+    data_dir: DataDir = None,
+    postgres_url: PostgresUrl = None,
+) -> None:
+    """Sync tables no longer: all that are named, or none. The tables themselves stay as they are."""
+    with catalog_session(postgres_url, data_dir, "table") as conn, conn.transaction():
+        for name in tables:
+            remove_table(conn, database, name)
+    for name in tables:
+        typer.echo(f'table "{name}" is no longer synced')
+
+
+@app.command("list")
+def list_(database: DatabaseName, data_dir: DataDir = None, postgres_url: PostgresUrl = None) -> None:
+    """Show the columns of a database's synced tables."""
+    with catalog_session(postgres_url, data_dir, "table") as conn:
+        found = load_database(conn, database)
+    shown = Table("table", "column", "type", "carried as", "key", "not null", "written by", "policy")
+    for name in found.table_order:
+        table = found.tables[name]
+        for place, column in enumerate(table.columns):
+            element = "" if column.element_kind is None else f" of {column.element_kind.name}"
+            shown.add_row(
+                escape(name) if place == 0 else "",
+                escape(column.name),
+                escape(column.postgres_type),
+                column.kind.name + element,
+                str(table.key_columns.index(column.name) + 1) if column.name in table.key_columns else "",
+                "yes" if column.not_null else "",
+                "Postgres" if column.generated else "anyone",
+                column.policy,
+                end_section=place == len(table.columns) - 1,
+            )
+    Console().print(shown)
