@@ -1,0 +1,107 @@
+"""Verdicts as ingest looks them up: of batches that are sent again, and of batches that somebody waits for."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import psycopg
+
+from anabranch.store import binary
+from anabranch.store.channels import CATALOG_CHANNEL, GROUPS_CHANNEL
+from anabranch.store.engine import SessionOptions, aconnect
+from anabranch.store.ingest_session import Row, Session, run
+
+Connection = psycopg.AsyncConnection[Row]
+Key = tuple[int, str]
+"""Database id and batch id."""
+
+# Inbox and batches by one snapshot: a batch is in one of them, or in neither, and is not missed on its way.
+FIND = b"""
+select q.database_id, q.batch_id, coalesce(b.payload_sha256, i.payload_sha256), coalesce(b.principal, i.principal),
+       b.verdict
+from unnest($1::bigint[], $2::text[]) q(database_id, batch_id)
+left join lateral (
+    select x.payload_sha256, x.principal, x.verdict from anabranch.batches x
+    where x.database_id = q.database_id and x.batch_id = q.batch_id limit 1
+) b on true
+left join lateral (
+    select x.payload_sha256, x.principal from anabranch.inbox x
+    where x.database_id = q.database_id and x.batch_id = q.batch_id limit 1
+) i on true
+where b.payload_sha256 is not null or i.payload_sha256 is not null
+"""
+
+DECIDED = b"""
+select q.database_id, q.batch_id, b.verdict
+from unnest($1::bigint[], $2::text[]) q(database_id, batch_id)
+cross join lateral (
+    select x.verdict from anabranch.batches x
+    where x.database_id = q.database_id and x.batch_id = q.batch_id limit 1
+) b
+"""
+
+
+class Known(NamedTuple):
+    """A batch that was sent before. ``verdict`` is a serialized ``anabranch.v1.Verdict``, None while it waits."""
+
+    payload_sha256: bytes
+    principal: str
+    verdict: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A notification. Of a group: its position and the ids of its batches, or some of them. Of a change of the catalog:
+    position 0 and no ids."""
+
+    database_id: int
+    position: int
+    batch_ids: tuple[str, ...]
+
+
+def _columns(keys: Sequence[Key]) -> list[binary.Parameter]:
+    return [binary.int8_array([d for d, _ in keys]), binary.text_array([b for _, b in keys], "batch_id")]
+
+
+async def find(session: Session, keys: Sequence[Key]) -> dict[Key, Known]:
+    """What is known of each batch, decided or waiting; nothing of one that is neither."""
+    rows = await run(session, FIND, _columns(keys))
+    return {(d, b): Known(sha256, principal, verdict) for d, b, sha256, principal, verdict in rows}
+
+
+async def decided(session: Session, keys: Sequence[Key]) -> list[tuple[int, str, bytes]]:
+    """Database id, batch id and serialized verdict of those that have one."""
+    return [(d, b, verdict) for d, b, verdict in await run(session, DECIDED, _columns(keys))]
+
+
+async def open_listener(url: str) -> Connection:
+    """A session that hears of groups and of changes of the catalog. It does nothing else, so that a notification never
+    waits behind a statement.
+
+    Raises:
+        psycopg.OperationalError: the server can't be reached, or refuses the session.
+    """
+    options = SessionOptions(connect_timeout_s=5)
+    conn = await aconnect(url, application_name="anabranch-ingest-listener", autocommit=True, options=options)
+    await conn.execute(f"listen {GROUPS_CHANNEL}")
+    await conn.execute(f"listen {CATALOG_CHANNEL}")
+    return conn
+
+
+async def hear(conn: Connection, silence_s: float) -> AsyncIterator[Heard]:
+    """Notifications as they come, until the session breaks. After ``silence_s`` seconds without one the session is
+    tried, so that a connection that died in silence is noticed.
+
+    Raises:
+        psycopg.OperationalError: the session is lost.
+    """
+    while True:
+        async for notify in conn.notifies(timeout=silence_s):
+            if notify.channel == CATALOG_CHANNEL:
+                yield Heard(int(notify.payload), 0, ())
+                continue
+            database, position, ids = notify.payload.split(":", 2)
+            yield Heard(int(database), int(position), tuple(ids.split(",")))
+        await conn.execute("select 1")

@@ -1,0 +1,42 @@
+"""Settings of ingest, beside those that every service has."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from anabranch.runtime.config import ServiceSettings
+
+
+class IngestSettings(ServiceSettings):
+    """What ingest needs to know."""
+
+    append_sessions: int = Field(2, ge=1, le=16)
+    """Sessions that append: while one commits, the next collects."""
+    append_max_batches: int = Field(2_000, ge=1)
+    """The most batches that share one commit."""
+    append_max_bytes: int = Field(8 * 1024 * 1024, ge=1)
+    """The most payload bytes that share one commit; a larger batch has one of its own."""
+    append_timeout_ms: int = Field(10_000, ge=100)
+    """The longest that one append may run."""
+    queue_max_batches: int = Field(50_000, ge=1)
+    """Batches taken in and not yet appended; beyond, calls fail OVERLOADED."""
+    queue_max_bytes: int = Field(128 * 1024 * 1024, ge=1)
+    """Payload bytes taken in and not yet appended; beyond, calls fail OVERLOADED."""
+
+    principal_max_waiting_batches: int = Field(50_000, ge=1)
+    """Batches of one principal that wait for a verdict in one database; beyond, calls fail OVERLOADED."""
+
+    wait_default_ms: int = Field(10_000, ge=1)
+    """How long a call without a deadline waits for its verdicts."""
+    wait_max_ms: int = Field(60_000, ge=1)
+    """The longest that any call waits for its verdicts."""
+    answer_margin_ms: int = Field(100, ge=1)
+    """So long before a call's deadline it is answered, PENDING where there is no verdict; for short deadlines
+    a tenth of the time that was left."""
+    poll_interval_ms: int = Field(1_000, ge=10)
+    """How often verdicts are looked for that no notification has told of."""
+
+    stream_window_batches: int = Field(5_000, ge=1)
+    """Batches of one stream without a verdict; beyond, nothing more is read from it."""
+    stream_max_ms: int = Field(3_600_000, ge=1_000)
+    """The longest that a stream without a deadline lasts."""

@@ -1,0 +1,100 @@
+"""The databases and their heads, as every call needs them: kept in memory, renewed when something is heard of them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import structlog
+
+from anabranch.runtime.errors import Failure
+from anabranch.store.availability import is_unavailable
+from anabranch.store.heads import DatabaseHead, read_heads
+from anabranch.store.verdicts import Heard
+from anabranch.v1 import errors_pb2
+from anabranch_ingest import answers
+from anabranch_ingest.sessions import SessionSource
+
+_PAUSE_S = 0.02
+"""Between two looks at the heads: answers may tell of a settled position that is so much old."""
+_UNKNOWN_PAUSE_S = 0.2
+"""Between two looks for a name that is not known."""
+_RETRY_S = 0.5
+_log = structlog.get_logger()
+
+
+class Databases:
+    """All databases. A head here is never newer than what is committed, and never goes back."""
+
+    def __init__(self, source: SessionSource) -> None:
+        self._source = source
+        self._by_name: dict[str, DatabaseHead] = {}
+        self._by_id: dict[int, DatabaseHead] = {}
+        self._states: dict[int, bytes] = {}
+        self._stale = asyncio.Event()
+        self._all_read = -_UNKNOWN_PAUSE_S
+        self._reading: asyncio.Task[None] | None = None
+
+    async def read_all(self) -> None:
+        """Read every database anew.
+
+        Raises:
+            psycopg.Error: they can't be read.
+        """
+        async with self._source.session() as session:
+            heads = await read_heads(session)
+        states = {head.id: answers.state_head(head) for head in heads}
+        self._by_name = {head.name: head for head in heads}
+        self._by_id = {head.id: head for head in heads}
+        self._states = states
+        self._all_read = time.monotonic()
+
+    async def find(self, name: str) -> DatabaseHead:
+        """The database of that name; one that was made a moment ago as well.
+
+        Raises:
+            Failure: UNKNOWN_DATABASE.
+            psycopg.Error: they can't be read.
+        """
+        found = self._by_name.get(name)
+        if found is None and time.monotonic() - self._all_read >= _UNKNOWN_PAUSE_S:
+            if self._reading is None or self._reading.done():
+                self._reading = asyncio.create_task(self.read_all())
+            await asyncio.shield(self._reading)
+            found = self._by_name.get(name)
+        if found is None:
+            raise Failure(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {name!r}")
+        return found
+
+    def state(self, database: DatabaseHead, now_ms: int) -> bytes:
+        """A serialized ServerState of the database."""
+        return answers.state(self._states.get(database.id) or answers.state_head(database), now_ms)
+
+    def position(self, database: DatabaseHead) -> int:
+        """The settled position as far as it is known here, in milliseconds."""
+        return self._by_id.get(database.id, database).position
+
+    def hear(self, heard: Heard) -> None:
+        """Take in a notification: its database is looked at soon."""
+        known = self._by_id.get(heard.database_id)
+        if known is None or heard.position == 0 or heard.position > known.position:
+            self._stale.set()
+
+    def look(self) -> None:
+        """Have the databases looked at soon: something may have been missed."""
+        self._stale.set()
+
+    async def follow(self) -> None:
+        """Keep the heads current, for ever."""
+        while True:
+            await self._stale.wait()
+            self._stale.clear()
+            try:
+                await self.read_all()
+            except Exception as error:
+                if not is_unavailable(error):
+                    raise
+                _log.warning("heads can't be read", error=type(error).__name__, detail=str(error))
+                self._stale.set()
+                await asyncio.sleep(_RETRY_S)
+            await asyncio.sleep(_PAUSE_S)

@@ -1,0 +1,197 @@
+"""The parts of ingest put together: what calls use, and the background work that serves them all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+import structlog
+import tenacity
+
+from anabranch.clock import Clock
+from anabranch.runtime import metrics
+from anabranch.runtime.errors import Failure
+from anabranch.store.availability import is_unavailable
+from anabranch.store.heads import DatabaseHead
+from anabranch.store.inbox import Arrival
+from anabranch.store.nodes import Call
+from anabranch.store.verdicts import Key, decided, hear, open_listener
+from anabranch.v1 import errors_pb2
+from anabranch_ingest.append import Appender
+from anabranch_ingest.calls import Opening
+from anabranch_ingest.config import IngestSettings
+from anabranch_ingest.databases import Databases
+from anabranch_ingest.queueing import Submission
+from anabranch_ingest.quota import Quota
+from anabranch_ingest.sessions import SessionSource
+from anabranch_ingest.waiting import Ticket, Waiting
+
+FETCH_MOST = 5_000
+"""Verdicts looked up by one statement."""
+MARGIN_SHARE = 0.1
+_log = structlog.get_logger()
+
+
+class Ingest:
+    """What the servicer works with. ``start`` first, then ``run`` beside the calls."""
+
+    def __init__(self, settings: IngestSettings, clock: Clock, stopping: asyncio.Event) -> None:
+        url = settings.postgres_url.get_secret_value()
+        self.settings = settings
+        self.clock = clock
+        self.stopping = stopping
+        self._url = url
+        self._look_ups = SessionSource(url, settings.append_timeout_ms)
+        self._fetches = SessionSource(url, settings.append_timeout_ms)
+        self._tickets: set[Ticket] = set()
+        self._listening = False
+        self.waiting = Waiting()
+        self.databases = Databases(self._look_ups)
+        self._quota = Quota(self._look_ups, settings.principal_max_waiting_batches)
+        self._appender = Appender(url, settings, self.waiting, clock)
+
+    async def start(self) -> None:
+        """Read the databases.
+
+        Raises:
+            psycopg.Error: they can't be read.
+        """
+        await self.databases.read_all()
+
+    async def ready(self) -> str | None:
+        """Why calls can't be served now, or None."""
+        return None if self._listening else "notifications of verdicts are not heard"
+
+    def wait_s(self, remaining_s: float | None) -> float:
+        """How long a call may wait that has ``remaining_s`` seconds left (None: no deadline)."""
+        settings = self.settings
+        if remaining_s is None:
+            return min(settings.wait_default_ms, settings.wait_max_ms) / 1000
+        margin_s = min(settings.answer_margin_ms / 1000, remaining_s * MARGIN_SHARE)
+        return max(0.0, min(remaining_s - margin_s, settings.wait_max_ms / 1000))
+
+    @contextlib.asynccontextmanager
+    async def ticket(self, database: DatabaseHead) -> AsyncIterator[Ticket]:
+        """A ticket for the verdicts of one call."""
+        ticket = Ticket()
+        self._tickets.add(ticket)
+        if self.stopping.is_set():
+            ticket.give_up()
+        try:
+            yield ticket
+        finally:
+            self._tickets.discard(ticket)
+            self.waiting.close(ticket, database.id)
+
+    async def append(
+        self,
+        opening: Opening,
+        call: Call | None,
+        arrivals: Sequence[Arrival],
+        ticket: Ticket,
+        timeout_s: float,
+        *,
+        admitted: bool = False,
+    ) -> None:
+        """Append batches and look at the call's token, unless it is ``admitted`` already. Raises as
+        ``Appender.submit`` and ``Quota.take``."""
+        database = opening.database
+        if arrivals:
+            name = database.name
+            metrics.count("anabranch_batches_received", len(arrivals), database=name)
+            metrics.count("anabranch_batch_bytes_received", sum(len(a.payload) for a in arrivals), database=name)
+            await self._quota.take(database.id, opening.principal, len(arrivals))
+        elif call is None:
+            return
+        submission = Submission(
+            database_id=database.id,
+            principal=opening.principal,
+            call=call,
+            unanswered=opening.unanswered,
+            open=list(arrivals),
+            ticket=ticket,
+            done=asyncio.get_running_loop().create_future(),
+            admitted=admitted,
+        )
+        try:
+            await self._appender.submit(submission, timeout_s)
+        except Failure as failure:
+            if failure.reason == errors_pb2.REASON_UNKNOWN_DATABASE:
+                self.databases.look()
+            raise
+
+    async def run(self) -> None:
+        """All background work, for ever."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._appender.run())
+                tasks.create_task(self.databases.follow())
+                tasks.create_task(self._listen())
+                tasks.create_task(self._fetch())
+                tasks.create_task(self._poll())
+                tasks.create_task(self._answer_when_stopping())
+        finally:
+            await self._look_ups.close()
+            await self._fetches.close()
+
+    async def _listen(self) -> None:
+        async def listen() -> None:
+            conn = await open_listener(self._url)
+            try:
+                self._listening = True
+                # What was told before the session listened is looked up.
+                self.databases.look()
+                self.waiting.look_at_all()
+                async for heard in hear(conn, self.settings.poll_interval_ms / 1000):
+                    self.databases.hear(heard)
+                    self.waiting.hear(heard)
+            finally:
+                self._listening = False
+                await conn.close()
+
+        while True:
+            await _insist(listen)
+
+    async def _fetch(self) -> None:
+        while True:
+            keys = await self.waiting.due(FETCH_MOST)
+
+            async def fetch(keys: list[Key] = keys) -> None:
+                async with self._fetches.session() as session:
+                    for database_id, batch_id, verdict in await decided(session, keys):
+                        self.waiting.deliver((database_id, batch_id), verdict)
+
+            await _insist(fetch)
+
+    async def _poll(self) -> None:
+        interval_s = self.settings.poll_interval_ms / 1000
+        while True:
+            await asyncio.sleep(interval_s)
+            self.waiting.poll()
+            self.databases.look()
+
+    async def _answer_when_stopping(self) -> None:
+        """When the drain begins, whoever still waits is answered with what there is."""
+        await self.stopping.wait()
+        for ticket in list(self._tickets):
+            ticket.give_up()
+        await asyncio.Event().wait()
+
+
+async def _insist(work: Callable[[], Awaitable[None]]) -> None:
+    """Do the work, again and again while Postgres is not to be had."""
+    try:
+        return await work()
+    except Exception as error:
+        if not is_unavailable(error):
+            raise
+        _log.warning("without the database", error=type(error).__name__, detail=str(error))
+    retrying = tenacity.AsyncRetrying(
+        retry=tenacity.retry_if_exception(is_unavailable),
+        wait=tenacity.wait_random_exponential(multiplier=0.05, max=2.0),
+    )
+    async for attempt in retrying:
+        with attempt:
+            await work()
+    return None

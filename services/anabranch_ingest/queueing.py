@@ -1,0 +1,123 @@
+"""What waits to be appended: in turns over principals, so that a busy one delays itself and nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from anabranch.runtime.errors import Failure
+from anabranch.store.inbox import Arrival
+from anabranch.store.nodes import Call
+from anabranch.v1 import errors_pb2
+from anabranch_ingest.waiting import Ticket
+
+
+@dataclass(slots=True, eq=False)
+class Submission:
+    """Batches of one call on their way into the inbox, and the call's token.
+
+    States: *queued*, *taken* (by an append under way), *done*. ``admitted``: the token was found good (or there was
+    none to look at). ``open``: the batches of which it is not yet known that they wait in the inbox, or have a
+    verdict. ``abandoned``: the caller is gone; it is dropped as long as it is queued. ``unanswered``: ids that the
+    call names beside its batches."""
+
+    database_id: int
+    principal: str
+    call: Call | None
+    unanswered: frozenset[str]
+    open: list[Arrival]
+    ticket: Ticket
+    done: asyncio.Future[None]
+    admitted: bool = False
+    abandoned: bool = False
+    batches: int = field(init=False)
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.batches = max(1, len(self.open))
+        self.size = sum(len(arrival.payload) for arrival in self.open)
+
+    def finish(self) -> None:
+        """Everything is in the inbox, or has its verdict on the ticket."""
+        if not self.done.done():
+            self.done.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        """The call fails."""
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+class FairQueue:
+    """Submissions by principal; at most ``max_batches`` batches and ``max_bytes`` of payload."""
+
+    def __init__(self, max_batches: int, max_bytes: int) -> None:
+        self._max_batches = max_batches
+        self._max_bytes = max_bytes
+        self._batches = 0
+        self._bytes = 0
+        self._of: dict[str, deque[Submission]] = {}
+        self._filled = asyncio.Event()
+
+    def put(self, submission: Submission) -> None:
+        """Add to the end of the principal's line.
+
+        Raises:
+            Failure: OVERLOADED, the queue is full.
+        """
+        if self._batches and (
+            self._batches + submission.batches > self._max_batches or self._bytes + submission.size > self._max_bytes
+        ):
+            raise Failure(
+                errors_pb2.REASON_OVERLOADED,
+                "the server takes in batches more slowly than they come: send again in a second",
+                retry_after_ms="1000",
+            )
+        self._batches += submission.batches
+        self._bytes += submission.size
+        line = self._of.get(submission.principal)
+        if line is None:
+            line = self._of[submission.principal] = deque()
+        line.append(submission)
+        self._filled.set()
+
+    async def take(self, max_batches: int, max_bytes: int) -> list[Submission]:
+        """Wait for submissions, and take one of each principal in turn up to the limits, and one in any case."""
+        while True:
+            while not self._of:
+                self._filled.clear()
+                await self._filled.wait()
+            taken = self._take(max_batches, max_bytes)
+            if taken:
+                return taken
+
+    def _take(self, max_batches: int, max_bytes: int) -> list[Submission]:
+        taken: list[Submission] = []
+        batches = size = 0
+        while self._of:
+            principal, line = next(iter(self._of.items()))
+            first = line[0]
+            if taken and (batches + first.batches > max_batches or size + first.size > max_bytes):
+                break
+            line.popleft()
+            # The principal goes to the end of the turn, or out of it.
+            del self._of[principal]
+            if line:
+                self._of[principal] = line
+            self._batches -= first.batches
+            self._bytes -= first.size
+            if not first.abandoned:
+                taken.append(first)
+                batches += first.batches
+                size += first.size
+        return taken
+
+    def drain(self, fail: Callable[[], Exception]) -> None:
+        """Fail everything that waits."""
+        for line in self._of.values():
+            for submission in line:
+                submission.fail(fail())
+        self._of.clear()
+        self._batches = self._bytes = 0

@@ -1,0 +1,81 @@
+"""``IngestService``: decode, append, wait, encode."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from anabranch import faults
+from anabranch.runtime import metrics
+from anabranch.runtime.principal import require_database
+from anabranch.runtime.telemetry import current_traceparent
+from anabranch.v1 import ingest_pb2
+from anabranch_ingest import answers
+from anabranch_ingest.calls import check_size, invalid, open_call, sort_batches
+from anabranch_ingest.envelopes import least_id, receive
+from anabranch_ingest.ingest import Ingest
+from anabranch_ingest.stream import serve_stream
+
+Context = grpc.aio.ServicerContext[Any, Any]
+SERVICE = "anabranch.v1.IngestService"
+
+
+class IngestServicer:
+    """Answers are bytes (see ``answers``)."""
+
+    def __init__(self, ingest: Ingest) -> None:
+        self._ingest = ingest
+
+    async def send(self, request: ingest_pb2.SendRequest, context: Context) -> bytes:
+        """``IngestService.Send``."""
+        ingest = self._ingest
+        principal = require_database(request.db_name)
+        check_size(request)
+        database = await ingest.databases.find(request.db_name)
+        opening = open_call(
+            request,
+            database,
+            principal.subject,
+            ingest.databases.position(database),
+            current_traceparent() or "",
+        )
+        now_ms = ingest.clock.now_ms()
+        oldest = least_id(now_ms - database.retention_ms)
+        received = []
+        for envelope in request.envelopes:
+            if envelope.payload_incomplete:
+                raise invalid("payload_incomplete is for SendStream")
+            received.append(receive(envelope.payload, envelope.basis, envelope.prev, database.name, oldest))
+        batches = sort_batches(opening, received)
+        call = opening.call(batches.batch_ids, rotates=bool(batches.arrivals))
+        wait_s = ingest.wait_s(context.time_remaining())
+        started = time.monotonic()
+        async with ingest.ticket(database) as ticket:
+            await ingest.append(opening, call, batches.arrivals, ticket, wait_s)
+            await ticket.complete(wait_s - (time.monotonic() - started))
+            if batches.arrivals and not ticket.missing:
+                metrics.record("anabranch_verdict_wait", time.monotonic() - started, database=database.name)
+            verdicts = answers.in_place(batches.places, ticket.found)
+        faults.reach("before_answer")
+        return answers.answer(verdicts, call.new_token, ingest.databases.state(database, ingest.clock.now_ms()))
+
+    async def send_stream(
+        self, requests: AsyncIterator[ingest_pb2.SendStreamRequest], context: Context
+    ) -> AsyncIterator[bytes]:
+        """``IngestService.SendStream``."""
+        async for response in serve_stream(self._ingest, requests, context.time_remaining()):
+            yield response
+
+
+def register(server: grpc.aio.Server, servicer: IngestServicer) -> None:
+    """Add the service. Responses are bytes already, so nothing is left to serialize."""
+    handlers: dict[str, Any] = {
+        "Send": grpc.unary_unary_rpc_method_handler(servicer.send, ingest_pb2.SendRequest.FromString),
+        "SendStream": grpc.stream_stream_rpc_method_handler(
+            servicer.send_stream, ingest_pb2.SendStreamRequest.FromString
+        ),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))

@@ -1,0 +1,188 @@
+"""``SendStream``: a flush without end.
+
+States of a stream: *opening* (its first request names the call; its token is looked at), *flowing* (one task reads,
+decodes and appends a request after the other; beside it verdicts are written as they are decided), *ending* (the client
+has closed its side; what is missing is waited for), *ended*: all verdicts are written, or the deadline has come and the
+rest is PENDING.
+
+Memory: what is read but not appended is one request, and one payload in parts; what has no verdict yet, or one that the
+client has not taken, is bounded by the window. While that is full nothing is read, and gRPC's flow control holds the
+client back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+from anabranch import faults
+from anabranch.runtime.principal import require_database
+from anabranch.runtime.telemetry import current_traceparent
+from anabranch.store.inbox import LAST_CALL_IDS
+from anabranch.v1 import ingest_pb2
+from anabranch_ingest import answers
+from anabranch_ingest.calls import Opening, Sorted, check_size, invalid, open_call, sort_batches
+from anabranch_ingest.envelopes import Assembly, Received, least_id, receive
+from anabranch_ingest.ingest import Ingest
+from anabranch_ingest.waiting import Ticket
+
+RESPONSE_BYTES = 1_000_000
+"""Verdicts of so many bytes travel in one response, and one verdict in any case."""
+
+Requests = AsyncIterator[ingest_pb2.SendStreamRequest]
+
+
+async def serve_stream(ingest: Ingest, requests: Requests, remaining_s: float | None) -> AsyncIterator[bytes]:
+    """The responses of a stream. ``remaining_s``: seconds until its deadline, None for none.
+
+    Raises:
+        Failure: as ``Ingest.append``, and INVALID_REQUEST.
+    """
+    longest_s = ingest.settings.stream_max_ms / 1000
+    if remaining_s is not None:
+        margin_s = min(ingest.settings.answer_margin_ms / 1000, remaining_s * 0.1)
+        longest_s = min(longest_s, remaining_s - margin_s)
+    deadline = time.monotonic() + max(0.0, longest_s)
+    try:
+        first = await asyncio.wait_for(anext(aiter(requests)), longest_s)
+    except StopAsyncIteration:
+        raise invalid("the stream has no request") from None
+    except TimeoutError:
+        raise invalid("the stream's first request did not come before its deadline") from None
+    principal = require_database(first.db_name)
+    database = await ingest.databases.find(first.db_name)
+    opening = open_call(
+        first,
+        database,
+        principal.subject,
+        ingest.databases.position(database),
+        current_traceparent() or "",
+    )
+    async with ingest.ticket(database) as ticket:
+        flow = _Flow(ingest, opening, ticket, deadline)
+        await flow.open(first)
+        yield flow.response([])
+        reader = asyncio.create_task(flow.read(requests))
+        reader.add_done_callback(lambda _: ticket.wake())
+        try:
+            async for response in flow.responses(reader):
+                yield response
+        finally:
+            reader.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({reader})
+
+
+class _Flow:
+    """One stream, from its first request on."""
+
+    def __init__(self, ingest: Ingest, opening: Opening, ticket: Ticket, deadline: float) -> None:
+        self._ingest = ingest
+        self._opening = opening
+        self._ticket = ticket
+        self._deadline = deadline
+        self._token = b""
+        self._recorded = 0
+        self._assembly: Assembly | None = None
+        self._room = asyncio.Event()
+
+    async def open(self, first: ingest_pb2.SendStreamRequest) -> None:
+        """Look at the token and append the first request's batches. Raises as ``Ingest.append``."""
+        batches = self._sort(first)
+        call = self._opening.call(batches.batch_ids, rotates=True)
+        self._recorded = len(batches.arrivals)
+        await self._ingest.append(self._opening, call, batches.arrivals, self._ticket, self._left_s())
+        self._token = call.new_token
+
+    async def read(self, requests: Requests) -> None:
+        """Append the further requests. Raises as ``Ingest.append``, and Failure INVALID_REQUEST."""
+        window = self._ingest.settings.stream_window_batches
+        async for request in requests:
+            if request.db_name not in ("", self._opening.database.name):
+                raise invalid("a stream is for one database: db_name differs from the first request's")
+            batches = self._sort(request)
+            ids = batches.batch_ids
+            call = None
+            if ids and self._recorded < LAST_CALL_IDS:
+                call = self._opening.extension(self._token, ids[: LAST_CALL_IDS - self._recorded])
+                self._recorded += len(ids)
+            await self._ingest.append(
+                self._opening, call, batches.arrivals, self._ticket, self._left_s(), admitted=True
+            )
+            while self._used() >= window:
+                self._room.clear()
+                await self._room.wait()
+        if self._assembly is not None:
+            raise invalid("the stream ends inside of a payload: payload_incomplete was set in its last envelope")
+
+    async def responses(self, reader: asyncio.Task[None]) -> AsyncIterator[bytes]:
+        """Verdicts as they are decided, until the reader has ended and none is missing, or the time is over."""
+        ticket = self._ticket
+        while True:
+            while ticket.found or ticket.placeless:
+                verdicts = self._take()
+                faults.reach("before_answer")
+                yield self.response(verdicts)
+                self._room.set()
+            if reader.done():
+                reader.result()
+                if not ticket.missing:
+                    return
+            if ticket.given_up or self._left_s() <= 0:
+                break
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._left_s()):
+                    await ticket.changed()
+        missing = [answers.pending(batch_id) for batch_id in sorted(ticket.missing)]
+        for start in range(0, len(missing), 10_000):
+            yield self.response(missing[start : start + 10_000])
+
+    def response(self, verdicts: list[bytes]) -> bytes:
+        """A response; the first one has the token."""
+        ingest = self._ingest
+        token = b"" if verdicts else self._token
+        return answers.answer(verdicts, token, ingest.databases.state(self._opening.database, ingest.clock.now_ms()))
+
+    def _take(self) -> list[bytes]:
+        ticket = self._ticket
+        taken: list[bytes] = []
+        size = 0
+        while size < RESPONSE_BYTES and (ticket.placeless or ticket.found):
+            verdict = ticket.placeless.pop() if ticket.placeless else ticket.found.popitem()[1]
+            taken.append(answers.bounded(verdict))
+            size += len(taken[-1])
+        return taken
+
+    def _sort(self, request: ingest_pb2.SendStreamRequest) -> Sorted:
+        check_size(request)
+        ingest, database = self._ingest, self._opening.database
+        oldest = least_id(ingest.clock.now_ms() - database.retention_ms)
+        last = len(request.envelopes) - 1
+        received: list[Received] = []
+        for index, envelope in enumerate(request.envelopes):
+            if envelope.payload_incomplete and index != last:
+                raise invalid("payload_incomplete is set in an envelope that is not its request's last")
+            assembly = self._assembly
+            if assembly is not None:
+                assembly.add(envelope.payload)
+                if not envelope.payload_incomplete:
+                    self._assembly = None
+                    received.append(assembly.receive(database.name, oldest))
+            elif envelope.payload_incomplete:
+                self._assembly = Assembly(envelope)
+            else:
+                received.append(receive(envelope.payload, envelope.basis, envelope.prev, database.name, oldest))
+        batches = sort_batches(self._opening, received)
+        for place in batches.places:
+            if isinstance(place, bytes):
+                self._ticket.placeless.append(place)
+        return batches
+
+    def _used(self) -> int:
+        ticket = self._ticket
+        return len(ticket.missing) + len(ticket.found) + len(ticket.placeless)
+
+    def _left_s(self) -> float:
+        return self._deadline - time.monotonic()

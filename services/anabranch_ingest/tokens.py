@@ -1,0 +1,41 @@
+"""Whose node: what a call that does not carry its node's current token may do."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from enum import Enum, auto
+
+from anabranch.store.nodes import Call, NodeRow
+
+
+class Ruling(Enum):
+    """IN: the call is let in and its node gets the new token. IN_ALREADY: it was, and has it. The others fail it."""
+
+    IN = auto()
+    IN_ALREADY = auto()
+    WRONG_PRINCIPAL = auto()
+    FORKED = auto()
+
+
+def judge(call: Call, unanswered: Collection[str], node: NodeRow) -> Ruling:
+    """Decide about a call of a node that is known. ``unanswered``: the ids that the call names beside its batches.
+
+    A token from before the node's last answer shows one of two things: that answer was lost, or the device's file was
+    copied or restored. Only who sent the call of the lost answer can name a batch of it. Where that call had no batch
+    there is nothing to name, and nothing that a copy could have sent twice.
+    """
+    if node.principal != call.principal:
+        return Ruling.WRONG_PRINCIPAL
+    if node.token == call.new_token:
+        return Ruling.IN_ALREADY
+    if node.epoch != call.epoch:
+        # History was rewound, and the tokens with it.
+        return Ruling.IN
+    if node.token == call.token:
+        return Ruling.IN
+    if node.previous_token != call.token:
+        return Ruling.FORKED
+    lost = node.last_call
+    if not lost or not lost.isdisjoint(call.batch_ids) or not lost.isdisjoint(unanswered):
+        return Ruling.IN
+    return Ruling.FORKED

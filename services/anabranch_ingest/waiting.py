@@ -1,0 +1,167 @@
+"""Who waits for which verdicts, and how the verdicts come to them.
+
+A *ticket* is what one call waits with. A batch is put on a ticket only once it is sure that the call may see its
+verdict: it was appended by this call, or found with the same content and the same principal. From then on it is
+*watched*, until its verdict is delivered or the ticket is closed.
+
+A watched batch becomes *due* when a notification names it, or had named it before it was watched (the last of those are
+remembered), or when it was watched for the whole of a poll interval. The fetcher looks up all that is due with one
+statement; what has no verdict yet is watched on. A lost notification, a lost connection and a slow start so cost time
+and never a verdict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from anabranch.store.verdicts import Heard, Key
+
+REMEMBERED_IDS = 20_000
+"""Ids of decided batches that are remembered at least, twice as many at most."""
+
+
+class Ticket:
+    """The verdicts of one call, serialized. ``found`` holds those delivered and not yet taken, by batch id;
+    ``placeless`` those that belong to no id, or to an id that is watched for other content; ``missing`` the batches
+    watched. ``given_up``: nobody is to wait any longer."""
+
+    __slots__ = ("_changed", "found", "given_up", "missing", "placeless")
+
+    def __init__(self) -> None:
+        self.found: dict[str, bytes] = {}
+        self.placeless: list[bytes] = []
+        self.missing: set[str] = set()
+        self.given_up = False
+        self._changed: asyncio.Future[None] | None = None
+
+    def deliver(self, batch_id: str, verdict: bytes) -> None:
+        """Put a verdict on the ticket."""
+        self.found[batch_id] = verdict
+        self.missing.discard(batch_id)
+        self.wake()
+
+    def refuse(self, batch_id: str, verdict: bytes) -> None:
+        """Put on it the verdict on other content under the id; the batch that has the id may be watched as well."""
+        if batch_id in self.missing or batch_id in self.found:
+            self.placeless.append(verdict)
+            self.wake()
+        else:
+            self.deliver(batch_id, verdict)
+
+    def give_up(self) -> None:
+        """Have nobody wait any longer."""
+        self.given_up = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Have ``changed`` return."""
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
+
+    async def changed(self) -> None:
+        """Wait for the next delivery or ``wake``. One task at a time; what happened before is not noticed."""
+        self._changed = asyncio.get_running_loop().create_future()
+        await self._changed
+
+    async def complete(self, timeout_s: float) -> None:
+        """Wait until nothing is missing, at most ``timeout_s`` seconds."""
+        if not self.missing:
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.missing and not self.given_up:
+                    await self.changed()
+        except TimeoutError:
+            return
+
+
+class Waiting:
+    """All batches watched in this process. Everything happens in one event loop."""
+
+    def __init__(self) -> None:
+        self._watched: dict[Key, list[Ticket]] = {}
+        self._due: set[Key] = set()
+        self._young: set[Key] = set()
+        self._recent: set[Key] = set()
+        self._older: set[Key] = set()
+        self._work = asyncio.Event()
+
+    def watch(self, ticket: Ticket, database_id: int, batch_ids: Iterable[str]) -> None:
+        """Put batches on a ticket."""
+        watched, missing = self._watched, ticket.missing
+        for batch_id in batch_ids:
+            key = (database_id, batch_id)
+            missing.add(batch_id)
+            tickets = watched.get(key)
+            if tickets is None:
+                watched[key] = [ticket]
+            else:
+                tickets.append(ticket)
+            self._young.add(key)
+            if key in self._recent or key in self._older:
+                self._due.add(key)
+        if self._due:
+            self._work.set()
+
+    def close(self, ticket: Ticket, database_id: int) -> None:
+        """Take off everything that is still missing on a ticket. It stays in ``missing``."""
+        for batch_id in ticket.missing:
+            key = (database_id, batch_id)
+            tickets = self._watched.get(key)
+            if tickets is None:
+                continue
+            if ticket in tickets:
+                tickets.remove(ticket)
+            if not tickets:
+                del self._watched[key]
+                self._due.discard(key)
+                self._young.discard(key)
+
+    def hear(self, heard: Heard) -> None:
+        """Take in a notification."""
+        database_id = heard.database_id
+        keys = [(database_id, batch_id) for batch_id in heard.batch_ids]
+        self._recent.update(keys)
+        if len(self._recent) > REMEMBERED_IDS:
+            self._older, self._recent = self._recent, set()
+        named = self._watched.keys() & keys
+        if named:
+            self._due |= named
+            self._work.set()
+
+    def poll(self) -> None:
+        """Have everything looked up that was watched already at the last call of ``poll``."""
+        old = self._watched.keys() - self._young
+        self._young.clear()
+        if old:
+            self._due |= old
+            self._work.set()
+
+    def look_at_all(self) -> None:
+        """Have everything looked up: notifications may have been missed."""
+        self._due |= self._watched.keys()
+        if self._due:
+            self._work.set()
+
+    async def due(self, most: int) -> list[Key]:
+        """Wait for batches that are due, and take up to ``most`` of them."""
+        while not self._due:
+            self._work.clear()
+            await self._work.wait()
+        if len(self._due) <= most:
+            taken, self._due = list(self._due), set()
+            return taken
+        return [self._due.pop() for _ in range(most)]
+
+    def deliver(self, key: Key, verdict: bytes) -> None:
+        """Give a serialized verdict to all who watch the batch."""
+        tickets = self._watched.pop(key, None)
+        if tickets is None:
+            return
+        self._young.discard(key)
+        for ticket in tickets:
+            ticket.deliver(key[1], verdict)
+
+    def __len__(self) -> int:
+        return len(self._watched)
