@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from anabranch.runtime.children import Child, Program
+from anabranch.runtime.health import PROBE_OPTIONS, becomes_ready
 
 SERVICES: Mapping[str, str] = {
     "ingest": "anabranch_ingest",
@@ -27,7 +27,6 @@ SERVICES: Mapping[str, str] = {
 HOST = "127.0.0.1"
 READY_TIMEOUT_S = 30.0
 STOP_PATIENCE_S = 15.0
-_PROBE_OPTIONS = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200)]
 
 
 class FleetError(Exception):
@@ -108,9 +107,9 @@ class Fleet:
         child = self._children[name]
         deaths = child.deaths
         deadline = time.monotonic() + timeout_s
-        with grpc.insecure_channel(self.addresses[name], options=_PROBE_OPTIONS) as channel:
+        with grpc.insecure_channel(self.addresses[name], options=PROBE_OPTIONS) as channel:
             while child.pid is not None and child.deaths == deaths and time.monotonic() < deadline:
-                if _ready(channel, min(1.0, deadline - time.monotonic())):
+                if becomes_ready(channel, min(1.0, deadline - time.monotonic())):
                     return
         what = "is not ready in time" if child.pid is not None else "ended"
         raise FleetError(f"{name} {what}; the end of {child.program.log}:\n{child.log_tail()}")
@@ -124,22 +123,6 @@ class Fleet:
 def _inherited() -> dict[str, str]:
     """Our environment, without what would have the services speak TLS: on loopback nobody asks for it."""
     return {name: value for name, value in os.environ.items() if not name.startswith("ANABRANCH_TLS_")}
-
-
-def _ready(channel: grpc.Channel, timeout_s: float) -> bool:
-    """Follow a service's health for a while; whether it became SERVING."""
-    stub = health_pb2_grpc.HealthStub(channel)
-    try:
-        answers = stub.Watch(  # type: ignore[attr-defined]  # the published types lack it
-            health_pb2.HealthCheckRequest(), timeout=timeout_s, wait_for_ready=True
-        )
-        for answer in answers:
-            if answer.status == health_pb2.HealthCheckResponse.SERVING:
-                return True
-    except grpc.RpcError as error:
-        if error.code() not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE):
-            raise
-    return False
 
 
 def free_port() -> int:

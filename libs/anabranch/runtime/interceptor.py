@@ -43,8 +43,8 @@ class Unreadable:
     failure: Failure
 
 
-def measured(deserialize: Callable[[bytes], Any], max_bytes: int) -> Callable[[bytes], Any]:
-    """``deserialize`` for messages up to ``max_bytes``; gives an Unreadable for others."""
+def measured(deserialize: Callable[[bytes], Any] | None, max_bytes: int) -> Callable[[bytes], Any]:
+    """``deserialize`` (None: the bytes as they are) for messages up to ``max_bytes``; an Unreadable for others."""
 
     def read(raw: bytes) -> Any:
         if len(raw) > max_bytes:
@@ -56,7 +56,7 @@ def measured(deserialize: Callable[[bytes], Any], max_bytes: int) -> Callable[[b
                 )
             )
         try:
-            return deserialize(raw)
+            return raw if deserialize is None else deserialize(raw)
         except DecodeError:
             return Unreadable(Failure(errors_pb2.REASON_INVALID_REQUEST, "the request is no message of this call"))
 

@@ -80,6 +80,18 @@ async def afind(conn: psycopg.AsyncConnection[Row], ids: Sequence[str]) -> dict[
     return {row[0]: ApiKey(*row) for row in await cursor.fetchall()}
 
 
+def is_good(conn: psycopg.Connection[Row], text: str, now_ms: int) -> bool:
+    """Whether a key is known here, and neither revoked nor expired."""
+    parts = split_key(text)
+    if parts is None:
+        return False
+    row = conn.execute(FIND, ([parts[0]],)).fetchone()
+    if row is None:
+        return False
+    key = ApiKey(*row)
+    return proves(key, parts[1]) and not key.ended(now_ms)
+
+
 def list_keys(conn: psycopg.Connection[Row]) -> list[ApiKey]:
     """All keys, oldest first."""
     return [ApiKey(*row) for row in conn.execute(LIST).fetchall()]
