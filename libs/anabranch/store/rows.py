@@ -79,16 +79,26 @@ class TableSql:
         return self._by_key(run(conn, *self._statements.insert(tuple(columns), values)).fetchall())
 
     def update(
-        self, conn: Connection, columns: Sequence[str], keys: Sequence[Key], values: Sequence[Sequence[Cell]]
+        self,
+        conn: Connection,
+        columns: Sequence[str],
+        keys: Sequence[Key],
+        values: Sequence[Sequence[Cell]],
+        *,
+        defaults: Sequence[str] = (),
     ) -> dict[str, Row]:
-        """Set ``columns`` of the row of ``keys[i]`` to ``values[i]``. Gives the whole rows as stored."""
+        """Set ``columns`` of the row of ``keys[i]`` to ``values[i]``, and the columns ``defaults`` to their default.
+        Gives the whole rows as stored."""
         if len(keys) != len(values):
             raise ValueError(f"{len(keys)} keys for {len(values)} rows of values")
         order = _order(keys)
         if not order:
             return {}
         statement, parameters = self._statements.update(
-            tuple(columns), _turned([keys[i] for i in order]), _turned([values[i] for i in order])
+            tuple(columns),
+            _turned([keys[i] for i in order]),
+            _turned([values[i] for i in order]),
+            tuple(defaults),
         )
         return self._by_key(run(conn, statement, parameters).fetchall())
 

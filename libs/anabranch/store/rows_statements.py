@@ -108,20 +108,27 @@ class Statements:
         return self._text(("insert", _shape(sent)), make), _build(sent, values)
 
     def update(
-        self, names: tuple[str, ...], keys: Sequence[Cells], values: Sequence[Cells]
+        self,
+        names: tuple[str, ...],
+        keys: Sequence[Cells],
+        values: Sequence[Cells],
+        defaults: tuple[str, ...] = (),
     ) -> tuple[bytes, list[Parameter]]:
-        """Columns ``names`` of rows by key."""
+        """Columns ``names`` of rows by key; the columns ``defaults`` get their default."""
         sent = self._sent(names, values)
 
         def make() -> str:
-            sets = ", ".join(f"{quote(s.column.name)} = {s.expression}" for s in sent)
+            sets = ", ".join(
+                [f"{quote(s.column.name)} = {s.expression}" for s in sent]
+                + [f"{quote(name)} = default" for name in defaults]
+            )
             where = " and ".join(s.condition for s in self._key)
             return (
                 f"update {self._table} as t set {sets} from {_rows([*self._key, *sent], 1)} "
                 f"where {where} returning {self._read}"
             )
 
-        return self._text(("update", _shape(sent)), make), [*self._keys(keys), *_build(sent, values)]
+        return self._text(("update", _shape(sent), defaults), make), [*self._keys(keys), *_build(sent, values)]
 
     def delete(self, keys: Sequence[Cells]) -> tuple[bytes, list[Parameter]]:
         """Rows by key."""
