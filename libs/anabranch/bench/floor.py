@@ -1,0 +1,142 @@
+"""The baseline of the write path: the same rows written by a bare loop of set statements.
+
+For each group: one INSERT or UPDATE of the table's rows, one of ``row_versions``, one INSERT of the log and one of the
+verdicts, then COMMIT. The statements are those of the resolver, with the same binary parameters; all parameters are
+built before the clock starts, so that the loop does nothing but have Postgres work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import psycopg
+
+from anabranch.bench.workload import COLUMNS, SCHEMA, UPDATED, Made
+from anabranch.schema import Table
+from anabranch.store import binary, engine
+from anabranch.store import group_records_statements as statements
+from anabranch.store.binary import Parameter
+from anabranch.store.rows_statements import Statements
+
+Prepared = tuple[bytes, list[Parameter]]
+_NODE = "01HZZZZZZZZZZZZZZZZZZZZZZZ"
+_VERDICT_BYTES = 60
+_EFFECT_OVERHEAD_BYTES = 75
+
+
+def groups_of(batches: Sequence[Made], size: int) -> Iterator[Sequence[Made]]:
+    """Groups of ``size`` batches of one kind."""
+    for kind in (True, False):
+        alike = [batch for batch in batches if batch.insert is kind]
+        for start in range(0, len(alike), size):
+            yield alike[start : start + size]
+
+
+def _prepare(table: Table, sql: Statements, database_id: int, position: int, group: Sequence[Made]) -> list[Prepared]:
+    insert = group[0].insert
+    flat = [(batch.id, ordinal, row) for batch in group for ordinal, row in enumerate(batch.rows)]
+    flat.sort(key=lambda item: str(item[2][0]))
+    columns: list[Any] = list(zip(*(row for _, _, row in flat), strict=True))
+    keys, ids = list(columns[0]), [batch_id for batch_id, _, _ in flat]
+    names = COLUMNS if insert else UPDATED
+    rows = sql.insert(names, columns) if insert else sql.update(names[1:], [columns[0]], columns[1:])
+    count = len(flat)
+    effects = [os.urandom(_EFFECT_OVERHEAD_BYTES + sum(len(str(c)) for c in row)) for _, _, row in flat]
+    stamps = (
+        "{}"
+        if insert
+        else '{"title":[%(p)d,"%(b)s","%(n)s",%(p)d],"done":[%(p)d,"%(b)s","%(n)s",%(p)d]}'  # noqa: UP031 - braces
+        % {"p": position, "b": ids[0], "n": _NODE}
+    )
+    versions = [
+        binary.int8_array([table.id] * count),
+        binary.text_array(keys, "key"),
+        binary.int8_array([position] * count),
+        binary.text_array([_NODE] * count, "last_node"),
+        binary.text_array(ids, "last_batch"),
+        binary.int8_array([0] * count),
+        binary.int8_array([position] * count),
+        binary.int8_array([position] * count),
+        binary.text_array([_NODE] * count, "insert_node"),
+        binary.text_array(ids, "insert_batch"),
+        binary.text_array([None] * count, "tombstone_batch"),
+        binary.text_array([stamps] * count, "stamps"),
+        binary.text_array(["{}"] * count, "overtaken"),
+    ]
+    log = [
+        binary.int8(database_id),
+        binary.int8(position),
+        binary.text_array(ids, "batch_id"),
+        binary.int8_array([ordinal for _, ordinal, _ in flat]),
+        binary.text_array([_NODE] * count, "node_id"),
+        binary.int8_array([table.id] * count),
+        binary.text_array(keys, "key"),
+        binary.int8_array([1 if insert else 2] * count),
+        binary.bytea_array(effects),
+        binary.text_array(["{}" if insert else "{title,done}"] * count, "changed"),
+        binary.bytea_array([os.urandom(16) for _ in flat]),
+    ]
+    verdicts = [
+        binary.int8(database_id),
+        binary.int8(position),
+        binary.int8(position),
+        binary.text_array([batch.id for batch in group], "batch_id"),
+        binary.text_array([_NODE] * len(group), "node_id"),
+        binary.text_array(["bench"] * len(group), "principal"),
+        binary.bytea_array([hashlib.sha256(batch.payload).digest() for batch in group]),
+        binary.int8_array([1] * len(group)),
+        binary.int8_array([0] * len(group)),
+        binary.int8_array([position] * len(group)),
+        binary.bytea_array([os.urandom(_VERDICT_BYTES) for _ in group]),
+    ]
+    return [
+        rows,
+        (statements.INSERT_VERSIONS if insert else statements.UPDATE_VERSIONS, versions),
+        (statements.WRITE_LOG, log),
+        (statements.WRITE_BATCHES, verdicts),
+    ]
+
+
+def write(url: str, table: Table, database_id: int, batches: Sequence[Made], group_size: int) -> float:
+    """Write all that ``batches`` change, ``group_size`` batches a commit, into an empty table; row changes a second.
+
+    Raises:
+        RuntimeError: a statement changed another number of rows than it names.
+    """
+    sql = Statements(SCHEMA, table)
+    groups = [
+        _prepare(table, sql, database_id, 1_000 + i, group) for i, group in enumerate(groups_of(batches, group_size))
+    ]
+    changes = sum(len(batch.rows) for batch in batches)
+    options = engine.SessionOptions(settings={"enable_seqscan": "off", "plan_cache_mode": "force_custom_plan"})
+    with engine.connect(url, application_name="anabranch-bench-floor", options=options) as conn:
+        cursor = binary.cursor(conn)
+        started = time.perf_counter()
+        written = 0
+        for group in groups:
+            for number, (statement, parameters) in enumerate(group):
+                cursor.execute(statement, parameters, binary=True, prepare=True)
+                if number == 0:
+                    written += cursor.rowcount
+            conn.commit()
+        took = time.perf_counter() - started
+    if written != changes:
+        raise RuntimeError(f"{changes} changes named, {written} written")
+    return changes / took
+
+
+def commit_pair_s(url: str, times: int) -> list[float]:
+    """How long two bare commits of one small row each take, one after the other, in seconds; ``times`` measurements."""
+    took: list[float] = []
+    with psycopg.connect(url, autocommit=True) as conn:
+        conn.execute("create table if not exists bench.pair (id bigint generated always as identity, body text)")
+        for _ in range(times):
+            started = time.perf_counter()
+            for _ in range(2):
+                conn.execute("insert into bench.pair (body) values ('one small row')", prepare=True)
+            took.append(time.perf_counter() - started)
+    return took

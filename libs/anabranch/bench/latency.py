@@ -1,0 +1,141 @@
+"""How long one small write takes on an idle system: to its verdict, and to another device's file."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import grpc
+
+from anabranch.bench import floor, workload
+from anabranch.bench.report import Result, percentile
+from anabranch.bench.sending import Sender
+from anabranch.bench.stage import Stage, stage
+from anabranch.client import RemoteDb, SyncedDb
+from anabranch.v1 import ingest_pb2_grpc
+
+P50_TARGET = 8.0
+P99_TARGET = 20.0
+PROPAGATE_TARGET = 2.0
+WARM_UP = 50
+PAUSE_S = 0.002
+"""Between two writes, so that each meets an idle system."""
+APPLY_TIMEOUT_S = 10.0
+
+
+async def _verdict_times(on: Stage, times: int) -> list[float]:
+    client = workload.clients(1, times + WARM_UP, 1, time.time_ns() // 1_000_000)[0]
+    took: list[float] = []
+    async with grpc.aio.insecure_channel(on.stack.addresses["ingest"]) as channel:
+        stub = ingest_pb2_grpc.IngestServiceStub(channel)
+        sender = Sender(client, stub, on.stack.key, 1)  # type: ignore[arg-type]
+        for batch in client.batches:
+            started = time.perf_counter()
+            await sender.send([batch], "")
+            took.append(time.perf_counter() - started)
+            await asyncio.sleep(PAUSE_S)
+    return took[WARM_UP:]
+
+
+def _verdicts(on: Stage, times: int) -> tuple[list[float], list[float]]:
+    """Times to the verdict, and of the baseline, half of it before and half after."""
+    pairs = floor.commit_pair_s(on.url, times // 2)
+    took = asyncio.run(_verdict_times(on, times))
+    return took, pairs + floor.commit_pair_s(on.url, times // 2)
+
+
+def latency(times: int = 1_000) -> Result:
+    """One batch of one change at a time, to its verdict."""
+    with stage() as on:
+        took, pairs = _verdicts(on, times)
+    base = percentile(pairs, 0.5) * 1_000
+    p50, p99 = percentile(took, 0.5) * 1_000, percentile(took, 0.99) * 1_000
+    return Result(
+        bench="latency",
+        value=p50,
+        baseline=base,
+        unit="ms",
+        target=P50_TARGET,
+        direction="at most",
+        conditions={f"p99 ≤ {P99_TARGET:g} × two bare commits": p99 <= P99_TARGET * base},
+        details={"times": times, "p99_ms": round(p99, 3), "p99_ratio": round(p99 / base, 3)},
+    )
+
+
+def _remote(addresses: dict[str, str], key: str) -> RemoteDb:
+    return RemoteDb(
+        ingest=addresses["ingest"], snapshot=addresses["snapshot"], resolver=addresses["conflict-resolver"], token=key
+    )
+
+
+def _listen(pipe: Connection, file: str, addresses: dict[str, str], key: str) -> None:
+    """Device B, a process of its own: sends the moment at which each row is in its file."""
+
+    def changed(changes: Sequence[object]) -> None:
+        now = time.time_ns()
+        for change in changes:
+            pipe.send((str(change.values["id"]), now))  # type: ignore[attr-defined]
+
+    with SyncedDb(file, remote=_remote(addresses, key), db_name=workload.DATABASE) as db:
+        db.on_change(changed)
+        db.start()
+        pipe.send(("ready", time.time_ns()))
+        pipe.recv()
+
+
+def propagate(times: int = 500) -> Result:
+    """One row at a time, from the end of A's local commit to B's file."""
+    with stage() as on, tempfile.TemporaryDirectory(prefix="anabranch-bench-") as folder:
+        verdicts, _ = _verdicts(on, times)
+        here, there = multiprocessing.get_context("spawn").Pipe()
+        addresses = dict(on.stack.addresses)
+        listener = multiprocessing.get_context("spawn").Process(
+            target=_listen, args=(there, str(Path(folder) / "b.db"), addresses, on.stack.key), daemon=True
+        )
+        listener.start()
+        took: list[float] = []
+        try:
+            _await(here, "ready")
+            with SyncedDb(
+                str(Path(folder) / "a.db"), remote=_remote(addresses, on.stack.key), db_name=workload.DATABASE
+            ) as db:
+                db.start()
+                table = db.table(workload.TABLE)
+                for i in range(times + WARM_UP):
+                    row_id = f"propagate-{i:06d}"
+                    row = {"id": row_id, "title": "t", "done": False, "position": i, "score": None, "changed": i}
+                    table.insert(row)
+                    committed = time.time_ns()
+                    took.append((_await(here, row_id) - committed) / 1e9)
+                    time.sleep(PAUSE_S)
+            here.send("done")
+            listener.join(APPLY_TIMEOUT_S)
+        finally:
+            if listener.is_alive():
+                listener.kill()
+                listener.join()
+    p50 = percentile(took[WARM_UP:], 0.5) * 1_000
+    return Result(
+        bench="propagate",
+        value=p50,
+        baseline=percentile(verdicts, 0.5) * 1_000,
+        unit="ms",
+        target=PROPAGATE_TARGET,
+        direction="at most",
+        details={"times": times, "p99_ms": round(percentile(took[WARM_UP:], 0.99) * 1_000, 3)},
+    )
+
+
+def _await(pipe: Connection, wanted: str) -> int:
+    """The moment that the listener names for ``wanted``. Raises TimeoutError."""
+    deadline = time.monotonic() + APPLY_TIMEOUT_S
+    while (left := deadline - time.monotonic()) > 0 and pipe.poll(left):
+        name, moment = pipe.recv()
+        if name == wanted:
+            return int(moment)
+    raise TimeoutError(f"{wanted} did not arrive within {APPLY_TIMEOUT_S:g} s")

@@ -1,0 +1,94 @@
+"""Clients that send what they have queued over gRPC and wait for the verdicts: bare ones, so that a bench of the server
+measures the server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import grpc
+
+from anabranch.bench.workload import DATABASE, Client, Made
+from anabranch.v1 import batch_pb2, ingest_pb2, ingest_pb2_grpc, position_pb2, verdict_pb2
+
+CALL_TIMEOUT_S = 30.0
+MAX_ATTEMPTS = 20
+
+
+class NotAppliedError(Exception):
+    """A batch of the workload was not applied: the figure would mean nothing."""
+
+
+@dataclass(slots=True)
+class Sender:
+    """One client on one channel. ``per_call`` envelopes travel together at most."""
+
+    client: Client
+    stub: ingest_pb2_grpc.IngestServiceAsyncStub
+    key: str
+    per_call: int
+    token: bytes = b""
+    calls: int = 0
+
+    async def send(self, batches: Sequence[Made], prev: str) -> str:
+        """Send and wait until every batch is applied; the last id."""
+        envelopes = []
+        for batch in batches:
+            envelopes.append(batch_pb2.Envelope(payload=batch.payload, basis=0, prev=prev))
+            prev = batch.id
+        for _ in range(MAX_ATTEMPTS):
+            request = ingest_pb2.SendRequest(
+                db_name=DATABASE,
+                node_state=position_pb2.NodeState(node=batch_pb2.Node(id=self.client.node_id, name="bench")),
+                node_token=self.token,
+                envelopes=envelopes,
+            )
+            response = await self.stub.Send(
+                request, timeout=CALL_TIMEOUT_S, metadata=(("authorization", f"Bearer {self.key}"),)
+            )
+            self.token = response.node_token
+            self.calls += 1
+            statuses = {verdict.status for verdict in response.verdicts}
+            if statuses == {verdict_pb2.VERDICT_STATUS_APPLIED}:
+                return prev
+            if verdict_pb2.VERDICT_STATUS_REJECTED in statuses:
+                bad = next(v for v in response.verdicts if v.status == verdict_pb2.VERDICT_STATUS_REJECTED)
+                raise NotAppliedError(f"batch {bad.batch_id}: {bad.message}")
+        raise NotAppliedError(f"no verdict after {MAX_ATTEMPTS} calls")
+
+    async def send_all(self) -> None:
+        """Send everything, call after call."""
+        batches, prev = self.client.batches, ""
+        for start in range(0, len(batches), self.per_call):
+            # What was sent before has its verdict and has left the queue: the first of a call has no prev.
+            await self.send(batches[start : start + self.per_call], prev)
+            prev = ""
+
+
+async def _all(address: str, key: str, clients: Sequence[Client], per_call: int) -> float:
+    channels = [grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) for _ in clients]
+    try:
+        senders = [
+            Sender(client, ingest_pb2_grpc.IngestServiceStub(channel), key, per_call)  # type: ignore[arg-type]
+            for client, channel in zip(clients, channels, strict=True)
+        ]
+        await asyncio.gather(*(channel.channel_ready() for channel in channels))
+        started = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for sender in senders:
+                group.create_task(sender.send_all())
+        return time.perf_counter() - started
+    finally:
+        for channel in channels:
+            await channel.close()
+
+
+def send_all(address: str, key: str, clients: Sequence[Client], per_call: int) -> float:
+    """Have all clients send all that they have at the same time; seconds from the first call to the last verdict.
+
+    Raises:
+        NotAppliedError: a batch was rejected, or got no verdict.
+    """
+    return asyncio.run(_all(address, key, clients, per_call))

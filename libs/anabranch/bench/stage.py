@@ -1,0 +1,77 @@
+"""What a bench runs on: Postgres, the services as real processes, one database with one table."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from anabranch.bench.workload import DATABASE, DEFINITION, SCHEMA, TABLE
+from anabranch.schema import Table
+from anabranch.store import migrate, registration
+from anabranch.store.catalog import Database, load_database
+from anabranch.store.engine import connect
+from anabranch.testkit.postgres import EmbeddedPostgres, create_database, drop_database
+from anabranch.testkit.stack import Stack
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """``url`` is the database that the services use."""
+
+    server_url: str
+    url: str
+    stack: Stack
+    database: Database
+    folder: Path
+
+    @property
+    def table(self) -> Table:
+        """The one synced table."""
+        return self.database.tables[TABLE]
+
+
+def _prepare(url: str) -> Database:
+    migrate.upgrade(url)
+    with connect(url, application_name="anabranch-bench", autocommit=True) as conn:
+        conn.execute(DEFINITION)
+        registration.create_database(conn, DATABASE, SCHEMA)
+        registration.add_table(conn, DATABASE, TABLE)
+        conn.execute("analyze")
+        return load_database(conn, DATABASE)
+
+
+@contextmanager
+def _server(folder: Path) -> Iterator[str]:
+    given = os.environ.get("ANABRANCH_POSTGRES_URL")
+    if given:
+        yield given
+        return
+    with EmbeddedPostgres(folder / "postgres") as postgres:
+        yield postgres.start()
+
+
+@contextmanager
+def fresh_database(server_url: str) -> Iterator[tuple[str, Database]]:
+    """A new Postgres database with the schema, the table and nothing else, dropped at the end."""
+    name = f"anabranch_bench_{time.time_ns()}"
+    url = create_database(server_url, name)
+    try:
+        yield url, _prepare(url)
+    finally:
+        drop_database(server_url, name)
+
+
+@contextmanager
+def stage(resolvers: int = 1) -> Iterator[Stage]:
+    """Everything running; ended and removed afterwards."""
+    with tempfile.TemporaryDirectory(prefix="anabranch-bench-") as name:
+        folder = Path(name)
+        with _server(folder) as server_url, fresh_database(server_url) as (url, database):
+            (folder / "services").mkdir()
+            with Stack(url, folder=folder / "services", resolvers=resolvers) as stack:
+                yield Stage(server_url, url, stack, database, folder)
