@@ -168,7 +168,7 @@ select n.nspname, c.relname, x.relname,
 from pg_index i
 join pg_class c on c.oid = i.indrelid join pg_class x on x.oid = i.indexrelid
 join pg_namespace n on n.oid = c.relnamespace
-where n.nspname = any(%(schema_names)s::text[]) and c.relkind = 'r'
+where n.nspname = any(%(schema_names)s::text[]) and c.relkind in ('r', 'p')
   and i.indisunique and i.indisvalid and i.indpred is null and i.indexprs is null
 order by n.nspname, c.relname, not i.indisprimary, x.relname
 """
@@ -184,7 +184,7 @@ select n.nspname, c.relname, f.conname,
 from pg_constraint f
 join pg_class c on c.oid = f.conrelid join pg_namespace n on n.oid = c.relnamespace
 join pg_class tc on tc.oid = f.confrelid join pg_namespace tn on tn.oid = tc.relnamespace
-where f.contype = 'f' and n.nspname = any(%(schema_names)s::text[]) and c.relkind = 'r'
+where f.contype = 'f' and n.nspname = any(%(schema_names)s::text[]) and c.relkind in ('r', 'p')
 order by n.nspname, c.relname, f.conname
 """
 

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from anabranch.cli.app import app
+from anabranch.store import migrate
+from anabranch.store.catalog import load_database, load_databases
+from anabranch.store.engine import Session
+
+TABLES = """
+create table app.planes (id text primary key, seats int);
+create table app.flights (id text primary key, plane text references app.planes, delay int);
+create table app."Order" (id text primary key, "[red]" text);
+create table app.broken (n float primary key, plane text references app.planes on delete cascade);
+insert into app.planes values ('N1', 100), ('N2', 50);
+"""
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv("ANABRANCH_POSTGRES_URL", raising=False)
+
+
+def command(*arguments: str, env: dict[str, str] | None = None) -> Result:
+    return CliRunner().invoke(app, arguments, env=env)
+
+
+def done(*arguments: str) -> str:
+    result = command(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refused(*arguments: str) -> str:
+    result = command(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    return line
+
+
+def test_a_database_from_nothing_to_synced_tables(conn: Session, migrated_url: str) -> None:
+    at = ("--postgres-url", migrated_url)
+    conn.execute(TABLES)
+    assert "was already at revision" in done("database", "migrate", *at)
+    assert 'database "gates"' in done(
+        "database", "create", "gates", "--schema", "app", "--policy", '{"order":"edit"}', *at
+    )
+    result = command("table", "add", "gates", "flights", "planes", "Order", *at)
+    assert result.exit_code == 0, result.output
+    assert 'table "planes" is synced: 2 rows' in result.stdout
+    # flights points to planes, which is synced by the same command.
+    assert result.stderr == ""
+    assert load_database(conn, "gates").table_order == ("Order", "planes", "flights")
+
+    listed = done("table", "list", "gates", *at)
+    assert "[red]" in listed
+    assert listed.index("planes") < listed.index("flights")
+    assert "gates" in done("database", "list", *at)
+    shown = done("database", "show", "gates", *at)
+    assert "edit" in shown
+    assert "changed since" not in shown
+
+    conn.execute("alter table app.flights drop column delay")
+    assert 'changed since it was added: "flights": column "delay" is gone' in done("database", "show", "gates", *at)
+
+    assert "no longer synced" in done("table", "remove", "gates", "flights", "Order", *at)
+    assert set(load_database(conn, "gates").tables) == {"planes"}
+
+
+def test_several_tables_are_added_together_or_not_at_all(conn: Session, migrated_url: str) -> None:
+    conn.execute(TABLES)
+    done("database", "create", "gates", "--schema", "app", "--postgres-url", migrated_url)
+    line = refused("table", "add", "gates", "planes", "broken", "--postgres-url", migrated_url)
+    assert line.startswith('anabranch: table "broken" can\'t be synced: ')
+    assert "(KEY_TYPE)" in line
+    assert "(CASCADES)" in line
+    assert load_database(conn, "gates").tables == {}
+
+
+def test_an_unsynced_target_is_a_warning(conn: Session, migrated_url: str) -> None:
+    conn.execute(TABLES)
+    done("database", "create", "gates", "--schema", "app", "--postgres-url", migrated_url)
+    result = command("table", "add", "gates", "flights", "--postgres-url", migrated_url)
+    assert result.exit_code == 0
+    assert result.stderr.startswith('warning: foreign key "flights_plane_fkey" points to "planes"')
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["database", "show", "nope"], "UNKNOWN_DATABASE"),
+        (["table", "list", "nope"], "UNKNOWN_DATABASE"),
+        (["table", "add", "nope", "t"], "UNKNOWN_DATABASE"),
+        (["database", "create", "a b"], "INVALID_NAME"),
+        (["database", "create", "d", "--schema", "nowhere"], "UNKNOWN_SCHEMA"),
+        (["database", "create", "d", "--policy", "{"], "INVALID_POLICY"),
+        (["database", "create", "d", "--policy", "[]"], "INVALID_POLICY"),
+        (["database", "create", "d", "--policy", '{"ordr": "edit"}'], "INVALID_POLICY"),
+    ],
+)
+def test_a_wrong_command_is_one_line_with_its_reason(
+    conn: Session, migrated_url: str, arguments: list[str], reason: str
+) -> None:
+    assert refused(*arguments, "--postgres-url", migrated_url).endswith(f"({reason})")
+    assert load_databases(conn) == {}
+
+
+def test_a_server_that_is_away_is_one_line_with_its_reason() -> None:
+    for arguments in (("database", "list"), ("database", "migrate"), ("table", "list", "d")):
+        assert refused(*arguments, "--postgres-url", "postgresql://127.0.0.1:1/x").endswith("(UNAVAILABLE)")
+        assert refused(*arguments, "--postgres-url", "no url").endswith("(INVALID_URL)")
+
+
+def test_a_schema_that_is_not_there_is_told_with_what_to_do(database_url: str) -> None:
+    line = refused("database", "list", "--postgres-url", database_url)
+    assert "anabranch database migrate" in line
+    assert line.endswith("(SCHEMA_NOT_CURRENT)")
+    assert f"is now at revision {migrate.head()}" in done("database", "migrate", "--postgres-url", database_url)
+    done("database", "list", "--postgres-url", database_url)
+
+
+def test_the_server_is_found_by_folder_and_environment(conn: Session, migrated_url: str, tmp_path: Path) -> None:
+    (tmp_path / "endpoints.json").write_text(json.dumps({"postgres_url": migrated_url}))
+    done("database", "create", "one", "--data-dir", str(tmp_path))
+    result = command("database", "create", "two", "--schema", "app", env={"ANABRANCH_POSTGRES_URL": migrated_url})
+    assert result.exit_code == 0
+    assert set(load_databases(conn)) == {"one", "two"}
+    assert command("database", "list").exit_code != 0

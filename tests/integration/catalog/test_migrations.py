@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+
+import psycopg
+import pytest
+from alembic import command
+
+from anabranch.store import migrate
+from anabranch.store.channels import MIGRATION_LOCK
+from anabranch.testkit.databases import TestDatabases
+
+SCHEMA_TEXT = """
+select 'column', table_name, column_name, data_type, coalesce(collation_name, ''), is_nullable,
+       coalesce(column_default, ''), is_identity
+from information_schema.columns where table_schema = 'anabranch'
+union all
+select 'index', tablename, indexname, indexdef, '', '', '', '' from pg_indexes where schemaname = 'anabranch'
+union all
+select 'constraint', conrelid::regclass::text, conname, pg_get_constraintdef(oid), '', '', '', ''
+from pg_constraint where connamespace = 'anabranch'::regnamespace
+union all
+select 'relation', relname, relkind::text, coalesce(array_to_string(reloptions, ','), ''), '', '', '', ''
+from pg_class where relnamespace = 'anabranch'::regnamespace
+order by 1, 2, 3, 4
+"""
+
+
+def schema_text(url: str) -> list[tuple[object, ...]]:
+    with psycopg.connect(url) as conn:
+        return conn.execute(SCHEMA_TEXT).fetchall()
+
+
+def test_five_at_once_run_it_once_and_leave_what_one_leaves(databases_pair: tuple[str, str]) -> None:
+    alone, together = databases_pair
+    assert migrate.upgrade(alone)
+    context = multiprocessing.get_context("spawn")
+    with psycopg.connect(together, autocommit=True) as conn:
+        # All five must be waiting before the first can begin.
+        conn.execute("select pg_advisory_lock(%s)", (MIGRATION_LOCK,))
+        with ProcessPoolExecutor(5, mp_context=context) as five:
+            running = [five.submit(migrate.upgrade, together) for _ in range(5)]
+            _wait_for_waiting(conn, 5)
+            conn.execute("select pg_advisory_unlock(%s)", (MIGRATION_LOCK,))
+            did = [future.result(timeout=60) for future in running]
+    assert sorted(did) == [False, False, False, False, True]
+    assert schema_text(together) == schema_text(alone)
+    assert migrate.is_current(together)
+
+
+def _wait_for_waiting(conn: psycopg.Connection[tuple[object, ...]], count: int) -> None:
+    statement = """
+        select count(*) from pg_locks
+        where locktype = 'advisory' and not granted
+          and database = (select oid from pg_database where datname = current_database())
+    """
+    # Bounded by the server: half a minute in steps that it sleeps through itself.
+    for _ in range(600):
+        if conn.execute(statement).fetchone() == (count,):
+            return
+        conn.execute("select pg_sleep(0.05)")
+    raise AssertionError(f"no {count} processes wait for the migration's lock")
+
+
+@pytest.fixture
+def databases_pair(databases: TestDatabases) -> Iterator[tuple[str, str]]:
+    urls = databases.fresh(), databases.fresh()
+    yield urls
+    for url in urls:
+        databases.release(url)
+
+
+def test_a_second_run_changes_nothing(database_url: str) -> None:
+    assert migrate.current(database_url) is None
+    assert not migrate.is_current(database_url)
+    assert migrate.upgrade(database_url)
+    before = schema_text(database_url)
+    assert before
+    assert not migrate.upgrade(database_url)
+    assert schema_text(database_url) == before
+    assert migrate.current(database_url) == migrate.head()
+
+
+def test_one_that_fails_leaves_nothing(database_url: str) -> None:
+    with psycopg.connect(database_url, autocommit=True) as conn:
+        conn.execute("create schema anabranch create table api_keys (mine int)")
+    before = schema_text(database_url)
+    with pytest.raises(psycopg.errors.DuplicateTable):
+        migrate.upgrade(database_url)
+    assert schema_text(database_url) == before
+    assert migrate.current(database_url) is None
+
+
+def test_a_newer_schema_is_left_alone(database_url: str) -> None:
+    migrate.upgrade(database_url)
+    with psycopg.connect(database_url, autocommit=True) as conn:
+        conn.execute(f"update anabranch.{migrate.VERSION_TABLE} set version_num = '9999'")
+    before = schema_text(database_url)
+    with pytest.raises(migrate.MigrationError, match=r"revision 9999.*newer"):
+        migrate.upgrade(database_url)
+    assert not migrate.is_current(database_url)
+    assert schema_text(database_url) == before
+
+
+def test_a_server_that_is_not_there_is_the_drivers_error() -> None:
+    with pytest.raises(psycopg.OperationalError):
+        migrate.upgrade("postgresql://127.0.0.1:1/nowhere")
+
+
+def test_the_schema_can_be_taken_down_again(database_url: str) -> None:
+    migrate.upgrade(database_url)
+    with migrate._transaction(database_url) as connection:
+        config = migrate._config()
+        config.attributes["connection"] = connection
+        command.downgrade(config, "base")
+    left = {row[1] for row in schema_text(database_url) if row[0] == "relation"}
+    assert left == {migrate.VERSION_TABLE, f"{migrate.VERSION_TABLE}_pkc"}

@@ -1,0 +1,344 @@
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from anabranch.store.engine import Session, connect
+from anabranch.store.refusals import Refusal
+from anabranch.store.registration import RegistrationError, add_table, create_database
+
+OK = "id text primary key"
+
+REFUSED: list[tuple[str, str, list[Refusal], str]] = [
+    ("no key", "create table app.t (id text)", [Refusal.NO_PRIMARY_KEY], "no primary key"),
+    ("unique is no key", "create table app.t (id text not null unique)", [Refusal.NO_PRIMARY_KEY], "no primary key"),
+    *(
+        (f"key {kind}", f"create table app.t (id {kind} primary key)", [Refusal.KEY_TYPE], 'key column "id" is')
+        for kind in (
+            "real",
+            "double precision",
+            "numeric",
+            "numeric(10,0)",
+            "public.citext",
+            "char(3)",
+            "int[]",
+            "jsonb",
+            "interval",
+            "inet",
+            "timestamp(0)",
+            "time(3)",
+            "timetz",
+            "int4range",
+            "bit(3)",
+        )
+    ),
+    (
+        "second key column",
+        "create table app.t (a text, b float, primary key (a, b))",
+        [Refusal.KEY_TYPE],
+        'key column "b"',
+    ),
+    (
+        "domain over citext",
+        "create domain app.d as public.citext; create table app.t (id app.d primary key)",
+        [Refusal.KEY_TYPE],
+        "citext",
+    ),
+    (
+        "domain over char",
+        "create domain app.d as char(3); create table app.t (id app.d primary key)",
+        [Refusal.KEY_TYPE],
+        "char(n)",
+    ),
+    (
+        "domain over timestamp(3)",
+        "create domain app.d as timestamp(3); create table app.t (id app.d primary key)",
+        [Refusal.KEY_TYPE],
+        "rounded",
+    ),
+    (
+        "nondeterministic key",
+        # Only builds with ICU make such a collation; the catalog says the same of this one.
+        "create collation app.ci (locale = 'C');"
+        "update pg_collation set collisdeterministic = false where collname = 'ci';"
+        "create table app.t (id text collate app.ci primary key)",
+        [Refusal.KEY_TYPE],
+        "nondeterministic",
+    ),
+    (
+        "identity key",
+        "create table app.t (id int generated always as identity primary key)",
+        [Refusal.KEY_NOT_WRITABLE],
+        "always generated",
+    ),
+    (
+        "generated key",
+        "create table app.t (a int, id int generated always as (a + 1) stored primary key)",
+        [Refusal.KEY_NOT_WRITABLE],
+        "always generated",
+    ),
+    (
+        "columns by case",
+        f'create table app.t ({OK}, "Name" text, name text)',
+        [Refusal.NAME_CLASH],
+        'columns "Name" and "name"',
+    ),
+    ("reserved column", f'create table app.t ({OK}, "_DB_audience" text)', [Refusal.RESERVED_NAME], "_DB_audience"),
+    ("view", "create view app.t as select 'a'::text as id", [Refusal.NOT_A_TABLE], "a view"),
+    (
+        "materialized view",
+        "create materialized view app.t as select 'a'::text as id",
+        [Refusal.NOT_A_TABLE],
+        "a materialized view",
+    ),
+    ("sequence", "create sequence app.t", [Refusal.NOT_A_TABLE], "a sequence"),
+    ("unlogged", f"create unlogged table app.t ({OK})", [Refusal.NOT_PERMANENT], "unlogged"),
+    ("partitioned", f"create table app.t ({OK}) partition by hash (id)", [Refusal.PARTITIONED], "partitioned"),
+    (
+        "a partition",
+        f"create table app.whole ({OK}) partition by hash (id);"
+        "create table app.t partition of app.whole for values with (modulus 1, remainder 0)",
+        [Refusal.PARTITIONED],
+        "a partition of app.whole",
+    ),
+    ("parent", f"create table app.t ({OK}); create table app.u () inherits (app.t)", [Refusal.INHERITANCE], "app.u"),
+    (
+        "child",
+        f"create table app.u (x int); create table app.t ({OK}) inherits (app.u)",
+        [Refusal.INHERITANCE],
+        "app.u",
+    ),
+    (
+        "other schema",
+        "create schema other; create table other.p (id text primary key);"
+        f'create table app.t ({OK}, p text constraint "to p" references other.p)',
+        [Refusal.FOREIGN_KEY_OUTSIDE],
+        'foreign key "to p" points outside the schema, to other.p',
+    ),
+    *(
+        (
+            f"on {action}",
+            f"create table app.p ({OK}); create table app.t ({OK}, p text default 'x' references app.p on {action})",
+            [Refusal.CASCADES],
+            action,
+        )
+        for action in (
+            "delete cascade",
+            "delete set null",
+            "delete set default",
+            "update cascade",
+            "update set null",
+            "update set default",
+        )
+    ),
+    (
+        "cascade onto itself",
+        f"create table app.t ({OK}, p text references app.t on delete cascade)",
+        [Refusal.CASCADES],
+        "on delete cascade",
+    ),
+    *(
+        (
+            f"trigger {kind}",
+            "create function app.f() returns trigger language plpgsql as 'begin return new; end';"
+            f"create table app.t ({OK}); create {kind} on app.t {each} execute function app.f()",
+            [Refusal.TRIGGERS],
+            "trg",
+        )
+        for kind, each in (
+            ("trigger trg before insert", "for each row"),
+            ("trigger trg after update", ""),
+            ("constraint trigger trg after delete", "deferrable initially deferred for each row"),
+        )
+    ),
+    (
+        "instead rule",
+        f"create table app.t ({OK}); create rule skip as on delete to app.t do instead nothing",
+        [Refusal.RULES],
+        "skip",
+    ),
+    (
+        "also rule",
+        f"create table app.t ({OK}); create rule more as on insert to app.t do also notify x",
+        [Refusal.RULES],
+        "more",
+    ),
+    (
+        "forced row security",
+        f"create table app.t ({OK}); alter table app.t enable row level security, force row level security",
+        [Refusal.ROW_SECURITY],
+        "row-level security",
+    ),
+    (
+        "all at once",
+        'create unlogged table app.t (id float primary key, p float references app.t on delete cascade, "P" int)',
+        [Refusal.NOT_PERMANENT, Refusal.KEY_TYPE, Refusal.NAME_CLASH, Refusal.CASCADES],
+        "unlogged",
+    ),
+]
+
+
+@pytest.mark.parametrize(("setup", "reasons", "told"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED])
+def test_a_table_that_cant_be_synced_is_refused_by_name(
+    conn: Session, setup: str, reasons: list[Refusal], told: str
+) -> None:
+    create_database(conn, "d", "app")
+    conn.execute(setup.encode())
+    with pytest.raises(RegistrationError) as caught:
+        add_table(conn, "d", "t")
+    assert caught.value.reasons == reasons
+    assert told in str(caught.value)
+    assert 'table "t" can\'t be synced' in str(caught.value)
+    assert conn.execute("select count(*) from anabranch.synced_tables").fetchone() == (0,)
+    assert conn.execute("select schema_version from anabranch.databases").fetchone() == (1,)
+
+
+@pytest.mark.parametrize("name", ["_db_base", "sqlite_stat1", "SQLite_x", "_DB_x"])
+def test_names_of_the_device_are_refused(conn: Session, name: str) -> None:
+    create_database(conn, "d", "app")
+    conn.execute(f'create table app."{name}" ({OK})'.encode())
+    with pytest.raises(RegistrationError) as caught:
+        add_table(conn, "d", name)
+    assert caught.value.reasons == [Refusal.RESERVED_NAME]
+
+
+def test_a_table_that_differs_only_in_case_from_a_synced_one_is_refused(conn: Session) -> None:
+    create_database(conn, "d", "app")
+    conn.execute(
+        f'create table app."Order" ({OK}); create table app."order" ({OK}); create table app."ÄRGER" ({OK});'
+        f'create table app."ärger" ({OK})'.encode()
+    )
+    add_table(conn, "d", "Order")
+    with pytest.raises(RegistrationError) as caught:
+        add_table(conn, "d", "order")
+    assert caught.value.reasons == [Refusal.NAME_CLASH]
+    # SQLite folds A to Z and nothing else.
+    add_table(conn, "d", "ÄRGER")
+    add_table(conn, "d", "ärger")
+
+
+def test_virtual_columns_are_refused(conn: Session) -> None:
+    if conn.info.server_version < 180000:
+        pytest.skip("the server has no virtual columns: they came with Postgres 18")
+    create_database(conn, "d", "app")
+    conn.execute(f"create table app.t ({OK}, v int generated always as (1) virtual)".encode())
+    with pytest.raises(RegistrationError) as caught:
+        add_table(conn, "d", "t")
+    assert caught.value.reasons == [Refusal.VIRTUAL_COLUMN]
+
+
+def test_a_foreign_table_is_refused(conn: Session) -> None:
+    create_database(conn, "d", "app")
+    conn.execute(
+        "create foreign data wrapper w; create server s foreign data wrapper w;"
+        "create foreign table app.t (id text) server s"
+    )
+    with pytest.raises(RegistrationError) as caught:
+        add_table(conn, "d", "t")
+    assert caught.value.reasons == [Refusal.NOT_A_TABLE]
+
+
+def test_a_role_without_rights_is_told_which(migrated_url: str, conn: Session) -> None:
+    create_database(conn, "d", "app")
+    role = f"anabranch_test_{conn.info.dbname}"
+    conn.execute(f"create table app.t ({OK})".encode())
+    conn.execute(
+        f'create role "{role}"; grant usage on schema anabranch, app to "{role}";'
+        f'grant all on all tables in schema anabranch to "{role}"; grant select on app.t to "{role}"'.encode()
+    )
+    try:
+        with connect(migrated_url, application_name="test", autocommit=True) as poor:
+            poor.execute(f'set role "{role}"'.encode())
+            with pytest.raises(RegistrationError) as caught:
+                add_table(poor, "d", "t")
+    finally:
+        conn.execute(f'drop owned by "{role}"; drop role "{role}"'.encode())
+    assert caught.value.reasons == [Refusal.MISSING_PRIVILEGE]
+    assert "lacks INSERT, UPDATE, DELETE" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("setup", "policy"),
+    [
+        (f"create table app.t ({OK}, n numeric)", {"columns": {"n": "counter"}}),
+        (f"create table app.t ({OK}, n text)", {"columns": {"n": "max"}}),
+        (f"create table app.t ({OK})", {"columns": {"nope": "lww"}}),
+        (f"create table app.t ({OK})", {"columns": {"id": "reject"}}),
+        (f"create table app.t ({OK}, g int generated always as (1) stored)", {"columns": {"g": "max"}}),
+        (f"create table app.t ({OK})", {"sort": "edit"}),
+        (f"create table app.t ({OK})", {"columns": {"id": "sum"}}),
+    ],
+)
+def test_a_policy_that_does_not_fit_is_refused(conn: Session, setup: str, policy: dict[str, object]) -> None:
+    create_database(conn, "d", "app")
+    conn.execute(setup.encode())
+    with pytest.raises(RegistrationError) as caught:
+        add_table(conn, "d", "t", policy)
+    assert caught.value.reasons == [Refusal.INVALID_POLICY]
+
+
+@pytest.mark.parametrize(
+    ("name", "schema", "policy", "reason"),
+    [
+        ("", "app", {}, Refusal.INVALID_NAME),
+        ("a/b", "app", {}, Refusal.INVALID_NAME),
+        (".hidden", "app", {}, Refusal.INVALID_NAME),
+        ("x" * 64, "app", {}, Refusal.INVALID_NAME),
+        ("d\n", "app", {}, Refusal.INVALID_NAME),
+        ("d", "nowhere", {}, Refusal.UNKNOWN_SCHEMA),
+        ("d", "anabranch", {}, Refusal.RESERVED_SCHEMA),
+        ("d", "pg_catalog", {}, Refusal.RESERVED_SCHEMA),
+        ("d", "information_schema", {}, Refusal.RESERVED_SCHEMA),
+        ("d", "app", {"park": 1}, Refusal.INVALID_POLICY),
+        ("taken", "app", {}, Refusal.DATABASE_EXISTS),
+        ("d", "public", {}, Refusal.SCHEMA_TAKEN),
+    ],
+)
+def test_a_database_that_cant_be_is_refused(
+    conn: Session, name: str, schema: str, policy: dict[str, object], reason: Refusal
+) -> None:
+    create_database(conn, "taken", "public")
+    with pytest.raises(RegistrationError) as caught:
+        create_database(conn, name, schema, policy)
+    assert caught.value.reasons == [reason]
+    assert conn.execute("select count(*) from anabranch.databases").fetchone() == (1,)
+
+
+def test_unknown_names_are_refused(conn: Session) -> None:
+    with pytest.raises(RegistrationError) as caught:
+        add_table(conn, "nowhere", "t")
+    assert caught.value.reasons == [Refusal.UNKNOWN_DATABASE]
+    create_database(conn, "d", "app")
+    with pytest.raises(RegistrationError) as caught:
+        add_table(conn, "d", "'; drop schema app; --")
+    assert caught.value.reasons == [Refusal.UNKNOWN_TABLE]
+
+
+def test_twice_is_refused(conn: Session) -> None:
+    create_database(conn, "d", "app")
+    conn.execute(f"create table app.t ({OK})".encode())
+    add_table(conn, "d", "t")
+    with pytest.raises(RegistrationError) as caught:
+        add_table(conn, "d", "t")
+    assert caught.value.reasons == [Refusal.ALREADY_SYNCED]
+
+
+def test_a_disabled_trigger_writes_nothing_and_is_no_reason(conn: Session) -> None:
+    create_database(conn, "d", "app")
+    conn.execute("create function app.f() returns trigger language plpgsql as 'begin return new; end'")
+    conn.execute(
+        f"create table app.t ({OK}); create trigger trg before insert on app.t for each row"
+        " execute function app.f(); alter table app.t disable trigger trg".encode()
+    )
+    assert add_table(conn, "d", "t").rows == 0
+
+
+def test_row_security_that_does_not_bind_the_role_is_no_reason(conn: Session) -> None:
+    create_database(conn, "d", "app")
+    conn.execute(f"create table app.t ({OK}); alter table app.t enable row level security".encode())
+    assert add_table(conn, "d", "t").rows == 0
+
+
+def test_errors_are_values_that_programs_can_tell_apart() -> None:
+    assert len({r.value for r in Refusal}) == len(Refusal)
+    assert not issubclass(RegistrationError, psycopg.Error)
