@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -103,6 +103,13 @@ class ServiceSettings(BaseSettings):
     def tls(self) -> bool:
         """Whether the server speaks TLS."""
         return self.tls_cert_file is not None
+
+    @field_validator("listen_address", "metrics_address")
+    @classmethod
+    def _is_address(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith("unix:"):
+            split_address(value)
+        return value
 
     @model_validator(mode="after")
     def _fits(self) -> ServiceSettings:

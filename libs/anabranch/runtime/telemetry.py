@@ -38,7 +38,7 @@ def start(service: str, settings: ServiceSettings) -> Callable[[], None]:
     readers: list[MetricReader] = []
     if settings.metrics_address is not None:
         host, port = split_address(settings.metrics_address)
-        readers.append(PrometheusMetricReader(disable_target_info=True))
+        readers.append(PrometheusMetricReader(disable_target_info=True, scope_info_enabled=False))
         server, thread = prometheus_client.start_http_server(port, host)
         closers += [server.shutdown, server.server_close, thread.join]
     if settings.otlp_endpoint is not None:

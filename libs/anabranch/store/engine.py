@@ -150,6 +150,9 @@ def async_pool(
         max_size=max_size,
         max_waiting=8 * max_size,
         timeout=timeout_s,
+        # A pool that keeps trying waits twice as long each time. Given up soon, the next caller begins anew: a
+        # server that is back is noticed within about two seconds, however long it was gone.
+        reconnect_timeout=2.0,
         name=application_name,
         check=AsyncConnectionPool.check_connection,
         open=False,

@@ -1,0 +1,133 @@
+"""Starts the echo service as a real process and calls it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from anabranch.runtime.children import Child, Program
+from anabranch.runtime.errors import error_info
+from anabranch.runtime.fleet import free_port
+from anabranch.runtime.health import PROBE_OPTIONS, becomes_ready
+from anabranch.store import api_keys
+from anabranch.store.engine import connect
+from anabranch.v1 import change_pb2, change_pb2_grpc
+
+TIMEOUT_S = 10.0
+STOP_PATIENCE_S = 15.0
+
+
+@dataclass
+class Echo:
+    """A running echo service."""
+
+    child: Child
+    address: str
+    metrics_address: str
+    database_url: str
+    credentials: grpc.ChannelCredentials | None = None
+    options: list[tuple[str, int]] = field(default_factory=list)
+
+    def channel(self) -> grpc.Channel:
+        """A new channel; the caller closes it."""
+        options = [*PROBE_OPTIONS, *self.options]
+        if self.credentials is None:
+            return grpc.insecure_channel(self.address, options=options)
+        return grpc.secure_channel(self.address, self.credentials, options=options)
+
+    def wait_ready(self, timeout_s: float = 30.0) -> None:
+        """Wait until it says SERVING. Raises TimeoutError with the end of its log."""
+        deadline = time.monotonic() + timeout_s
+        with self.channel() as channel:
+            while self.child.pid is not None and time.monotonic() < deadline:
+                if becomes_ready(channel, 1.0):
+                    return
+        raise TimeoutError(f"the echo service is not ready:\n{self.child.log_tail()}")
+
+    def new_key(
+        self,
+        subject: str,
+        *,
+        role: api_keys.Role = "device",
+        database: str | None = None,
+        expires_ms: int | None = None,
+    ) -> str:
+        """A new API key."""
+        with connect(self.database_url, application_name="echo", autocommit=True) as conn:
+            return api_keys.create(
+                conn, subject=subject, role=role, database=database, now_ms=now_ms(), expires_ms=expires_ms
+            )
+
+    def revoke(self, key: str) -> None:
+        """End a key."""
+        parts = api_keys.split_key(key)
+        assert parts is not None
+        with connect(self.database_url, application_name="echo", autocommit=True) as conn:
+            assert api_keys.revoke(conn, parts[0], now_ms())
+
+
+def now_ms() -> int:
+    """The time, in milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+def bearer(credentials: str, *more: tuple[str, str]) -> tuple[tuple[str, str], ...]:
+    """Metadata of a call with these credentials."""
+    return (("authorization", f"Bearer {credentials}"), *more)
+
+
+def get(
+    channel: grpc.Channel, credentials: str | None, after: int = 0, *more: tuple[str, str], **request: object
+) -> change_pb2.GetResponse:
+    """One ``Get``. Raises grpc.RpcError."""
+    metadata = bearer(credentials, *more) if credentials is not None else tuple(more)
+    message = change_pb2.GetRequest(after=after, **{"db_name": "shop", **request})  # type: ignore[arg-type]
+    return change_pb2_grpc.ChangeServiceStub(channel).Get(message, timeout=TIMEOUT_S, metadata=metadata)
+
+
+def failure(error: grpc.RpcError) -> tuple[str, str]:
+    """Code and reason of a failed call. Raises AssertionError unless it has exactly one ErrorInfo of ours."""
+    info = error_info(error)
+    assert info is not None, f"no ErrorInfo: {error}"
+    assert info.domain == "anabranch"
+    return error.code().name, info.reason
+
+
+@contextmanager
+def echo_service(
+    database_url: str,
+    folder: Path,
+    environment: Mapping[str, str] | None = None,
+    credentials: grpc.ChannelCredentials | None = None,
+) -> Iterator[Echo]:
+    """An echo service that was started; not yet waited for. It is stopped at the end, and its log printed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    address, metrics_address = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    program = Program(
+        name="echo",
+        arguments=(sys.executable, "-m", "anabranch.testkit.echo_service"),
+        environment={
+            **os.environ,
+            "ANABRANCH_POSTGRES_URL": database_url,
+            "ANABRANCH_LISTEN_ADDRESS": address,
+            "ANABRANCH_METRICS_ADDRESS": metrics_address,
+            "ANABRANCH_READY_INTERVAL_MS": "100",
+            "ANABRANCH_END_WITH_STDIN": "true",
+            **(environment or {}),
+        },
+        log=folder / "echo.log",
+    )
+    child = Child(program, restarts=False, say=print)
+    child.start()
+    try:
+        yield Echo(child, address, metrics_address, database_url, credentials)
+    finally:
+        child.stop(STOP_PATIENCE_S)
+        print(child.log_tail())
