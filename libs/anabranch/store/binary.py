@@ -73,7 +73,7 @@ _LENGTH_TEXTS = tuple(raw.decode("latin-1") for raw in _LENGTHS)
 _TRUE, _FALSE = b"\x00\x00\x00\x01\x01", b"\x00\x00\x00\x01\x00"
 
 
-class NulInText(ValueError):  # noqa: N818 - the name says what is wrong
+class NulInText(ValueError):
     """Text holds a NUL character, which Postgres can't store. ``column`` names the column."""
 
     def __init__(self, column: str) -> None:
@@ -274,9 +274,7 @@ def typed_text_array(cells: Column, column: str) -> Parameter:
     Raises:
         NulInText: as ``text_array``.
     """
-    elements = [
-        "NULL" if c is None else '"' + c.replace("\\", "\\\\").replace('"', '\\"') + '"' for c in cells
-    ]
+    elements = ["NULL" if c is None else '"' + c.replace("\\", "\\\\").replace('"', '\\"') + '"' for c in cells]
     joined = "{" + ",".join(elements) + "}"
     if "\0" in joined:
         raise NulInText(column)

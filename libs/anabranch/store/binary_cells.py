@@ -2,9 +2,10 @@
 
 Sent: numbers, text, bytes, dates and times as binary arrays of the widest type of their kind, which Postgres then
 assigns to the column (and refuses what doesn't fit, as for any writer); the rest as text, cast to the type without its
-modifier, so that the modifier is applied by assignment, too: an explicit cast would cut silently. A column of a type
-that isn't built in (an enum, a domain, an extension's) is sent as an array of that very type in text format, so that
-its input function judges.
+modifier, so that the modifier is applied by assignment, too: an explicit cast would cut silently. A column of text,
+decimals, JSON or uuids whose type isn't built in (an enum, a domain) is sent as an array of that very type in text
+format, so that its input function judges; other such types can't be, since an array of a composite type would fall
+apart into columns.
 
 Read: what binary formats carry exactly as such, the rest as the text that the type's output function prints.
 """
@@ -86,12 +87,10 @@ def sender(column: Column) -> Sender:
             return Sender("time[]", binary.time_array)
         case Kind.TIMESTAMP:
             zone = _has_zone(column)
-            return Sender(
-                "timestamptz[]" if zone else "timestamp[]", partial(binary.timestamp_array, zone=zone)
-            )
+            return Sender("timestamptz[]" if zone else "timestamp[]", partial(binary.timestamp_array, zone=zone))
         case Kind.ARRAY:
             return Sender("text[]", _array_builder(column), "::" + bare_type(column.postgres_type))
-    if not _is_built_in(column.postgres_type):
+    if kind is not Kind.LITERAL and not _is_built_in(column.postgres_type):
         return Sender(bare_type(column.postgres_type) + "[]", partial(binary.typed_text_array, column=name))
     cast = "" if kind is Kind.STRING else "::" + bare_type(column.postgres_type)
     return Sender("text[]", partial(binary.text_array, column=name), cast)
@@ -100,10 +99,10 @@ def sender(column: Column) -> Sender:
 def literal_sender(column: Column) -> Sender:
     """How cells of a TIMESTAMP column are sent where some are Literals."""
     cast = "::timestamptz" if _has_zone(column) else "::timestamp"
-    show = partial(binary_text.timestamp_text, zone=_has_zone(column))
+    show = partial(binary_text.cell_timestamp_text, zone=_has_zone(column))
 
     def build(cells: Sequence[Cell]) -> Parameter:
-        texts = [c if c is None or type(c) is Literal else show(c) for c in cells]  # type: ignore[arg-type]
+        texts = [None if c is None else show(c) for c in cells]  # type: ignore[arg-type]
         return binary.text_array(texts, column.name)
 
     return Sender("text[]", build, cast)

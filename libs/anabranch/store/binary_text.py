@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 from anabranch.schema.cells import (
@@ -22,9 +23,7 @@ from anabranch.schema.cells import (
 from anabranch.schema.table import Kind
 
 _DAY_US = 86_400_000_000
-_MOMENT = re.compile(
-    r"(?:(\d+)-(\d\d)-(\d\d))?(?: ?(\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?)?(?:\+00)?( BC)?", re.ASCII
-)
+_MOMENT = re.compile(r"(?:(\d+)-(\d\d)-(\d\d))?(?: ?(\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?)?(?:\+00)?( BC)?", re.ASCII)
 # The days of a year that begins in March, so that the leap day is its last; 400 such years are 146,097 days.
 _ERA_DAYS = 146_097
 _MARCH_FIRST_YEAR_0 = -719_468
@@ -63,14 +62,22 @@ def _time(us: int) -> str:
 
 
 def timestamp_text(us: int, *, zone: bool) -> str:
-    """Microseconds since 1970, of any size, as a timestamptz (``zone``) or timestamp prints."""
-    if us == TIMESTAMP_INFINITY:
-        return "infinity"
-    if us == TIMESTAMP_MINUS_INFINITY:
-        return "-infinity"
+    """Microseconds since 1970, of any size and never standing for an infinity, as a timestamptz (``zone``) or
+    timestamp prints."""
     days, of_day = divmod(us, _DAY_US)
     date, era = _date(days)
     return f"{date} {_time(of_day)}{'+00' if zone else ''}{era}"
+
+
+def cell_timestamp_text(cell: int | Literal, *, zone: bool) -> str:
+    """The cell of a timestamp as it prints."""
+    if isinstance(cell, Literal):
+        return cell
+    if cell == TIMESTAMP_INFINITY:
+        return "infinity"
+    if cell == TIMESTAMP_MINUS_INFINITY:
+        return "-infinity"
+    return timestamp_text(cell, zone=zone)
 
 
 def date_text(days: int) -> str:
@@ -119,9 +126,7 @@ def parse_date(text: str) -> Cell:
 
 
 def _double_text(cell: float) -> str:
-    return (
-        repr(cell) if cell - cell == 0 else "NaN" if cell != cell else "Infinity" if cell > 0 else "-Infinity"
-    )
+    return repr(cell) if cell - cell == 0 else "NaN" if cell != cell else "Infinity" if cell > 0 else "-Infinity"
 
 
 _PRINT: dict[Kind, Callable[..., str]] = {
@@ -129,7 +134,7 @@ _PRINT: dict[Kind, Callable[..., str]] = {
     Kind.INT64: str,
     Kind.DOUBLE: _double_text,
     Kind.BYTES: lambda cell: "\\x" + cell.hex(),
-    Kind.TIMESTAMP: lambda cell: cell if type(cell) is Literal else timestamp_text(cell, zone=True),
+    Kind.TIMESTAMP: partial(cell_timestamp_text, zone=True),
     Kind.DATE: date_text,
     Kind.TIME: _time,
 }

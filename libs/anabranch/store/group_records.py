@@ -121,9 +121,7 @@ NOTIFY_BYTES = 7_500
 _log_fields = attrgetter(
     "batch_id", "ordinal", "node_id", "table_id", "key", "type", "effect", "changed", "effect_hash"
 )
-_batch_fields = attrgetter(
-    "batch_id", "node_id", "principal", "payload_sha256", "status", "reason", "place", "verdict"
-)
+_batch_fields = attrgetter("batch_id", "node_id", "principal", "payload_sha256", "status", "reason", "place", "verdict")
 _conflict_fields = attrgetter(
     "batch_id",
     "ordinal",
@@ -208,9 +206,7 @@ def update_versions(conn: Connection, rows: Sequence[VersionRow]) -> None:
         _expect(len(rows), run(conn, statements.UPDATE_VERSIONS, _version_parameters(rows)).rowcount)
 
 
-def write_batches(
-    conn: Connection, database_id: int, position: int, decided_ms: int, rows: Sequence[BatchRow]
-) -> None:
+def write_batches(conn: Connection, database_id: int, position: int, decided_ms: int, rows: Sequence[BatchRow]) -> None:
     """Store verdicts."""
     if not rows:
         return

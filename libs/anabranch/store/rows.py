@@ -65,9 +65,7 @@ class TableSql:
             return {}
         return self._by_key(run(conn, *self._statements.read(_turned(keys))).fetchall())
 
-    def insert(
-        self, conn: Connection, columns: Sequence[str], rows: Sequence[Sequence[Cell]]
-    ) -> dict[str, Row]:
+    def insert(self, conn: Connection, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> dict[str, Row]:
         """Insert ``rows``, each with one cell for each of ``columns`` (the key's among them); other columns get their
         defaults. Gives what was stored, by the stored key."""
         places = [columns.index(name) for name in self._key_columns]
@@ -91,6 +89,8 @@ class TableSql:
         Gives the whole rows as stored."""
         if len(keys) != len(values):
             raise ValueError(f"{len(keys)} keys for {len(values)} rows of values")
+        if not columns and not defaults:
+            raise ValueError("an update of no column")
         order = _order(keys)
         if not order:
             return {}

@@ -14,6 +14,8 @@ from anabranch.schema.table import Column, Kind, Table
 from anabranch.store.binary import Parameter
 from anabranch.store.binary_cells import Sender, literal_sender, quote, read_expression, sender
 
+KEPT = 1_000
+"""Statement texts kept for one table; writers choose the sets of columns, and there are more of those than of rows."""
 Cells = Sequence[Cell]
 """One column: a cell for each row."""
 
@@ -36,7 +38,7 @@ class Sent:
 
 
 class Statements:
-    """SQL of one table. Texts are made once for each set of columns and kept: a table has as many as its writers use."""
+    """SQL of one table. Texts are made once for each set of columns and kept, up to KEPT of them."""
 
     __slots__ = ("_columns", "_kept", "_key", "_read", "_read_key", "_table")
 
@@ -55,6 +57,8 @@ class Statements:
         """The kept text of that name, made when it is first asked for."""
         text = self._kept.get(name)
         if text is None:
+            if len(self._kept) >= KEPT:
+                self._kept.clear()
             text = self._kept[name] = make().encode()
         return text
 
@@ -69,9 +73,7 @@ class Statements:
 
     def lock(self, keys: Sequence[Cells]) -> tuple[bytes, list[Parameter]]:
         """Rows by key, locked, without those that somebody else holds."""
-        return self._text("lock", lambda: self._select(self._read, " for update skip locked")), self._keys(
-            keys
-        )
+        return self._text("lock", lambda: self._select(self._read, " for update skip locked")), self._keys(keys)
 
     def read(self, keys: Sequence[Cells]) -> tuple[bytes, list[Parameter]]:
         """Rows by key."""
@@ -82,8 +84,8 @@ class Statements:
         return self._text("present", lambda: self._select(self._read_key, " offset 0")), self._keys(keys)
 
     def _select(self, expressions: str, tail: str) -> str:
-        # A lateral subquery that can't be pulled up (it locks, or has an OFFSET) is run by the index for each key, whatever
-        # the statistics say; keys are sent in order, so that rows are locked in order.
+        # A lateral subquery that can't be pulled up (it locks, or has an OFFSET) is run by the index for each key,
+        # whatever the statistics say; keys are sent in order, so that rows are locked in order.
         where = " and ".join(sent.condition for sent in self._key)
         return (
             f"select r.* from {_rows(self._key, 1)} "
@@ -136,8 +138,7 @@ class Statements:
         def make() -> str:
             where = " and ".join(s.condition for s in self._key)
             return (
-                f"delete from {self._table} as t using {_rows(self._key, 1)} "
-                f"where {where} returning {self._read_key}"
+                f"delete from {self._table} as t using {_rows(self._key, 1)} where {where} returning {self._read_key}"
             )
 
         return self._text("delete", make), self._keys(keys)
