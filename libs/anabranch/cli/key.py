@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from anabranch.cli.installation import DataDir, PostgresUrl, fail, find_postgres
@@ -73,10 +74,14 @@ def list_(
     if as_json:
         typer.echo(json.dumps([_as_json(key, now_ms) for key in keys], indent=2))
         return
-    table = Table("id", "subject", "role", "database", "created", "expires", "state")
+    table = Table()
+    table.add_column("id", no_wrap=True)
+    for column in ("subject", "role", "database", "created", "expires", "state"):
+        table.add_column(column)
     for key in keys:
         times = _time(key.created_ms), _time(key.expires_ms)
-        table.add_row(key.id, key.subject, key.role, key.database or "all", *times, _state(key, now_ms))
+        names = escape(key.subject), key.role, escape(key.database or "all")
+        table.add_row(key.id, *names, *times, _state(key, now_ms))
     Console().print(table)
 
 

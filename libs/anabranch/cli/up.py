@@ -30,7 +30,7 @@ from typing import IO, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from anabranch.cli.installation import (
     ENDPOINTS,
@@ -180,7 +180,7 @@ def _port_of(url: str) -> int:
 
 
 def _show(data_dir: Path, fleet: Fleet) -> None:
-    table = Table("service", "address", "metrics", "log")
+    table = Table("service", "address", "metrics", Column("log", overflow="fold"))
     for name, address in fleet.addresses.items():
         table.add_row(name, address, fleet.metrics_addresses[name], str(data_dir / "logs" / f"{name}.log"))
     console = Console()
