@@ -28,6 +28,8 @@ import json
 from collections.abc import Sequence
 from typing import TypeAlias, Union
 
+from anabranch.schema.table import Kind, Table
+
 
 class Literal(str):
     """A value held as its Postgres text in a column whose kind has another form."""
@@ -67,3 +69,27 @@ def key_text(key: Sequence[Cell]) -> str:
     if len(key) == 1:
         return _key_part(key[0])
     return json.dumps([_key_part(c) for c in key], ensure_ascii=False, separators=(",", ":"))
+
+
+def _key_cell(kind: Kind, part: str) -> Cell:
+    match kind:
+        case Kind.BOOL:
+            return part == "t"
+        case Kind.BYTES:
+            return bytes.fromhex(part)
+        case Kind.TIMESTAMP if not part.removeprefix("-").isdecimal():
+            return Literal(part)
+        case Kind.INT64 | Kind.DATE | Kind.TIME | Kind.TIMESTAMP:
+            return int(part)
+    return part
+
+
+def key_cells(table: Table, key: str) -> tuple[Cell, ...]:
+    """The cells of a key, in the key's order, from its text: the inverse of ``key_text``.
+
+    Raises:
+        ValueError: ``key`` is no key text of ``table``.
+    """
+    parts = [key] if len(table.key_columns) == 1 else json.loads(key)
+    kinds = [table.by_name[name].kind for name in table.key_columns]
+    return tuple(_key_cell(kind, part) for kind, part in zip(kinds, parts, strict=True))

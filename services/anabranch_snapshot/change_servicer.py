@@ -1,0 +1,82 @@
+"""``ChangeService``: decode, read, encode."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from anabranch.runtime import metrics
+from anabranch.runtime.errors import Failure
+from anabranch.v1 import change_pb2, errors_pb2
+from anabranch_snapshot.log import beyond_head
+from anabranch_snapshot.page_tokens import Place, from_token, place_after, to_token
+from anabranch_snapshot.snapshot import Snapshot
+from anabranch_snapshot.subscribe import follow
+
+Context = grpc.aio.ServicerContext[Any, Any]
+SERVICE = "anabranch.v1.ChangeService"
+LEAST_PAGE_BYTES = 1024
+
+
+class ChangeServicer:
+    """``subscribe`` gives bytes: what all subscribers get is serialized once."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    async def get(self, request: change_pb2.GetRequest, context: Context) -> change_pb2.GetResponse:
+        """``ChangeService.Get``."""
+        snapshot, settings = self._snapshot, self._snapshot.settings
+        database, head = await snapshot.open_call(request.db_name, request.node_state)
+        place = from_token(database, request.page_token) if request.page_token else _place(request.after, head)
+        if request.max_bytes < 0:
+            raise Failure(errors_pb2.REASON_INVALID_REQUEST, "max_bytes is negative")
+        max_bytes = max(LEAST_PAGE_BYTES, min(request.max_bytes or settings.page_bytes, settings.page_max_bytes))
+        reading = await snapshot.log.read(database, place, max_bytes)
+        stretch = reading.stretch
+        response = change_pb2.GetResponse(
+            page=reading.page,
+            next_page_token=b"" if stretch.at_head else to_token(database, reading.place),
+            state=snapshot.log.state(
+                database, stretch.head, stretch.head_chain, stretch.floor, stretch.schema_version
+            ),
+        )
+        metrics.count("anabranch_log_sent_bytes", response.ByteSize(), database=database.name)
+        return response
+
+    async def subscribe(self, request: change_pb2.SubscribeRequest, context: Context) -> AsyncIterator[bytes]:
+        """``ChangeService.Subscribe``."""
+        snapshot = self._snapshot
+        database, head = await snapshot.open_call(request.db_name, request.node_state)
+        place = _place(request.after, head)
+        tail = snapshot.tail(database)
+        async for response in follow(snapshot.log, database, tail, place, snapshot.settings.page_bytes):
+            yield response
+
+
+def _place(after: int, head: int) -> Place:
+    """Where a reader stands that has applied ``after``.
+
+    Raises:
+        Failure: INVALID_POSITION.
+    """
+    if after < 0:
+        raise Failure(errors_pb2.REASON_INVALID_POSITION, "after is negative: take a new snapshot")
+    if after > head:
+        raise beyond_head(after, head)
+    return place_after(after)
+
+
+def register(server: grpc.aio.Server, servicer: ChangeServicer) -> None:
+    """Add the service."""
+    handlers: dict[str, Any] = {
+        "Get": grpc.unary_unary_rpc_method_handler(
+            servicer.get, change_pb2.GetRequest.FromString, change_pb2.GetResponse.SerializeToString
+        ),
+        "Subscribe": grpc.unary_stream_rpc_method_handler(
+            servicer.subscribe, change_pb2.SubscribeRequest.FromString
+        ),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))

@@ -1,0 +1,51 @@
+"""Settings of snapshot, beside those that every service has."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from anabranch.runtime.config import ServiceSettings
+
+
+class SnapshotSettings(ServiceSettings):
+    """What snapshot needs to know."""
+
+    log_sessions: int = Field(4, ge=1, le=64)
+    """Sessions that read the log; who needs one when all are busy waits."""
+    log_statement_timeout_ms: int = Field(10_000, ge=100)
+    """The longest that one read of the log may run."""
+    page_bytes: int = Field(1024 * 1024, ge=16 * 1024, le=2 * 1024 * 1024)
+    """Bytes of a page where the caller does not say, and of every page of a subscription."""
+    page_max_bytes: int = Field(2 * 1024 * 1024, ge=16 * 1024, le=3 * 1024 * 1024)
+    """The most bytes of a page, whatever the caller says."""
+
+    poll_interval_ms: int = Field(1_000, ge=10)
+    """How often the log is looked at where no notification tells of it."""
+    heartbeat_ms: int = Field(3_000, ge=50)
+    """How often a subscriber hears of the settled position and the sums."""
+    subscriber_queue_bytes: int = Field(4 * 1024 * 1024, ge=1)
+    """Pages that wait for one subscriber; beyond, it goes back to paging."""
+    recent_pages_bytes: int = Field(8 * 1024 * 1024, ge=1)
+    """Pages of a database that are kept for subscribers who come a little late."""
+    fan_out_pause_us: int = Field(100, ge=0)
+    """For each subscriber that got a page, the next page waits so long, at most fan_out_pause_max_ms."""
+    fan_out_pause_max_ms: int = Field(100, ge=0)
+    """The longest that changes wait to travel together."""
+    outage_ms: int = Field(5_000, ge=0)
+    """How long subscribers are kept while the log can't be read; then they are sent away."""
+
+    node_report_ms: int = Field(1_000, ge=10)
+    """How often what nodes acknowledged is stored."""
+
+    pull_sessions: int = Field(4, ge=1, le=64)
+    """Pulls that read at once; others wait."""
+    pull_waiting: int = Field(200, ge=0)
+    """Pulls that may wait for their turn; beyond, calls fail OVERLOADED."""
+    pull_lock_timeout_ms: int = Field(10_000, ge=1)
+    """How long a pull waits for the locks of its tables."""
+    pull_stall_ms: int = Field(60_000, ge=10)
+    """How long a pull's transaction stays open while its client takes nothing; then the pull ends and can be resumed."""
+    pull_max_ms: int = Field(3_600_000, ge=100)
+    """The longest that one pull's transaction stays open; then the pull ends and can be resumed."""
+    pull_batch_bytes: int = Field(1024 * 1024, ge=4 * 1024, le=64 * 1024 * 1024)
+    """About how many bytes one chunk of a pull has."""

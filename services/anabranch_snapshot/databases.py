@@ -1,0 +1,82 @@
+"""The databases as calls need them: read from the catalog, kept in memory, read anew when they may have changed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import structlog
+
+from anabranch.runtime.errors import Failure
+from anabranch.store.availability import is_unavailable
+from anabranch.store.catalog import Database, aload_databases
+from anabranch.store.engine import AsyncPool
+from anabranch.v1 import errors_pb2
+
+_PAUSE_S = 0.2
+"""Between two reads that calls for unknown names may cause."""
+_RETRY_S = 0.5
+_log = structlog.get_logger()
+
+
+class Databases:
+    """All databases. What is kept may be a moment old; what has to be exact is read with the rows that it is about."""
+
+    def __init__(self, pool: AsyncPool) -> None:
+        self._pool = pool
+        self._by_name: dict[str, Database] = {}
+        self._by_id: dict[int, Database] = {}
+        self._stale = asyncio.Event()
+        self._read_at = -_PAUSE_S
+        self._reading: asyncio.Task[None] | None = None
+
+    async def read_all(self) -> None:
+        """Read all anew.
+
+        Raises:
+            psycopg.Error: they can't be read.
+        """
+        async with self._pool.connection() as conn:
+            found = await aload_databases(conn)
+        self._by_name = found
+        self._by_id = {database.id: database for database in found.values()}
+        self._read_at = time.monotonic()
+
+    async def find(self, name: str) -> Database:
+        """The database of that name; one that was made a moment ago as well.
+
+        Raises:
+            Failure: UNKNOWN_DATABASE.
+            psycopg.Error: they can't be read.
+        """
+        found = self._by_name.get(name)
+        if found is None and time.monotonic() - self._read_at >= _PAUSE_S:
+            if self._reading is None or self._reading.done():
+                self._reading = asyncio.create_task(self.read_all())
+            await asyncio.shield(self._reading)
+            found = self._by_name.get(name)
+        if found is None:
+            raise Failure(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {name!r}")
+        return found
+
+    def current(self, database: Database) -> Database:
+        """The same database as it is known now."""
+        return self._by_id.get(database.id, database)
+
+    def look(self) -> None:
+        """Have them read soon: something has changed."""
+        self._stale.set()
+
+    async def follow(self) -> None:
+        """Keep them current, for ever."""
+        while True:
+            await self._stale.wait()
+            self._stale.clear()
+            try:
+                await self.read_all()
+            except Exception as error:
+                if not is_unavailable(error):
+                    raise
+                _log.warning("databases can't be read", error=type(error).__name__, detail=str(error))
+                self._stale.set()
+                await asyncio.sleep(_RETRY_S)

@@ -1,0 +1,64 @@
+"""The verb of Describe: a database as its nodes have to know it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from anabranch import limits
+from anabranch.schema import Column, Table
+from anabranch.store.catalog import Database
+from anabranch.store.log_reader import Sums
+from anabranch.v1 import snapshot_pb2
+
+LIMITS = snapshot_pb2.Limits(
+    max_batch_bytes=limits.MAX_BATCH_BYTES,
+    max_batch_mutations=limits.MAX_BATCH_MUTATIONS,
+    max_batch_rows=limits.MAX_BATCH_ROWS,
+    max_request_envelopes=limits.MAX_REQUEST_ENVELOPES,
+    max_request_bytes=limits.MAX_REQUEST_BYTES,
+)
+
+
+def describe(database: Database, sums: Sums) -> snapshot_pb2.DescribeResponse:
+    """What the database looks like, without the server's state. ``sums`` give the numbers of rows."""
+    policy = database.policy
+    return snapshot_pb2.DescribeResponse(
+        tables=_tables(database, {row.table: row.count for row in sums.rows}),
+        policy=snapshot_pb2.DatabasePolicy(
+            order=policy.order,
+            resurrect=policy.resurrect,
+            delete=policy.delete,
+            park_ms=policy.park_ms,
+            retention_days=policy.retention_days,
+            max_absence_days=policy.absence_days,
+        ),
+        limits=LIMITS,
+    )
+
+
+def _tables(database: Database, counts: dict[str, int]) -> Iterator[snapshot_pb2.Table]:
+    for name in database.table_order:
+        table = database.tables[name]
+        yield snapshot_pb2.Table(
+            name=name,
+            columns=_columns(table),
+            key_columns=table.key_columns,
+            estimated_rows=counts.get(name, 0),
+        )
+
+
+def _columns(table: Table) -> Iterator[snapshot_pb2.Column]:
+    return map(_column, table.columns)
+
+
+def _column(column: Column) -> snapshot_pb2.Column:
+    return snapshot_pb2.Column(
+        name=column.name,
+        kind=column.kind.value,  # type: ignore[arg-type]
+        element_kind=None if column.element_kind is None else column.element_kind.value,  # type: ignore[arg-type]
+        postgres_type=column.postgres_type,
+        not_null=column.not_null,
+        generated=column.generated,
+        has_default=column.has_default,
+        policy=column.policy,
+    )

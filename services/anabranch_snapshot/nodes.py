@@ -1,0 +1,139 @@
+"""The nodes that read: whose they are, their names, and what they have acknowledged.
+
+What a node says in a call is collected in memory, the latest of each node, and stored together with all others' every
+``node_report_ms``. A crash so loses a moment of it, which the node's next call says again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+
+import structlog
+
+from anabranch import limits
+from anabranch.clock import Clock
+from anabranch.runtime.errors import Failure
+from anabranch.store.availability import is_unavailable
+from anabranch.store.catalog import Database
+from anabranch.store.engine import AsyncPool
+from anabranch.store.node_reports import NodeKey, NodeOwner, NodeReport, find_nodes, write_reports
+from anabranch.v1 import errors_pb2, position_pb2
+
+KEPT = 50_000
+"""Nodes that are remembered, and nodes whose report may wait; what does not fit comes with the node's next call."""
+KEPT_FOR_S = 300.0
+"""A node may get another name: after so long it is looked up again."""
+_ULID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")
+_log = structlog.get_logger()
+
+
+class Nodes:
+    """All nodes of all databases, as far as this process has met them."""
+
+    def __init__(self, pool: AsyncPool, clock: Clock, report_ms: int) -> None:
+        self._pool = pool
+        self._clock = clock
+        self._report_s = report_ms / 1000
+        self._owners: OrderedDict[NodeKey, tuple[NodeOwner, float]] = OrderedDict()
+        self._reports: dict[NodeKey, NodeReport] = {}
+
+    async def admit(self, database: Database, principal: str, state: position_pb2.NodeState, head: int) -> None:
+        """Let a node read, and note what it says; it can't have acknowledged more than ``head``. A reader that is no
+        node (an empty id) leaves no trace.
+
+        Raises:
+            Failure: INVALID_REQUEST, naming the field; WRONG_PRINCIPAL.
+            psycopg.Error: the node can't be looked up.
+        """
+        node = state.node
+        if state.acknowledged < 0:
+            raise Failure(errors_pb2.REASON_INVALID_REQUEST, "node_state.acknowledged is negative")
+        if not node.id:
+            return
+        if not _ULID.fullmatch(node.id):
+            raise Failure(
+                errors_pb2.REASON_INVALID_REQUEST, "node_state.node.id is not a ULID in its canonical form"
+            )
+        if len(node.name.encode()) > limits.MAX_NODE_NAME_BYTES or "\0" in node.name:
+            raise Failure(
+                errors_pb2.REASON_INVALID_REQUEST,
+                f"node_state.node.name has more than {limits.MAX_NODE_NAME_BYTES} bytes or a NUL character",
+            )
+        key = (database.id, node.id)
+        owner = self._known(key)
+        if owner is None or owner.principal != principal:
+            # What is remembered may be a node that was retired since: nobody is refused without a look.
+            owner = (await self._find({key})).get(key)
+        if owner is not None and owner.principal != principal:
+            raise Failure(errors_pb2.REASON_WRONG_PRINCIPAL, "this node belongs to another principal")
+        before = self._reports.get(key)
+        if before is None and len(self._reports) >= KEPT:
+            return
+        acknowledged = max(min(state.acknowledged, head), before.acknowledged if before else 0)
+        self._reports[key] = NodeReport(
+            database.id, node.id, node.name, principal, database.epoch, acknowledged, self._clock.now_ms()
+        )
+
+    async def names(self, database_id: int, node_ids: Iterable[str]) -> Mapping[str, str]:
+        """The names of nodes; "" for one that is not known.
+
+        Raises:
+            psycopg.Error: they can't be looked up.
+        """
+        names: dict[str, str] = {}
+        unknown: set[NodeKey] = set()
+        for node_id in set(node_ids):
+            owner = self._known((database_id, node_id))
+            if owner is None:
+                unknown.add((database_id, node_id))
+            else:
+                names[node_id] = owner.name
+        if unknown:
+            found = await self._find(unknown)
+            names.update((node_id, found[database_id, node_id].name) for _, node_id in unknown & found.keys())
+        return names
+
+    def _known(self, key: NodeKey) -> NodeOwner | None:
+        kept = self._owners.get(key)
+        return kept[0] if kept is not None and time.monotonic() - kept[1] < KEPT_FOR_S else None
+
+    async def _find(self, keys: set[NodeKey]) -> Mapping[NodeKey, NodeOwner]:
+        async with self._pool.connection() as conn:
+            found = await find_nodes(conn, keys)
+        now = time.monotonic()
+        for key, owner in found.items():
+            self._owners[key] = (owner, now)
+            self._owners.move_to_end(key)
+        while len(self._owners) > KEPT:
+            self._owners.popitem(last=False)
+        return found
+
+    async def follow(self) -> None:
+        """Store what nodes said, again and again, for ever."""
+        while True:
+            await asyncio.sleep(self._report_s)
+            try:
+                await self.flush()
+            except Exception as error:
+                if not is_unavailable(error):
+                    raise
+                _log.warning("nodes can't be stored", error=type(error).__name__, detail=str(error))
+
+    async def flush(self) -> None:
+        """Store what nodes said since the last time.
+
+        Raises:
+            psycopg.Error: it can't be stored; it is kept.
+        """
+        reports = dict(self._reports)
+        if not reports:
+            return
+        async with self._pool.connection() as conn:
+            await write_reports(conn, list(reports.values()))
+        for key, report in reports.items():
+            if self._reports.get(key) is report:
+                del self._reports[key]

@@ -1,0 +1,52 @@
+"""Page tokens: a place in the log, sealed."""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from anabranch.runtime.errors import Failure
+from anabranch.store.catalog import Database
+from anabranch.store.log_reader import Cursor, after
+from anabranch.store.seal import open_content, seal_content
+from anabranch.v1 import errors_pb2
+
+_numbers = struct.Struct(">qqIQ")
+
+
+class Place(NamedTuple):
+    """Where a reader stands: ``base`` is the last position of which it misses nothing, ``cursor`` its next item."""
+
+    base: int
+    cursor: Cursor
+
+
+def place_after(position: int) -> Place:
+    """Where a reader stands that has read everything at ``position``."""
+    return Place(position, after(position))
+
+
+def _purpose(database: Database) -> str:
+    return f"page\0{database.epoch}"
+
+
+def to_token(database: Database, place: Place) -> bytes:
+    """The token of a place. It holds for this database in this epoch."""
+    position, batch_id, ordinal, offset = place.cursor
+    content = _numbers.pack(place.base, position, ordinal, offset) + batch_id.encode()
+    return seal_content(database.seal_key, _purpose(database), content)
+
+
+def from_token(database: Database, token: bytes) -> Place:
+    """The place of a token.
+
+    Raises:
+        Failure: INVALID_TOKEN.
+    """
+    content = open_content(database.seal_key, _purpose(database), token)
+    if content is None:
+        raise Failure(
+            errors_pb2.REASON_INVALID_TOKEN, "page_token is not one that was given for this database: start again"
+        )
+    base, position, ordinal, offset = _numbers.unpack_from(content)
+    return Place(base, Cursor(position, content[_numbers.size :].decode(), ordinal, offset))

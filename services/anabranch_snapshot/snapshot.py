@@ -1,0 +1,127 @@
+"""The parts of snapshot put together: what calls use, and the background work that serves them all."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+import tenacity
+
+from anabranch.clock import Clock
+from anabranch.runtime.principal import require_database
+from anabranch.store.availability import is_unavailable
+from anabranch.store.catalog import Database
+from anabranch.store.engine import AsyncPool
+from anabranch.store.log_reader import log_pool
+from anabranch.store.verdicts import hear, open_listener
+from anabranch.v1 import position_pb2
+from anabranch_snapshot.config import SnapshotSettings
+from anabranch_snapshot.databases import Databases
+from anabranch_snapshot.log import Log
+from anabranch_snapshot.nodes import Nodes
+from anabranch_snapshot.tail import Tail
+
+_log = structlog.get_logger()
+
+
+class Snapshot:
+    """What the servicers work with. ``start`` first, then ``run`` beside the calls, ``close`` last."""
+
+    def __init__(self, settings: SnapshotSettings, clock: Clock, pool: AsyncPool) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.pool = pool
+        self.databases = Databases(pool)
+        self.nodes = Nodes(pool, clock, settings.node_report_ms)
+        self._url = settings.postgres_url.get_secret_value()
+        self._log_pool = log_pool(
+            self._url, max_size=settings.log_sessions, statement_timeout_ms=settings.log_statement_timeout_ms
+        )
+        self.log = Log(self._log_pool, self.databases, self.nodes, clock, settings.log_sessions)
+        self._tails: dict[int, Tail] = {}
+        self._listening = False
+
+    async def start(self) -> None:
+        """Read the databases.
+
+        Raises:
+            psycopg.Error: they can't be read.
+        """
+        await self._log_pool.open(wait=False)
+        await self.databases.read_all()
+
+    async def close(self) -> None:
+        """Store what nodes said last, and end the sessions."""
+        for tail in self._tails.values():
+            await tail.close()
+        try:
+            await self.nodes.flush()
+        except Exception as error:
+            if not is_unavailable(error):
+                raise
+            _log.warning("nodes can't be stored", error=type(error).__name__, detail=str(error))
+        await self._log_pool.close()
+
+    async def ready(self) -> str | None:
+        """Why calls can't be served now, or None."""
+        return None if self._listening else "notifications of groups are not heard"
+
+    async def open_call(self, db_name: str, state: position_pb2.NodeState) -> tuple[Database, int]:
+        """The database that a call may use, and its head; what the node says of itself is checked and noted.
+
+        Raises:
+            Failure: PERMISSION_DENIED, UNKNOWN_DATABASE, INVALID_REQUEST, WRONG_PRINCIPAL, INVALID_POSITION.
+            psycopg.Error: the database can't be read.
+        """
+        principal = require_database(db_name)
+        database = await self.databases.find(db_name)
+        head = await self.log.check_seen(database, state.greatest_seen)
+        await self.nodes.admit(database, principal.subject, state, head)
+        return database, head
+
+    def tail(self, database: Database) -> Tail:
+        """The tail of a database in its epoch."""
+        tail = self._tails.get(database.id)
+        if tail is None or tail.database.epoch != database.epoch:
+            # The tail of an epoch that is over ends by itself: its next read fails.
+            tail = self._tails[database.id] = Tail(database, self.log, self.settings, self.clock)
+        return tail
+
+    async def run(self) -> None:
+        """All background work, for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.databases.follow())
+            tasks.create_task(self.nodes.follow())
+            tasks.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        retrying = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception(is_unavailable),
+            wait=tenacity.wait_random_exponential(multiplier=0.05, max=2.0),
+            before_sleep=_tell_of_outage,
+        )
+        async for attempt in retrying:
+            with attempt:
+                await self._hear()
+
+    async def _hear(self) -> None:
+        conn = await open_listener(self._url)
+        try:
+            self._listening = True
+            # What was told before the session listened is looked up.
+            self.databases.look()
+            for tail in self._tails.values():
+                tail.hear(0)
+            async for heard in hear(conn, self.settings.poll_interval_ms / 1000):
+                if heard.position == 0:
+                    self.databases.look()
+                elif heard.database_id in self._tails:
+                    self._tails[heard.database_id].hear(heard.position)
+        finally:
+            self._listening = False
+            await conn.close()
+
+
+def _tell_of_outage(state: tenacity.RetryCallState) -> None:
+    error = state.outcome.exception() if state.outcome else None
+    _log.warning("notifications are not heard", error=type(error).__name__, detail=str(error))

@@ -1,0 +1,44 @@
+"""The verb of Subscribe: page from where the reader stands until it can hang on the tail, and again when it fell off."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from anabranch.runtime import metrics
+from anabranch.store.catalog import Database
+from anabranch_snapshot.log import Log
+from anabranch_snapshot.page_tokens import Place
+from anabranch_snapshot.tail import Subscriber, Tail, to_response
+
+
+async def follow(log: Log, database: Database, tail: Tail, place: Place, page_bytes: int) -> AsyncIterator[bytes]:
+    """Serialized responses from ``place`` on, for ever. The first one comes at once, also where the reader has all.
+
+    Raises:
+        Failure: as ``Log.read``, or what the tail failed with.
+        psycopg.Error: the log can't be read.
+    """
+    said_where = False
+    while True:
+        reading = await log.read(database, place, page_bytes, tail.limit(place))
+        place = reading.place
+        subscriber = tail.attach(place) if reading.stretch.exhausted else None
+        try:
+            if reading.moved or not said_where:
+                said_where = True
+                response = to_response(log, database, reading)
+                metrics.count("anabranch_log_sent_bytes", len(response), database=database.name)
+                yield response
+            if subscriber is None:
+                continue
+            async for place, response in _live(subscriber):
+                metrics.count("anabranch_log_sent_bytes", len(response), database=database.name)
+                yield response
+        finally:
+            if subscriber is not None:
+                tail.detach(subscriber)
+
+
+async def _live(subscriber: Subscriber) -> AsyncIterator[tuple[Place, bytes]]:
+    while (shared := await subscriber.take()) is not None:
+        yield shared.end, shared.data

@@ -1,0 +1,306 @@
+"""Following the log: one tail for each database that somebody follows, and its subscribers.
+
+A *tail* reads each new stretch of its database once and encodes it once, as the bytes of one whole response; every
+subscriber that stands where the stretch begins is handed those bytes. It is woken by notifications, and looks by itself
+every ``poll_interval_ms``. States of a tail:
+
+* *resting*: nobody follows. It has no place and no task.
+* *following*: it has a place, and a task that reads from it. The first subscriber's place is where it begins. Its last
+  pages are kept, ``recent_pages_bytes`` of them, for subscribers who come a little late. When nobody follows any more,
+  the task ends by itself.
+
+After pages went out under load, the tail waits a moment that grows with the number of subscribers, so that changes
+travel together; what comes while it is idle goes out at once. Heartbeats say what is settled, and the table sums of that
+very position; they go to those who have got everything before it.
+
+States of a *subscriber* (one call of Subscribe):
+
+* *catching up*: it reads pages for itself, from its own place, and holds no more than the one page that it is sending.
+* *live*: it hangs on the tail. Pages wait in its queue until its client takes them, in the order of the log; ``next`` is
+  where the last of them ends.
+* *overflowed*: its client is too slow, and the queue grew beyond ``subscriber_queue_bytes``; or the tail went past a
+  place where it does not stand. The queue is dropped, and it catches up again from the last page that it sent, so that
+  nothing is sent twice or left out.
+* *failed*: the tail could not go on. The call ends with the tail's reason.
+
+Everything happens in one event loop; between reading a place and acting on it nothing is awaited. No state holds a
+session or a transaction while a client is waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import structlog
+
+from anabranch.clock import Clock
+from anabranch.runtime import metrics
+from anabranch.runtime.errors import Failure
+from anabranch.store.availability import is_unavailable
+from anabranch.store.catalog import Database
+from anabranch.store.log_reader import NO_LIMIT
+from anabranch.v1 import change_pb2, errors_pb2, position_pb2
+from anabranch_snapshot.config import SnapshotSettings
+from anabranch_snapshot.log import Log, Reading
+from anabranch_snapshot.page_tokens import Place
+
+_RETRY_S = 0.1
+_UNPAUSED_S = 0.001
+"""A pause that is shorter is not made."""
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A response as every subscriber gets it: from one place to another. A heartbeat ends where it begins."""
+
+    start: Place
+    end: Place
+    data: bytes
+
+
+class Subscriber:
+    """One follower while it is live. ``next`` is where its queue ends."""
+
+    __slots__ = ("_bytes", "_failure", "_overflowed", "_queue", "_room", "_waiting", "next")
+
+    def __init__(self, place: Place, room: int) -> None:
+        self.next = place
+        self._room = room
+        self._queue: deque[Shared] = deque()
+        self._bytes = 0
+        self._overflowed = False
+        self._failure: Exception | None = None
+        self._waiting: asyncio.Future[None] | None = None
+
+    def offer(self, shared: Shared) -> bool:
+        """Take a response that begins where the queue ends, or that one has got already. False: it has overflowed."""
+        if shared.start != self.next:
+            if self.next.cursor >= shared.end.cursor:
+                return True
+            self._overflow()
+            return False
+        heartbeat = shared.start == shared.end
+        if heartbeat and self._queue:
+            return True
+        if self._queue and self._bytes + len(shared.data) > self._room:
+            self._overflow()
+            return False
+        self._queue.append(shared)
+        self._bytes += len(shared.data)
+        self.next = shared.end
+        self._wake()
+        return True
+
+    def fail(self, failure: Exception) -> None:
+        """End it with ``failure``, after what waits in its queue."""
+        self._failure = failure
+        self._wake()
+
+    async def take(self) -> Shared | None:
+        """The next response; None once it has overflowed. Raises what it was failed with."""
+        while True:
+            if self._overflowed:
+                return None
+            if self._queue:
+                shared = self._queue.popleft()
+                self._bytes -= len(shared.data)
+                return shared
+            if self._failure is not None:
+                raise self._failure
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes in the queue."""
+        return self._bytes
+
+    def _overflow(self) -> None:
+        self._queue.clear()
+        self._bytes = 0
+        self._overflowed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+
+class Tail:
+    """The tail of one database in one epoch."""
+
+    def __init__(self, database: Database, log: Log, settings: SnapshotSettings, clock: Clock) -> None:
+        self.database = database
+        self.encoded = 0
+        """Pages encoded since the process started."""
+        self._log = log
+        self._settings = settings
+        self._clock = clock
+        self._place: Place | None = None
+        self._subscribers: set[Subscriber] = set()
+        self._recent: deque[Shared] = deque()
+        self._recent_bytes = 0
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._heartbeat_at = 0.0
+
+    def limit(self, place: Place) -> int:
+        """Up to which position a subscriber that stands at ``place`` should read to end where it can become live."""
+        if self._place is None or self._place.base <= place.base:
+            return NO_LIMIT
+        return self._place.base
+
+    def attach(self, place: Place) -> Subscriber | None:
+        """A live subscriber that stands at ``place``; None where it has to read on by itself first."""
+        if self._place is None:
+            self._place = place
+        missed: list[Shared] = []
+        if place.cursor < self._place.cursor:
+            recent = iter(self._recent)
+            missed = [shared for shared in recent if shared.start == place]
+            if not missed:
+                return None
+            missed.extend(recent)
+        subscriber = Subscriber(place, self._settings.subscriber_queue_bytes)
+        if not all(subscriber.offer(shared) for shared in missed):
+            return None
+        self._subscribers.add(subscriber)
+        self._count()
+        if self._task is None:
+            self._heartbeat_at = time.monotonic() + self._settings.heartbeat_ms / 1000
+            self._task = asyncio.create_task(self._run(), name=f"tail of {self.database.name}")
+        return subscriber
+
+    def detach(self, subscriber: Subscriber) -> None:
+        """A subscriber goes."""
+        self._subscribers.discard(subscriber)
+        self._count()
+
+    def hear(self, position: int) -> None:
+        """A group was committed at ``position``, or something may have been missed (0)."""
+        if self._place is None or position == 0 or position > self._place.base:
+            self._wake.set()
+
+    async def close(self) -> None:
+        """End its task."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    def _count(self) -> None:
+        metrics.gauge("anabranch_subscribers", len(self._subscribers), database=self.database.name)
+
+    async def _run(self) -> None:
+        failing_since: float | None = None
+        while self._subscribers:
+            try:
+                await self._follow()
+                failing_since = None
+                await self._rest()
+            except Failure as failure:
+                self._fail(failure)
+            except Exception as error:
+                if not is_unavailable(error):
+                    _log.error("tail failed", database=self.database.name, exc_info=error)
+                    self._fail(Failure(errors_pb2.REASON_SERVER_FAULT, "the log can't be followed"))
+                    break
+                now = time.monotonic()
+                failing_since = failing_since or now
+                if now - failing_since >= self._settings.outage_ms / 1000:
+                    self._fail(Failure(errors_pb2.REASON_UNAVAILABLE, "the database is not available now"))
+                    break
+                await asyncio.sleep(_RETRY_S)
+        # Nothing was awaited since the last look at the subscribers: who comes from now on starts it anew.
+        self._task = None
+        self._place = None
+        self._recent.clear()
+        self._recent_bytes = 0
+
+    async def _rest(self) -> None:
+        now = time.monotonic()
+        wait_s = min(self._settings.poll_interval_ms / 1000, max(0.0, self._heartbeat_at - now))
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+        self._wake.clear()
+
+    async def _follow(self) -> None:
+        """Send on everything up to the head, and a heartbeat when it is time."""
+        settings = self._settings
+        while self._subscribers:
+            assert self._place is not None
+            reading = await self._log.read(self.database, self._place, settings.page_bytes)
+            if not reading.moved:
+                break
+            self._publish(reading)
+            await self._pause()
+            if reading.stretch.at_head and not self._wake.is_set():
+                break
+            self._wake.clear()
+        if time.monotonic() >= self._heartbeat_at and await self._beat():
+            self._heartbeat_at = time.monotonic() + settings.heartbeat_ms / 1000
+
+    def _publish(self, reading: Reading) -> None:
+        start = self._place
+        assert start is not None
+        stretch = reading.stretch
+        response = to_response(self._log, self.database, reading)
+        self.encoded += 1
+        shared = Shared(start, reading.place, response)
+        self._place = reading.place
+        self._recent.append(shared)
+        self._recent_bytes += len(response)
+        while self._recent_bytes > self._settings.recent_pages_bytes:
+            self._recent_bytes -= len(self._recent.popleft().data)
+        self._offer(shared)
+        if stretch.items:
+            lag_ms = max(0, self._clock.now_ms() - stretch.items[-1].position)
+            metrics.record("anabranch_delivery_lag", lag_ms / 1000, database=self.database.name)
+
+    def _offer(self, shared: Shared) -> None:
+        lost = [subscriber for subscriber in self._subscribers if not subscriber.offer(shared)]
+        if lost:
+            self._subscribers.difference_update(lost)
+            self._count()
+
+    async def _pause(self) -> None:
+        pause_us = self._settings.fan_out_pause_us * len(self._subscribers)
+        pause_s = min(pause_us / 1_000_000, self._settings.fan_out_pause_max_ms / 1000)
+        if pause_s >= _UNPAUSED_S:
+            await asyncio.sleep(pause_s)
+
+    async def _beat(self) -> bool:
+        """Send a heartbeat, unless the log has gone on meanwhile; whether it was sent."""
+        sums = await self._log.sums(self.database)
+        place = self._place
+        assert place is not None
+        if sums.head != place.base or not place.cursor.between_groups:
+            self._wake.set()
+            return False
+        response = change_pb2.SubscribeResponse(
+            state=self._log.state(self.database, sums.head, sums.chain, sums.floor, sums.schema_version),
+            sums=[position_pb2.TableSum(table=row.table, count=row.count, hash=row.hash) for row in sums.rows],
+        )
+        self._offer(Shared(place, place, response.SerializeToString()))
+        return True
+
+    def _fail(self, failure: Failure) -> None:
+        for subscriber in self._subscribers:
+            subscriber.fail(failure)
+        self._subscribers.clear()
+        self._count()
+
+
+def to_response(log: Log, database: Database, reading: Reading) -> bytes:
+    """A serialized SubscribeResponse. What it calls settled is what its reader has got with it, not a head beyond."""
+    stretch = reading.stretch
+    return change_pb2.SubscribeResponse(
+        page=reading.page,
+        state=log.state(database, stretch.reached, stretch.chain, stretch.floor, stretch.schema_version),
+    ).SerializeToString()
