@@ -53,9 +53,10 @@ def test_a_bucket_gives_its_burst_and_then_its_rate() -> None:
     assert limit.wait_s("b") == 0, "others have their own"
     time.sleep(wait_s + 0.001)
     assert limit.wait_s("a") == 0
+    for _ in range(3):
+        limit.wait_s("a")
     with pytest.raises(Failure) as caught:
-        for _ in range(4):
-            limit.take("a")
+        limit.take("a")
     assert caught.value.reason == errors_pb2.REASON_OVERLOADED
     assert int(caught.value.metadata["retry_after_ms"]) >= 1
 
