@@ -93,7 +93,7 @@ def date_text(days: int) -> str:
 def _parse(text: str) -> tuple[int, int]:
     """Days since 1970 and microseconds since midnight."""
     match = _MOMENT.fullmatch(text)
-    if match is None:
+    if match is None or not text:
         raise ValueError(f"not a date or time as Postgres prints it: {text!r}")
     year, month, day, hour, minute, second, fraction, era = match.groups()
     us = 0
