@@ -1,0 +1,95 @@
+"""The claim of a database: who may commit its groups.
+
+A claim is a transaction-level advisory lock, so that it ends with its transaction, however that ends: COMMIT,
+ROLLBACK, or the end of the session. The session's own limits make the last one sure within seconds:
+
+* a stopped process (SIGSTOP) is idle in its transaction: ``idle_in_transaction_session_timeout``;
+* one that is stopped in the middle of a large answer leaves bytes unacknowledged: ``tcp_user_timeout``;
+* one whose network is gone: the same, and keepalives where nothing is under way;
+* a killed one whose statement still runs: ``client_connection_check_interval``;
+* a statement that hangs: ``statement_timeout``, and ``lock_timeout`` where it waits for somebody else's lock.
+
+The claim is taken by a statement of its own: under READ COMMITTED every later statement then sees all that
+the claim's last holder committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import MappingProxyType
+from typing import Any
+
+import psycopg
+
+from anabranch.store.channels import CATALOG_CHANNEL, CLAIM_LOCK_CLASS, INBOX_CHANNEL
+from anabranch.store.engine import SessionOptions, connect
+
+Connection = psycopg.Connection[Any]
+
+CLAIM = "select pg_try_advisory_xact_lock(%s, %s)"
+
+PLANNING = MappingProxyType(
+    {
+        # A plan made while a table was empty must not stay a sequential scan when it has grown: all that a
+        # resolver runs goes by keys.
+        "enable_seqscan": "off",
+        "enable_hashjoin": "off",
+        "enable_mergejoin": "off",
+        "tcp_keepalives_idle": "2",
+        "tcp_keepalives_interval": "1",
+        "tcp_keepalives_count": "3",
+    }
+)
+
+
+def session_options(*, statement_timeout_ms: int, lock_timeout_ms: int, idle_timeout_ms: int) -> SessionOptions:
+    """The limits of a session that claims databases. ``idle_timeout_ms`` is how long a stopped or cut-off
+    process keeps a claim."""
+    return SessionOptions(
+        statement_timeout_ms=statement_timeout_ms,
+        lock_timeout_ms=lock_timeout_ms,
+        idle_in_transaction_session_timeout_ms=idle_timeout_ms,
+        client_connection_check_interval_ms=1_000,
+        connect_timeout_s=5,
+        settings={**PLANNING, "tcp_user_timeout": str(idle_timeout_ms)},
+    )
+
+
+def open_session(url: str, options: SessionOptions) -> Connection:
+    """A session that claims databases; READ COMMITTED, as every session.
+
+    Raises:
+        psycopg.OperationalError: the server can't be reached, or refuses the session.
+    """
+    return connect(url, application_name="anabranch-conflict-resolver", options=options)
+
+
+def try_claim(conn: Connection, database_id: int) -> bool:
+    """Claim the database for the rest of this transaction; False where another session has it. Never
+    waits."""
+    row = conn.execute(CLAIM, (CLAIM_LOCK_CLASS, database_id)).fetchone()
+    return bool(row and row[0])
+
+
+def open_listener(url: str, options: SessionOptions) -> Connection:
+    """A session that hears of batches and of changes of the catalog, and sees what is committed at each statement.
+
+    Raises:
+        psycopg.OperationalError: the server can't be reached, or refuses the session.
+    """
+    name = "anabranch-conflict-resolver-listener"
+    conn = connect(url, application_name=name, autocommit=True, options=options)
+    for channel in (INBOX_CHANNEL, CATALOG_CHANNEL):
+        conn.execute(f"listen {channel}".encode())
+    return conn
+
+
+def heard(conn: Connection, timeout_s: float) -> Iterator[int]:
+    """Numbers of databases in which batches were appended or tables registered, as they are heard of; ends after
+    ``timeout_s`` seconds without any.
+
+    Raises:
+        psycopg.OperationalError: the session is lost.
+    """
+    for notify in conn.notifies(timeout=timeout_s):
+        yield int(notify.payload)

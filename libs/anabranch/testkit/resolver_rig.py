@@ -1,0 +1,281 @@
+"""A database with synced tables, nodes that put batches straight into its inbox, and groups committed when told.
+
+No service runs: a test calls ``group`` (or ``drain``) and looks at verdicts, rows, log and sums.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ulid import ULID
+
+from anabranch.schema import Cell, Table
+from anabranch.store import catalog, registration
+from anabranch.store.channels import INBOX_CHANNEL
+from anabranch.store.engine import Session, connect
+from anabranch.store.sums import scan_sum
+from anabranch.v1 import batch_pb2, errors_pb2, value_pb2, verdict_pb2
+from anabranch.wire.values import column_writer
+
+Rows = Mapping[str, Cell]
+Change = tuple[str, str, Sequence[Rows]]
+"""insert, update or delete; the table; its rows."""
+_TYPES = {"insert": 1, "update": 2, "delete": 3}
+
+_APPEND = """
+insert into anabranch.inbox (database_id, batch_id, node_id, principal, basis, prev, payload, payload_sha256,
+                             traceparent, arrived_ms, refusal, refusal_message)
+values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
+"""
+_NODE = """
+insert into anabranch.nodes (database_id, node_id, name, principal, epoch, token, last_seen_ms)
+values (%s, %s, %s, %s, '', '', 0)
+"""
+
+
+class ResolverRig:
+    """``tables``: SQL that makes the tables of schema ``app`` (the search path while it runs); they are registered in
+    the order of ``names``, each with its policy. ``forced``: tables registered without asking whether they can be."""
+
+    def __init__(
+        self,
+        url: str,
+        tables: str,
+        names: Mapping[str, Mapping[str, Any] | None],
+        *,
+        policy: Mapping[str, Any] | None = None,
+        database: str = "app",
+        forced: Iterable[str] = (),
+    ) -> None:
+        self.url = url
+        self.name = database
+        self.conn = connect(url, application_name="anabranch-rig", autocommit=True)
+        self.sql(f"create schema {database}")
+        self.sql(f"set search_path to {database}; {tables}; reset search_path")
+        registration.create_database(self.conn, database, database, policy)
+        for name, own in names.items():
+            if name in forced:
+                self._force(name)
+            else:
+                registration.add_table(self.conn, database, name, own)
+        self.database = catalog.load_database(self.conn, database)
+
+    def _force(self, name: str) -> None:
+        """Register a table that registration would refuse, as a copy of it without what it is refused for."""
+        plain = f"{name}_plain"
+        self.sql(f"create table {self.name}.{plain} (like {self.name}.{name} including constraints including indexes)")
+        registration.add_table(self.conn, self.name, plain)
+        self.sql(f"update anabranch.synced_tables set name = '{name}' where name = '{plain}'")
+        self.sql(f"drop table {self.name}.{plain}")
+
+    def close(self) -> None:
+        """End the rig's session."""
+        self.conn.close()
+
+    def session(self) -> Session:
+        """Another session, for somebody else; transactions are the caller's."""
+        return connect(self.url, application_name="somebody-else")
+
+    def sql(self, text: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Run SQL as somebody else, committed at once; its rows."""
+        cursor = self.conn.execute(text.encode(), parameters or None)
+        return cursor.fetchall() if cursor.description else []
+
+    def node(self, name: str, principal: str = "") -> RigNode:
+        """A new node."""
+        return RigNode(self, name, principal or f"user-{name}")
+
+    @property
+    def head(self) -> int:
+        """The last group's position."""
+        [(position,)] = self.sql(
+            "select coalesce(max(position), 0) from anabranch.groups where database_id = %s", [self.database.id]
+        )
+        return int(position)
+
+    def verdict(self, batch_id: str) -> verdict_pb2.Verdict | None:
+        """The verdict on a batch; None where it has none."""
+        rows = self.sql(
+            "select verdict from anabranch.batches where database_id = %s and batch_id = %s",
+            [self.database.id, batch_id],
+        )
+        return verdict_pb2.Verdict.FromString(rows[0][0]) if rows else None
+
+    def outcome(self, batch_id: str) -> str | list[str]:
+        """PENDING, the reason of a rejection, or the outcomes of the mutations."""
+        verdict = self.verdict(batch_id)
+        if verdict is None:
+            return "PENDING"
+        if verdict.status == verdict_pb2.VERDICT_STATUS_REJECTED:
+            return errors_pb2.Reason.Name(verdict.reason).removeprefix("REASON_")
+        return [verdict_pb2.Outcome.Name(m.outcome).removeprefix("OUTCOME_") for m in verdict.mutations]
+
+    def rows(self, table: str, *columns: str) -> list[tuple[Any, ...]]:
+        """The rows of a table, ordered by their first column."""
+        names = ", ".join(f'"{name}"' for name in columns) or "*"
+        return self.sql(f'select {names} from {self.name}."{table}" order by 1')
+
+    def waiting(self) -> list[str]:
+        """The ids of the batches in the inbox, in their order."""
+        return [
+            row[0]
+            for row in self.sql(
+                "select batch_id from anabranch.inbox where database_id = %s order by 1", [self.database.id]
+            )
+        ]
+
+    def losers(self) -> list[tuple[str, str, str, Any]]:
+        """Table, key, column and value of every conflict."""
+        found = []
+        for table_id, key, column, raw in self.sql(
+            "select table_id, key, column_name, losing_value from anabranch.conflicts where database_id = %s"
+            " order by position, batch_id, ordinal",
+            [self.database.id],
+        ):
+            value = value_pb2.Value.FromString(raw)
+            arm = value.WhichOneof("kind")
+            found.append((self.database.tables_by_id[table_id].name, key, column, arm and getattr(value, arm)))
+        return found
+
+    def check(self) -> None:
+        """What must hold after every group: sums are those of the rows, the log leads to the rows, every accepted batch
+        is in the log at its position, positions grow, and nothing decided is left in the inbox.
+
+        Raises:
+            AssertionError: something does not.
+        """
+        self.database = catalog.load_database(self.conn, self.name)
+        for name, table in self.database.tables.items():
+            with self.conn.transaction():
+                count, total = scan_sum(self.conn, self.name, table)
+            [(kept, kept_hash)] = self.sql(
+                "select row_count, row_hash from anabranch.table_sums where table_id = %s", [table.id]
+            )
+            assert (count, total) == (kept, int.from_bytes(kept_hash, "big")), f"sum of {name}"
+        stray = self.sql(
+            "select b.batch_id from anabranch.batches b where b.database_id = %s and (b.status = 1) <> exists ("
+            "select from anabranch.log l where l.database_id = b.database_id and l.position = b.position"
+            " and l.batch_id = b.batch_id)",
+            [self.database.id],
+        )
+        assert not stray, "accepted batches are in the log at their position, others are not"
+        both = self.sql(
+            "select i.batch_id from anabranch.inbox i join anabranch.batches b using (database_id, batch_id)"
+        )
+        assert not both, "decided batches are left in the inbox"
+
+
+class RigNode:
+    """A node that writes into the inbox. ``basis`` is what it has applied; ``last`` its last batch's id."""
+
+    def __init__(self, rig: ResolverRig, name: str, principal: str) -> None:
+        self.rig = rig
+        self.id = str(ULID())
+        self.name = name
+        self.principal = principal
+        self.basis = 0
+        self.last = ""
+        self._time_ms = 0
+        rig.conn.execute(_NODE, (rig.database.id, self.id, name, principal))
+
+    def see(self) -> None:
+        """Read the log to the head."""
+        self.basis = self.rig.head
+
+    def new_id(self, time_ms: int | None = None) -> str:
+        """The next id, greater than all before it."""
+        self._time_ms = max(self._time_ms + 1, time_ms or time.time_ns() // 1_000_000)
+        return str(ULID.from_bytes(self._time_ms.to_bytes(6, "big") + secrets.token_bytes(10)))
+
+    def make(self, *changes: Change, batch_id: str | None = None, undo: Mapping[str, Cell] | None = None) -> Made:
+        """A batch, not sent yet."""
+        database = self.rig.database
+        made = batch_id or self.new_id()
+        payload = batch_pb2.DbMutationBatch(id=made, db_name=database.name)
+        payload.node.id, payload.node.name = self.id, self.name
+        for verb, table, rows in changes:
+            mutation = payload.mutations.add(table=table, type=_TYPES[verb])
+            names: list[str] = list(dict.fromkeys(name for row in rows for name in row))
+            mutation.columns.extend(names)
+            for row in rows:
+                mutation.rows.add(values=[_value(database.tables.get(table), name, row) for name in names])
+            if undo is not None:
+                mutation.undo.columns.extend(undo)
+                mutation.undo.rows.add(values=[_value(database.tables.get(table), name, undo) for name in undo])
+        made_before, self.last = self.last, made
+        return Made(made, payload.SerializeToString(), self.basis, made_before)
+
+    def send(
+        self,
+        made: Made,
+        *,
+        prev: str | None = None,
+        arrived_ms: int | None = None,
+        refusal: tuple[int, str] | None = None,
+        traceparent: str | None = None,
+    ) -> str:
+        """Put a batch into the inbox; its id."""
+        reason, message = refusal or (None, None)
+        self.rig.conn.execute(
+            _APPEND,
+            (
+                self.rig.database.id,
+                made.id,
+                self.id,
+                self.principal,
+                made.basis,
+                prev,
+                made.payload,
+                hashlib.sha256(made.payload).digest(),
+                traceparent,
+                time.time_ns() // 1_000_000 if arrived_ms is None else arrived_ms,
+                reason,
+                message,
+            ),
+        )
+        self.rig.conn.execute(f"notify {INBOX_CHANNEL}, '{self.rig.database.id}'".encode())
+        return made.id
+
+    def write(self, *changes: Change) -> str:
+        """Make a batch and send it; its id."""
+        return self.send(self.make(*changes))
+
+    def insert(self, table: str, *rows: Rows) -> str:
+        """A batch of one insert."""
+        return self.write(("insert", table, rows))
+
+    def update(self, table: str, *rows: Rows) -> str:
+        """A batch of one update."""
+        return self.write(("update", table, rows))
+
+    def delete(self, table: str, *keys: Rows) -> str:
+        """A batch of one delete."""
+        return self.write(("delete", table, keys))
+
+
+class Made:
+    """A batch as made: its id, bytes, basis, and the id of the node's batch before it ("" where there is none)."""
+
+    __slots__ = ("basis", "before", "id", "payload")
+
+    def __init__(self, batch_id: str, payload: bytes, basis: int, before: str) -> None:
+        self.id = batch_id
+        self.payload = payload
+        self.basis = basis
+        self.before = before
+
+
+def _value(table: Table | None, name: str, row: Rows) -> value_pb2.Value:
+    if name not in row:
+        return value_pb2.Value()
+    cell = row[name]
+    column = table.by_name.get(name) if table is not None else None
+    if isinstance(cell, value_pb2.Value):
+        return cell
+    if column is None:
+        return value_pb2.Value(string_value=str(cell))
+    return column_writer(column)(cell)

@@ -1,0 +1,28 @@
+"""Runs the conflict-resolver: ``python -m anabranch_conflict_resolver``, with settings from the environment."""
+
+from __future__ import annotations
+
+import sys
+
+from anabranch.runtime.server import main
+from anabranch.runtime.service import Service, ServiceContext
+from anabranch_conflict_resolver.config import ResolverSettings
+from anabranch_conflict_resolver.resolver import Resolver
+from anabranch_conflict_resolver.servicer import SERVICE, ResolverServicer, register
+
+
+async def build(context: ServiceContext[ResolverSettings]) -> Service:
+    """Put the service together."""
+    resolver = Resolver(context.settings, context.clock)
+    servicer = ResolverServicer(context.settings, context.pool, context.clock)
+    return Service(
+        names=(SERVICE,),
+        register=lambda server: register(server, servicer),
+        ready=resolver.ready,
+        run=resolver.run,
+        close=servicer.close,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(ResolverSettings, "conflict-resolver", build))

@@ -1,0 +1,61 @@
+"""Which databases have work, and which worker has which.
+
+Each database is in one of four states: *quiet*; *rung* (something came, nobody is on it); *worked on* by one worker of
+this process; *worked on and rung again*, so that it is looked at once more. ``take`` moves a rung one to worked on,
+``done`` back to quiet or rung. A database may also be due at a time, which rings it then.
+"""
+
+from __future__ import annotations
+
+import time
+from threading import Condition
+
+
+class Bell:
+    """Shared by the listener, which rings, and the workers, which take."""
+
+    def __init__(self) -> None:
+        self._condition = Condition()
+        self._rung: dict[int, None] = {}
+        self._worked_on: set[int] = set()
+        self._due: dict[int, float] = {}
+
+    def ring(self, database_id: int) -> None:
+        """There is something to do in the database."""
+        with self._condition:
+            self._rung[database_id] = None
+            if database_id not in self._worked_on:
+                self._condition.notify()
+
+    def ring_in(self, database_id: int, delay_s: float) -> None:
+        """There will be something to do in ``delay_s`` seconds."""
+        at = time.monotonic() + delay_s
+        with self._condition:
+            if at < self._due.get(database_id, float("inf")):
+                self._due[database_id] = at
+                self._condition.notify()
+
+    def take(self, timeout_s: float) -> int | None:
+        """A database with something to do that nobody is on, the longest rung first; None after ``timeout_s``."""
+        end = time.monotonic() + timeout_s
+        with self._condition:
+            while True:
+                now = time.monotonic()
+                for number in [n for n, at in self._due.items() if at <= now]:
+                    del self._due[number]
+                    self._rung[number] = None
+                for number in self._rung:
+                    if number not in self._worked_on:
+                        del self._rung[number]
+                        self._worked_on.add(number)
+                        return number
+                if now >= end:
+                    return None
+                self._condition.wait(min([end, *self._due.values()]) - now)
+
+    def done(self, database_id: int) -> None:
+        """The worker has left the database."""
+        with self._condition:
+            self._worked_on.discard(database_id)
+            if database_id in self._rung:
+                self._condition.notify()

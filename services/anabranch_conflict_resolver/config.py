@@ -1,0 +1,34 @@
+"""Settings of the conflict-resolver, beside those that every service has."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from anabranch.runtime.config import ServiceSettings
+
+
+class ResolverSettings(ServiceSettings):
+    """What the conflict-resolver needs to know."""
+
+    resolver_workers: int = Field(2, ge=1, le=64)
+    """Databases that this process commits groups of at the same time; each has a session of its own."""
+    group_max_batches: int = Field(2_000, ge=1, le=20_000)
+    """The most batches of one group. How many it really takes follows what waits and how long the last group took."""
+    group_max_bytes: int = Field(8 * 1024 * 1024, ge=1)
+    """The most payload bytes of one group; a larger batch has one of its own."""
+    group_target_ms: int = Field(250, ge=1)
+    """Groups that take longer than twice this get smaller."""
+    group_statement_timeout_ms: int = Field(10_000, ge=100)
+    """The longest that one statement of a group may run."""
+    group_lock_timeout_ms: int = Field(250, ge=1)
+    """The longest that one statement of a group waits for somebody else's lock."""
+    claim_idle_ms: int = Field(3_000, ge=100)
+    """A resolver that does nothing for so long inside a transaction loses its claim."""
+    poll_interval_ms: int = Field(500, ge=10)
+    """How often work is looked for that no notification has told of."""
+    busy_ms: int = Field(100, ge=1)
+    """How long a batch rests whose row somebody else holds."""
+    explain_lock_timeout_ms: int = Field(100, ge=1)
+    """The longest that a dry run waits for somebody else's lock."""
+    explain_timeout_ms: int = Field(2_000, ge=10)
+    """The longest that one statement of a dry run may run."""

@@ -1,0 +1,78 @@
+"""From candidates to results: the locks, the rules, the tables, and what to do when the database says no."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from anabranch.schema import Cell
+from anabranch.store import take
+from anabranch.store.waves import DatabaseError, wave
+from anabranch_conflict_resolver.carry_out import Swallowed
+from anabranch_conflict_resolver.decode import RowKey
+from anabranch_conflict_resolver.isolate import Outdated, fault_of, isolate, no_effect
+from anabranch_conflict_resolver.model import Candidate, Result
+from anabranch_conflict_resolver.view import View, load_view
+from anabranch_conflict_resolver.waves import Group, levels, run_wave
+
+
+@dataclass(slots=True)
+class Decided:
+    """The results of the candidates, and the view carried forward over them."""
+
+    results: list[Result]
+    view: View
+
+
+def decide_group(group: Group, candidates: Sequence[Candidate], *, at_hand: Sequence[str], restarts: int) -> Decided:
+    """Decide the candidates, which stand in the order of their ids, and write what is accepted.
+
+    First all of them together, in as few waves as can be, under one savepoint that also holds the rows' locks: rows
+    that are locked outside of a savepoint and written inside cost Postgres a multixact each. Only when that fails the
+    bad ones are looked for. ``at_hand``: the ids of all batches that were taken. ``restarts``: how often to start
+    again where a primary key was there that the view did not have; after that it is the batch's fault.
+
+    Raises:
+        DatabaseError: nobody's data is at fault; roll back and try again.
+    """
+    refused: list[Result] = []
+    left = list(candidates)
+    # Each round ends the loop, takes a batch away, or is counted.
+    while left:
+        try:
+            with wave(group.conn):
+                view = _load(group, left, at_hand)
+                results = [r for part in levels(left) for r in run_wave(group, view, part)]
+            return Decided(refused + results, view)
+        except Swallowed as swallowed:
+            for candidate in left:
+                write = swallowed.culprits.get(candidate.taken.batch_id)
+                if write is not None:
+                    refused.append(no_effect(View(), candidate, write))
+            left = [c for c in left if c.taken.batch_id not in swallowed.culprits]
+        except DatabaseError as error:
+            try:
+                fault_of(group, error, blame_keys=restarts <= 0)
+                with wave(group.conn):
+                    view = _load(group, left, at_hand)
+                    results = isolate(group, view, left, failed=True, blame_keys=restarts <= 0)
+                return Decided(refused + results, view)
+            except Outdated:
+                restarts -= 1
+    return Decided(refused, View())
+
+
+def _load(group: Group, candidates: Sequence[Candidate], at_hand: Sequence[str]) -> View:
+    keys: dict[RowKey, tuple[Cell, ...]] = {}
+    for candidate in candidates:
+        keys.update(candidate.decoded.keys)
+    view = load_view(group.conn, group.synced.tables, keys)
+    view.held.update(group.held)
+    leaning = {
+        c.taken.node_id
+        for c in candidates
+        if c.decoded.leaning and c.may_wait and not c.decoded.keys.keys() <= view.states.keys()
+    }
+    if leaning:
+        group.pending = take.earliest_pending(group.conn, group.synced.database.id, leaning, at_hand)
+    return view

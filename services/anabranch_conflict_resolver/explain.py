@@ -1,0 +1,162 @@
+"""A dry run: what would become of a batch if it arrived now.
+
+The same steps as a group of this one batch, in a transaction that is always rolled back. It makes no claim, so that it
+holds up no group; rows that a group has locked count as busy, and it waits for no lock longer than its session allows.
+A group that meets a row that a dry run has locked lets that batch rest for a moment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from threading import Lock
+
+from google.protobuf.message import DecodeError
+
+from anabranch.runtime.errors import Failure
+from anabranch.store import take
+from anabranch.store.claim import open_session
+from anabranch.store.engine import Session, SessionOptions
+from anabranch.store.explain import known
+from anabranch.store.take import Taken
+from anabranch.v1 import batch_pb2, change_pb2, errors_pb2, resolver_pb2, value_pb2, verdict_pb2
+from anabranch_conflict_resolver.decide_group import decide_group
+from anabranch_conflict_resolver.group_commit import Memory, current, sort_out
+from anabranch_conflict_resolver.model import Applied, Rejection, Result
+from anabranch_conflict_resolver.tables import SyncedDatabase
+from anabranch_conflict_resolver.verdicts import applied_verdict, rejected_verdict, waiting_verdict
+from anabranch_conflict_resolver.waves import Group
+
+_BUSY_MS = 100
+WAIT_S = 2.0
+"""How long a dry run waits for another one of this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Who asks, and what."""
+
+    database_id: int
+    principal: str
+    node_id: str
+    envelope: batch_pb2.Envelope
+
+
+@dataclass(slots=True)
+class DryRuns:
+    """One session for all dry runs of a process, one at a time. ``explain`` blocks and belongs into a thread."""
+
+    url: str
+    options: SessionOptions
+    _lock: Lock = field(default_factory=Lock)
+    _session: Session | None = None
+    _memories: dict[int, Memory] = field(default_factory=dict)
+
+    def explain(self, question: Question, clock_offset_ms: int) -> resolver_pb2.ExplainResponse:
+        """The answer, without the server's state.
+
+        Raises:
+            Failure: OVERLOADED while another dry run takes long; WRONG_PRINCIPAL for somebody else's node.
+            psycopg.Error: what Postgres refused.
+        """
+        if not self._lock.acquire(timeout=WAIT_S):
+            raise Failure(errors_pb2.REASON_OVERLOADED, "another dry run is under way")
+        try:
+            if self._session is None or self._session.closed:
+                self._session = open_session(self.url, self.options)
+            try:
+                return self._explain(self._session, question, clock_offset_ms)
+            finally:
+                if not self._session.closed:
+                    self._session.rollback()
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """End the session."""
+        if self._session is not None:
+            self._session.close()
+
+    def _explain(self, conn: Session, question: Question, clock_offset_ms: int) -> resolver_pb2.ExplainResponse:
+        envelope, database_id = question.envelope, question.database_id
+        standing = take.standing(conn, database_id)
+        if standing is None:
+            raise Failure(errors_pb2.REASON_UNKNOWN_DATABASE, "the database is gone")
+        memory = self._memories.setdefault(database_id, Memory())
+        synced = current(conn, memory, standing)
+        try:
+            batch_id = batch_pb2.DbMutationBatch.FromString(envelope.payload).id
+        except DecodeError:
+            return _rejected("", errors_pb2.REASON_MALFORMED, "the payload is not a DbMutationBatch")
+        facts = known(conn, database_id, batch_id, envelope.prev, question.node_id)
+        if facts.owner is not None and facts.owner != question.principal:
+            raise Failure(errors_pb2.REASON_WRONG_PRINCIPAL, "the node belongs to another principal")
+        digest = hashlib.sha256(envelope.payload).digest()
+        if facts.verdict is not None:
+            if (facts.principal, facts.payload_sha256) != (question.principal, digest):
+                text = "the id was sent before with other content"
+                return _rejected(batch_id, errors_pb2.REASON_ID_REUSED, text)
+            return resolver_pb2.ExplainResponse(verdict=verdict_pb2.Verdict.FromString(facts.verdict))
+        now_ms = standing.clock_ms + clock_offset_ms
+        taken = Taken(
+            batch_id=batch_id,
+            node_id=question.node_id,
+            principal=question.principal,
+            basis=envelope.basis,
+            prev=envelope.prev or None,
+            payload=envelope.payload,
+            payload_sha256=digest,
+            traceparent=None,
+            arrived_ms=now_ms,
+            attempts=0,
+            refusal=None,
+            refusal_message=None,
+            decided=False,
+            prev_decided=facts.prev_decided,
+            last_accepted=facts.last_accepted,
+            size=len(envelope.payload),
+        )
+        group = Group(conn, synced, max(now_ms, standing.position + 1), now_ms, _BUSY_MS)
+        results, candidates = sort_out(group, memory, [taken])
+        if candidates:
+            results = decide_group(group, candidates, at_hand=[batch_id], restarts=1).results
+        return _answer(synced, group.position, results[0])
+
+
+def _rejected(batch_id: str, reason: errors_pb2.Reason.ValueType, message: str) -> resolver_pb2.ExplainResponse:
+    return resolver_pb2.ExplainResponse(
+        verdict=verdict_pb2.Verdict(
+            batch_id=batch_id, status=verdict_pb2.VERDICT_STATUS_REJECTED, reason=reason, message=message
+        )
+    )
+
+
+def _answer(synced: SyncedDatabase, position: int, result: Result) -> resolver_pb2.ExplainResponse:
+    tables = synced.tables
+    if isinstance(result, Rejection):
+        return resolver_pb2.ExplainResponse(verdict=rejected_verdict(tables, position, result))
+    if not isinstance(result, Applied):
+        verdict = waiting_verdict(result.taken.batch_id)
+        return resolver_pb2.ExplainResponse(verdict=verdict, waits_for=result.why)
+    keys = result.candidate.decoded.keys
+    losers = []
+    for conflict in result.decision.conflicts:
+        table = tables[conflict.table]
+        # A conflict is always about a row that the batch names.
+        key: list[value_pb2.Value] = table.key_values(keys[conflict.table, conflict.key])
+        losers.append(
+            change_pb2.Loser(
+                table=conflict.table,
+                key=key,
+                column=conflict.column,
+                value=table.writers[conflict.column](conflict.losing_value),
+                batch_id=conflict.losing_batch,
+                node_id=conflict.losing_node,
+                winner_batch_id=conflict.winning_batch,
+            )
+        )
+    return resolver_pb2.ExplainResponse(
+        verdict=applied_verdict(tables, position, result),
+        effects=[change_pb2.Effect.FromString(change.effect.data) for change in result.changes],
+        losers=losers,
+    )

@@ -1,0 +1,246 @@
+"""The group commit: some batches of one database decided and committed together.
+
+One call of ``commit_group`` is one transaction, in these states; an error anywhere rolls all of it back and leaves the
+batches where they were:
+
+1. *claimed*: this session is the only one that commits groups of the database. Nothing read before counts: the head,
+   the schema version and the sums are those of now.
+2. *taken*: up to ``most`` batches of the inbox. Each is at once one of: already decided (it came twice), refused
+   (invalid, too old, or failed too often), waiting for its ``prev``, or a candidate.
+3. *decided* (``decide_group``): the candidates' rows are locked and read, the rules asked, and what they accept is
+   written, wave by wave. A candidate becomes applied, rejected or waiting. Captured changes of others will be drained
+   between the locks and the rules.
+4. *recorded*: log, histories, verdicts, conflicts, sums, group, inbox, notification.
+5. *committed*. If the answer to COMMIT is lost, nobody needs to know which way it went: either the verdicts are there
+   and the batches gone from the inbox, or neither, and the next claim finds out by looking.
+
+Who waits: a batch whose ``prev`` is undecided, one that leans on a row that an earlier batch of its node may bring
+(both until ``arrival + park_ms`` at the latest), and one whose row somebody else holds (for a moment). What it waits
+for sets it free in the transaction that decides it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from anabranch import faults
+from anabranch.store import take
+from anabranch.store.catalog import load_database
+from anabranch.store.claim import try_claim
+from anabranch.store.engine import Session
+from anabranch.store.group_records import delete_inbox, notify_group
+from anabranch.store.seal import EMPTY_CHAIN
+from anabranch.store.take import Parking, Standing, Taken
+from anabranch.v1 import errors_pb2
+from anabranch_conflict_resolver.decide_group import Decided, decide_group
+from anabranch_conflict_resolver.decode import Decoded, Refusal
+from anabranch_conflict_resolver.model import Applied, Candidate, Rejection, Result, Waiting
+from anabranch_conflict_resolver.records import Sums, gather, new_sums, write
+from anabranch_conflict_resolver.tables import SyncedDatabase, compile_database
+from anabranch_conflict_resolver.waves import Group
+
+_DAY_MS = 86_400_000
+FAILURES_AT_MOST = 3
+"""A batch that failed alone so often, for no fault that could be named, is rejected."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLimits:
+    """``most_bytes``: payload bytes of one group. ``busy_ms``: how long a batch rests whose row somebody else holds.
+    ``restarts``: how often a group starts again because rows appeared in between."""
+
+    most_bytes: int = 8 * 1024 * 1024
+    busy_ms: int = 100
+    restarts: int = 3
+
+
+@dataclass(slots=True)
+class Memory:
+    """What a session keeps of a database between groups. None of it is trusted without a look: ``synced`` counts while
+    the schema version is its own, ``sums`` while the chain's last link is ``link``, a decoded batch while the payload's
+    hash is its own."""
+
+    synced: SyncedDatabase | None = None
+    link: bytes = b""
+    sums: Sums = field(default_factory=dict)
+    read_ahead: dict[tuple[str, bytes], Decoded] = field(default_factory=dict)
+    last_principal: str = ""
+    attempted: list[str] = field(default_factory=list)
+    """The ids of the batches of the last group, whatever became of it."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a group came to. ``taken`` batches were looked at; none where it could not be claimed or nothing was
+    there."""
+
+    claimed: bool
+    position: int = 0
+    name: str = ""
+    taken: int = 0
+    results: Sequence[Result] = ()
+
+    @property
+    def decided(self) -> int:
+        """How many batches got a verdict."""
+        return sum(not isinstance(result, Waiting) for result in self.results)
+
+
+def commit_group(
+    conn: Session, memory: Memory, database_id: int, *, most: int, clock_offset_ms: int, limits: GroupLimits
+) -> Outcome:
+    """Decide and commit up to ``most`` batches of the database. ``clock_offset_ms`` is added to Postgres's clock.
+
+    Raises:
+        psycopg.Error: nothing was done, or, where the session was lost in COMMIT, perhaps all of it.
+    """
+    memory.attempted = []
+    try:
+        if not try_claim(conn, database_id):
+            conn.rollback()
+            return Outcome(claimed=False)
+        faults.reach("after_claim")
+        standing = take.standing(conn, database_id)
+        if standing is None:
+            conn.rollback()
+            return Outcome(claimed=True)
+        synced = current(conn, memory, standing)
+        now_ms = standing.clock_ms + clock_offset_ms
+        taken = take.take(
+            conn,
+            database_id,
+            most=most,
+            most_bytes=limits.most_bytes,
+            now_ms=now_ms,
+            start=memory.last_principal,
+            payloads=True,
+        )
+        if not taken:
+            conn.rollback()
+            memory.last_principal = ""
+            return Outcome(claimed=True, name=standing.name)
+        memory.last_principal = taken[-1].principal
+        memory.attempted = [t.batch_id for t in taken]
+        position = max(now_ms, standing.position + 1)
+        group = Group(conn, synced, position, now_ms, limits.busy_ms)
+        return _commit(group, memory, standing, taken, limits)
+    except BaseException:
+        if not conn.closed:
+            conn.rollback()
+        raise
+
+
+def current(conn: Session, memory: Memory, standing: Standing) -> SyncedDatabase:
+    """The database as it is now: its schema may have changed since the last group."""
+    synced = memory.synced
+    if synced is None or synced.database.schema_version != standing.schema_version:
+        synced = memory.synced = compile_database(load_database(conn, standing.name))
+        memory.sums.clear()
+        memory.read_ahead.clear()
+    return synced
+
+
+def _commit(group: Group, memory: Memory, standing: Standing, taken: list[Taken], limits: GroupLimits) -> Outcome:
+    conn, synced, position = group.conn, group.synced, group.position
+    database_id = synced.database.id
+    taken.sort(key=lambda t: t.batch_id)
+    dropped = [t.batch_id for t in taken if t.decided]
+    results, candidates = sort_out(group, memory, [t for t in taken if not t.decided])
+    decided: Decided = decide_group(group, candidates, at_hand=[t.batch_id for t in taken], restarts=limits.restarts)
+    results += decided.results
+    results.sort(key=lambda result: _id(result))
+    records = gather(synced.tables, position, results)
+    sums: Sums = {}
+    if records.batches:
+        if memory.link != (standing.chain or EMPTY_CHAIN):
+            memory.sums.clear()
+        unknown = {synced.tables[name].table.id for name in records.sum_changes} - memory.sums.keys()
+        if unknown:
+            memory.sums.update(take.read_sums(conn, unknown))
+        sums = new_sums(synced.tables, records, memory.sums)
+        link = write(
+            conn,
+            synced.tables,
+            database_id=database_id,
+            position=position,
+            now_ms=group.now_ms,
+            previous_link=standing.chain or EMPTY_CHAIN,
+            records=records,
+            view=decided.view,
+            sums=sums,
+            dropped=dropped,
+            any_parked=standing.any_parked,
+        )
+    else:
+        link = standing.chain or EMPTY_CHAIN
+        if dropped:
+            delete_inbox(conn, database_id, dropped)
+            notify_group(conn, database_id, standing.position, dropped)
+        if records.parkings:
+            take.park(conn, database_id, records.parkings)
+    faults.reach("before_commit")
+    conn.commit()
+    faults.reach("after_commit")
+    memory.link = link
+    memory.sums.update(sums)
+    return Outcome(True, position, standing.name, len(taken), results)
+
+
+def _id(result: Result) -> str:
+    return (result.candidate.taken if isinstance(result, Applied) else result.taken).batch_id
+
+
+def sort_out(group: Group, memory: Memory, taken: Sequence[Taken]) -> tuple[list[Result], list[Candidate]]:
+    """Refuse what needs no rules, let wait what waits for its ``prev``, read the rest. ``taken`` is in the order of
+    ids."""
+    policy = group.synced.database.policy
+    oldest_ms = group.now_ms - policy.retention_days * _DAY_MS
+    here: set[str] = set()
+    results: list[Result] = []
+    candidates: list[Candidate] = []
+    late: list[tuple[str, str]] = []
+    for one in taken:
+        until_ms = one.arrived_ms + policy.park_ms
+        may_wait = group.now_ms < until_ms
+        decoded = None if one.refusal else _read(group, memory, one)
+        refusal = _refusal(one, decoded, oldest_ms)
+        if refusal is not None:
+            results.append(Rejection(one, refusal.reason, refusal.message, refusal.mutation, refusal.table))
+        elif may_wait and not one.prev_decided and one.prev not in here and (one.prev or "") < one.batch_id:
+            results.append(Waiting(one, Parking(one.batch_id, until_ms, one.prev), one.prev or ""))
+            group.held[one.batch_id] = one.node_id
+            continue
+        else:
+            assert decoded is not None
+            candidates.append(Candidate(one, decoded, group.position, may_wait))
+            if one.last_accepted is not None and one.last_accepted > one.batch_id:
+                late.append((one.batch_id, one.node_id))
+        here.add(one.batch_id)
+    if late:
+        places = take.places(group.conn, group.synced.database.id, late)
+        for candidate in candidates:
+            candidate.place = places.get(candidate.taken.batch_id, group.position)
+    return results, candidates
+
+
+def _read(group: Group, memory: Memory, taken: Taken) -> Decoded:
+    decoded = memory.read_ahead.pop((taken.batch_id, taken.payload_sha256), None)
+    if decoded is None:
+        assert taken.payload is not None
+        decoded = group.synced.decoder.decode(taken.batch_id, taken.payload)
+    return decoded
+
+
+def _refusal(taken: Taken, decoded: Decoded | None, oldest_ms: int) -> Refusal | None:
+    if decoded is None:
+        return Refusal(taken.refusal or 0, taken.refusal_message or "")
+    if decoded.time_ms and decoded.time_ms < oldest_ms:
+        text = "made longer ago than verdicts are kept: it could not be told from a repeat"
+        return Refusal(errors_pb2.REASON_EXPIRED, text)
+    if decoded.refusal is not None:
+        return decoded.refusal
+    if taken.attempts >= FAILURES_AT_MOST:
+        text = f"the batch failed alone {taken.attempts} times for no fault that could be named"
+        return Refusal(errors_pb2.REASON_INTERNAL, text)
+    return None

@@ -1,0 +1,155 @@
+"""From a group that failed as a whole to the batches that are to blame.
+
+Halves are tried under a savepoint each, in the order of the ids, so that a few bad batches cost a few times the group
+and not a statement for every batch in it. Whatever was kept before has been carried forward: every batch is resolved
+against what is then there. A batch that fails alone gets every chance: its writes in sets, then mutation by mutation,
+then row by row, always in its own order; what it fails with last is its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from anabranch.merge import Accepted, MutationType, Write
+from anabranch.store.errors import BatchReason, Fault, Remedy, read_error
+from anabranch.store.take import Parking
+from anabranch.store.waves import DatabaseError, wave
+from anabranch.v1 import errors_pb2
+from anabranch_conflict_resolver.carry_out import Swallowed, carry_out
+from anabranch_conflict_resolver.model import Candidate, Change, Rejection, Result
+from anabranch_conflict_resolver.view import View
+from anabranch_conflict_resolver.waves import Group, applied_result, by_mutation, decide, run_wave, runs, wait
+
+LOCK_NOT_AVAILABLE = "55P03"
+"""A statement waited for a lock that another session holds (a row that a foreign key points to, or a key that is being
+inserted) longer than ``lock_timeout``: nobody's fault, and no reason to hold up others."""
+
+
+class Outdated(Exception):
+    """A primary key was there that the view does not have: somebody wrote in between."""
+
+
+def fault_of(group: Group, error: DatabaseError, *, blame_keys: bool) -> Fault:
+    """What a failed statement on the synced tables means. ``blame_keys``: a duplicate primary key is the batch's fault.
+
+    Raises:
+        DatabaseError: nobody's data is at fault; roll back and try again.
+        Outdated: start again from the locks.
+    """
+    fault = read_error(error, primary_keys=() if blame_keys else group.synced.primary_keys)
+    if fault.remedy is Remedy.RESTART:
+        raise Outdated from error
+    if fault.remedy is Remedy.RETRY and fault.sqlstate != LOCK_NOT_AVAILABLE:
+        raise error
+    return fault
+
+
+def isolate(
+    group: Group, view: View, candidates: Sequence[Candidate], *, failed: bool, blame_keys: bool
+) -> list[Result]:
+    """Decide candidates that may have bad ones among them. ``failed``: they have failed together already.
+
+    Raises:
+        DatabaseError: nobody's data is at fault.
+        Outdated: a duplicate primary key, unless ``blame_keys``.
+    """
+    if not candidates:
+        return []
+    if len(candidates) == 1:
+        return [alone(group, view, candidates[0], blame_keys=blame_keys)]
+    if not failed:
+        trial = view.copy()
+        try:
+            with wave(group.conn):
+                results = [r for part in runs(candidates) for r in run_wave(group, trial, part)]
+            view.become(trial)
+            return results
+        except Swallowed:
+            pass
+        except DatabaseError as error:
+            fault_of(group, error, blame_keys=blame_keys)
+    middle = len(candidates) // 2
+    first = isolate(group, view, candidates[:middle], failed=False, blame_keys=blame_keys)
+    # Where nothing went wrong in the first half, it will in the second.
+    clean = not any(isinstance(r, Rejection) and r.reason in _FAILURES for r in first)
+    second = isolate(group, view, candidates[middle:], failed=clean, blame_keys=blame_keys)
+    return first + second
+
+
+_FAILURES = frozenset({errors_pb2.REASON_CONSTRAINT, errors_pb2.REASON_NO_EFFECT, errors_pb2.REASON_FORBIDDEN})
+
+
+def alone(group: Group, view: View, candidate: Candidate, *, blame_keys: bool) -> Result:
+    """Decide one batch that may be a bad one. Raises as ``isolate``."""
+    decision = decide(group, view, candidate)
+    if not isinstance(decision, Accepted):
+        return decision
+    failure: Result | None = None
+    for steps in plans(candidate, decision.writes):
+        trial = view.copy()
+        changes: list[Change] = []
+        step: Sequence[Write] = ()
+        try:
+            with wave(group.conn):
+                for step in steps:
+                    changes += carry_out(group.conn, group.synced.tables, trial, [(candidate, step)])[0]
+                # Whatever fails from here on is a constraint that had waited.
+                step = decision.writes
+            view.become(trial)
+            return applied_result(view, candidate, decision, changes)
+        except Swallowed as swallowed:
+            failure = no_effect(view, candidate, swallowed.culprits[candidate.taken.batch_id])
+        except DatabaseError as error:
+            fault = fault_of(group, error, blame_keys=blame_keys)
+            if fault.sqlstate == LOCK_NOT_AVAILABLE:
+                parking = Parking(candidate.taken.batch_id, group.now_ms + group.busy_ms)
+                return wait(view, candidate, parking, "a lock that somebody else holds")
+            failure = _refused(view, candidate, step, fault)
+    assert failure is not None
+    return failure
+
+
+def plans(candidate: Candidate, writes: Sequence[Write]) -> list[list[Sequence[Write]]]:
+    """The ways to cut a batch's writes into steps, from the coarsest to the finest; equal ones once."""
+    mutations = by_mutation(writes)
+    ways: list[list[Sequence[Write]]] = [] if candidate.decoded.twice else [[writes]]
+    if not ways or len(mutations) > 1:
+        ways.append(list(mutations))
+    if len(writes) > len(mutations):
+        ways.append([[write] for write in writes])
+    return ways
+
+
+def no_effect(view: View, candidate: Candidate, write: Write) -> Rejection:
+    """The rejection of a batch with a write that changed nothing."""
+    verb = {MutationType.INSERT: "insert", MutationType.UPDATE: "update", MutationType.DELETE: "delete"}
+    message = (
+        f"the {verb[write.type]} changed nothing: a trigger or rule of the table swallowed it" if write.type else ""
+    )
+    return _rejection(view, candidate, errors_pb2.REASON_NO_EFFECT, message, write, exact=True)
+
+
+def _refused(view: View, candidate: Candidate, step: Sequence[Write], fault: Fault) -> Rejection:
+    write = next((write for write in step if write.table == fault.table), step[0])
+    if fault.reason is None:
+        raise AssertionError("only who is blamed is rejected")
+    if fault.reason is BatchReason.FORBIDDEN:
+        message = "the database does not allow it"
+    elif fault.constraint:
+        message = f'constraint "{fault.constraint}" of table "{fault.table}" says no'
+    else:
+        message = f"the database refuses it with SQLSTATE {fault.sqlstate}"
+    rejection = _rejection(view, candidate, int(fault.reason), message, write, exact=len(step) == 1)
+    if fault.column:
+        rejection.columns = (fault.column,)
+    rejection.constraint, rejection.sqlstate = fault.constraint, fault.sqlstate
+    return rejection
+
+
+def _rejection(view: View, candidate: Candidate, reason: int, message: str, write: Write, *, exact: bool) -> Rejection:
+    """A rejection because of ``write``; its row is named where it is known to be the one (``exact``)."""
+    at = (write.table, write.key)
+    rejection = Rejection(candidate.taken, reason, message, write.mutation, write.table)
+    if exact:
+        rejection.key, rejection.server_row = candidate.decoded.keys[at], view.rows.get(at)
+    return rejection

@@ -1,0 +1,39 @@
+"""How many batches a group of a database may take.
+
+It doubles while groups are full and quick, and halves when they are slow: groups grow with the load, and a claim is
+never held for long. It also halves when a group fails for no fault of anybody's data, down to one batch, which then is
+known to fail alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FIRST = 256
+_SMALLEST_QUICK = 32
+
+
+@dataclass(slots=True)
+class Pace:
+    """``most`` is the number; it never leaves 1 to ``ceiling``. ``failures``: groups that failed in a row."""
+
+    ceiling: int
+    target_ms: float
+    most: int = FIRST
+    failures: int = 0
+
+    def __post_init__(self) -> None:
+        self.most = min(self.most, self.ceiling)
+
+    def succeeded(self, taken: int, took_ms: float) -> None:
+        """A group of ``taken`` batches was committed in ``took_ms``."""
+        self.failures = 0
+        if taken >= self.most and took_ms < self.target_ms:
+            self.most = min(self.ceiling, self.most * 2)
+        elif took_ms > 2 * self.target_ms:
+            self.most = max(min(_SMALLEST_QUICK, self.most), self.most // 2)
+
+    def failed(self) -> None:
+        """A group failed and was rolled back."""
+        self.failures += 1
+        self.most = max(1, self.most // 2)

@@ -1,0 +1,193 @@
+"""What a group leaves behind besides the rows: log, histories, verdicts, conflicts, sums, the group itself, the inbox.
+
+Everything is gathered first and written in sets. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from anabranch.canonical import SUM_MODULUS
+from anabranch.merge import MutationType
+from anabranch.store import group_records as store
+from anabranch.store import take
+from anabranch.store.chain import next_link
+from anabranch.store.engine import Session
+from anabranch.store.group_records import BatchRow, ConflictRow, GroupRow, LogRow, SumRow, VersionRow
+from anabranch.store.sums import sum_to_bytes
+from anabranch.v1 import position_pb2, verdict_pb2
+from anabranch_conflict_resolver.model import Applied, Rejection, Result
+from anabranch_conflict_resolver.tables import SyncedTable
+from anabranch_conflict_resolver.verdicts import applied_verdict, rejected_verdict
+from anabranch_conflict_resolver.view import View
+
+_APPLIED, _REJECTED = int(verdict_pb2.VERDICT_STATUS_APPLIED), int(verdict_pb2.VERDICT_STATUS_REJECTED)
+Sums = dict[int, tuple[int, int]]
+"""By table id: number of rows, and the sum of their hashes modulo 2**128."""
+
+
+@dataclass(slots=True)
+class Records:
+    """``sum_changes``: by table, what to add to its sum's count and hash. ``came``: rows that are there now and were
+    not."""
+
+    log: list[LogRow] = field(default_factory=list)
+    batches: list[BatchRow] = field(default_factory=list)
+    conflicts: list[ConflictRow] = field(default_factory=list)
+    parkings: list[take.Parking] = field(default_factory=list)
+    links: list[tuple[str, list[bytes]]] = field(default_factory=list)
+    sum_changes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    greatest: dict[str, str] = field(default_factory=dict)
+    came: list[tuple[int, str]] = field(default_factory=list)
+
+    @property
+    def decided(self) -> list[str]:
+        """The ids of the batches that have a verdict now."""
+        return [row.batch_id for row in self.batches]
+
+
+def gather(tables: Mapping[str, SyncedTable], position: int, results: Sequence[Result]) -> Records:
+    """The records of a group's results, which stand in the order of their ids."""
+    records = Records()
+    for result in results:
+        if isinstance(result, Applied):
+            _gather_applied(records, tables, position, result)
+        elif isinstance(result, Rejection):
+            taken = result.taken
+            verdict = rejected_verdict(tables, position, result).SerializeToString()
+            records.batches.append(
+                BatchRow(
+                    taken.batch_id,
+                    taken.node_id,
+                    taken.principal,
+                    taken.payload_sha256,
+                    _REJECTED,
+                    result.reason,
+                    position,
+                    verdict,
+                )
+            )
+        else:
+            records.parkings.append(result.parking)
+    return records
+
+
+def _gather_applied(records: Records, tables: Mapping[str, SyncedTable], position: int, result: Applied) -> None:
+    candidate, taken = result.candidate, result.candidate.taken
+    batch_id, node_id = taken.batch_id, taken.node_id
+    hashes: list[bytes] = []
+    log, sums = records.log, records.sum_changes
+    for ordinal, change in enumerate(result.changes):
+        write, effect = change.write, change.effect
+        name = write.table
+        table_id = tables[name].table.id
+        log.append(
+            LogRow(
+                batch_id, ordinal, node_id, table_id, write.key, effect.type, effect.data, effect.changed, effect.hash
+            )
+        )
+        hashes.append(effect.hash)
+        if effect.count_change or effect.hash_change:
+            count, total = sums.get(name, (0, 0))
+            sums[name] = (count + effect.count_change, total + effect.hash_change)
+        if write.type is MutationType.INSERT:
+            records.came.append((table_id, write.key))
+    records.links.append((batch_id, hashes))
+    records.greatest[node_id] = batch_id
+    records.batches.append(
+        BatchRow(
+            batch_id,
+            node_id,
+            taken.principal,
+            taken.payload_sha256,
+            _APPLIED,
+            0,
+            candidate.place,
+            applied_verdict(tables, position, result).SerializeToString(),
+        )
+    )
+    for number, conflict in enumerate(result.decision.conflicts):
+        table = tables[conflict.table]
+        value = table.writers[conflict.column](conflict.losing_value).SerializeToString()
+        records.conflicts.append(
+            ConflictRow(
+                batch_id,
+                number,
+                table.table.id,
+                conflict.key,
+                conflict.column,
+                value,
+                conflict.losing_batch,
+                conflict.losing_node,
+                conflict.winning_batch,
+                conflict.winning_node,
+            )
+        )
+
+
+def changed_versions(tables: Mapping[str, SyncedTable], view: View) -> tuple[list[VersionRow], list[VersionRow]]:
+    """The histories that the group began, and those that it changed."""
+    new: list[VersionRow] = []
+    old: list[VersionRow] = []
+    for at in view.changed:
+        version = view.states[at].version
+        assert version is not None
+        (old if at in view.versioned else new).append(VersionRow(tables[at[0]].table.id, at[1], version))
+    return new, old
+
+
+def new_sums(tables: Mapping[str, SyncedTable], records: Records, sums: Sums) -> Sums:
+    """The sums after the group of the tables that it changed."""
+    after: Sums = {}
+    for name, (count_change, hash_change) in records.sum_changes.items():
+        table_id = tables[name].table.id
+        count, total = sums[table_id]
+        after[table_id] = (count + count_change, (total + hash_change) % SUM_MODULUS)
+    return after
+
+
+def write(
+    conn: Session,
+    tables: Mapping[str, SyncedTable],
+    *,
+    database_id: int,
+    position: int,
+    now_ms: int,
+    previous_link: bytes,
+    records: Records,
+    view: View,
+    sums: Sums,
+    dropped: Sequence[str],
+    any_parked: bool,
+) -> bytes:
+    """Write the records of a group that decided something; gives the chain's new link. ``sums``: those after the group
+    of the tables that it changed. ``dropped``: batches that had their verdicts before.
+
+    Raises:
+        psycopg.Error: what Postgres refused; no batch is to blame for it.
+    """
+    link = next_link(previous_link, position, records.links)
+    names = {table.table.id: name for name, table in tables.items()}
+    serialized = [
+        position_pb2.TableSum(table=names[number], count=count, hash=sum_to_bytes(total)).SerializeToString()
+        for number, (count, total) in sorted(sums.items())
+    ]
+    begun, changed = changed_versions(tables, view)
+    store.write_log(conn, database_id, position, records.log)
+    store.insert_versions(conn, begun)
+    store.update_versions(conn, changed)
+    store.write_batches(conn, database_id, position, now_ms, records.batches)
+    store.write_conflicts(conn, database_id, position, records.conflicts)
+    store.write_sums(conn, position, [SumRow(n, count, sum_to_bytes(total)) for n, (count, total) in sums.items()])
+    store.write_group(conn, database_id, position, GroupRow(len(records.links), len(records.log), link, serialized))
+    if records.greatest:
+        take.accept(conn, database_id, sorted(records.greatest.items()))
+    decided = records.decided
+    store.delete_inbox(conn, database_id, [*decided, *dropped])
+    if records.parkings:
+        take.park(conn, database_id, records.parkings)
+    if any_parked or records.parkings:
+        take.free(conn, database_id, decided=decided, rows=records.came)
+    store.notify_group(conn, database_id, position, [*decided, *dropped])
+    return link

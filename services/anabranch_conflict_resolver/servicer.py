@@ -1,0 +1,107 @@
+"""``ConflictResolverService``: decode, call, encode."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+
+from anabranch import limits
+from anabranch.clock import Clock
+from anabranch.runtime.errors import Failure
+from anabranch.runtime.principal import require_database
+from anabranch.store.claim import session_options
+from anabranch.store.engine import AsyncPool
+from anabranch.store.explain import DatabaseState, find_verdicts, read_state
+from anabranch.v1 import errors_pb2, position_pb2, resolver_pb2, resolver_pb2_grpc, verdict_pb2
+from anabranch_conflict_resolver.config import ResolverSettings
+from anabranch_conflict_resolver.explain import DryRuns, Question
+from anabranch_conflict_resolver.verdicts import waiting_verdict
+
+Context = grpc.aio.ServicerContext[Any, Any]
+SERVICE = "anabranch.v1.ConflictResolverService"
+MAX_IDS = 1_000
+_ID_CHARACTERS = 26
+
+
+class ResolverServicer(resolver_pb2_grpc.ConflictResolverServiceServicer):
+    """Answers about verdicts."""
+
+    def __init__(self, settings: ResolverSettings, pool: AsyncPool, clock: Clock) -> None:
+        self._pool = pool
+        self._clock = clock
+        options = session_options(
+            statement_timeout_ms=settings.explain_timeout_ms,
+            lock_timeout_ms=settings.explain_lock_timeout_ms,
+            idle_timeout_ms=settings.claim_idle_ms,
+        )
+        self._dry_runs = DryRuns(settings.postgres_url.get_secret_value(), options)
+
+    async def GetVerdict(  # noqa: N802 - the contract's name
+        self, request: resolver_pb2.GetVerdictRequest, context: Context
+    ) -> resolver_pb2.GetVerdictResponse:
+        """``ConflictResolverService.GetVerdict``."""
+        principal = require_database(request.db_name)
+        ids = list(dict.fromkeys(request.batch_ids))
+        if len(ids) > MAX_IDS:
+            raise _invalid(f"batch_ids has {len(ids)} ids; the most is {MAX_IDS}")
+        if any(len(batch_id) != _ID_CHARACTERS or "\0" in batch_id for batch_id in ids):
+            raise _invalid(f"batch_ids: an id has {_ID_CHARACTERS} characters")
+        async with self._pool.connection() as conn:
+            state = _found(request.db_name, await read_state(conn, request.db_name))
+            found = await find_verdicts(conn, state.id, principal.subject, ids)
+        verdicts = []
+        for batch_id in ids:
+            if batch_id in found:
+                raw = found[batch_id]
+                verdicts.append(verdict_pb2.Verdict.FromString(raw) if raw else waiting_verdict(batch_id))
+        return resolver_pb2.GetVerdictResponse(verdicts=verdicts, state=self._server_state(state))
+
+    async def Explain(  # noqa: N802 - the contract's name
+        self, request: resolver_pb2.ExplainRequest, context: Context
+    ) -> resolver_pb2.ExplainResponse:
+        """``ConflictResolverService.Explain``."""
+        principal = require_database(request.db_name)
+        envelope, node_id = request.envelope, request.node_state.node.id
+        if envelope.payload_incomplete:
+            raise _invalid("payload_incomplete is for SendStream")
+        if not envelope.payload or len(envelope.payload) > limits.MAX_BATCH_BYTES:
+            raise _invalid(f"envelope.payload has 1 to {limits.MAX_BATCH_BYTES} bytes")
+        if len(node_id) != _ID_CHARACTERS or "\0" in node_id or "\0" in envelope.prev:
+            raise _invalid("node_state.node.id is no ULID")
+        async with self._pool.connection() as conn:
+            state = _found(request.db_name, await read_state(conn, request.db_name))
+        question = Question(state.id, principal.subject, node_id, envelope)
+        offset_ms = self._clock.now_ms() - Clock().now_ms()
+        answer = await asyncio.to_thread(self._dry_runs.explain, question, offset_ms)
+        answer.state.CopyFrom(self._server_state(state))
+        return answer
+
+    async def close(self) -> None:
+        """End its sessions."""
+        await asyncio.to_thread(self._dry_runs.close)
+
+    def _server_state(self, state: DatabaseState) -> position_pb2.ServerState:
+        settled = position_pb2.Position(epoch=state.epoch, server_timestamp_ms=state.position, token=state.token)
+        return position_pb2.ServerState(
+            settled=settled,
+            floor=state.floor_ms,
+            schema_version=state.schema_version,
+            server_time_ms=self._clock.now_ms(),
+        )
+
+
+def _found(name: str, state: DatabaseState | None) -> DatabaseState:
+    if state is None:
+        raise Failure(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {name!r}")
+    return state
+
+
+def _invalid(message: str) -> Failure:
+    return Failure(errors_pb2.REASON_INVALID_REQUEST, message)
+
+
+def register(server: grpc.aio.Server, servicer: ResolverServicer) -> None:
+    """Add the service."""
+    resolver_pb2_grpc.add_ConflictResolverServiceServicer_to_server(servicer, server)

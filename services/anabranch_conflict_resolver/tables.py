@@ -1,0 +1,66 @@
+"""What a resolver keeps of a database at one schema version: its statements, decoders and encoders, made once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from anabranch.schema import Cell, Table
+from anabranch.store.catalog import Database
+from anabranch.store.rows import TableSql
+from anabranch.v1 import value_pb2
+from anabranch.wire.effects import EffectBuilder
+from anabranch.wire.values import Writer, column_writer
+from anabranch_conflict_resolver.decode import Decoder
+
+
+@dataclass(frozen=True, slots=True)
+class SyncedTable:
+    """A synced table and all that is compiled for it. ``rank`` is its place in the order of foreign keys: who is
+    pointed to has the lower one."""
+
+    table: Table
+    rank: int
+    sql: TableSql
+    effects: EffectBuilder
+    writers: Mapping[str, Writer]
+    primary_key: str
+
+    def key_values(self, key: Sequence[Cell]) -> list[value_pb2.Value]:
+        """A key's cells as Values."""
+        return [self.writers[name](cell) for name, cell in zip(self.table.key_columns, key, strict=True)]
+
+    def named_row(self, row: Sequence[Cell]) -> value_pb2.NamedRow:
+        """A whole row with its column names."""
+        names = self.table.column_names
+        values = [self.writers[name](cell) for name, cell in zip(names, row, strict=True)]
+        return value_pb2.NamedRow(columns=names, values=values)
+
+
+@dataclass(frozen=True, slots=True)
+class SyncedDatabase:
+    """A database at one schema version, compiled."""
+
+    database: Database
+    decoder: Decoder
+    tables: Mapping[str, SyncedTable]
+    primary_keys: frozenset[str]
+    """Names of the tables' primary key constraints."""
+
+
+def compile_database(database: Database) -> SyncedDatabase:
+    """Compile what the resolver needs of ``database``."""
+    ranks = {name: rank for rank, name in enumerate(database.table_order)}
+    tables = {}
+    for name, table in database.tables.items():
+        primary_key = database.constraints[name].primary_key
+        tables[name] = SyncedTable(
+            table,
+            ranks[name],
+            TableSql(database.schema_name, table),
+            EffectBuilder(table),
+            {column.name: column_writer(column) for column in table.columns},
+            primary_key.name if primary_key is not None else "",
+        )
+    primary_keys = frozenset(table.primary_key for table in tables.values() if table.primary_key)
+    return SyncedDatabase(database, Decoder(database), tables, primary_keys)

@@ -1,0 +1,74 @@
+"""The view that a group is decided on: the touched rows, locked, with their histories, carried forward write by write.
+
+A row is ``busy`` where another transaction holds it. A row that is in neither the table nor ``row_versions`` has no
+state: the rules call it unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from anabranch.merge import RowState
+from anabranch.schema import Cell
+from anabranch.store.engine import Session
+from anabranch.store.group_records import read_versions
+from anabranch.store.rows import Row
+from anabranch_conflict_resolver.decode import RowKey
+from anabranch_conflict_resolver.tables import SyncedTable
+
+
+@dataclass(slots=True)
+class View:
+    """``rows``: the rows in their tables, cells in the table's order. ``states``: what the rules see, by row; one that
+    is not in it is unknown. ``versioned``: rows that have a history in Postgres. ``changed``: rows whose history this
+    group has changed. ``held``: batches of this group that wait, and their nodes."""
+
+    rows: dict[RowKey, Row] = field(default_factory=dict)
+    states: dict[RowKey, RowState] = field(default_factory=dict)
+    versioned: frozenset[RowKey] = frozenset()
+    busy: frozenset[RowKey] = frozenset()
+    changed: set[RowKey] = field(default_factory=set)
+    held: dict[str, str] = field(default_factory=dict)
+
+    def copy(self) -> View:
+        """Another view that can be carried forward without this one."""
+        return View(dict(self.rows), dict(self.states), self.versioned, self.busy, set(self.changed), dict(self.held))
+
+    def become(self, other: View) -> None:
+        """Take the state of ``other``, a copy that was carried forward."""
+        self.rows, self.states = other.rows, other.states
+        self.changed, self.held = other.changed, other.held
+
+
+def load_view(conn: Session, tables: Mapping[str, SyncedTable], keys: Mapping[RowKey, tuple[Cell, ...]]) -> View:
+    """Lock and read the rows of ``keys`` (with their cells), one table after the other, and read their histories.
+
+    Raises:
+        psycopg.Error: what Postgres refused.
+    """
+    view = View()
+    by_table: dict[str, list[tuple[Cell, ...]]] = {}
+    for (table, _), cells in keys.items():
+        by_table.setdefault(table, []).append(cells)
+    busy: set[RowKey] = set()
+    for name in sorted(by_table, key=lambda name: tables[name].rank):
+        locked = tables[name].sql.lock(conn, by_table[name])
+        names = tables[name].table.column_names
+        for key, row in locked.rows.items():
+            view.rows[name, key] = row
+            view.states[name, key] = RowState(dict(zip(names, row, strict=True)), None)
+        busy.update((name, key) for key in locked.busy)
+    numbers = {tables[name].table.id: name for name in by_table}
+    versions = read_versions(conn, [(tables[table].table.id, key) for table, key in keys])
+    versioned = []
+    for (number, key), version in versions.items():
+        at = (numbers[number], key)
+        versioned.append(at)
+        state = view.states.get(at)
+        if state is None:
+            view.states[at] = RowState(None, version)
+        else:
+            state.version = version
+    view.versioned, view.busy = frozenset(versioned), frozenset(busy)
+    return view

@@ -1,0 +1,208 @@
+"""Waves: which batches of a group are applied together, and what the rules and the tables say of them.
+
+Two ways to cut a group into waves:
+
+* ``levels``, tried first: a batch goes into the first wave after all that touched one of its rows, and never before an
+  earlier batch of its node. A hot row costs a wave for each of its batches, and the other batches none. Batches of
+  different nodes may change places; where that matters to a constraint, the group fails and is cut the other way.
+* ``runs``: consecutive batches by id, as long as none touches a row already touched.
+
+A batch that touches a row twice has statements of its own, one for each mutation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from anabranch.merge import Accepted, Batch, Outcome, Parked, Rejected, Write, resolve
+from anabranch.store.engine import Session
+from anabranch.store.rows import Row
+from anabranch.store.take import Parking
+from anabranch.v1 import errors_pb2
+from anabranch_conflict_resolver.carry_out import Job, carry_out
+from anabranch_conflict_resolver.decode import RowKey
+from anabranch_conflict_resolver.model import Applied, Candidate, Change, Rejection, Result, Waiting
+from anabranch_conflict_resolver.tables import SyncedDatabase
+from anabranch_conflict_resolver.view import View
+
+
+@dataclass(slots=True)
+class Group:
+    """What all batches of a group share. ``now_ms`` is the clock's time, ``position`` the group's. ``pending``: by
+    node, the least id among its batches that wait in the inbox and are not in the group (only of nodes for which it
+    matters). ``busy_ms``: how long a batch rests whose row somebody else holds. ``held``: batches that were taken
+    with the group and wait already, and their nodes."""
+
+    conn: Session
+    synced: SyncedDatabase
+    position: int
+    now_ms: int
+    busy_ms: int
+    pending: Mapping[str, str] = field(default_factory=dict)
+    held: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def park_ms(self) -> int:
+        """How long a batch may wait, from its arrival."""
+        return self.synced.database.policy.park_ms
+
+
+def levels(candidates: Sequence[Candidate]) -> list[list[Candidate]]:
+    """The candidates, which stand in the order of their ids, in waves."""
+    waves: list[list[Candidate]] = []
+    last_of_row: dict[RowKey, int] = {}
+    last_of_node: dict[str, int] = {}
+    for candidate in candidates:
+        keys = candidate.decoded.keys
+        node = candidate.taken.node_id
+        level = last_of_node.get(node, 0)
+        if not last_of_row.keys().isdisjoint(keys):
+            level = max(level, *(last_of_row.get(at, -1) + 1 for at in keys))
+        last_of_row.update(dict.fromkeys(keys, level))
+        last_of_node[node] = level
+        while len(waves) <= level:
+            waves.append([])
+        waves[level].append(candidate)
+    return waves
+
+
+def runs(candidates: Sequence[Candidate]) -> list[list[Candidate]]:
+    """The candidates, which stand in the order of their ids, in waves that keep this order."""
+    waves: list[list[Candidate]] = []
+    touched: set[RowKey] = set()
+    for candidate in candidates:
+        if not waves or not touched.isdisjoint(candidate.decoded.keys):
+            waves.append([])
+            touched.clear()
+        touched.update(candidate.decoded.keys)
+        waves[-1].append(candidate)
+    return waves
+
+
+def run_wave(group: Group, view: View, wave: Sequence[Candidate]) -> list[Result]:
+    """Decide the batches of a wave and write what is accepted; ``view`` is carried forward.
+
+    Raises:
+        Swallowed: a write had no effect.
+        psycopg.Error: what Postgres refused.
+    """
+    results: list[Result] = []
+    accepted: list[tuple[Candidate, Accepted]] = []
+    for candidate in wave:
+        decided = decide(group, view, candidate)
+        if isinstance(decided, Accepted):
+            accepted.append((candidate, decided))
+        else:
+            results.append(decided)
+    together: list[Job] = [(c, decision.writes) for c, decision in accepted if not c.decoded.twice]
+    conn, tables = group.conn, group.synced.tables
+    changes = dict(zip([c for c, _ in together], carry_out(conn, tables, view, together), strict=True))
+    for candidate, decision in accepted:
+        if candidate.decoded.twice:
+            changes[candidate] = []
+            for step in by_mutation(decision.writes):
+                changes[candidate] += carry_out(conn, tables, view, [(candidate, step)])[0]
+        results.append(applied_result(view, candidate, decision, changes[candidate]))
+    return results
+
+
+def applied_result(view: View, candidate: Candidate, decision: Accepted, changes: Sequence[Change]) -> Applied:
+    """The result of a batch that was carried out."""
+    superseded: dict[int, Row | None] = {
+        number: view.rows.get((outcome.table, outcome.key))
+        for number, outcome in enumerate(decision.outcomes)
+        if outcome.outcome is Outcome.SUPERSEDED
+    }
+    return Applied(candidate, decision, changes, superseded)
+
+
+def by_mutation(writes: Sequence[Write]) -> list[list[Write]]:
+    """The writes of a batch in steps: one for each mutation, and a further one where it touches a row again."""
+    steps: list[list[Write]] = []
+    touched: set[str] = set()
+    mutation = -1
+    for write in writes:
+        if write.mutation != mutation or write.key in touched:
+            steps.append([])
+            touched.clear()
+            mutation = write.mutation
+        touched.add(write.key)
+        steps[-1].append(write)
+    return steps
+
+
+def decide(group: Group, view: View, candidate: Candidate) -> Accepted | Rejection | Waiting:
+    """What the rules say of a batch, with all that were decided before it in ``view``."""
+    taken, decoded = candidate.taken, candidate.decoded
+    node, batch_id = taken.node_id, taken.batch_id
+    if view.busy and not view.busy.isdisjoint(decoded.keys):
+        return wait(view, candidate, Parking(batch_id, group.now_ms + group.busy_ms), "a row that somebody else holds")
+    before = None
+    until = taken.arrived_ms + group.park_ms
+    if candidate.may_wait:
+        if taken.prev in view.held:
+            return wait(view, candidate, Parking(batch_id, until, taken.prev), taken.prev or "")
+        before = _pending_before(group, view, candidate)
+    candidate.batch = Batch(
+        batch_id,
+        node,
+        taken.basis,
+        decoded.time_ms,
+        group.position,
+        candidate.place,
+        decoded.mutations,
+        before is not None,
+    )
+    decision = resolve(candidate.batch, view.states, group.synced.database.table_policy)
+    if isinstance(decision, Accepted):
+        return decision
+    if isinstance(decision, Parked):
+        number = group.synced.tables[decision.table].table.id
+        parking = Parking(batch_id, until, before, number, decision.key)
+        return wait(view, candidate, parking, f"row {decision.key} of {decision.table}, or batch {before}")
+    return _rejection(view, candidate, decision)
+
+
+def wait(view: View, candidate: Candidate, parking: Parking, why: str) -> Waiting:
+    """The batch waits, and so do those that wait for it."""
+    view.held[candidate.taken.batch_id] = candidate.taken.node_id
+    return Waiting(candidate.taken, parking, why)
+
+
+def _pending_before(group: Group, view: View, candidate: Candidate) -> str | None:
+    """An earlier batch of the node that has no verdict yet."""
+    node, batch_id = candidate.taken.node_id, candidate.taken.batch_id
+    waiting = group.pending.get(node)
+    if waiting is not None and waiting < batch_id:
+        return waiting
+    if not view.held:
+        return None
+    return next((held for held, of in view.held.items() if of == node and held < batch_id), None)
+
+
+_MESSAGES = {
+    errors_pb2.REASON_ROW_EXISTS: "the row exists already",
+    errors_pb2.REASON_ROW_DELETED: "another node deleted the row",
+    errors_pb2.REASON_ROW_NOT_FOUND: "there is no such row",
+    errors_pb2.REASON_ALREADY_DELETED: "the row was deleted already",
+    errors_pb2.REASON_CONCURRENT_UPDATE: "another node changed the row, unseen by this one",
+    errors_pb2.REASON_CONSTRAINT: "the number leaves the range of its type",
+}
+_OUT_OF_RANGE = "22003"
+
+
+def _rejection(view: View, candidate: Candidate, decision: Rejected) -> Rejection:
+    at = (decision.table, decision.key)
+    reason = errors_pb2.Reason.ValueType(decision.reason)
+    return Rejection(
+        candidate.taken,
+        int(decision.reason),
+        _MESSAGES[reason],
+        decision.mutation,
+        decision.table,
+        candidate.decoded.keys[at],
+        decision.columns,
+        view.rows.get(at),
+        sqlstate=_OUT_OF_RANGE if reason == errors_pb2.REASON_CONSTRAINT else "",
+    )

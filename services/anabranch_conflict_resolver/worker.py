@@ -1,0 +1,194 @@
+"""A worker: one thread with one session, which commits groups of whatever database has something to do.
+
+States: *without a session* (opens one, with a growing pause between attempts); *idle* (waits for the bell, outside of
+any transaction); *in a group* (see ``group_commit``). After a group that decided something it goes on with the same
+database until nothing is left, so that a group never waits for more to come.
+
+A group that fails for no fault of anybody's data is rolled back and tried again with half the batches, after a pause
+that grows. One batch that fails alone is counted, in a transaction of its own, and rests while the others go on; at
+the third time it is rejected. A lost session is replaced first, so that a batch can be counted even if it is what kills
+sessions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from threading import Event
+
+import structlog
+
+from anabranch.clock import Clock
+from anabranch.runtime import metrics
+from anabranch.runtime.errors import reason_name
+from anabranch.store import take
+from anabranch.store.claim import open_session
+from anabranch.store.engine import Session, SessionOptions
+from anabranch.store.errors import read_error
+from anabranch.store.waves import DatabaseError
+from anabranch.v1 import errors_pb2, verdict_pb2
+from anabranch_conflict_resolver.bell import Bell
+from anabranch_conflict_resolver.group_commit import GroupLimits, Memory, Outcome, commit_group
+from anabranch_conflict_resolver.model import Applied, Rejection, Waiting
+from anabranch_conflict_resolver.pace import Pace
+
+_log = structlog.get_logger()
+_WAIT_S = 0.5
+_FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 5.0
+_REST_MS = 200
+
+
+class Worker:
+    """``run`` is the thread's body. ``broken`` says why it has no session, None where it has one."""
+
+    def __init__(
+        self,
+        url: str,
+        options: SessionOptions,
+        limits: GroupLimits,
+        clock: Clock,
+        bell: Bell,
+        stopping: Event,
+        *,
+        most_batches: int,
+        target_ms: int,
+    ) -> None:
+        self._url = url
+        self._options = options
+        self._limits = limits
+        self._clock = clock
+        self._bell = bell
+        self._stopping = stopping
+        self._most_batches = most_batches
+        self._target_ms = target_ms
+        self._memories: dict[int, Memory] = {}
+        self._paces: dict[int, Pace] = {}
+        self._session: Session | None = None
+        self._lost = 0
+        self.broken: str | None = "starting"
+
+    def run(self) -> None:
+        """Work until told to stop."""
+        try:
+            while not self._stopping.is_set():
+                session = self._open()
+                if session is None:
+                    continue
+                number = self._bell.take(_WAIT_S)
+                if number is None:
+                    continue
+                try:
+                    self._work(session, number)
+                finally:
+                    self._bell.done(number)
+        finally:
+            if self._session is not None:
+                self._session.close()
+
+    def _open(self) -> Session | None:
+        if self._session is not None and not self._session.closed:
+            return self._session
+        try:
+            self._session = open_session(self._url, self._options)
+        except DatabaseError as error:
+            self.broken = f"no session with the database: {error}"
+            _log.warning("no session with the database", detail=str(error))
+            self._pause(self._lost)
+            self._lost += 1
+            return None
+        self.broken = None
+        self._lost = 0
+        return self._session
+
+    def _pause(self, failures: int) -> None:
+        self._stopping.wait(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(failures, 10)))
+
+    def _work(self, session: Session, number: int) -> None:
+        memory = self._memories.setdefault(number, Memory())
+        pace = self._paces.setdefault(number, Pace(self._most_batches, self._target_ms))
+        while not self._stopping.is_set():
+            started = time.perf_counter()
+            offset_ms = self._clock.now_ms() - Clock().now_ms()
+            try:
+                outcome = commit_group(
+                    session, memory, number, most=pace.most, clock_offset_ms=offset_ms, limits=self._limits
+                )
+            except DatabaseError as error:
+                self._failed(number, memory, pace, error)
+                return
+            took_s = time.perf_counter() - started
+            if outcome.taken:
+                pace.succeeded(outcome.taken, took_s * 1000)
+                _tell(outcome, took_s)
+                self._ring_when_due(number, outcome)
+            if not outcome.taken:
+                return
+
+    def _ring_when_due(self, number: int, outcome: Outcome) -> None:
+        waits = [r.parking.until_ms for r in outcome.results if isinstance(r, Waiting)]
+        if waits:
+            self._bell.ring_in(number, max(0.0, (min(waits) - self._clock.now_ms()) / 1000))
+
+    def _failed(self, number: int, memory: Memory, pace: Pace, error: DatabaseError) -> None:
+        fault = read_error(error)
+        name = memory.synced.database.name if memory.synced else str(number)
+        cause = fault.sqlstate[:2] or "connection"
+        metrics.count("anabranch_group_retries", database=name, cause=cause)
+        _log.warning(
+            "group rolled back",
+            database=name,
+            batches=len(memory.attempted),
+            sqlstate=fault.sqlstate,
+            constraint=fault.constraint,
+            detail=str(error),
+        )
+        pace.failed()
+        # What else the session's loss has left behind is not known.
+        memory.sums.clear()
+        if len(memory.attempted) == 1:
+            self._count_attempt(number, memory.attempted[0], name)
+        self._pause(pace.failures)
+        self._bell.ring(number)
+
+    def _count_attempt(self, number: int, batch_id: str, name: str) -> None:
+        session = self._open()
+        if session is None:
+            return
+        try:
+            until_ms = self._clock.now_ms() + _REST_MS
+            attempts = take.count_attempt(session, number, batch_id, until_ms)
+            session.commit()
+        except DatabaseError as error:
+            _log.warning("attempt not counted", database=name, batch=batch_id, detail=str(error))
+            if not session.closed:
+                session.rollback()
+            return
+        self._bell.ring_in(number, _REST_MS / 1000)
+        _log.warning("batch failed alone", database=name, batch=batch_id, attempts=attempts)
+
+
+def _tell(outcome: Outcome, took_s: float) -> None:
+    """The group in metrics, and what must not pass unseen in the log."""
+    name = outcome.name
+    verdicts: Counter[tuple[str, str]] = Counter()
+    mutations: Counter[int] = Counter()
+    for result in outcome.results:
+        if isinstance(result, Applied):
+            verdicts["APPLIED", ""] += 1
+            mutations.update([int(one.outcome) for one in result.decision.outcomes])
+        elif isinstance(result, Rejection):
+            reason = errors_pb2.Reason.ValueType(result.reason)
+            verdicts["REJECTED", reason_name(reason)] += 1
+            if reason == errors_pb2.REASON_INTERNAL:
+                _log.error("batch rejected INTERNAL", database=name, batch=result.taken.batch_id, detail=result.message)
+    if not verdicts:
+        return
+    for (status, reason_text), count in verdicts.items():
+        metrics.count("anabranch_verdicts", count, database=name, status=status, reason=reason_text)
+    for number, count in mutations.items():
+        label = verdict_pb2.Outcome.Name(verdict_pb2.Outcome.ValueType(number)).removeprefix("OUTCOME_")
+        metrics.count("anabranch_mutations", count, database=name, outcome=label)
+    metrics.count("anabranch_groups", database=name)
+    metrics.record("anabranch_group_size", outcome.decided, database=name)
+    metrics.record("anabranch_group_duration", took_s, database=name)
