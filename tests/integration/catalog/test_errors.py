@@ -47,24 +47,24 @@ insert into app.t (id, n, u) values ('a', 1, 'u');
     ],
 )
 def test_what_postgres_says_is_read(
-    conn: Session, statement: str, remedy: Remedy, sqlstate: str, constraint: str
+    undone: Session, statement: str, remedy: Remedy, sqlstate: str, constraint: str
 ) -> None:
-    conn.execute(SETUP)
-    with pytest.raises(psycopg.Error) as caught, conn.transaction():
-        conn.execute(f"{statement}; set constraints all immediate".encode())
+    undone.execute(SETUP)
+    with pytest.raises(psycopg.Error) as caught, undone.transaction():
+        undone.execute(f"{statement}; set constraints all immediate".encode())
     fault = read_error(caught.value, primary_keys={"the key"})
     assert (fault.remedy, fault.sqlstate, fault.constraint) == (remedy, sqlstate, constraint)
     assert (fault.reason is not None) == (remedy is Remedy.BLAME)
     assert violated(caught.value) == ""
 
 
-def test_our_own_constraint_has_its_name(conn: Session) -> None:
+def test_our_own_constraint_has_its_name(undone: Session) -> None:
     insert = (
         "insert into anabranch.databases (name, schema_name, epoch, seal_key, created_ms) values ('d', %s, '', '', 0)"
     )
-    conn.execute(insert, ("a",))
+    undone.execute(insert, ("a",))
     with pytest.raises(psycopg.errors.UniqueViolation) as caught:
-        conn.execute(insert, ("b",))
+        undone.execute(insert, ("b",))
     assert violated(caught.value) == "databases_name_key"
     assert read_error(caught.value, primary_keys={"databases_name_key"}).remedy is Remedy.RETRY
 

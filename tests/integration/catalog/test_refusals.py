@@ -180,61 +180,61 @@ REFUSED: list[tuple[str, str, list[Refusal], str]] = [
 
 @pytest.mark.parametrize(("setup", "reasons", "told"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED])
 def test_a_table_that_cant_be_synced_is_refused_by_name(
-    conn: Session, setup: str, reasons: list[Refusal], told: str
+    undone: Session, setup: str, reasons: list[Refusal], told: str
 ) -> None:
-    create_database(conn, "d", "app")
-    conn.execute(setup.encode())
+    create_database(undone, "d", "app")
+    undone.execute(setup.encode())
     with pytest.raises(RegistrationError) as caught:
-        add_table(conn, "d", "t")
+        add_table(undone, "d", "t")
     assert caught.value.reasons == reasons
     assert told in str(caught.value)
     assert 'table "t" can\'t be synced' in str(caught.value)
-    assert conn.execute("select count(*) from anabranch.synced_tables").fetchone() == (0,)
-    assert conn.execute("select schema_version from anabranch.databases").fetchone() == (1,)
+    assert undone.execute("select count(*) from anabranch.synced_tables").fetchone() == (0,)
+    assert undone.execute("select schema_version from anabranch.databases").fetchone() == (1,)
 
 
 @pytest.mark.parametrize("name", ["_db_base", "sqlite_stat1", "SQLite_x", "_DB_x"])
-def test_names_of_the_device_are_refused(conn: Session, name: str) -> None:
-    create_database(conn, "d", "app")
-    conn.execute(f'create table app."{name}" ({OK})'.encode())
+def test_names_of_the_device_are_refused(undone: Session, name: str) -> None:
+    create_database(undone, "d", "app")
+    undone.execute(f'create table app."{name}" ({OK})'.encode())
     with pytest.raises(RegistrationError) as caught:
-        add_table(conn, "d", name)
+        add_table(undone, "d", name)
     assert caught.value.reasons == [Refusal.RESERVED_NAME]
 
 
-def test_a_table_that_differs_only_in_case_from_a_synced_one_is_refused(conn: Session) -> None:
-    create_database(conn, "d", "app")
-    conn.execute(
+def test_a_table_that_differs_only_in_case_from_a_synced_one_is_refused(undone: Session) -> None:
+    create_database(undone, "d", "app")
+    undone.execute(
         f'create table app."Order" ({OK}); create table app."order" ({OK}); create table app."ÄRGER" ({OK});'
         f'create table app."ärger" ({OK})'.encode()
     )
-    add_table(conn, "d", "Order")
+    add_table(undone, "d", "Order")
     with pytest.raises(RegistrationError) as caught:
-        add_table(conn, "d", "order")
+        add_table(undone, "d", "order")
     assert caught.value.reasons == [Refusal.NAME_CLASH]
     # SQLite folds A to Z and nothing else.
-    add_table(conn, "d", "ÄRGER")
-    add_table(conn, "d", "ärger")
+    add_table(undone, "d", "ÄRGER")
+    add_table(undone, "d", "ärger")
 
 
-def test_virtual_columns_are_refused(conn: Session) -> None:
-    if conn.info.server_version < 180000:
+def test_virtual_columns_are_refused(undone: Session) -> None:
+    if undone.info.server_version < 180000:
         pytest.skip("the server has no virtual columns: they came with Postgres 18")
-    create_database(conn, "d", "app")
-    conn.execute(f"create table app.t ({OK}, v int generated always as (1) virtual)".encode())
+    create_database(undone, "d", "app")
+    undone.execute(f"create table app.t ({OK}, v int generated always as (1) virtual)".encode())
     with pytest.raises(RegistrationError) as caught:
-        add_table(conn, "d", "t")
+        add_table(undone, "d", "t")
     assert caught.value.reasons == [Refusal.VIRTUAL_COLUMN]
 
 
-def test_a_foreign_table_is_refused(conn: Session) -> None:
-    create_database(conn, "d", "app")
-    conn.execute(
+def test_a_foreign_table_is_refused(undone: Session) -> None:
+    create_database(undone, "d", "app")
+    undone.execute(
         "create foreign data wrapper w; create server s foreign data wrapper w;"
         "create foreign table app.t (id text) server s"
     )
     with pytest.raises(RegistrationError) as caught:
-        add_table(conn, "d", "t")
+        add_table(undone, "d", "t")
     assert caught.value.reasons == [Refusal.NOT_A_TABLE]
 
 
@@ -269,11 +269,11 @@ def test_a_role_without_rights_is_told_which(migrated_url: str, conn: Session) -
         (f"create table app.t ({OK})", {"columns": {"id": "sum"}}),
     ],
 )
-def test_a_policy_that_does_not_fit_is_refused(conn: Session, setup: str, policy: dict[str, object]) -> None:
-    create_database(conn, "d", "app")
-    conn.execute(setup.encode())
+def test_a_policy_that_does_not_fit_is_refused(undone: Session, setup: str, policy: dict[str, object]) -> None:
+    create_database(undone, "d", "app")
+    undone.execute(setup.encode())
     with pytest.raises(RegistrationError) as caught:
-        add_table(conn, "d", "t", policy)
+        add_table(undone, "d", "t", policy)
     assert caught.value.reasons == [Refusal.INVALID_POLICY]
 
 
@@ -295,48 +295,48 @@ def test_a_policy_that_does_not_fit_is_refused(conn: Session, setup: str, policy
     ],
 )
 def test_a_database_that_cant_be_is_refused(
-    conn: Session, name: str, schema: str, policy: dict[str, object], reason: Refusal
+    undone: Session, name: str, schema: str, policy: dict[str, object], reason: Refusal
 ) -> None:
-    create_database(conn, "taken", "public")
+    create_database(undone, "taken", "public")
     with pytest.raises(RegistrationError) as caught:
-        create_database(conn, name, schema, policy)
+        create_database(undone, name, schema, policy)
     assert caught.value.reasons == [reason]
-    assert conn.execute("select count(*) from anabranch.databases").fetchone() == (1,)
+    assert undone.execute("select count(*) from anabranch.databases").fetchone() == (1,)
 
 
-def test_unknown_names_are_refused(conn: Session) -> None:
+def test_unknown_names_are_refused(undone: Session) -> None:
     with pytest.raises(RegistrationError) as caught:
-        add_table(conn, "nowhere", "t")
+        add_table(undone, "nowhere", "t")
     assert caught.value.reasons == [Refusal.UNKNOWN_DATABASE]
-    create_database(conn, "d", "app")
+    create_database(undone, "d", "app")
     with pytest.raises(RegistrationError) as caught:
-        add_table(conn, "d", "'; drop schema app; --")
+        add_table(undone, "d", "'; drop schema app; --")
     assert caught.value.reasons == [Refusal.UNKNOWN_TABLE]
 
 
-def test_twice_is_refused(conn: Session) -> None:
-    create_database(conn, "d", "app")
-    conn.execute(f"create table app.t ({OK})".encode())
-    add_table(conn, "d", "t")
+def test_twice_is_refused(undone: Session) -> None:
+    create_database(undone, "d", "app")
+    undone.execute(f"create table app.t ({OK})".encode())
+    add_table(undone, "d", "t")
     with pytest.raises(RegistrationError) as caught:
-        add_table(conn, "d", "t")
+        add_table(undone, "d", "t")
     assert caught.value.reasons == [Refusal.ALREADY_SYNCED]
 
 
-def test_a_disabled_trigger_writes_nothing_and_is_no_reason(conn: Session) -> None:
-    create_database(conn, "d", "app")
-    conn.execute("create function app.f() returns trigger language plpgsql as 'begin return new; end'")
-    conn.execute(
+def test_a_disabled_trigger_writes_nothing_and_is_no_reason(undone: Session) -> None:
+    create_database(undone, "d", "app")
+    undone.execute("create function app.f() returns trigger language plpgsql as 'begin return new; end'")
+    undone.execute(
         f"create table app.t ({OK}); create trigger trg before insert on app.t for each row"
         " execute function app.f(); alter table app.t disable trigger trg".encode()
     )
-    assert add_table(conn, "d", "t").rows == 0
+    assert add_table(undone, "d", "t").rows == 0
 
 
-def test_row_security_that_does_not_bind_the_role_is_no_reason(conn: Session) -> None:
-    create_database(conn, "d", "app")
-    conn.execute(f"create table app.t ({OK}); alter table app.t enable row level security".encode())
-    assert add_table(conn, "d", "t").rows == 0
+def test_row_security_that_does_not_bind_the_role_is_no_reason(undone: Session) -> None:
+    create_database(undone, "d", "app")
+    undone.execute(f"create table app.t ({OK}); alter table app.t enable row level security".encode())
+    assert add_table(undone, "d", "t").rows == 0
 
 
 def test_errors_are_values_that_programs_can_tell_apart() -> None:

@@ -74,11 +74,11 @@ KINDS: dict[str, tuple[Kind, Kind | None]] = {
 }
 
 
-def test_every_type_has_its_kind_and_its_name(conn: Session) -> None:
-    conn.execute(SETUP)
+def test_every_type_has_its_kind_and_its_name(undone: Session) -> None:
+    undone.execute(SETUP)
     columns = ", ".join(f'"{i}" {name}' for i, name in enumerate(KINDS))
-    conn.execute(f"create table app.t (id text primary key, {columns})".encode())
-    found, known = run(conn, relations_of("app", ["t"]))
+    undone.execute(f"create table app.t (id text primary key, {columns})".encode())
+    found, known = run(undone, relations_of("app", ["t"]))
     seen = {c.postgres_type: (c.kind, c.element_kind) for c in found["t"].snapshot(known)[1:]}
     assert seen == KINDS
 
@@ -98,25 +98,25 @@ def test_every_type_has_its_kind_and_its_name(conn: Session) -> None:
     ],
 )
 def test_who_gives_a_columns_value(
-    conn: Session, definition: str, not_null: bool, generated: bool, has_default: bool
+    undone: Session, definition: str, not_null: bool, generated: bool, has_default: bool
 ) -> None:
-    conn.execute(SETUP)
-    conn.execute(f"create table app.t (id text primary key, c {definition})".encode())
-    found, known = run(conn, relations_of("app", ["t"]))
+    undone.execute(SETUP)
+    undone.execute(f"create table app.t (id text primary key, c {definition})".encode())
+    found, known = run(undone, relations_of("app", ["t"]))
     column = found["t"].snapshot(known)[1]
     assert (column.not_null, column.generated, column.has_default) == (not_null, generated, has_default)
 
 
-def test_dropped_columns_are_gone_and_the_key_has_its_own_order(conn: Session) -> None:
-    conn.execute("create table app.t (a int, gone int, b text, c date, primary key (c, a) include (b))")
-    conn.execute("alter table app.t drop column gone")
-    found, known = run(conn, relations_of("app", ["t"]))
+def test_dropped_columns_are_gone_and_the_key_has_its_own_order(undone: Session) -> None:
+    undone.execute("create table app.t (a int, gone int, b text, c date, primary key (c, a) include (b))")
+    undone.execute("alter table app.t drop column gone")
+    found, known = run(undone, relations_of("app", ["t"]))
     assert [c.name for c in found["t"].snapshot(known)] == ["a", "b", "c"]
     assert found["t"].key_columns == ("c", "a")
 
 
-def test_constraints_are_read_with_what_they_ask(conn: Session) -> None:
-    conn.execute("""
+def test_constraints_are_read_with_what_they_ask(undone: Session) -> None:
+    undone.execute("""
         create table app.p (x int, y int, primary key (y, x));
         create table app.t (id text primary key, x int, y int, u text unique, v text,
             constraint "odd name" foreign key (y, x) references app.p (y, x) match full deferrable initially deferred);
@@ -124,7 +124,7 @@ def test_constraints_are_read_with_what_they_ask(conn: Session) -> None:
         create unique index partial on app.t (v) where x > 0;
         create unique index expression on app.t (lower(v));
     """)
-    found, _ = run(conn, relations_of("app", ["t"]))
+    found, _ = run(undone, relations_of("app", ["t"]))
     constraints = found["t"].constraints
     assert constraints.primary_key is not None
     assert constraints.primary_key.name == "t_pkey"
