@@ -1,1 +1,49 @@
-"""SyncedDb: a device's SQLite kept in step with the server."""
+"""Offline-first sync for a device: ``SyncedDb`` keeps a SQLite file in step with the server's Postgres.
+
+from anabranch.client import RemoteDb, SyncedDb
+
+db = SyncedDb("gate.db", remote=RemoteDb("localhost:7400", token=...), db_name="flights")
+db.start()
+with db.batch():
+    db.table("flights").update({"id": 7, "dep_delay": 12})
+    db.table("notes").insert({"id": "01J...", "flight_id": 7, "body": "gate change"})
+db.execute("select count(*) from flights").fetchone()
+"""
+
+from anabranch.client.bootstrap import Progress
+from anabranch.client.db import Batch, Status, SyncedDb, SyncedTable
+from anabranch.client.errors import (
+    BatchState,
+    CallFailed,
+    ClientError,
+    NotReady,
+    RowExists,
+    RowMissing,
+    SyncedElsewhere,
+    WrongPrincipal,
+)
+from anabranch.client.events import STATE_KINDS, Change, ConflictEvent, DeadLetter, State
+from anabranch.client.remote import RemoteDb, Tls
+
+__all__ = [
+    "STATE_KINDS",
+    "Batch",
+    "BatchState",
+    "CallFailed",
+    "Change",
+    "ClientError",
+    "ConflictEvent",
+    "DeadLetter",
+    "NotReady",
+    "Progress",
+    "RemoteDb",
+    "RowExists",
+    "RowMissing",
+    "State",
+    "Status",
+    "SyncedDb",
+    "SyncedElsewhere",
+    "SyncedTable",
+    "Tls",
+    "WrongPrincipal",
+]

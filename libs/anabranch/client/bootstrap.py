@@ -1,0 +1,279 @@
+"""Pulls: whole tables into the file, resumed where they broke, replaced at the end.
+
+State model of one table, all of it in ``_db_tables``: *new* rows go straight into the table, which nobody may write to
+yet; a table that has rows already is pulled into a table of its own (``pull_table``), while it goes on showing what it
+has. Each chunk's rows move with its resume token. When every table of the pull is done, one transaction puts them in
+place, sets the cursor to the earliest ``as_of`` where the pull was of the whole database, and lets batches go that
+it covers. A kill at any moment leaves a pull that goes on from its tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from anabranch.client import settle, state, sums
+from anabranch.client.arrow_rows import ArrowRows
+from anabranch.client.describe import drop_pull
+from anabranch.client.device_table import DeviceTable, quote
+from anabranch.client.errors import CallFailed
+from anabranch.client.events import Change, State
+from anabranch.client.file import DeviceFile, Tx
+from anabranch.client.prefetch import prefetched
+from anabranch.client.rebase import Pendings, change_of, overlaid, write_bases
+from anabranch.client.remote import RemoteDb
+from anabranch.v1 import position_pb2, snapshot_pb2
+
+log = structlog.get_logger(__name__)
+
+_ATTEMPTS = 3
+_CHUNKS_AHEAD = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a pull is. ``rows_done`` counts over all parts of a pull that was resumed; ``estimated_rows`` is the
+    server's guess and can be short."""
+
+    table: str
+    rows_done: int
+    estimated_rows: int
+    done: bool
+
+
+class _NotWholeError(Exception):
+    def __init__(self, table: str, count: int) -> None:
+        super().__init__(f"the pull of {table} did not bring its {count} rows")
+        self.table = table
+
+
+class Bootstrap:
+    """Pulls tables into ``file``. The caller sees to it that nothing else reads the log meanwhile."""
+
+    def __init__(self, file: DeviceFile, remote: RemoteDb, pendings: Pendings) -> None:
+        self._file = file
+        self._remote = remote
+        self._pendings = pendings
+
+    def pull(self, names: Sequence[str] | None, progress: Callable[[Progress], None] | None = None) -> None:
+        """Pull the tables ``names``, or the whole database, and put them in place.
+
+        Raises:
+            CallFailed: the pull broke; the next one goes on from where it stands.
+            sqlite3.Error: the file can't be written.
+        """
+        whole = names is None
+        names = list(self._file.tables()) if names is None else names
+        self._file.listeners.tell(State("pulling", ", ".join(names)))
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                self._stream(names, progress)
+                break
+            except CallFailed as error:
+                if error.reason != "INVALID_TOKEN" or attempt == _ATTEMPTS:
+                    raise
+                with self._file.transaction() as tx:
+                    for name in names:
+                        drop_pull(tx, name)
+        try:
+            with self._file.transaction() as tx:
+                self._finish(tx, names, whole)
+                tx.events.append(State("pulled", ", ".join(names), None, tx.state.cursor_ms))
+        except _NotWholeError as error:
+            with self._file.transaction() as tx:
+                drop_pull(tx, error.table)
+            raise CallFailed("DATA_LOSS", "", str(error), again=True) from error
+        self._file.listeners.deliver()
+
+    def _stream(self, names: Sequence[str], progress: Callable[[Progress], None] | None) -> None:
+        with self._file.transaction() as tx:
+            required = [r for name in names if (r := self._prepare(tx, name)) is not None]
+            current = tx.state
+            tables = tx.tables
+            estimates = {
+                name: snapshot_pb2.Table.FromString(value).estimated_rows
+                for name, value in tx.conn.execute("SELECT name, value FROM _db_tables")
+            }
+        if not required:
+            return
+        rows_of = {r.table: ArrowRows(tables[r.table].table) for r in required}
+        request = snapshot_pb2.PullRequest(db_name=current.db_name, node_state=current.node_state, required=required)
+        parts: list[bytes] = []
+        with prefetched(self._remote.pull(request), _CHUNKS_AHEAD) as responses:
+            for response in responses:
+                if response.arrow_ipc_incomplete:
+                    parts.append(response.arrow_ipc)
+                    continue
+                ipc = b"".join([*parts, response.arrow_ipc]) if parts else response.arrow_ipc
+                parts.clear()
+                if not response.table:
+                    continue
+                count, rows = rows_of[response.table].read(ipc) if ipc else (0, ())
+                self._chunk(tables[response.table], response, count, rows)
+                if progress is not None:
+                    name = response.table
+                    progress(Progress(name, response.rows_done, estimates.get(name, 0), response.done))
+
+    def _prepare(self, tx: Tx, name: str) -> snapshot_pb2.RequiredTable | None:
+        """What to ask for to go on with a table; None where it has all its rows. Makes the table that they go to."""
+        stage, ordinal, resume, done, staged, first = tx.conn.execute(
+            "SELECT stage, ordinal, pull_resume, pull_done, pull_table, pull_first_ms FROM _db_tables WHERE name = ?",
+            (name,),
+        ).fetchone()
+        if done:
+            return None
+        if first is not None and not resume:
+            # A first chunk without a way to go on from it.
+            drop_pull(tx, name)
+            staged = None
+        if stage != "new" and staged is None:
+            staged = f"_db_pull_{ordinal}"
+            tx.conn.execute(f"DROP TABLE IF EXISTS {quote(staged)}")
+            tx.conn.execute(tx.tables[name].create_sql(staged))
+            tx.conn.execute("UPDATE _db_tables SET pull_table = ? WHERE name = ?", (staged, name))
+        return snapshot_pb2.RequiredTable(table=name, resume=resume)
+
+    def _chunk(
+        self, table: DeviceTable, response: snapshot_pb2.PullResponse, count: int, rows: Iterable[tuple[Any, ...]]
+    ) -> None:
+        as_of = response.as_of
+        with self._file.transaction() as tx:
+            staged, first, epoch = tx.conn.execute(
+                "SELECT pull_table, pull_first_ms, pull_epoch FROM _db_tables WHERE name = ?", (table.name,)
+            ).fetchone()
+            if first is not None and epoch != as_of.epoch:
+                raise CallFailed("ABORTED", "INVALID_TOKEN", "the history changed during the pull", again=True)
+            if tx.wants_rows and staged is None:
+                rows = list(rows)
+                tx.events += [change_of(table, None, row, "snapshot") for row in rows]
+            if count:
+                tx.conn.executemany(table.insert_into(staged or table.name), rows)
+            tx.conn.execute(
+                """UPDATE _db_tables SET pull_first_ms = coalesce(pull_first_ms, ?), pull_last_ms = ?, pull_epoch = ?,
+                   pull_token = ?, pull_resume = ?, pull_done = ?, pull_count = ?, pull_hash = ? WHERE name = ?""",
+                (
+                    as_of.server_timestamp_ms,
+                    as_of.server_timestamp_ms,
+                    as_of.epoch,
+                    as_of.token,
+                    response.resume,
+                    int(response.done),
+                    response.sum.count,
+                    response.sum.hash,
+                    table.name,
+                ),
+            )
+        self._file.listeners.deliver()
+
+    def _finish(self, tx: Tx, names: Sequence[str], whole: bool) -> None:
+        newest: position_pb2.Position | None = None
+        for name in names:
+            table = tx.tables[name]
+            staged, first, last, epoch, token, count, digest, done = tx.conn.execute(
+                """SELECT pull_table, pull_first_ms, pull_last_ms, pull_epoch, pull_token, pull_count, pull_hash,
+                   pull_done FROM _db_tables WHERE name = ?""",
+                (name,),
+            ).fetchone()
+            if not done:
+                raise CallFailed("ABORTED", "", f"the pull ended before {name} was complete", again=True)
+            if newest is None or last > newest.server_timestamp_ms:
+                newest = position_pb2.Position(epoch=epoch, server_timestamp_ms=last, token=token)
+            if staged is not None:
+                self._replace(tx, table, staged)
+            if first != last or len(digest) != 16:
+                # Parts of several moments: the sum is of what is here, and equals the server's once that has caught up.
+                count, digest = sums.of_rows(tx.conn, table)
+            elif count != _count_base(tx, table):
+                raise _NotWholeError(name, count)
+            tx.conn.execute(
+                """UPDATE _db_tables SET stage = 'live', reason = '', first_ms = ?, last_ms = ?, count = ?, hash = ?,
+                   verified = ?, disagrees = 0, pull_table = NULL, pull_done = 0, pull_first_ms = NULL,
+                   pull_last_ms = NULL, pull_resume = x'' WHERE name = ?""",
+                (first, last, count, digest, int(first != last), name),
+            )
+        if whole and newest is not None:
+            self._new_history(tx, newest)
+        elif newest is not None:
+            tx.set(**state.greatest(tx.state, newest))
+        tx.set(pulls=tx.state.pulls + 1)
+        settle.pulled(tx, self._pendings)
+
+    def _new_history(self, tx: Tx, newest: position_pb2.Position) -> None:
+        """The cursor of a file whose every table was pulled. In another epoch, or before what was seen of this one,
+        nothing that was known of positions holds: verdicts are asked for again, and no basis lies beyond."""
+        (cursor,) = tx.conn.execute("SELECT min(first_ms) FROM _db_tables WHERE stage = 'live'").fetchone()
+        current = tx.state
+        moved = current.greatest_epoch not in ("", newest.epoch) or newest.server_timestamp_ms < current.greatest_ms
+        if moved:
+            tx.conn.execute("UPDATE _db_mutations_queue SET server_timestamp_ms = NULL, verdict = NULL, seen = 0")
+            tx.conn.execute("UPDATE _db_mutations_queue SET basis = ? WHERE basis > ?", (cursor, cursor))
+            tx.set(greatest_epoch=newest.epoch, greatest_ms=newest.server_timestamp_ms, greatest_token=newest.token)
+        tx.set(cursor_ms=cursor, **state.greatest(tx.state, newest))
+
+    def _replace(self, tx: Tx, table: DeviceTable, staged: str) -> None:
+        """Put what was pulled in the place of what is there; rows that pending batches touch show them on top."""
+        conn = tx.conn
+        pending = self._pending_keys(tx, table.name)
+        before = table.read_by_text(conn, pending)
+        if tx.wants_rows:
+            tx.events += _differences(tx, table, staged, set(pending))
+        pulled = table.read_by_text(conn, pending, staged)
+        conn.execute(f"DELETE FROM {table.quoted}")
+        conn.execute(
+            f"INSERT INTO {table.quoted} ({table.columns_sql}) SELECT {table.columns_sql} FROM {quote(staged)}"
+        )
+        conn.execute(f"DROP TABLE {quote(staged)}")
+        conn.execute("DELETE FROM _db_base WHERE tbl = ?", (table.name,))
+        parts_of = self._pendings.load(tx, table.name, pending)
+        load, store = table.codec.load, table.codec.store
+        bases = {text: load(pulled[text]) if text in pulled else None for text in pending}
+        write_bases(tx, table, bases.items(), replace=True)
+        writes, deletes = [], []
+        for text, key in pending.items():
+            shown = overlaid(table, bases[text], parts_of.get(text, ()))
+            stored = None if shown is None else store(shown)
+            if stored is None:
+                deletes.append(key)
+            else:
+                writes.append(stored)
+            old = before.get(text)
+            if tx.wants_rows and not table.codec.same(old, stored):
+                tx.events.append(change_of(table, old, stored, "snapshot"))
+        conn.executemany(table.upsert_sql, writes)
+        conn.executemany(table.delete_sql, deletes)
+
+    def _pending_keys(self, tx: Tx, table: str) -> dict[str, tuple[Any, ...]]:
+        rows = tx.conn.execute("SELECT DISTINCT batch FROM _db_pending_rows WHERE tbl = ?", (table,))
+        return self._pendings.keys_of(tx, [b for (b,) in rows]).get(table, {})
+
+
+def _count_base(tx: Tx, table: DeviceTable) -> int:
+    """Rows of the base: those shown, without the rows that pending batches touch, and their base images."""
+    (count,) = tx.conn.execute(f"SELECT count(*) FROM {table.quoted}").fetchone()
+    kept = dict(tx.conn.execute("SELECT key, row IS NOT NULL FROM _db_base WHERE tbl = ?", (table.name,)))
+    if kept:
+        count = sum(1 for _ in sums.base_rows(tx.conn, table))
+    total: int = count
+    return total
+
+
+def _differences(tx: Tx, table: DeviceTable, staged: str, apart: set[str]) -> list[Change]:
+    """The events of rows that differ between what is shown and what was pulled, without the rows ``apart``."""
+    conn = tx.conn
+    columns, new_name = table.columns_sql, quote(staged)
+    keys = ", ".join(quote(k) for k in table.table.key_columns)
+    events: list[Change] = []
+    changed = conn.execute(f"SELECT {columns} FROM {new_name} EXCEPT SELECT {columns} FROM {table.quoted}").fetchall()
+    new = {text: row for row in changed if (text := table.key_text(table.key_of(row))) not in apart}
+    old = table.read_by_text(conn, {text: table.key_of(row) for text, row in new.items()}) if new else {}
+    events += [change_of(table, old.get(text), row, "snapshot") for text, row in new.items()]
+    gone = conn.execute(f"SELECT {keys} FROM {table.quoted} EXCEPT SELECT {keys} FROM {new_name}").fetchall()
+    events += [
+        Change(table.name, "delete", tuple(key), (), None, "snapshot")
+        for key in gone
+        if table.key_text(key) not in apart
+    ]
+    return events

@@ -1,0 +1,378 @@
+"""What an app uses: SyncedDb and SyncedTable."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from anabranch import faults
+from anabranch.client import dead, queue, sums
+from anabranch.client.bootstrap import Progress
+from anabranch.client.errors import BatchState, SyncedElsewhere, WrongPrincipal
+from anabranch.client.events import Change, ConflictEvent, DeadLetter, Listeners, State
+from anabranch.client.file import DeviceFile
+from anabranch.client.lease import Lease
+from anabranch.client.payload import PayloadCache
+from anabranch.client.principal import subject_of
+from anabranch.client.reader import Reader
+from anabranch.client.rebase import Pendings
+from anabranch.client.remote import RemoteDb
+from anabranch.client.sender import Sender
+from anabranch.client.sync import SyncLoop
+from anabranch.client.writes import BatchBuilder, Checks
+from anabranch.clock import clock_from_environment
+
+Row = Mapping[str, Any]
+Rows = Row | Sequence[Row]
+
+_FLUSH_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How the file stands. Positions are in milliseconds. ``unsent``: batches without a verdict; ``queued``: those
+    included that have one and wait for the log; ``pulls``: snapshots taken; ``disagreeing``: tables whose sums are not
+    the server's."""
+
+    node_id: str
+    cursor: int
+    unsent: int
+    queued: int
+    dead: int
+    pulls: int
+    leader: bool
+    disagreeing: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Batch:
+    """One transaction of the device; ``id`` is "" until it is queued, and stays so where nothing was written."""
+
+    id: str = ""
+
+
+class SyncedDb:
+    """A database of the server in a SQLite file, readable and writable at any time.
+
+    ``path`` is made where it is missing, ``node_name`` is for people, ``now_ms`` is the device's clock in milliseconds
+    since 1970. Usable from any thread, and from several processes at once, of which one syncs.
+
+    Raises:
+        ClientError: the file holds another database.
+        sqlite3.Error: it is no SQLite file.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        remote: RemoteDb,
+        db_name: str,
+        node_name: str = "",
+        now_ms: Callable[[], int] | None = None,
+    ) -> None:
+        self._now_ms = now_ms or clock_from_environment().now_ms
+        self._remote = remote
+        self._listeners = Listeners()
+        self._file = DeviceFile(Path(path), db_name, node_name, self._now_ms, self._listeners)
+        pendings = Pendings(PayloadCache())
+        self._sender = Sender(self._file, remote, pendings, self._now_ms)
+        self._reader = Reader(self._file, remote, pendings)
+        self._lease = Lease(Path(path))
+        self._loop: SyncLoop | None = None
+        self._checks: dict[str, Checks] = {}
+        self._open = threading.local()
+
+    # Syncing
+
+    def start(
+        self,
+        background: bool = True,
+        progress: Callable[[Progress], None] | None = None,
+        timeout_s: float = 3600.0,
+    ) -> None:
+        """Begin to sync. The first start waits until the tables are pulled, ``progress`` being told; later ones return
+        at once, and catch up and flush in the background. Without ``background`` nothing happens but by ``sync``,
+        ``flush`` and ``read``. Where another process syncs the file, this one takes over when that one ends.
+
+        Raises:
+            WrongPrincipal: the file belongs to another principal.
+            CallFailed: the first pull could not be done; call again, and it goes on where it was.
+            SyncedElsewhere: another process syncs the file, and ``background`` is False or ``timeout_s`` passed
+                before it had pulled the tables.
+        """
+        if self._loop is not None:
+            raise BatchState("it is started already")
+        self._own()
+        leader = self._lease.acquire()
+        if leader:
+            self._reader.prepare(progress)
+        elif not background:
+            raise SyncedElsewhere(f"{self._file.path} is synced by another process")
+        else:
+            self._await_tables(timeout_s)
+        if background:
+            self._loop = SyncLoop(self._file, self._sender, self._reader, self._lease)
+            self._loop.start()
+
+    def _own(self) -> None:
+        subject = subject_of(self._remote.token())
+        with self._file.transaction() as tx:
+            if subject is not None and tx.state.principal not in (None, subject):
+                raise WrongPrincipal(f"the file belongs to {tx.state.principal}, not to {subject}")
+            if subject is not None:
+                tx.set(principal=subject)
+
+    def _await_tables(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while self._file.current().pulls == 0:
+            if time.monotonic() > deadline:
+                raise SyncedElsewhere("the process that syncs the file has not pulled its tables")
+            if self._lease.acquire():
+                self._reader.prepare()
+                return
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """End syncing; what is queued stays. The file can still be read and written, and started again."""
+        if self._loop is not None:
+            self._loop.stop()
+            self._loop = None
+        self._lease.release()
+        self._remote.close()
+
+    def close(self) -> None:
+        """Stop, and close the file."""
+        self.stop()
+        self._file.close()
+
+    def __enter__(self) -> SyncedDb:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def network_up(self) -> None:
+        """Tell that the network is back: what waits for its next attempt makes it now."""
+        if self._loop is not None:
+            self._loop.network_up()
+
+    def _sync_here(self) -> None:
+        if self._file.in_transaction:
+            raise BatchState("a batch is open in this thread")
+        if not self._lease.acquire():
+            raise SyncedElsewhere(f"{self._file.path} is synced by another process")
+
+    def flush(self, timeout_s: float = _FLUSH_S) -> bool:
+        """Send what is queued and wait for the verdicts; gives whether all came in time.
+
+        Raises:
+            CallFailed: the server can't be reached or refuses; everything is still queued.
+            SyncedElsewhere, BatchState.
+        """
+        self._sync_here()
+        return self._sender.flush(timeout_s)
+
+    def read(self) -> None:
+        """Read the log to its head. Raises CallFailed, SyncedElsewhere, BatchState."""
+        self._sync_here()
+        self._reader.read()
+
+    def sync(self, timeout_s: float = _FLUSH_S) -> bool:
+        """``flush``, then ``read``; gives whether every batch has its verdict. Raises as both do."""
+        done = self.flush(timeout_s)
+        self.read()
+        return done
+
+    def clear(self) -> None:
+        """Make the file empty and a new node, whoever logs in next: rows, queues and dead letters are gone for good.
+
+        Raises:
+            SyncedElsewhere: another process syncs the file.
+        """
+        self._sync_here()
+        self.stop()
+        self._file.reset()
+
+    # Writing
+
+    def table(self, name: str) -> SyncedTable:
+        """The synced table ``name``; whether it exists is seen when it is used."""
+        return SyncedTable(self, name)
+
+    @contextmanager
+    def batch(self) -> Iterator[Batch]:
+        """What is written inside, in this thread, is one batch: all of it or, where the block raises, nothing. Other
+        writers and the sync wait meanwhile. A batch inside a batch is an error.
+
+        Raises:
+            BatchState: one is open in this thread.
+            ValueError: the batch is above a limit.
+        """
+        batch = Batch()
+        with self._file.transaction() as tx:
+            builder = BatchBuilder(tx, self._checks)
+            self._open.builder = builder
+            try:
+                yield batch
+            finally:
+                self._open.builder = None
+            if not builder.is_empty:
+                batch.id = builder.queue(self._now_ms())
+        self._committed(batch)
+
+    def _committed(self, batch: Batch) -> None:
+        faults.reach("after_local_commit")
+        self._listeners.deliver()
+        if batch.id and self._loop is not None:
+            self._loop.wake()
+
+    @contextmanager
+    def _write(self) -> Iterator[tuple[BatchBuilder, Batch]]:
+        """The open batch, where a failing call is undone alone, or a batch for this one call."""
+        builder: BatchBuilder | None = getattr(self._open, "builder", None)
+        if builder is not None:
+            with builder.call():
+                yield builder, Batch()
+            return
+        with self.batch() as batch:
+            yield self._open.builder, batch
+
+    # Reading
+
+    def execute(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> sqlite3.Cursor:
+        """Run a query. It sees what is committed and, inside a batch, what this thread has written.
+
+        Raises:
+            sqlite3.OperationalError: the SQL is wrong, or writes.
+        """
+        conn = self._file.reader()
+        if not self._file.in_transaction:
+            return conn.execute(sql, parameters)
+        conn.execute("PRAGMA query_only = ON")
+        try:
+            return conn.execute(sql, parameters)
+        finally:
+            # The batch goes on writing.
+            conn.execute("PRAGMA query_only = OFF")
+
+    def status(self) -> Status:
+        """How the file stands."""
+        conn = self._file.reader()
+        current = self._file.current()
+        (unsent,) = conn.execute(
+            "SELECT count(*) FROM _db_mutations_queue WHERE server_timestamp_ms IS NULL"
+        ).fetchone()
+        (dead_letters,) = conn.execute("SELECT count(*) FROM _db_mutations_queue_dead").fetchone()
+        disagreeing = conn.execute("SELECT name FROM _db_tables WHERE disagrees ORDER BY name").fetchall()
+        return Status(
+            node_id=current.node_id,
+            cursor=current.cursor_ms,
+            unsent=unsent,
+            queued=queue.count(conn),
+            dead=dead_letters,
+            pulls=current.pulls,
+            leader=self._lease.held,
+            disagreeing=tuple(name for (name,) in disagreeing),
+        )
+
+    def table_sums(self) -> dict[str, tuple[int, bytes]]:
+        """Count and hash (16 bytes) of every pulled table's base rows, as kept: pending writes are not in them."""
+        return sums.kept(self._file.reader())
+
+    # What happened
+
+    def on_change(self, callback: Callable[[Change], None]) -> None:
+        """Be told of every change of a shown row, once, after its commit, from the thread that made it. Register before
+        ``start`` to be told of the first pull's rows, too."""
+        self._listeners.change.append(callback)
+
+    def on_conflict(self, callback: Callable[[ConflictEvent], None]) -> None:
+        """Be told of values that lost a conflict in which an own batch was a party."""
+        self._listeners.conflict.append(callback)
+
+    def on_state(self, callback: Callable[[State], None]) -> None:
+        """Be told how the sync fares."""
+        self._listeners.state.append(callback)
+
+    def dead_letters(self) -> list[DeadLetter]:
+        """The batches that were rejected or have expired, in the order in which they were made. Each is kept for two
+        weeks after it was first shown here."""
+        with self._file.transaction() as tx:
+            return dead.letters(tx, self._now_ms())
+
+    def replay(self, letter_id: str, set: Mapping[str, Any] | None = None) -> str:
+        """Write a dead letter again as a new batch, with the values in ``set`` in the place of its own; gives the new
+        batch's id.
+
+        Raises:
+            ValueError: there is no such letter, or ``set`` does not fit it.
+            RowMissing, RowExists: it does not fit what is shown now. The letter stays in each case.
+        """
+        with self.batch() as batch:
+            dead.replay(self._open.builder.tx, self._open.builder, letter_id, set or {})
+        return batch.id
+
+    def discard(self, letter_id: str) -> None:
+        """Remove a dead letter. Raises ValueError where there is none of that id."""
+        with self._file.transaction() as tx:
+            dead.discard(tx, letter_id)
+
+
+class SyncedTable:
+    """Writes of one table. Rows are dicts by column; what a read gives is taken, and the Python types in ``convert``.
+
+    Every method queues what it did, inside ``SyncedDb.batch`` together with the block's other writes, and raises before
+    anything is written:
+
+    * ValueError: there is no such table or column, a value does not fit, the key is incomplete, a limit is passed;
+    * NotReady: the table's first pull is not complete.
+    """
+
+    def __init__(self, db: SyncedDb, name: str) -> None:
+        self._db = db
+        self.name = name
+
+    def insert(self, rows: Rows) -> str:
+        """Add a row, or rows. Gives the batch's id ("" inside a batch). Raises RowExists, too."""
+        return self.insert_with_undo(_list(rows))
+
+    def update(self, rows: Rows) -> str:
+        """Change columns of a row, or rows; each names its key. Raises RowMissing, too."""
+        return self.update_with_undo(_list(rows))
+
+    def delete(self, keys: Any) -> str:
+        """Remove the row of a key, or those of a list of keys: values, tuples in the key's order, or dicts of the key's
+        columns. Raises RowMissing, too."""
+        return self.delete_with_undo(keys if isinstance(keys, list) else [keys])
+
+    def insert_with_undo(self, rows: Sequence[Row]) -> str:
+        """``insert`` of a list."""
+        with self._db._write() as (builder, batch):
+            builder.insert(self.name, rows)
+        return batch.id
+
+    def update_with_undo(self, rows: Sequence[Row]) -> str:
+        """``update`` of a list; what the rows showed before travels with it."""
+        with self._db._write() as (builder, batch):
+            builder.update(self.name, rows)
+        return batch.id
+
+    def delete_with_undo(self, keys: Sequence[Any]) -> str:
+        """``delete`` of a list; the whole rows travel with it."""
+        with self._db._write() as (builder, batch):
+            builder.delete(self.name, keys)
+        return batch.id
+
+
+def _list(rows: Rows) -> Sequence[Row]:
+    return [rows] if isinstance(rows, Mapping) else rows

@@ -1,0 +1,43 @@
+"""What can go wrong on a device. Every class says what the app can do about it."""
+
+from __future__ import annotations
+
+
+class ClientError(Exception):
+    """Base of everything that this package raises on its own account, but for ValueError."""
+
+
+class NotReady(ClientError):
+    """The table's first pull is not complete, so that its rows can't be judged yet. Wait for ``start()``."""
+
+
+class RowMissing(ClientError, LookupError):
+    """An update or delete names a row that the device does not show. Nothing was queued."""
+
+
+class RowExists(ClientError):
+    """An insert names a row that the device shows. Nothing was queued."""
+
+
+class BatchState(ClientError):
+    """A call that the open batch does not allow: a batch inside a batch, a sync inside a batch."""
+
+
+class WrongPrincipal(ClientError):
+    """The file belongs to another principal. Log in as that one, or call ``clear()``."""
+
+
+class SyncedElsewhere(ClientError):
+    """Another process syncs this file. Its sync carries this process's writes, too."""
+
+
+class CallFailed(ClientError):
+    """A call to the server failed. ``reason`` is a name of ``anabranch.v1.Reason`` without its prefix, or "" where the
+    server gave none; ``code`` is the gRPC code's name. ``again`` tells whether the same call may succeed later."""
+
+    def __init__(self, code: str, reason: str, message: str, again: bool) -> None:
+        super().__init__(f"{reason or code}: {message}")
+        self.code = code
+        self.reason = reason
+        self.message = message
+        self.again = again

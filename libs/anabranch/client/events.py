@@ -1,0 +1,150 @@
+"""What an app is told, and how: in commit order, after the commit, one callback at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+Origin: TypeAlias = Literal["local", "remote", "snapshot", "rejected"]
+Kind: TypeAlias = Literal["insert", "update", "delete"]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One row now shows something else. ``key`` holds the key's values in the key's order, ``columns`` names what
+    changed, ``row`` is the row as a read gives it (None after a delete). ``origin`` says where it came from: a write
+    on this file, the log, a pull, or a rejected batch that shows no more."""
+
+    table: str
+    type: Kind
+    key: tuple[Any, ...]
+    columns: tuple[str, ...]
+    row: Mapping[str, Any] | None
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True)
+class ConflictEvent:
+    """A value lost a conflict that an own batch was part of. ``outcome`` is "lost" where the own value lost and
+    "overwrote" where it stands. ``column`` is "" where a whole row lost to a delete. ``losing_value`` has the form in
+    which a read gives it; ``value_known`` is False where only the verdict told of the conflict, without the value."""
+
+    table: str
+    key: tuple[Any, ...]
+    column: str
+    losing_value: Any
+    losing_batch_id: str
+    winning_batch_id: str
+    outcome: Literal["lost", "overwrote"]
+    value_known: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Something about the sync itself. ``kind`` is one of ``STATE_KINDS``; ``position`` is in milliseconds."""
+
+    kind: str
+    detail: str = ""
+    table: str | None = None
+    position: int | None = None
+
+
+STATE_KINDS = {
+    "online": "calls succeed again",
+    "offline": "calls fail; writes wait in the queue",
+    "pulling": "a snapshot is being taken",
+    "pulled": "a snapshot is complete",
+    "dead_letter": "a batch went to the dead queue; detail holds its id and reason",
+    "sums_disagree": "the rows of a table are not the server's at that position",
+    "sums_agree": "a table that disagreed agrees again",
+    "set_aside": "a table could not take a change and is asked for again",
+    "wrong_principal": "the file belongs to another principal; syncing has stopped",
+    "node_forked": "this file was copied or restored; it goes on under a new node id",
+    "leader": "this process syncs the file",
+    "follower": "another process syncs the file",
+    "changed_elsewhere": "another process wrote to the file",
+    "error": "a call was refused; detail holds the reason",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A batch that ended in the dead queue. ``mutations`` holds (type, table, rows) with rows as dicts. ``table``,
+    ``key`` and ``server_row`` belong to the refused mutation where the server named one. ``still_shown`` is True where
+    what the batch showed could not be taken back. Times are milliseconds since 1970."""
+
+    id: str
+    reason: str
+    message: str
+    table: str
+    key: tuple[Any, ...]
+    server_row: Mapping[str, Any] | None
+    constraint: str
+    sqlstate: str
+    mutations: tuple[tuple[Kind, str, tuple[Mapping[str, Any], ...]], ...]
+    died_ms: int
+    first_shown_ms: int
+    still_shown: bool
+
+
+Event: TypeAlias = Change | ConflictEvent | State
+
+
+@dataclass
+class Listeners:
+    """Callbacks and the events that wait for them.
+
+    State model: events are put in commit order, under the file's write lock; whoever committed then delivers what is
+    there, holding ``_turn``, so that callbacks never overlap and never run under the write lock. A callback that
+    writes puts its events behind and leaves them to the delivery that it is running in. A callback that raises is
+    logged and loses nothing for the others.
+    """
+
+    change: list[Callable[[Change], None]] = field(default_factory=list)
+    conflict: list[Callable[[ConflictEvent], None]] = field(default_factory=list)
+    state: list[Callable[[State], None]] = field(default_factory=list)
+    _waiting: deque[Event] = field(default_factory=deque)
+    _turn: threading.Lock = field(default_factory=threading.Lock)
+    _delivering: int | None = None
+
+    def put(self, events: list[Event]) -> None:
+        """Queue ``events``; each thread delivers after its commit, so that few ever wait."""
+        self._waiting.extend(events)
+
+    def deliver(self) -> None:
+        """Call back for everything queued; returns at once inside a callback."""
+        if not self._waiting or self._delivering == threading.get_ident():
+            return
+        with self._turn:
+            self._delivering = threading.get_ident()
+            try:
+                while self._waiting:
+                    self._call(self._waiting.popleft())
+            finally:
+                self._delivering = None
+
+    def tell(self, event: Event) -> None:
+        """Put one event and deliver."""
+        self._waiting.append(event)
+        self.deliver()
+
+    def _call(self, event: Event) -> None:
+        callbacks: list[Callable[[Any], None]]
+        if isinstance(event, Change):
+            callbacks = list(self.change)
+        elif isinstance(event, ConflictEvent):
+            callbacks = list(self.conflict)
+        else:
+            callbacks = list(self.state)
+        for callback in callbacks:
+            try:
+                callback(event)
+            except Exception:
+                log.exception("callback_failed", callback=repr(callback), event_kind=type(event).__name__)

@@ -1,0 +1,242 @@
+"""A device's file: its connections, its one write transaction at a time, its tables.
+
+State model. One connection writes, for every thread of the process, under ``_lock``; a transaction begins IMMEDIATE, so
+that another process waits for it in ``busy_timeout``, and reads ``_db_state`` first: nothing that another process may
+change is kept in memory but the compiled tables, which ``tables_version`` guards. Reads use one ``query_only``
+connection a thread, or the writing one inside the thread's own transaction. Events that a transaction collects are put
+up for delivery before the lock is let go, so that they keep the order of commits.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from anabranch.client import layout, state
+from anabranch.client.device_table import DeviceTable, table_of
+from anabranch.client.errors import BatchState, ClientError
+from anabranch.client.events import Event, Listeners
+from anabranch.client.ids import next_id
+from anabranch.client.state import FileState
+from anabranch.v1 import snapshot_pb2
+
+BUSY_TIMEOUT_MS = 30_000
+_STATEMENTS_CACHED = 512
+
+
+class Tx:
+    """A write transaction. ``state`` follows ``set``; ``events`` are delivered after the commit."""
+
+    __slots__ = ("conn", "events", "state", "tables", "wants_rows")
+
+    def __init__(
+        self, conn: sqlite3.Connection, current: FileState, tables: dict[str, DeviceTable], wants_rows: bool
+    ) -> None:
+        self.conn = conn
+        self.state = current
+        self.tables = tables
+        self.events: list[Event] = []
+        self.wants_rows = wants_rows
+        """Whether anybody listens to changes, so that telling them is worth the work."""
+
+    def set(self, **changes: Any) -> None:
+        """Change fields of the file's state."""
+        self.state = state.store(self.conn, self.state, changes)
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """What happens inside is undone, alone, where it raises."""
+        self.conn.execute("SAVEPOINT part")
+        kept = len(self.events)
+        try:
+            yield
+        except BaseException:
+            self.conn.execute("ROLLBACK TO part")
+            self.conn.execute("RELEASE part")
+            del self.events[kept:]
+            self.state = state.load(self.conn)
+            raise
+        self.conn.execute("RELEASE part")
+
+
+class DeviceFile:
+    """``path`` is made where it is missing. Raises ClientError where it belongs to another database or to a later
+    version of this package, and sqlite3.Error where it is no SQLite file."""
+
+    def __init__(
+        self, path: Path, db_name: str, node_name: str, now_ms: Callable[[], int], listeners: Listeners
+    ) -> None:
+        self.path = path
+        self.listeners = listeners
+        self._db_name = db_name
+        self._node_name = node_name
+        self._now_ms = now_ms
+        self._lock = threading.RLock()
+        self._owner: int | None = None
+        self._reading = threading.local()
+        self._readers: list[sqlite3.Connection] = []
+        self._readers_lock = threading.Lock()
+        self._compiled_tables: tuple[int, dict[str, DeviceTable]] = (-1, {})
+        self._write = self._connect()
+        self._write.execute("PRAGMA journal_mode = WAL")
+        self._write.execute("PRAGMA synchronous = FULL")
+        self._prepare()
+
+    def _connect(self) -> sqlite3.Connection:
+        conn = sqlite3.connect(
+            self.path,
+            timeout=BUSY_TIMEOUT_MS / 1000,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=_STATEMENTS_CACHED,
+        )
+        conn.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+        return conn
+
+    def _prepare(self) -> None:
+        conn = self._write
+        conn.execute("BEGIN IMMEDIATE")
+        try:
+            found = conn.execute("PRAGMA user_version").fetchone()[0]
+            if found > layout.FORMAT:
+                raise ClientError(f"{self.path} was written by a later version (format {found})")
+            if found == 0:
+                for statement in layout.STATEMENTS:
+                    conn.execute(statement)
+                conn.execute(f"PRAGMA user_version = {layout.FORMAT}")
+            if conn.execute("SELECT 1 FROM _db_state").fetchone() is None:
+                conn.execute(
+                    "INSERT INTO _db_state (one, db_name, node_id, node_name) VALUES (1, ?, ?, ?)",
+                    (self._db_name, next_id("", self._now_ms(), 0), self._node_name),
+                )
+            current = state.load(conn)
+            if current.db_name != self._db_name:
+                raise ClientError(f"{self.path} holds the database {current.db_name!r}, not {self._db_name!r}")
+            if self._node_name and current.node_name != self._node_name:
+                state.store(conn, current, {"node_name": self._node_name})
+            conn.execute("COMMIT")
+        except BaseException:
+            if conn.in_transaction:
+                conn.execute("ROLLBACK")
+            raise
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether the calling thread has a transaction open."""
+        return self._owner == threading.get_ident()
+
+    @contextmanager
+    def transaction(self) -> Iterator[Tx]:
+        """One write transaction; commits at the end, undoes everything where the block raises.
+
+        Raises:
+            BatchState: the calling thread has one open.
+            sqlite3.OperationalError: another process held the file for longer than the busy timeout.
+        """
+        if self.in_transaction:
+            raise BatchState("a batch is open in this thread")
+        with self._lock:
+            self._owner = threading.get_ident()
+            try:
+                self._write.execute("BEGIN IMMEDIATE")
+                try:
+                    current = state.load(self._write)
+                    tx = Tx(self._write, current, self._compiled(self._write, current), bool(self.listeners.change))
+                    yield tx
+                    self._write.execute("COMMIT")
+                except BaseException:
+                    if self._write.in_transaction:
+                        self._write.execute("ROLLBACK")
+                    raise
+            finally:
+                self._owner = None
+            if tx.events:
+                self.listeners.put(tx.events)
+
+    def reader(self) -> sqlite3.Connection:
+        """A connection to read with: the thread's own, or the open transaction's."""
+        if self.in_transaction:
+            return self._write
+        conn: sqlite3.Connection | None = getattr(self._reading, "conn", None)
+        if conn is None:
+            conn = self._connect()
+            conn.execute("PRAGMA query_only = ON")
+            self._reading.conn = conn
+            with self._readers_lock:
+                self._readers.append(conn)
+        return conn
+
+    @contextmanager
+    def private_reader(self) -> Iterator[sqlite3.Connection]:
+        """A connection to read with for one piece of work, in a thread that does nothing else with the file."""
+        with closing(self._connect()) as conn:
+            conn.execute("PRAGMA query_only = ON")
+            yield conn
+
+    def current(self) -> FileState:
+        """The state as last committed."""
+        return state.load(self.reader())
+
+    def tables(self) -> dict[str, DeviceTable]:
+        """The synced tables by name, as last committed."""
+        conn = self.reader()
+        return self._compiled(conn, state.load(conn))
+
+    def _compiled(self, conn: sqlite3.Connection, current: FileState) -> dict[str, DeviceTable]:
+        version, tables = self._compiled_tables
+        if current.tables_version != version:
+            tables = {
+                name: DeviceTable(table_of(snapshot_pb2.Table.FromString(value)))
+                for name, value in conn.execute("SELECT name, value FROM _db_tables ORDER BY ordinal")
+            }
+            # One assignment: a thread that comes between compiles the same once more, and nothing else.
+            self._compiled_tables = (current.tables_version, tables)
+        return tables
+
+    def data_version(self) -> int:
+        """Changes when another process has written to the file."""
+        with self._lock:
+            version: int = self._write.execute("PRAGMA data_version").fetchone()[0]
+        return version
+
+    def reset(self) -> None:
+        """Make the file empty, as a new node: synced tables, queues, everything."""
+        with self.transaction() as tx:
+            for name in tx.tables:
+                tx.conn.execute(f"DROP TABLE IF EXISTS {tx.tables[name].quoted}")
+            staged = tx.conn.execute("SELECT pull_table FROM _db_tables WHERE pull_table IS NOT NULL").fetchall()
+            for (name,) in staged:
+                tx.conn.execute(f'DROP TABLE IF EXISTS "{name}"')
+            version = tx.state.tables_version
+            for table in (
+                "_db_tables",
+                "_db_mutations_queue",
+                "_db_pending_rows",
+                "_db_base",
+                "_db_mutations_queue_dead",
+                "_db_confirmed",
+                "_db_unanswered",
+                "_db_state",
+            ):
+                tx.conn.execute(f"DELETE FROM {table}")
+            tx.conn.execute(
+                "INSERT INTO _db_state (one, db_name, node_id, node_name, tables_version) VALUES (1, ?, ?, ?, ?)",
+                (self._db_name, next_id("", self._now_ms(), 0), tx.state.node_name, version + 1),
+            )
+        # What was there is another person's: not even the free pages keep it.
+        with self._lock:
+            self._write.execute("VACUUM")
+            self._write.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def close(self) -> None:
+        """Close every connection. The file can't be used afterwards."""
+        with self._readers_lock:
+            for conn in self._readers:
+                conn.close()
+            self._readers.clear()
+        with self._lock:
+            self._write.close()

@@ -1,0 +1,95 @@
+"""The tables of ours in a device's file. Names start with ``_db_``; no synced table's may."""
+
+from __future__ import annotations
+
+FORMAT = 1
+"""Kept in ``PRAGMA user_version``; a file of a later format is refused."""
+
+PREFIX = "_db_"
+
+STATEMENTS = (
+    # One row: who this file is and how far it has come. Times and positions are milliseconds. ``greatest_*`` is the
+    # greatest Position seen with its token, ``seen_ms`` the greatest position seen anywhere; ``tables_version`` grows
+    # when ``_db_tables`` changes, so that every process notices; ``pruned_ms`` is when old batches were last removed,
+    # by the server's clock.
+    """CREATE TABLE _db_state (
+        one INTEGER PRIMARY KEY CHECK (one = 1),
+        db_name TEXT NOT NULL,
+        node_id TEXT NOT NULL,
+        node_name TEXT NOT NULL,
+        node_token BLOB NOT NULL DEFAULT x'',
+        principal TEXT,
+        last_id TEXT NOT NULL DEFAULT '',
+        cursor_ms INTEGER NOT NULL DEFAULT 0,
+        greatest_epoch TEXT NOT NULL DEFAULT '',
+        greatest_ms INTEGER NOT NULL DEFAULT 0,
+        greatest_token BLOB NOT NULL DEFAULT x'',
+        seen_ms INTEGER NOT NULL DEFAULT 0,
+        schema_version INTEGER NOT NULL DEFAULT 0,
+        tables_version INTEGER NOT NULL DEFAULT 0,
+        limits BLOB NOT NULL DEFAULT x'',
+        policy BLOB NOT NULL DEFAULT x'',
+        pulls INTEGER NOT NULL DEFAULT 0,
+        pruned_ms INTEGER NOT NULL DEFAULT 0)""",
+    # One row a synced table: ``value`` is its serialized anabranch.v1.Table. ``stage``: 'new' before its first pull is
+    # complete, 'live', or 'aside' when it has to be pulled again for ``reason``. ``first_ms`` and ``last_ms``: the
+    # earliest and latest as_of of its last pull. ``count`` and ``hash``: the table sum of its base rows. ``pull_*``: a
+    # pull under way, with its resume token; its rows are in the table itself while it is new, else in ``pull_table``.
+    """CREATE TABLE _db_tables (
+        name TEXT PRIMARY KEY,
+        ordinal INTEGER NOT NULL,
+        value BLOB NOT NULL,
+        stage TEXT NOT NULL DEFAULT 'new',
+        reason TEXT NOT NULL DEFAULT '',
+        first_ms INTEGER NOT NULL DEFAULT 0,
+        last_ms INTEGER NOT NULL DEFAULT 0,
+        count INTEGER NOT NULL DEFAULT 0,
+        hash BLOB NOT NULL DEFAULT x'00000000000000000000000000000000',
+        verified INTEGER NOT NULL DEFAULT 1,
+        disagrees INTEGER NOT NULL DEFAULT 0,
+        pull_first_ms INTEGER,
+        pull_last_ms INTEGER,
+        pull_epoch TEXT NOT NULL DEFAULT '',
+        pull_token BLOB NOT NULL DEFAULT x'',
+        pull_resume BLOB NOT NULL DEFAULT x'',
+        pull_count INTEGER NOT NULL DEFAULT 0,
+        pull_hash BLOB NOT NULL DEFAULT x'',
+        pull_done INTEGER NOT NULL DEFAULT 0,
+        pull_table TEXT) WITHOUT ROWID""",
+    # The queue. ``value``: the frozen payload. ``server_timestamp_ms``: the position of its verdict, NULL before.
+    # ``verdict``: the serialized Verdict. ``seen``: the log or a pull has shown it, and it waits for an earlier own
+    # batch that touches one of its rows. ``asked_again``: its verdict was passed unseen and asked for again.
+    """CREATE TABLE _db_mutations_queue (
+        id TEXT PRIMARY KEY,
+        value BLOB NOT NULL,
+        server_timestamp_ms INTEGER,
+        basis INTEGER NOT NULL,
+        verdict BLOB,
+        seen INTEGER NOT NULL DEFAULT 0,
+        asked_again INTEGER NOT NULL DEFAULT 0)""",
+    "CREATE INDEX _db_mutations_queue_seen ON _db_mutations_queue (id) WHERE seen",
+    "CREATE INDEX _db_mutations_queue_unsent ON _db_mutations_queue (id) WHERE server_timestamp_ms IS NULL",
+    "CREATE INDEX _db_mutations_queue_decided ON _db_mutations_queue (server_timestamp_ms) "
+    "WHERE server_timestamp_ms IS NOT NULL AND NOT seen",
+    # Which rows the queue's batches touch: the overlay's index. Keys are key texts.
+    """CREATE TABLE _db_pending_rows (
+        tbl TEXT NOT NULL, key TEXT NOT NULL, batch TEXT NOT NULL,
+        PRIMARY KEY (tbl, key, batch)) WITHOUT ROWID""",
+    "CREATE INDEX _db_pending_rows_batch ON _db_pending_rows (batch)",
+    # The base image of every row that a batch in the queue touches: a serialized Row, NULL where the base has none.
+    "CREATE TABLE _db_base (tbl TEXT NOT NULL, key TEXT NOT NULL, row BLOB, PRIMARY KEY (tbl, key)) WITHOUT ROWID",
+    # Rejected and expired batches. ``verdict``: the serialized Verdict. ``first_shown_ms``: 0 before the app saw it.
+    """CREATE TABLE _db_mutations_queue_dead (
+        id TEXT PRIMARY KEY,
+        value BLOB NOT NULL,
+        basis INTEGER NOT NULL,
+        verdict BLOB NOT NULL,
+        died_ms INTEGER NOT NULL,
+        first_shown_ms INTEGER NOT NULL DEFAULT 0,
+        still_shown INTEGER NOT NULL DEFAULT 0)""",
+    # Accepted batches that have left the queue, kept for as long as a restored server may have lost them.
+    """CREATE TABLE _db_confirmed (
+        id TEXT PRIMARY KEY, value BLOB NOT NULL, position INTEGER NOT NULL, basis INTEGER NOT NULL)""",
+    # The first batch of every call whose answer has not come.
+    "CREATE TABLE _db_unanswered (id TEXT PRIMARY KEY) WITHOUT ROWID",
+)

@@ -1,0 +1,59 @@
+"""A stream read ahead by a thread, so that the wire and the file work at once."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from anabranch.client.remote import Stream
+
+M = TypeVar("M", bound=Message)
+
+_END = object()
+
+
+@contextmanager
+def prefetched(stream: Stream[M], ahead: int) -> Iterator[Iterator[M]]:
+    """Responses of ``stream``, at most ``ahead`` of them waiting. Its failure is raised where the stream would have.
+    Leaving the block cancels the stream and ends the thread."""
+    waiting: queue.Queue[Any] = queue.Queue(ahead)
+    left = threading.Event()
+
+    def read() -> None:
+        last: Any = _END
+        try:
+            for response in stream:
+                if not _put(response):
+                    return
+        except Exception as error:
+            last = error
+        _put(last)
+
+    def _put(item: Any) -> bool:
+        while not left.is_set():
+            try:
+                waiting.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    def responses() -> Iterator[M]:
+        while (item := waiting.get()) is not _END:
+            if isinstance(item, Exception):
+                raise item
+            yield item
+
+    thread = threading.Thread(target=read, name="anabranch-prefetch", daemon=True)
+    thread.start()
+    try:
+        yield responses()
+    finally:
+        left.set()
+        stream.cancel()
+        thread.join()

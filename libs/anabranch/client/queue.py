@@ -1,0 +1,183 @@
+"""The queue's statements: batches that wait for a verdict, or for the log to show them."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from anabranch.client.sets import change_in, select_in
+
+
+class Queued(NamedTuple):
+    """A batch of the queue. ``prev``: the nearest earlier one in it, or ""."""
+
+    id: str
+    value: bytes
+    basis: int
+    prev: str
+
+
+def add(
+    conn: sqlite3.Connection,
+    batch_id: str,
+    value: bytes,
+    basis: int,
+    rows: Iterable[tuple[str, str]],
+) -> None:
+    """Queue a batch that touches ``rows`` (table, key text)."""
+    conn.execute("INSERT INTO _db_mutations_queue (id, value, basis) VALUES (?, ?, ?)", (batch_id, value, basis))
+    conn.executemany(
+        "INSERT OR IGNORE INTO _db_pending_rows (tbl, key, batch) VALUES (?, ?, ?)",
+        [(table, key, batch_id) for table, key in rows],
+    )
+
+
+def count(conn: sqlite3.Connection) -> int:
+    """Batches in the queue."""
+    found: int = conn.execute("SELECT count(*) FROM _db_mutations_queue").fetchone()[0]
+    return found
+
+
+def is_empty(conn: sqlite3.Connection) -> bool:
+    """Whether the queue holds nothing, so that no row is shown otherwise than its base."""
+    return conn.execute("SELECT 1 FROM _db_mutations_queue LIMIT 1").fetchone() is None
+
+
+def has_unsent(conn: sqlite3.Connection) -> bool:
+    """Whether a batch has no verdict yet."""
+    found = conn.execute("SELECT 1 FROM _db_mutations_queue WHERE server_timestamp_ms IS NULL LIMIT 1").fetchone()
+    return found is not None
+
+
+def unsent(conn: sqlite3.Connection, after: str, max_count: int, max_bytes: int, before: str = "~") -> list[Queued]:
+    """Batches without a verdict with ``after`` < id < ``before``, in order; at most ``max_count`` and, beyond the
+    first one, no more than ``max_bytes`` of payload."""
+    out: list[Queued] = []
+    size = 0
+    cursor = conn.execute(
+        """SELECT id, value, basis,
+                  coalesce((SELECT max(p.id) FROM _db_mutations_queue p WHERE p.id < q.id), '')
+           FROM _db_mutations_queue q
+           WHERE server_timestamp_ms IS NULL AND id > ? AND id < ? ORDER BY id LIMIT ?""",
+        (after, before, max_count),
+    )
+    for row in cursor:
+        size += len(row[1])
+        if out and size > max_bytes:
+            cursor.close()
+            break
+        out.append(Queued(*row))
+    return out
+
+
+def find(conn: sqlite3.Connection, ids: Iterable[str]) -> dict[str, tuple[bytes, int, bool]]:
+    """Payload, basis and ``seen`` of those of ``ids`` that are in the queue."""
+    rows = select_in(conn, "SELECT id, value, basis, seen FROM _db_mutations_queue WHERE id IN {in}", ids)
+    return {i: (value, basis, bool(seen)) for i, value, basis, seen in rows}
+
+
+def which(conn: sqlite3.Connection, ids: Iterable[str]) -> list[str]:
+    """Those of ``ids`` that are in the queue, in order."""
+    return sorted(i for (i,) in select_in(conn, "SELECT id FROM _db_mutations_queue WHERE id IN {in}", ids))
+
+
+def accepted(conn: sqlite3.Connection, verdicts: Sequence[tuple[str, int, bytes]]) -> None:
+    """Note the positions of accepted batches: id, position in milliseconds, serialized Verdict."""
+    conn.executemany(
+        "UPDATE _db_mutations_queue SET server_timestamp_ms = ?, verdict = ? WHERE id = ?",
+        [(position, verdict, i) for i, position, verdict in verdicts],
+    )
+
+
+def mark_seen(conn: sqlite3.Connection, ids: Sequence[str]) -> None:
+    """The log, or a pull, has shown these batches."""
+    change_in(conn, "UPDATE _db_mutations_queue SET seen = 1 WHERE id IN {in}", ids)
+
+
+def covered(conn: sqlite3.Connection, position_ms: int) -> list[str]:
+    """Batches whose verdict lies at or below a position and that nothing has shown."""
+    rows = conn.execute(
+        "SELECT id FROM _db_mutations_queue WHERE server_timestamp_ms IS NOT NULL AND NOT seen "
+        "AND server_timestamp_ms <= ? ORDER BY id",
+        (position_ms,),
+    )
+    return [i for (i,) in rows]
+
+
+def ask_again(conn: sqlite3.Connection, ids: Sequence[str]) -> list[str]:
+    """Forget the verdicts of batches that the log has passed without showing them, so that they are sent again. Gives
+    those for which that was done before."""
+    again = [i for (i,) in select_in(conn, "SELECT id FROM _db_mutations_queue WHERE asked_again AND id IN {in}", ids)]
+    change_in(conn, "UPDATE _db_mutations_queue SET server_timestamp_ms = NULL, asked_again = 1 WHERE id IN {in}", ids)
+    return again
+
+
+def leaving(conn: sqlite3.Connection) -> list[str]:
+    """Seen batches that may leave: every earlier batch that touches one of their rows has left, or leaves now."""
+    seen = [i for (i,) in conn.execute("SELECT id FROM _db_mutations_queue WHERE seen ORDER BY id")]
+    if not seen:
+        return []
+    touched = select_in(
+        conn,
+        """SELECT DISTINCT o.tbl, o.key, o.batch FROM _db_pending_rows r
+           JOIN _db_pending_rows o ON o.tbl = r.tbl AND o.key = r.key WHERE r.batch IN {in}""",
+        seen,
+    )
+    # Per row the earliest batch that stays; a seen one that is behind such a batch stays, too.
+    candidates = set(seen)
+    staying: dict[tuple[str, str], str] = {}
+    rows_of: dict[str, list[tuple[str, str]]] = {i: [] for i in seen}
+    for table, key, batch in touched:
+        row = (table, key)
+        if batch in candidates:
+            rows_of[batch].append(row)
+        elif batch < staying.get(row, "~"):
+            staying[row] = batch
+    out: list[str] = []
+    for batch in seen:
+        if any(staying.get(row, "~") < batch for row in rows_of[batch]):
+            for row in rows_of[batch]:
+                staying[row] = min(batch, staying.get(row, "~"))
+        else:
+            out.append(batch)
+    return out
+
+
+def touched_rows(conn: sqlite3.Connection, ids: Sequence[str]) -> list[tuple[str, str]]:
+    """Table and key text of every row that these batches touch."""
+    return [
+        (table, key) for table, key in select_in(conn, "SELECT tbl, key FROM _db_pending_rows WHERE batch IN {in}", ids)
+    ]
+
+
+def remove(conn: sqlite3.Connection, ids: Sequence[str]) -> None:
+    """Take batches out of the queue and of the overlay's index. Ids of calls whose answer is missing are kept apart:
+    they still prove to the server whose call it was."""
+    change_in(conn, "DELETE FROM _db_pending_rows WHERE batch IN {in}", ids)
+    change_in(conn, "DELETE FROM _db_mutations_queue WHERE id IN {in}", ids)
+
+
+def confirm(conn: sqlite3.Connection, ids: Sequence[str], position_ms: int) -> None:
+    """Keep batches that are about to leave, with their position (``position_ms`` where no verdict has come)."""
+    change_in(
+        conn,
+        """INSERT OR REPLACE INTO _db_confirmed (id, value, position, basis)
+           SELECT id, value, coalesce(server_timestamp_ms, ?), basis FROM _db_mutations_queue WHERE id IN {in}""",
+        ids,
+        (position_ms,),
+    )
+
+
+def pending_of(conn: sqlite3.Connection, table: str, keys: Iterable[str]) -> dict[str, list[str]]:
+    """The batches that touch rows of ``table``, by key text, in order."""
+    rows = select_in(
+        conn,
+        "SELECT key, batch FROM _db_pending_rows WHERE tbl = ? AND key IN {in}",
+        keys,
+        (table,),
+    )
+    out: dict[str, list[str]] = {}
+    for key, batch in sorted(rows):
+        out.setdefault(key, []).append(batch)
+    return out

@@ -1,0 +1,236 @@
+"""The server as a device reaches it: channels, credentials, deadlines, and failures as one kind of error."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+import grpc
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+from opentelemetry import propagate, trace
+
+from anabranch.client.errors import CallFailed
+from anabranch.v1 import (
+    change_pb2,
+    change_pb2_grpc,
+    ingest_pb2,
+    ingest_pb2_grpc,
+    resolver_pb2,
+    resolver_pb2_grpc,
+    snapshot_pb2,
+    snapshot_pb2_grpc,
+)
+
+Token: TypeAlias = str | Callable[[], str] | None
+T = TypeVar("T")
+
+CALL_TIMEOUT_S = 30.0
+SEND_TIMEOUT_S = 45.0
+STREAM_TIMEOUT_S = 3600.0
+
+_LOOPBACK = ("localhost", "127.", "[::1]", "::1", "unix:")
+_DETAILS = "grpc-status-details-bin"
+_OPTIONS = (
+    # Backoff is the sync loop's: a channel that waits on its own would not notice a network that is back.
+    ("grpc.initial_reconnect_backoff_ms", 500),
+    ("grpc.min_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+)
+_AGAIN = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.ABORTED,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.UNAUTHENTICATED,
+    }
+)
+_tracer = trace.get_tracer("anabranch.client")
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """TLS beyond the system's own roots. All three are PEM; a certificate needs its key."""
+
+    root_certificates: bytes | None = None
+    certificate_chain: bytes | None = None
+    private_key: bytes | None = None
+
+
+class RemoteDb:
+    """Where the services are: ``address`` ("host:port") for all, or one for each; ``changes`` is ``snapshot`` unless
+    given. ``token`` is an API key or JWT, or a function that gives one and is asked for every call.
+
+    TLS is used, except to loopback without ``tls``; elsewhere plaintext needs ``allow_plaintext``. ``interceptors`` are
+    gRPC client interceptors.
+
+    Raises:
+        ValueError: an address is missing.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        ingest: str | None = None,
+        snapshot: str | None = None,
+        changes: str | None = None,
+        resolver: str | None = None,
+        token: Token = None,
+        tls: Tls | None = None,
+        allow_plaintext: bool = False,
+        interceptors: Sequence[Any] = (),
+    ) -> None:
+        snapshot = snapshot or address
+        addresses = {
+            "ingest": ingest or address,
+            "snapshot": snapshot,
+            "changes": changes or snapshot,
+            "resolver": resolver or address,
+        }
+        lacking = [name for name, value in addresses.items() if not value]
+        if lacking:
+            raise ValueError(f"no address for {', '.join(lacking)}: give one for all, or one for each service")
+        self._addresses: dict[str, str] = {name: value for name, value in addresses.items() if value}
+        self._token = token
+        self._tls = tls
+        self._allow_plaintext = allow_plaintext
+        self._interceptors = list(interceptors)
+        self._channels: dict[str, grpc.Channel] = {}
+        self._lock = threading.Lock()
+
+    def token(self) -> str | None:
+        """The credentials for the next call."""
+        return self._token() if callable(self._token) else self._token
+
+    def _channel(self, service: str) -> grpc.Channel:
+        address = self._addresses[service]
+        with self._lock:
+            channel = self._channels.get(address)
+            if channel is None:
+                channel = grpc.intercept_channel(self._open(address), *self._interceptors)
+                self._channels[address] = channel
+            return channel
+
+    def _open(self, address: str) -> grpc.Channel:
+        loopback = address.startswith(_LOOPBACK)
+        if self._tls is None and (loopback or self._allow_plaintext):
+            return grpc.insecure_channel(address, options=_OPTIONS)
+        tls = self._tls or Tls()
+        credentials = grpc.ssl_channel_credentials(tls.root_certificates, tls.private_key, tls.certificate_chain)
+        return grpc.secure_channel(address, credentials, options=_OPTIONS)
+
+    def close(self) -> None:
+        """Close the channels; a later call opens new ones."""
+        with self._lock:
+            for channel in self._channels.values():
+                channel.close()
+            self._channels.clear()
+
+    def _metadata(self) -> list[tuple[str, str]]:
+        headers: dict[str, str] = {}
+        propagate.inject(headers)
+        token = self.token()
+        if token:
+            headers["authorization"] = f"Bearer {token}"
+        return list(headers.items())
+
+    def _call(self, name: str, method: Callable[..., T], request: Any, timeout_s: float) -> T:
+        with _tracer.start_as_current_span(f"anabranch.client.{name}"), failures():
+            return method(request, timeout=timeout_s, metadata=self._metadata())
+
+    def send(self, request: ingest_pb2.SendRequest, timeout_s: float = SEND_TIMEOUT_S) -> ingest_pb2.SendResponse:
+        """Raises CallFailed, as all that follow."""
+        stub = ingest_pb2_grpc.IngestServiceStub(self._channel("ingest"))
+        return self._call("send", stub.Send, request, timeout_s)
+
+    def send_stream(
+        self, requests: Iterator[ingest_pb2.SendStreamRequest], timeout_s: float
+    ) -> Stream[ingest_pb2.SendStreamResponse]:
+        """The responses as they come."""
+        stub = ingest_pb2_grpc.IngestServiceStub(self._channel("ingest"))
+        return Stream(self._call("send_stream", stub.SendStream, requests, timeout_s))
+
+    def get(self, request: change_pb2.GetRequest) -> change_pb2.GetResponse:
+        """One page."""
+        stub = change_pb2_grpc.ChangeServiceStub(self._channel("changes"))
+        return self._call("get", stub.Get, request, CALL_TIMEOUT_S)
+
+    def subscribe(self, request: change_pb2.SubscribeRequest) -> Stream[change_pb2.SubscribeResponse]:
+        """Pages and heartbeats as they come, for an hour at most."""
+        stub = change_pb2_grpc.ChangeServiceStub(self._channel("changes"))
+        return Stream(self._call("subscribe", stub.Subscribe, request, STREAM_TIMEOUT_S))
+
+    def describe(self, request: snapshot_pb2.DescribeRequest) -> snapshot_pb2.DescribeResponse:
+        """The database's tables."""
+        stub = snapshot_pb2_grpc.SnapshotServiceStub(self._channel("snapshot"))
+        return self._call("describe", stub.Describe, request, CALL_TIMEOUT_S)
+
+    def pull(self, request: snapshot_pb2.PullRequest) -> Stream[snapshot_pb2.PullResponse]:
+        """The chunks as they come, for an hour at most."""
+        stub = snapshot_pb2_grpc.SnapshotServiceStub(self._channel("snapshot"))
+        return Stream(self._call("pull", stub.Pull, request, STREAM_TIMEOUT_S))
+
+    def get_verdict(self, request: resolver_pb2.GetVerdictRequest) -> resolver_pb2.GetVerdictResponse:
+        """Verdicts that are known."""
+        stub = resolver_pb2_grpc.ConflictResolverServiceStub(self._channel("resolver"))
+        return self._call("get_verdict", stub.GetVerdict, request, CALL_TIMEOUT_S)
+
+
+M = TypeVar("M", bound=Message)
+
+
+class Stream(Iterator[M]):
+    """A stream of responses whose failures are CallFailed, and that can be cancelled."""
+
+    def __init__(self, call: Any) -> None:
+        self._responses = call
+
+    def __next__(self) -> M:
+        with failures():
+            response: M = next(self._responses)
+            return response
+
+    def cancel(self) -> None:
+        """End the call; a thread that waits for a response gets CallFailed with the code CANCELLED."""
+        self._responses.cancel()
+
+
+class failures:  # noqa: N801 - a context manager, read as a phrase
+    """Turns a grpc.RpcError into CallFailed."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, grpc.RpcError):
+            call: Any = error
+            code = call.code()
+            metadata = dict(call.trailing_metadata() or ())
+            reason = error_reason(metadata.get(_DETAILS, b""))
+            raise CallFailed(code.name, reason, call.details() or "", code in _AGAIN) from error
+
+
+def error_reason(status: bytes) -> str:
+    """The reason in the ErrorInfo of a serialized google.rpc.Status, "" where it has none of ours. Read by field
+    numbers, so that a device needs no package more for two messages."""
+    try:
+        for detail in _fields(status, 3):
+            for info in _fields(detail, 2):
+                if b"anabranch" in _fields(info, 2):
+                    return b"".join(_fields(info, 1)).decode()
+    except (DecodeError, UnicodeDecodeError):
+        return ""
+    return ""
+
+
+def _fields(data: bytes, number: int) -> list[bytes]:
+    fields: Any = UnknownFieldSet(Empty.FromString(data))
+    return [f.data for f in fields if f.field_number == number and isinstance(f.data, bytes)]

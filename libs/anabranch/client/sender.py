@@ -1,0 +1,250 @@
+"""Sending: what is queued to the server, verdicts into the file.
+
+State model. Batches go in the order of their ids; one call of this file is under way at a time (``_turn``), because the
+node's token changes with each. Before a call the id of its first batch is kept as unanswered, durably; the answer's
+token and the removal of those ids are one transaction. A batch is *unsent* until a verdict is noted; PENDING leaves it
+so, and sending it again finds the verdict. Batches older than ``EXPIRY_MS`` are not sent before the server's clock and
+its memory of them are known.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from anabranch import limits
+from anabranch.client import queue, settle, state
+from anabranch.client.errors import CallFailed
+from anabranch.client.events import State
+from anabranch.client.file import DeviceFile, Tx
+from anabranch.client.ids import first_id_at, next_id
+from anabranch.client.queue import Queued
+from anabranch.client.rebase import Pendings
+from anabranch.client.remote import SEND_TIMEOUT_S, RemoteDb
+from anabranch.client.send_stream import Flush, overhead
+from anabranch.v1 import batch_pb2, errors_pb2, ingest_pb2, position_pb2, resolver_pb2, snapshot_pb2, verdict_pb2
+
+EXPIRY_MS = 7 * 24 * 3600 * 1000
+_CONTACT_S = 60.0
+_CALL_ENVELOPES = 500
+_CALL_BYTES = 1_000_000
+_ASK_AGAIN_S = 0.05
+_FORKS = 2
+_VERDICTS_ASKED = 1_000
+_PRUNE_MS = 3600 * 1000
+_DAY_MS = 24 * 3600 * 1000
+_DEAD_SHOWN_MS = 14 * _DAY_MS
+
+
+class Sender:
+    """Sends the queue of ``file``; ``now_ms`` is the device's clock, ``schema_seen`` is told every schema version."""
+
+    def __init__(self, file: DeviceFile, remote: RemoteDb, pendings: Pendings, now_ms: Callable[[], int]) -> None:
+        self._file = file
+        self._remote = remote
+        self._pendings = pendings
+        self._now_ms = now_ms
+        self._turn = threading.Lock()
+        self._contact: tuple[int, float] | None = None
+
+    def flush(self, timeout_s: float, only: Sequence[str] | None = None) -> bool:
+        """Send what has no verdict and wait for the verdicts, ``timeout_s`` at most; batches that are queued meanwhile
+        are left for the next flush. ``only``: these batches alone, in one call. Gives whether all have verdicts.
+
+        Raises:
+            CallFailed: the call failed; everything is still queued.
+            sqlite3.Error: the file can't be written.
+        """
+        deadline = time.monotonic() + timeout_s
+        if not self._turn.acquire(timeout=timeout_s):
+            return False
+        try:
+            self._expire()
+            return self._flush(deadline, only)
+        except CallFailed as error:
+            if error.code == "DEADLINE_EXCEEDED" and time.monotonic() >= deadline:
+                return False
+            self._contact = None
+            raise
+        finally:
+            self._turn.release()
+
+    def _flush(self, deadline: float, only: Sequence[str] | None) -> bool:
+        forks = 0
+        before = self._file.current().last_id + "~"
+        while True:
+            batches = self._batches(before, only)
+            if not batches:
+                return True
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            try:
+                if self._fits_one_call(batches, before, only):
+                    self._call(batches, left)
+                else:
+                    self._stream(before, left)
+            except CallFailed as error:
+                if error.reason != "NODE_FORKED" or forks == _FORKS:
+                    raise
+                forks += 1
+                self._fork()
+                continue
+            if only is not None:
+                return not self._batches(before, only)
+            # What is pending is asked for again; the server waits with its answer, so this seldom turns twice.
+            if self._batches(before, only) == batches:
+                time.sleep(min(_ASK_AGAIN_S, max(0.0, deadline - time.monotonic())))
+
+    def _batches(self, before: str, only: Sequence[str] | None) -> list[Queued]:
+        conn = self._file.reader()
+        if only is None:
+            return queue.unsent(conn, "", _CALL_ENVELOPES, _CALL_BYTES, before)
+        wanted = set(only)
+        found = queue.unsent(conn, "", 2**31, 2**62, before)
+        return [b for b in found if b.id in wanted]
+
+    def _fits_one_call(self, batches: Sequence[Queued], before: str, only: Sequence[str] | None) -> bool:
+        if sum(len(b.value) + overhead(b) for b in batches) > limits.MAX_REQUEST_BYTES:
+            return False
+        return only is not None or not queue.unsent(self._file.reader(), batches[-1].id, 1, 1, before)
+
+    def _begin(self, first_id: str) -> tuple[state.FileState, list[str]]:
+        """Keep the id of the call's first batch; gives the state and the ids of earlier calls without an answer."""
+        with self._file.transaction() as tx:
+            unanswered = [i for (i,) in tx.conn.execute("SELECT id FROM _db_unanswered ORDER BY id DESC")]
+            if first_id:
+                tx.conn.execute("INSERT OR IGNORE INTO _db_unanswered (id) VALUES (?)", (first_id,))
+            return tx.state, unanswered[: limits.MAX_UNANSWERED_IDS]
+
+    def _call(self, batches: Sequence[Queued], timeout_s: float) -> None:
+        current, unanswered = self._begin(batches[0].id)
+        request = ingest_pb2.SendRequest(
+            db_name=current.db_name,
+            node_state=current.node_state,
+            node_token=current.node_token,
+            unanswered_batch_ids=unanswered,
+            envelopes=[batch_pb2.Envelope(payload=b.value, basis=b.basis, prev=b.prev) for b in batches],
+        )
+        response = self._remote.send(request, min(SEND_TIMEOUT_S, timeout_s))
+        self._answer(response.node_token, response.verdicts, response.state)
+
+    def _stream(self, before: str, timeout_s: float) -> None:
+        first = queue.unsent(self._file.reader(), "", 1, 1, before)[0]
+        current, unanswered = self._begin(first.id)
+        head = ingest_pb2.SendStreamRequest(
+            db_name=current.db_name,
+            node_state=current.node_state,
+            node_token=current.node_token,
+            unanswered_batch_ids=unanswered,
+        )
+        flush = Flush(self._file, head, before, self._request_bytes(current))
+        responses = self._remote.send_stream(flush.requests(), timeout_s)
+        try:
+            for response in responses:
+                self._answer(response.node_token, response.verdicts, response.state)
+                flush.decided(len(response.verdicts))
+        finally:
+            flush.end()
+            responses.cancel()
+
+    def _request_bytes(self, current: state.FileState) -> int:
+        told = snapshot_pb2.Limits.FromString(current.limits).max_request_bytes
+        return min(told or limits.MAX_REQUEST_BYTES, limits.MAX_REQUEST_BYTES)
+
+    def _answer(self, token: bytes, verdicts: Sequence[verdict_pb2.Verdict], server: position_pb2.ServerState) -> None:
+        with self._file.transaction() as tx:
+            if token:
+                tx.conn.execute("DELETE FROM _db_unanswered")
+                tx.set(node_token=token)
+            self._note(tx, verdicts, server)
+        self._file.listeners.deliver()
+
+    def _note(self, tx: Tx, verdicts: Sequence[verdict_pb2.Verdict], server: position_pb2.ServerState) -> None:
+        if server.server_time_ms:
+            self._contact = (server.server_time_ms, time.monotonic())
+            self._prune(tx, server.server_time_ms)
+        greatest = state.greatest(tx.state, server.settled)
+        newest = max([v.position for v in verdicts], default=0)
+        if newest > max(tx.state.seen_ms, greatest.get("seen_ms", 0)):
+            greatest["seen_ms"] = newest
+        if tx.state.greatest_epoch in ("", server.settled.epoch):
+            tx.set(**greatest)
+        accepted = [v for v in verdicts if v.status == verdict_pb2.VERDICT_STATUS_APPLIED]
+        rejected = [v for v in verdicts if v.status == verdict_pb2.VERDICT_STATUS_REJECTED]
+        if accepted:
+            queue.accepted(tx.conn, [(v.batch_id, v.position, v.SerializeToString()) for v in accepted])
+            settle.pulled(tx, self._pendings)
+        if rejected:
+            settle.bury(tx, rejected, self._pendings, server.server_time_ms or self._now_ms())
+
+    def _fork(self) -> None:
+        with self._file.transaction() as tx:
+            node_id = next_id(tx.state.last_id, self._now_ms(), tx.state.seen_ms)
+            tx.conn.execute("DELETE FROM _db_unanswered")
+            tx.set(node_id=node_id, node_token=b"", last_id=node_id)
+            tx.events.append(State("node_forked", f"the file was copied or restored; its node is now {node_id}"))
+        self._file.listeners.deliver()
+
+    def _server_now_ms(self) -> int | None:
+        """The server's clock, as far as a recent answer tells."""
+        if self._contact is None:
+            return None
+        server_ms, at = self._contact
+        since = time.monotonic() - at
+        return server_ms + int(since * 1000) if since < _CONTACT_S else None
+
+    def _expire(self) -> None:
+        """Ask about batches that may be too old before any of them is sent, and bury those that are and that the
+        server does not know. Raises CallFailed."""
+        conn = self._file.reader()
+        now = self._server_now_ms()
+        if now is None:
+            oldest = queue.unsent(conn, "", 1, 1)
+            if not oldest:
+                return
+            now = self._ask([oldest[0].id])
+        while True:
+            old = queue.unsent(conn, "", _VERDICTS_ASKED, 2**62, first_id_at(now - EXPIRY_MS))
+            if not old:
+                return
+            ids = [b.id for b in old]
+            now = self._ask(ids, expire_before=first_id_at(now - EXPIRY_MS))
+            left = queue.unsent(conn, "", _VERDICTS_ASKED, 2**62, first_id_at(now - EXPIRY_MS))
+            if [b.id for b in left] == ids:
+                return  # All of them wait for their verdicts.
+
+    def _ask(self, ids: Sequence[str], expire_before: str = "") -> int:
+        """Note the verdicts of ``ids`` that the server knows; of the others, those before ``expire_before`` are
+        expired. Gives the server's clock."""
+        current = self._file.current()
+        response = self._remote.get_verdict(resolver_pb2.GetVerdictRequest(db_name=current.db_name, batch_ids=ids))
+        known = {v.batch_id for v in response.verdicts}
+        expired = [
+            verdict_pb2.Verdict(
+                batch_id=i,
+                status=verdict_pb2.VERDICT_STATUS_REJECTED,
+                reason=errors_pb2.REASON_EXPIRED,
+                message="it could not be sent for seven days",
+            )
+            for i in ids
+            if i not in known and i < expire_before
+        ]
+        with self._file.transaction() as tx:
+            self._note(tx, [*response.verdicts, *expired], response.state)
+        self._file.listeners.deliver()
+        return response.state.server_time_ms
+
+    def _prune(self, tx: Tx, server_ms: int) -> None:
+        """Forget confirmed batches that no restored server can have lost, and dead letters long shown; hourly."""
+        if server_ms - tx.state.pruned_ms < _PRUNE_MS:
+            return
+        policy = snapshot_pb2.DatabasePolicy.FromString(tx.state.policy)
+        days = policy.max_absence_days or 30
+        tx.conn.execute("DELETE FROM _db_confirmed WHERE position < ?", (server_ms - days * _DAY_MS,))
+        tx.conn.execute(
+            "DELETE FROM _db_mutations_queue_dead WHERE first_shown_ms > 0 AND first_shown_ms < ?",
+            (server_ms - _DEAD_SHOWN_MS,),
+        )
+        tx.set(pruned_ms=server_ms)

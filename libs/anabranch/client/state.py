@@ -1,0 +1,78 @@
+"""``_db_state``: who the file is and how far it has come, read at the start of every transaction."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from anabranch.v1 import batch_pb2, position_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """One row; ``layout`` says what each field means. Times and positions are in milliseconds."""
+
+    db_name: str
+    node_id: str
+    node_name: str
+    node_token: bytes
+    principal: str | None
+    last_id: str
+    cursor_ms: int
+    greatest_epoch: str
+    greatest_ms: int
+    greatest_token: bytes
+    seen_ms: int
+    schema_version: int
+    tables_version: int
+    limits: bytes
+    policy: bytes
+    pulls: int
+    pruned_ms: int
+
+    @property
+    def node(self) -> batch_pb2.Node:
+        """The node as calls and batches name it."""
+        return batch_pb2.Node(id=self.node_id, name=self.node_name)
+
+    @property
+    def node_state(self) -> position_pb2.NodeState:
+        """What the node says of itself in every call."""
+        return position_pb2.NodeState(
+            node=self.node,
+            greatest_seen=position_pb2.Position(
+                epoch=self.greatest_epoch, server_timestamp_ms=self.greatest_ms, token=self.greatest_token
+            ),
+            acknowledged=self.cursor_ms,
+        )
+
+
+_FIELDS = tuple(f.name for f in fields(FileState))
+_SELECT = f"SELECT {', '.join(_FIELDS)} FROM _db_state"
+
+
+def load(conn: sqlite3.Connection) -> FileState:
+    """The state as ``conn``'s transaction sees it."""
+    return FileState(*conn.execute(_SELECT).fetchone())
+
+
+def store(conn: sqlite3.Connection, state: FileState, changes: dict[str, Any]) -> FileState:
+    """Change fields of the state; gives the new one. Only what differs is written."""
+    changes = {name: value for name, value in changes.items() if getattr(state, name) != value}
+    if not changes:
+        return state
+    conn.execute(f"UPDATE _db_state SET {', '.join(f'{n} = ?' for n in changes)}", list(changes.values()))
+    return replace(state, **changes)
+
+
+def greatest(state: FileState, position: position_pb2.Position) -> dict[str, Any]:
+    """The changes to ``state`` that come from having seen ``position``."""
+    changes: dict[str, Any] = {}
+    if position.server_timestamp_ms > state.seen_ms:
+        changes["seen_ms"] = position.server_timestamp_ms
+    if position.token and (not state.greatest_token or position.server_timestamp_ms > state.greatest_ms):
+        changes["greatest_epoch"] = position.epoch
+        changes["greatest_ms"] = position.server_timestamp_ms
+        changes["greatest_token"] = position.token
+    return changes

@@ -1,0 +1,207 @@
+"""The background: one thread follows the log, one sends, both start again after failures.
+
+State model. *follower*: another process holds the lease; every second this one tries for it. *leader*: both loops run.
+The loops fail apart from each other: each waits its own backoff, which ``wake`` and ``network_up`` cut short. A wrong
+principal ends both until the next start; everything else is tried again for ever, and told once as "offline" or
+"error" until it succeeds. ``stop`` ends every wait and cancels the stream.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import structlog
+from tenacity import RetryCallState, Retrying, retry_if_not_exception_type, wait_random_exponential
+from tenacity.stop import stop_base
+
+from anabranch.client import queue, sums
+from anabranch.client.errors import CallFailed, WrongPrincipal
+from anabranch.client.events import State
+from anabranch.client.file import DeviceFile
+from anabranch.client.lease import Lease
+from anabranch.client.reader import Reader
+from anabranch.client.sender import Sender
+
+log = structlog.get_logger(__name__)
+
+_LEASE_S = 1.0
+_POLL_S = 0.25
+_SILENCE_S = 90.0
+_FLUSH_S = 45.0
+_BACKOFF_MIN_S = 0.5
+_BACKOFF_MAX_S = 60.0
+
+
+class _StopWhen(stop_base):
+    def __init__(self, stopped: threading.Event) -> None:
+        self._stopped = stopped
+
+    def __call__(self, retry_state: RetryCallState) -> bool:
+        return self._stopped.is_set()
+
+
+class SyncLoop:
+    """The threads of one started ``SyncedDb``; used once."""
+
+    def __init__(self, file: DeviceFile, sender: Sender, reader: Reader, lease: Lease) -> None:
+        self._file = file
+        self._sender = sender
+        self._reader = reader
+        self._lease = lease
+        self._stopped = threading.Event()
+        self._wake = threading.Event()
+        self._network = threading.Condition()
+        self._network_ups = 0
+        self._told = ""
+        self._told_lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Start the threads."""
+        self._spawn("lead", self._lead)
+
+    def _spawn(self, name: str, target: Callable[[], None]) -> None:
+        thread = threading.Thread(target=target, name=f"anabranch-{name}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def stop(self) -> None:
+        """End the threads and wait for them."""
+        self._stopped.set()
+        self._wake.set()
+        self.network_up()
+        self._reader.cancel()
+        for thread in list(self._threads):
+            if thread is not threading.current_thread():
+                while thread.is_alive():
+                    # Again and again: a subscription may just have been opened.
+                    self._reader.cancel()
+                    thread.join(0.05)
+        self._lease.release()
+
+    def wake(self) -> None:
+        """There is something to send."""
+        self._wake.set()
+
+    def network_up(self) -> None:
+        """Try again at once."""
+        with self._network:
+            self._network_ups += 1
+            self._network.notify_all()
+        self._wake.set()
+
+    def _tell(self, kind: str, detail: str = "") -> None:
+        with self._told_lock:
+            if self._told == kind:
+                return
+            self._told = kind
+        self._file.listeners.tell(State(kind, detail))
+
+    def _online(self) -> None:
+        self._tell("online")
+
+    def _pause(self, seconds: float) -> None:
+        with self._network:
+            ups = self._network_ups
+            self._network.wait_for(lambda: self._network_ups != ups or self._stopped.is_set(), seconds)
+
+    def _forever(self, work: Callable[[], None]) -> None:
+        """Do ``work`` until stopped; after a failure again with backoff, which starts anew after a success."""
+        while not self._stopped.is_set():
+            retrying = Retrying(
+                wait=wait_random_exponential(multiplier=1, min=_BACKOFF_MIN_S, max=_BACKOFF_MAX_S),
+                stop=_StopWhen(self._stopped),
+                retry=retry_if_not_exception_type(WrongPrincipal),
+                sleep=self._pause,
+                reraise=True,
+            )
+            try:
+                retrying(self._attempt, work)
+            except WrongPrincipal as error:
+                self._tell("wrong_principal", str(error))
+                self._stopped.set()
+                self._wake.set()
+                self._reader.cancel()
+            except Exception:
+                if not self._stopped.is_set():
+                    raise
+
+    def _attempt(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except CallFailed as error:
+            if self._stopped.is_set():
+                return
+            if error.reason == "WRONG_PRINCIPAL":
+                raise WrongPrincipal(error.message) from error
+            log.info("call_failed", code=error.code, reason=error.reason, error=error.message)
+            self._tell("offline" if error.again else "error", str(error))
+            raise
+        except Exception as error:
+            if self._stopped.is_set():
+                return
+            log.exception("sync_failed")
+            self._tell("error", str(error))
+            raise
+
+    def _lead(self) -> None:
+        if not self._lease.acquire():
+            self._file.listeners.tell(State("follower"))
+            version = self._file.data_version()
+            while not self._lease.acquire():
+                if self._stopped.wait(_LEASE_S):
+                    return
+                version = self._elsewhere(version)
+        self._file.listeners.tell(State("leader"))
+        self._spawn("send", self._send)
+        self._spawn("watch", self._watch)
+        self._forever(lambda: self._reader.follow(self._stopped.is_set, self._online))
+
+    def _elsewhere(self, version: int) -> int:
+        now = self._file.data_version()
+        if now != version:
+            self._file.listeners.tell(State("changed_elsewhere"))
+        return now
+
+    def _send(self) -> None:
+        self._forever(self._send_once)
+
+    def _send_once(self) -> None:
+        self._wake.clear()
+        if queue.has_unsent(self._file.reader()):
+            self._sender.flush(_FLUSH_S)
+            self._online()
+        else:
+            self._wake.wait()
+
+    def _watch(self) -> None:
+        """Notice what other processes queue, a subscription that has gone silent, and tables not yet verified."""
+        version = self._file.data_version()
+        while not self._stopped.wait(_POLL_S):
+            now = self._elsewhere(version)
+            if now != version:
+                version = now
+                self._wake.set()
+            if time.monotonic() - self._reader.heard_s > _SILENCE_S:
+                self._reader.heard_s = time.monotonic()
+                self._reader.cancel()
+            self._verify()
+
+    def _verify(self) -> None:
+        with self._file.private_reader() as conn:
+            names = conn.execute("SELECT name FROM _db_tables WHERE NOT verified AND stage = 'live'").fetchall()
+            tables = self._file.tables()
+            for (name,) in names:
+                good = sums.verify(conn, tables[name], self._stopped.is_set)
+                if good is None:
+                    return
+                with self._file.transaction() as tx:
+                    tx.conn.execute(
+                        "UPDATE _db_tables SET verified = 1, disagrees = ? WHERE name = ?", (int(not good), name)
+                    )
+                    if not good:
+                        detail = "the rows that a pull brought are not those that were sent"
+                        tx.events.append(State("sums_disagree", detail, name, tx.state.cursor_ms))
+                self._file.listeners.deliver()

@@ -1,0 +1,256 @@
+"""Local writes: checked, applied to the rows, and gathered into one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from anabranch import limits
+from anabranch.client import queue
+from anabranch.client.convert import Converter, converter
+from anabranch.client.device_table import DeviceTable
+from anabranch.client.errors import NotReady, RowExists, RowMissing
+from anabranch.client.events import Origin
+from anabranch.client.file import Tx
+from anabranch.client.ids import next_id
+from anabranch.client.payload import RowPart, mutation_message
+from anabranch.client.rebase import change_of, overlaid, write_bases
+from anabranch.merge.model import MutationType
+from anabranch.merge.overlay import Pending
+from anabranch.schema import Cell
+from anabranch.v1 import batch_pb2, snapshot_pb2
+
+Cells = dict[str, Cell]
+_LOCAL: Origin = "local"
+
+
+class Checks:
+    """What a table takes from an app: cells by column name, or a ValueError that names table and column."""
+
+    def __init__(self, table: DeviceTable) -> None:
+        self._table = table
+        self._converters: dict[str, Converter] = {c.name: converter(c) for c in table.table.columns}
+
+    def cell(self, column: str, value: Any) -> Cell:
+        """One value. Raises ValueError."""
+        try:
+            convert = self._converters[column]
+        except KeyError:
+            raise ValueError(f"{self._table.name} has no column {column!r}") from None
+        if value is None:
+            return None
+        try:
+            return convert(value)
+        except ValueError as error:
+            raise ValueError(f"{self._table.name}.{column}: {error}") from None
+
+    def row(self, row: Mapping[str, Any]) -> Cells:
+        """One row that names its key. Raises ValueError."""
+        if not isinstance(row, Mapping):
+            raise ValueError(f"{self._table.name}: a row is a dict of columns, not {type(row).__name__}")
+        cells = {column: self.cell(column, value) for column, value in row.items()}
+        for name in self._table.table.key_columns:
+            if cells.get(name) is None:
+                raise ValueError(f"{self._table.name}.{name}: the row gives no value, and it belongs to the key")
+        for name in cells:
+            if self._table.table.by_name[name].generated:
+                raise ValueError(f"{self._table.name}.{name}: the server computes it, so it can't be written")
+        return cells
+
+    def key(self, key: Any) -> Cells:
+        """One key: a value, a tuple in the key's order, or a dict of the key's columns. Raises ValueError."""
+        names = self._table.table.key_columns
+        if isinstance(key, Mapping):
+            if set(key) != set(names):
+                raise ValueError(f"{self._table.name}: a key has exactly the columns {', '.join(names)}")
+            values = [key[n] for n in names]
+        elif isinstance(key, tuple) or len(names) > 1:
+            values = list(key) if isinstance(key, tuple | list) else [key]
+        else:
+            values = [key]
+        if len(values) != len(names):
+            raise ValueError(f"{self._table.name}: a key has the columns {', '.join(names)}")
+        return self.row(dict(zip(names, values, strict=True)))
+
+
+class BatchBuilder:
+    """A batch while its transaction is open. Each method checks everything first: where it raises, nothing of that
+    call was written."""
+
+    def __init__(self, tx: Tx, checks: dict[str, Checks]) -> None:
+        self.tx = tx
+        self._checks = checks
+        self._mutations: list[batch_pb2.DbMutation] = []
+        self._touched: dict[tuple[str, str], None] = {}
+        self._rows = 0
+        self.limits = snapshot_pb2.Limits.FromString(tx.state.limits)
+
+    def _table(self, name: str) -> tuple[DeviceTable, Checks]:
+        table = self.tx.tables.get(name)
+        if table is None:
+            raise ValueError(f"there is no synced table {name!r}")
+        (stage,) = self.tx.conn.execute("SELECT stage FROM _db_tables WHERE name = ?", (name,)).fetchone()
+        if stage == "new":
+            raise NotReady(f"{name} has not been pulled yet")
+        checks = self._checks.get(name)
+        if checks is None or checks._table is not table:
+            checks = self._checks[name] = Checks(table)
+        return table, checks
+
+    def _named(self, table: DeviceTable, rows: Sequence[Cells]) -> tuple[dict[str, Cells], dict[str, tuple[Any, ...]]]:
+        """Rows by key text, and their stored keys."""
+        names = table.table.key_columns
+        by_text: dict[str, Cells] = {}
+        keys: dict[str, tuple[Any, ...]] = {}
+        for row in rows:
+            key = tuple(row[n] for n in names)
+            text = table.key_text(key)
+            if text in keys:
+                raise ValueError(f"{table.name}: the row {text} is named twice")
+            by_text[text], keys[text] = row, key
+        if not keys:
+            raise ValueError(f"{table.name}: no rows were given")
+        return by_text, keys
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """What one call does, inside a batch that may go on when it raises."""
+        mutations, touched, rows = len(self._mutations), dict(self._touched), self._rows
+        try:
+            with self.tx.savepoint():
+                yield
+        except BaseException:
+            del self._mutations[mutations:]
+            self._touched, self._rows = touched, rows
+            raise
+
+    def insert(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Add rows. Raises ValueError, RowExists, NotReady."""
+        table, checks = self._table(name)
+        by_text, keys = self._named(table, [checks.row(r) for r in rows])
+        shown = table.read_by_text(self.tx.conn, keys)
+        if shown:
+            raise RowExists(f"{name} has the row {min(shown)} already")
+        given = {c for row in by_text.values() for c in row}
+        columns = [c for c in table.table.column_names if c in given]
+        self._apply(table, MutationType.INSERT, by_text, keys, {}, columns)
+        self._add(mutation_message(table, MutationType.INSERT, columns, list(by_text.values()), (), ()), by_text)
+
+    def update(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Change columns of rows that are shown; each row names its key. Raises ValueError, RowMissing, NotReady."""
+        table, checks = self._table(name)
+        by_text, keys = self._named(table, [checks.row(r) for r in rows])
+        names = table.table.key_columns
+        for text, row in by_text.items():
+            if len(row) == len(names):
+                raise ValueError(f"{name}: the update of the row {text} changes no column")
+        shown = self._shown(table, keys)
+        given = {c for row in by_text.values() for c in row}
+        columns = [c for c in table.table.column_names if c in given]
+        changed = [c for c in columns if c not in names]
+        index = table.table.index
+        undo = [{c: shown[text][index[c]] for c in changed if c in row} for text, row in by_text.items()]
+        self._apply(table, MutationType.UPDATE, by_text, keys, shown, changed)
+        message = mutation_message(table, MutationType.UPDATE, columns, list(by_text.values()), changed, undo)
+        self._add(message, by_text)
+
+    def delete(self, name: str, row_keys: Sequence[Any]) -> None:
+        """Remove rows that are shown. Raises ValueError, RowMissing, NotReady."""
+        table, checks = self._table(name)
+        by_text, keys = self._named(table, [checks.key(k) for k in row_keys])
+        shown = self._shown(table, keys)
+        columns = table.table.column_names
+        undo = [dict(zip(columns, shown[text], strict=True)) for text in by_text]
+        self._apply(table, MutationType.DELETE, by_text, keys, shown, ())
+        message = mutation_message(
+            table, MutationType.DELETE, table.table.key_columns, list(by_text.values()), columns, undo
+        )
+        self._add(message, by_text)
+
+    def _shown(self, table: DeviceTable, keys: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Cell, ...]]:
+        found = table.read_by_text(self.tx.conn, keys)
+        if len(found) < len(keys):
+            lacking = next(text for text in keys if text not in found)
+            raise RowMissing(f"{table.name} has no row {lacking}")
+        load = table.codec.load
+        return {text: load(row) for text, row in found.items()}
+
+    def _apply(
+        self,
+        table: DeviceTable,
+        kind: MutationType,
+        by_text: Mapping[str, Cells],
+        keys: Mapping[str, tuple[Any, ...]],
+        shown: Mapping[str, tuple[Cell, ...]],
+        changed: Iterable[str],
+    ) -> None:
+        """Write the rows, and keep the base image of each that no other batch touches: what is shown now."""
+        tx = self.tx
+        write_bases(tx, table, [(text, shown.get(text)) for text in keys], replace=False)
+        store = table.codec.store
+        names = set(table.table.key_columns)
+        index = table.table.index
+        policies = table.policy.columns
+        written: list[tuple[Any, ...]] = []
+        for text, row in by_text.items():
+            old = shown.get(text)
+            if kind is MutationType.DELETE:
+                new = None
+            elif kind is MutationType.INSERT or old is None or policies:
+                values = row if kind is MutationType.INSERT else {c: v for c, v in row.items() if c not in names}
+                before = None if old is None else {c: old[index[c]] for c in values}
+                new = overlaid(table, old, [RowPart(table.name, text, keys[text], Pending(kind, values, before))])
+            else:
+                cells = list(old)
+                for column, cell in row.items():
+                    cells[index[column]] = cell
+                new = tuple(cells)
+            stored = None if new is None else store(new)
+            if stored is not None:
+                written.append(stored)
+            if tx.wants_rows:
+                old_stored = None if old is None else store(old)
+                tx.events.append(change_of(table, old_stored, stored, _LOCAL))
+        if kind is MutationType.DELETE:
+            tx.conn.executemany(table.delete_sql, list(keys.values()))
+        else:
+            tx.conn.executemany(table.upsert_sql, written)
+
+    def _add(self, message: batch_pb2.DbMutation, by_text: Mapping[str, Cells]) -> None:
+        self._mutations.append(message)
+        self._touched.update(dict.fromkeys((message.table, text) for text in by_text))
+        self._rows += len(by_text)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._mutations
+
+    def queue(self, now_ms: int) -> str:
+        """Queue what was gathered; gives the batch's id.
+
+        Raises:
+            ValueError: the batch is above a limit of the server.
+        """
+        tx = self.tx
+        state = tx.state
+        max_mutations = self.limits.max_batch_mutations or limits.MAX_BATCH_MUTATIONS
+        max_rows = self.limits.max_batch_rows or limits.MAX_BATCH_ROWS
+        max_bytes = self.limits.max_batch_bytes or limits.MAX_BATCH_BYTES
+        if len(self._mutations) > max_mutations:
+            raise ValueError(f"a batch has at most {max_mutations} mutations, not {len(self._mutations)}")
+        if self._rows > max_rows:
+            raise ValueError(f"a batch has at most {max_rows} rows, not {self._rows}")
+        batch_id = next_id(state.last_id, now_ms, state.seen_ms)
+        payload = batch_pb2.DbMutationBatch(
+            id=batch_id,
+            db_name=state.db_name,
+            mutations=self._mutations,
+            node=state.node,
+            schema_version=state.schema_version,
+        ).SerializeToString()
+        if len(payload) > max_bytes:
+            raise ValueError(f"a batch has at most {max_bytes} bytes, not {len(payload)}")
+        queue.add(tx.conn, batch_id, payload, state.cursor_ms, self._touched)
+        tx.set(last_id=batch_id)
+        return batch_id
