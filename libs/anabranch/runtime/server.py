@@ -23,7 +23,8 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Coroutine
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import grpc
@@ -110,8 +111,17 @@ async def _serve(settings: S, name: str, build: Build[S]) -> int:
         _log.error("service failed", exc_info=error)
         return 1
     finally:
-        await asyncio.to_thread(close_telemetry)
+        _close_telemetry(close_telemetry)
         _log.info("stopped")
+
+
+def _close_telemetry(close: Callable[[], None]) -> None:
+    """Send what is left, but wait for a receiver that does not answer only so long. The thread then dies with us."""
+    thread = threading.Thread(target=close, name="close-telemetry", daemon=True)
+    thread.start()
+    thread.join(CLOSE_TIMEOUT_S)
+    if thread.is_alive():
+        _log.warning("traces or metrics are left unsent")
 
 
 def _handle_signals(stopping: asyncio.Event) -> None:
