@@ -6,7 +6,6 @@ import asyncio
 import multiprocessing
 import tempfile
 import time
-from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from anabranch.bench import floor, workload
 from anabranch.bench.report import Result, percentile
 from anabranch.bench.sending import Sender
 from anabranch.bench.stage import Stage, stage
-from anabranch.client import RemoteDb, SyncedDb
+from anabranch.client import Change, RemoteDb, SyncedDb
 from anabranch.v1 import ingest_pb2_grpc
 
 P50_TARGET = 8.0
@@ -76,14 +75,11 @@ def _remote(addresses: dict[str, str], key: str) -> RemoteDb:
 def _listen(pipe: Connection, file: str, addresses: dict[str, str], key: str) -> None:
     """Device B, a process of its own: sends the moment at which each row is in its file."""
 
-    def changed(changes: Sequence[object]) -> None:
-        now = time.time_ns()
-        for change in changes:
-            pipe.send((str(change.values["id"]), now))  # type: ignore[attr-defined]
+    def changed(change: Change) -> None:
+        pipe.send((str(change.key[0]), time.time_ns()))
 
     with SyncedDb(file, remote=_remote(addresses, key), db_name=workload.DATABASE) as db:
         db.on_change(changed)
-        db.start()
         pipe.send(("ready", time.time_ns()))
         pipe.recv()
 
@@ -104,7 +100,6 @@ def propagate(times: int = 500) -> Result:
             with SyncedDb(
                 str(Path(folder) / "a.db"), remote=_remote(addresses, on.stack.key), db_name=workload.DATABASE
             ) as db:
-                db.start()
                 table = db.table(workload.TABLE)
                 for i in range(times + WARM_UP):
                     row_id = f"propagate-{i:06d}"

@@ -14,6 +14,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "status": ("anabranch.cli.status", "Show databases, heads, backlog, nodes and lag."),
     "database": ("anabranch.cli.database", "Create and list databases: units of sync."),
     "table": ("anabranch.cli.table", "Register tables for sync, and list them."),
+    "demo": ("anabranch.cli.demo", "Real data, three tablets offline, one Postgres: the main job."),
+    "bench": ("anabranch.cli.bench", "Measure, each figure beside its baseline."),
     "key": ("anabranch.cli.key", "Create, list and revoke API keys."),
 }
 """Name of a subcommand to the module whose ``app`` it is, and what it does in a line."""

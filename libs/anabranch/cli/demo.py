@@ -1,0 +1,37 @@
+"""``anabranch demo``: the main job on real data."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from anabranch.demo import story, summary
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def demo(
+    seed: Annotated[int, typer.Option("--seed", help="What the tablets do follows from it.")] = 2013,
+    keep: Annotated[
+        Path | None,
+        typer.Option("--keep", help="An empty folder for all files, which stay. Left out: a temporary one."),
+    ] = None,
+) -> None:
+    """Three gate tablets work offline through a real day's departures and come back. Exit code 1 where they end up with
+    other rows than the server."""
+    console = Console()
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+        if any(keep.iterdir()):
+            raise typer.BadParameter(f"{keep} is not empty", param_hint="--keep")
+        outcome = story.tell(keep, seed, console)
+    else:
+        with tempfile.TemporaryDirectory(prefix="anabranch-demo-") as folder:
+            outcome = story.tell(Path(folder), seed, console)
+    summary.show(outcome, console)
+    raise typer.Exit(0 if outcome.equal else 1)

@@ -1,0 +1,164 @@
+"""The demo from its first step to its last; every step says what it found."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from anabranch.demo import compare, data, plan, tablet, verdicts
+from anabranch.demo.tablet import DATABASE, Tablet
+from anabranch.store import registration
+from anabranch.store.catalog import Database, load_database
+from anabranch.store.engine import connect
+from anabranch.testkit.postgres import EmbeddedPostgres
+from anabranch.testkit.stack import Stack
+
+
+@dataclass
+class Outcome:
+    """What the demo found, for the summary and for tests. Times are in seconds."""
+
+    rows: dict[str, int] = field(default_factory=dict)
+    pulls: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    work: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    returns: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    reports: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    verdicts: verdicts.Verdicts = field(default_factory=verdicts.Verdicts)
+    compared: dict[str, tuple[int, int]] = field(default_factory=dict)
+    server_sums: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def equal(self) -> bool:
+        """Whether every tablet and the server hold the same rows, by the sums and by the comparison."""
+        sums = all(report["sums"] == self.server_sums for report in self.reports.values())
+        return sums and bool(self.compared) and not any(differing for _, differing in self.compared.values())
+
+
+_REAL = """
+select flight_date, carrier, flight, origin, sched_dep_time, dep_time, dep_delay, tailnum
+from airfield.flights where flight_date = %s
+"""
+_BLANK = """
+update airfield.flights set dep_time = null, dep_delay = null, arr_time = null, arr_delay = null, air_time = null
+where flight_date = %s
+"""
+
+
+def tell(folder: Path, seed: int, console: Console) -> Outcome:
+    """Run the whole story in ``folder``, which must be empty.
+
+    Raises:
+        TabletError: a tablet failed.
+        psycopg.Error, FleetError, PostgresUnavailable: the server side could not be had.
+    """
+    outcome = Outcome()
+    started = time.perf_counter()
+    with ExitStack() as stack:
+        postgres = stack.enter_context(EmbeddedPostgres(folder / "postgres"))
+        url = postgres.start()
+        services = folder / "services"
+        services.mkdir()
+        services_stack = stack.enter_context(Stack(url, folder=services))
+        console.print(f"Postgres and the services run. Files: {folder}")
+        conn = stack.enter_context(connect(url, application_name="anabranch-demo", autocommit=True))
+        departures, database = _load(conn, outcome, console)
+        tablets = _start_tablets(stack, folder, services_stack)
+        _pull(tablets, outcome, console)
+        _work(tablets, plan.plan(departures, seed), outcome, console)
+        _come_back(tablets, outcome, console)
+        outcome.verdicts = verdicts.read(conn, database)
+        outcome.server_sums = verdicts.read_sums(conn, database)
+        outcome.reports = {name: one.ask("report") for name, one in tablets.items()}
+        for name, one in tablets.items():
+            one.end()
+            outcome.compared[name] = _compare(conn, database, folder / f"{name}.db")
+            console.print(f"  {name}: {outcome.compared[name][0]:,} rows compared with Postgres, column by column")
+    outcome.seconds = time.perf_counter() - started
+    return outcome
+
+
+def _load(
+    conn: psycopg.Connection[Any], outcome: Outcome, console: Console
+) -> tuple[Sequence[Mapping[str, Any]], Database]:
+    started = time.perf_counter()
+    outcome.rows = data.load(conn)
+    with conn.cursor(row_factory=psycopg.rows.dict_row) as cursor:
+        departures = cursor.execute(_REAL, (plan.DAY,)).fetchall()
+    # What the day brought is not known yet when it begins.
+    conn.execute(_BLANK, (plan.DAY,))
+    console.print(f"{sum(outcome.rows.values()):,} rows loaded in {time.perf_counter() - started:.1f} s:")
+    console.print("  " + ", ".join(f"{table} {count:,}" for table, count in outcome.rows.items()))
+    started = time.perf_counter()
+    registration.create_database(conn, DATABASE, data.SCHEMA)
+    for table in data.TABLES:
+        registration.add_table(conn, DATABASE, table)
+    console.print(f"six tables registered for sync, their sums taken, in {time.perf_counter() - started:.1f} s")
+    return departures, load_database(conn, DATABASE)
+
+
+def _start_tablets(stack: ExitStack, folder: Path, services: Stack) -> dict[str, Tablet]:
+    context = multiprocessing.get_context("spawn")
+    tablets = {}
+    for name in plan.TABLETS:
+        key = services.new_key(name, database=DATABASE)
+        tablets[name] = tablet.start(context, name, folder, services.addresses, key)
+        stack.callback(tablets[name].end)
+    return tablets
+
+
+def _pull(tablets: Mapping[str, Tablet], outcome: Outcome, console: Console) -> None:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    total = sum(outcome.rows.values())
+    with Progress(*columns, console=console) as progress:
+        for name, one in tablets.items():
+            task = progress.add_task(f"{name} pulls", total=total)
+            one.tell("pull")
+            done: dict[str, int] = {}
+            while True:
+                kind, value = one.next_event()
+                if kind == "done":
+                    break
+                table, rows, _ = value
+                done[table] = rows
+                progress.update(task, completed=sum(done.values()))
+            outcome.pulls[name] = value
+
+
+def _work(
+    tablets: Mapping[str, Tablet], work: Mapping[str, Sequence[plan.Batch]], outcome: Outcome, console: Console
+) -> None:
+    console.print(f"\nThe network is gone. {plan.DAY:%d %B %Y}, {sum(map(len, work.values())):,} batches offline:")
+    for name, one in tablets.items():
+        one.tell("work", work[name])
+    for name, one in tablets.items():
+        kind, value = one.next_event()
+        outcome.work[name] = value
+        console.print(f"  {name}: {value['batches']:,} batches, {value['mutations']:,} mutations pending")
+
+
+def _come_back(tablets: Mapping[str, Tablet], outcome: Outcome, console: Console) -> None:
+    console.print(f"\nThey come back: {', then '.join(plan.RETURN_ORDER)}")
+    for name in plan.RETURN_ORDER:
+        outcome.returns[name] = value = tablets[name].ask("come_back")
+        console.print(f"  {name}: {value['pending']:,} batches sent and decided in {value['seconds']:.1f} s")
+    for name in plan.RETURN_ORDER:
+        tablets[name].ask("come_back")
+
+
+def _compare(conn: psycopg.Connection[Any], database: Database, file: Path) -> tuple[int, int]:
+    compared = differing = 0
+    for table in database.tables.values():
+        rows, wrong = compare.differing_rows(conn, database.schema_name, table, file)
+        compared += rows
+        differing += wrong
+    return compared, differing

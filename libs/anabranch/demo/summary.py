@@ -1,0 +1,95 @@
+"""The end of the demo, to be read."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from anabranch.demo import plan
+from anabranch.demo.story import Outcome
+
+SHOWN_LOSERS = 8
+
+
+def show(outcome: Outcome, console: Console) -> None:
+    """Print everything that the story found."""
+    console.rule("Summary")
+    console.print(_tablets(outcome))
+    console.print(_verdicts(outcome))
+    console.print(_losers(outcome))
+    console.print(_dead(outcome))
+    console.print(_equality(outcome))
+    batches = sum(int(value["pending"]) for value in outcome.returns.values())
+    seconds = sum(float(value["seconds"]) for value in outcome.returns.values())
+    console.print(f"drained {batches:,} queued batches in {seconds:.2f} s: {batches / seconds:,.0f} batches/s")
+    if outcome.equal:
+        console.print(f"[bold green]All three tablets and Postgres hold equal rows.[/] {outcome.seconds:.0f} s in all.")
+    else:
+        console.print("[bold red]The tablets and Postgres differ.[/]")
+
+
+def _tablets(outcome: Outcome) -> Table:
+    table = Table(
+        "tablet", "rows pulled", "rows/s", "batches offline", "local writes/s", "left in queue", title="Tablets"
+    )
+    for name in plan.TABLETS:
+        pull, work = outcome.pulls[name], outcome.work[name]
+        table.add_row(
+            name,
+            f"{pull['rows']:,}",
+            f"{pull['rows'] / pull['seconds']:,.0f}",
+            f"{work['batches']:,}",
+            f"{work['batches'] / work['seconds']:,.0f}",
+            str(outcome.reports[name]["queued"]),
+        )
+    return table
+
+
+def _verdicts(outcome: Outcome) -> Table:
+    found = outcome.verdicts
+    table = Table("verdict", *plan.TABLETS, title="Batches by verdict and reason, mutations by outcome")
+    rows = [("batches APPLIED", found.batches, "APPLIED")]
+    rows += [(f"  mutations {name}", found.outcomes, name) for name in ("APPLIED", "MERGED", "OVERWROTE", "SUPERSEDED")]
+    rows += [("batches REJECTED", found.batches, "REJECTED")]
+    rows += [(f"  {reason}", found.reasons, reason) for reason in sorted({reason for _, reason in found.reasons})]
+    for label, counter, name in rows:
+        counts = [counter[tablet, name] for tablet in plan.TABLETS]
+        if any(counts) or not label.startswith(" "):
+            table.add_row(label, *(f"{count:,}" for count in counts))
+    return table
+
+
+def _losers(outcome: Outcome) -> Table:
+    lost = outcome.verdicts.lost
+    title = f"{len(lost)} values lost a conflict, and are kept"
+    table = Table("row", "column", "value that lost", "from", "to", title=title)
+    for entry in lost[:SHOWN_LOSERS]:
+        table.add_row(
+            f"{entry.table} {entry.key}",
+            entry.column or "(the row)",
+            str(entry.value),
+            str(entry.losing_node),
+            str(entry.winning_node),
+        )
+    if len(lost) > SHOWN_LOSERS:
+        table.add_row(f"and {len(lost) - SHOWN_LOSERS} more")
+    return table
+
+
+def _dead(outcome: Outcome) -> Table:
+    letters = [(name, letter) for name in plan.TABLETS for letter in outcome.reports[name]["dead"]]
+    table = Table("tablet", "reason", "table", "key", title=f"{len(letters)} dead letters, kept on their tablets")
+    for name, (reason, where, key, constraint) in letters:
+        table.add_row(name, f"{reason} {constraint}".strip(), where, ", ".join(map(str, key)))
+    return table
+
+
+def _equality(outcome: Outcome) -> Table:
+    names = list(plan.TABLETS)
+    table = Table("table", "rows", "sum on the server", *names, title="Table sums")
+    for name, (count, digest) in sorted(outcome.server_sums.items()):
+        marks = ["=" if outcome.reports[t]["sums"].get(name) == (count, digest) else "DIFFERS" for t in names]
+        table.add_row(name, f"{count:,}", digest.hex()[:12] + "…", *marks)
+    wrong = [f"{differing} of {compared:,} differ" for compared, differing in (outcome.compared[t] for t in names)]
+    table.add_row("full comparison", "", "", *wrong)
+    return table

@@ -1,0 +1,130 @@
+"""One gate tablet: a process of its own with a SQLite file of its own, told over a pipe what to do next."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnContext, SpawnProcess
+from pathlib import Path
+from typing import Any
+
+from anabranch.client import RemoteDb, SyncedDb
+from anabranch.demo.plan import Batch
+
+DATABASE = "airfield"
+ANSWER_TIMEOUT_S = 150.0
+"""The longest that one command may take."""
+
+
+class TabletError(Exception):
+    """A tablet failed, or ended, or did not answer in time."""
+
+
+@dataclass
+class Tablet:
+    """The tablet as the demo holds it. A command is sent with ``tell``; ``events`` gives what comes back."""
+
+    name: str
+    process: SpawnProcess
+    pipe: Connection
+
+    def tell(self, command: str, argument: Any = None) -> None:
+        """Have the tablet begin with a command."""
+        self.pipe.send((command, argument))
+
+    def next_event(self) -> tuple[str, Any]:
+        """The next thing that the tablet says: ("progress", …) or ("done", result). Raises TabletError."""
+        try:
+            if not self.pipe.poll(ANSWER_TIMEOUT_S):
+                raise TabletError(f"{self.name} did not answer within {ANSWER_TIMEOUT_S:g} s")
+            kind, value = self.pipe.recv()
+        except EOFError:
+            raise TabletError(f"{self.name} ended") from None
+        if kind == "failed":
+            raise TabletError(f"{self.name}: {value}")
+        return str(kind), value
+
+    def ask(self, command: str, argument: Any = None) -> Any:
+        """Send a command and wait for its result. Raises TabletError."""
+        self.tell(command, argument)
+        while True:
+            kind, value = self.next_event()
+            if kind == "done":
+                return value
+
+    def end(self) -> None:
+        """End the process."""
+        self.pipe.close()
+        self.process.join(10)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+
+def start(context: SpawnContext, name: str, folder: Path, addresses: Mapping[str, str], key: str) -> Tablet:
+    """Start a tablet's process."""
+    here, there = context.Pipe()
+    file = str(folder / f"{name}.db")
+    process = context.Process(target=_serve, args=(there, name, file, dict(addresses), key), daemon=True)
+    process.start()
+    there.close()
+    return Tablet(name, process, here)
+
+
+def _serve(pipe: Connection, name: str, file: str, addresses: Mapping[str, str], key: str) -> None:
+    remote = RemoteDb(
+        ingest=addresses["ingest"], snapshot=addresses["snapshot"], resolver=addresses["conflict-resolver"], token=key
+    )
+    db = SyncedDb(file, remote=remote, db_name=DATABASE, node_name=name)
+    commands = {"pull": _pull, "work": _work, "come_back": _come_back, "report": _report}
+    try:
+        while True:
+            command, argument = pipe.recv()
+            pipe.send(("done", commands[command](db, pipe, argument)))
+    except EOFError:
+        return
+    except Exception as error:
+        pipe.send(("failed", f"{type(error).__name__}: {error}"))
+        raise
+    finally:
+        db.close()
+
+
+def _pull(db: SyncedDb, pipe: Connection, _: Any) -> dict[str, Any]:
+    """The first start: a pull of every table. Afterwards the tablet is offline: nothing syncs until it is told to."""
+    started = time.perf_counter()
+    db.start(background=False, progress=lambda p: pipe.send(("progress", (p.table, p.rows_done, p.estimated_rows))))
+    db.stop()
+    rows = sum(count for count, _ in db.table_sums().values())
+    return {"rows": rows, "seconds": time.perf_counter() - started}
+
+
+def _work(db: SyncedDb, pipe: Connection, batches: Sequence[Batch]) -> dict[str, Any]:
+    """Work offline: each batch is one local transaction."""
+    started = time.perf_counter()
+    mutations = 0
+    for batch in batches:
+        with db.batch():
+            for change in batch:
+                table = db.table(change.table)
+                write = {"insert": table.insert, "update": table.update, "delete": table.delete}[change.type]
+                write(dict(change.values))
+                mutations += 1
+    return {"batches": len(batches), "mutations": mutations, "seconds": time.perf_counter() - started}
+
+
+def _come_back(db: SyncedDb, pipe: Connection, _: Any) -> dict[str, Any]:
+    """The network is there: what is queued is sent, then the log is read to its head."""
+    pending = db.status().unsent
+    started = time.perf_counter()
+    whole = db.sync()
+    return {"pending": pending, "whole": whole, "seconds": time.perf_counter() - started}
+
+
+def _report(db: SyncedDb, pipe: Connection, _: Any) -> dict[str, Any]:
+    """How the tablet stands: its sums, its dead letters, what is left in its queue."""
+    dead = [(letter.reason, letter.table, letter.key, letter.constraint) for letter in db.dead_letters()]
+    status = db.status()
+    return {"sums": db.table_sums(), "dead": dead, "queued": status.queued, "disagreeing": status.disagreeing}

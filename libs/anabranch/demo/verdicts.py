@@ -1,0 +1,83 @@
+"""What became of the tablets' batches, read from the server's own records."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import psycopg
+
+from anabranch.store.catalog import Database
+from anabranch.v1 import errors_pb2, value_pb2, verdict_pb2
+from anabranch.wire.values import column_reader
+
+
+class Lost(NamedTuple):
+    """A value that lost a conflict, and to whom."""
+
+    table: str
+    key: str
+    column: str
+    value: object
+    losing_node: str
+    winning_node: str
+
+
+@dataclass
+class Verdicts:
+    """``outcomes`` counts mutations of applied batches by node and outcome, ``reasons`` rejected batches by node and
+    reason (with the constraint's name)."""
+
+    batches: Counter[tuple[str, str]] = field(default_factory=Counter)
+    outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
+    lost: list[Lost] = field(default_factory=list)
+
+
+_BATCHES = """
+select n.name, b.verdict from anabranch.batches b join anabranch.nodes n using (database_id, node_id)
+where b.database_id = %s
+"""
+_CONFLICTS = """
+select t.name, c.key, c.column_name, c.losing_value, l.name, w.name
+from anabranch.conflicts c
+join anabranch.synced_tables t on t.id = c.table_id
+left join anabranch.nodes l on l.database_id = c.database_id and l.node_id = c.losing_node
+left join anabranch.nodes w on w.database_id = c.database_id and w.node_id = c.winning_node
+where c.database_id = %s
+order by c.position, c.batch_id, c.ordinal
+"""
+_SUMS = """
+select t.name, s.row_count, s.row_hash
+from anabranch.table_sums s join anabranch.synced_tables t on t.id = s.table_id where t.database_id = %s
+"""
+
+
+def read(conn: psycopg.Connection[Any], database: Database) -> Verdicts:
+    """All verdicts and all values that lost."""
+    found = Verdicts()
+    for node, raw in conn.execute(_BATCHES, (database.id,)):
+        verdict = verdict_pb2.Verdict.FromString(raw)
+        if verdict.status == verdict_pb2.VERDICT_STATUS_APPLIED:
+            found.batches[node, "APPLIED"] += 1
+            for mutation in verdict.mutations:
+                name = verdict_pb2.Outcome.Name(mutation.outcome).removeprefix("OUTCOME_")
+                found.outcomes[node, name] += 1
+        else:
+            found.batches[node, "REJECTED"] += 1
+            reason = errors_pb2.Reason.Name(verdict.reason).removeprefix("REASON_")
+            found.reasons[node, f"{reason} {verdict.constraint}".strip()] += 1
+    for table, key, column, raw, loser, winner in conn.execute(_CONFLICTS, (database.id,)):
+        found.lost.append(Lost(table, key, column, _shown(database, table, column, raw), loser, winner))
+    return found
+
+
+def _shown(database: Database, table: str, column: str, raw: bytes) -> object:
+    value = value_pb2.Value.FromString(raw)
+    return column_reader(database.tables[table].by_name[column])(value) if column else str(value).strip()
+
+
+def read_sums(conn: psycopg.Connection[Any], database: Database) -> dict[str, tuple[int, bytes]]:
+    """Count and hash of each table, as the server keeps them."""
+    return {table: (count, digest) for table, count, digest in conn.execute(_SUMS, (database.id,))}
