@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import sys
 
+import grpc
+
 from anabranch.runtime.server import main
 from anabranch.runtime.service import Service, ServiceContext
-from anabranch_snapshot import change_servicer
+from anabranch_snapshot import change_servicer, snapshot_servicer
 from anabranch_snapshot.change_servicer import ChangeServicer
 from anabranch_snapshot.config import SnapshotSettings
 from anabranch_snapshot.snapshot import Snapshot
+from anabranch_snapshot.snapshot_servicer import SnapshotServicer
 
 
 async def build(context: ServiceContext[SnapshotSettings]) -> Service:
     """Put the service together."""
     snapshot = Snapshot(context.settings, context.clock, context.pool)
     await snapshot.start()
-    changes = ChangeServicer(snapshot)
+    changes, tables = ChangeServicer(snapshot), SnapshotServicer(snapshot)
+
+    def register(server: grpc.aio.Server) -> None:
+        change_servicer.register(server, changes)
+        snapshot_servicer.register(server, tables)
 
     return Service(
-        names=(change_servicer.SERVICE,),
-        register=lambda server: change_servicer.register(server, changes),
+        names=(change_servicer.SERVICE, snapshot_servicer.SERVICE),
+        register=register,
         ready=snapshot.ready,
         run=snapshot.run,
         close=snapshot.close,

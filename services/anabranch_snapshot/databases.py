@@ -9,7 +9,7 @@ import structlog
 
 from anabranch.runtime.errors import Failure
 from anabranch.store.availability import is_unavailable
-from anabranch.store.catalog import Database, aload_databases
+from anabranch.store.catalog import Database, UnknownDatabaseError, aload_database, aload_databases
 from anabranch.store.engine import AsyncPool
 from anabranch.v1 import errors_pb2
 
@@ -58,6 +58,18 @@ class Databases:
         if found is None:
             raise Failure(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {name!r}")
         return found
+
+    async def read(self, name: str) -> Database:
+        """The database of that name as it is now, read anew. Raises as ``find``."""
+        try:
+            async with self._pool.connection() as conn:
+                database = await aload_database(conn, name)
+        except UnknownDatabaseError:
+            raise Failure(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {name!r}") from None
+        known = self._by_id.get(database.id)
+        if known is None or known.schema_version != database.schema_version or known.epoch != database.epoch:
+            self.look()
+        return database
 
     def current(self, database: Database) -> Database:
         """The same database as it is known now."""

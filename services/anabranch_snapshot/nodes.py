@@ -21,7 +21,7 @@ from anabranch.store.availability import is_unavailable
 from anabranch.store.catalog import Database
 from anabranch.store.engine import AsyncPool
 from anabranch.store.node_reports import NodeKey, NodeOwner, NodeReport, find_nodes, write_reports
-from anabranch.v1 import errors_pb2, position_pb2
+from anabranch.v1 import batch_pb2, errors_pb2, position_pb2
 
 KEPT = 50_000
 """Nodes that are remembered, and nodes whose report may wait; what does not fit comes with the node's next call."""
@@ -70,10 +70,15 @@ class Nodes:
             owner = (await self._find({key})).get(key)
         if owner is not None and owner.principal != principal:
             raise Failure(errors_pb2.REASON_WRONG_PRINCIPAL, "this node belongs to another principal")
+        self.note(database, principal, node, min(state.acknowledged, head))
+
+    def note(self, database: Database, principal: str, node: batch_pb2.Node, acknowledged: int) -> None:
+        """Note what an admitted node has acknowledged, and that it was seen."""
+        key = (database.id, node.id)
         before = self._reports.get(key)
-        if before is None and len(self._reports) >= KEPT:
+        if not node.id or (before is None and len(self._reports) >= KEPT):
             return
-        acknowledged = max(min(state.acknowledged, head), before.acknowledged if before else 0)
+        acknowledged = max(acknowledged, before.acknowledged if before else 0)
         self._reports[key] = NodeReport(
             database.id, node.id, node.name, principal, database.epoch, acknowledged, self._clock.now_ms()
         )

@@ -19,6 +19,7 @@ from anabranch_snapshot.config import SnapshotSettings
 from anabranch_snapshot.databases import Databases
 from anabranch_snapshot.log import Log
 from anabranch_snapshot.nodes import Nodes
+from anabranch_snapshot.pull import Turns
 from anabranch_snapshot.tail import Tail
 
 _log = structlog.get_logger()
@@ -38,6 +39,7 @@ class Snapshot:
             self._url, max_size=settings.log_sessions, statement_timeout_ms=settings.log_statement_timeout_ms
         )
         self.log = Log(self._log_pool, self.databases, self.nodes, clock, settings.log_sessions)
+        self.turns = Turns(settings.pull_sessions, settings.pull_waiting)
         self._tails: dict[int, Tail] = {}
         self._listening = False
 
@@ -60,6 +62,7 @@ class Snapshot:
             if not is_unavailable(error):
                 raise
             _log.warning("nodes can't be stored", error=type(error).__name__, detail=str(error))
+        self.turns.close()
         await self._log_pool.close()
 
     async def ready(self) -> str | None:

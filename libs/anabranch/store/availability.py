@@ -22,7 +22,12 @@ def is_unavailable(error: BaseException) -> bool:
     if error.sqlstate is None:
         # What libpq says by itself: the connection could not be made, or was lost.
         return isinstance(error, psycopg.OperationalError)
-    return error.sqlstate[:2] in _PASSING_CLASSES
+    return is_passing(error.sqlstate)
+
+
+def is_passing(sqlstate: str) -> bool:
+    """Whether an error of this SQLSTATE is of a state that passes."""
+    return sqlstate[:2] in _PASSING_CLASSES
 
 
 def is_schema_missing(error: BaseException) -> bool:

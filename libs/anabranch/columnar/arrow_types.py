@@ -1,0 +1,100 @@
+"""Which Arrow type carries each kind, and Arrow columns to cells.
+
+============================  ================================================================================
+kind                          Arrow type
+============================  ================================================================================
+BOOL                          bool
+INT64                         int64
+DOUBLE                        float64, by its bits (a real is widened exactly)
+STRING, JSON, UUID, LITERAL   string
+DECIMAL                       string, as Postgres prints it
+BYTES                         binary
+TIMESTAMP                     timestamp[us], with zone UTC for timestamptz; the smallest and the largest number
+                              stand for the infinities. A chunk with a value beyond 64 bits of microseconds has
+                              string for this column: numbers in decimal, and the text of that value
+DATE                          date32; the smallest and the largest number stand for the infinities
+TIME                          time64[us]; 24:00:00 is 86,400,000,000
+ARRAY                         string: a JSON array of the elements' texts, nested for further dimensions, null
+                              for NULL. Text that is no JSON is an array with lower bounds other than one, as
+                              Postgres prints it
+============================  ================================================================================
+
+SQL NULL is null in every type.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+from anabranch.schema import Cell, Column, Kind, Table
+from anabranch.schema.cells import Literal
+
+_TYPES: dict[Kind, pa.DataType] = {
+    Kind.BOOL: pa.bool_(),
+    Kind.INT64: pa.int64(),
+    Kind.DOUBLE: pa.float64(),
+    Kind.BYTES: pa.binary(),
+    Kind.DATE: pa.date32(),
+    Kind.TIME: pa.time64("us"),
+}
+_NUMBERS: dict[Kind, pa.DataType] = {
+    Kind.TIMESTAMP: pa.int64(),
+    Kind.DATE: pa.int32(),
+    Kind.TIME: pa.int64(),
+}
+
+
+def has_zone(column: Column) -> bool:
+    """Whether a TIMESTAMP column counts in UTC; that of a domain does, since its text does not say."""
+    return not column.postgres_type.endswith("without time zone")
+
+
+def arrow_type(column: Column) -> pa.DataType:
+    """The type that carries a column, but for chunks with timestamps beyond 64 bits."""
+    if column.kind is Kind.TIMESTAMP:
+        return pa.timestamp("us", "UTC" if has_zone(column) else None)
+    return _TYPES.get(column.kind, pa.string())
+
+
+def arrow_schema(table: Table) -> pa.Schema:
+    """The table's columns, in its order."""
+    return pa.schema([pa.field(column.name, arrow_type(column)) for column in table.columns])
+
+
+def to_cells(column: Column, values: pa.Array, element: Callable[[str], Cell] | None = None) -> list[Cell]:
+    """The cells of one column. ``element`` reads the text of an array's element (None: it is the cell).
+
+    Raises:
+        ValueError: the values are not what carries the column.
+    """
+    if column.kind in _NUMBERS and not pa.types.is_string(values.type):
+        numbers: list[Cell] = values.view(_NUMBERS[column.kind]).to_pylist()
+        return numbers
+    cells: list[Any] = values.to_pylist()
+    if column.kind is Kind.TIMESTAMP:
+        return [None if text is None else _timestamp(text) for text in cells]
+    if column.kind is Kind.ARRAY:
+        return [None if text is None else _array(text, element) for text in cells]
+    return cells
+
+
+def _timestamp(text: str) -> Cell:
+    return int(text) if text.removeprefix("-").isdecimal() else Literal(text)
+
+
+def _array(text: str, element: Callable[[str], Cell] | None) -> Cell:
+    try:
+        parsed = json.loads(text)
+    except json.JSONDecodeError:
+        return Literal(text)
+
+    def cells(value: Any) -> Cell:
+        if type(value) is list:
+            return tuple(map(cells, value))
+        return value if value is None or element is None else element(value)
+
+    return cells(parsed)

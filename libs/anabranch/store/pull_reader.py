@@ -1,0 +1,191 @@
+"""Reads whole tables of one moment, as Arrow record batches straight from Postgres.
+
+One ``PullReader`` is one session with one transaction. It blocks, and belongs to one thread at a time; only ``cancel``
+may be called from another, at any moment. Steps, in order:
+
+1. ``begin``: locks the tables ACCESS SHARE, because a TRUNCATE that commits between the transaction's snapshot and the
+   read of its table would read as an empty table. In REPEATABLE READ the snapshot is taken by the first query, which
+   comes after the locks; that query gives the head and the sums, so that rows, position and sums are of one moment.
+2. ``open_table``, then ``next_batch`` until None: rows in the order of the key, so that a later pull can go on after any
+   of them. For the next table ``open_table`` again.
+3. ``close``: at any time, also in the middle of a table.
+
+The session ends by itself when this process is gone (``client_connection_check_interval``), and when nobody fetches for
+too long (``tcp_user_timeout``, as far as the system honours it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from adbc_driver_manager import dbapi as driver
+from adbc_driver_postgresql import dbapi as postgres
+from psycopg.conninfo import make_conninfo
+
+from anabranch.columnar.arrow_types import to_cells
+from anabranch.schema import Table
+from anabranch.store.availability import is_passing
+from anabranch.store.binary_cells import bare_type, quote
+from anabranch.store.binary_text import array_printer
+from anabranch.store.engine import SessionOptions, connection_arguments
+from anabranch.store.log_reader import SUMS, SumRow, Sums, UnknownDatabaseError
+from anabranch.store.pull_columns import mender, select_list
+from anabranch.store.seal import EMPTY_CHAIN
+
+_BATCH_BYTES = "adbc.postgresql.batch_size_hint_bytes"
+_SETTING = "anabranch.after_{}"
+"""Session settings that hold the key after which to go on: a COPY takes no parameters."""
+
+
+class PullUnavailableError(Exception):
+    """Postgres is not to be had, or a table's lock was not to be had in time: the same pull may succeed later."""
+
+
+@dataclass(frozen=True, slots=True)
+class PullOptions:
+    """Limits of a pull's session, in milliseconds, and about how many bytes a batch has."""
+
+    lock_timeout_ms: int
+    statement_timeout_ms: int
+    idle_timeout_ms: int
+    batch_bytes: int
+
+
+class PullReader:
+    """Reads tables of the schema ``schema_name`` of database number ``database_id``.
+
+    Every method but ``cancel`` and ``close`` raises PullUnavailableError for states that pass, and
+    ``adbc_driver_manager.Error`` for what Postgres refused otherwise.
+    """
+
+    def __init__(self, url: str, database_id: int, schema_name: str, options: PullOptions) -> None:
+        self._url = url
+        self._database_id = database_id
+        self._schema_name = schema_name
+        self._options = options
+        self._conn: driver.Connection | None = None
+        self._cursor: driver.Cursor | None = None
+        self._batches: pa.RecordBatchReader | None = None
+        self._table: Table | None = None
+
+    def begin(self, tables: Sequence[Table]) -> Sums:
+        """Open the session, lock ``tables``, and take the moment. Gives its head and all sums.
+
+        Raises:
+            UnknownDatabaseError: there is no such database any more.
+        """
+        options = self._options
+        arguments = connection_arguments(
+            self._url,
+            application_name="anabranch-snapshot-pull",
+            options=SessionOptions(
+                statement_timeout_ms=options.statement_timeout_ms,
+                lock_timeout_ms=options.lock_timeout_ms,
+                idle_in_transaction_session_timeout_ms=options.idle_timeout_ms,
+                client_connection_check_interval_ms=1_000,
+                settings={"tcp_user_timeout": str(options.idle_timeout_ms)},
+            ),
+        )
+        try:
+            self._conn = postgres.connect(make_conninfo(**arguments), autocommit=True)
+            self._run("begin isolation level repeatable read read only")
+            if tables:
+                names = ", ".join(f"{quote(self._schema_name)}.{quote(table.name)}" for table in tables)
+                self._run(f"lock table {names} in access share mode")
+            with self._conn.cursor() as cursor:
+                cursor.execute(SUMS.decode(), (self._database_id,))
+                rows = cursor.fetchall()
+        except driver.Error as error:
+            raise _judged(error) from error
+        if not rows:
+            raise UnknownDatabaseError(f"database number {self._database_id} is gone")
+        head, chain, epoch, floor, schema_version = rows[0][:5]
+        sums = [SumRow(*row[5:]) for row in rows if row[6] is not None]
+        return Sums(head, chain or EMPTY_CHAIN, epoch, floor, schema_version, sums)
+
+    def open_table(self, table: Table, after: Sequence[str] | None = None) -> None:
+        """Begin to read a table, after the row of the key that ``key_of_last`` gave, or all of it."""
+        assert self._conn is not None
+        self._end_table()
+        key = ", ".join(f"t.{quote(name)}" for name in table.key_columns)
+        where = ""
+        try:
+            if after is not None:
+                values = []
+                for i, (name, value) in enumerate(zip(table.key_columns, after, strict=True)):
+                    with self._conn.cursor() as cursor:
+                        cursor.execute("select set_config($1, $2, true)", (_SETTING.format(i), value))
+                        cursor.fetchall()
+                    array_type = f"{bare_type(table.by_name[name].postgres_type)}[]"
+                    values.append(f"(current_setting('{_SETTING.format(i)}')::{array_type})[1]")
+                where = f" where ({key}) > ({', '.join(values)})"
+            self._table = table
+            self._cursor = self._conn.cursor()
+            self._cursor.adbc_statement.set_options(**{_BATCH_BYTES: str(self._options.batch_bytes)})
+            self._cursor.execute(
+                f"select {select_list(table, 't')} from {quote(self._schema_name)}.{quote(table.name)} t"
+                f"{where} order by {key}"
+            )
+            self._batches = self._cursor.fetch_record_batch()
+        except driver.Error as error:
+            raise _judged(error) from error
+
+    def next_batch(self) -> pa.RecordBatch | None:
+        """The table's next rows, as ``anabranch.columnar.arrow_types`` says; None at its end."""
+        assert self._batches is not None
+        assert self._table is not None
+        try:
+            batch = self._batches.read_next_batch()
+        except StopIteration:
+            self._end_table()
+            return None
+        except (driver.Error, pa.ArrowException, OSError) as error:
+            raise _judged(error) from error
+        columns = [
+            mender(column)(values) for column, values in zip(self._table.columns, batch.columns, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(columns, names=self._table.column_names)
+
+    def cancel(self) -> None:
+        """Have what another thread waits for fail soon. Harmless when nothing is under way."""
+        if self._cursor is not None:
+            self._cursor.adbc_cancel()
+
+    def close(self) -> None:
+        """End transaction and session."""
+        self._end_table()
+        if self._conn is not None:
+            self._conn.close()
+            self._conn = None
+
+    def _run(self, statement: str) -> None:
+        assert self._conn is not None
+        with self._conn.cursor() as cursor:
+            cursor.execute(statement)
+
+    def _end_table(self) -> None:
+        if self._batches is not None:
+            self._batches.close()
+            self._batches = None
+        if self._cursor is not None:
+            self._cursor.close()
+            self._cursor = None
+
+
+def key_of_last(table: Table, batch: pa.RecordBatch) -> list[str]:
+    """The key of a batch's last row, for ``open_table``: each cell as the text of an array that holds it."""
+    texts = []
+    for name in table.key_columns:
+        column = table.by_name[name]
+        (cell,) = to_cells(column, batch.column(table.index[name])[-1:])
+        texts.append(array_printer(column.kind)((cell,)))
+    return texts
+
+
+def _judged(error: Exception) -> Exception:
+    sqlstate = getattr(error, "sqlstate", None)
+    if is_passing(sqlstate) if sqlstate else isinstance(error, driver.OperationalError | OSError):
+        return PullUnavailableError(str(error))
+    return error

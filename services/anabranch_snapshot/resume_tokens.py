@@ -1,0 +1,50 @@
+"""Resume tokens: how far a pull of one table has come, sealed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from anabranch.runtime.errors import Failure
+from anabranch.schema import Table
+from anabranch.store.catalog import Database
+from anabranch.store.seal import open_content, seal_content
+from anabranch.v1 import errors_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """``key`` of the last row that was sent, as ``pull_reader`` takes it (None: none was); ``rows_done`` over all
+    parts; ``earliest``: the position that the first part showed, from which the node will follow the log."""
+
+    key: tuple[str, ...] | None
+    rows_done: int
+    earliest: int
+
+
+def _purpose(database: Database) -> str:
+    return f"resume\0{database.epoch}"
+
+
+def to_token(database: Database, table: Table, progress: Progress) -> bytes:
+    """The token of a table's progress. It holds for this table in this epoch."""
+    content = json.dumps([table.id, progress.key, progress.rows_done, progress.earliest], separators=(",", ":"))
+    return seal_content(database.seal_key, _purpose(database), content.encode())
+
+
+def from_token(database: Database, table: Table, token: bytes) -> Progress:
+    """The progress that a token tells of.
+
+    Raises:
+        Failure: INVALID_TOKEN.
+    """
+    content = open_content(database.seal_key, _purpose(database), token)
+    parsed: list[Any] = [] if content is None else json.loads(content)
+    if not parsed or parsed[0] != table.id:
+        raise Failure(
+            errors_pb2.REASON_INVALID_TOKEN,
+            f"resume is not one that was given for table {table.name!r}: pull that table from its start",
+        )
+    _, key, rows_done, earliest = parsed
+    return Progress(None if key is None else tuple(key), rows_done, earliest)

@@ -1,0 +1,114 @@
+"""``SnapshotService``: decode, read, encode."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import grpc
+
+from anabranch.runtime.errors import Failure
+from anabranch.runtime.principal import require_database
+from anabranch.store.catalog import Database
+from anabranch.store.log_reader import Sums
+from anabranch.v1 import errors_pb2, position_pb2, snapshot_pb2
+from anabranch_snapshot.describe import describe
+from anabranch_snapshot.pull import Wanted, pull
+from anabranch_snapshot.resume_tokens import from_token
+from anabranch_snapshot.snapshot import Snapshot
+
+Context = grpc.aio.ServicerContext[Any, Any]
+SERVICE = "anabranch.v1.SnapshotService"
+
+
+class SnapshotServicer:
+    """Describe and Pull."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    async def describe(
+        self, request: snapshot_pb2.DescribeRequest, context: Context
+    ) -> snapshot_pb2.DescribeResponse:
+        """``SnapshotService.Describe``."""
+        snapshot = self._snapshot
+        database = await self._fresh(request.db_name, request.node_state)
+        sums = await snapshot.log.sums(database)
+        response = describe(database, sums)
+        response.state.CopyFrom(
+            snapshot.log.state(database, sums.head, sums.chain, sums.floor, sums.schema_version)
+        )
+        return response
+
+    async def pull(
+        self, request: snapshot_pb2.PullRequest, context: Context
+    ) -> AsyncIterator[snapshot_pb2.PullResponse]:
+        """``SnapshotService.Pull``."""
+        snapshot = self._snapshot
+        database = await self._fresh(request.db_name, request.node_state)
+        wanted = _wanted(database, request.required)
+        principal = require_database(request.db_name)
+
+        def began(moment: Sums) -> position_pb2.ServerState:
+            if moment.epoch != database.epoch or moment.schema_version != database.schema_version:
+                snapshot.databases.look()
+                raise Failure(errors_pb2.REASON_UNAVAILABLE, "the tables have just changed: call again")
+            earliest = min([moment.head, *(one.progress.earliest for one in wanted if one.progress is not None)])
+            if earliest < moment.floor:
+                raise Failure(
+                    errors_pb2.REASON_INVALID_TOKEN,
+                    "the log no longer goes back to where this pull began: pull these tables from their start",
+                )
+            # The log is kept from here on for a node that has nothing else to follow it from.
+            snapshot.nodes.note(database, principal.subject, request.node_state.node, earliest)
+            return snapshot.log.state(
+                database, moment.head, moment.chain, moment.floor, moment.schema_version
+            )
+
+        async for response in pull(snapshot.turns, snapshot.settings, database, wanted, began):
+            yield response
+
+    async def _fresh(self, db_name: str, state: position_pb2.NodeState) -> Database:
+        """The database that a call may use, as the catalog has it now. A node that comes for a new snapshot may do so
+        because its positions are no good any more: they are not judged here."""
+        snapshot = self._snapshot
+        principal = require_database(db_name)
+        database = await snapshot.databases.read(db_name)
+        await snapshot.nodes.admit(database, principal.subject, state, 0)
+        return database
+
+
+def _wanted(database: Database, required: Sequence[snapshot_pb2.RequiredTable]) -> list[Wanted]:
+    """The tables that a pull asks for, in its order; all of them where it names none.
+
+    Raises:
+        Failure: UNKNOWN_TABLE, INVALID_REQUEST, INVALID_TOKEN.
+    """
+    if not required:
+        return [Wanted(database.tables[name], None) for name in database.table_order]
+    names = [one.table for one in required]
+    for name in names:
+        if name not in database.tables:
+            raise Failure(errors_pb2.REASON_UNKNOWN_TABLE, f"there is no synced table {name!r}")
+    if len(set(names)) != len(names):
+        raise Failure(errors_pb2.REASON_INVALID_REQUEST, "required names a table twice")
+    return [
+        Wanted(table, from_token(database, table, one.resume) if one.resume else None)
+        for one in required
+        for table in (database.tables[one.table],)
+    ]
+
+
+def register(server: grpc.aio.Server, servicer: SnapshotServicer) -> None:
+    """Add the service."""
+    handlers: dict[str, Any] = {
+        "Describe": grpc.unary_unary_rpc_method_handler(
+            servicer.describe,
+            snapshot_pb2.DescribeRequest.FromString,
+            snapshot_pb2.DescribeResponse.SerializeToString,
+        ),
+        "Pull": grpc.unary_stream_rpc_method_handler(
+            servicer.pull, snapshot_pb2.PullRequest.FromString, snapshot_pb2.PullResponse.SerializeToString
+        ),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
