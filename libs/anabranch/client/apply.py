@@ -48,8 +48,8 @@ class Applier:
         Raises:
             sqlite3.Error: the file can't be written; nothing of the page was applied.
         """
-        groups = list(page.groups)
-        rest = groups.pop() if groups and groups[-1].incomplete else None
+        whole = max((i + 1 for i, g in enumerate(page.groups) if not g.incomplete), default=0)
+        groups, rest = page.groups[:whole], page.groups[whole:]
         spooled = bool(self._spool.position)
         batches = [b.id for g in groups for b in g.batches]
         if spooled and groups:
@@ -60,12 +60,12 @@ class Applier:
         faults.reach("after_apply")
         if groups:
             self._spool.clear()
-        if rest is not None:
-            self._spool.add(rest)
+        for part in rest:
+            self._spool.add(part)
         self._file.listeners.deliver()
         return applied
 
-    def _in_order(self, groups: list[change_pb2.LoggedGroup], spooled: bool) -> Iterator[change_pb2.LoggedGroup]:
+    def _in_order(self, groups: Sequence[change_pb2.LoggedGroup], spooled: bool) -> Iterator[change_pb2.LoggedGroup]:
         if spooled and groups:
             yield from self._spool.parts()
         yield from groups

@@ -1,7 +1,7 @@
 """Arrow columns of a pull to what SQLite holds, column by column.
 
 The columns come as BOOL: bool; INT64: int16, int32 or int64; DOUBLE: float or double; BYTES: binary; TIMESTAMP: int64
-or timestamp[us] with the exact microseconds; DATE: int32 or date32; TIME: int64 or time64[us]; every other kind: utf8. An
+or timestamp[us] with the exact microseconds; DATE: int32 or date32; TIME: int64 or time64[us]; all others: utf8. An
 ARRAY is the JSON array of its elements' texts as Postgres prints them, nested for further dimensions, null for NULL;
 text that is no JSON is a Literal's, and so is a TIMESTAMP that comes as text.
 """
@@ -12,8 +12,8 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.compute as pc  # type: ignore[import-untyped]
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from anabranch.client.sqlite_values import storer
 from anabranch.client.texts import text_reader

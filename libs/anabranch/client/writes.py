@@ -209,8 +209,8 @@ class BatchBuilder:
             stored = None if new is None else store(new)
             if stored is not None:
                 written.append(stored)
-            if tx.wants_rows:
-                old_stored = None if old is None else store(old)
+            old_stored = None if old is None or not tx.wants_rows else store(old)
+            if tx.wants_rows and not table.codec.same(old_stored, stored):
                 tx.events.append(change_of(table, old_stored, stored, _LOCAL))
         if kind is MutationType.DELETE:
             tx.conn.executemany(table.delete_sql, list(keys.values()))

@@ -1,0 +1,314 @@
+"""The server in memory as a device's remote: for tests of the device itself, where thousands of histories are needed.
+
+It stands where gRPC and the services would, and speaks their messages: the log in parts as small as asked for, pulls in
+chunks that can be cut, answers that get lost. Tests of the way between use the real services.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from anabranch.canonical import RowEncoder, table_sum
+from anabranch.client.errors import CallFailed
+from anabranch.client.remote import RemoteDb
+from anabranch.merge import Mutation, MutationType, RowChange
+from anabranch.schema import Cell, Column, Table
+from anabranch.testkit.memory_server import Logged, MemoryServer, Sent
+from anabranch.v1 import (
+    batch_pb2,
+    change_pb2,
+    errors_pb2,
+    ingest_pb2,
+    position_pb2,
+    resolver_pb2,
+    snapshot_pb2,
+    value_pb2,
+    verdict_pb2,
+)
+from anabranch.wire.values import column_reader, column_writer
+
+EPOCH = "epoch-1"
+_EFFECTS = {
+    MutationType.INSERT: change_pb2.EFFECT_TYPE_INSERT,
+    MutationType.UPDATE: change_pb2.EFFECT_TYPE_UPDATE,
+    MutationType.DELETE: change_pb2.EFFECT_TYPE_DELETE,
+    None: change_pb2.EFFECT_TYPE_NONE,
+}
+
+
+class _Stream(Iterator[Any]):
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items = items
+
+    def __next__(self) -> Any:
+        return next(self._items)
+
+    def cancel(self) -> None:
+        """Nothing is under way."""
+
+
+class MemoryRemote(RemoteDb):
+    """One server for any number of devices. ``tables`` have one key column of text. ``part_effects``: the most effects
+    that a part of a group has; ``page_parts``: parts of a page; ``chunk_rows``: rows of a chunk of a pull.
+
+    Set by tests: ``offline`` fails every call; ``lose_answers`` fails so many Send calls after they were decided;
+    ``cut_pull_after`` breaks the next pull after so many chunks; ``floor``; ``calls`` counts by name."""
+
+    def __init__(self, server: MemoryServer, tables: Sequence[Table], now_ms: Callable[[], int]) -> None:
+        super().__init__("localhost:1")
+        self.server = server
+        self.tables = {t.name: t for t in tables}
+        self.now_ms = now_ms
+        self.part_effects = 2
+        self.page_parts = 3
+        self.chunk_rows = 2
+        self.offline = False
+        self.lose_answers = 0
+        self.cut_pull_after: int | None = None
+        self.floor = 0
+        self.calls: dict[str, int] = {}
+        self._sums: dict[int, list[position_pb2.TableSum]] = {}
+
+    def _begin(self, name: str) -> None:
+        self.calls[name] = self.calls.get(name, 0) + 1
+        if self.offline:
+            raise CallFailed("UNAVAILABLE", "", "offline", again=True)
+
+    def position(self, at: int) -> position_pb2.Position:
+        """A position of the history, in milliseconds."""
+        return position_pb2.Position(epoch=EPOCH, server_timestamp_ms=at, token=b"sealed %d" % at)
+
+    def state(self) -> position_pb2.ServerState:
+        """What every answer says of the server."""
+        return position_pb2.ServerState(
+            settled=self.position(self.server.head),
+            floor=self.floor,
+            schema_version=1,
+            server_time_ms=self.now_ms(),
+        )
+
+    def commit(self) -> None:
+        """Decide what can be decided, and note the sums after it."""
+        head = self.server.head
+        self.server.commit(self.now_ms())
+        if self.server.head > head:
+            self._sums[self.server.head] = self.sums()
+
+    def rows(self, table: Table) -> list[list[Cell]]:
+        """The live rows of a table, in the order of its columns."""
+        return [
+            [row.get(c) for c in table.column_names]
+            for (name, _), row in self.server.live().items()
+            if name == table.name
+        ]
+
+    def sums(self) -> list[position_pb2.TableSum]:
+        """The sums of all tables now."""
+        out = []
+        for table in self.tables.values():
+            count, total = table_sum(RowEncoder(table), self.rows(table))
+            out.append(position_pb2.TableSum(table=table.name, count=count, hash=total.to_bytes(16, "big")))
+        return out
+
+    def describe(self, request: snapshot_pb2.DescribeRequest) -> snapshot_pb2.DescribeResponse:
+        """Every table."""
+        self._begin("describe")
+        tables = [
+            snapshot_pb2.Table(
+                name=t.name,
+                key_columns=t.key_columns,
+                columns=[
+                    snapshot_pb2.Column(
+                        name=c.name,
+                        kind=int(c.kind),  # type: ignore[arg-type]
+                        postgres_type=c.postgres_type,
+                        policy=c.policy,
+                    )
+                    for c in t.columns
+                ],
+            )
+            for t in self.tables.values()
+        ]
+        return snapshot_pb2.DescribeResponse(tables=tables, state=self.state())
+
+    def send(self, request: ingest_pb2.SendRequest, timeout_s: float = 0) -> ingest_pb2.SendResponse:
+        """Take batches in and decide them."""
+        self._begin("send")
+        for envelope in request.envelopes:
+            self.server.send(self.sent(envelope, request.node_state.node.id), self.now_ms())
+        self.commit()
+        if self.lose_answers > 0:
+            self.lose_answers -= 1
+            raise CallFailed("UNAVAILABLE", "", "the answer is lost", again=True)
+        ids = [batch_pb2.DbMutationBatch.FromString(e.payload).id for e in request.envelopes]
+        return ingest_pb2.SendResponse(verdicts=[self.verdict(i) for i in ids], node_token=b"token", state=self.state())
+
+    def get_verdict(self, request: resolver_pb2.GetVerdictRequest) -> resolver_pb2.GetVerdictResponse:
+        """Verdicts of batches that are known."""
+        self._begin("get_verdict")
+        known = [i for i in request.batch_ids if i in self.server.verdicts or i in self.server.waiting]
+        return resolver_pb2.GetVerdictResponse(verdicts=[self.verdict(i) for i in known], state=self.state())
+
+    def sent(self, envelope: batch_pb2.Envelope, node: str) -> Sent:
+        """An envelope as the memory server takes it."""
+        batch = batch_pb2.DbMutationBatch.FromString(envelope.payload)
+        return Sent(
+            batch.id,
+            node,
+            envelope.basis,
+            int(self.now_ms()),
+            [self._mutation(m) for m in batch.mutations],
+            envelope.prev,
+        )
+
+    def _mutation(self, message: batch_pb2.DbMutation) -> Mutation:
+        table = self.tables[message.table]
+        kind = MutationType(message.type)
+        undo = self._cells(table, message.undo.columns, message.undo.rows) or [{}] * len(message.rows)
+        changes = []
+        for row, before in zip(self._cells(table, message.columns, message.rows), undo, strict=True):
+            key = str(row["id"])
+            if kind is MutationType.DELETE:
+                row = {}
+            elif kind is MutationType.UPDATE:
+                del row["id"]
+            changes.append(RowChange(key, row, before if kind is MutationType.UPDATE else {}))
+        return Mutation(table.name, kind, changes)
+
+    def _cells(self, table: Table, columns: Sequence[str], rows: Sequence[value_pb2.Row]) -> list[dict[str, Cell]]:
+        readers = [column_reader(table.by_name[c]) for c in columns]
+        return [
+            {
+                c: read(v)
+                for c, read, v in zip(columns, readers, row.values, strict=True)
+                if v.WhichOneof("kind") is not None
+            }
+            for row in rows
+        ]
+
+    def verdict(self, batch_id: str) -> verdict_pb2.Verdict:
+        """What became of a batch so far."""
+        found = self.server.verdicts.get(batch_id)
+        if found is None:
+            return verdict_pb2.Verdict(batch_id=batch_id, status=verdict_pb2.VERDICT_STATUS_PENDING)
+        if found.reason:
+            return verdict_pb2.Verdict(
+                batch_id=batch_id,
+                status=verdict_pb2.VERDICT_STATUS_REJECTED,
+                position=found.position,
+                reason=errors_pb2.Reason.Value(f"REASON_{found.reason}"),
+            )
+        return verdict_pb2.Verdict(
+            batch_id=batch_id, status=verdict_pb2.VERDICT_STATUS_APPLIED, position=found.position
+        )
+
+    def _parts(self, after: int) -> list[change_pb2.LoggedGroup]:
+        groups: dict[int, list[Logged]] = {}
+        for logged in self.server.log:
+            if logged.position > after:
+                groups.setdefault(logged.position, []).append(logged)
+        parts = []
+        for position, batches in sorted(groups.items()):
+            pieces: list[tuple[Logged, list[bytes], bool]] = []
+            for logged in sorted(batches, key=lambda entry: entry.id):
+                effects = [self._effect(e) for e in logged.effects]
+                for start in range(0, len(effects), self.part_effects):
+                    piece = effects[start : start + self.part_effects]
+                    if len(piece[-1]) > 8 and start + self.part_effects >= len(effects):
+                        # The last effect of a batch goes on in a part of its own.
+                        half = len(piece[-1]) // 2
+                        pieces.append((logged, [*piece[:-1], piece[-1][:half]], True))
+                        pieces.append((logged, [piece[-1][half:]], False))
+                    else:
+                        pieces.append((logged, piece, False))
+            for i, (logged, data, cut) in enumerate(pieces):
+                last = i == len(pieces) - 1
+                entry = change_pb2.LoggedBatch(
+                    id=logged.id, node=batch_pb2.Node(id=logged.node), effects=data, effect_incomplete=cut
+                )
+                parts.append(
+                    change_pb2.LoggedGroup(
+                        position=position,
+                        batches=[entry],
+                        incomplete=not last,
+                        sums=self._sums.get(position, []) if last else [],
+                    )
+                )
+        return parts
+
+    def _effect(self, effect: Any) -> bytes:
+        table = self.tables[effect.table]
+        columns = ["id", *(c for c in effect.values if c != "id")]
+        values: Mapping[str, Cell] = {**effect.values, "id": effect.key}
+        return change_pb2.Effect(
+            table=effect.table,
+            type=_EFFECTS[effect.type],
+            columns=columns,
+            values=[column_writer(table.by_name[c])(values[c]) for c in columns],
+        ).SerializeToString()
+
+    def get(self, request: change_pb2.GetRequest) -> change_pb2.GetResponse:
+        """One page of the log."""
+        self._begin("get")
+        if request.after < self.floor:
+            raise CallFailed("OUT_OF_RANGE", "BEHIND_FLOOR", "behind the floor", again=False)
+        token = request.page_token
+        after, skip = (int(x) for x in token.split()) if token else (request.after, 0)
+        parts = self._parts(after)
+        taken = parts[skip : skip + self.page_parts]
+        more = skip + self.page_parts < len(parts)
+        complete = [p.position for p in parts[: skip + self.page_parts] if not p.incomplete]
+        reached = (complete[-1] if complete else after) if more else max(self.server.head, after)
+        return change_pb2.GetResponse(
+            page=change_pb2.Page(groups=taken, reached=self.position(reached)),
+            next_page_token=b"%d %d" % (after, skip + self.page_parts) if more else b"",
+            state=self.state(),
+        )
+
+    def pull(self, request: snapshot_pb2.PullRequest) -> Any:
+        """The tables asked for."""
+        self._begin("pull")
+        return _Stream(self._chunks(request))
+
+    def _chunks(self, request: snapshot_pb2.PullRequest) -> Iterator[snapshot_pb2.PullResponse]:
+        sent = 0
+        for wanted in request.required:
+            table = self.tables[wanted.table]
+            rows = sorted(self.rows(table), key=lambda row: str(row[0]))
+            after = wanted.resume.decode()
+            rows = [row for row in rows if str(row[0]) > after]
+            while True:
+                if self.cut_pull_after is not None and sent >= self.cut_pull_after:
+                    self.cut_pull_after = None
+                    raise CallFailed("UNAVAILABLE", "", "the pull is cut", again=True)
+                chunk, rows = rows[: self.chunk_rows], rows[self.chunk_rows :]
+                sent += 1
+                (total,) = (s for s in self.sums() if s.table == table.name)
+                yield snapshot_pb2.PullResponse(
+                    table=table.name,
+                    arrow_ipc=_ipc(table, chunk) if chunk else b"",
+                    done=not rows,
+                    as_of=self.position(self.server.head),
+                    resume=b"" if not rows else str(chunk[-1][0]).encode(),
+                    sum=None if rows else total,
+                    state=self.state(),
+                )
+                if not rows:
+                    break
+
+
+def _ipc(table: Table, rows: Sequence[Sequence[Cell]]) -> bytes:
+    types = {"text": pa.string(), "bigint": pa.int64()}
+
+    def array(i: int, column: Column) -> Any:
+        return pa.array([row[i] for row in rows], types[column.postgres_type])
+
+    batch = pa.record_batch([array(i, c) for i, c in enumerate(table.columns)], names=list(table.column_names))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
