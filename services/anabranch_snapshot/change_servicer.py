@@ -39,9 +39,7 @@ class ChangeServicer:
         response = change_pb2.GetResponse(
             page=reading.page,
             next_page_token=b"" if stretch.at_head else to_token(database, reading.place),
-            state=snapshot.log.state(
-                database, stretch.head, stretch.head_chain, stretch.floor, stretch.schema_version
-            ),
+            state=snapshot.log.state(database, stretch.head, stretch.head_chain, stretch.floor, stretch.schema_version),
         )
         metrics.count("anabranch_log_sent_bytes", response.ByteSize(), database=database.name)
         return response
@@ -75,8 +73,6 @@ def register(server: grpc.aio.Server, servicer: ChangeServicer) -> None:
         "Get": grpc.unary_unary_rpc_method_handler(
             servicer.get, change_pb2.GetRequest.FromString, change_pb2.GetResponse.SerializeToString
         ),
-        "Subscribe": grpc.unary_stream_rpc_method_handler(
-            servicer.subscribe, change_pb2.SubscribeRequest.FromString
-        ),
+        "Subscribe": grpc.unary_stream_rpc_method_handler(servicer.subscribe, change_pb2.SubscribeRequest.FromString),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))

@@ -44,7 +44,7 @@ class SnapshotSettings(ServiceSettings):
     pull_lock_timeout_ms: int = Field(10_000, ge=1)
     """How long a pull waits for the locks of its tables."""
     pull_stall_ms: int = Field(60_000, ge=10)
-    """How long a pull's transaction stays open while its client takes nothing; then the pull ends and can be resumed."""
+    """How long a pull's transaction stays open while its client takes nothing; then it ends and can be resumed."""
     pull_max_ms: int = Field(3_600_000, ge=100)
     """The longest that one pull's transaction stays open; then the pull ends and can be resumed."""
     pull_batch_bytes: int = Field(1024 * 1024, ge=4 * 1024, le=64 * 1024 * 1024)

@@ -55,9 +55,7 @@ class Nodes:
         if not node.id:
             return
         if not _ULID.fullmatch(node.id):
-            raise Failure(
-                errors_pb2.REASON_INVALID_REQUEST, "node_state.node.id is not a ULID in its canonical form"
-            )
+            raise Failure(errors_pb2.REASON_INVALID_REQUEST, "node_state.node.id is not a ULID in its canonical form")
         if len(node.name.encode()) > limits.MAX_NODE_NAME_BYTES or "\0" in node.name:
             raise Failure(
                 errors_pb2.REASON_INVALID_REQUEST,

@@ -3,11 +3,11 @@
 States of a pull:
 
 * *waiting* for its turn: at most ``pull_sessions`` read at once, at most ``pull_waiting`` wait.
-* *reading*: it has a session with an open transaction. While the client takes one chunk, the next is read in a thread;
-  that one is all that is ever ahead, so that memory doesn't grow with the table.
-* *cut off*: the client has taken nothing for ``pull_stall_ms``, or the transaction is ``pull_max_ms`` old. The session is
-  ended at once, so that a transaction that nobody waits for holds nothing up; the client hears of it, with a reason,
-  when it takes what was sent. It goes on from its resume tokens, in a new transaction.
+* *reading*: it has a session with an open transaction. While the client takes one chunk, the next is read in a
+  thread; that one is all that is ever ahead, so that memory doesn't grow with the table.
+* *cut off*: the client has taken nothing for ``pull_stall_ms``, or the transaction is ``pull_max_ms`` old. The session
+  is ended at once, so that a transaction that nobody waits for holds nothing up; the client hears of it, with a
+  reason, when it takes what was sent. It goes on from its resume tokens, in a new transaction.
 * *ended*: by the last chunk, by the client's going away, or by an error. The session is ended.
 """
 
@@ -136,8 +136,8 @@ async def pull(
     wanted: Sequence[Wanted],
     began: Callable[[Sums], position_pb2.ServerState],
 ) -> AsyncIterator[snapshot_pb2.PullResponse]:
-    """The chunks of ``wanted``, table by table. ``began`` is told of the moment, checks it, and gives the state that goes
-    into the first response.
+    """The chunks of ``wanted``, table by table. ``began`` is told of the moment, checks it, and gives the state that
+    goes into the first response.
 
     Raises:
         Failure: what ``began`` raises; OVERLOADED, UNKNOWN_DATABASE, UNAVAILABLE.

@@ -27,17 +27,13 @@ class SnapshotServicer:
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
 
-    async def describe(
-        self, request: snapshot_pb2.DescribeRequest, context: Context
-    ) -> snapshot_pb2.DescribeResponse:
+    async def describe(self, request: snapshot_pb2.DescribeRequest, context: Context) -> snapshot_pb2.DescribeResponse:
         """``SnapshotService.Describe``."""
         snapshot = self._snapshot
         database = await self._fresh(request.db_name, request.node_state)
         sums = await snapshot.log.sums(database)
         response = describe(database, sums)
-        response.state.CopyFrom(
-            snapshot.log.state(database, sums.head, sums.chain, sums.floor, sums.schema_version)
-        )
+        response.state.CopyFrom(snapshot.log.state(database, sums.head, sums.chain, sums.floor, sums.schema_version))
         return response
 
     async def pull(
@@ -61,9 +57,7 @@ class SnapshotServicer:
                 )
             # The log is kept from here on for a node that has nothing else to follow it from.
             snapshot.nodes.note(database, principal.subject, request.node_state.node, earliest)
-            return snapshot.log.state(
-                database, moment.head, moment.chain, moment.floor, moment.schema_version
-            )
+            return snapshot.log.state(database, moment.head, moment.chain, moment.floor, moment.schema_version)
 
         async for response in pull(snapshot.turns, snapshot.settings, database, wanted, began):
             yield response

@@ -1,4 +1,4 @@
-"""The verb of Subscribe: page from where the reader stands until it can hang on the tail, and again when it fell off."""
+"""The verb of Subscribe: page until the reader can hang on the tail, and again when it fell off."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from anabranch.runtime import metrics
 from anabranch.store.catalog import Database
 from anabranch_snapshot.log import Log
 from anabranch_snapshot.page_tokens import Place
-from anabranch_snapshot.tail import Subscriber, Tail, to_response
+from anabranch_snapshot.tail import Tail, to_response
 
 
 async def follow(log: Log, database: Database, tail: Tail, place: Place, page_bytes: int) -> AsyncIterator[bytes]:
@@ -31,14 +31,10 @@ async def follow(log: Log, database: Database, tail: Tail, place: Place, page_by
                 yield response
             if subscriber is None:
                 continue
-            async for place, response in _live(subscriber):
-                metrics.count("anabranch_log_sent_bytes", len(response), database=database.name)
-                yield response
+            while (shared := await subscriber.take()) is not None:
+                place = shared.end
+                metrics.count("anabranch_log_sent_bytes", len(shared.data), database=database.name)
+                yield shared.data
         finally:
             if subscriber is not None:
                 tail.detach(subscriber)
-
-
-async def _live(subscriber: Subscriber) -> AsyncIterator[tuple[Place, bytes]]:
-    while (shared := await subscriber.take()) is not None:
-        yield shared.end, shared.data

@@ -1,8 +1,8 @@
 """Following the log: one tail for each database that somebody follows, and its subscribers.
 
 A *tail* reads each new stretch of its database once and encodes it once, as the bytes of one whole response; every
-subscriber that stands where the stretch begins is handed those bytes. It is woken by notifications, and looks by itself
-every ``poll_interval_ms``. States of a tail:
+subscriber that stands where the stretch begins is handed those bytes. It is woken by notifications, and looks by
+itself every ``poll_interval_ms``. States of a tail:
 
 * *resting*: nobody follows. It has no place and no task.
 * *following*: it has a place, and a task that reads from it. The first subscriber's place is where it begins. Its last
@@ -10,14 +10,14 @@ every ``poll_interval_ms``. States of a tail:
   the task ends by itself.
 
 After pages went out under load, the tail waits a moment that grows with the number of subscribers, so that changes
-travel together; what comes while it is idle goes out at once. Heartbeats say what is settled, and the table sums of that
-very position; they go to those who have got everything before it.
+travel together; what comes while it is idle goes out at once. Heartbeats say what is settled, and the table sums of
+that very position; they go to those who have got everything before it.
 
 States of a *subscriber* (one call of Subscribe):
 
 * *catching up*: it reads pages for itself, from its own place, and holds no more than the one page that it is sending.
-* *live*: it hangs on the tail. Pages wait in its queue until its client takes them, in the order of the log; ``next`` is
-  where the last of them ends.
+* *live*: it hangs on the tail. Pages wait in its queue until its client takes them, in the order of the log; ``next``
+  is where the last of them ends.
 * *overflowed*: its client is too slow, and the queue grew beyond ``subscriber_queue_bytes``; or the tail went past a
   place where it does not stand. The queue is dropped, and it catches up again from the last page that it sent, so that
   nothing is sent twice or left out.

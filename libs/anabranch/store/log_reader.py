@@ -99,8 +99,8 @@ class Stretch:
     ``items`` in order; ``ends`` the groups completed, by position; ``effect_incomplete``: the last item is an effect
     that goes on; ``end`` the cursor for the next read. ``reached`` is the last position of which nothing is missing,
     and ``chain`` its chain, None where the log has no group at the position that the read started from. ``exhausted``:
-    nothing more was there up to where the read was to stop, ``at_head``: nothing more at all. ``known_base``: the log has
-    a group at ``base``, or ``base`` is 0 or the floor.
+    nothing more was there up to where the read was to stop, ``at_head``: nothing more at all. ``known_base``: the log
+    has a group at ``base``, or ``base`` is 0 or the floor.
     """
 
     items: Sequence[Item]
@@ -167,7 +167,8 @@ left join lateral (
 ) i on true
 left join lateral (
     select chain, sums from anabranch.groups
-    where database_id = $1::int8 and position = i.position and i.next_position is distinct from i.position and not i.more
+    where database_id = $1::int8 and position = i.position and i.next_position is distinct from i.position
+      and not i.more
 ) g on true
 order by i.number
 """.encode()
@@ -200,7 +201,8 @@ NO_LIMIT = 2**63 - 1
 
 _PLANNING = MappingProxyType(
     {
-        # Plans are kept for the life of a session, also those that were made while the log was empty: no way but by key.
+        # Plans are kept for the life of a session, also those that were made while the log was empty: the planner is
+        # left no way but by key.
         "plan_cache_mode": "force_generic_plan",
         "enable_seqscan": "off",
         "enable_bitmapscan": "off",
@@ -266,9 +268,7 @@ async def read_stretch(
     return _stretch(rows, state, base, cursor, up_to)
 
 
-def _stretch(
-    rows: Sequence[tuple[Any, ...]], state: tuple[Any, ...], base: int, cursor: Cursor, up_to: int
-) -> Stretch:
+def _stretch(rows: Sequence[tuple[Any, ...]], state: tuple[Any, ...], base: int, cursor: Cursor, up_to: int) -> Stretch:
     epoch, floor, schema_version = state
     head, head_chain, base_chain = rows[0][:3]
     head, head_chain = (0, EMPTY_CHAIN) if head is None else (head, head_chain)
@@ -279,7 +279,7 @@ def _stretch(
     reached, more, next_position = base, False, None
     for row in rows if rows[0][3] is not None else ():
         _, _, _, position, batch_id, kind, ordinal, node_id, content, more, next_position, group_chain, sums = row[:13]
-        items.append(Item(position, batch_id, node_id, Loser(*row[13:16], content, *row[16:]) if kind else content))
+        items.append(Item(position, batch_id, node_id, _loser(row, content) if kind else content))
         if group_chain is not None:
             ends[position] = GroupEnd(group_chain, sums)
             reached, chain = position, group_chain
@@ -311,6 +311,11 @@ def _stretch(
         floor,
         schema_version,
     )
+
+
+def _loser(row: tuple[Any, ...], value: bytes | None) -> Loser:
+    table_id, key, column, losing_batch, losing_node, winning_batch = row[13:]
+    return Loser(table_id, key, column, value, losing_batch, losing_node, winning_batch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """How the columns of a pull are selected, and what the driver gives for them made into what the contract says
 (``anabranch.columnar.arrow_types``), a whole column at a time.
 
-The driver (ADBC) reads Postgres's binary format. It moves timestamps and dates from the epoch of 2000 to that of 1970 by
-an addition that wraps around, and knows no infinity. What has wrapped lies below everything that Postgres holds (its
-first day is in 4714 BC), so that nothing is lost.
+The driver (ADBC) reads Postgres's binary format. It moves timestamps and dates from the epoch of 2000 to that of 1970
+by an addition that wraps around, and knows no infinity. What has wrapped lies below everything that Postgres holds
+(its first day is in 4714 BC), so that nothing is lost.
 """
 
 from __future__ import annotations
@@ -88,9 +88,7 @@ def _timestamps(values: pa.Array, kind: pa.DataType, zone: bool) -> pa.Array:
     infinite = pc.equal(numbers, _WRAPPED_INFINITY_US)
     minus_infinite = pc.equal(numbers, _WRAPPED_MINUS_INFINITY_US)
     wrapped = pc.less(numbers, _FIRST_US)
-    beyond = pc.or_(
-        pc.and_not(wrapped, pc.or_(infinite, minus_infinite)), pc.equal(numbers, TIMESTAMP_INFINITY)
-    )
+    beyond = pc.or_(pc.and_not(wrapped, pc.or_(infinite, minus_infinite)), pc.equal(numbers, TIMESTAMP_INFINITY))
     mended = pc.if_else(infinite, pa.scalar(TIMESTAMP_INFINITY, pa.int64()), numbers)
     mended = pc.if_else(minus_infinite, pa.scalar(TIMESTAMP_MINUS_INFINITY, pa.int64()), mended)
     if not pc.any(beyond).as_py():

@@ -6,8 +6,8 @@ may be called from another, at any moment. Steps, in order:
 1. ``begin``: locks the tables ACCESS SHARE, because a TRUNCATE that commits between the transaction's snapshot and the
    read of its table would read as an empty table. In REPEATABLE READ the snapshot is taken by the first query, which
    comes after the locks; that query gives the head and the sums, so that rows, position and sums are of one moment.
-2. ``open_table``, then ``next_batch`` until None: rows in the order of the key, so that a later pull can go on after any
-   of them. For the next table ``open_table`` again.
+2. ``open_table``, then ``next_batch`` until None: rows in the order of the key, so that a later pull can go on after
+   any of them. For the next table ``open_table`` again.
 3. ``close``: at any time, also in the middle of a table.
 
 The session ends by itself when this process is gone (``client_connection_check_interval``), and when nobody fetches for
@@ -143,9 +143,7 @@ class PullReader:
             return None
         except (driver.Error, pa.ArrowException, OSError) as error:
             raise _judged(error) from error
-        columns = [
-            mender(column)(values) for column, values in zip(self._table.columns, batch.columns, strict=True)
-        ]
+        columns = [mender(column)(values) for column, values in zip(self._table.columns, batch.columns, strict=True)]
         return pa.RecordBatch.from_arrays(columns, names=self._table.column_names)
 
     def cancel(self) -> None:
