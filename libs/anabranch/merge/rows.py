@@ -286,8 +286,7 @@ def _late_insert(
     """
     order = policy.order
     own_key = batch_key(order, batch)
-    row_is_older = own_key > _stamp_key(order, _stamp(version, ""))
-    if not row_is_older:
+    if version.insert_batch != batch.id and own_key < _stamp_key(order, _stamp(version, "")):
         return Ruling(None, _NOTHING, outcome=Outcome.SUPERSEDED, columns=tuple(change.values))
     kept = tuple(c for c, s in version.stamps.items() if _stamp_key(order, s) > own_key)
     written = {c: v for c, v in change.values.items() if c not in kept and not same(values.get(c), v)}

@@ -1,0 +1,236 @@
+"""A server in memory: what stands around the conflict rules, without Postgres.
+
+For the properties of the rules, which need thousands of small histories. It takes batches in, parks, groups, decides
+by ``anabranch.merge``, judges constraints and keeps a log; it shares no code with the services, and where the two
+differ one of them is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from anabranch.merge import (
+    Accepted,
+    Batch,
+    Conflict,
+    Mutation,
+    MutationType,
+    Outcome,
+    Parked,
+    Policy,
+    Rejected,
+    RowState,
+    Write,
+    applied,
+    place_of,
+    resolve,
+)
+from anabranch.merge.model import Cell, Decision
+
+Key = tuple[str, str]
+Row = Mapping[str, Cell]
+
+
+@dataclass(frozen=True)
+class MemoryTable:
+    """A table with the constraints that may say no. ``columns`` maps each to its default, the key's first;
+    ``references`` maps columns to the tables whose keys they hold, ``cascade`` says what becomes of a row whose
+    parent is deleted; ``unique`` names columns whose values, but for None, occur once."""
+
+    columns: Mapping[str, Cell]
+    references: Mapping[str, str] = field(default_factory=dict)
+    cascade: bool = False
+    unique: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A batch on its way: its frozen content and what travels beside it."""
+
+    id: str
+    node: str
+    basis: int
+    time_ms: int
+    mutations: Sequence[Mutation]
+    prev: str = ""
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What became of one row: ``values`` is the whole row of an insert, the changed columns of an update. ``type``
+    None: nothing did."""
+
+    table: str
+    key: str
+    type: MutationType | None
+    values: Row
+
+
+@dataclass(frozen=True)
+class Logged:
+    """One accepted batch in the log."""
+
+    position: int
+    id: str
+    node: str
+    effects: tuple[Effect, ...]
+
+
+@dataclass(frozen=True)
+class MemoryVerdict:
+    """``reason`` is empty where the batch was accepted; ``outcomes`` one for each mutation then."""
+
+    position: int
+    reason: str
+    outcomes: tuple[Outcome, ...]
+
+
+@dataclass
+class _Waiting:
+    sent: Sent
+    deadline: int
+
+
+class MemoryServer:
+    """One database. Time is given by the caller; ``park_ms`` is counted once, from a batch's arrival."""
+
+    def __init__(self, tables: Mapping[str, MemoryTable], policy: Policy, park_ms: int) -> None:
+        self.tables = tables
+        self.policy = policy
+        self.policy_of: Callable[[str], Policy] = lambda _: policy
+        self.park_ms = park_ms
+        self.head = 0
+        self.rows: dict[Key, RowState] = {}
+        self.verdicts: dict[str, MemoryVerdict] = {}
+        self.log: list[Logged] = []
+        self.conflicts: list[Conflict] = []
+        self.waiting: dict[str, _Waiting] = {}
+        self._accepted: dict[str, list[tuple[str, int]]] = {}
+
+    def preset(self, table: str, key: str, row: Row) -> None:
+        """Puts a row there as if before registration: without a history."""
+        self.rows[table, key] = RowState({**self.tables[table].columns, **row}, None)
+
+    def live(self) -> dict[Key, Row]:
+        """The rows of all tables."""
+        return {key: state.values for key, state in self.rows.items() if state.values is not None}
+
+    def send(self, sent: Sent, now: int) -> None:
+        """Takes a batch in, once: what is known already, waiting or decided, changes nothing."""
+        if sent.id not in self.verdicts and sent.id not in self.waiting:
+            self.waiting[sent.id] = _Waiting(sent, now + self.park_ms)
+
+    def commit(self, now: int) -> None:
+        """Decides what can be decided, as one group in the order of ids."""
+        position = max(now, self.head + 1)
+        decided = False
+        for batch_id in sorted(self.waiting):
+            waiting = self.waiting[batch_id]
+            in_time = now < waiting.deadline
+            prev = waiting.sent.prev
+            if prev and prev not in self.verdicts and in_time:
+                continue
+            if self._decide(waiting.sent, position, in_time and self._earlier_pending(waiting.sent)):
+                decided = True
+                del self.waiting[batch_id]
+        if decided:
+            self.head = position
+
+    def _earlier_pending(self, sent: Sent) -> bool:
+        """Whether an earlier batch of the node is known to exist, by having come or by being named, and has no
+        verdict."""
+        known = (w.sent for w in self.waiting.values() if w.sent.node == sent.node and w.sent.id <= sent.id)
+        return any(o.id < sent.id or (o.prev != "" and o.prev not in self.verdicts) for o in known)
+
+    def _decide(self, sent: Sent, position: int, earlier_pending: bool) -> bool:
+        place = place_of(sent.id, position, self._accepted.get(sent.node, ()))
+        batch = Batch(sent.id, sent.node, sent.basis, sent.time_ms, position, place, sent.mutations, earlier_pending)
+        decision: Decision = resolve(batch, self.rows, self.policy_of)
+        if isinstance(decision, Parked):
+            return False
+        if isinstance(decision, Rejected):
+            self.verdicts[sent.id] = MemoryVerdict(position, decision.reason.name, ())
+            return True
+        before: dict[Key, RowState | None] = {}
+        effects = [effect for write in decision.writes for effect in self._carry_out(batch, write, before)]
+        if any(self._violated(key) for key in before):
+            for key, state in before.items():
+                if state is None:
+                    del self.rows[key]
+                else:
+                    self.rows[key] = state
+            self.verdicts[sent.id] = MemoryVerdict(position, "CONSTRAINT", ())
+            return True
+        self._record(batch, decision, effects)
+        return True
+
+    def _record(self, batch: Batch, decision: Accepted, effects: list[Effect]) -> None:
+        self.log.append(Logged(batch.position, batch.id, batch.node, tuple(effects)))
+        self.conflicts += decision.conflicts
+        self._accepted.setdefault(batch.node, []).append((batch.id, batch.position))
+        self.verdicts[batch.id] = MemoryVerdict(
+            batch.position, "", tuple(outcome.outcome for outcome in decision.outcomes)
+        )
+
+    def _carry_out(self, batch: Batch, write: Write, before: dict[Key, RowState | None]) -> Iterator[Effect]:
+        key = write.table, write.key
+        state = self.rows.get(key)
+        before.setdefault(key, state)
+        old = (state.values if state is not None else None) or {}
+        columns = self.tables[write.table].columns
+        stored: Row | None = None
+        if write.type is MutationType.INSERT:
+            stored = {**columns, **write.values}
+        elif write.type is MutationType.UPDATE:
+            assert old, "an update of no row would change fewer rows than it names"
+            stored = {**old, **write.values, **{column: columns[column] for column in write.defaults}}
+        elif write.type is MutationType.DELETE:
+            assert old, "a delete of no row would change fewer rows than it names"
+        after = applied(state, batch, write, stored)
+        if state is not None or after.version is not None:
+            self.rows[key] = after
+        effect = stored or {}
+        if write.type is MutationType.UPDATE:
+            effect = {column: cell for column, cell in effect.items() if cell != old[column]}
+        yield Effect(*key, write.type, effect)
+        if write.type is MutationType.DELETE:
+            yield from self._cascade(batch, write, before)
+
+    def _cascade(self, batch: Batch, write: Write, before: dict[Key, RowState | None]) -> Iterator[Effect]:
+        for child, rules in self.tables.items():
+            if not rules.cascade:
+                continue
+            for column, parent in rules.references.items():
+                if parent != write.table:
+                    continue
+                for (table, key), row in list(self.live().items()):
+                    if table == child and row[column] == write.key:
+                        yield from self._carry_out(
+                            batch, Write(child, key, MutationType.DELETE, {}, write.mutation, write.row), before
+                        )
+
+    def _violated(self, changed: Key) -> bool:
+        table, key = changed
+        rules = self.tables[table]
+        state = self.rows.get(changed)
+        row = state.values if state is not None else None
+        if row is None:
+            return any(
+                other[column] == key
+                for child, child_rules in self.tables.items()
+                for column, parent in child_rules.references.items()
+                if parent == table
+                for (of, _), other in self.live().items()
+                if of == child
+            )
+        for column, parent in rules.references.items():
+            above = self.rows.get((parent, row[column]))
+            if row[column] is not None and (above is None or above.values is None):
+                return True
+        return any(
+            row[column] is not None and other[column] == row[column]
+            for column in rules.unique
+            for (of, other_key), other in self.live().items()
+            if of == table and other_key != key
+        )
