@@ -6,13 +6,13 @@ passes, at most ``MAX_PASSES``; in each, with set statements only:
 
 1. *append*: one statement checks and replaces the tokens of calls that carry their node's current one, and
    appends what is new of them and of calls let in before. This is all that happens to an ordinary call.
-2. *admit*: calls that were not let in by 1 are looked at with their node's row locked, in one transaction.
+2. *admit*: calls that were not let in by 1 are looked at with their node's row locked, and their batches appended, in
+   one transaction.
 3. *find*: batches of calls let in that 1 left out have a verdict already, or wait already; or they were
    appended by somebody else a moment ago, and the next pass sees more.
 
-A submission is done when its call is let in and every batch waits or has its verdict. A crash anywhere loses nothing
-that was answered: a token that was replaced without its batches being appended is one whose answer was lost, and the
-call that comes again names its batches.
+A submission is done when its call is let in and every batch waits or has its verdict. A new token is never committed
+without the call's batches. Where its answer gets lost, the call that comes again names them.
 
 Trouble is kept from neighbours: a group that Postgres refuses is settled in halves, down to the one submission that
 is at fault. What passes by itself (a lost connection, a deadlock, a full disk) is tried again with all of them;
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping
 
 import structlog
 import tenacity
@@ -32,36 +32,24 @@ from anabranch import faults
 from anabranch.clock import Clock
 from anabranch.runtime import metrics
 from anabranch.runtime.errors import Failure
-from anabranch.store import inbox, nodes, verdicts
+from anabranch.store import inbox, verdicts
 from anabranch.store.availability import is_unavailable
-from anabranch.store.inbox import Arrival
+from anabranch.store.inbox import NOTHING, Appended, Arrival
 from anabranch.store.ingest_session import Session, names_missing_database
-from anabranch.store.nodes import Call
 from anabranch.store.verdicts import Key
 from anabranch.v1 import errors_pb2
 from anabranch_ingest import answers
+from anabranch_ingest.admission import look
 from anabranch_ingest.config import IngestSettings
 from anabranch_ingest.queueing import FairQueue, Submission
 from anabranch_ingest.sessions import SessionSource
-from anabranch_ingest.tokens import Ruling, judge
+from anabranch_ingest.statement import Statement, one_of_each_node, statement_of
 from anabranch_ingest.waiting import Waiting
 
 MAX_PASSES = 8
 ATTEMPTS = 6
 """How often a group is tried where Postgres is not to be had; with the waits in between about two seconds."""
 _log = structlog.get_logger()
-
-_REFUSED = {
-    Ruling.WRONG_PRINCIPAL: (
-        errors_pb2.REASON_WRONG_PRINCIPAL,
-        "the node belongs to another principal: clear the device's file, or log in as its owner",
-    ),
-    Ruling.FORKED: (
-        errors_pb2.REASON_NODE_FORKED,
-        "the node's token is not the current one: the device was copied or restored. "
-        "Take a new node id; the queue is kept",
-    ),
-}
 
 
 class Appender:
@@ -161,13 +149,19 @@ class Appender:
     async def _pass(self, session: Session, group: list[Submission]) -> list[Submission]:
         """One pass; gives what is not done after it."""
         now_ms = self._clock.now_ms()
-        ready, waiting_for_turn = _one_of_each_node(group)
-        calls, arrivals, doubled = _statement(ready)
-        if calls or arrivals:
-            await self._append(session, ready, calls, arrivals, doubled, now_ms)
+        ready, waiting_for_turn = one_of_each_node(group)
+        statement = statement_of(ready)
+        if statement.calls or statement.arrivals:
+            faults.reach("before_append")
+            appended = await _append(session, statement, now_ms)
+            faults.reach("after_append")
+            for submission in ready:
+                if submission.call is not None and submission.call.number in appended.calls:
+                    submission.admitted = True
+            self._note(ready, statement, appended)
         strangers = [s for s in ready if not s.admitted]
         if strangers:
-            await _admit(session, strangers, now_ms)
+            await self._admit(session, strangers, now_ms)
         known = [s for s in ready if s.admitted and s.open and s not in strangers]
         if known:
             await self._find(session, known)
@@ -176,40 +170,43 @@ class Appender:
                 submission.finish()
         return [s for s in ready if not s.done.done()] + waiting_for_turn
 
-    async def _append(
-        self,
-        session: Session,
-        ready: list[Submission],
-        calls: list[Call],
-        arrivals: list[Arrival],
-        doubled: set[int],
-        now_ms: int,
-    ) -> None:
+    async def _admit(self, session: Session, strangers: list[Submission], now_ms: int) -> None:
+        """Look at calls that did not carry their node's current token, and append what is let in, in one transaction: a
+        batch that Postgres refuses leaves its node's token as it was."""
         faults.reach("before_append")
-        started = time.monotonic()
-        appended = await inbox.append(session, calls, arrivals, now_ms)
-        metrics.record("anabranch_append_duration", time.monotonic() - started)
-        metrics.record("anabranch_append_size", len(appended.batches))
+        async with session.conn.transaction():
+            admission = await look(session, strangers, now_ms)
+            statement = statement_of(admission.admitted, admitted=True)
+            appended = NOTHING
+            if statement.arrivals:
+                appended = await _append(session, statement, now_ms)
         faults.reach("after_append")
-        new = appended.batches
-        for submission in ready:
-            call = submission.call
-            if call is not None and call.number in appended.calls:
-                submission.admitted = True
+        for submission, failure in admission.refused:
+            submission.fail(failure)
+        for submission in admission.admitted:
+            submission.admitted = True
+        self._note(admission.admitted, statement, appended)
+
+    def _note(self, group: list[Submission], statement: Statement, appended: Appended) -> None:
+        """What was appended is watched from now on."""
+        new, doubled = appended.batches, statement.doubled
+        for submission in group:
             if not submission.admitted or not submission.open:
                 continue
-            own = {a.batch_id for a in submission.open if (a.database_id, a.batch_id) in new}
-            if doubled:
-                own -= {a.batch_id for a in submission.open if id(a) in doubled}
+            own = {
+                a.batch_id: a.payload_sha256
+                for a in submission.open
+                if (a.database_id, a.batch_id) in new and not (doubled and id(a) in doubled)
+            }
             self._watch(submission, own)
             if len(own) == len(submission.open):
                 submission.open = []
             else:
                 submission.open = [a for a in submission.open if a.batch_id not in own]
 
-    def _watch(self, submission: Submission, batch_ids: Collection[str]) -> None:
+    def _watch(self, submission: Submission, batches: Mapping[str, bytes]) -> None:
         if not submission.abandoned:
-            self._waiting.watch(submission.ticket, submission.database_id, batch_ids)
+            self._waiting.watch(submission.ticket, submission.database_id, batches)
 
     async def _find(self, session: Session, group: list[Submission]) -> None:
         """Look up batches that were sent before."""
@@ -217,7 +214,7 @@ class Appender:
         found = await verdicts.find(session, keys)
         for submission in group:
             unknown: list[Arrival] = []
-            same: list[str] = []
+            same: dict[str, bytes] = {}
             for arrival in submission.open:
                 known = found.get((arrival.database_id, arrival.batch_id))
                 if known is None:
@@ -227,79 +224,17 @@ class Appender:
                 elif known.verdict is not None:
                     submission.ticket.deliver(arrival.batch_id, known.verdict)
                 else:
-                    same.append(arrival.batch_id)
+                    same[arrival.batch_id] = arrival.payload_sha256
             self._watch(submission, same)
             submission.open = unknown
 
 
-def _one_of_each_node(group: list[Submission]) -> tuple[list[Submission], list[Submission]]:
-    """Those that can be in one statement, and those that come after another call of their node."""
-    seen: set[tuple[int, str]] = set()
-    ready: list[Submission] = []
-    later: list[Submission] = []
-    for submission in group:
-        if submission.call is not None:
-            node = (submission.call.database_id, submission.call.node_id)
-            if node in seen:
-                later.append(submission)
-                continue
-            seen.add(node)
-        ready.append(submission)
-    return ready, later
-
-
-def _statement(ready: list[Submission]) -> tuple[list[Call], list[Arrival], set[int]]:
-    """The calls and the batches of one append: calls in the order of their nodes, so that two statements lock
-    rows in the same order, and each batch once. Then the ``id()`` of the arrivals that are left out, because
-    another submission of the group brings the same batch."""
-    calls: list[Call] = []
-    arrivals: dict[Key, Arrival] = {}
-    doubled: set[int] = set()
-    for number, submission in enumerate(ready, 1):
-        call = submission.call
-        if call is None or (submission.admitted and call.mode is not nodes.Mode.EXTEND):
-            number = 0
-        else:
-            call.number = number
-            if not submission.admitted and not call.token:
-                continue
-            calls.append(call)
-            if submission.admitted:
-                number = 0
-        for arrival in submission.open:
-            arrival.number = number
-            if arrivals.setdefault((arrival.database_id, arrival.batch_id), arrival) is not arrival:
-                doubled.add(id(arrival))
-    calls.sort(key=lambda c: (c.database_id, c.node_id))
-    return calls, list(arrivals.values()), doubled
-
-
-async def _admit(session: Session, strangers: Sequence[Submission], now_ms: int) -> None:
-    """Look at calls whose token is not the current one, or whose node is new."""
-    of = {s.call.number: s for s in strangers if s.call is not None}
-    calls = sorted((s.call for s in of.values() if s.call), key=lambda c: (c.database_id, c.node_id))
-    refused: list[tuple[Submission, Ruling]] = []
-    accepted: list[Call] = []
-    async with session.conn.transaction():
-        made = await nodes.create(session, calls, now_ms)
-        rows = await nodes.lock(session, [c for c in calls if c.number not in made])
-        for call in calls:
-            row = rows.get(call.number)
-            if row is None:
-                # Made here, or removed a moment ago: then the next pass makes it anew.
-                continue
-            ruling = judge(call, of[call.number].unanswered, row)
-            if ruling is Ruling.IN:
-                accepted.append(call)
-            elif ruling is not Ruling.IN_ALREADY:
-                refused.append((of[call.number], ruling))
-        if accepted:
-            await nodes.rotate(session, accepted, now_ms)
-    for submission, ruling in refused:
-        reason, message = _REFUSED[ruling]
-        submission.fail(Failure(reason, message))
-    for number, submission in of.items():
-        submission.admitted = not submission.done.done() and (number in made or number in rows)
+async def _append(session: Session, statement: Statement, now_ms: int) -> Appended:
+    started = time.monotonic()
+    appended = await inbox.append(session, statement.calls, statement.arrivals, now_ms)
+    metrics.record("anabranch_append_duration", time.monotonic() - started)
+    metrics.record("anabranch_append_size", len(appended.batches))
+    return appended
 
 
 def _fail_alone(submission: Submission, error: Exception) -> None:

@@ -10,7 +10,7 @@ from anabranch.runtime.config import ServiceSettings
 class IngestSettings(ServiceSettings):
     """What ingest needs to know."""
 
-    append_sessions: int = Field(2, ge=1, le=16)
+    append_sessions: int = Field(1, ge=1, le=16)
     """Sessions that append: while one commits, the next collects."""
     append_max_batches: int = Field(2_000, ge=1)
     """The most batches that share one commit."""

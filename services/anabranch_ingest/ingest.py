@@ -13,7 +13,6 @@ from anabranch.clock import Clock
 from anabranch.runtime import metrics
 from anabranch.runtime.errors import Failure
 from anabranch.store.availability import is_unavailable
-from anabranch.store.heads import DatabaseHead
 from anabranch.store.inbox import Arrival
 from anabranch.store.nodes import Call
 from anabranch.store.verdicts import Key, decided, hear, open_listener
@@ -72,9 +71,9 @@ class Ingest:
         return max(0.0, min(remaining_s - margin_s, settings.wait_max_ms / 1000))
 
     @contextlib.asynccontextmanager
-    async def ticket(self, database: DatabaseHead) -> AsyncIterator[Ticket]:
+    async def ticket(self, opening: Opening) -> AsyncIterator[Ticket]:
         """A ticket for the verdicts of one call."""
-        ticket = Ticket()
+        ticket = Ticket(opening.principal)
         self._tickets.add(ticket)
         if self.stopping.is_set():
             ticket.give_up()
@@ -82,7 +81,7 @@ class Ingest:
             yield ticket
         finally:
             self._tickets.discard(ticket)
-            self.waiting.close(ticket, database.id)
+            self.waiting.close(ticket, opening.database.id)
 
     async def append(
         self,
@@ -159,8 +158,8 @@ class Ingest:
 
             async def fetch(keys: list[Key] = keys) -> None:
                 async with self._fetches.session() as session:
-                    for database_id, batch_id, verdict in await decided(session, keys):
-                        self.waiting.deliver((database_id, batch_id), verdict)
+                    for key, found in await decided(session, keys):
+                        self.waiting.decide(key, found)
 
             await _insist(fetch)
 

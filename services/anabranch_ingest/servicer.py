@@ -53,7 +53,7 @@ class IngestServicer:
         call = opening.call(batches.batch_ids, rotates=bool(batches.arrivals))
         wait_s = ingest.wait_s(context.time_remaining())
         started = time.monotonic()
-        async with ingest.ticket(database) as ticket:
+        async with ingest.ticket(opening) as ticket:
             await ingest.append(opening, call, batches.arrivals, ticket, wait_s)
             await ticket.complete(wait_s - (time.monotonic() - started))
             if batches.arrivals and not ticket.missing:

@@ -60,7 +60,7 @@ async def serve_stream(ingest: Ingest, requests: Requests, remaining_s: float | 
         ingest.databases.position(database),
         current_traceparent() or "",
     )
-    async with ingest.ticket(database) as ticket:
+    async with ingest.ticket(opening) as ticket:
         flow = _Flow(ingest, opening, ticket, deadline)
         await flow.open(first)
         yield flow.response([])

@@ -1,8 +1,9 @@
 """Who waits for which verdicts, and how the verdicts come to them.
 
-A *ticket* is what one call waits with. A batch is put on a ticket only once it is sure that the call may see its
-verdict: it was appended by this call, or found with the same content and the same principal. From then on it is
-*watched*, until its verdict is delivered or the ticket is closed.
+A *ticket* is what one call waits with. A batch is put on a ticket when it was appended by this call, or was found to
+wait with the same content and principal. From then on it is *watched*, until a verdict is delivered or the ticket is
+closed. What is delivered is looked at again, because two processes may append the same id at the same moment: who sent
+other content, or is another principal, gets the verdict of a reuse.
 
 A watched batch becomes *due* when a notification names it, or had named it before it was watched (the last of those are
 remembered), or when it was watched for the whole of a poll interval. The fetcher looks up all that is due with one
@@ -13,9 +14,10 @@ and never a verdict.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Mapping
 
-from anabranch.store.verdicts import Heard, Key
+from anabranch.store.verdicts import Decided, Heard, Key
+from anabranch_ingest import answers
 
 REMEMBERED_IDS = 20_000
 """Ids of decided batches that are remembered at least, twice as many at most."""
@@ -24,22 +26,30 @@ REMEMBERED_IDS = 20_000
 class Ticket:
     """The verdicts of one call, serialized. ``found`` holds those delivered and not yet taken, by batch id;
     ``placeless`` those that belong to no id, or to an id that is watched for other content; ``missing`` the batches
-    watched. ``given_up``: nobody is to wait any longer."""
+    watched, with the SHA-256 of their payloads. ``given_up``: nobody is to wait any longer."""
 
-    __slots__ = ("_changed", "found", "given_up", "missing", "placeless")
+    __slots__ = ("_changed", "found", "given_up", "missing", "placeless", "principal")
 
-    def __init__(self) -> None:
+    def __init__(self, principal: str) -> None:
+        self.principal = principal
         self.found: dict[str, bytes] = {}
         self.placeless: list[bytes] = []
-        self.missing: set[str] = set()
+        self.missing: dict[str, bytes] = {}
         self.given_up = False
         self._changed: asyncio.Future[None] | None = None
 
     def deliver(self, batch_id: str, verdict: bytes) -> None:
         """Put a verdict on the ticket."""
         self.found[batch_id] = verdict
-        self.missing.discard(batch_id)
+        self.missing.pop(batch_id, None)
         self.wake()
+
+    def decide(self, batch_id: str, decided: Decided) -> None:
+        """Put the verdict on a watched batch on the ticket, if it is one on what the ticket watches."""
+        if decided.payload_sha256 == self.missing.get(batch_id) and decided.principal == self.principal:
+            self.deliver(batch_id, decided.verdict)
+        elif batch_id in self.missing:
+            self.deliver(batch_id, answers.reused(batch_id))
 
     def refuse(self, batch_id: str, verdict: bytes) -> None:
         """Put on it the verdict on other content under the id; the batch that has the id may be watched as well."""
@@ -87,12 +97,12 @@ class Waiting:
         self._older: set[Key] = set()
         self._work = asyncio.Event()
 
-    def watch(self, ticket: Ticket, database_id: int, batch_ids: Iterable[str]) -> None:
-        """Put batches on a ticket."""
-        watched, missing = self._watched, ticket.missing
-        for batch_id in batch_ids:
+    def watch(self, ticket: Ticket, database_id: int, batches: Mapping[str, bytes]) -> None:
+        """Put batches, given by id with the SHA-256 of their payloads, on a ticket."""
+        watched = self._watched
+        ticket.missing.update(batches)
+        for batch_id in batches:
             key = (database_id, batch_id)
-            missing.add(batch_id)
             tickets = watched.get(key)
             if tickets is None:
                 watched[key] = [ticket]
@@ -154,14 +164,14 @@ class Waiting:
             return taken
         return [self._due.pop() for _ in range(most)]
 
-    def deliver(self, key: Key, verdict: bytes) -> None:
-        """Give a serialized verdict to all who watch the batch."""
+    def decide(self, key: Key, decided: Decided) -> None:
+        """Give a verdict to all who watch the batch."""
         tickets = self._watched.pop(key, None)
         if tickets is None:
             return
         self._young.discard(key)
         for ticket in tickets:
-            ticket.deliver(key[1], verdict)
+            ticket.decide(key[1], decided)
 
     def __len__(self) -> int:
         return len(self._watched)

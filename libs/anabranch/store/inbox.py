@@ -111,6 +111,10 @@ class Appended:
     batches: frozenset[tuple[int, str]]
 
 
+NOTHING = Appended(frozenset(), frozenset())
+"""What an append that was not needed did."""
+
+
 async def append(session: Session, calls: Sequence[Call], arrivals: Sequence[Arrival], now_ms: int) -> Appended:
     """Check and replace the tokens of ``calls``, and append those of ``arrivals`` that belong to a call let in and are
     new. No two arrivals have the same database and batch id.

@@ -34,10 +34,10 @@ where b.payload_sha256 is not null or i.payload_sha256 is not null
 """
 
 DECIDED = b"""
-select q.database_id, q.batch_id, b.verdict
+select q.database_id, q.batch_id, b.payload_sha256, b.principal, b.verdict
 from unnest($1::bigint[], $2::text[]) q(database_id, batch_id)
 cross join lateral (
-    select x.verdict from anabranch.batches x
+    select x.payload_sha256, x.principal, x.verdict from anabranch.batches x
     where x.database_id = q.database_id and x.batch_id = q.batch_id limit 1
 ) b
 """
@@ -49,6 +49,14 @@ class Known(NamedTuple):
     payload_sha256: bytes
     principal: str
     verdict: bytes | None
+
+
+class Decided(NamedTuple):
+    """A verdict (a serialized ``anabranch.v1.Verdict``), and for which content of whom it was given."""
+
+    payload_sha256: bytes
+    principal: str
+    verdict: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +79,10 @@ async def find(session: Session, keys: Sequence[Key]) -> dict[Key, Known]:
     return {(d, b): Known(sha256, principal, verdict) for d, b, sha256, principal, verdict in rows}
 
 
-async def decided(session: Session, keys: Sequence[Key]) -> list[tuple[int, str, bytes]]:
-    """Database id, batch id and serialized verdict of those that have one."""
-    return [(d, b, verdict) for d, b, verdict in await run(session, DECIDED, _columns(keys))]
+async def decided(session: Session, keys: Sequence[Key]) -> list[tuple[Key, Decided]]:
+    """The verdicts of those batches that have one."""
+    rows = await run(session, DECIDED, _columns(keys))
+    return [((d, b), Decided(sha256, principal, verdict)) for d, b, sha256, principal, verdict in rows]
 
 
 async def open_listener(url: str) -> Connection:

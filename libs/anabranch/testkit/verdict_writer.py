@@ -33,6 +33,8 @@ from unnest(%(ids)s::text[], %(nodes)s::text[], %(principals)s::text[], %(sha)s:
      unnest(%(verdicts)s::bytea[]) with ordinality w(verdict, n)
 where v.n = w.n
 """
+# Two ingest processes may append an id once more in the moment in which it is decided.
+KNOWN = "select batch_id from anabranch.batches where database_id = %s and batch_id = any(%s::text[])"
 GROUP = """
 insert into anabranch.groups (database_id, position, batches, changes, chain, sums)
 values (%s, %s, %s, 0, %s, '{}')
@@ -95,6 +97,10 @@ class VerdictWriter:
     def _decide(self, conn: psycopg.Connection[Any], database_id: int, taken: list[tuple[Any, ...]]) -> None:
         row = conn.execute(HEAD, (database_id,)).fetchone()
         position = (row[0] if row else 0) + 1
+        known = {k for (k,) in conn.execute(KNOWN, (database_id, [batch[0] for batch in taken])).fetchall()}
+        taken = [batch for batch in taken if batch[0] not in known]
+        if not taken:
+            return
         ids = [batch[0] for batch in taken]
         conn.execute(
             STORE,

@@ -1,0 +1,258 @@
+"""Ingest alone, as real processes, and devices that speak to it by hand: for tests of ingest itself.
+
+A ``Device`` does nothing by itself: it makes payloads, and each call says what it carries, so that a test can lose an
+answer, send twice, or present a token that is not the current one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+from ulid import ULID
+
+from anabranch import faults
+from anabranch.clock import set_offset
+from anabranch.runtime.children import Child, Program
+from anabranch.runtime.errors import error_info
+from anabranch.runtime.fleet import free_port
+from anabranch.runtime.health import PROBE_OPTIONS, becomes_ready
+from anabranch.store import api_keys
+from anabranch.store.engine import connect
+from anabranch.store.registration import create_database
+from anabranch.v1 import batch_pb2, ingest_pb2, ingest_pb2_grpc, position_pb2, value_pb2
+
+TIMEOUT_S = 10.0
+STOP_PATIENCE_S = 15.0
+READY_TIMEOUT_S = 30.0
+
+
+class IngestRig:
+    """``count`` ingest processes on the migrated database at ``url``; ``environment`` is added for each."""
+
+    def __init__(self, url: str, folder: Path, *, count: int = 1, environment: Mapping[str, str] | None = None) -> None:
+        self.url = url
+        self.addresses: list[str] = []
+        self._clock_file = folder / "clock"
+        self._fault_files: list[Path] = []
+        self._children: list[Child] = []
+        for number in range(count):
+            name = f"ingest-{number}"
+            address = f"127.0.0.1:{free_port()}"
+            fault_file = folder / f"{name}.faults"
+            program = Program(
+                name=name,
+                arguments=(sys.executable, "-m", "anabranch_ingest"),
+                environment={
+                    **os.environ,
+                    "ANABRANCH_POSTGRES_URL": url,
+                    "ANABRANCH_LISTEN_ADDRESS": address,
+                    "ANABRANCH_END_WITH_STDIN": "true",
+                    "ANABRANCH_READY_INTERVAL_MS": "50",
+                    "ANABRANCH_CLOCK_FILE": str(self._clock_file),
+                    "ANABRANCH_FAULT_FILE": str(fault_file),
+                    **(environment or {}),
+                },
+                log=folder / f"{name}.log",
+            )
+            self.addresses.append(address)
+            self._fault_files.append(fault_file)
+            self._children.append(Child(program, restarts=False, say=lambda text: print(text, file=sys.stderr)))
+
+    def __enter__(self) -> Self:
+        try:
+            for child in self._children:
+                child.start()
+            for number in range(len(self._children)):
+                self.wait_ready(number)
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        for child in self._children:
+            child.stop(STOP_PATIENCE_S)
+
+    def wait_ready(self, number: int = 0) -> None:
+        """Wait until a process says that it is ready. Raises TimeoutError with the end of its log."""
+        child = self._children[number]
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        with grpc.insecure_channel(self.addresses[number], options=PROBE_OPTIONS) as channel:
+            while child.pid is not None and time.monotonic() < deadline:
+                if becomes_ready(channel, 1.0):
+                    return
+        raise TimeoutError(f"ingest is not ready:\n{child.log_tail()}")
+
+    def new_database(self, name: str, policy: Mapping[str, object] | None = None) -> None:
+        """Make a database of that name, over a schema of its own."""
+        with connect(self.url, application_name="test", autocommit=True) as conn:
+            conn.execute(f'create schema "app_{name}"')
+            create_database(conn, name, f"app_{name}", policy)
+
+    def new_key(self, subject: str, database: str | None = None) -> str:
+        """A device's API key."""
+        with connect(self.url, application_name="test", autocommit=True) as conn:
+            return api_keys.create(conn, subject=subject, role="device", database=database, now_ms=1)
+
+    def arm(self, point: str, number: int = 0) -> int:
+        """Have a process die at a fault point, once. Gives what ``wait_died`` takes."""
+        faults.arm(self._fault_files[number], point)
+        return self._children[number].deaths
+
+    def wait_died(self, deaths: int, number: int = 0) -> None:
+        """Wait for that."""
+        self._children[number].wait_died(deaths, TIMEOUT_S)
+
+    def start(self, number: int = 0) -> None:
+        """Start a process that died, and wait until it is ready."""
+        self._children[number].stop(STOP_PATIENCE_S)
+        self._children[number].start()
+        self.wait_ready(number)
+
+    def signal(self, sent: signal.Signals, number: int = 0) -> None:
+        """Send a signal to a process."""
+        self._children[number].send(sent)
+
+    def set_clock_offset(self, offset_ms: int) -> None:
+        """Move the clocks of all processes."""
+        set_offset(self._clock_file, offset_ms)
+
+    def log(self, number: int = 0) -> str:
+        """All that a process has logged."""
+        return self._children[number].program.log.read_text(errors="replace")
+
+
+@dataclass
+class Failed(Exception):
+    """A call failed: its code and the reason in its one ErrorInfo."""
+
+    code: grpc.StatusCode
+    reason: str
+    details: str
+
+
+@dataclass
+class Device:
+    """A node of a database. ``token`` is the one of its last answer."""
+
+    address: str
+    key: str
+    db_name: str
+    node_id: str = field(default_factory=lambda: str(ULID()))
+    token: bytes = b""
+    acknowledged: int = 0
+
+    def payload(
+        self, batch_id: str = "", *, rows: int = 1, change: Callable[[batch_pb2.DbMutationBatch], None] | None = None
+    ) -> bytes:
+        """The bytes of a batch that inserts ``rows`` rows; ``change`` may spoil it."""
+        batch = batch_pb2.DbMutationBatch(
+            id=batch_id or str(ULID()),
+            db_name=self.db_name,
+            node=batch_pb2.Node(id=self.node_id, name="test"),
+            schema_version=1,
+        )
+        mutation = batch.mutations.add(table="todo", type=batch_pb2.MUTATION_TYPE_INSERT, columns=["id", "title"])
+        for _ in range(rows):
+            values = [value_pb2.Value(string_value=str(ULID())), value_pb2.Value(string_value="buy milk")]
+            mutation.rows.add(values=values)
+        if change is not None:
+            change(batch)
+        return batch.SerializeToString()
+
+    def request(
+        self,
+        envelopes: Sequence[batch_pb2.Envelope | bytes],
+        *,
+        token: bytes | None = None,
+        unanswered: Sequence[str] = (),
+    ) -> ingest_pb2.SendRequest:
+        """A request; ``token`` None: the device's own."""
+        return ingest_pb2.SendRequest(
+            db_name=self.db_name,
+            node_state=position_pb2.NodeState(
+                node=batch_pb2.Node(id=self.node_id, name="test"), acknowledged=self.acknowledged
+            ),
+            node_token=self.token if token is None else token,
+            unanswered_batch_ids=unanswered,
+            envelopes=[envelope(one) for one in envelopes],
+        )
+
+    def send(
+        self,
+        *envelopes: batch_pb2.Envelope | bytes,
+        token: bytes | None = None,
+        unanswered: Sequence[str] = (),
+        timeout_s: float = TIMEOUT_S,
+        keep_token: bool = False,
+        metadata: Sequence[tuple[str, str]] = (),
+    ) -> ingest_pb2.SendResponse:
+        """Send, and take the new token unless ``keep_token``.
+
+        Raises:
+            Failed: the call failed.
+        """
+        request = self.request(envelopes, token=token, unanswered=unanswered)
+        try:
+            with grpc.insecure_channel(self.address) as channel:
+                response: ingest_pb2.SendResponse = ingest_pb2_grpc.IngestServiceStub(channel).Send(
+                    request, timeout=timeout_s, metadata=(*self.credentials(), *metadata)
+                )
+        except grpc.RpcError as error:
+            raise failed(error) from error
+        if not keep_token:
+            self.token = response.node_token
+        return response
+
+    def stream(
+        self,
+        channel: grpc.Channel,
+        requests: Iterator[ingest_pb2.SendStreamRequest],
+        timeout_s: float = TIMEOUT_S,
+    ) -> Any:
+        """Open a stream: a grpc.Call to iterate over. It raises grpc.RpcError (see ``failed``)."""
+        stub = ingest_pb2_grpc.IngestServiceStub(channel)
+        return stub.SendStream(requests, timeout=timeout_s, metadata=self.credentials())
+
+    def stream_request(
+        self, *envelopes: batch_pb2.Envelope | bytes, first: bool = False
+    ) -> ingest_pb2.SendStreamRequest:
+        """A request of a stream; the ``first`` one names the call."""
+        if not first:
+            return ingest_pb2.SendStreamRequest(envelopes=[envelope(one) for one in envelopes])
+        return ingest_pb2.SendStreamRequest.FromString(self.request(envelopes).SerializeToString())
+
+    def credentials(self) -> tuple[tuple[str, str], ...]:
+        """The metadata of its calls."""
+        return (("authorization", f"Bearer {self.key}"),)
+
+
+def envelope(content: batch_pb2.Envelope | bytes) -> batch_pb2.Envelope:
+    """An envelope around a payload, with nothing beside it."""
+    return batch_pb2.Envelope(payload=content) if isinstance(content, bytes) else content
+
+
+def failed(error: grpc.RpcError) -> Failed:
+    """What a failed call came to."""
+    info = error_info(error)
+    code, details = error.code(), error.details()
+    return Failed(code, info.reason if info is not None else "", str(details))
+
+
+def batch_id(payload: bytes) -> str:
+    """The id of a payload's batch."""
+    return batch_pb2.DbMutationBatch.FromString(payload).id
