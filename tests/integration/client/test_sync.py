@@ -1,0 +1,195 @@
+"""Devices against the real services."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from anabranch.client import Change, ConflictEvent, RowMissing, State, SyncedDb, SyncedElsewhere
+
+TODO = {"todo": "id text primary key, title text, done boolean"}
+
+
+def rows(device: SyncedDb, table: str = "todo") -> list[tuple[Any, ...]]:
+    return device.execute(f'SELECT * FROM "{table}" ORDER BY 1').fetchall()
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 15.0) -> None:
+    """Wait for what another thread brings about."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come in time"
+        time.sleep(0.01)
+
+
+def sync_all(*devices: SyncedDb) -> None:
+    for _ in range(2):
+        for device in devices:
+            assert device.sync()
+
+
+def test_a_write_on_one_device_reaches_another(place: Any) -> None:
+    here = place(TODO)
+    a, b = here.device("a"), here.device("b")
+    a.start(background=False)
+    b.start(background=False)
+    a.table("todo").insert({"id": "x", "title": "milk", "done": False})
+    sync_all(a, b)
+    assert rows(a) == rows(b) == [("x", "milk", 0)]
+    assert here.sql("select * from todo") == [("x", "milk", False)]
+    assert a.table_sums() == b.table_sums()
+    assert (a.status().queued, a.status().disagreeing) == (0, ())
+
+
+def test_a_first_start_pulls_every_row(place: Any) -> None:
+    here = place(
+        TODO, setup=["insert into todo select 'k' || g, 'title ' || g, g % 2 = 0 from generate_series(1, 5000) g"]
+    )
+    seen: list[Any] = []
+    a = here.device("a")
+    a.start(background=False, progress=seen.append)
+    assert a.execute("SELECT count(*), sum(done) FROM todo").fetchone() == (5000, 2500)
+    assert seen[-1].rows_done == 5000
+    assert seen[-1].done
+    assert a.status().pulls == 1
+    a.read()
+    assert a.status().disagreeing == ()
+
+
+def test_a_rejected_batch_is_buried_and_later_ones_that_fit_are_kept(place: Any) -> None:
+    here = place(TODO)
+    a, b = here.device("a"), here.device("b", subject="b")
+    events: list[Change] = []
+    states: list[State] = []
+    b.on_change(events.append)
+    b.on_state(states.append)
+    for device in (a, b):
+        device.start(background=False)
+    a.table("todo").insert([{"id": "x", "title": "milk", "done": False}, {"id": "y", "title": "eggs", "done": False}])
+    sync_all(a, b)
+    events.clear()
+    todo = b.table("todo")
+    todo.update({"id": "x", "title": "b1"})
+    todo.update({"id": "y", "title": "b2"})
+    todo.update({"id": "x", "done": True})
+    todo.update({"id": "y", "done": True})
+    a.table("todo").delete("x")
+    assert a.sync()
+    sync_all(b, a)
+    assert rows(a) == rows(b) == [("y", "b2", 1)]
+    letters = b.dead_letters()
+    assert [(d.reason, d.table, d.key) for d in letters] == [("ROW_DELETED", "todo", ("x",))] * 2
+    assert [s.kind for s in states].count("dead_letter") == 2
+    shown: dict[str, Any] = {}
+    assert [e.origin for e in events if e.origin == "local"] == ["local"] * 4
+    for event in events:
+        shown[event.key[0]] = event.row
+    assert shown == {"x": None, "y": {"id": "y", "title": "b2", "done": 1}}
+    with pytest.raises(RowMissing):
+        b.replay(letters[0].id)
+    b.discard(letters[0].id)
+    b.table("todo").insert({"id": "x", "title": "anew", "done": False})
+    b.replay(letters[1].id, set={"done": False})
+    sync_all(b, a)
+    assert b.dead_letters() == []
+    assert rows(a) == rows(b) == [("x", "anew", 0), ("y", "b2", 1)]
+
+
+def test_conflicts_are_told_to_both_sides(place: Any) -> None:
+    here = place(TODO)
+    a, b = here.device("a"), here.device("b")
+    told: dict[str, list[ConflictEvent]] = {"a": [], "b": []}
+    a.on_conflict(told["a"].append)
+    b.on_conflict(told["b"].append)
+    for device in (a, b):
+        device.start(background=False)
+    a.table("todo").insert({"id": "x", "title": "milk", "done": False})
+    sync_all(a, b)
+    mine = a.table("todo").update({"id": "x", "title": "from a"})
+    theirs = b.table("todo").update({"id": "x", "title": "from b"})
+    sync_all(a, b)
+    assert rows(a) == rows(b) == [("x", "from b", 0)]
+    expected = ("todo", ("x",), "title", "from a", mine, theirs)
+    for name, outcome in (("a", "lost"), ("b", "overwrote")):
+        assert [
+            (e.table, e.key, e.column, e.losing_value, e.losing_batch_id, e.winning_batch_id) for e in told[name]
+        ] == [expected]
+        assert told[name][0].outcome == outcome
+
+
+def test_the_background_carries_writes_both_ways(place: Any) -> None:
+    here = place(TODO)
+    a, b = here.device("a"), here.device("b")
+    a.start()
+    b.start()
+    for i in range(20):
+        a.table("todo").insert({"id": f"a{i:02}", "title": "from a", "done": False})
+        b.table("todo").insert({"id": f"b{i:02}", "title": "from b", "done": False})
+    until(lambda: len(rows(a)) == len(rows(b)) == 40)
+    until(lambda: a.status().queued == b.status().queued == 0)
+    assert a.table_sums() == b.table_sums()
+    assert a.status().leader
+
+
+def test_a_long_flush_goes_by_stream_and_large_batches_in_parts(place: Any) -> None:
+    here = place(TODO)
+    a, b = here.device("a"), here.device("b")
+    a.start(background=False)
+    b.start(background=False)
+    todo = a.table("todo")
+    for i in range(1200):
+        todo.insert({"id": f"k{i:04}", "title": "t", "done": False})
+    big = "x" * 9_000_000
+    todo.insert({"id": "big", "title": big, "done": False})
+    todo.update({"id": "k0000", "title": "after"})
+    sync_all(a, b)
+    assert a.status().queued == 0
+    assert rows(a) == rows(b)
+    assert b.execute("SELECT title = ? FROM todo WHERE id = 'big'", (big,)).fetchone() == (1,)
+    assert here.sql("select count(*) from todo") == [(1201,)]
+
+
+def test_two_devices_on_one_file_have_one_that_syncs(place: Any) -> None:
+    here = place(TODO)
+    a = here.device("a")
+    a.start()
+    other = here.device("a")
+    other.start()
+    with pytest.raises(SyncedElsewhere):
+        other.flush()
+    assert not other.status().leader
+    other.table("todo").insert({"id": "x", "title": "by the other", "done": False})
+    until(lambda: here.sql("select count(*) from todo") == [(1,)])
+    a.stop()
+    until(lambda: other.status().leader)
+    a.table("todo").update({"id": "x", "title": "by the first"})
+    until(lambda: here.sql("select title from todo") == [("by the first",)])
+
+
+def test_a_copied_file_takes_a_new_node_id_and_keeps_its_queue(place: Any) -> None:
+    here = place(TODO)
+    a = here.device("a")
+    a.start(background=False)
+    a.table("todo").insert({"id": "x", "title": "one", "done": False})
+    assert a.sync()
+    a.table("todo").insert({"id": "y", "title": "in both", "done": False})
+    with sqlite3.connect(here.folder / "a.db") as one, sqlite3.connect(here.folder / "c.db") as two:
+        one.backup(two)
+    a.table("todo").insert({"id": "z", "title": "by a", "done": False})
+    assert a.sync()
+    c = here.device("c")
+    states: list[State] = []
+    c.on_state(states.append)
+    before = c.status().node_id
+    c.start(background=False)
+    c.table("todo").insert({"id": "w", "title": "by the copy", "done": False})
+    sync_all(c, a)
+    assert c.status().node_id != before
+    assert "node_forked" in [s.kind for s in states]
+    assert rows(a) == rows(c)
+    assert [r[0] for r in rows(a)] == ["w", "x", "y", "z"]
+    assert (a.dead_letters(), c.dead_letters()) == ([], [])
