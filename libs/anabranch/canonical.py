@@ -34,7 +34,8 @@ _DIGEST_BYTES = 16
 _SHORT = 256
 """Lengths below it have their heads made beforehand."""
 _pack_u32 = struct.Struct(">I").pack
-_empty_hash = blake2b(digest_size=_DIGEST_BYTES)
+# Copying a state that is ready costs less than making one.
+_new_hash = blake2b(digest_size=_DIGEST_BYTES).copy
 
 Encoder = Callable[[Any], bytes]
 """Takes a cell to its encoding. Those of a RowEncoder's columns put the column's name before it."""
@@ -141,7 +142,7 @@ def _name(name: str) -> bytes:
 
 
 def _digest(encoded: bytes) -> bytes:
-    state = _empty_hash.copy()
+    state = _new_hash()
     state.update(encoded)
     return state.digest()
 

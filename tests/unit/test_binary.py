@@ -114,6 +114,29 @@ def test_an_array_holds_its_elements(
         assert has_null == (None in column)
 
 
+@pytest.mark.parametrize(
+    ("build", "cells", "expected"), [(b[1], b[3], b[4]) for b in BUILDERS], ids=[b[0] for b in BUILDERS]
+)
+@given(data=st.data())
+def test_an_array_of_one_value_holds_it_as_often_as_given(
+    build: Any, cells: st.SearchStrategy[Any], expected: Callable[[Any], bytes], data: st.DataObject
+) -> None:
+    cell, count = data.draw(cells | st.none()), data.draw(st.integers(1, 5))
+    other = data.draw(cells)
+    _, has_null, found = elements(build([cell] * count))
+    assert found == [None if cell is None else expected(cell)] * count
+    assert has_null == (cell is None)
+    # Equal ends do not make it constant.
+    _, _, found = elements(build([cell, other, cell]))
+    assert found == [None if c is None else expected(c) for c in (cell, other, cell)]
+
+
+def test_zeros_keep_their_signs_among_equals() -> None:
+    zero = 0.0
+    _, _, found = elements(binary.float8_array([zero, -0.0, zero]))
+    assert found == [struct.pack(">d", number) for number in (0.0, -0.0, 0.0)]
+
+
 def test_infinities_stay_and_no_other_value_becomes_one() -> None:
     _, _, moved = elements(
         binary.timestamp_array(

@@ -12,7 +12,7 @@ Cells are as in ``anabranch.schema.cells``; the epoch of Postgres is 2000-01-01.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import psycopg
@@ -161,15 +161,21 @@ def _array(element: int, count: int, has_null: bool, body: bytes | bytearray) ->
     return Parameter(ARRAY_OF[element], _header(1, has_null, element, count, 1) + body)
 
 
+def _is_constant(cells: Column) -> bool:
+    """Whether all cells are equal: many columns of a group's records hold one value. Not for floats, where 0.0 equals
+    -0.0."""
+    return bool(cells) and cells[0] is cells[-1] and cells.count(cells[0]) == len(cells)
+
+
 def _fixed(element: int, code: str, size: int, cells: Column) -> Parameter:
-    """An array of numbers of ``size`` bytes, packed by ``code``. Without NULLs the column is packed at once
-    and then spread over the elements, byte by byte of the number, which no loop over the cells is needed
-    for."""
+    """An array of numbers of ``size`` bytes, packed by ``code``. Without NULLs the column is packed at once and then
+    spread over the elements, byte by byte of the number, which no loop over the cells is needed for."""
     count = len(cells)
     if None in cells:
         pack = struct.Struct(f">i{code}").pack
-        body: bytes | bytearray = b"".join([_NULL if c is None else pack(size, c) for c in cells])
-        return _array(element, count, True, body)
+        return _array(element, count, True, b"".join([_NULL if c is None else pack(size, c) for c in cells]))
+    if element != FLOAT8 and _is_constant(cells):
+        return _array(element, count, False, struct.pack(f">i{code}", size, cells[0]) * count)
     packed = struct.pack(f">{count}{code}", *cells)
     step = size + 4
     body = bytearray(step * count)
@@ -224,21 +230,29 @@ def time_array(cells: Column) -> Parameter:
     return _fixed(TIME, "q", 8, cells)
 
 
-def _varying(element: int, cells: Iterable[bytes | None], count: int, has_null: bool) -> Parameter:
-    parts: list[bytes] = []
-    for cell in cells:
-        if cell is None:
-            parts.append(_NULL)
-        else:
-            size = len(cell)
-            parts.append(_LENGTHS[size] if size < 1024 else _length(size))
-            parts.append(cell)
-    return _array(element, count, has_null, b"".join(parts))
+def _element(cell: bytes | None) -> bytes:
+    return _NULL if cell is None else _length(len(cell)) + cell
+
+
+def _varying(element: int, cells: Sequence[bytes | None], has_null: bool) -> Parameter:
+    count = len(cells)
+    if has_null:
+        return _array(element, count, True, b"".join(map(_element, cells)))
+    sizes = list(map(len, cells))  # type: ignore[arg-type]
+    woven = [b""] * (2 * count)
+    woven[0::2] = map(_LENGTHS.__getitem__ if count and max(sizes) < len(_LENGTHS) else _length, sizes)
+    woven[1::2] = cells  # type: ignore[assignment]
+    return _array(element, count, False, b"".join(woven))
 
 
 def bytea_array(cells: Column) -> Parameter:
     """Bytes as bytea[]."""
-    return _varying(BYTEA, cells, len(cells), None in cells)
+    return _varying(BYTEA, cells, None in cells)
+
+
+def _refuse_nul(text: str, column: str) -> None:
+    if "\0" in text:
+        raise NulInText(column)
 
 
 def text_array(cells: Column, column: str) -> Parameter:
@@ -248,23 +262,33 @@ def text_array(cells: Column, column: str) -> Parameter:
         NulInText: a cell holds a NUL; ``column`` is the name to blame.
     """
     count = len(cells)
+    if _is_constant(cells):
+        only = cells[0]
+        if only is None:
+            return _array(TEXT, count, True, _NULL * count)
+        _refuse_nul(only, column)
+        return _array(TEXT, count, False, _element(only.encode()) * count)
     if None in cells:
-        texts: Sequence[str] = [c for c in cells if c is not None]
-    else:
-        texts = cells
-    joined = "".join(texts)
-    if "\0" in joined:
-        raise NulInText(column)
-    if texts is not cells:
-        return _varying(TEXT, (None if c is None else c.encode() for c in cells), count, True)
+        _refuse_nul("".join([c for c in cells if c is not None]), column)
+        return _varying(TEXT, [None if c is None else c.encode() for c in cells], True)
+    joined = "".join(cells)
+    _refuse_nul(joined, column)
+    if not joined.isascii():
+        return _varying(TEXT, list(map(str.encode, cells)), False)
+    # Lengths and texts make one text of single bytes, which is encoded at once.
     sizes = list(map(len, cells))
-    if count and joined.isascii() and max(sizes) < 1024:
-        # Lengths and texts woven into one text of single bytes, encoded at once.
+    size = max(sizes, default=0)
+    if size >= len(_LENGTH_TEXTS):
+        return _varying(TEXT, list(map(str.encode, cells)), False)
+    if size * count == len(joined):
+        head = _LENGTH_TEXTS[size]
+        body = (head + head.join(cells)) if count else ""
+    else:
         woven = [""] * (2 * count)
         woven[0::2] = map(_LENGTH_TEXTS.__getitem__, sizes)
         woven[1::2] = cells
-        return _array(TEXT, count, False, "".join(woven).encode("latin-1"))
-    return _varying(TEXT, map(str.encode, cells), count, False)
+        body = "".join(woven)
+    return _array(TEXT, count, False, body.encode("latin-1"))
 
 
 def typed_text_array(cells: Column, column: str) -> Parameter:
@@ -276,8 +300,7 @@ def typed_text_array(cells: Column, column: str) -> Parameter:
     """
     elements = ["NULL" if c is None else '"' + c.replace("\\", "\\\\").replace('"', '\\"') + '"' for c in cells]
     joined = "{" + ",".join(elements) + "}"
-    if "\0" in joined:
-        raise NulInText(column)
+    _refuse_nul(joined, column)
     return Parameter(0, joined.encode(), False)
 
 

@@ -16,8 +16,8 @@ from anabranch.schema.table import Column, Kind
 from anabranch.v1 import value_pb2
 from anabranch.wire.values import ARMS
 
-_SHORT = 120
-"""Lengths below it have their heads made beforehand; with what stands around them they stay below 128."""
+_SHORT = 256
+"""Lengths below it have their heads made beforehand."""
 LENGTH_DELIMITED = 2
 
 Writer = Callable[[Any], bytes]
@@ -59,41 +59,57 @@ def delimited(number: int, content: bytes) -> bytes:
     return varint(number << 3 | LENGTH_DELIMITED) + varint(len(content)) + content
 
 
-def _delimited_writer(arm: str, outer: bytes) -> Callable[[bytes], bytes]:
+def _heads(arm: str, outer: bytes) -> tuple[tuple[bytes, ...], Callable[[int], bytes]]:
+    """What stands before a content of each short length, and what makes it for any length."""
     inner = varint(field_number(value_pb2.Value, arm) << 3 | LENGTH_DELIMITED)
-    heads = tuple(outer + varint(n + len(inner) + 1) + inner + varint(n) for n in range(_SHORT))
 
-    def write(raw: bytes) -> bytes:
-        size = len(raw)
-        if size < _SHORT:
-            return heads[size] + raw
+    def head(size: int) -> bytes:
         content = inner + varint(size)
-        return outer + varint(len(content) + size) + content + raw
+        return outer + varint(len(content) + size) + content
+
+    return tuple(head(size) for size in range(_SHORT)), head
+
+
+def _text(arm: str, outer: bytes, null: bytes) -> Writer:
+    heads, head = _heads(arm, outer)
+
+    def write(cell: str | None) -> bytes:
+        if cell is None:
+            return null
+        raw = cell.encode()
+        size = len(raw)
+        return (heads[size] if size < _SHORT else head(size)) + raw
 
     return write
 
 
-def _text(arm: str, outer: bytes, null: bytes) -> Writer:
-    write = _delimited_writer(arm, outer)
-    return lambda cell: null if cell is None else write(cell.encode())
-
-
 def _bytes(arm: str, outer: bytes, null: bytes) -> Writer:
-    write = _delimited_writer(arm, outer)
-    return lambda cell: null if cell is None else write(cell)
+    heads, head = _heads(arm, outer)
+
+    def write(cell: bytes | None) -> bytes:
+        if cell is None:
+            return null
+        size = len(cell)
+        return (heads[size] if size < _SHORT else head(size)) + cell
+
+    return write
 
 
 def _integer(arm: str, outer: bytes, null: bytes) -> Writer:
     tag = varint(field_number(value_pb2.Value, arm) << 3)
     literal = _text("text_literal", outer, null)
-    # Indexed by the number of bytes in the varint.
+    # By the number of bytes in the varint.
     heads = tuple(outer + varint(n + len(tag)) + tag for n in range(11))
+    small = tuple(heads[1] + varint(n) for n in range(128))
 
     def write(cell: Any) -> bytes:
         if cell is None:
             return null
         if type(cell) is Literal:
             return literal(cell)
+        if 0 <= cell < 128:
+            short: bytes = small[cell]
+            return short
         number = varint(cell)
         return heads[len(number)] + number
 
