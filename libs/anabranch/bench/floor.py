@@ -13,8 +13,6 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import psycopg
-
 from anabranch.bench.workload import COLUMNS, SCHEMA, UPDATED, Made
 from anabranch.schema import Table
 from anabranch.store import binary, engine
@@ -132,7 +130,7 @@ def write(url: str, table: Table, database_id: int, batches: Sequence[Made], gro
 def commit_pair_s(url: str, times: int) -> list[float]:
     """How long two bare commits of one small row each take, one after the other, in seconds; ``times`` measurements."""
     took: list[float] = []
-    with psycopg.connect(url, autocommit=True) as conn:
+    with engine.connect(url, application_name="anabranch-bench-floor", autocommit=True) as conn:
         conn.execute("create table if not exists bench.pair (id bigint generated always as identity, body text)")
         for _ in range(times):
             started = time.perf_counter()

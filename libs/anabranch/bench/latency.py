@@ -32,7 +32,7 @@ async def _verdict_times(on: Stage, times: int) -> list[float]:
     took: list[float] = []
     async with grpc.aio.insecure_channel(on.stack.addresses["ingest"]) as channel:
         stub = ingest_pb2_grpc.IngestServiceStub(channel)
-        sender = Sender(client, stub, on.stack.key, 1)  # type: ignore[arg-type]
+        sender = Sender(client, stub, on.stack.key, 1)
         for batch in client.batches:
             started = time.perf_counter()
             await sender.send([batch], "")

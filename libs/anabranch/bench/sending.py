@@ -71,7 +71,7 @@ async def _all(address: str, key: str, clients: Sequence[Client], per_call: int)
     channels = [grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) for _ in clients]
     try:
         senders = [
-            Sender(client, ingest_pb2_grpc.IngestServiceStub(channel), key, per_call)  # type: ignore[arg-type]
+            Sender(client, ingest_pb2_grpc.IngestServiceStub(channel), key, per_call)
             for client, channel in zip(clients, channels, strict=True)
         ]
         await asyncio.gather(*(channel.channel_ready() for channel in channels))

@@ -7,16 +7,15 @@ it, and leaves the old ones be. 7,602 flights go to airports that are not in ``a
 
 from __future__ import annotations
 
-import io
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO
 
-import psycopg
-from psycopg import sql
+from anabranch.store.binary_cells import quote
+from anabranch.store.engine import Session
 
 SCHEMA = "airfield"
 TABLES = ("airlines", "airports", "planes", "weather", "flights", "gate_notes")
@@ -103,45 +102,35 @@ def data_folder() -> Path:
 
 
 @contextmanager
-def _open(path: Path) -> Iterator[BinaryIO]:
+def _open(path: Path) -> Iterator[IO[bytes]]:
     if path.suffix != ".zip":
         with path.open("rb") as file:
             yield file
         return
     with zipfile.ZipFile(path) as archive, archive.open(path.stem) as member:
-        yield io.BufferedReader(member)  # type: ignore[arg-type]
+        yield member
 
 
-def load(conn: psycopg.Connection[Any]) -> dict[str, int]:
+def load(conn: Session) -> dict[str, int]:
     """Make the schema and fill it, in one transaction; the number of rows of each table.
 
     Raises:
-        psycopg.errors.DuplicateSchema: it is there already.
+        psycopg.errors.DuplicateSchema: it is there already (42P06).
     """
     folder = data_folder()
     counts: dict[str, int] = {}
     with conn.transaction(), conn.cursor() as cursor:
-        cursor.execute(sql.SQL("create schema {}").format(sql.Identifier(SCHEMA)))
+        cursor.execute(f"create schema {quote(SCHEMA)}".encode())
         cursor.execute(_DEFINITIONS)
         for table, (name, raw, taken) in _FILES.items():
-            columns = [sql.Identifier(column.strip()) for column in raw.split(",")]
-            staged = sql.Identifier(f"staged_{table}")
-            cursor.execute(
-                sql.SQL("create temporary table {} ({}) on commit drop").format(
-                    staged, sql.SQL(", ").join(sql.SQL("{} text").format(column) for column in columns)
-                )
-            )
-            copy = sql.SQL("copy {} from stdin with (format csv, header, null 'NA')").format(staged)
-            with _open(folder / name) as file, cursor.copy(copy) as out:
+            columns = ", ".join(f"{quote(column.strip())} text" for column in raw.split(","))
+            staged = quote(f"staged_{table}")
+            cursor.execute(f"create temporary table {staged} ({columns}) on commit drop".encode())
+            copy = f"copy {staged} from stdin with (format csv, header, null 'NA')"
+            with _open(folder / name) as file, cursor.copy(copy.encode()) as out:
                 while chunk := file.read(1 << 18):
                     out.write(chunk)
-            cursor.execute(
-                sql.SQL("insert into {} select {} from {}").format(
-                    sql.Identifier(SCHEMA, table),
-                    sql.SQL(taken),  # type: ignore[arg-type]
-                    staged,
-                )
-            )
+            cursor.execute(f"insert into {quote(SCHEMA)}.{quote(table)} select {taken} from {staged}".encode())
             counts[table] = cursor.rowcount
         # The real data refers to planes that nobody has listed: only new references are held to it.
         cursor.execute(

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psycopg
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -18,7 +17,7 @@ from anabranch.demo import compare, data, plan, tablet, verdicts
 from anabranch.demo.tablet import DATABASE, Tablet
 from anabranch.store import registration
 from anabranch.store.catalog import Database, load_database
-from anabranch.store.engine import connect
+from anabranch.store.engine import Session, connect
 from anabranch.testkit.postgres import EmbeddedPostgres
 from anabranch.testkit.stack import Stack
 
@@ -44,6 +43,7 @@ class Outcome:
         return sums and bool(self.compared) and not any(differing for _, differing in self.compared.values())
 
 
+_REAL_COLUMNS = (*plan.KEY, "sched_dep_time", "dep_time", "dep_delay", "tailnum")
 _REAL = """
 select flight_date, carrier, flight, origin, sched_dep_time, dep_time, dep_delay, tailnum
 from airfield.flights where flight_date = %s
@@ -87,13 +87,10 @@ def tell(folder: Path, seed: int, console: Console) -> Outcome:
     return outcome
 
 
-def _load(
-    conn: psycopg.Connection[Any], outcome: Outcome, console: Console
-) -> tuple[Sequence[Mapping[str, Any]], Database]:
+def _load(conn: Session, outcome: Outcome, console: Console) -> tuple[Sequence[Mapping[str, Any]], Database]:
     started = time.perf_counter()
     outcome.rows = data.load(conn)
-    with conn.cursor(row_factory=psycopg.rows.dict_row) as cursor:
-        departures = cursor.execute(_REAL, (plan.DAY,)).fetchall()
+    departures = [dict(zip(_REAL_COLUMNS, row, strict=True)) for row in conn.execute(_REAL, (plan.DAY,))]
     # What the day brought is not known yet when it begins.
     conn.execute(_BLANK, (plan.DAY,))
     console.print(f"{sum(outcome.rows.values()):,} rows loaded in {time.perf_counter() - started:.1f} s:")
@@ -141,7 +138,7 @@ def _work(
     for name, one in tablets.items():
         one.tell("work", work[name])
     for name, one in tablets.items():
-        kind, value = one.next_event()
+        _, value = one.next_event()
         outcome.work[name] = value
         console.print(f"  {name}: {value['batches']:,} batches, {value['mutations']:,} mutations pending")
 
@@ -155,7 +152,7 @@ def _come_back(tablets: Mapping[str, Tablet], outcome: Outcome, console: Console
         tablets[name].ask("come_back")
 
 
-def _compare(conn: psycopg.Connection[Any], database: Database, file: Path) -> tuple[int, int]:
+def _compare(conn: Session, database: Database, file: Path) -> tuple[int, int]:
     compared = differing = 0
     for table in database.tables.values():
         rows, wrong = compare.differing_rows(conn, database.schema_name, table, file)

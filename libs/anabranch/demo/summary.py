@@ -9,6 +9,7 @@ from anabranch.demo import plan
 from anabranch.demo.story import Outcome
 
 SHOWN_LOSERS = 8
+SHOWN_LETTERS = 16
 
 
 def show(outcome: Outcome, console: Console) -> None:
@@ -79,8 +80,10 @@ def _losers(outcome: Outcome) -> Table:
 def _dead(outcome: Outcome) -> Table:
     letters = [(name, letter) for name in plan.TABLETS for letter in outcome.reports[name]["dead"]]
     table = Table("tablet", "reason", "table", "key", title=f"{len(letters)} dead letters, kept on their tablets")
-    for name, (reason, where, key, constraint) in letters:
+    for name, (reason, where, key, constraint) in letters[:SHOWN_LETTERS]:
         table.add_row(name, f"{reason} {constraint}".strip(), where, ", ".join(map(str, key)))
+    if len(letters) > SHOWN_LETTERS:
+        table.add_row(f"and {len(letters) - SHOWN_LETTERS} more")
     return table
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
-import psycopg
+from typing import NamedTuple
 
 from anabranch.store.catalog import Database
+from anabranch.store.engine import Session
 from anabranch.v1 import errors_pb2, value_pb2, verdict_pb2
 from anabranch.wire.values import column_reader
 
@@ -54,7 +53,7 @@ from anabranch.table_sums s join anabranch.synced_tables t on t.id = s.table_id 
 """
 
 
-def read(conn: psycopg.Connection[Any], database: Database) -> Verdicts:
+def read(conn: Session, database: Database) -> Verdicts:
     """All verdicts and all values that lost."""
     found = Verdicts()
     for node, raw in conn.execute(_BATCHES, (database.id,)):
@@ -78,6 +77,6 @@ def _shown(database: Database, table: str, column: str, raw: bytes) -> object:
     return column_reader(database.tables[table].by_name[column])(value) if column else str(value).strip()
 
 
-def read_sums(conn: psycopg.Connection[Any], database: Database) -> dict[str, tuple[int, bytes]]:
+def read_sums(conn: Session, database: Database) -> dict[str, tuple[int, bytes]]:
     """Count and hash of each table, as the server keeps them."""
     return {table: (count, digest) for table, count, digest in conn.execute(_SUMS, (database.id,))}
