@@ -8,12 +8,12 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ulid import ULID
 
-from anabranch.schema import Cell, Table
+from anabranch.schema import Table
 from anabranch.store import catalog, registration
 from anabranch.store.channels import INBOX_CHANNEL
 from anabranch.store.engine import Session, connect
@@ -21,7 +21,7 @@ from anabranch.store.sums import scan_sum
 from anabranch.v1 import batch_pb2, errors_pb2, value_pb2, verdict_pb2
 from anabranch.wire.values import column_writer
 
-Rows = Mapping[str, Cell]
+Rows = Mapping[str, Any]
 Change = tuple[str, str, Sequence[Rows]]
 """insert, update or delete; the table; its rows."""
 _TYPES = {"insert": 1, "update": 2, "delete": 3}
@@ -39,7 +39,8 @@ values (%s, %s, %s, %s, '', '', 0)
 
 class ResolverRig:
     """``tables``: SQL that makes the tables of schema ``app`` (the search path while it runs); they are registered in
-    the order of ``names``, each with its policy. ``forced``: tables registered without asking whether they can be."""
+    the order of ``names``, each with its policy. ``forced``: tables registered without asking whether they can be.
+    ``commit`` commits one group: database id, most batches, offset of the clock; it gives how many were taken."""
 
     def __init__(
         self,
@@ -50,9 +51,12 @@ class ResolverRig:
         policy: Mapping[str, Any] | None = None,
         database: str = "app",
         forced: Iterable[str] = (),
+        commit: Callable[[int, int, int], int] | None = None,
     ) -> None:
         self.url = url
         self.name = database
+        self.commit = commit
+        self.clock_offset_ms = 0
         self.conn = connect(url, application_name="anabranch-rig", autocommit=True)
         self.sql(f"create schema {database}")
         self.sql(f"set search_path to {database}; {tables}; reset search_path")
@@ -88,6 +92,20 @@ class ResolverRig:
     def node(self, name: str, principal: str = "") -> RigNode:
         """A new node."""
         return RigNode(self, name, principal or f"user-{name}")
+
+    def group(self, most: int = 1_000) -> int:
+        """Commit one group and check what must hold after it; how many batches it looked at."""
+        assert self.commit is not None, "the rig was made without a way to commit"
+        taken = self.commit(self.database.id, most, self.clock_offset_ms)
+        self.check()
+        return taken
+
+    def drain(self, most: int = 1_000) -> None:
+        """Commit groups until none finds a batch that is ready."""
+        for _ in range(1_000):
+            if not self.group(most):
+                return
+        raise AssertionError("a thousand groups, and there are batches left that are ready")
 
     @property
     def head(self) -> int:
@@ -191,7 +209,7 @@ class RigNode:
         self._time_ms = max(self._time_ms + 1, time_ms or time.time_ns() // 1_000_000)
         return str(ULID.from_bytes(self._time_ms.to_bytes(6, "big") + secrets.token_bytes(10)))
 
-    def make(self, *changes: Change, batch_id: str | None = None, undo: Mapping[str, Cell] | None = None) -> Made:
+    def make(self, *changes: Change, batch_id: str | None = None, undo: Rows | None = None) -> Made:
         """A batch, not sent yet."""
         database = self.rig.database
         made = batch_id or self.new_id()

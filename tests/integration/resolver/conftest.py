@@ -1,0 +1,46 @@
+"""A rig whose groups are committed by the resolver's own code, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from anabranch.store.claim import open_session, session_options
+from anabranch.testkit.resolver_rig import ResolverRig
+from anabranch_conflict_resolver.group_commit import GroupLimits, Memory, commit_group
+
+TODO = "create table todo (id text primary key, title text, done boolean)"
+
+
+@pytest.fixture
+def make_rig(migrated_url: str) -> Iterator[Any]:
+    """Makes rigs on one new database. ``make_rig()`` has table todo."""
+    options = session_options(statement_timeout_ms=10_000, lock_timeout_ms=250, idle_timeout_ms=5_000)
+    session = open_session(migrated_url, options)
+    memories: dict[int, Memory] = {}
+    rigs: list[ResolverRig] = []
+
+    def commit(database_id: int, most: int, offset_ms: int) -> int:
+        memory = memories.setdefault(database_id, Memory())
+        limits = GroupLimits(busy_ms=20)
+        outcome = commit_group(session, memory, database_id, most=most, clock_offset_ms=offset_ms, limits=limits)
+        return outcome.taken
+
+    def make(tables: str = TODO, names: Any = None, **more: Any) -> ResolverRig:
+        rig = ResolverRig(migrated_url, tables, names or {"todo": None}, commit=commit, **more)
+        rigs.append(rig)
+        return rig
+
+    yield make
+    for rig in rigs:
+        rig.close()
+    session.close()
+
+
+@pytest.fixture
+def rig(make_rig: Any) -> ResolverRig:
+    """A rig with table todo (id, title, done)."""
+    made: ResolverRig = make_rig()
+    return made

@@ -1,0 +1,213 @@
+"""Faults that no batch is to blame for: deadlocks, lost sessions, lost answers; and the batch that fails alone."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from anabranch.clock import Clock
+from anabranch.store.claim import open_session, session_options
+from anabranch.store.take import read_payloads
+from anabranch.store.waves import DatabaseError
+from anabranch.testkit.resolver_rig import ResolverRig
+from anabranch_conflict_resolver.bell import Bell
+from anabranch_conflict_resolver.group_commit import GroupLimits, Memory, commit_group
+from anabranch_conflict_resolver.worker import Worker
+
+OPTIONS = session_options(statement_timeout_ms=5_000, lock_timeout_ms=250, idle_timeout_ms=2_000)
+
+RAISE = """
+create table t (id text primary key, a text);
+create table tried (n bigint);
+create sequence tries;
+create function fail() returns trigger language plpgsql as $$
+begin
+    if new.a like 'raise %' then
+        perform nextval('app.tries');
+        raise exception 'no' using errcode = substr(new.a, 7);
+    end if;
+    return new;
+end $$;
+create trigger fail before insert on t for each row execute function fail();
+"""
+
+
+@pytest.fixture
+def worker_of(migrated_url: str) -> Iterator[Any]:
+    """Starts workers of their own threads; all are stopped in the end."""
+    stopping = threading.Event()
+    threads = []
+
+    def start(rig: ResolverRig) -> Worker:
+        bell = Bell()
+        worker = Worker(
+            migrated_url, OPTIONS, GroupLimits(busy_ms=20), Clock(), bell, stopping, most_batches=500, target_ms=250
+        )
+        threads.append(threading.Thread(target=worker.run))
+        threads[-1].start()
+        bell.ring(rig.database.id)
+        return worker
+
+    yield start
+    stopping.set()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def until(rig: ResolverRig, left: int = 0, timeout_s: float = 20.0) -> None:
+    """Wait until so many batches are left in the inbox."""
+    end = time.monotonic() + timeout_s
+    while len(rig.waiting()) > left:
+        assert time.monotonic() < end, f"{len(rig.waiting())} batches are left"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("code", ["40001", "40P01", "53200", "55000", "57014", "58030"])
+def test_a_batch_that_fails_alone_three_times_is_rejected_internal(
+    make_rig: Any, worker_of: Any, code: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rig: ResolverRig = make_rig(RAISE, {"t": None}, forced=["t"])
+    a, b = rig.node("a"), rig.node("b")
+    good = [b.insert("t", {"id": f"{i}"}) for i in range(20)]
+    bad = a.insert("t", {"id": "bad", "a": f"raise {code}"})
+    good += [b.insert("t", {"id": f"l{i}"}) for i in range(20)]
+    worker_of(rig)
+    until(rig)
+    rig.check()
+    assert rig.outcome(bad) == "INTERNAL"
+    assert [rig.outcome(one) for one in good] == [["APPLIED"]] * 40
+    assert "batch rejected INTERNAL" in capsys.readouterr().out
+    [(tries,)] = rig.sql("select last_value from app.tries")
+    assert tries >= 3
+
+
+def test_a_passing_fault_blames_nobody(make_rig: Any, worker_of: Any) -> None:
+    rig: ResolverRig = make_rig(RAISE, {"t": None}, forced=["t"])
+    rig.sql(
+        "create or replace function app.fail() returns trigger language plpgsql as $$ begin"
+        " if nextval('app.tries') < 4 then raise exception 'no' using errcode = '40P01'; end if; return new; end $$"
+    )
+    a = rig.node("a")
+    sent = [a.insert("t", {"id": f"{i}"}) for i in range(10)]
+    worker_of(rig)
+    until(rig)
+    rig.check()
+    assert [rig.outcome(one) for one in sent] == [["APPLIED"]] * 10
+
+
+def test_attempts_survive_the_rollback(make_rig: Any, worker_of: Any) -> None:
+    rig: ResolverRig = make_rig(RAISE, {"t": None}, forced=["t"])
+    rig.node("a").insert("t", {"id": "bad", "a": "raise 40001"})
+    worker_of(rig)
+    seen = set()
+    while waiting := rig.sql("select attempts from anabranch.inbox"):
+        seen.add(waiting[0][0])
+        time.sleep(0.005)
+    assert {1, 2, 3} <= seen
+
+
+def test_a_lost_session_is_replaced(rig: ResolverRig, worker_of: Any) -> None:
+    a = rig.node("a")
+    worker = worker_of(rig)
+    for i in range(5):
+        a.insert("todo", {"id": f"{i}"})
+        worker._bell.ring(rig.database.id)
+        until(rig)
+        rig.sql(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where application_name = 'anabranch-conflict-resolver' and datname = current_database()"
+        )
+    a.insert("todo", {"id": "last"})
+    worker._bell.ring(rig.database.id)
+    until(rig)
+    rig.check()
+    assert len(rig.rows("todo")) == 6
+
+
+class LosesTheAnswer(threading.Thread):
+    """A way to Postgres that is cut once, after COMMIT has been sent and before its answer comes back (or before it is
+    sent, with ``after`` False)."""
+
+    def __init__(self, url: str, *, after: bool) -> None:
+        super().__init__(daemon=True)
+        parts = urlsplit(url)
+        self._target = (parts.hostname or "", parts.port or 5432)
+        self._after = after
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        port = self._listener.getsockname()[1]
+        self.url = parts._replace(netloc=f"{parts.username}:{parts.password}@127.0.0.1:{port}").geturl()
+        self.cut = threading.Event()
+
+    def run(self) -> None:
+        near, _ = self._listener.accept()
+        far = socket.create_connection(self._target)
+        back = threading.Thread(target=self._back, args=(far, near), daemon=True)
+        back.start()
+        while data := near.recv(65536):
+            if data.startswith(b"Q") and b"COMMIT" in data[:16]:
+                self.cut.set()
+                if self._after:
+                    far.sendall(data)
+                    # Postgres has committed when it has answered.
+                    back.join(10)
+                break
+            far.sendall(data)
+        for end in (near, far):
+            end.close()
+        self._listener.close()
+
+    def _back(self, far: socket.socket, near: socket.socket) -> None:
+        while data := far.recv(65536):
+            if self.cut.is_set():
+                return
+            near.sendall(data)
+
+
+@pytest.mark.parametrize("after", [True, False])
+def test_a_commit_whose_answer_is_lost_is_found_out_by_looking(
+    rig: ResolverRig, migrated_url: str, after: bool
+) -> None:
+    a = rig.node("a")
+    sent = [a.insert("todo", {"id": f"{i}"}) for i in range(5)]
+    proxy = LosesTheAnswer(migrated_url, after=after)
+    proxy.start()
+    session = open_session(proxy.url, OPTIONS)
+    with pytest.raises(DatabaseError):
+        commit_group(session, Memory(), rig.database.id, most=100, clock_offset_ms=0, limits=GroupLimits())
+    session.close()
+    proxy.join(10)
+    assert proxy.cut.is_set()
+    assert (rig.waiting() == []) is after
+    head = rig.head
+    end = time.monotonic() + 10
+    while rig.waiting():
+        # The server may not have noticed yet that the session is gone, and with it the claim.
+        assert time.monotonic() < end
+        rig.group()
+    assert [rig.outcome(one) for one in sent] == [["APPLIED"]] * 5
+    assert len(rig.sql("select 1 from anabranch.log")) == 5
+    assert (rig.head == head) is after
+
+
+def test_two_sessions_never_hold_one_database(rig: ResolverRig, migrated_url: str) -> None:
+    rig.node("a").insert("todo", {"id": "1"})
+    with rig.session() as other:
+        other.execute("select pg_advisory_xact_lock(%s, %s)", (0x616E6162, rig.database.id))
+        assert rig.group() == 0
+        assert len(rig.waiting()) == 1
+        other.rollback()
+    assert rig.group() == 1
+
+
+def test_payloads_are_read_by_id(rig: ResolverRig) -> None:
+    a = rig.node("a")
+    made = a.make(("insert", "todo", [{"id": "1"}]))
+    a.send(made)
+    assert read_payloads(rig.conn, rig.database.id, [made.id, "none"]) == {made.id: made.payload}
