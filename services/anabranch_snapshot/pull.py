@@ -29,7 +29,7 @@ from anabranch.runtime.errors import Failure
 from anabranch.schema import Table
 from anabranch.store.catalog import Database
 from anabranch.store.log_reader import SumRow, Sums, UnknownDatabaseError
-from anabranch.store.pull_reader import PullOptions, PullReader, PullUnavailableError, key_of_last
+from anabranch.store.pull_reader import PullReader, PullSource, PullUnavailableError, key_of_last
 from anabranch.v1 import errors_pb2, position_pb2, snapshot_pb2
 from anabranch_snapshot.config import SnapshotSettings
 from anabranch_snapshot.pages import to_position
@@ -37,6 +37,7 @@ from anabranch_snapshot.resume_tokens import Progress, to_token
 
 PART_BYTES = 3_500_000
 """The most of a chunk that one response carries; below the 4 MiB that a gRPC channel takes by default."""
+_ARROW_IPC = bytes((snapshot_pb2.PullResponse.ARROW_IPC_FIELD_NUMBER << 3 | 2,))
 _T = TypeVar("_T")
 _log = structlog.get_logger()
 
@@ -50,9 +51,11 @@ class Wanted:
 
 
 class Turns:
-    """Who may read, and the threads that do. ``sessions`` at once; ``waiting`` more may wait."""
+    """Who may read, the threads that do, and where their sessions come from. ``sessions`` at once; ``waiting`` more may
+    wait."""
 
-    def __init__(self, sessions: int, waiting: int) -> None:
+    def __init__(self, source: PullSource, sessions: int, waiting: int) -> None:
+        self.source = source
         self._turns = asyncio.Semaphore(sessions)
         self._waiting = 0
         self._most_waiting = waiting
@@ -86,8 +89,9 @@ class Turns:
         return asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def close(self) -> None:
-        """End the threads that have nothing to do."""
+        """End the threads, and the session that is kept."""
         self._threads.shutdown(wait=False)
+        self.source.close()
 
 
 class Session:
@@ -135,25 +139,15 @@ async def pull(
     database: Database,
     wanted: Sequence[Wanted],
     began: Callable[[Sums], position_pb2.ServerState],
-) -> AsyncIterator[snapshot_pb2.PullResponse]:
-    """The chunks of ``wanted``, table by table. ``began`` is told of the moment, checks it, and gives the state that
-    goes into the first response.
+) -> AsyncIterator[bytes]:
+    """Serialized responses: the chunks of ``wanted``, table by table. ``began`` is told of the moment, checks it, and
+    gives the state that goes into the first response.
 
     Raises:
         Failure: what ``began`` raises; OVERLOADED, UNKNOWN_DATABASE, UNAVAILABLE.
         adbc_driver_manager.Error: what Postgres refused.
     """
-    reader = PullReader(
-        settings.postgres_url.get_secret_value(),
-        database.id,
-        database.schema_name,
-        PullOptions(
-            lock_timeout_ms=settings.pull_lock_timeout_ms,
-            statement_timeout_ms=settings.pull_max_ms,
-            idle_timeout_ms=settings.pull_stall_ms + 30_000,
-            batch_bytes=settings.pull_batch_bytes,
-        ),
-    )
+    reader = PullReader(turns.source, database.id, database.schema_name)
     loop = asyncio.get_running_loop()
     async with turns.turn():
         session = Session(reader, turns)
@@ -166,7 +160,7 @@ async def pull(
             as_of = to_position(database, moment.head, moment.chain)
             sums = {row.table: row for row in moment.rows}
             for one in wanted:
-                async for response in _table(session, reader, database, one, as_of, sums):
+                async for response, ipc in _table(session, reader, database, one, as_of, sums):
                     if state is not None:
                         response.state.CopyFrom(state)
                         state = None
@@ -176,7 +170,7 @@ async def pull(
                         f"nothing was taken for {settings.pull_stall_ms} ms: resume the pull",
                     )
                     try:
-                        yield response
+                        yield _with_ipc(response, ipc)
                     finally:
                         stalled.cancel()
                     if session.cut_off is not None:
@@ -202,15 +196,15 @@ async def _table(
     wanted: Wanted,
     as_of: position_pb2.Position,
     sums: Mapping[str, SumRow],
-) -> AsyncIterator[snapshot_pb2.PullResponse]:
+) -> AsyncIterator[tuple[snapshot_pb2.PullResponse, memoryview]]:
     table, progress = wanted.table, wanted.progress or Progress(None, 0, as_of.server_timestamp_ms)
     key, rows_done = progress.key, progress.rows_done
 
-    def first() -> tuple[pa.RecordBatch, bytes] | None:
+    def first() -> tuple[pa.RecordBatch, memoryview] | None:
         reader.open_table(table, key)
         return following()
 
-    def following() -> tuple[pa.RecordBatch, bytes] | None:
+    def following() -> tuple[pa.RecordBatch, memoryview] | None:
         batch = reader.next_batch()
         return None if batch is None else (batch, to_ipc(batch))
 
@@ -226,21 +220,27 @@ async def _table(
         progress = Progress(tuple(key_of_last(table, batch)), rows_done, progress.earliest)
         last = range(0, len(ipc), PART_BYTES)[-1]
         for start in range(0, last, PART_BYTES):
-            yield snapshot_pb2.PullResponse(
-                table=table.name, arrow_ipc=ipc[start : start + PART_BYTES], arrow_ipc_incomplete=True, as_of=as_of
-            )
-        yield snapshot_pb2.PullResponse(
-            table=table.name,
-            arrow_ipc=ipc[last:] if last else ipc,
-            rows_done=rows_done,
-            as_of=as_of,
-            resume=to_token(database, table, progress),
-        )
+            part = snapshot_pb2.PullResponse(table=table.name, arrow_ipc_incomplete=True, as_of=as_of)
+            yield part, ipc[start : start + PART_BYTES]
+        resume = to_token(database, table, progress)
+        yield snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, as_of=as_of, resume=resume), ipc[last:]
     row = sums.get(table.name)
-    yield snapshot_pb2.PullResponse(
-        table=table.name,
-        rows_done=rows_done,
-        done=True,
-        as_of=as_of,
-        sum=None if row is None else position_pb2.TableSum(table=row.table, count=row.count, hash=row.hash),
-    )
+    total = None if row is None else position_pb2.TableSum(table=row.table, count=row.count, hash=row.hash)
+    response = snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, done=True, as_of=as_of, sum=total)
+    yield response, memoryview(b"")
+
+
+def _with_ipc(response: snapshot_pb2.PullResponse, ipc: memoryview) -> bytes:
+    """The response with its field arrow_ipc, which so is copied once and not three times."""
+    if not ipc:
+        return response.SerializeToString()
+    return b"".join((response.SerializeToString(), _ARROW_IPC, _varint(len(ipc)), ipc))
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)

@@ -13,6 +13,7 @@ from anabranch.store.availability import is_unavailable
 from anabranch.store.catalog import Database
 from anabranch.store.engine import AsyncPool
 from anabranch.store.log_reader import log_pool
+from anabranch.store.pull_reader import PullOptions, PullSource
 from anabranch.store.verdicts import hear, open_listener
 from anabranch.v1 import position_pb2
 from anabranch_snapshot.config import SnapshotSettings
@@ -22,6 +23,8 @@ from anabranch_snapshot.nodes import Nodes
 from anabranch_snapshot.pull import Turns
 from anabranch_snapshot.tail import Tail
 
+_IDLE_MARGIN_MS = 30_000
+"""A stalled pull is ended by this process, with a reason; so much later by Postgres, should this one be stopped."""
 _log = structlog.get_logger()
 
 
@@ -39,7 +42,7 @@ class Snapshot:
             self._url, max_size=settings.log_sessions, statement_timeout_ms=settings.log_statement_timeout_ms
         )
         self.log = Log(self._log_pool, self.databases, self.nodes, clock, settings.log_sessions)
-        self.turns = Turns(settings.pull_sessions, settings.pull_waiting)
+        self.turns = Turns(_pull_source(settings), settings.pull_sessions, settings.pull_waiting)
         self._tails: dict[int, Tail] = {}
         self._listening = False
 
@@ -123,6 +126,16 @@ class Snapshot:
         finally:
             self._listening = False
             await conn.close()
+
+
+def _pull_source(settings: SnapshotSettings) -> PullSource:
+    options = PullOptions(
+        lock_timeout_ms=settings.pull_lock_timeout_ms,
+        statement_timeout_ms=settings.pull_max_ms,
+        idle_timeout_ms=settings.pull_stall_ms + _IDLE_MARGIN_MS,
+        batch_bytes=settings.pull_batch_bytes,
+    )
+    return PullSource(settings.postgres_url.get_secret_value(), options)
 
 
 def _tell_of_outage(state: tenacity.RetryCallState) -> None:

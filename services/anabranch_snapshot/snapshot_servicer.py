@@ -22,7 +22,7 @@ SERVICE = "anabranch.v1.SnapshotService"
 
 
 class SnapshotServicer:
-    """Describe and Pull."""
+    """``pull`` gives bytes: a chunk goes into its response without being parsed."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
@@ -36,9 +36,7 @@ class SnapshotServicer:
         response.state.CopyFrom(snapshot.log.state(database, sums.head, sums.chain, sums.floor, sums.schema_version))
         return response
 
-    async def pull(
-        self, request: snapshot_pb2.PullRequest, context: Context
-    ) -> AsyncIterator[snapshot_pb2.PullResponse]:
+    async def pull(self, request: snapshot_pb2.PullRequest, context: Context) -> AsyncIterator[bytes]:
         """``SnapshotService.Pull``."""
         snapshot = self._snapshot
         database = await self._fresh(request.db_name, request.node_state)
@@ -101,8 +99,6 @@ def register(server: grpc.aio.Server, servicer: SnapshotServicer) -> None:
             snapshot_pb2.DescribeRequest.FromString,
             snapshot_pb2.DescribeResponse.SerializeToString,
         ),
-        "Pull": grpc.unary_stream_rpc_method_handler(
-            servicer.pull, snapshot_pb2.PullRequest.FromString, snapshot_pb2.PullResponse.SerializeToString
-        ),
+        "Pull": grpc.unary_stream_rpc_method_handler(servicer.pull, snapshot_pb2.PullRequest.FromString),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pyarrow as pa
 
 
-def to_ipc(batch: pa.RecordBatch) -> bytes:
-    """A whole Arrow IPC stream: the schema and this batch."""
+def to_ipc(batch: pa.RecordBatch) -> memoryview:
+    """A whole Arrow IPC stream: the schema and this batch. Not copied into bytes, since it goes into a message next."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+    return memoryview(sink.getvalue())
 
 
 def from_ipc(data: bytes) -> pa.Table:

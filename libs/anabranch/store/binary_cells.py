@@ -56,7 +56,8 @@ def bare_type(postgres_type: str) -> str:
     return _LENGTH_ONE.get(base, base) + brackets
 
 
-def _is_built_in(postgres_type: str) -> bool:
+def is_built_in(postgres_type: str) -> bool:
+    """Whether a type as ``format_type`` prints it is the system's own."""
     return "." not in _QUOTED.sub("", postgres_type)
 
 
@@ -90,7 +91,7 @@ def sender(column: Column) -> Sender:
             return Sender("timestamptz[]" if zone else "timestamp[]", partial(binary.timestamp_array, zone=zone))
         case Kind.ARRAY:
             return Sender("text[]", _array_builder(column), "::" + bare_type(column.postgres_type))
-    if kind is not Kind.LITERAL and not _is_built_in(column.postgres_type):
+    if kind is not Kind.LITERAL and not is_built_in(column.postgres_type):
         return Sender(bare_type(column.postgres_type) + "[]", partial(binary.typed_text_array, column=name))
     cast = "" if kind is Kind.STRING else "::" + bare_type(column.postgres_type)
     return Sender("text[]", partial(binary.text_array, column=name), cast)
@@ -134,9 +135,13 @@ def read_expression(column: Column, relation: str) -> str:
         case Kind.ARRAY:
             return f"{reference}::text"
         case Kind.LITERAL:
-            # A cast to text need not be what the output function prints (inet); concat calls that.
-            return f"case when num_nulls({reference}) = 0 then concat({reference}) end"
+            return output_text(reference)
     return reference
+
+
+def output_text(expression: str) -> str:
+    """What the output function of an expression's type prints; a cast to text need not be that (inet, char(n))."""
+    return f"case when num_nulls({expression}) = 0 then concat({expression}) end"
 
 
 Loader = Callable[[object], Cell]

@@ -22,7 +22,7 @@ from anabranch.schema.cells import (
     TIMESTAMP_MINUS_INFINITY,
 )
 from anabranch.store.binary import EPOCH_DAYS, EPOCH_US
-from anabranch.store.binary_cells import quote, read_expression
+from anabranch.store.binary_cells import is_built_in, output_text, quote, read_expression
 from anabranch.store.binary_text import timestamp_text
 
 _FIRST_US = -211_000_000_000_000_000
@@ -37,6 +37,10 @@ _WRAPPED_MINUS_INFINITY_DAY = DATE_MINUS_INFINITY + EPOCH_DAYS
 def pull_expression(column: Column, relation: str) -> str:
     """What to select for ``column`` of ``relation`` (quoted, or an alias)."""
     reference = f"{relation}.{quote(column.name)}"
+    if column.kind is Kind.STRING and not is_built_in(column.postgres_type):
+        # An enum, or a domain, which may be one over char(n): as its output function prints it. So the driver meets
+        # built-in types only, and need not know of those that were made since it looked.
+        return output_text(reference)
     if column.kind is not Kind.ARRAY:
         return read_expression(column, relation)
     match column.element_kind:

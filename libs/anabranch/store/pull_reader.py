@@ -16,6 +16,7 @@ too long (``tcp_user_timeout``, as far as the system honours it).
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,12 +46,48 @@ class PullUnavailableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PullOptions:
-    """Limits of a pull's session, in milliseconds, and about how many bytes a batch has."""
+    """Limits of the session of a pull, in milliseconds, and about how many bytes a batch has."""
 
     lock_timeout_ms: int
     statement_timeout_ms: int
     idle_timeout_ms: int
     batch_bytes: int
+
+
+class PullSource:
+    """Opens sessions for pulls of one Postgres. What the driver has to learn about a server it learns once, which takes
+    as long as the pull of 30,000 rows; therefore one session stays open, unused. Any thread."""
+
+    def __init__(self, url: str, options: PullOptions) -> None:
+        self.options = options
+        arguments = connection_arguments(
+            url,
+            application_name="anabranch-snapshot-pull",
+            options=SessionOptions(
+                statement_timeout_ms=options.statement_timeout_ms,
+                lock_timeout_ms=options.lock_timeout_ms,
+                idle_in_transaction_session_timeout_ms=options.idle_timeout_ms,
+                client_connection_check_interval_ms=1_000,
+                settings={"tcp_user_timeout": str(options.idle_timeout_ms)},
+            ),
+        )
+        self._conninfo = make_conninfo(**arguments)
+        self._first: driver.Connection | None = None
+        self._turn = threading.Lock()
+
+    def session(self) -> driver.Connection:
+        """A new session, in autocommit. Raises ``adbc_driver_manager.Error``."""
+        with self._turn:
+            if self._first is None:
+                self._first = postgres.connect(self._conninfo, autocommit=True)
+            return self._first.adbc_clone()
+
+    def close(self) -> None:
+        """Forget the server. Sessions that are open stay so."""
+        with self._turn:
+            if self._first is not None:
+                self._first.close()
+                self._first = None
 
 
 class PullReader:
@@ -60,11 +97,10 @@ class PullReader:
     ``adbc_driver_manager.Error`` for what Postgres refused otherwise.
     """
 
-    def __init__(self, url: str, database_id: int, schema_name: str, options: PullOptions) -> None:
-        self._url = url
+    def __init__(self, source: PullSource, database_id: int, schema_name: str) -> None:
+        self._source = source
         self._database_id = database_id
         self._schema_name = schema_name
-        self._options = options
         self._conn: driver.Connection | None = None
         self._cursor: driver.Cursor | None = None
         self._batches: pa.RecordBatchReader | None = None
@@ -76,20 +112,8 @@ class PullReader:
         Raises:
             UnknownDatabaseError: there is no such database any more.
         """
-        options = self._options
-        arguments = connection_arguments(
-            self._url,
-            application_name="anabranch-snapshot-pull",
-            options=SessionOptions(
-                statement_timeout_ms=options.statement_timeout_ms,
-                lock_timeout_ms=options.lock_timeout_ms,
-                idle_in_transaction_session_timeout_ms=options.idle_timeout_ms,
-                client_connection_check_interval_ms=1_000,
-                settings={"tcp_user_timeout": str(options.idle_timeout_ms)},
-            ),
-        )
         try:
-            self._conn = postgres.connect(make_conninfo(**arguments), autocommit=True)
+            self._conn = self._source.session()
             self._run("begin isolation level repeatable read read only")
             if tables:
                 names = ", ".join(f"{quote(self._schema_name)}.{quote(table.name)}" for table in tables)
@@ -123,7 +147,7 @@ class PullReader:
                 where = f" where ({key}) > ({', '.join(values)})"
             self._table = table
             self._cursor = self._conn.cursor()
-            self._cursor.adbc_statement.set_options(**{_BATCH_BYTES: str(self._options.batch_bytes)})
+            self._cursor.adbc_statement.set_options(**{_BATCH_BYTES: str(self._source.options.batch_bytes)})
             self._cursor.execute(
                 f"select {select_list(table, 't')} from {quote(self._schema_name)}.{quote(table.name)} t"
                 f"{where} order by {key}"
