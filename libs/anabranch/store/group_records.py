@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from anabranch.merge.model import RowVersion, Stamp
 from anabranch.schema.table import Kind
 from anabranch.store import group_records_statements as statements
 from anabranch.store.binary import (
     Connection,
+    Cursor,
     Parameter,
     bytea,
     bytea_array,
@@ -203,7 +206,7 @@ def update_versions(conn: Connection, rows: Sequence[VersionRow]) -> None:
         RuntimeError: one had none, or is named twice.
     """
     if rows:
-        _expect(len(rows), run(conn, statements.UPDATE_VERSIONS, _version_parameters(rows)).rowcount)
+        _expect(conn, len(rows), run(conn, statements.UPDATE_VERSIONS, _version_parameters(rows)))
 
 
 def write_batches(conn: Connection, database_id: int, position: int, decided_ms: int, rows: Sequence[BatchRow]) -> None:
@@ -279,7 +282,7 @@ def delete_inbox(conn: Connection, database_id: int, batch_ids: Sequence[str]) -
     """
     if batch_ids:
         ids = text_array(sorted(batch_ids), "batch_id")
-        _expect(len(batch_ids), run(conn, statements.DELETE_INBOX, [int8(database_id), ids]).rowcount)
+        _expect(conn, len(batch_ids), run(conn, statements.DELETE_INBOX, [int8(database_id), ids]))
 
 
 def notify_group(conn: Connection, database_id: int, position: int, batch_ids: Sequence[str]) -> None:
@@ -304,9 +307,35 @@ def _columns(fields: Any, rows: Iterable[Any]) -> list[tuple[Any, ...]]:
     return list(zip(*map(fields, rows), strict=True))
 
 
-def _expect(named: int, changed: int) -> None:
-    if named != changed:
-        raise RuntimeError(f"{named} records named, {changed} there")
+# By connection: what a `together` has still to check.
+_expected: WeakKeyDictionary[Connection, list[tuple[int, Cursor]]] = WeakKeyDictionary()
+
+
+@contextmanager
+def together(conn: Connection) -> Iterator[None]:
+    """Send the statements within without waiting for one another's answers: nothing within may need one. What would be
+    raised by a statement may be raised by a later one or at the end."""
+    expected = _expected[conn] = []
+    try:
+        with conn.pipeline():
+            yield
+        for named, cursor in expected:
+            _compare(named, cursor)
+    finally:
+        del _expected[conn]
+
+
+def _expect(conn: Connection, named: int, cursor: Cursor) -> None:
+    expected = _expected.get(conn)
+    if expected is None:
+        _compare(named, cursor)
+    else:
+        expected.append((named, cursor))
+
+
+def _compare(named: int, cursor: Cursor) -> None:
+    if named != cursor.rowcount:
+        raise RuntimeError(f"{named} records named, {cursor.rowcount} there")
 
 
 def _version_parameters(rows: Sequence[VersionRow]) -> list[Parameter]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from psycopg import errors
 
 from anabranch.merge.model import RowVersion, Stamp
 from anabranch.store import group_records
@@ -148,6 +149,45 @@ def test_decided_batches_leave_the_inbox(conn: Session, database: int) -> None:
     assert [row[1] for row in stored(conn, "inbox")] == ["b"]
     with pytest.raises(RuntimeError, match="2 records named, 1 there"):
         group_records.delete_inbox(conn, database, ["b", "a"])
+
+
+def test_statements_sent_together_do_what_they_do_alone(conn: Session, database: int) -> None:
+    version = RowVersion(1, "n", "b")
+    with conn.transaction(), group_records.together(conn):
+        group_records.write_group(conn, database, 5, GroupRow(1, 1, b"a" * 16, []))
+        group_records.insert_versions(conn, [VersionRow(1, "k", version)])
+        group_records.update_versions(conn, [VersionRow(1, "k", RowVersion(2, "n", "b"))])
+        group_records.notify_group(conn, database, 5, ["b"])
+    assert group_records.read_head(conn, database).position == 5
+    assert group_records.read_versions(conn, [(1, "k")]) == {(1, "k"): RowVersion(2, "n", "b")}
+
+
+def test_counts_are_checked_of_statements_sent_together(conn: Session, database: int) -> None:
+    def write() -> None:
+        with conn.transaction(), group_records.together(conn):
+            group_records.write_group(conn, database, 6, GroupRow(1, 1, b"a" * 16, []))
+            group_records.delete_inbox(conn, database, ["nobody"])
+
+    with pytest.raises(RuntimeError, match="1 records named, 0 there"):
+        write()
+    assert group_records.read_head(conn, database).position == 0
+    # And the connection is as before.
+    with pytest.raises(RuntimeError, match="1 records named, 0 there"):
+        group_records.delete_inbox(conn, database, ["nobody"])
+
+
+def test_a_failure_among_statements_sent_together_is_raised(conn: Session, database: int) -> None:
+    row = GroupRow(1, 1, b"a" * 16, [])
+
+    def write() -> None:
+        with conn.transaction(), group_records.together(conn):
+            group_records.write_group(conn, database, 7, row)
+            group_records.write_group(conn, database, 7, row)
+            group_records.delete_inbox(conn, database, ["nobody"])
+
+    with pytest.raises(errors.UniqueViolation):
+        write()
+    assert group_records.read_head(conn, database).position == 0
 
 
 @pytest.mark.parametrize("count", [0, 1, 277, 278, 279, 1000])
