@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from anabranch.cli.installation import DataDir, PostgresUrl, find_postgres, read_endpoints
 from anabranch.runtime.health import probe
@@ -28,7 +27,12 @@ def status(
     data_dir: DataDir = None,
     postgres_url: PostgresUrl = None,
 ) -> None:
-    """Show databases, heads, backlog, nodes and lag; with --data-dir also whether the services are ready."""
+    """Show databases, heads, backlog, nodes and lag; with --data-dir also whether the services are ready.
+
+    head: when the last group was committed. ready: batches that could be decided; parked: that wait for a row or
+    a batch; oldest: how long the oldest of them has waited. behind: how far the node that is farthest from the
+    head is from it.
+    """
     services = _services(read_endpoints(data_dir)["addresses"]) if data_dir is not None else {}
     with connect(find_postgres(postgres_url, data_dir), application_name="anabranch-status", autocommit=True) as conn:
         now_ms, databases = read_status(conn)
@@ -64,22 +68,17 @@ def _services_table(services: dict[str, dict[str, str]]) -> Table:
 
 
 def _databases_table(databases: list[DatabaseStatus], now_ms: int) -> Table:
-    table = Table(title="databases")
-    for column in ("database", "schema", "tables", "rows", "head", "head's age", "floor"):
-        table.add_column(column)
-    for column in ("ready", "parked", "oldest waits", "nodes", "farthest behind"):
-        table.add_column(column, justify="right")
+    table = Table(Column("database", overflow="fold"), title="databases")
+    for column in ("tables", "rows", "head", "ready", "parked", "oldest", "nodes", "behind"):
+        table.add_column(column, justify="right", no_wrap=True)
     for database in databases:
         rows = [count for count in database.tables.values() if count is not None]
         behind = max((node.behind_ms for node in database.nodes), default=0)
         table.add_row(
             escape(database.name),
-            escape(database.schema_name),
             str(len(database.tables)),
             f"{sum(rows):,}",
-            _time(database.head),
-            _age(now_ms - database.head) if database.head else "",
-            _time(database.floor),
+            f"{_age(now_ms - database.head)} ago" if database.head else "none",
             str(database.ready),
             str(database.parked),
             "" if database.oldest_waiting_ms is None else _age(database.oldest_waiting_ms),
@@ -93,18 +92,12 @@ def _nodes_table(database: DatabaseStatus, now_ms: int) -> Table:
     shown = database.nodes[:SHOWN_NODES]
     left_out = database.node_count - len(shown)
     title = f"nodes of {escape(database.name)}" + (f" (those seen last; {left_out} more)" if left_out else "")
-    table = Table("node", "name", "principal", "seen", "acknowledged", "behind", title=title)
+    table = Table("node", "name", "principal", "seen", "behind", title=title)
     for node in shown:
         seen = f"{_age(now_ms - node.last_seen_ms)} ago"
         names = escape(node.name), escape(node.principal)
-        table.add_row(node.id, *names, seen, _time(node.acknowledged), _age(node.behind_ms))
+        table.add_row(node.id, *names, seen, _age(node.behind_ms))
     return table
-
-
-def _time(position: Any) -> str:
-    if not position:
-        return "none"
-    return datetime.fromtimestamp(position / 1000, UTC).isoformat(" ", "milliseconds").replace("+00:00", "Z")
 
 
 def _age(ms: int) -> str:

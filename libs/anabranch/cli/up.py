@@ -42,12 +42,15 @@ from anabranch.cli.installation import (
 )
 from anabranch.runtime.fleet import HOST, SERVICES, Fleet, FleetError, is_free
 from anabranch.store import api_keys, migrate
+from anabranch.store.availability import is_unavailable
 from anabranch.store.engine import connect
 from anabranch.testkit.postgres import EmbeddedPostgres, PostgresUnavailable
 
 app = typer.Typer()
 POSTGRES_CHECK_S = 1.0
 READY_TIMEOUT_S = 60.0
+FORESEEN = (PostgresUnavailable, migrate.MigrationError, FleetError, TimeoutError)
+"""What can go wrong at the start through no fault of this program; told in words, without a traceback."""
 PORT_NAMES = (*SERVICES, "postgres", *(f"{name}-metrics" for name in SERVICES))
 """What listens, in the order of the ports from --port-base on."""
 
@@ -83,7 +86,9 @@ def up(data_dir: Folder, port_base: PortBase = None) -> None:
         stack.enter_context(_signals(stop))
         try:
             _run(data_dir, _ports(data_dir, port_base), stop, say)
-        except (PostgresUnavailable, migrate.MigrationError, FleetError, TimeoutError) as error:
+        except Exception as error:
+            if not (isinstance(error, FORESEEN) or is_unavailable(error)):
+                raise
             say(f"failed: {error}")
             raise typer.Exit(1) from error
         say("stopped")

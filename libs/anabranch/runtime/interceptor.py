@@ -25,7 +25,7 @@ from anabranch.runtime.auth import Authenticator, Identity
 from anabranch.runtime.errors import CODES, Failure, abort, reason_name
 from anabranch.runtime.limits import RateLimit
 from anabranch.runtime.principal import set_principal
-from anabranch.runtime.streams import OpenStream, Streams
+from anabranch.runtime.streams import OpenStream, Streams, moving
 from anabranch.store.availability import is_unavailable
 from anabranch.v1 import errors_pb2
 
@@ -145,6 +145,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         async def call(request: Any, context: Context) -> Any:
             started = time.monotonic()
             code = "CANCELLED"
+            task = asyncio.current_task()
+            assert task is not None
+            self._streams.unary.add(task)
             try:
                 await self._admit(method, context)
                 if isinstance(request, Unreadable):
@@ -162,11 +165,19 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             except grpc.aio.AbortError:
                 code = _name(context.code())
                 raise
+            except asyncio.CancelledError:
+                if not self._streams.cut_off:
+                    raise
+                task.uncancel()
+                code = grpc.StatusCode.UNAVAILABLE.name
+                failure = moving()
+                return await abort(context, failure.reason, failure.message)
             except Exception as error:
                 failure = foreseen(method, error)
                 code = CODES[failure.reason].name
                 return await abort(context, failure.reason, failure.message, **failure.metadata)
             finally:
+                self._streams.unary.discard(task)
                 metrics.count("anabranch_calls", method=method, code=code)
                 metrics.record("anabranch_call_duration", time.monotonic() - started, method=method)
 

@@ -128,6 +128,20 @@ METRICS: tuple[Metric, ...] = (
     ),
     # snapshot.
     Metric("anabranch_subscribers", "gauge", "1", ("database",), "Subscribers that follow the log now"),
+    Metric(
+        "anabranch_log_pages",
+        "counter",
+        "1",
+        ("database",),
+        "Pages of the log encoded once for all subscribers together",
+    ),
+    Metric(
+        "anabranch_subscriber_overflows",
+        "counter",
+        "1",
+        ("database",),
+        "Subscribers that were too slow for the live log and went back to paging",
+    ),
     Metric("anabranch_log_sent_bytes", "counter", "By", ("database",), "Bytes of log pages sent"),
     Metric("anabranch_pull_rows", "counter", "1", ("database",), "Rows sent by pulls"),
     Metric(

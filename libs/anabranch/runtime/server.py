@@ -279,8 +279,7 @@ async def _drain(server: grpc.aio.Server, streams: Streams, endless: frozenset[s
     stopped = asyncio.ensure_future(server.stop(drain_s))
     await asyncio.wait({stopped}, timeout=max(0.0, drain_s - MOVE_MARGIN_S))
     if not stopped.done():
-        cut = streams.move(lambda stream: True)
-        _log.warning("drain is over", streams_cut=cut)
+        _log.warning("drain is over", calls_cut=streams.cut())
     await stopped
 
 

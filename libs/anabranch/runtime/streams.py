@@ -41,6 +41,10 @@ class Streams:
         self._limit = limit
         self._open: set[OpenStream] = set()
         self._of: Counter[str] = Counter()
+        self.unary: set[asyncio.Task[object]] = set()
+        """Tasks that serve unary calls now; the interceptor adds and takes them out."""
+        self.cut_off = False
+        """Whether unary calls were cancelled because the drain is over."""
         self._moving: Callable[[OpenStream], bool] = lambda stream: False
 
     def add(self, method: str, identity: Identity | None) -> OpenStream:
@@ -90,6 +94,13 @@ class Streams:
         open."""
         self._moving = which
         return self.end(which, moving())
+
+    def cut(self) -> int:
+        """End every stream and every unary call: this server waits no longer; how many."""
+        self.cut_off = True
+        for task in self.unary:
+            task.cancel()
+        return len(self.unary) + self.move(lambda stream: True)
 
 
 def moving() -> Failure:

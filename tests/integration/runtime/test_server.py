@@ -36,6 +36,8 @@ from anabranch.testkit.echo import Echo, bearer, echo_service, failure, get, now
 from anabranch.testkit.postgres import EmbeddedPostgres
 from anabranch.v1 import change_pb2, change_pb2_grpc
 
+pytestmark = pytest.mark.xdist_group("runtime-server")  # its processes are shared by its tests
+
 SECRET = "a secret that is long enough for HS256"
 REFUSED = ("UNAUTHENTICATED", "UNAUTHENTICATED")
 EXPIRED = ("UNAUTHENTICATED", "CREDENTIALS_EXPIRED")
