@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from anabranch.store import binary
+from anabranch.store.binary import Parameter
 from anabranch.store.channels import INBOX_CHANNEL
 from anabranch.store.ingest_session import Session, run
 from anabranch.store.nodes import CALLS, Call, Mode, call_columns
@@ -115,14 +116,9 @@ NOTHING = Appended(frozenset(), frozenset())
 """What an append that was not needed did."""
 
 
-async def append(session: Session, calls: Sequence[Call], arrivals: Sequence[Arrival], now_ms: int) -> Appended:
-    """Check and replace the tokens of ``calls``, and append those of ``arrivals`` that belong to a call let in and are
-    new. No two arrivals have the same database and batch id.
-
-    Raises:
-        psycopg.Error: nothing was done.
-    """
-    parameters = [
+def parameters_of(calls: Sequence[Call], arrivals: Sequence[Arrival], now_ms: int) -> list[Parameter]:
+    """The parameters of ``APPEND``."""
+    return [
         *call_columns(calls),
         binary.int8(now_ms),
         binary.int8_array([a.number for a in arrivals]),
@@ -138,6 +134,16 @@ async def append(session: Session, calls: Sequence[Call], arrivals: Sequence[Arr
         binary.int8_array([a.refusal for a in arrivals]),
         binary.text_array([a.refusal_message for a in arrivals], "refusal_message"),
     ]
+
+
+async def append(session: Session, calls: Sequence[Call], arrivals: Sequence[Arrival], now_ms: int) -> Appended:
+    """Check and replace the tokens of ``calls``, and append those of ``arrivals`` that belong to a call let in and are
+    new. No two arrivals have the same database and batch id.
+
+    Raises:
+        psycopg.Error: nothing was done.
+    """
+    parameters = parameters_of(calls, arrivals, now_ms)
     [(numbers, databases, ids, _)] = await run(session, APPEND, parameters)
     return Appended(frozenset(numbers), frozenset(zip(databases, ids, strict=True)))
 

@@ -1,0 +1,64 @@
+"""The careful look at calls that do not carry their node's current token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from anabranch.runtime.errors import Failure
+from anabranch.store import nodes
+from anabranch.store.ingest_session import Session
+from anabranch.store.nodes import Call
+from anabranch.v1 import errors_pb2
+from anabranch_ingest.queueing import Submission
+from anabranch_ingest.tokens import Ruling, judge
+
+_REFUSED = {
+    Ruling.WRONG_PRINCIPAL: (
+        errors_pb2.REASON_WRONG_PRINCIPAL,
+        "the node belongs to another principal: clear the device's file, or log in as its owner",
+    ),
+    Ruling.FORKED: (
+        errors_pb2.REASON_NODE_FORKED,
+        "the node's token is not the current one: the device was copied or restored. "
+        "Take a new node id; the queue is kept",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Who is let in, and who is not and why. Who is in neither has to be looked at again."""
+
+    admitted: list[Submission]
+    refused: list[tuple[Submission, Failure]]
+
+
+async def look(session: Session, strangers: Sequence[Submission], now_ms: int) -> Admission:
+    """Decide about calls, with their nodes' rows locked, and give the new tokens. In the caller's transaction:
+    nothing of it holds before that is committed.
+
+    Raises:
+        psycopg.Error: Postgres refused it.
+    """
+    of = {s.call.number: s for s in strangers if s.call is not None}
+    calls = sorted((s.call for s in of.values() if s.call), key=lambda call: (call.database_id, call.node_id))
+    made = await nodes.create(session, calls, now_ms)
+    rows = await nodes.lock(session, [call for call in calls if call.number not in made])
+    rotated: list[Call] = []
+    admission = Admission([of[number] for number in made], [])
+    for call in calls:
+        row = rows.get(call.number)
+        if row is None:
+            # Made here, or removed a moment ago: then the next pass makes it anew.
+            continue
+        ruling = judge(call, of[call.number].unanswered, row)
+        if ruling in _REFUSED:
+            admission.refused.append((of[call.number], Failure(*_REFUSED[ruling])))
+            continue
+        admission.admitted.append(of[call.number])
+        if ruling is Ruling.IN:
+            rotated.append(call)
+    if rotated:
+        await nodes.rotate(session, rotated, now_ms)
+    return admission
