@@ -16,6 +16,7 @@ from anabranch.runtime.health import probe
 from anabranch.store import migrate
 from anabranch.store.engine import connect
 from anabranch.store.registration import add_table, create_database
+from anabranch.store.status import read_status
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.echo import bearer
 from anabranch.testkit.stack import Stack
@@ -51,6 +52,7 @@ class Sender:
         self._stub = ingest_pb2_grpc.IngestServiceStub(self._channel)
         self._metadata = bearer(stack.key, ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"))
         self._token = b""
+        self._unanswered: list[str] = []
 
     def envelope(self, body: str) -> batch_pb2.Envelope:
         """A batch that inserts one note."""
@@ -66,14 +68,17 @@ class Sender:
 
     def send(self, envelope: batch_pb2.Envelope, timeout_s: float = 20) -> verdict_pb2.Verdict:
         """Send it and wait for its verdict, through failures of the connection."""
+        self._unanswered.append(batch_pb2.DbMutationBatch.FromString(envelope.payload).id)
         request = ingest_pb2.SendRequest(
             db_name="notes",
             node_state=position_pb2.NodeState(node=self._node),
             node_token=self._token,
+            unanswered_batch_ids=self._unanswered[:-1],
             envelopes=[envelope],
         )
         answer = self._stub.Send(request, timeout=timeout_s, metadata=self._metadata, wait_for_ready=True)
         self._token = answer.node_token
+        self._unanswered.clear()
         (verdict,) = answer.verdicts
         return verdict
 
@@ -134,6 +139,26 @@ def test_an_armed_service_dies_once_and_its_work_is_found(stack: Stack, sender: 
     with connect(stack.database_url, application_name="test", autocommit=True) as conn:
         count = "select count(*) from public.note where body = 'decided, and the answer lost'"
         assert conn.execute(count).fetchone() == (1,)
+
+
+def test_status_tells_heads_backlog_and_nodes(stack: Stack, sender: Sender) -> None:
+    sent = sender.send(sender.envelope("seen in the status"))
+    missing = str(ULID())
+    waiting = sender.envelope("waits for a batch that never comes")
+    waiting.prev = missing
+    assert sender.send(waiting, timeout_s=2).status == verdict_pb2.VERDICT_STATUS_PENDING
+    with connect(stack.database_url, application_name="test", autocommit=True) as conn:
+        now_ms, (database,) = read_status(conn)
+        (rows,) = conn.execute("select count(*) from public.note").fetchone() or (0,)
+    assert (database.name, database.schema_name, database.head) == ("notes", "public", sent.position)
+    assert (database.ready, database.parked) == (0, 1)
+    assert database.tables == {"note": rows}
+    assert database.oldest_waiting_ms is not None
+    assert 0 <= database.oldest_waiting_ms < 60_000
+    (node,) = database.nodes
+    assert (node.id, node.name, node.principal, database.node_count) == (NODE.id, "a", "stack", 1)
+    assert abs(now_ms - node.last_seen_ms) < 60_000
+    assert node.behind_ms == database.head - node.acknowledged
 
 
 def test_services_log_json_and_no_credentials(stack: Stack) -> None:
