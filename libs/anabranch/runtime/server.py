@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -250,6 +251,9 @@ async def _listen(
         f"{HEALTH_PREFIX}Watch",
         f"{REFLECTION_PREFIX}v1alpha.ServerReflection/ServerReflectionInfo",
     }
+    # What exists by now stays: full collections need not look through it again and again.
+    gc.collect()
+    gc.freeze()
     await server.start()
     _log.info("listening", address=settings.listen_address, port=port, tls=settings.tls)
     async with (

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -170,6 +172,31 @@ def test_a_slow_reader_is_ended_with_its_key(channel: grpc.Channel, echo: Echo) 
     echo.revoke(doomed)
     wait_until(lambda: echo.child.program.log.read_text().count("streams ended with their credentials") > ended)
     assert ending(stream) == ("UNAUTHENTICATED", "CREDENTIALS_EXPIRED")
+
+
+VANISHES = """
+import os, sys, grpc
+from anabranch.testkit.echo import bearer
+from anabranch.v1 import change_pb2, change_pb2_grpc
+address, key, after = sys.argv[1:]
+stub = change_pb2_grpc.ChangeServiceStub(grpc.insecure_channel(address))
+stream = stub.Subscribe(change_pb2.SubscribeRequest(db_name="shop", after=int(after)), metadata=bearer(key))
+next(stream)
+print("here", flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("after", [0, behaviour.PAUSES, behaviour.FLOODS], ids=["busy", "silent", "flood"])
+def test_a_client_that_vanishes_leaves_nothing_and_is_no_fault(url: str, tmp_path: Path, after: int) -> None:
+    with echo_service(url, tmp_path) as echo:
+        echo.wait_ready()
+        command = [sys.executable, "-c", VANISHES, echo.address, echo.new_key("alice"), str(after)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        assert done.stdout == "here\n"
+        wait_until(lambda: gauge(echo, "anabranch_open_streams") == 0)
+        assert "call failed" not in echo.child.log_tail()
+        assert "exception" not in echo.child.log_tail()
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 10) -> None:
