@@ -25,6 +25,7 @@ from anabranch.client.reader import Reader
 from anabranch.client.rebase import Pendings
 from anabranch.client.remote import RemoteDb
 from anabranch.client.sender import Sender
+from anabranch.client.server_clock import ServerClock
 from anabranch.client.sync import SyncLoop
 from anabranch.client.writes import BatchBuilder, Checks
 from anabranch.clock import clock_from_environment
@@ -82,8 +83,9 @@ class SyncedDb:
         self._listeners = Listeners()
         self._file = DeviceFile(Path(path), db_name, node_name, self._now_ms, self._listeners)
         pendings = Pendings(PayloadCache())
-        self._sender = Sender(self._file, remote, pendings, self._now_ms)
-        self._reader = Reader(self._file, remote, pendings)
+        clock = ServerClock()
+        self._sender = Sender(self._file, remote, pendings, self._now_ms, clock)
+        self._reader = Reader(self._file, remote, pendings, clock)
         self._lease = Lease(Path(path))
         self._loop: SyncLoop | None = None
         self._checks: dict[str, Checks] = {}

@@ -69,13 +69,14 @@ class Folded:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """How effects of one table with one list of columns are read. ``full``: they give every column, in this order of
-    the table's columns; else each value goes to its place. ``key``: places of the key's columns in the effect."""
+    """How effects of one table with one list of columns are read. ``readers``: place in the effect, place in the row.
+    ``key``: the readers of the key's columns, in the key's order. ``whole``: the readers of all columns where an effect
+    gives every one, in the table's order; else empty."""
 
     table: DeviceTable
     readers: list[tuple[int, int, Reader]]
-    key: tuple[int, ...]
-    full: bool
+    key: list[tuple[int, Reader]]
+    whole: list[Reader]
 
 
 class Folder:
@@ -114,8 +115,8 @@ class Folder:
         index = table.table.index
         places = {c: p for p, c in enumerate(columns)}
         readers = [(p, index[c], table.readers[index[c]]) for c, p in places.items() if c in index]
-        key = tuple(places[c] for c in table.table.key_columns)
-        return _Plan(table, readers, key, len(readers) == len(index))
+        key = [(places[c], table.readers[index[c]]) for c in table.table.key_columns]
+        return _Plan(table, readers, key, table.readers if columns == table.table.column_names else [])
 
     def _effect(self, effect: change_pb2.Effect, position: int, into: Folded) -> None:
         name = effect.table
@@ -133,15 +134,20 @@ class Folder:
         table = plan.table
         values = effect.values
         into.rows += 1
-        cells = {i: read(values[p]) for p, i, read in plan.readers}
-        key = tuple(cells[i] for i in table.table.key_index)
+        key = tuple([read(values[p]) for p, read in plan.key])
         text = table.key_text(key)
         patches = into.patches.setdefault(name, {})
         old = patches.get(text)
         if kind == DELETE:
             patches[text] = Patch(key, None, None, position)
-        elif kind == INSERT or plan.full:
-            row = tuple(cells.get(i) for i in range(len(table.readers)))
+            return
+        if plan.whole:
+            row = tuple([read(value) for read, value in zip(plan.whole, values, strict=True)])
+            patches[text] = Patch(key, row, None, position)
+            return
+        cells = {i: read(values[p]) for p, i, read in plan.readers}
+        if kind == INSERT:
+            row = tuple([cells.get(i) for i in range(len(table.readers))])
             patches[text] = Patch(key, row, None, position)
         elif old is None:
             patches[text] = Patch(key, None, cells, position)

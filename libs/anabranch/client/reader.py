@@ -19,6 +19,7 @@ from anabranch.client.errors import CallFailed
 from anabranch.client.file import DeviceFile
 from anabranch.client.rebase import Pendings
 from anabranch.client.remote import RemoteDb, Stream
+from anabranch.client.server_clock import ServerClock
 from anabranch.v1 import change_pb2, position_pb2, snapshot_pb2
 
 _NEW_SNAPSHOT = frozenset({"BEHIND_FLOOR", "INVALID_POSITION"})
@@ -28,9 +29,10 @@ _ATTEMPTS = 4
 class Reader:
     """Reads into ``file``."""
 
-    def __init__(self, file: DeviceFile, remote: RemoteDb, pendings: Pendings) -> None:
+    def __init__(self, file: DeviceFile, remote: RemoteDb, pendings: Pendings, clock: ServerClock) -> None:
         self._file = file
         self._remote = remote
+        self._clock = clock
         self._bootstrap = Bootstrap(file, remote, pendings)
         self._paging = Applier(file, pendings)
         self._following = Applier(file, pendings)
@@ -80,6 +82,7 @@ class Reader:
                     self._pages()
                     return
                 except CallFailed as error:
+                    self._clock.forget()
                     self._paging.restart()
                     if attempt == _ATTEMPTS or error.reason not in _NEW_SNAPSHOT | {"INVALID_TOKEN"}:
                         raise
@@ -111,6 +114,7 @@ class Reader:
 
     def _other_history(self, server: position_pb2.ServerState) -> bool:
         """Take a new snapshot where the server's history is not the one that the file has followed."""
+        self._clock.told(server.server_time_ms)
         epoch = self._file.current().greatest_epoch
         if not server.settled.epoch or epoch in ("", server.settled.epoch):
             return False
@@ -136,6 +140,7 @@ class Reader:
         try:
             self._follow(stopped, online)
         except CallFailed as error:
+            self._clock.forget()
             if error.reason not in _NEW_SNAPSHOT:
                 raise
             self.snapshot()

@@ -23,10 +23,10 @@ from anabranch.client.queue import Queued
 from anabranch.client.rebase import Pendings
 from anabranch.client.remote import SEND_TIMEOUT_S, RemoteDb
 from anabranch.client.send_stream import Flush, overhead
+from anabranch.client.server_clock import ServerClock
 from anabranch.v1 import batch_pb2, errors_pb2, ingest_pb2, position_pb2, resolver_pb2, snapshot_pb2, verdict_pb2
 
 EXPIRY_MS = 7 * 24 * 3600 * 1000
-_CONTACT_S = 60.0
 _CALL_ENVELOPES = 500
 _CALL_BYTES = 1_000_000
 _ASK_AGAIN_S = 0.05
@@ -40,13 +40,15 @@ _DEAD_SHOWN_MS = 14 * _DAY_MS
 class Sender:
     """Sends the queue of ``file``; ``now_ms`` is the device's clock, ``schema_seen`` is told every schema version."""
 
-    def __init__(self, file: DeviceFile, remote: RemoteDb, pendings: Pendings, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, file: DeviceFile, remote: RemoteDb, pendings: Pendings, now_ms: Callable[[], int], clock: ServerClock
+    ) -> None:
         self._file = file
         self._remote = remote
         self._pendings = pendings
         self._now_ms = now_ms
         self._turn = threading.Lock()
-        self._contact: tuple[int, float] | None = None
+        self._clock = clock
 
     def flush(self, timeout_s: float, only: Sequence[str] | None = None) -> bool:
         """Send what has no verdict and wait for the verdicts, ``timeout_s`` at most; batches that are queued meanwhile
@@ -60,18 +62,24 @@ class Sender:
         if not self._turn.acquire(timeout=timeout_s):
             return False
         try:
-            self._expire()
+            for _ in range(_FORKS):
+                try:
+                    return self._flush(deadline, only)
+                except CallFailed as error:
+                    if error.reason != "NODE_FORKED":
+                        raise
+                    self._fork()
             return self._flush(deadline, only)
         except CallFailed as error:
             if error.code == "DEADLINE_EXCEEDED" and time.monotonic() >= deadline:
                 return False
-            self._contact = None
+            self._clock.forget()
             raise
         finally:
             self._turn.release()
 
     def _flush(self, deadline: float, only: Sequence[str] | None) -> bool:
-        forks = 0
+        self._expire()
         before = self._file.current().last_id + "~"
         while True:
             batches = self._batches(before, only)
@@ -80,17 +88,10 @@ class Sender:
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            try:
-                if self._fits_one_call(batches, before, only):
-                    self._call(batches, left)
-                else:
-                    self._stream(before, left)
-            except CallFailed as error:
-                if error.reason != "NODE_FORKED" or forks == _FORKS:
-                    raise
-                forks += 1
-                self._fork()
-                continue
+            if self._fits_one_call(batches, before, only):
+                self._call(batches, left)
+            else:
+                self._stream(before, left)
             if only is not None:
                 return not self._batches(before, only)
             # What is pending is asked for again; the server waits with its answer, so this seldom turns twice.
@@ -118,8 +119,9 @@ class Sender:
                 tx.conn.execute("INSERT OR IGNORE INTO _db_unanswered (id) VALUES (?)", (first_id,))
             return tx.state, unanswered[: limits.MAX_UNANSWERED_IDS]
 
-    def _call(self, batches: Sequence[Queued], timeout_s: float) -> None:
-        current, unanswered = self._begin(batches[0].id)
+    def _call(self, batches: Sequence[Queued], timeout_s: float) -> int:
+        """Send ``batches`` in one call; gives the server's clock."""
+        current, unanswered = self._begin(batches[0].id if batches else "")
         request = ingest_pb2.SendRequest(
             db_name=current.db_name,
             node_state=current.node_state,
@@ -129,6 +131,7 @@ class Sender:
         )
         response = self._remote.send(request, min(SEND_TIMEOUT_S, timeout_s))
         self._answer(response.node_token, response.verdicts, response.state)
+        return response.state.server_time_ms
 
     def _stream(self, before: str, timeout_s: float) -> None:
         first = queue.unsent(self._file.reader(), "", 1, 1, before)[0]
@@ -163,7 +166,7 @@ class Sender:
 
     def _note(self, tx: Tx, verdicts: Sequence[verdict_pb2.Verdict], server: position_pb2.ServerState) -> None:
         if server.server_time_ms:
-            self._contact = (server.server_time_ms, time.monotonic())
+            self._clock.told(server.server_time_ms)
             self._prune(tx, server.server_time_ms)
         greatest = state.greatest(tx.state, server.settled)
         newest = max([v.position for v in verdicts], default=0)
@@ -187,24 +190,16 @@ class Sender:
             tx.events.append(State("node_forked", f"the file was copied or restored; its node is now {node_id}"))
         self._file.listeners.deliver()
 
-    def _server_now_ms(self) -> int | None:
-        """The server's clock, as far as a recent answer tells."""
-        if self._contact is None:
-            return None
-        server_ms, at = self._contact
-        since = time.monotonic() - at
-        return server_ms + int(since * 1000) if since < _CONTACT_S else None
-
     def _expire(self) -> None:
         """Ask about batches that may be too old before any of them is sent, and bury those that are and that the
         server does not know. Raises CallFailed."""
         conn = self._file.reader()
-        now = self._server_now_ms()
+        now = self._clock.now_ms()
         if now is None:
-            oldest = queue.unsent(conn, "", 1, 1)
-            if not oldest:
+            if not queue.has_unsent(conn):
                 return
-            now = self._ask([oldest[0].id])
+            # A call without batches: it tells the time, and needs nobody but ingest.
+            now = self._call((), SEND_TIMEOUT_S)
         while True:
             old = queue.unsent(conn, "", _VERDICTS_ASKED, 2**62, first_id_at(now - EXPIRY_MS))
             if not old:

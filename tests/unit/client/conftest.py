@@ -1,0 +1,38 @@
+"""A device on a server in memory: for tests of the device alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from anabranch.client import SyncedDb
+from anabranch.merge import Policy
+from anabranch.schema import Column, Kind, Table
+from anabranch.testkit.memory_remote import MemoryRemote
+from anabranch.testkit.memory_server import MemoryServer, MemoryTable
+
+TODO = Table(
+    "todo",
+    (Column("id", Kind.STRING, "text"), Column("title", Kind.STRING, "text"), Column("n", Kind.INT64, "bigint")),
+    ("id",),
+)
+
+
+@pytest.fixture
+def remote() -> MemoryRemote:
+    server = MemoryServer({"todo": MemoryTable({"id": None, "title": None, "n": None})}, Policy(), park_ms=1000)
+    server.head = 1_000
+    for i in range(5):
+        server.preset("todo", f"k{i}", {"id": f"k{i}", "title": f"title {i}", "n": i})
+    return MemoryRemote(server, [TODO], lambda: time.time_ns() // 1_000_000)
+
+
+@pytest.fixture
+def device(tmp_path: Path, remote: MemoryRemote) -> Iterator[SyncedDb]:
+    made = SyncedDb(tmp_path / "device.db", remote, "d", "device")
+    made.start(background=False)
+    yield made
+    made.close()
