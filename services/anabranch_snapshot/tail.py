@@ -114,11 +114,6 @@ class Subscriber:
             self._waiting = asyncio.get_running_loop().create_future()
             await self._waiting
 
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes in the queue."""
-        return self._bytes
-
     def _overflow(self) -> None:
         self._queue.clear()
         self._bytes = 0
@@ -135,8 +130,6 @@ class Tail:
 
     def __init__(self, database: Database, log: Log, settings: SnapshotSettings, clock: Clock) -> None:
         self.database = database
-        self.encoded = 0
-        """Pages encoded since the process started."""
         self._log = log
         self._settings = settings
         self._clock = clock
@@ -251,7 +244,7 @@ class Tail:
         assert start is not None
         stretch = reading.stretch
         response = to_response(self._log, self.database, reading)
-        self.encoded += 1
+        metrics.count("anabranch_log_pages", database=self.database.name)
         shared = Shared(start, reading.place, response)
         self._place = reading.place
         self._recent.append(shared)
@@ -267,6 +260,7 @@ class Tail:
         lost = [subscriber for subscriber in self._subscribers if not subscriber.offer(shared)]
         if lost:
             self._subscribers.difference_update(lost)
+            metrics.count("anabranch_subscriber_overflows", len(lost), database=self.database.name)
             self._count()
 
     async def _pause(self) -> None:

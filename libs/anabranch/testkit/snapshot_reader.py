@@ -1,0 +1,128 @@
+"""A reader that speaks to snapshot by hand: for tests of the read side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from ulid import ULID
+
+from anabranch.testkit.ingest_rig import failed
+from anabranch.v1 import (
+    batch_pb2,
+    change_pb2,
+    change_pb2_grpc,
+    position_pb2,
+    snapshot_pb2,
+    snapshot_pb2_grpc,
+)
+
+TIMEOUT_S = 30.0
+
+
+@dataclass
+class Reader:
+    """A node that only reads. Its channel has the options that every channel has."""
+
+    address: str
+    key: str
+    db_name: str
+    node: batch_pb2.Node = field(default_factory=lambda: batch_pb2.Node(id=str(ULID()), name="reader"))
+    seen: position_pb2.Position | None = None
+    acknowledged: int = 0
+    channel: grpc.Channel = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.channel = grpc.insecure_channel(self.address)
+
+    def close(self) -> None:
+        """End its channel, and the calls on it."""
+        self.channel.close()
+
+    @property
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("authorization", f"Bearer {self.key}"),)
+
+    @property
+    def _state(self) -> position_pb2.NodeState:
+        return position_pb2.NodeState(node=self.node, greatest_seen=self.seen, acknowledged=self.acknowledged)
+
+    def get(self, after: int = 0, token: bytes = b"", max_bytes: int = 0) -> change_pb2.GetResponse:
+        """``Get``. Raises Failed."""
+        request = change_pb2.GetRequest(
+            db_name=self.db_name, node_state=self._state, after=after, page_token=token, max_bytes=max_bytes
+        )
+        try:
+            answer: change_pb2.GetResponse = change_pb2_grpc.ChangeServiceStub(self.channel).Get(
+                request, timeout=TIMEOUT_S, metadata=self._metadata
+            )
+        except grpc.RpcError as error:
+            raise failed(error) from error
+        return answer
+
+    def pages(self, after: int = 0, max_bytes: int = 0) -> Iterator[change_pb2.Page]:
+        """All pages up to the head. Raises Failed."""
+        token = b""
+        while True:
+            answer = self.get(after, token, max_bytes)
+            yield answer.page
+            token = answer.next_page_token
+            if not token:
+                return
+
+    def subscribe(self, after: int = 0) -> Any:
+        """An open stream of SubscribeResponse: a grpc.Call. It raises grpc.RpcError; see ``failed``."""
+        request = change_pb2.SubscribeRequest(db_name=self.db_name, node_state=self._state, after=after)
+        return change_pb2_grpc.ChangeServiceStub(self.channel).Subscribe(request, metadata=self._metadata)
+
+    def describe(self) -> snapshot_pb2.DescribeResponse:
+        """``Describe``. Raises Failed."""
+        request = snapshot_pb2.DescribeRequest(db_name=self.db_name, node_state=self._state)
+        try:
+            answer: snapshot_pb2.DescribeResponse = snapshot_pb2_grpc.SnapshotServiceStub(self.channel).Describe(
+                request, timeout=TIMEOUT_S, metadata=self._metadata
+            )
+        except grpc.RpcError as error:
+            raise failed(error) from error
+        return answer
+
+    def pull(self, required: Sequence[tuple[str, bytes]] = (), timeout_s: float | None = TIMEOUT_S) -> Any:
+        """An open stream of PullResponse: a grpc.Call. It raises grpc.RpcError; see ``failed``."""
+        request = snapshot_pb2.PullRequest(
+            db_name=self.db_name,
+            node_state=self._state,
+            required=[snapshot_pb2.RequiredTable(table=table, resume=resume) for table, resume in required],
+        )
+        stub = snapshot_pb2_grpc.SnapshotServiceStub(self.channel)
+        return stub.Pull(request, timeout=timeout_s, metadata=self._metadata)
+
+
+def whole_groups(pages: Iterator[change_pb2.Page] | Sequence[change_pb2.Page]) -> list[change_pb2.LoggedGroup]:
+    """The groups of ``pages``, their parts put together as the contract says."""
+    groups: list[change_pb2.LoggedGroup] = []
+    for page in pages:
+        for part in page.groups:
+            if not groups or not groups[-1].incomplete:
+                groups.append(change_pb2.LoggedGroup(position=part.position))
+            group = groups[-1]
+            assert group.position == part.position, "a group goes on in another one"
+            for batch in part.batches:
+                _add_batch(group, batch)
+            group.sums.extend(part.sums)
+            group.incomplete = part.incomplete
+    return groups
+
+
+def _add_batch(group: change_pb2.LoggedGroup, part: change_pb2.LoggedBatch) -> None:
+    last = group.batches[-1] if group.batches else None
+    if last is None or last.id != part.id:
+        group.batches.append(part)
+        return
+    effects = list(part.effects)
+    if last.effect_incomplete:
+        last.effects[-1] += effects.pop(0)
+    last.effects.extend(effects)
+    last.losers.extend(part.losers)
+    last.effect_incomplete = part.effect_incomplete

@@ -1,0 +1,113 @@
+"""One snapshot process a module; a database of its own for each test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+from ulid import ULID
+
+from anabranch.store import migrate
+from anabranch.store.engine import Session, connect
+from anabranch.store.registration import add_table, create_database
+from anabranch.testkit.databases import TestDatabases
+from anabranch.testkit.log_writer import LogWriter
+from anabranch.testkit.snapshot_reader import Reader
+from anabranch.testkit.snapshot_rig import SnapshotRig
+
+ITEM = "create table {schema}.item (id text primary key, title text, n bigint, data bytea)"
+
+
+@dataclass
+class Place:
+    """A database with a synced table ``item``, or others."""
+
+    rig: SnapshotRig
+    name: str
+    conn: Session
+    """In autocommit."""
+    make_writer: Callable[[], LogWriter]
+    make_reader: Callable[..., Reader]
+
+    @property
+    def schema(self) -> str:
+        """Its Postgres schema, as SQL takes it."""
+        return f'"app_{self.name}"'
+
+    def add_table(self, definition: str, name: str) -> None:
+        """Make a table, by a CREATE TABLE with ``{schema}`` in it, and sync it."""
+        self.conn.execute(definition.format(schema=self.schema).encode())
+        add_table(self.conn, self.name, name)
+
+
+@pytest.fixture(scope="module")
+def module_url(databases: TestDatabases) -> Iterator[str]:
+    """URL of a migrated database for one module."""
+
+    def prepare(url: str) -> None:
+        migrate.upgrade(url)
+
+    url = databases.prepared("migrated", prepare)
+    yield url
+    databases.release(url)
+
+
+@pytest.fixture(scope="module")
+def rig_environment() -> dict[str, str]:
+    """Settings of the module's snapshot process."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def rig(
+    module_url: str, tmp_path_factory: pytest.TempPathFactory, rig_environment: dict[str, str]
+) -> Iterator[SnapshotRig]:
+    """One snapshot process. Its polling is too slow to hide a notification that is missing."""
+    environment = {
+        "ANABRANCH_POLL_INTERVAL_MS": "30000",
+        "ANABRANCH_HEARTBEAT_MS": "200",
+        "ANABRANCH_NODE_REPORT_MS": "50",
+        **rig_environment,
+    }
+    with SnapshotRig(module_url, tmp_path_factory.mktemp("snapshot"), environment=environment) as one:
+        yield one
+
+
+@pytest.fixture
+def place(rig: SnapshotRig) -> Iterator[Place]:
+    """A new database with the table ``item``."""
+    name = f"d{str(ULID()).lower()}"
+    writers: list[LogWriter] = []
+    readers: list[Reader] = []
+
+    def make_writer() -> LogWriter:
+        writers.append(LogWriter(rig.url, name))
+        return writers[-1]
+
+    def make_reader(**options: str | int) -> Reader:
+        readers.append(rig.reader(name, **options))  # type: ignore[arg-type]
+        return readers[-1]
+
+    with connect(rig.url, application_name="test", autocommit=True) as conn:
+        conn.execute(f'create schema "app_{name}"'.encode())
+        create_database(conn, name, f"app_{name}")
+        made = Place(rig, name, conn, make_writer, make_reader)
+        made.add_table(ITEM, "item")
+        yield made
+        for reader in readers:
+            reader.close()
+        for writer in writers:
+            writer.close()
+
+
+@pytest.fixture
+def writer(place: Place) -> LogWriter:
+    """Whoever writes groups."""
+    return place.make_writer()
+
+
+@pytest.fixture
+def reader(place: Place) -> Reader:
+    """Whoever reads."""
+    return place.make_reader()
