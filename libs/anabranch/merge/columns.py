@@ -75,9 +75,7 @@ def check_policy(policy: Policy) -> None:
         wrong.append(f"delete is {policy.delete!r}, not one of {', '.join(sorted(_DELETES))}")
     for column, name in policy.columns.items():
         if name not in _COLUMNS:
-            wrong.append(
-                f"the policy of column {column!r} is {name!r}, not one of {', '.join(sorted(_COLUMNS))}"
-            )
+            wrong.append(f"the policy of column {column!r} is {name!r}, not one of {', '.join(sorted(_COLUMNS))}")
     if wrong:
         raise ValueError("; ".join(wrong))
 

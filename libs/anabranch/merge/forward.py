@@ -33,9 +33,7 @@ def _after(
             stamps[column] = stamp
 
 
-def applied(
-    state: RowState | None, batch: Batch, write: Write, stored: Mapping[str, Cell] | None = None
-) -> RowState:
+def applied(state: RowState | None, batch: Batch, write: Write, stored: Mapping[str, Cell] | None = None) -> RowState:
     """The row after ``write``, a change of ``batch``: one of ``resolve``'s, or one that a cascade or trigger
     made.
 

@@ -30,7 +30,7 @@ def ulid_time_ms(ulid: str) -> int:
     """The time inside a ULID, in milliseconds.
 
     Raises:
-        ValueError: its first ten characters are not those of a ULID.
+        ValueError: it is not 26 characters long, or the first ten are not those of a ULID.
     """
     time = 0
     try:
@@ -38,6 +38,8 @@ def ulid_time_ms(ulid: str) -> int:
             time = time << 5 | _DIGITS[digit]
     except KeyError:
         raise ValueError(f"not a ULID: {ulid!r}") from None
+    if len(ulid) != 26:
+        raise ValueError(f"not a ULID: {ulid!r}")
     return time
 
 

@@ -21,9 +21,7 @@ class Pending(NamedTuple):
     seen: bool = False
 
 
-def shown(
-    base: Mapping[str, Cell] | None, pending: Sequence[Pending], policy: Policy
-) -> Mapping[str, Cell] | None:
+def shown(base: Mapping[str, Cell] | None, pending: Sequence[Pending], policy: Policy) -> Mapping[str, Cell] | None:
     """The row that a device shows: its base image, and on top of it the row's pending changes in the order of
     their batches' ids (within a batch in the order made). None: no row. ``base`` is not changed, and is
     returned itself where nothing lies on it.
@@ -63,9 +61,7 @@ def _seen(
     return {**row, **{c: base[c] for c in back}}
 
 
-def _cell(
-    row: Mapping[str, Cell], column: str, cell: Cell, change: Pending, policies: Mapping[str, str]
-) -> Cell:
+def _cell(row: Mapping[str, Cell], column: str, cell: Cell, change: Pending, policies: Mapping[str, str]) -> Cell:
     policy = policies.get(column)
     if policy is None or policy not in COMPUTED:
         return cell

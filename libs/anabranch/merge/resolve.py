@@ -85,8 +85,7 @@ def resolve(batch: Batch, view: View, policy_of: Callable[[str], Policy]) -> Dec
                 if ruling.outcome > strongest:
                     strongest, deciding, columns = ruling.outcome, key, ruling.columns
                 conflicts += [
-                    Conflict(table, key, loss.column, loss.value, *loss.losing, *loss.winning)
-                    for loss in ruling.losses
+                    Conflict(table, key, loss.column, loss.value, *loss.losing, *loss.winning) for loss in ruling.losses
                 ]
             touched[at] = (state, write)
             writes.append(write)

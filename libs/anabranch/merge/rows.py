@@ -99,11 +99,7 @@ def rule(
             return _update(batch, policy, change, state.values, version)
         if type_ is MutationType.DELETE:
             return _delete(batch, policy, state.values, version)
-        return (
-            _late_insert(batch, policy, change, state.values, version)
-            if _late(version, batch)
-            else _ROW_EXISTS
-        )
+        return _late_insert(batch, policy, change, state.values, version) if _late(version, batch) else _ROW_EXISTS
     if version is None or version.tombstone_batch is None:
         return Ruling(MutationType.INSERT, change.values) if type_ is MutationType.INSERT else _UNKNOWN
     if _late(version, batch) and version.tombstone_batch > batch.id:
@@ -129,11 +125,7 @@ def _late(version: RowVersion, batch: Batch) -> bool:
     It is enough to look at the last writer: had another node written the row after that later batch, then
     after this one's basis too, since a batch is decided after everything that an earlier one had seen.
     """
-    return (
-        version.last_node == batch.node
-        and version.last_batch > batch.id
-        and version.other_position <= batch.basis
-    )
+    return version.last_node == batch.node and version.last_batch > batch.id and version.other_position <= batch.basis
 
 
 def _wrote_later(version: RowVersion, batch: Batch) -> bool:
@@ -157,9 +149,7 @@ def _insert_anew(batch: Batch, policy: Policy, change: RowChange, version: RowVe
     return _ROW_DELETED
 
 
-def _delete(
-    batch: Batch, policy: Policy, values: Mapping[str, Cell], version: RowVersion
-) -> Ruling | Refusal:
+def _delete(batch: Batch, policy: Policy, values: Mapping[str, Cell], version: RowVersion) -> Ruling | Refusal:
     """A delete of a live row. Where a later batch of the same node wrote it (it is there because it was
     inserted anew, or is about to be), the late delete shows nothing: so without others' writes, and with
     ``delete: wins`` even with them, because what they wrote came after the delete that is now no more than a

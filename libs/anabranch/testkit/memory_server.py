@@ -101,6 +101,7 @@ class MemoryServer:
         self.policy_of: Callable[[str], Policy] = lambda _: policy
         self.park_ms = park_ms
         self.head = 0
+        self.now = 0
         self.rows: dict[Key, RowState] = {}
         self.verdicts: dict[str, MemoryVerdict] = {}
         self.log: list[Logged] = []
@@ -123,6 +124,7 @@ class MemoryServer:
 
     def commit(self, now: int) -> None:
         """Decides what can be decided, as one group in the order of ids."""
+        self.now = now
         position = max(now, self.head + 1)
         decided = False
         for batch_id in sorted(self.waiting):
