@@ -6,6 +6,7 @@ import sys
 
 from anabranch.runtime.server import main
 from anabranch.runtime.service import Service, ServiceContext
+from anabranch_conflict_resolver import garbage
 from anabranch_conflict_resolver.config import ResolverSettings
 from anabranch_conflict_resolver.resolver import Resolver
 from anabranch_conflict_resolver.servicer import SERVICE, ResolverServicer, register
@@ -13,6 +14,7 @@ from anabranch_conflict_resolver.servicer import SERVICE, ResolverServicer, regi
 
 async def build(context: ServiceContext[ResolverSettings]) -> Service:
     """Put the service together."""
+    garbage.collect_only_when_told()
     resolver = Resolver(context.settings, context.clock)
     servicer = ResolverServicer(context.settings, context.pool, context.clock)
     return Service(

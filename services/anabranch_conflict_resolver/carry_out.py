@@ -109,7 +109,7 @@ def _changes(
             row = stored[name][key]
             effect = table.effects.insert(row)
             rows[at] = row
-            known = dict(zip(table.table.column_names, row, strict=True))
+            known = dict(zip(table.names, row, strict=True))
         elif kind is _DELETE:
             assert before is not None
             effect = table.effects.delete(before)
@@ -123,7 +123,7 @@ def _changes(
             for column, cell in write.values.items():
                 expected[index[column]] = cell
             if expected != row:
-                known = dict(zip(table.table.column_names, row, strict=True))
+                known = dict(zip(table.names, row, strict=True))
         else:
             effect = table.effects.none(candidate.decoded.keys[at])
         old = states.get(at)

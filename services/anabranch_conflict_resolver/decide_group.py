@@ -64,9 +64,12 @@ def decide_group(group: Group, candidates: Sequence[Candidate], *, at_hand: Sequ
 
 def _load(group: Group, candidates: Sequence[Candidate], at_hand: Sequence[str]) -> View:
     keys: dict[RowKey, tuple[Cell, ...]] = {}
+    leaned_on: set[RowKey] = set()
     for candidate in candidates:
         keys.update(candidate.decoded.keys)
-    view = load_view(group.conn, group.synced.tables, keys)
+        if candidate.decoded.leaning:
+            leaned_on.update(candidate.decoded.keys)
+    view = load_view(group.conn, group.synced.tables, keys, new=keys.keys() - leaned_on)
     view.held.update(group.held)
     leaning = {
         c.taken.node_id

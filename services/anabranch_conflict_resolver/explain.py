@@ -52,7 +52,7 @@ class DryRuns:
     _session: Session | None = None
     _memories: dict[int, Memory] = field(default_factory=dict)
 
-    def explain(self, question: Question, clock_offset_ms: int) -> resolver_pb2.ExplainResponse:
+    def explain(self, question: Question, now_ms: int, clock_offset_ms: int) -> resolver_pb2.ExplainResponse:
         """The answer, without the server's state.
 
         Raises:
@@ -65,7 +65,7 @@ class DryRuns:
             if self._session is None or self._session.closed:
                 self._session = open_session(self.url, self.options)
             try:
-                return self._explain(self._session, question, clock_offset_ms)
+                return self._explain(self._session, question, now_ms, clock_offset_ms)
             finally:
                 if not self._session.closed:
                     self._session.rollback()
@@ -77,7 +77,9 @@ class DryRuns:
         if self._session is not None:
             self._session.close()
 
-    def _explain(self, conn: Session, question: Question, clock_offset_ms: int) -> resolver_pb2.ExplainResponse:
+    def _explain(
+        self, conn: Session, question: Question, now_ms: int, clock_offset_ms: int
+    ) -> resolver_pb2.ExplainResponse:
         envelope, database_id = question.envelope, question.database_id
         standing = take.standing(conn, database_id)
         if standing is None:
@@ -97,7 +99,6 @@ class DryRuns:
                 text = "the id was sent before with other content"
                 return _rejected(batch_id, errors_pb2.REASON_ID_REUSED, text)
             return resolver_pb2.ExplainResponse(verdict=verdict_pb2.Verdict.FromString(facts.verdict))
-        now_ms = standing.clock_ms + clock_offset_ms
         taken = Taken(
             batch_id=batch_id,
             node_id=question.node_id,
@@ -116,7 +117,8 @@ class DryRuns:
             last_accepted=facts.last_accepted,
             size=len(envelope.payload),
         )
-        group = Group(conn, synced, max(now_ms, standing.position + 1), now_ms, _BUSY_MS)
+        position = max(standing.clock_ms + clock_offset_ms, standing.position + 1)
+        group = Group(conn, synced, position, now_ms, _BUSY_MS)
         results, candidates = sort_out(group, memory, [taken])
         if candidates:
             results = decide_group(group, candidates, at_hand=[batch_id], restarts=1).results

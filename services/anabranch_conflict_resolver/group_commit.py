@@ -25,9 +25,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from anabranch import faults
+from anabranch.runtime.telemetry import span, tracing
 from anabranch.store import take
 from anabranch.store.catalog import load_database
-from anabranch.store.claim import try_claim
+from anabranch.store.claim import claim
 from anabranch.store.engine import Session
 from anabranch.store.group_records import delete_inbox, notify_group
 from anabranch.store.seal import EMPTY_CHAIN
@@ -59,13 +60,14 @@ class GroupLimits:
 class Memory:
     """What a session keeps of a database between groups. None of it is trusted without a look: ``synced`` counts while
     the schema version is its own, ``sums`` while the chain's last link is ``link``, a decoded batch while the payload's
-    hash is its own."""
+    hash is its own. ``more``: the last group was full. ``last_principal``: whose batch it took last."""
 
     synced: SyncedDatabase | None = None
     link: bytes = b""
     sums: Sums = field(default_factory=dict)
     read_ahead: dict[tuple[str, bytes], Decoded] = field(default_factory=dict)
     last_principal: str = ""
+    more: bool = False
     attempted: list[str] = field(default_factory=list)
     """The ids of the batches of the last group, whatever became of it."""
 
@@ -88,43 +90,53 @@ class Outcome:
 
 
 def commit_group(
-    conn: Session, memory: Memory, database_id: int, *, most: int, clock_offset_ms: int, limits: GroupLimits
+    conn: Session,
+    memory: Memory,
+    database_id: int,
+    *,
+    most: int,
+    now_ms: int,
+    clock_offset_ms: int,
+    limits: GroupLimits,
 ) -> Outcome:
-    """Decide and commit up to ``most`` batches of the database. ``clock_offset_ms`` is added to Postgres's clock.
+    """Decide and commit up to ``most`` batches of the database. ``now_ms`` is this process's clock, by which waits and
+    ages are judged; positions follow Postgres's, to which ``clock_offset_ms`` is added.
 
     Raises:
         psycopg.Error: nothing was done, or, where the session was lost in COMMIT, perhaps all of it.
     """
     memory.attempted = []
     try:
-        if not try_claim(conn, database_id):
+        claimed, standing = claim(conn, database_id)
+        if not claimed or standing is None:
             conn.rollback()
-            return Outcome(claimed=False)
+            return Outcome(claimed)
         faults.reach("after_claim")
-        standing = take.standing(conn, database_id)
-        if standing is None:
-            conn.rollback()
-            return Outcome(claimed=True)
         synced = current(conn, memory, standing)
-        now_ms = standing.clock_ms + clock_offset_ms
+        # Where the last group was full there is more, and what comes next is read while Postgres works.
+        ahead = most if memory.more else 0
         taken = take.take(
             conn,
             database_id,
-            most=most,
+            most=most + ahead,
             most_bytes=limits.most_bytes,
             now_ms=now_ms,
             start=memory.last_principal,
             payloads=True,
         )
+        memory.more = len(taken) >= most
         if not taken:
             conn.rollback()
             memory.last_principal = ""
             return Outcome(claimed=True, name=standing.name)
-        memory.last_principal = taken[-1].principal
-        memory.attempted = [t.batch_id for t in taken]
-        position = max(now_ms, standing.position + 1)
+        now, later = taken[:most], taken[most:]
+        memory.last_principal = now[-1].principal
+        memory.attempted = [t.batch_id for t in now]
+        position = max(standing.clock_ms + clock_offset_ms, standing.position + 1)
         group = Group(conn, synced, position, now_ms, limits.busy_ms)
-        return _commit(group, memory, standing, taken, limits)
+        links = [t.traceparent for t in now if t.traceparent] if tracing() else ()
+        with span("group", links=links):
+            return _commit(group, memory, standing, now, later, limits)
     except BaseException:
         if not conn.closed:
             conn.rollback()
@@ -141,7 +153,14 @@ def current(conn: Session, memory: Memory, standing: Standing) -> SyncedDatabase
     return synced
 
 
-def _commit(group: Group, memory: Memory, standing: Standing, taken: list[Taken], limits: GroupLimits) -> Outcome:
+def _commit(
+    group: Group,
+    memory: Memory,
+    standing: Standing,
+    taken: list[Taken],
+    later: Sequence[Taken],
+    limits: GroupLimits,
+) -> Outcome:
     conn, synced, position = group.conn, group.synced, group.position
     database_id = synced.database.id
     taken.sort(key=lambda t: t.batch_id)
@@ -171,6 +190,7 @@ def _commit(group: Group, memory: Memory, standing: Standing, taken: list[Taken]
             sums=sums,
             dropped=dropped,
             any_parked=standing.any_parked,
+            while_waiting=lambda: _read_ahead(synced, memory, later),
         )
     else:
         link = standing.chain or EMPTY_CHAIN
@@ -185,6 +205,16 @@ def _commit(group: Group, memory: Memory, standing: Standing, taken: list[Taken]
     memory.link = link
     memory.sums.update(sums)
     return Outcome(True, position, standing.name, len(taken), results)
+
+
+def _read_ahead(synced: SyncedDatabase, memory: Memory, later: Sequence[Taken]) -> None:
+    """Read the batches that the next group will probably take. What the last one read ahead and did not use goes."""
+    decode = synced.decoder.decode
+    memory.read_ahead = {
+        (t.batch_id, t.payload_sha256): decode(t.batch_id, t.payload)
+        for t in later
+        if t.payload is not None and not t.refusal
+    }
 
 
 def _id(result: Result) -> str:

@@ -5,7 +5,7 @@ Everything is gathered first and written in sets. Nothing here decides anything.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from anabranch.canonical import SUM_MODULUS
@@ -160,9 +160,11 @@ def write(
     sums: Sums,
     dropped: Sequence[str],
     any_parked: bool,
+    while_waiting: Callable[[], None],
 ) -> bytes:
-    """Write the records of a group that decided something; gives the chain's new link. ``sums``: those after the group
-    of the tables that it changed. ``dropped``: batches that had their verdicts before.
+    """Write the records of a group that decided something; gives the chain's new link. ``sums``: those after the
+    group of the tables that it changed. ``dropped``: batches that had their verdicts before. ``while_waiting`` is
+    called when everything has been sent, while Postgres works.
 
     Raises:
         psycopg.Error: what Postgres refused; no batch is to blame for it.
@@ -174,20 +176,22 @@ def write(
         for number, (count, total) in sorted(sums.items())
     ]
     begun, changed = changed_versions(tables, view)
-    store.write_log(conn, database_id, position, records.log)
-    store.insert_versions(conn, begun)
-    store.update_versions(conn, changed)
-    store.write_batches(conn, database_id, position, now_ms, records.batches)
-    store.write_conflicts(conn, database_id, position, records.conflicts)
-    store.write_sums(conn, position, [SumRow(n, count, sum_to_bytes(total)) for n, (count, total) in sums.items()])
-    store.write_group(conn, database_id, position, GroupRow(len(records.links), len(records.log), link, serialized))
-    if records.greatest:
-        take.accept(conn, database_id, sorted(records.greatest.items()))
     decided = records.decided
-    store.delete_inbox(conn, database_id, [*decided, *dropped])
-    if records.parkings:
-        take.park(conn, database_id, records.parkings)
-    if any_parked or records.parkings:
-        take.free(conn, database_id, decided=decided, rows=records.came)
-    store.notify_group(conn, database_id, position, [*decided, *dropped])
+    with store.together(conn):
+        store.write_log(conn, database_id, position, records.log)
+        store.insert_versions(conn, begun)
+        store.update_versions(conn, changed)
+        store.write_batches(conn, database_id, position, now_ms, records.batches)
+        store.write_conflicts(conn, database_id, position, records.conflicts)
+        store.write_sums(conn, position, [SumRow(n, count, sum_to_bytes(total)) for n, (count, total) in sums.items()])
+        store.write_group(conn, database_id, position, GroupRow(len(records.links), len(records.log), link, serialized))
+        if records.greatest:
+            take.accept(conn, database_id, sorted(records.greatest.items()))
+        store.delete_inbox(conn, database_id, [*decided, *dropped])
+        if records.parkings:
+            take.park(conn, database_id, records.parkings)
+        if any_parked or records.parkings:
+            take.free(conn, database_id, decided=decided, rows=records.came)
+        store.notify_group(conn, database_id, position, [*decided, *dropped])
+        while_waiting()
     return link

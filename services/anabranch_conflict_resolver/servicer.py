@@ -73,8 +73,8 @@ class ResolverServicer(resolver_pb2_grpc.ConflictResolverServiceServicer):
         async with self._pool.connection() as conn:
             state = _found(request.db_name, await read_state(conn, request.db_name))
         question = Question(state.id, principal.subject, node_id, envelope)
-        offset_ms = self._clock.now_ms() - Clock().now_ms()
-        answer = await asyncio.to_thread(self._dry_runs.explain, question, offset_ms)
+        now_ms = self._clock.now_ms()
+        answer = await asyncio.to_thread(self._dry_runs.explain, question, now_ms, now_ms - Clock().now_ms())
         answer.state.CopyFrom(self._server_state(state))
         return answer
 

@@ -25,6 +25,8 @@ class SyncedTable:
     effects: EffectBuilder
     writers: Mapping[str, Writer]
     primary_key: str
+    names: tuple[str, ...]
+    """The columns' names, in the table's order."""
 
     def key_values(self, key: Sequence[Cell]) -> list[value_pb2.Value]:
         """A key's cells as Values."""
@@ -32,9 +34,8 @@ class SyncedTable:
 
     def named_row(self, row: Sequence[Cell]) -> value_pb2.NamedRow:
         """A whole row with its column names."""
-        names = self.table.column_names
-        values = [self.writers[name](cell) for name, cell in zip(names, row, strict=True)]
-        return value_pb2.NamedRow(columns=names, values=values)
+        values = [self.writers[name](cell) for name, cell in zip(self.names, row, strict=True)]
+        return value_pb2.NamedRow(columns=self.names, values=values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ def compile_database(database: Database) -> SyncedDatabase:
             EffectBuilder(table),
             {column.name: column_writer(column) for column in table.columns},
             primary_key.name if primary_key is not None else "",
+            table.column_names,
         )
     primary_keys = frozenset(table.primary_key for table in tables.values() if table.primary_key)
     return SyncedDatabase(database, Decoder(database), tables, primary_keys)

@@ -6,7 +6,7 @@ state: the rules call it unknown.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from anabranch.merge import RowState
@@ -41,20 +41,29 @@ class View:
         self.changed, self.held = other.changed, other.held
 
 
-def load_view(conn: Session, tables: Mapping[str, SyncedTable], keys: Mapping[RowKey, tuple[Cell, ...]]) -> View:
+def load_view(
+    conn: Session,
+    tables: Mapping[str, SyncedTable],
+    keys: Mapping[RowKey, tuple[Cell, ...]],
+    *,
+    new: Set[RowKey],
+) -> View:
     """Lock and read the rows of ``keys`` (with their cells), one table after the other, and read their histories.
+    ``new`` are those that probably have no row.
 
     Raises:
         psycopg.Error: what Postgres refused.
     """
     view = View()
-    by_table: dict[str, list[tuple[Cell, ...]]] = {}
-    for (table, _), cells in keys.items():
-        by_table.setdefault(table, []).append(cells)
+    known: dict[str, list[tuple[Cell, ...]]] = {}
+    unknown: dict[str, list[tuple[Cell, ...]]] = {}
+    for at, cells in keys.items():
+        (unknown if at in new else known).setdefault(at[0], []).append(cells)
+    by_table = known.keys() | unknown.keys()
     busy: set[RowKey] = set()
     for name in sorted(by_table, key=lambda name: tables[name].rank):
-        locked = tables[name].sql.lock(conn, by_table[name])
-        names = tables[name].table.column_names
+        locked = tables[name].sql.lock(conn, known.get(name, ()), new=unknown.get(name, ()))
+        names = tables[name].names
         for key, row in locked.rows.items():
             view.rows[name, key] = row
             view.states[name, key] = RowState(dict(zip(names, row, strict=True)), None)

@@ -27,6 +27,7 @@ from anabranch.store.engine import Session, SessionOptions
 from anabranch.store.errors import read_error
 from anabranch.store.waves import DatabaseError
 from anabranch.v1 import errors_pb2, verdict_pb2
+from anabranch_conflict_resolver import garbage
 from anabranch_conflict_resolver.bell import Bell
 from anabranch_conflict_resolver.group_commit import GroupLimits, Memory, Outcome, commit_group
 from anabranch_conflict_resolver.model import Applied, Rejection, Waiting
@@ -37,6 +38,7 @@ _WAIT_S = 0.5
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 5.0
 _REST_MS = 200
+_IDLE_S = 30.0
 
 
 class Worker:
@@ -66,6 +68,7 @@ class Worker:
         self._paces: dict[int, Pace] = {}
         self._session: Session | None = None
         self._lost = 0
+        self._idle_since: float | None = None
         self.broken: str | None = "starting"
 
     def run(self) -> None:
@@ -77,7 +80,9 @@ class Worker:
                     continue
                 number = self._bell.take(_WAIT_S)
                 if number is None:
+                    self._rest()
                     continue
+                self._idle_since = None
                 try:
                     self._work(session, number)
                 finally:
@@ -101,6 +106,14 @@ class Worker:
         self._lost = 0
         return self._session
 
+    def _rest(self) -> None:
+        now = time.monotonic()
+        if self._idle_since is None:
+            self._idle_since = now
+        elif now - self._idle_since > _IDLE_S:
+            self._idle_since = now
+            garbage.when_idle()
+
     def _pause(self, failures: int) -> None:
         self._stopping.wait(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(failures, 10)))
 
@@ -109,10 +122,16 @@ class Worker:
         pace = self._paces.setdefault(number, Pace(self._most_batches, self._target_ms))
         while not self._stopping.is_set():
             started = time.perf_counter()
-            offset_ms = self._clock.now_ms() - Clock().now_ms()
+            now_ms = self._clock.now_ms()
             try:
                 outcome = commit_group(
-                    session, memory, number, most=pace.most, clock_offset_ms=offset_ms, limits=self._limits
+                    session,
+                    memory,
+                    number,
+                    most=pace.most,
+                    now_ms=now_ms,
+                    clock_offset_ms=now_ms - Clock().now_ms(),
+                    limits=self._limits,
                 )
             except DatabaseError as error:
                 self._failed(number, memory, pace, error)
@@ -124,6 +143,8 @@ class Worker:
                 self._ring_when_due(number, outcome)
             if not outcome.taken:
                 return
+            del outcome
+            garbage.between_groups()
 
     def _ring_when_due(self, number: int, outcome: Outcome) -> None:
         waits = [r.parking.until_ms for r in outcome.results if isinstance(r, Waiting)]

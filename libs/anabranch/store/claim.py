@@ -23,6 +23,7 @@ import psycopg
 
 from anabranch.store.channels import CATALOG_CHANNEL, CLAIM_LOCK_CLASS, INBOX_CHANNEL
 from anabranch.store.engine import SessionOptions, connect
+from anabranch.store.take import STANDING, Standing
 
 Connection = psycopg.Connection[Any]
 
@@ -64,11 +65,16 @@ def open_session(url: str, options: SessionOptions) -> Connection:
     return connect(url, application_name="anabranch-conflict-resolver", options=options)
 
 
-def try_claim(conn: Connection, database_id: int) -> bool:
-    """Claim the database for the rest of this transaction; False where another session has it. Never
-    waits."""
-    row = conn.execute(CLAIM, (CLAIM_LOCK_CLASS, database_id)).fetchone()
-    return bool(row and row[0])
+def claim(conn: Connection, database_id: int) -> tuple[bool, Standing | None]:
+    """Claim the database for the rest of this transaction, which it begins: whether it is ours (another session may
+    have it; this never waits), and where the database stands (None: there is none of that number)."""
+    # Two statements with a snapshot each, sent together.
+    with conn.pipeline():
+        claimed = conn.execute(CLAIM, (CLAIM_LOCK_CLASS, database_id))
+        standing = conn.execute(STANDING, {"db": database_id})
+    [(ours,)] = claimed.fetchall()
+    row = standing.fetchone()
+    return bool(ours), Standing._make(row) if row else None
 
 
 def open_listener(url: str, options: SessionOptions) -> Connection:

@@ -45,18 +45,26 @@ class TableSql:
         self._text_of = _key_text_of_row(table)
         self._key_columns = table.key_columns
 
-    def lock(self, conn: Connection, keys: Sequence[Key]) -> Locked:
+    def lock(self, conn: Connection, keys: Sequence[Key], *, new: Sequence[Key] = ()) -> Locked:
         """Lock the rows of ``keys`` FOR UPDATE, without waiting, and read them. Where rows are missing, a second
-        statement tells those that another transaction holds from those that aren't there."""
+        statement tells those that another transaction holds from those that aren't there. ``new`` are further keys,
+        which probably have no row: they are looked for first, and locked only where there is one."""
+        if new:
+            found = self.present(conn, new)
+            if found:
+                keys = [*keys, *(key for key in new if key_text(key) in found)]
         keys = _in_order(keys)
         if not keys:
             return Locked({}, set())
         rows = self._by_key(run(conn, *self._statements.lock(_turned(keys))).fetchall())
         if len(rows) == len(keys):
             return Locked(rows, set())
-        missing = [key for key in keys if key_text(key) not in rows]
-        found = run(conn, *self._statements.present(_turned(missing))).fetchall()
-        return Locked(rows, {key_text(key) for key in self._load_key(found)})
+        return Locked(rows, self.present(conn, [key for key in keys if key_text(key) not in rows]))
+
+    def present(self, conn: Connection, keys: Sequence[Key]) -> set[str]:
+        """The key texts of those of ``keys`` that have a row."""
+        found = run(conn, *self._statements.present(_turned(_in_order(keys)))).fetchall()
+        return {key_text(key) for key in self._load_key(found)}
 
     def read(self, conn: Connection, keys: Sequence[Key]) -> dict[str, Row]:
         """Read the rows of ``keys`` without locks."""
