@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from anabranch.clock import Clock
 from anabranch.store.claim import open_session, session_options
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch_conflict_resolver.group_commit import GroupLimits, Memory, commit_group
@@ -25,7 +26,15 @@ def make_rig(migrated_url: str) -> Iterator[Any]:
     def commit(database_id: int, most: int, offset_ms: int) -> int:
         memory = memories.setdefault(database_id, Memory())
         limits = GroupLimits(busy_ms=20)
-        outcome = commit_group(session, memory, database_id, most=most, clock_offset_ms=offset_ms, limits=limits)
+        outcome = commit_group(
+            session,
+            memory,
+            database_id,
+            most=most,
+            now_ms=Clock(offset_ms).now_ms(),
+            clock_offset_ms=offset_ms,
+            limits=limits,
+        )
         return outcome.taken
 
     def make(tables: str = TODO, names: Any = None, **more: Any) -> ResolverRig:

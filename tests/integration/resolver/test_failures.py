@@ -180,7 +180,15 @@ def test_a_commit_whose_answer_is_lost_is_found_out_by_looking(
     proxy.start()
     session = open_session(proxy.url, OPTIONS)
     with pytest.raises(DatabaseError):
-        commit_group(session, Memory(), rig.database.id, most=100, clock_offset_ms=0, limits=GroupLimits())
+        commit_group(
+            session,
+            Memory(),
+            rig.database.id,
+            most=100,
+            now_ms=Clock().now_ms(),
+            clock_offset_ms=0,
+            limits=GroupLimits(),
+        )
     session.close()
     proxy.join(10)
     assert proxy.cut.is_set()
