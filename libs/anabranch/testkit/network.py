@@ -1,0 +1,129 @@
+"""A device's network, cut and restored by a test: gRPC client interceptors in front of the real channels.
+
+State: *up* passes everything; *down* refuses every call before it is made. ``lose_answers`` lets so many calls of Send
+be made, decided and answered, and loses their answers. ``verdicts`` is told of every verdict that arrives, as bytes,
+before the device sees it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+
+_SENDS = ("/anabranch.v1.IngestService/Send", "/anabranch.v1.IngestService/SendStream")
+
+
+class Unreachable(grpc.RpcError):
+    """What a device gets where the network is cut, or where an answer is lost."""
+
+    def code(self) -> grpc.StatusCode:
+        """UNAVAILABLE."""
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self) -> str:
+        """In words."""
+        return "the network is cut by a test"
+
+    def trailing_metadata(self) -> tuple[()]:
+        """None."""
+        return ()
+
+
+class _Noting:
+    """A call's responses, each shown to ``note`` first; everything else is the call's own."""
+
+    def __init__(self, call: Any, note: Callable[[Any], None]) -> None:
+        self._call = call
+        self._note = note
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        response = next(self._call)
+        self._note(response)
+        return response
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._call, name)
+
+
+class Network(
+    grpc.UnaryUnaryClientInterceptor,
+    grpc.UnaryStreamClientInterceptor,
+    grpc.StreamStreamClientInterceptor,
+):
+    """One device's way to the server; give it to ``RemoteDb(interceptors=[network])``. A cut does not end streams that
+    are open: use it with devices that sync only when told."""
+
+    def __init__(self, verdicts: Callable[[bytes], None] | None = None) -> None:
+        self._lock = threading.Lock()
+        self._down = False
+        self._lose = 0
+        self._verdicts = verdicts
+
+    def cut(self) -> None:
+        """From now on every call fails."""
+        with self._lock:
+            self._down = True
+
+    def restore(self) -> None:
+        """Calls are made again."""
+        with self._lock:
+            self._down = False
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether calls fail."""
+        with self._lock:
+            return self._down
+
+    def lose_answers(self, count: int) -> None:
+        """Lose the answers of the next ``count`` calls of Send."""
+        with self._lock:
+            self._lose = count
+
+    def _pass(self) -> None:
+        with self._lock:
+            if self._down:
+                raise Unreachable
+
+    def _loses(self, method: str) -> bool:
+        with self._lock:
+            if method not in _SENDS or not self._lose:
+                return False
+            self._lose -= 1
+            return True
+
+    def _note(self, response: Any) -> None:
+        if self._verdicts is not None:
+            for verdict in getattr(response, "verdicts", ()):
+                self._verdicts(verdict.SerializeToString())
+
+    def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
+        """Called by gRPC."""
+        self._pass()
+        call = continuation(details, request)
+        response = call.result()
+        if self._loses(details.method):
+            raise Unreachable
+        self._note(response)
+        return call
+
+    def intercept_unary_stream(self, continuation: Any, details: Any, request: Any) -> Any:
+        """Called by gRPC."""
+        self._pass()
+        return continuation(details, request)
+
+    def intercept_stream_stream(self, continuation: Any, details: Any, requests: Any) -> Any:
+        """Called by gRPC."""
+        self._pass()
+        call = continuation(details, requests)
+        if self._loses(details.method):
+            for _ in call:  # the server decides everything, and nothing of it arrives
+                pass
+            raise Unreachable
+        return _Noting(call, self._note)
