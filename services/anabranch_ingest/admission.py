@@ -28,10 +28,11 @@ _REFUSED = {
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Who is let in, and who is not and why. Who is in neither has to be looked at again."""
+    """Who is let in, who is not and why, and who has to come again, because somebody held the node's row."""
 
     admitted: list[Submission]
     refused: list[tuple[Submission, Failure]]
+    busy: list[Submission]
 
 
 async def look(session: Session, strangers: Sequence[Submission], now_ms: int) -> Admission:
@@ -46,11 +47,14 @@ async def look(session: Session, strangers: Sequence[Submission], now_ms: int) -
     made = await nodes.create(session, calls, now_ms)
     rows = await nodes.lock(session, [call for call in calls if call.number not in made])
     rotated: list[Call] = []
-    admission = Admission([of[number] for number in made], [])
+    admission = Admission([of[number] for number in made], [], [])
     for call in calls:
+        if call.number in made:
+            continue
         row = rows.get(call.number)
         if row is None:
-            # Made here, or removed a moment ago: then the next pass makes it anew.
+            # Held, or removed a moment ago: then it is made when it comes again.
+            admission.busy.append(of[call.number])
             continue
         ruling = judge(call, of[call.number].unanswered, row)
         if ruling in _REFUSED:

@@ -1,8 +1,8 @@
 """The verb: appending batches to the inbox, durably, many calls in one commit.
 
-State of an *appender*: a queue, and one task for each of its sessions. A task takes what has arrived while it was
-busy (it never waits for more), settles that, and takes again. To settle a group of submissions it goes through
-passes, at most ``MAX_PASSES``; in each, with set statements only:
+State of an *appender*: a queue, and one task for each of its sessions. A task takes what has arrived while it was busy
+(it never waits for more), settles that, and takes again. To settle a group of submissions it goes through passes, at
+most ``MAX_PASSES`` before what is left rests; in each, with set statements only:
 
 1. *append*: one statement checks and replaces the tokens of calls that carry their node's current one, and
    appends what is new of them and of calls let in before. This is all that happens to an ordinary call.
@@ -13,6 +13,9 @@ passes, at most ``MAX_PASSES``; in each, with set statements only:
 
 A submission is done when its call is let in and every batch waits or has its verdict. A new token is never committed
 without the call's batches. Where its answer gets lost, the call that comes again names them.
+
+Nothing here waits for a row that somebody holds: a group commit holds the rows of its nodes and batches until its end.
+Such a submission *rests* a moment and goes back into the queue, so that it holds up nobody else.
 
 Trouble is kept from neighbours: a group that Postgres refuses is settled in halves, down to the one submission that
 is at fault. What passes by itself (a lost connection, a deadlock, a full disk) is tried again with all of them;
@@ -36,6 +39,7 @@ from anabranch.store import inbox, verdicts
 from anabranch.store.availability import is_unavailable
 from anabranch.store.inbox import NOTHING, Appended, Arrival
 from anabranch.store.ingest_session import Session, names_missing_database
+from anabranch.store.nodes import Mode
 from anabranch.store.verdicts import Key
 from anabranch.v1 import errors_pb2
 from anabranch_ingest import answers
@@ -46,7 +50,9 @@ from anabranch_ingest.sessions import SessionSource
 from anabranch_ingest.statement import Statement, one_of_each_node, statement_of
 from anabranch_ingest.waiting import Waiting
 
-MAX_PASSES = 8
+MAX_PASSES = 4
+AGAIN_S = 0.005
+"""After this time a submission comes again whose node or batches somebody else was busy with."""
 ATTEMPTS = 6
 """How often a group is tried where Postgres is not to be had; with the waits in between about two seconds."""
 _log = structlog.get_logger()
@@ -60,6 +66,7 @@ class Appender:
         self._waiting = waiting
         self._clock = clock
         self._queue = FairQueue(settings.queue_max_batches, settings.queue_max_bytes)
+        self._resting: set[Submission] = set()
         self._sources = [SessionSource(url, settings.append_timeout_ms) for _ in range(settings.append_sessions)]
 
     async def submit(self, submission: Submission, timeout_s: float) -> None:
@@ -87,6 +94,8 @@ class Appender:
                     tasks.create_task(self._work(source))
         finally:
             self._queue.drain(lambda: _unavailable("this server is stopping: send again"))
+            while self._resting:
+                self._resting.pop().fail(_unavailable("this server is stopping: send again"))
             for source in self._sources:
                 await source.close()
 
@@ -143,36 +152,60 @@ class Appender:
             left = await self._pass(session, left)
             if not left:
                 return
-        for submission in left:
-            submission.fail(_unavailable("the same node or the same batches are being sent at once: send again"))
+        self._later(left)
+
+    def _later(self, group: list[Submission]) -> None:
+        """Have submissions come again in a moment; their callers' patience bounds how often."""
+        self._resting.update(group)
+        asyncio.get_running_loop().call_later(AGAIN_S, self._come_again, group)
+
+    def _come_again(self, group: list[Submission]) -> None:
+        for submission in group:
+            if submission in self._resting:
+                self._resting.discard(submission)
+                self._queue.put_back(submission)
 
     async def _pass(self, session: Session, group: list[Submission]) -> list[Submission]:
-        """One pass; gives what is not done after it."""
+        """One pass; gives what can go on at once after it."""
         now_ms = self._clock.now_ms()
-        ready, waiting_for_turn = one_of_each_node(group)
+        ready, left = one_of_each_node(group)
         statement = statement_of(ready)
+        busy: list[Submission] = []
         if statement.calls or statement.arrivals:
             faults.reach("before_append")
             appended = await _append(session, statement, now_ms)
             faults.reach("after_append")
             for submission in ready:
-                if submission.call is not None and submission.call.number in appended.calls:
+                call = submission.call
+                if call is None:
+                    continue
+                if call.number in appended.busy:
+                    busy.append(submission)
+                elif call.number in appended.calls:
                     submission.admitted = True
+                if call.mode is Mode.EXTEND and call.number not in appended.busy:
+                    # Added, or no longer the node's current token: another call has come since.
+                    submission.call = None
             self._note(ready, statement, appended)
-        strangers = [s for s in ready if not s.admitted]
+        strangers = [s for s in ready if not s.admitted and s not in busy]
         if strangers:
-            await self._admit(session, strangers, now_ms)
+            busy += await self._admit(session, strangers, now_ms)
         known = [s for s in ready if s.admitted and s.open and s not in strangers]
         if known:
             await self._find(session, known)
         for submission in ready:
-            if submission.admitted and not submission.open:
+            if submission.settled:
                 submission.finish()
-        return [s for s in ready if not s.done.done()] + waiting_for_turn
+            elif submission not in busy and not submission.done.done():
+                left.append(submission)
+        if busy:
+            self._later([s for s in busy if not s.done.done()])
+        return left
 
-    async def _admit(self, session: Session, strangers: list[Submission], now_ms: int) -> None:
-        """Look at calls that did not carry their node's current token, and append what is let in, in one transaction: a
-        batch that Postgres refuses leaves its node's token as it was."""
+    async def _admit(self, session: Session, strangers: list[Submission], now_ms: int) -> list[Submission]:
+        """Look at calls that did not carry their node's current token, and append what is let in, in one
+        transaction: a batch that Postgres refuses leaves its node's token as it was. Gives those whose node somebody
+        held."""
         faults.reach("before_append")
         async with session.conn.transaction():
             admission = await look(session, strangers, now_ms)
@@ -186,6 +219,7 @@ class Appender:
         for submission in admission.admitted:
             submission.admitted = True
         self._note(admission.admitted, statement, appended)
+        return admission.busy
 
     def _note(self, group: list[Submission], statement: Statement, appended: Appended) -> None:
         """What was appended is watched from now on."""

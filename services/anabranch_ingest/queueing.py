@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from anabranch.runtime.errors import Failure
 from anabranch.store.inbox import Arrival
-from anabranch.store.nodes import Call
+from anabranch.store.nodes import Call, Mode
 from anabranch.v1 import errors_pb2
 from anabranch_ingest.waiting import Ticket
 
@@ -18,10 +18,10 @@ from anabranch_ingest.waiting import Ticket
 class Submission:
     """Batches of one call on their way into the inbox, and the call's token.
 
-    States: *queued*, *taken* (by an append under way), *done*. ``admitted``: the token was found good (or there was
-    none to look at). ``open``: the batches of which it is not yet known that they wait in the inbox, or have a
-    verdict. ``abandoned``: the caller is gone; it is dropped as long as it is queued. ``unanswered``: ids that the
-    call names beside its batches."""
+    States: *queued*, *taken* (by an append under way), *resting* (until it is queued again), *done*. ``admitted``:
+    the token was found good (or there was none to look at). ``open``: the batches of which it is not yet known that
+    they wait in the inbox, or have a verdict. ``abandoned``: the caller is gone; it is dropped as long as it is
+    queued. ``unanswered``: ids that the call names beside its batches."""
 
     database_id: int
     principal: str
@@ -38,6 +38,12 @@ class Submission:
     def __post_init__(self) -> None:
         self.batches = max(1, len(self.open))
         self.size = sum(len(arrival.payload) for arrival in self.open)
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is left to do for it. A call that only extends is taken off when that is done."""
+        extends = self.call is not None and self.call.mode is Mode.EXTEND
+        return self.admitted and not self.open and not extends
 
     def finish(self) -> None:
         """Everything is in the inbox, or has its verdict on the ticket."""
@@ -75,6 +81,10 @@ class FairQueue:
                 "the server takes in batches more slowly than they come: send again in a second",
                 retry_after_ms="1000",
             )
+        self.put_back(submission)
+
+    def put_back(self, submission: Submission) -> None:
+        """``put`` for one that was in before: it is not refused."""
         self._batches += submission.batches
         self._bytes += submission.size
         line = self._of.get(submission.principal)

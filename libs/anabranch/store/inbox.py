@@ -15,28 +15,39 @@ LAST_CALL_IDS = 1_000
 """The most ids that a stream adds to its node's last call. A node that lost a stream's first answer has sent the
 first of them."""
 
-# Token and batches in one step. ``admitted``: the calls that carry their node's current token. ``appended``: their
-# batches, and those of calls with number 0, whose token was looked at before. A batch that has a verdict, or waits
-# already, is left out: whose it is, and whether it is the same, is for ``verdicts.find``.
-# This statement's snapshot may be older than a verdict that is being committed now for the same id. Then the batch is
-# appended although it is decided, and the resolver, which sees both, drops it.
+# Token and batches in one step, without waiting for anybody: a group commit or another call may hold a node's row,
+# and what they do must not hold up the calls of all others. ``held``: the calls that carry their node's current
+# token, their nodes' rows locked. ``appended``: the batches of those, and of calls with number 0, whose token was
+# looked at before. A batch that has a verdict, or waits already, is left out: whose it is, and whether it is the
+# same, is for ``verdicts.find``. The last part names the calls to come again: their token was the current one when
+# the statement began, and somebody held the row. The statement's snapshot may be older than a verdict that is being
+# committed now for the same id. Then the batch is appended although it is decided, and the resolver, which sees both,
+# drops it.
 APPEND = f"""
 with call as materialized ({CALLS}),
+held as materialized (
+    select c.* from call c
+    cross join lateral (
+        select true from anabranch.nodes x
+        where x.database_id = c.database_id and x.node_id = c.node_id
+          and x.principal = c.principal and x.epoch = c.epoch and x.token = c.token
+        for update skip locked
+    ) x
+),
 admitted as (
     update anabranch.nodes n
-    set token = c.new_token,
-        previous_token = case when c.mode = {Mode.ROTATE} then c.token else n.previous_token end,
-        last_call = case when c.mode = {Mode.ROTATE} then string_to_array(c.ids, ',')
-                         when c.mode = {Mode.EXTEND} and cardinality(n.last_call) < {LAST_CALL_IDS}
-                         then n.last_call || string_to_array(c.ids, ',')
+    set token = h.new_token,
+        previous_token = case when h.mode = {Mode.ROTATE} then h.token else n.previous_token end,
+        last_call = case when h.mode = {Mode.ROTATE} then string_to_array(h.ids, ',')
+                         when h.mode = {Mode.EXTEND} and cardinality(n.last_call) < {LAST_CALL_IDS}
+                         then n.last_call || string_to_array(h.ids, ',')
                          else n.last_call end,
-        name = c.name,
+        name = h.name,
         last_seen_ms = greatest(n.last_seen_ms, $12::bigint),
-        acknowledged = greatest(n.acknowledged, c.acknowledged)
-    from call c
-    where n.database_id = c.database_id and n.node_id = c.node_id
-      and n.principal = c.principal and n.epoch = c.epoch and n.token = c.token
-    returning c.number
+        acknowledged = greatest(n.acknowledged, h.acknowledged)
+    from held h
+    where n.database_id = h.database_id and n.node_id = h.node_id
+    returning h.number
 ),
 appended as (
     insert into anabranch.inbox (database_id, batch_id, node_id, principal, basis, prev, payload, payload_sha256,
@@ -51,6 +62,8 @@ appended as (
     where (a.number = 0 or (a.number in (select d.number from admitted d)) is true)
       and (select true from anabranch.batches b
            where b.database_id = a.database_id and b.batch_id = a.batch_id limit 1) is null
+      and (select true from anabranch.inbox i
+           where i.database_id = a.database_id and i.batch_id = a.batch_id limit 1) is null
     on conflict (database_id, batch_id) do nothing
     returning database_id, batch_id
 ),
@@ -60,6 +73,11 @@ told as (
 select coalesce((select array_agg(number) from admitted), '{{}}'),
        coalesce((select array_agg(database_id) from appended), '{{}}'),
        coalesce((select array_agg(batch_id) from appended), '{{}}'),
+       coalesce((select array_agg(c.number) from call c
+                 where ((c.number in (select h.number from held h)) is true) is false
+                   and (select x.token = c.token and x.principal = c.principal and x.epoch = c.epoch
+                        from anabranch.nodes x
+                        where x.database_id = c.database_id and x.node_id = c.node_id limit 1)), '{{}}'),
        (select count(*) from told)
 """.encode()
 
@@ -105,14 +123,15 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """What ``append`` did: the numbers of the calls that carried their node's current token, and the (database id,
-    batch id) of what waits in the inbox because of it."""
+    """What ``append`` did: the numbers of the calls that carried their node's current token, the (database id,
+    batch id) of what waits in the inbox because of it, and the numbers of the calls whose node somebody held."""
 
     calls: frozenset[int]
     batches: frozenset[tuple[int, str]]
+    busy: frozenset[int]
 
 
-NOTHING = Appended(frozenset(), frozenset())
+NOTHING = Appended(frozenset(), frozenset(), frozenset())
 """What an append that was not needed did."""
 
 
@@ -144,8 +163,8 @@ async def append(session: Session, calls: Sequence[Call], arrivals: Sequence[Arr
         psycopg.Error: nothing was done.
     """
     parameters = parameters_of(calls, arrivals, now_ms)
-    [(numbers, databases, ids, _)] = await run(session, APPEND, parameters)
-    return Appended(frozenset(numbers), frozenset(zip(databases, ids, strict=True)))
+    [(numbers, databases, ids, busy, _)] = await run(session, APPEND, parameters)
+    return Appended(frozenset(numbers), frozenset(zip(databases, ids, strict=True)), frozenset(busy))
 
 
 async def count_waiting(

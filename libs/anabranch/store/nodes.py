@@ -81,7 +81,8 @@ LOCK = b"""
 select q.number, n.principal, n.epoch, n.token, coalesce(n.previous_token, ''), n.last_call
 from unnest($1::bigint[], $2::bigint[], $3::text[]) q(number, database_id, node_id)
 cross join lateral (
-    select * from anabranch.nodes x where x.database_id = q.database_id and x.node_id = q.node_id for update
+    select * from anabranch.nodes x where x.database_id = q.database_id and x.node_id = q.node_id
+    for update skip locked
 ) n
 """
 
@@ -121,7 +122,8 @@ async def create(session: Session, calls: Sequence[Call], now_ms: int) -> frozen
 
 
 async def lock(session: Session, calls: Sequence[Call]) -> dict[int, NodeRow]:
-    """The nodes of ``calls`` by the call's number, held until the transaction ends."""
+    """The nodes of ``calls`` by the call's number, held until the transaction ends; without those that somebody
+    else holds."""
     parameters = [
         binary.int8_array([c.number for c in calls]),
         binary.int8_array([c.database_id for c in calls]),

@@ -241,14 +241,14 @@ def test_a_principal_with_too_much_waiting_is_told_to_come_later(
     with IngestRig(module_url, tmp_path, environment=environment) as rig, resolver:
         busy, other = new_device(address=rig.addresses[0]), new_device(address=rig.addresses[0])
         waiting = [busy.payload() for _ in range(20)]
-        verdicts = busy.send(*waiting, timeout_s=0.5).verdicts
+        verdicts = busy.send(*waiting, timeout_s=1.0).verdicts
         assert {v.status for v in verdicts} == {PENDING}
         token = busy.token
         with pytest.raises(Failed) as caught:
             busy.send(busy.payload())
         assert (caught.value.code.name, caught.value.reason) == ("RESOURCE_EXHAUSTED", "OVERLOADED")
         assert "20 batches of this principal wait" in caught.value.details
-        assert other.send(other.payload(), timeout_s=0.5).verdicts[0].status == PENDING
+        assert other.send(other.payload(), timeout_s=1.0).verdicts[0].status == PENDING
         resolver.paused.clear()
         deadline = time.monotonic() + 10
         while where(module_url, waiting[-1]) != ["batches"]:

@@ -62,7 +62,7 @@ def test_promise_3_the_same_batch_again_gets_the_same_verdict(device: Device, re
 def test_a_batch_that_waits_is_waited_for_again(device: Device, resolver: VerdictWriter, rig: IngestRig) -> None:
     resolver.paused.set()
     payload = device.payload()
-    assert device.send(payload, timeout_s=0.6).verdicts[0].status == PENDING
+    assert device.send(payload, timeout_s=1.0).verdicts[0].status == PENDING
     timer = threading.Timer(0.3, resolver.paused.clear)
     timer.start()
     assert device.send(payload).verdicts[0].status == APPLIED
@@ -78,7 +78,7 @@ def test_promise_3_other_content_under_a_known_id_is_a_reuse(
     if not decided:
         resolver.paused.set()
     payload = device.payload()
-    first = device.send(payload, timeout_s=10 if decided else 0.5).verdicts[0]
+    first = device.send(payload, timeout_s=10 if decided else 1.0).verdicts[0]
     other = device.send(device.payload(batch_id(payload))).verdicts[0]
     assert (other.status, other.reason) == (REJECTED, errors_pb2.REASON_ID_REUSED)
     assert other.batch_id == batch_id(payload)
@@ -99,7 +99,7 @@ def test_another_principal_learns_nothing_of_a_known_id(
     if not decided:
         resolver.paused.set()
     payload = owner.payload()
-    owner.send(payload, timeout_s=10 if decided else 0.5)
+    owner.send(payload, timeout_s=10 if decided else 1.0)
     same_bytes = stranger.send(payload).verdicts[0]
     other_bytes = stranger.send(stranger.payload(batch_id(payload))).verdicts[0]
     assert same_bytes == other_bytes
@@ -198,7 +198,7 @@ def test_what_travels_beside_a_payload_is_kept(rig: IngestRig, device: Device) -
     first, second = device.payload(), device.payload()
     beside = batch_pb2.Envelope(payload=second, basis=7, prev=batch_id(first))
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    device.send(first, beside, timeout_s=0.5, metadata=(("traceparent", trace),))
+    device.send(first, beside, timeout_s=1.0, metadata=(("traceparent", trace),))
     with connect(rig.url, application_name="test", autocommit=True) as conn:
         rows = conn.execute(
             "select batch_id, node_id, basis, prev, payload, traceparent, refusal, refusal_message, arrived_ms"
@@ -216,7 +216,7 @@ def test_what_travels_beside_a_payload_is_kept(rig: IngestRig, device: Device) -
 def test_a_batch_belongs_to_the_node_that_sends_it(rig: IngestRig, new_device: Devices) -> None:
     sender, maker = new_device(), new_device()
     payload = maker.payload()
-    sender.send(payload, timeout_s=0.5)
+    sender.send(payload, timeout_s=1.0)
     with connect(rig.url, application_name="test", autocommit=True) as conn:
         rows = conn.execute("delete from anabranch.inbox returning node_id").fetchall()
     assert rows == [(sender.node_id,)]
@@ -338,7 +338,7 @@ def test_a_database_made_a_moment_ago_is_known(rig: IngestRig, device: Device, r
 def test_an_answer_stays_below_what_a_channel_takes(rig: IngestRig, device: Device) -> None:
     """Large verdicts come over several calls; a single one that is too large comes without the server's rows."""
     payloads = [device.payload() for _ in range(6)]
-    device.send(*payloads, timeout_s=0.5)
+    device.send(*payloads, timeout_s=1.0)
     with connect(rig.url, application_name="test", autocommit=True) as conn:
         for number, payload in enumerate(payloads):
             verdict = verdict_pb2.Verdict(
