@@ -57,6 +57,7 @@ class ResolverRig:
         self.name = database
         self.commit = commit
         self.clock_offset_ms = 0
+        self.time_ms = 0
         self.conn = connect(url, application_name="anabranch-rig", autocommit=True)
         self.sql(f"create schema {database}")
         self.sql(f"set search_path to {database}; {tables}; reset search_path")
@@ -197,7 +198,6 @@ class RigNode:
         self.principal = principal
         self.basis = 0
         self.last = ""
-        self._time_ms = 0
         rig.conn.execute(_NODE, (rig.database.id, self.id, name, principal))
 
     def see(self) -> None:
@@ -205,9 +205,11 @@ class RigNode:
         self.basis = self.rig.head
 
     def new_id(self, time_ms: int | None = None) -> str:
-        """The next id, greater than all before it."""
-        self._time_ms = max(self._time_ms + 1, time_ms or time.time_ns() // 1_000_000)
-        return str(ULID.from_bytes(self._time_ms.to_bytes(6, "big") + secrets.token_bytes(10)))
+        """The next id, greater than all before it in the rig; ``time_ms`` makes one of that time."""
+        rig = self.rig
+        if time_ms is None:
+            time_ms = rig.time_ms = max(rig.time_ms + 1, time.time_ns() // 1_000_000)
+        return str(ULID.from_bytes(time_ms.to_bytes(6, "big") + secrets.token_bytes(10)))
 
     def make(self, *changes: Change, batch_id: str | None = None, undo: Rows | None = None) -> Made:
         """A batch, not sent yet."""
