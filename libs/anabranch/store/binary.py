@@ -201,28 +201,23 @@ def bool_array(cells: Column) -> Parameter:
     return _array(BOOL, len(cells), None in cells, body)
 
 
-def _postgres_us(cell: int) -> int:
-    if cell in (TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY):
-        return cell
-    # Below what 64 bits hold after the change of epoch: something that Postgres refuses as out of range.
-    return max(cell - EPOCH_US, TIMESTAMP_MINUS_INFINITY + 1)
-
-
-def _postgres_days(cell: int) -> int:
-    if cell in (DATE_INFINITY, DATE_MINUS_INFINITY):
-        return cell
-    return max(cell - EPOCH_DAYS, DATE_MINUS_INFINITY + 1)
+def _moved(cells: Column, epoch: int, first: int, last: int) -> Column:
+    """Cells counted from ``epoch``; ``first`` and ``last`` are the infinities, which stay. What falls below the first
+    after the change becomes something that Postgres refuses as out of range."""
+    if cells and None not in cells and min(cells) > first + epoch and max(cells) < last:
+        return [c - epoch for c in cells]
+    return [None if c is None else c if c in (first, last) else max(c - epoch, first + 1) for c in cells]
 
 
 def timestamp_array(cells: Column, *, zone: bool) -> Parameter:
     """Microseconds since 1970 as timestamptz[] (``zone``) or timestamp[]."""
-    moved = [None if c is None else _postgres_us(c) for c in cells]
+    moved = _moved(cells, EPOCH_US, TIMESTAMP_MINUS_INFINITY, TIMESTAMP_INFINITY)
     return _fixed(TIMESTAMPTZ if zone else TIMESTAMP, "q", 8, moved)
 
 
 def date_array(cells: Column) -> Parameter:
     """Days since 1970 as date[]."""
-    return _fixed(DATE, "i", 4, [None if c is None else _postgres_days(c) for c in cells])
+    return _fixed(DATE, "i", 4, _moved(cells, EPOCH_DAYS, DATE_MINUS_INFINITY, DATE_INFINITY))
 
 
 def time_array(cells: Column) -> Parameter:

@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from psycopg import sql
 
@@ -144,48 +145,53 @@ def output_text(expression: str) -> str:
     return f"case when num_nulls({expression}) = 0 then concat({expression}) end"
 
 
-Loader = Callable[[object], Cell]
+Row = list[Cell]
 
 
-def loader(column: Column) -> Loader | None:
-    """What takes a value of ``read_expression``, as ``binary.run`` gives it, to its cell; None: it is the cell.
-    Never called for NULL."""
+@dataclass(frozen=True, slots=True)
+class _Loading:
+    """How values become cells: those between ``low`` and ``high`` by adding ``epoch``, others by ``load``."""
+
+    place: int
+    load: Callable[[Any], Cell]
+    low: int = 0
+    high: int = 0
+    epoch: int = 0
+
+
+def _loading(place: int, column: Column) -> _Loading | None:
+    """None: the values of ``read_expression`` are cells, as ``binary.run`` gives them."""
     match column.kind:
         case Kind.TIMESTAMP:
-            return partial(_load_timestamp, _has_zone(column))
+            load = partial(_load_odd_timestamp, zone=_has_zone(column))
+            return _Loading(place, load, TIMESTAMP_MINUS_INFINITY + 1, _LAST_US, EPOCH_US)
         case Kind.DATE:
-            return _load_date  # type: ignore[return-value]
+            # What is not between them are the infinities, which are the cells' as well.
+            return _Loading(place, int, DATE_MINUS_INFINITY + 1, DATE_INFINITY - 1, EPOCH_DAYS)
         case Kind.ARRAY:
-            return binary_text.array_parser(column.element_kind or Kind.STRING)  # type: ignore[return-value]
+            return _Loading(place, binary_text.array_parser(column.element_kind or Kind.STRING))
     return None
 
 
-def _load_timestamp(zone: bool, value: int) -> Cell:
-    if TIMESTAMP_MINUS_INFINITY < value <= _LAST_US:
-        return value + EPOCH_US
+def _load_odd_timestamp(value: int, *, zone: bool) -> Cell:
     if value in (TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY):
         return value
     return Literal(binary_text.timestamp_text(value + EPOCH_US, zone=zone))
 
 
-def _load_date(value: int) -> Cell:
-    return value if value in (DATE_INFINITY, DATE_MINUS_INFINITY) else value + EPOCH_DAYS
-
-
-Row = list[Cell]
-
-
 def row_loader(columns: Sequence[Column]) -> Callable[[Sequence[Sequence[object]]], list[Row]]:
     """What takes rows of the ``read_expression`` of ``columns``, as ``binary.run`` gives them, to rows of cells."""
-    loaders = [(i, load) for i, column in enumerate(columns) if (load := loader(column)) is not None]
+    loadings = [loading for i, column in enumerate(columns) if (loading := _loading(i, column)) is not None]
 
     def load_rows(rows: Sequence[Sequence[object]]) -> list[Row]:
-        loaded: list[Row] = list(map(list, rows))  # type: ignore[arg-type]
-        for i, load in loaders:
+        loaded: list[list[Any]] = list(map(list, rows))
+        for loading in loadings:
+            place, load, low, high, epoch = loading.place, loading.load, loading.low, loading.high, loading.epoch
             for row in loaded:
-                value = row[i]
-                if value is not None:
-                    row[i] = load(value)
+                value = row[place]
+                if value is None:
+                    continue
+                row[place] = value + epoch if epoch and low <= value <= high else load(value)
         return loaded
 
     return load_rows
