@@ -70,7 +70,8 @@ create table anabranch.nodes (
 ) with (fillfactor = 50);
 comment on column anabranch.nodes.last_call is
     'batch ids of the call that was answered with token: naming one proves that its answer was lost';
-comment on column anabranch.nodes.epoch is 'the database''s epoch when token was given: after a rewind any token is taken once';
+comment on column anabranch.nodes.epoch is
+    'the database''s epoch when token was given: after a rewind any token is taken once';
 comment on column anabranch.nodes.last_accepted is 'the greatest id among the accepted batches of the node';
 
 create table anabranch.inbox (
