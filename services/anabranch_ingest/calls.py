@@ -101,8 +101,8 @@ def open_call(
     )
 
 
-def check_size(request: ingest_pb2.SendRequest | ingest_pb2.SendStreamRequest) -> None:
-    """Check the number of envelopes of a request, and their bytes.
+def check_size(request: ingest_pb2.SendRequest | ingest_pb2.SendStreamRequest) -> int:
+    """Check the number of envelopes of a request, and its bytes, and give these.
 
     Raises:
         Failure: MESSAGE_TOO_LARGE.
@@ -119,6 +119,7 @@ def check_size(request: ingest_pb2.SendRequest | ingest_pb2.SendStreamRequest) -
             f"{size} bytes; a request has at most {limits.MAX_REQUEST_BYTES}: send more of them, or large "
             "batches in parts over SendStream",
         )
+    return size
 
 
 def invalid(message: str) -> Failure:

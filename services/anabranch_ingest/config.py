@@ -22,6 +22,8 @@ class IngestSettings(ServiceSettings):
     """Batches taken in and not yet appended; beyond, calls fail OVERLOADED."""
     queue_max_bytes: int = Field(128 * 1024 * 1024, ge=1)
     """Payload bytes taken in and not yet appended; beyond, calls fail OVERLOADED."""
+    memory_max_bytes: int = Field(512 * 1024 * 1024, ge=1)
+    """Bytes of requests under way and of payloads in parts; beyond, calls fail OVERLOADED."""
 
     principal_max_waiting_batches: int = Field(50_000, ge=1)
     """Batches of one principal that wait for a verdict in one database; beyond, calls fail OVERLOADED."""

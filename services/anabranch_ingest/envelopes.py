@@ -105,6 +105,11 @@ class Assembly:
         else:
             self._parts.append(part)
 
+    @property
+    def kept(self) -> int:
+        """Bytes that are held."""
+        return 0 if self._size > limits.MAX_BATCH_BYTES else self._size
+
     def receive(self, db_name: str, oldest: str) -> Received:
         """``receive`` for the whole."""
         if self._size > limits.MAX_BATCH_BYTES:

@@ -22,7 +22,7 @@ from anabranch_ingest.calls import Opening
 from anabranch_ingest.config import IngestSettings
 from anabranch_ingest.databases import Databases
 from anabranch_ingest.queueing import Submission
-from anabranch_ingest.quota import Quota
+from anabranch_ingest.quota import Memory, Quota
 from anabranch_ingest.sessions import SessionSource
 from anabranch_ingest.waiting import Ticket, Waiting
 
@@ -46,6 +46,7 @@ class Ingest:
         self._tickets: set[Ticket] = set()
         self._listening = False
         self.waiting = Waiting()
+        self.memory = Memory(settings.memory_max_bytes)
         self.databases = Databases(self._look_ups)
         self._quota = Quota(self._look_ups, settings.principal_max_waiting_batches)
         self._appender = Appender(url, settings, self.waiting, clock)

@@ -1,4 +1,4 @@
-"""How many batches of one principal may wait for a verdict.
+"""What may be under way at once: batches of one principal that wait for a verdict, and bytes in this process.
 
 Counting the inbox at every call would cost more than the call. So a count is taken as an allowance: as many batches as
 the count left free may come before it is taken again. Several ingest processes each count for themselves; together they
@@ -53,3 +53,29 @@ class Quota:
         self._left.move_to_end(key)
         if len(self._left) > PRINCIPALS:
             self._left.popitem(last=False)
+
+
+class Memory:
+    """Bytes of requests and of payloads in parts that this process holds; at most ``limit`` in all."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.held = 0
+
+    def take(self, size: int) -> None:
+        """Hold so many bytes more; one request or part in any case.
+
+        Raises:
+            Failure: OVERLOADED.
+        """
+        if self.held and self.held + size > self._limit:
+            raise Failure(
+                errors_pb2.REASON_OVERLOADED,
+                "the server holds as many bytes as it may: send again in a second",
+                retry_after_ms="1000",
+            )
+        self.held += size
+
+    def give_back(self, size: int) -> None:
+        """Hold so many bytes less."""
+        self.held -= size

@@ -31,19 +31,22 @@ class IngestServicer:
 
     async def send(self, request: ingest_pb2.SendRequest, context: Context) -> bytes:
         """``IngestService.Send``."""
-        ingest = self._ingest
         principal = require_database(request.db_name)
-        check_size(request)
+        size = check_size(request)
+        memory = self._ingest.memory
+        memory.take(size)
+        try:
+            return await self._send(request, principal.subject, context)
+        finally:
+            memory.give_back(size)
+
+    async def _send(self, request: ingest_pb2.SendRequest, principal: str, context: Context) -> bytes:
+        ingest = self._ingest
         database = await ingest.databases.find(request.db_name)
         opening = open_call(
-            request,
-            database,
-            principal.subject,
-            ingest.databases.position(database),
-            current_traceparent() or "",
+            request, database, principal, ingest.databases.position(database), current_traceparent() or ""
         )
-        now_ms = ingest.clock.now_ms()
-        oldest = least_id(now_ms - database.retention_ms)
+        oldest = least_id(ingest.clock.now_ms() - database.retention_ms)
         received = []
         for envelope in request.envelopes:
             if envelope.payload_incomplete:
@@ -51,13 +54,13 @@ class IngestServicer:
             received.append(receive(envelope.payload, envelope.basis, envelope.prev, database.name, oldest))
         batches = sort_batches(opening, received)
         call = opening.call(batches.batch_ids, rotates=bool(batches.arrivals))
-        wait_s = ingest.wait_s(context.time_remaining())
-        started = time.monotonic()
+        deadline = time.monotonic() + ingest.wait_s(context.time_remaining())
         async with ingest.ticket(opening) as ticket:
-            await ingest.append(opening, call, batches.arrivals, ticket, wait_s)
-            await ticket.complete(wait_s - (time.monotonic() - started))
+            await ingest.append(opening, call, batches.arrivals, ticket, deadline - time.monotonic())
+            appended = time.monotonic()
+            await ticket.complete(deadline - appended)
             if batches.arrivals and not ticket.missing:
-                metrics.record("anabranch_verdict_wait", time.monotonic() - started, database=database.name)
+                metrics.record("anabranch_verdict_wait", time.monotonic() - appended, database=database.name)
             verdicts = answers.in_place(batches.places, ticket.found)
         faults.reach("before_answer")
         return answers.answer(verdicts, call.new_token, ingest.databases.state(database, ingest.clock.now_ms()))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 from anabranch import faults
 from anabranch.runtime.principal import require_database
@@ -62,17 +62,19 @@ async def serve_stream(ingest: Ingest, requests: Requests, remaining_s: float | 
     )
     async with ingest.ticket(opening) as ticket:
         flow = _Flow(ingest, opening, ticket, deadline)
-        await flow.open(first)
-        yield flow.response([])
-        reader = asyncio.create_task(flow.read(requests))
-        reader.add_done_callback(lambda _: ticket.wake())
+        reader: asyncio.Task[None] | None = None
         try:
+            await flow.open(first)
+            yield flow.response([])
+            reader = asyncio.create_task(flow.read(requests))
+            reader.add_done_callback(lambda _: ticket.wake())
             async for response in flow.responses(reader):
                 yield response
         finally:
-            reader.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
+            if reader is not None:
+                reader.cancel()
                 await asyncio.wait({reader})
+            flow.close()
 
 
 class _Flow:
@@ -86,14 +88,16 @@ class _Flow:
         self._token = b""
         self._recorded = 0
         self._assembly: Assembly | None = None
+        self._parts_held = 0
         self._room = asyncio.Event()
 
     async def open(self, first: ingest_pb2.SendStreamRequest) -> None:
         """Look at the token and append the first request's batches. Raises as ``Ingest.append``."""
-        batches = self._sort(first)
-        call = self._opening.call(batches.batch_ids, rotates=True)
-        self._recorded = len(batches.arrivals)
-        await self._ingest.append(self._opening, call, batches.arrivals, self._ticket, self._left_s())
+        with self._holding(check_size(first)):
+            batches = self._sort(first)
+            call = self._opening.call(batches.batch_ids, rotates=True)
+            self._recorded = len(batches.arrivals)
+            await self._ingest.append(self._opening, call, batches.arrivals, self._ticket, self._left_s())
         self._token = call.new_token
 
     async def read(self, requests: Requests) -> None:
@@ -102,20 +106,42 @@ class _Flow:
         async for request in requests:
             if request.db_name not in ("", self._opening.database.name):
                 raise invalid("a stream is for one database: db_name differs from the first request's")
-            batches = self._sort(request)
-            ids = batches.batch_ids
-            call = None
-            if ids and self._recorded < LAST_CALL_IDS:
-                call = self._opening.extension(self._token, ids[: LAST_CALL_IDS - self._recorded])
-                self._recorded += len(ids)
-            await self._ingest.append(
-                self._opening, call, batches.arrivals, self._ticket, self._left_s(), admitted=True
-            )
+            with self._holding(check_size(request)):
+                await self._append(self._sort(request))
             while self._used() >= window:
                 self._room.clear()
                 await self._room.wait()
         if self._assembly is not None:
             raise invalid("the stream ends inside of a payload: payload_incomplete was set in its last envelope")
+
+    def close(self) -> None:
+        """Let go of what the stream holds."""
+        self._assembly = None
+        self._hold_parts(0)
+
+    def _hold_parts(self, size: int) -> None:
+        memory = self._ingest.memory
+        if size > self._parts_held:
+            memory.take(size - self._parts_held)
+        else:
+            memory.give_back(self._parts_held - size)
+        self._parts_held = size
+
+    @contextlib.contextmanager
+    def _holding(self, size: int) -> Iterator[None]:
+        self._ingest.memory.take(size)
+        try:
+            yield
+        finally:
+            self._ingest.memory.give_back(size)
+
+    async def _append(self, batches: Sorted) -> None:
+        ids = batches.batch_ids
+        call = None
+        if ids and self._recorded < LAST_CALL_IDS:
+            call = self._opening.extension(self._token, ids[: LAST_CALL_IDS - self._recorded])
+            self._recorded += len(ids)
+        await self._ingest.append(self._opening, call, batches.arrivals, self._ticket, self._left_s(), admitted=True)
 
     async def responses(self, reader: asyncio.Task[None]) -> AsyncIterator[bytes]:
         """Verdicts as they are decided, until the reader has ended and none is missing, or the time is over."""
@@ -156,7 +182,6 @@ class _Flow:
         return taken
 
     def _sort(self, request: ingest_pb2.SendStreamRequest) -> Sorted:
-        check_size(request)
         ingest, database = self._ingest, self._opening.database
         oldest = least_id(ingest.clock.now_ms() - database.retention_ms)
         last = len(request.envelopes) - 1
@@ -164,14 +189,15 @@ class _Flow:
         for index, envelope in enumerate(request.envelopes):
             if envelope.payload_incomplete and index != last:
                 raise invalid("payload_incomplete is set in an envelope that is not its request's last")
-            assembly = self._assembly
-            if assembly is not None:
-                assembly.add(envelope.payload)
+            if self._assembly is not None:
+                self._assembly.add(envelope.payload)
+                self._hold_parts(self._assembly.kept)
                 if not envelope.payload_incomplete:
+                    received.append(self._assembly.receive(database.name, oldest))
                     self._assembly = None
-                    received.append(assembly.receive(database.name, oldest))
             elif envelope.payload_incomplete:
                 self._assembly = Assembly(envelope)
+                self._hold_parts(self._assembly.kept)
             else:
                 received.append(receive(envelope.payload, envelope.basis, envelope.prev, database.name, oldest))
         batches = sort_batches(self._opening, received)

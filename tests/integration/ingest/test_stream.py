@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -276,3 +277,35 @@ def test_a_stream_left_by_its_client_leaves_nothing_behind(
     resolver.paused.clear()
     assert device.send(payload).verdicts[0].status == APPLIED
     assert "Task exception was never retrieved" not in rig.log()
+
+
+def test_streams_that_hold_too_many_bytes_are_told_to_come_later(
+    module_url: str, tmp_path: Path, device: Device, new_device: Devices, resolver: VerdictWriter
+) -> None:
+    """Payloads in parts count while they are incomplete, and no longer when their stream has gone."""
+    part = batch_pb2.Envelope(payload=device.payload() + bytes(3_000_000), payload_incomplete=True)
+    with IngestRig(module_url, tmp_path, environment={"ANABRANCH_MEMORY_MAX_BYTES": "12500000"}) as rig:
+        device.address = rig.addresses[0]
+        other = new_device(address=rig.addresses[0])
+        hold: queue.Queue[ingest_pb2.SendStreamRequest | None] = queue.Queue()
+        hold.put(device.stream_request(part, first=True))
+        hold.put(device.stream_request(part))
+        hold.put(device.stream_request(part))
+        with grpc.insecure_channel(device.address) as channel:
+            responses = device.stream(channel, iter(hold.get, None))
+            next(iter(responses))
+            deadline = time.monotonic() + 10
+            reason = ""
+            while reason != "OVERLOADED" and time.monotonic() < deadline:
+                try:
+                    other.send(bytes(3_900_000))
+                except Failed as error:
+                    reason = error.reason
+            assert reason == "OVERLOADED"
+            responses.cancel()
+            hold.put(None)
+        status = -1
+        while status != APPLIED and time.monotonic() < deadline:
+            with contextlib.suppress(Failed):
+                status = other.send(other.payload(), bytes(3_900_000)).verdicts[0].status
+        assert status == APPLIED

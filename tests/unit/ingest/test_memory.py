@@ -1,0 +1,28 @@
+"""How many bytes this process holds at most."""
+
+from __future__ import annotations
+
+import pytest
+
+from anabranch.runtime.errors import Failure
+from anabranch.v1 import errors_pb2
+from anabranch_ingest.quota import Memory
+
+
+def test_beyond_the_limit_calls_are_told_to_come_later() -> None:
+    memory = Memory(100)
+    memory.take(60)
+    memory.take(40)
+    with pytest.raises(Failure) as caught:
+        memory.take(1)
+    assert caught.value.reason == errors_pb2.REASON_OVERLOADED
+    memory.give_back(60)
+    memory.take(50)
+    assert memory.held == 90
+
+
+def test_what_is_larger_than_the_limit_goes_when_nothing_else_is_held() -> None:
+    memory = Memory(10)
+    memory.take(50)
+    memory.give_back(50)
+    assert memory.held == 0
