@@ -6,6 +6,7 @@ Each service has an address of its own on loopback, one for its metrics, and a l
 from __future__ import annotations
 
 import os
+import random
 import socket
 import sys
 import time
@@ -25,6 +26,7 @@ SERVICES: Mapping[str, str] = {
 """Name of a service to the module that runs it."""
 
 HOST = "127.0.0.1"
+PORTS = range(20_000, 32_000)
 READY_TIMEOUT_S = 30.0
 STOP_PATIENCE_S = 15.0
 
@@ -126,10 +128,16 @@ def _inherited() -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on now; another process may take it first."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    """A port of this machine that nobody listens on now.
+
+    Below the range from which the kernel gives ports to connections, which come and go: so that it is hardly taken
+    before it is used, or while a service is dead and about to be started again on it. Raises FleetError where none is
+    free.
+    """
+    for port in random.sample(PORTS, 100):
+        if is_free(port):
+            return port
+    raise FleetError(f"no free port between {PORTS.start} and {PORTS.stop}")
 
 
 def is_free(port: int) -> bool:

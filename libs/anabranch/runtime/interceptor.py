@@ -202,6 +202,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                         answer = await _serve_stream(behaviour, request, context)
                     except (Failure, grpc.aio.AbortError):
                         raise
+                    except grpc.aio.InternalError as error:
+                        # How a write ends whose reader is gone, where the cancellation has not come through yet.
+                        raise asyncio.CancelledError from error
                     except Exception as error:
                         raise foreseen(method, error) from error
                 code = "OK"
