@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from anabranch.merge import MutationType, RowState, Stamp, Write, applied
+from dataclasses import replace
+
+import pytest
+
+from anabranch.merge import Accepted, MutationType, Policy, RowState, Stamp, Write, applied, resolve
 from anabranch.merge.model import OVERTAKEN_LIMIT
-from anabranch.testkit.memory_batches import TABLE, batch, live, stamp, tombstone
+from anabranch.testkit.memory_batches import TABLE, batch, delete, insert, live, stamp, tombstone, update
 from anabranch.testkit.memory_node import ulid
 
 MILK = {"id": "x", "title": "milk", "done": False}
@@ -102,7 +106,7 @@ def test_last_batch_is_the_greatest_id_since_the_node_became_the_last_writer() -
     late = applied(later, batch(made=50, position=100, place=80), UPDATE)
     assert late.version is not None
     assert late.version.last_batch == ulid(70, 0)
-    other = applied(late, batch(made=90, position=110, node="b"), UPDATE)
+    other = applied(late, batch(made=90, position=110, node="b"), replace(UPDATE, remember=True))
     back = applied(other, batch(made=60, position=120, place=80), UPDATE)
     assert back.version is not None
     assert back.version.last_batch == ulid(60, 0), "b wrote in between"
@@ -112,9 +116,26 @@ def test_last_batch_is_the_greatest_id_since_the_node_became_the_last_writer() -
 def test_the_overtaken_are_bounded_and_the_newest_are_kept() -> None:
     state = RowState(MILK, None)
     for at in range(OVERTAKEN_LIMIT + 10):
-        state = applied(state, batch(made=100 + at, position=200 + at, node=f"n{at}"), UPDATE)
+        by = batch(made=100 + at, position=200 + at, node=f"n{at}")
+        state = applied(state, by, replace(UPDATE, remember=True))
     assert state.version is not None
     assert state.version.overtaken == {f"n{at}": ulid(100 + at, 0) for at in range(9, OVERTAKEN_LIMIT + 9)}
+
+
+def test_the_overtaken_are_kept_only_where_the_rules_ask_for_them() -> None:
+    version = applied(live(MILK, "b", 60), BATCH, UPDATE).version
+    assert version is not None
+    assert version.overtaken == {}
+
+
+@pytest.mark.parametrize(
+    ("policy", "asks"), [(Policy(), False), (Policy(delete="wins"), True), (Policy(resurrect=True), True)]
+)
+def test_every_write_says_whether_the_rules_ask_for_the_overtaken(policy: Policy, asks: bool) -> None:
+    for mutation in (update("x", title="oat"), delete("x"), insert("y")):
+        decision = resolve(batch(mutation), {(TABLE, "x"): RowState(MILK, None)}, lambda _: policy)
+        assert isinstance(decision, Accepted)
+        assert [write.remember for write in decision.writes] == [asks]
 
 
 def test_a_late_insert_becomes_the_rows_insert_behind_the_stamps_that_it_keeps() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.merge import Mutation, MutationType, Outcome, Policy, place_of
-from anabranch.testkit.memory_batches import delete, insert, update
+from anabranch.merge import Mutation, MutationType, Outcome, Policy, Write, applied, place_of
+from anabranch.testkit.memory_batches import batch, delete, insert, update
 from anabranch.testkit.memory_node import ulid
 from anabranch.testkit.memory_server import MemoryServer, MemoryTable, MemoryVerdict, Sent
 
@@ -165,6 +165,21 @@ def test_where_another_wrote_the_row_since_the_basis_the_table_decides(late: Mut
     story.comes(120, delete("x"), basis=100)
     dies(story.comes(10, late), reason)
     assert story.row is None
+
+
+@pytest.mark.parametrize(
+    ("between", "reason"),
+    [(update("x", title="between"), "ROW_DELETED"), (delete("x"), "ALREADY_DELETED"), (insert("x"), "")],
+)
+def test_over_the_tombstone_of_an_earlier_own_batch_the_table_decides(between: Mutation, reason: str) -> None:
+    """A later batch had written the row, and then a late one at 10 took it away, by a cascade: what was made at 20
+    comes after that delete, though before the later write."""
+    story = Story()
+    story.comes(30, update("x", title="third"))
+    late = batch(made=10, basis=0, position=200, place=100)
+    rows = story.server.rows
+    rows["todo", "x"] = applied(rows["todo", "x"], late, Write("todo", "x", MutationType.DELETE, {}, -1, -1))
+    dies(story.comes(20, between), reason)
 
 
 def test_a_late_delete_of_the_live_row_is_superseded() -> None:

@@ -72,8 +72,9 @@ def test_an_insert_over_a_tombstone_that_the_node_had_seen_or_made_is_applied(ro
     assert writes(decision) == [(MutationType.INSERT, {"id": "x", "title": "new"})]
 
 
-def test_an_insert_over_any_other_tombstone_is_rejected() -> None:
-    assert rejected(decide(insert("x"), row=tombstone("b", 51))) is RejectionReason.ROW_DELETED
+@pytest.mark.parametrize("made", [40, 60])
+def test_an_insert_over_any_other_tombstone_is_rejected(made: int) -> None:
+    assert rejected(decide(insert("x"), row=tombstone("b", 51, made=made))) is RejectionReason.ROW_DELETED
 
 
 def test_an_insert_over_any_other_tombstone_is_applied_with_resurrect() -> None:
@@ -174,6 +175,14 @@ def test_a_change_of_an_unknown_row_is_rejected_at_once_where_nothing_can_come(c
     assert decision == Rejected(RejectionReason.ROW_NOT_FOUND, 1, TABLE, "x")
 
 
+def test_a_row_that_went_without_a_tombstone_is_unknown() -> None:
+    """Somebody deleted it while nothing was captured: it has a history, is not there, and nothing says deleted."""
+    row = RowState(None, live(MILK, "b", 60).version)
+    assert rejected(decide(update("x", title="oat"), row=row)) is RejectionReason.ROW_NOT_FOUND
+    assert rejected(decide(delete("x"), row=row)) is RejectionReason.ROW_NOT_FOUND
+    assert outcomes(decide(insert("x"), row=row)) == [Outcome.APPLIED]
+
+
 # delete
 
 
@@ -199,6 +208,11 @@ def test_a_delete_of_a_concurrent_row_is_applied_with_delete_wins_and_the_lost_u
     assert writes(decision) == [(MutationType.DELETE, {})]
     assert outcomes(decision) == [Outcome.OVERWROTE]
     assert accepted(decision).conflicts == [Conflict(TABLE, "x", "title", "milk", ulid(60, 0), "b", ulid(50, 0), "a")]
+
+
+def test_with_delete_wins_a_batchs_own_update_does_not_stand_in_the_way_of_its_delete() -> None:
+    decision = decide(update("x", done=True), delete("x"), row=CONCURRENT, policy=Policy(delete="wins"))
+    assert [type_ for type_, _ in writes(decision)] == [MutationType.UPDATE, MutationType.DELETE]
 
 
 def test_a_row_inserted_unseen_that_loses_to_a_delete_can_be_read_whole() -> None:

@@ -72,7 +72,8 @@ def applied(state: RowState | None, batch: Batch, write: Write, stored: Mapping[
                 last_batch = old.last_batch
         else:
             other_position = old.last_position
-            overtaken = _overtake(overtaken, old.last_node, old.last_batch)
+            if write.remember:
+                overtaken = _overtake(overtaken, old.last_node, old.last_batch)
         stamps = old.stamps
         insert_position, insert_place = old.insert_position, old.insert_place
         insert_node, insert_batch = old.insert_node, old.insert_batch

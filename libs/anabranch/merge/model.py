@@ -106,8 +106,8 @@ class RowVersion:
     ``stamps`` holds the columns that an update wrote; every other column counts as stamped by the insert.
     ``tombstone_batch`` is set when the row is deleted, by that batch at ``last_position``. ``overtaken``
     holds, for nodes that wrote the row before another one became its last writer, the greatest id of their
-    batches that did (the ``OVERTAKEN_LIMIT`` greatest; it is asked only with ``delete: wins`` or
-    ``resurrect``)."""
+    batches that did (the ``OVERTAKEN_LIMIT`` greatest, and only with ``delete: wins`` or ``resurrect``,
+    which ask for them)."""
 
     last_position: int
     last_node: str
@@ -151,7 +151,7 @@ class Write:
     A late insert of a live row is an UPDATE, or nothing where it changes nothing, with ``late_insert``; it
     names no column that it would not change, so never the key's. ``defaults`` are columns that such an UPDATE
     sets to DEFAULT, because the insert did not give them. ``kept`` are columns whose stamp stays as it was
-    (see ``applied``)."""
+    (see ``applied``). ``remember``: the table's rules ask for overtaken writers, so they are to be kept."""
 
     table: str
     key: str
@@ -162,6 +162,7 @@ class Write:
     late_insert: bool = False
     defaults: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
+    remember: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,8 @@ def resolve(batch: Batch, view: View, policy_of: Callable[[str], Policy]) -> Dec
     for number, mutation in enumerate(batch.mutations):
         table, kind = mutation.table, mutation.type
         policy = policy_of(table)
+        policies = policy.columns
+        remember = policy.resurrect or policy.delete == "wins"
         strongest, deciding, columns = _APPLIED, "", ()  # type: tuple[Outcome, str, tuple[str, ...]]
         for row, change in enumerate(mutation.rows):
             key = change.key
@@ -58,15 +60,19 @@ def resolve(batch: Batch, view: View, policy_of: Callable[[str], Policy]) -> Dec
             write: Write | None = None
             if state is None:
                 if kind is _INSERT:
-                    write = Write(table, key, _INSERT, change.values, number, row)
-            elif kind is _UPDATE and state.values is not None and not policy.columns:
+                    write = Write(table, key, _INSERT, change.values, number, row, remember=remember)
+            elif (
+                kind is _UPDATE
+                and state.values is not None
+                and (not policies or policies.keys().isdisjoint(change.values))
+            ):
                 version = state.version
                 if version is None or (
                     version.other_position <= basis and version.last_batch <= batch_id
                     if version.last_node == node
                     else version.last_position <= basis
                 ):
-                    write = Write(table, key, _UPDATE, change.values, number, row)
+                    write = Write(table, key, _UPDATE, change.values, number, row, remember=remember)
             if write is None:
                 ruling = rule(batch, policy, kind, change, state)
                 if isinstance(ruling, Refusal):
@@ -81,6 +87,7 @@ def resolve(batch: Batch, view: View, policy_of: Callable[[str], Policy]) -> Dec
                     ruling.late_insert,
                     ruling.defaults,
                     ruling.kept,
+                    remember,
                 )
                 if ruling.outcome > strongest:
                     strongest, deciding, columns = ruling.outcome, key, ruling.columns

@@ -215,6 +215,7 @@ def _update(
     unseen = concurrent(version, batch)
     in_order = not unseen and not _late(version, batch)
     order, policies = policy.order, policy.columns
+    # Keys are equal only where the stored value is the batch's own.
     own_key = batch_key(order, batch)
     me = (batch.id, batch.node)
     written: dict[str, Cell] = {}
@@ -225,10 +226,10 @@ def _update(
     for column, cell in change.values.items():
         stamp = _stamp(version, column)
         column_policy = policies.get(column)
-        later = in_order or stamp.batch == batch.id or own_key > _stamp_key(order, stamp)
+        later = in_order or own_key >= _stamp_key(order, stamp)
         if column_policy is not None and column_policy in COMPUTED:
             stamp_of_row = _stamp(version, "")
-            if later or stamp_of_row.batch == batch.id or own_key > _stamp_key(order, stamp_of_row):
+            if later or own_key >= _stamp_key(order, stamp_of_row):
                 try:
                     written[column] = compute(column_policy, values, column, cell, change.before)
                 except CounterOverflowError:
@@ -276,7 +277,7 @@ def _late_insert(
     """
     order = policy.order
     own_key = batch_key(order, batch)
-    if version.insert_batch != batch.id and own_key < _stamp_key(order, _stamp(version, "")):
+    if own_key < _stamp_key(order, _stamp(version, "")):
         return Ruling(None, _NOTHING, outcome=Outcome.SUPERSEDED, columns=tuple(change.values))
     kept = tuple(c for c, s in version.stamps.items() if _stamp_key(order, s) > own_key)
     written = {c: v for c, v in change.values.items() if c not in kept and not same(values.get(c), v)}
