@@ -42,7 +42,7 @@ class Snapshot:
             self._url, max_size=settings.log_sessions, statement_timeout_ms=settings.log_statement_timeout_ms
         )
         self.log = Log(self._log_pool, self.databases, self.nodes, clock, settings.log_sessions)
-        self.turns = Turns(_pull_source(settings), settings.pull_sessions, settings.pull_waiting)
+        self.turns = Turns(_pull_source(settings), pool, settings.pull_sessions, settings.pull_waiting)
         self._tails: dict[int, Tail] = {}
         self._listening = False
 

@@ -1,14 +1,15 @@
 """Reads whole tables of one moment, as Arrow record batches straight from Postgres.
 
-One ``PullReader`` is one session with one transaction. It blocks, and belongs to one thread at a time; only ``cancel``
-may be called from another, at any moment. Steps, in order:
+One ``PullReader`` is one session with one transaction. It blocks, and is used by one thread at a time. What blocks is
+ended from outside by ending the session itself (``end_session``): the driver's own way to cancel must not meet a
+statement that is just being closed. Steps, in order:
 
 1. ``begin``: locks the tables ACCESS SHARE, because a TRUNCATE that commits between the transaction's snapshot and the
    read of its table would read as an empty table. In REPEATABLE READ the snapshot is taken by the first query, which
    comes after the locks; that query gives the head and the sums, so that rows, position and sums are of one moment.
 2. ``open_table``, then ``next_batch`` until None: rows in the order of the key, so that a later pull can go on after
    any of them. For the next table ``open_table`` again.
-3. ``close``: at any time, also in the middle of a table.
+3. ``close``: when nothing else is under way, also in the middle of a table.
 
 The session ends by itself when this process is gone (``client_connection_check_interval``), and when nobody fetches for
 too long (``tcp_user_timeout``, as far as the system honours it).
@@ -30,11 +31,14 @@ from anabranch.schema import Table
 from anabranch.store.availability import is_passing
 from anabranch.store.binary_cells import bare_type, quote
 from anabranch.store.binary_text import array_printer
-from anabranch.store.engine import SessionOptions, connection_arguments
+from anabranch.store.engine import AsyncSession, SessionOptions, connection_arguments
 from anabranch.store.log_reader import SUMS, SumRow, Sums, UnknownDatabaseError
 from anabranch.store.pull_columns import mender, select_list
 from anabranch.store.seal import EMPTY_CHAIN
 
+END_SESSION = """
+select pg_terminate_backend(pid) from pg_stat_activity where pid = %s and application_name = 'anabranch-snapshot-pull'
+"""
 _BATCH_BYTES = "adbc.postgresql.batch_size_hint_bytes"
 _SETTING = "anabranch.after_{}"
 """Session settings that hold the key after which to go on: a COPY takes no parameters."""
@@ -80,7 +84,9 @@ class PullSource:
         with self._turn:
             if self._first is None:
                 self._first = postgres.connect(self._conninfo, autocommit=True)
-            return self._first.adbc_clone()
+            made = self._first.adbc_clone()
+        made.adbc_connection.set_autocommit(True)
+        return made
 
     def close(self) -> None:
         """Forget the server. Sessions that are open stay so."""
@@ -93,7 +99,9 @@ class PullSource:
 class PullReader:
     """Reads tables of the schema ``schema_name`` of database number ``database_id``.
 
-    Every method but ``cancel`` and ``close`` raises PullUnavailableError for states that pass, and
+    ``pid`` is the session's process in Postgres, once it is there.
+
+    Every method but ``close`` raises PullUnavailableError for states that pass, and
     ``adbc_driver_manager.Error`` for what Postgres refused otherwise.
     """
 
@@ -101,6 +109,7 @@ class PullReader:
         self._source = source
         self._database_id = database_id
         self._schema_name = schema_name
+        self.pid: int | None = None
         self._conn: driver.Connection | None = None
         self._cursor: driver.Cursor | None = None
         self._batches: pa.RecordBatchReader | None = None
@@ -114,6 +123,9 @@ class PullReader:
         """
         try:
             self._conn = self._source.session()
+            with self._conn.cursor() as cursor:
+                cursor.execute("select pg_backend_pid()")
+                ((self.pid,),) = cursor.fetchall()
             self._run("begin isolation level repeatable read read only")
             if tables:
                 names = ", ".join(f"{quote(self._schema_name)}.{quote(table.name)}" for table in tables)
@@ -170,13 +182,9 @@ class PullReader:
         columns = [mender(column)(values) for column, values in zip(self._table.columns, batch.columns, strict=True)]
         return pa.RecordBatch.from_arrays(columns, names=self._table.column_names)
 
-    def cancel(self) -> None:
-        """Have what another thread waits for fail soon. Harmless when nothing is under way."""
-        if self._cursor is not None:
-            self._cursor.adbc_cancel()
-
     def close(self) -> None:
         """End transaction and session."""
+        self.pid = None
         self._end_table()
         if self._conn is not None:
             self._conn.close()
@@ -194,6 +202,15 @@ class PullReader:
         if self._cursor is not None:
             self._cursor.close()
             self._cursor = None
+
+
+async def end_session(conn: AsyncSession, pid: int) -> None:
+    """End the session of a PullReader that is not closed: what it waits for fails at once.
+
+    Raises:
+        psycopg.Error: what Postgres refused.
+    """
+    await conn.execute(END_SESSION, (pid,))
 
 
 def key_of_last(table: Table, batch: pa.RecordBatch) -> list[str]:

@@ -54,9 +54,8 @@ class LogWriter:
     """Commits groups to the database ``db_name``. Not for two threads at once; several writers may compete."""
 
     def __init__(self, url: str, db_name: str) -> None:
-        self.conn = connect(url, application_name="log-writer")
+        self.conn = connect(url, application_name="log-writer", autocommit=True)
         self.database = load_database(self.conn, db_name)
-        self.conn.commit()
         self._builders = {name: EffectBuilder(table) for name, table in self.database.tables.items()}
         self._sql = {name: TableSql(self.database.schema_name, t) for name, t in self.database.tables.items()}
 
