@@ -11,14 +11,22 @@ from anabranch.store.waves import DatabaseError, wave
 from anabranch_conflict_resolver.carry_out import Swallowed
 from anabranch_conflict_resolver.decode import RowKey
 from anabranch_conflict_resolver.isolate import Outdated, fault_of, isolate, no_effect
-from anabranch_conflict_resolver.model import Candidate, Result
+from anabranch_conflict_resolver.model import Candidate, Rejection, Result
 from anabranch_conflict_resolver.view import View, load_view
 from anabranch_conflict_resolver.waves import Group, levels, run_wave
 
 
+FOREIGN_KEY_VIOLATION = "23503"
+
+
+class _CompanyError(Exception):
+    """The group is to end before any row is touched again."""
+
+
 @dataclass(slots=True)
 class Decided:
-    """The results of the candidates, and the view carried forward over them."""
+    """The results of the candidates, of each node's perhaps only up to some point, and the view carried forward over
+    them."""
 
     results: list[Result]
     view: View
@@ -29,8 +37,10 @@ def decide_group(group: Group, candidates: Sequence[Candidate], *, at_hand: Sequ
 
     First all of them together, in as few waves as can be, under one savepoint that also holds the rows' locks: rows
     that are locked outside of a savepoint and written inside cost Postgres a multixact each. Only when that fails the
-    bad ones are looked for. ``at_hand``: the ids of all batches that were taken. ``restarts``: how often to start
-    again where a primary key was there that the view did not have; after that it is the batch's fault.
+    bad ones are looked for. Where one of them may be bad only for the company it came in, the group ends before any
+    row is touched again: what is left gets no result and stays in the inbox for the next group. ``at_hand``: the ids of
+    all batches that were taken. ``restarts``: how often to start again where a primary key was there that the view did
+    not have; after that it is the batch's fault.
 
     Raises:
         DatabaseError: nobody's data is at fault; roll back and try again.
@@ -56,10 +66,29 @@ def decide_group(group: Group, candidates: Sequence[Candidate], *, at_hand: Sequ
                 with wave(group.conn):
                     view = _load(group, left, at_hand)
                     results = isolate(group, view, left, failed=True, blame_keys=restarts <= 0)
+                    if _in_company(left, results):
+                        raise _CompanyError
                 return Decided(refused + results, view)
+            except _CompanyError:
+                left = levels(left)[0]
             except Outdated:
                 restarts -= 1
     return Decided(refused, View())
+
+
+def _in_company(candidates: Sequence[Candidate], results: Sequence[Result]) -> bool:
+    """Whether a batch was refused for a foreign key after others of the group touched its rows.
+
+    Postgres holds a row that its own transaction has written before to its foreign keys anew, also to references that
+    nobody changed and that were never good (``not valid``). First on its rows, the same batch might be accepted.
+    """
+    refused = {r.taken.batch_id for r in results if isinstance(r, Rejection) and r.sqlstate == FOREIGN_KEY_VIOLATION}
+    touched: set[RowKey] = set()
+    for candidate in candidates if refused else ():
+        if candidate.taken.batch_id in refused and not touched.isdisjoint(candidate.decoded.keys):
+            return True
+        touched.update(candidate.decoded.keys)
+    return False
 
 
 def _load(group: Group, candidates: Sequence[Candidate], at_hand: Sequence[str]) -> View:

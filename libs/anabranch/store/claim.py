@@ -34,8 +34,10 @@ PLANNING = MappingProxyType(
         # A plan made while a table was empty must not stay a sequential scan when it has grown: all that a
         # resolver runs goes by keys.
         "enable_seqscan": "off",
+        "enable_bitmapscan": "off",
         "enable_hashjoin": "off",
         "enable_mergejoin": "off",
+        "plan_cache_mode": "force_generic_plan",
         "tcp_keepalives_idle": "2",
         "tcp_keepalives_interval": "1",
         "tcp_keepalives_count": "3",

@@ -39,8 +39,8 @@ where b.verdict is not null or i.waits
 
 KNOWN = """
 select b.principal, b.payload_sha256, b.verdict,
-       %(prev)s = '' or exists (
-           select from anabranch.batches p where p.database_id = %(db)s and p.batch_id = %(prev)s),
+       %(prev)s = '' or (select true from anabranch.batches p
+                         where p.database_id = %(db)s and p.batch_id = %(prev)s limit 1) is not null,
        n.principal, n.last_accepted
 from (select) one
 left join lateral (

@@ -5,7 +5,8 @@ both (whichever comes first), or only for time, and is looked at again at ``park
 What it waits for sets it free in the transaction that decides it, so that nobody has to look through the
 parked ones.
 
-Time is a parameter of every statement, in milliseconds.
+Time is a parameter of every statement, in milliseconds. A look into a table is a scalar subquery with a LIMIT, which is
+a probe by key whatever the statistics say: EXISTS may be turned into a hash of the whole table.
 """
 
 from __future__ import annotations
@@ -102,9 +103,10 @@ taken as materialized (
 )
 select i.batch_id, i.node_id, i.principal, i.basis, i.prev, case when %(payloads)s then i.payload end,
        i.payload_sha256, i.traceparent, i.arrived_ms, i.attempts, i.refusal, i.refusal_message,
-       exists (select from anabranch.batches b where b.database_id = %(db)s and b.batch_id = i.batch_id),
-       i.prev is null
-           or exists (select from anabranch.batches b where b.database_id = %(db)s and b.batch_id = i.prev),
+       (select true from anabranch.batches b
+        where b.database_id = %(db)s and b.batch_id = i.batch_id limit 1) is not null,
+       i.prev is null or (select true from anabranch.batches b
+                          where b.database_id = %(db)s and b.batch_id = i.prev limit 1) is not null,
        n.last_accepted, t.size
 from taken t
 cross join lateral (
@@ -128,8 +130,10 @@ cross join lateral (
 
 HAS_WORK = """
 select d.id from anabranch.databases d
-where exists (select from anabranch.inbox i where i.database_id = d.id and i.park_deadline_ms is null)
-   or exists (select from anabranch.inbox i where i.database_id = d.id and i.park_deadline_ms <= %(now)s)
+where (select true from anabranch.inbox i
+       where i.database_id = d.id and i.park_deadline_ms is null limit 1) is not null
+   or (select true from anabranch.inbox i
+       where i.database_id = d.id and i.park_deadline_ms <= %(now)s limit 1) is not null
 order by d.id
 """
 
@@ -147,7 +151,8 @@ from anabranch.databases d
 STANDING = """
 select coalesce(g.position, 0), g.chain, d.name, d.schema_version,
        (extract(epoch from clock_timestamp()) * 1000)::bigint,
-       exists (select from anabranch.inbox i where i.database_id = d.id and i.park_deadline_ms is not null)
+       (select true from anabranch.inbox i
+        where i.database_id = d.id and i.park_deadline_ms is not null limit 1) is not null
 from anabranch.databases d
 left join lateral (
     select x.position, x.chain from anabranch.groups x where x.database_id = d.id order by x.position desc limit 1
