@@ -15,7 +15,6 @@ from anabranch_conflict_resolver.model import Candidate, Rejection, Result
 from anabranch_conflict_resolver.view import View, load_view
 from anabranch_conflict_resolver.waves import Group, levels, run_wave
 
-
 FOREIGN_KEY_VIOLATION = "23503"
 
 

@@ -60,6 +60,26 @@ def test_parents_go_first_and_children_leave_first_whatever_the_order(make_rig: 
     assert rig.rows("book", "id") == [("k2",)]
 
 
+def test_no_batch_is_refused_for_the_company_it_came_in(make_rig: Any) -> None:
+    """A reference that was never good is left alone by updates of other columns, however many of them share a group."""
+    old_dirt = """
+    create table author (id text primary key, name text);
+    create table book (id text primary key, author_id text, pages int, title text);
+    insert into book values ('k', 'nobody', 1, 'zero');
+    alter table book add constraint book_author foreign key (author_id) references author (id) not valid;
+    """
+    rig: ResolverRig = make_rig(old_dirt, BOOK_NAMES)
+    a = rig.node("a")
+    good = [a.update("book", {"id": "k", "title": title}) for title in ("one", "two", "three")]
+    bad = a.update("book", {"id": "k", "author_id": "nobody else"})
+    last = a.update("book", {"id": "k", "pages": 2})
+    for _ in range(5):
+        rig.group()
+    assert [rig.outcome(one) for one in (*good, last)] == [["APPLIED"]] * 4
+    assert refused(rig, bad) == ("CONSTRAINT", "book_author", "23503")
+    assert rig.rows("book", "title", "author_id", "pages") == [("three", "nobody", 2)]
+
+
 def test_a_circle_of_deferrable_keys_is_judged_after_the_wave(make_rig: Any) -> None:
     circle = """
     create table a (id text primary key, b_id text);
