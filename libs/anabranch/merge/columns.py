@@ -2,7 +2,7 @@
 
 ``lww`` (no entry in ``Policy.columns``) and ``reject`` choose between two values and live in ``rows``. The
 ones here compute: they take the stored value, the incoming one and what the device showed before it, and give
-the value to store. Neither reads a key, so that the order in which updates come can't matter. A further
+the value to store. None reads a key, so that the order in which updates come can't matter. A further
 policy of this sort is one more entry in ``COMPUTED``; that it is added on both sides, server and device,
 follows from their sharing this table.
 """

@@ -6,9 +6,9 @@ something its user had not seen. A node's own writes never count, so that an own
 another's was never seen.
 
 **Late arrival.** A node's batches may be decided out of the order in which they were made: one of them was
-held up for longer than the park time, and later ones were accepted meanwhile. The late one is then put behind
-nobody: the outcome is the one that undoing the later batches, applying the late one and applying the later
-ones again would give, reached without undoing anything. Three pieces do it.
+held up for longer than the park time, and later ones were accepted meanwhile. The late one still takes its
+place before those: rows end as if the later batches had been undone, the late one applied, and the later ones
+applied again, though nothing is undone. Three pieces do it.
 
 * Columns are ordered by key, not by arrival (``_update``, ``_late_insert``): the late batch has the *place*
   of the first that it should have preceded (``order.place_of``), so it gets no column that a later one has
@@ -19,7 +19,12 @@ ones again would give, reached without undoing anything. Three pieces do it.
 * Where another node wrote the row since the basis, there is somebody to be surprised, and the table is asked
   as for any other batch.
 
-Concurrency keeps to real positions throughout: what others have seen does not change by a batch being late.
+Concurrency keeps to real positions throughout, of the row and of each column: what others have seen does not change by
+a batch being late. So does the log, whose entry stands where the batch was decided, with what it changed there.
+
+Two things are not reached. A ``counter`` column that a later update wrote is kept whole by a late insert, with what the
+earlier life of the row had counted; and with ``delete: wins`` a late delete meets what other nodes wrote as it stands
+on arrival, not as it stood at its place.
 """
 
 from __future__ import annotations
