@@ -10,12 +10,12 @@ import structlog
 from anabranch.runtime.errors import Failure
 from anabranch.store.availability import is_unavailable
 from anabranch.store.heads import DatabaseHead, read_heads
-from anabranch.store.verdicts import Heard
+from anabranch.store.listening import Heard
 from anabranch.v1 import errors_pb2
 from anabranch_ingest import answers
 from anabranch_ingest.sessions import SessionSource
 
-_PAUSE_S = 0.02
+_PAUSE_S = 0.05
 """Between two looks at the heads: answers may tell of a settled position that is so much old."""
 _UNKNOWN_PAUSE_S = 0.2
 """Between two looks for a name that is not known."""

@@ -14,8 +14,9 @@ from anabranch.runtime import metrics
 from anabranch.runtime.errors import Failure
 from anabranch.store.availability import is_unavailable
 from anabranch.store.inbox import Arrival
+from anabranch.store.listening import hear, open_listener
 from anabranch.store.nodes import Call
-from anabranch.store.verdicts import Key, decided, hear, open_listener
+from anabranch.store.verdicts import Key, decided
 from anabranch.v1 import errors_pb2
 from anabranch_ingest.append import Appender
 from anabranch_ingest.calls import Opening
@@ -137,7 +138,7 @@ class Ingest:
 
     async def _listen(self) -> None:
         async def listen() -> None:
-            conn = await open_listener(self._url)
+            conn = await open_listener(self._url, application_name="anabranch-ingest-listener")
             try:
                 self._listening = True
                 # What was told before the session listened is looked up.

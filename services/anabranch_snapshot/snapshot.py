@@ -12,9 +12,9 @@ from anabranch.runtime.principal import require_database
 from anabranch.store.availability import is_unavailable
 from anabranch.store.catalog import Database
 from anabranch.store.engine import AsyncPool
+from anabranch.store.listening import hear, open_listener
 from anabranch.store.log_reader import log_pool
 from anabranch.store.pull_reader import PullOptions, PullSource
-from anabranch.store.verdicts import hear, open_listener
 from anabranch.v1 import position_pb2
 from anabranch_snapshot.config import SnapshotSettings
 from anabranch_snapshot.databases import Databases
@@ -111,7 +111,7 @@ class Snapshot:
                 await self._hear()
 
     async def _hear(self) -> None:
-        conn = await open_listener(self._url)
+        conn = await open_listener(self._url, application_name="anabranch-snapshot-listener")
         try:
             self._listening = True
             # What was told before the session listened is looked up.

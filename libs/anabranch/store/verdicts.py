@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import psycopg
-
 from anabranch.store import binary
-from anabranch.store.channels import CATALOG_CHANNEL, GROUPS_CHANNEL
-from anabranch.store.engine import SessionOptions, aconnect
-from anabranch.store.ingest_session import Row, Session, run
+from anabranch.store.ingest_session import Session, run
 
-Connection = psycopg.AsyncConnection[Row]
 Key = tuple[int, str]
 """Database id and batch id."""
 
@@ -59,16 +53,6 @@ class Decided(NamedTuple):
     verdict: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """A notification. Of a group: its position and the ids of its batches, or some of them. Of a change of the catalog:
-    position 0 and no ids."""
-
-    database_id: int
-    position: int
-    batch_ids: tuple[str, ...]
-
-
 def _columns(keys: Sequence[Key]) -> list[binary.Parameter]:
     return [binary.int8_array([d for d, _ in keys]), binary.text_array([b for _, b in keys], "batch_id")]
 
@@ -83,34 +67,3 @@ async def decided(session: Session, keys: Sequence[Key]) -> list[tuple[Key, Deci
     """The verdicts of those batches that have one."""
     rows = await run(session, DECIDED, _columns(keys))
     return [((d, b), Decided(sha256, principal, verdict)) for d, b, sha256, principal, verdict in rows]
-
-
-async def open_listener(url: str) -> Connection:
-    """A session that hears of groups and of changes of the catalog. It does nothing else, so that a notification never
-    waits behind a statement.
-
-    Raises:
-        psycopg.OperationalError: the server can't be reached, or refuses the session.
-    """
-    options = SessionOptions(connect_timeout_s=5)
-    conn = await aconnect(url, application_name="anabranch-ingest-listener", autocommit=True, options=options)
-    await conn.execute(f"listen {GROUPS_CHANNEL}")
-    await conn.execute(f"listen {CATALOG_CHANNEL}")
-    return conn
-
-
-async def hear(conn: Connection, silence_s: float) -> AsyncIterator[Heard]:
-    """Notifications as they come, until the session breaks. After ``silence_s`` seconds without one the session is
-    tried, so that a connection that died in silence is noticed.
-
-    Raises:
-        psycopg.OperationalError: the session is lost.
-    """
-    while True:
-        async for notify in conn.notifies(timeout=silence_s):
-            if notify.channel == CATALOG_CHANNEL:
-                yield Heard(int(notify.payload), 0, ())
-                continue
-            database, position, ids = notify.payload.split(":", 2)
-            yield Heard(int(database), int(position), tuple(ids.split(",")))
-        await conn.execute("select 1")

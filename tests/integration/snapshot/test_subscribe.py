@@ -263,7 +263,7 @@ def test_a_session_that_postgres_ends_is_not_noticed_by_subscribers(place: Any, 
     with connect(place.rig.url, application_name="test", autocommit=True) as conn:
         ended = conn.execute(
             """select count(pg_terminate_backend(pid)) from pg_stat_activity
-               where application_name in ('anabranch-snapshot-log', 'anabranch-ingest-listener')
+               where application_name in ('anabranch-snapshot-log', 'anabranch-snapshot-listener')
                and datname = current_database()"""
         ).fetchone()
     assert ended is not None

@@ -1,0 +1,50 @@
+"""Hearing of what others committed: groups, and changes of the catalog. Polling stands behind it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from anabranch.store.channels import CATALOG_CHANNEL, GROUPS_CHANNEL
+from anabranch.store.engine import AsyncSession, SessionOptions, aconnect
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A notification. Of a group: its position and the ids of its batches, or some of them. Of a change of the catalog:
+    position 0 and no ids."""
+
+    database_id: int
+    position: int
+    batch_ids: tuple[str, ...]
+
+
+async def open_listener(url: str, *, application_name: str) -> AsyncSession:
+    """A session that hears of groups and of changes of the catalog. It does nothing else, so that a notification never
+    waits behind a statement.
+
+    Raises:
+        psycopg.OperationalError: the server can't be reached, or refuses the session.
+    """
+    options = SessionOptions(connect_timeout_s=5)
+    conn = await aconnect(url, application_name=application_name, autocommit=True, options=options)
+    await conn.execute(f"listen {GROUPS_CHANNEL}".encode())
+    await conn.execute(f"listen {CATALOG_CHANNEL}".encode())
+    return conn
+
+
+async def hear(conn: AsyncSession, silence_s: float) -> AsyncIterator[Heard]:
+    """Notifications as they come, until the session breaks. After ``silence_s`` seconds without one the session is
+    tried, so that a connection that died in silence is noticed.
+
+    Raises:
+        psycopg.OperationalError: the session is lost.
+    """
+    while True:
+        async for notify in conn.notifies(timeout=silence_s):
+            if notify.channel == CATALOG_CHANNEL:
+                yield Heard(int(notify.payload), 0, ())
+                continue
+            database, position, ids = notify.payload.split(":", 2)
+            yield Heard(int(database), int(position), tuple(ids.split(",")))
+        await conn.execute("select 1")
