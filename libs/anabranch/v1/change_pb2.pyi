@@ -121,7 +121,7 @@ class Loser(_message.Message):
 
     @_builtins.property
     def value(self) -> _value_pb2.Value:
-        """The value that lost."""
+        """The value that lost; without an arm where it is too large to travel along."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class LoggedBatch(_message.Message):
 
     @_builtins.property
     def losers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Loser]:
-        """The values that lost because of this batch."""
+        """The values that lost because of this batch. Of a batch that was split they come after its last effect."""
 
     def __init__(
         self,
@@ -268,14 +268,16 @@ class GetRequest(_message.Message):
     db_name: _builtins.str
     """The database."""
     after: _builtins.int
-    """The position that the reader has applied, in milliseconds."""
+    """The position that the reader has applied, in milliseconds: 0, or one that it was given. Not looked at beside a
+    page_token.
+    """
     page_token: _builtins.bytes
-    """From the last page, to go on inside a group that was split; else empty."""
+    """From the last page, to go on where it ended, also inside a group that was split; else empty."""
     max_bytes: _builtins.int
     """The most bytes that the page may have; 0 for the server's choice."""
     @_builtins.property
     def node_state(self) -> _position_pb2.NodeState:
-        """Who reads."""
+        """Who reads. A reader that is no node leaves the node's id empty."""
 
     def __init__(
         self,
@@ -371,11 +373,13 @@ class SubscribeResponse(_message.Message):
     SUMS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def page(self) -> Global___Page:
-        """Further groups."""
+        """Further groups. The first response has a page also where there are none."""
 
     @_builtins.property
     def state(self) -> _position_pb2.ServerState:
-        """The server's state; its settled position moves a reader also when nothing was visible to it."""
+        """The server's state; its settled position moves a reader also when nothing was visible to it. Beside a page it is
+        what the reader reaches by that page.
+        """
 
     @_builtins.property
     def sums(self) -> _containers.RepeatedCompositeFieldContainer[_position_pb2.TableSum]:
