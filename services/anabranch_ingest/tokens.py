@@ -31,7 +31,8 @@ def judge(call: Call, unanswered: Collection[str], node: NodeRow) -> Ruling:
     if node.epoch != call.epoch:
         # History was rewound, and the tokens with it.
         return Ruling.IN
-    if node.token == call.token:
+    if not node.token or node.token == call.token:
+        # No token was ever given to a node that has only read, or that the server had forgotten.
         return Ruling.IN
     if node.previous_token != call.token:
         return Ruling.FORKED

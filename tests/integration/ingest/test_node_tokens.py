@@ -154,6 +154,23 @@ def test_a_node_that_the_server_forgot_is_new_again(rig: IngestRig, device: Devi
     assert device.send(device.payload()).verdicts[0].status == APPLIED
 
 
+@pytest.mark.parametrize("token", [b"", b"0123456789abcdef"])
+def test_a_node_that_has_only_read_gets_its_first_token(
+    rig: IngestRig, new_device: Devices, db_name: str, token: bytes
+) -> None:
+    """The read side makes a node's row without a token, also where the node has one from before it was forgotten."""
+    device = new_device("reader")
+    with connect(rig.url, application_name="test", autocommit=True) as conn:
+        conn.execute(
+            "insert into anabranch.nodes (database_id, node_id, name, principal, epoch, token, last_seen_ms)"
+            " select id, %s, 'n', 'reader', epoch, '', 1 from anabranch.databases where name = %s",
+            (device.node_id, db_name),
+        )
+    assert device.send(device.payload(), token=token).verdicts[0].status == APPLIED
+    assert device.send(device.payload()).verdicts[0].status == APPLIED
+    assert refused(device, device.payload(), token=b"") == FORKED
+
+
 def test_after_a_rewind_any_token_is_taken_once(rig: IngestRig, device: Device, db_name: str) -> None:
     device.send(device.payload())
     with connect(rig.url, application_name="test", autocommit=True) as conn:

@@ -42,6 +42,9 @@ def node(
         (call(b"", "a"), (), node(previous=b""), Ruling.IN),
         (call(b"", "x"), (), node(previous=b""), Ruling.FORKED),
         (call(b"", "x"), (), node(previous=b"", last=()), Ruling.IN),
+        # The node has only read so far; where it brings a token, the server had forgotten it.
+        (call(b"", "x"), (), node(token=b"", previous=b"", last=()), Ruling.IN),
+        (call(OTHER, "x"), (), node(token=b"", previous=b"", last=()), Ruling.IN),
         # Ours already: the commit had happened, its answer had not come.
         (call(PREVIOUS, "x"), (), node(token=NEW), Ruling.IN_ALREADY),
         # Another principal learns that first, whatever it carries.
