@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -69,8 +70,9 @@ class IngestServicer:
         self, requests: AsyncIterator[ingest_pb2.SendStreamRequest], context: Context
     ) -> AsyncIterator[bytes]:
         """``IngestService.SendStream``."""
-        async for response in serve_stream(self._ingest, requests, context.time_remaining()):
-            yield response
+        async with contextlib.aclosing(serve_stream(self._ingest, requests, context.time_remaining())) as responses:
+            async for response in responses:
+                yield response
 
 
 def register(server: grpc.aio.Server, servicer: IngestServicer) -> None:

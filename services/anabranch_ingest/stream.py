@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
 from anabranch import faults
 from anabranch.runtime.principal import require_database
@@ -34,7 +34,7 @@ RESPONSE_BYTES = 1_000_000
 Requests = AsyncIterator[ingest_pb2.SendStreamRequest]
 
 
-async def serve_stream(ingest: Ingest, requests: Requests, remaining_s: float | None) -> AsyncIterator[bytes]:
+async def serve_stream(ingest: Ingest, requests: Requests, remaining_s: float | None) -> AsyncGenerator[bytes, None]:
     """The responses of a stream. ``remaining_s``: seconds until its deadline, None for none.
 
     Raises:
@@ -74,6 +74,8 @@ async def serve_stream(ingest: Ingest, requests: Requests, remaining_s: float | 
             if reader is not None:
                 reader.cancel()
                 await asyncio.wait({reader})
+                # What it came to was told above, or the stream had ended for another reason first.
+                _ = reader.cancelled() or reader.exception()
             flow.close()
 
 
