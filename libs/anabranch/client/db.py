@@ -112,9 +112,8 @@ class SyncedDb:
         if self._loop is not None:
             raise BatchState("it is started already")
         self._own()
-        leader = self._lease.acquire()
-        if leader:
-            self._reader.prepare(progress)
+        if self._lease.acquire():
+            self._first_pull(progress)
         elif not background:
             raise SyncedElsewhere(f"{self._file.path} is synced by another process")
         else:
@@ -131,13 +130,22 @@ class SyncedDb:
             if subject is not None:
                 tx.set(principal=subject)
 
+    def _first_pull(self, progress: Callable[[Progress], None] | None = None) -> None:
+        if self._file.current().pulls > 0:
+            return
+        try:
+            self._reader.prepare(progress)
+        except BaseException:
+            self._lease.release()
+            raise
+
     def _await_tables(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         while self._file.current().pulls == 0:
             if time.monotonic() > deadline:
                 raise SyncedElsewhere("the process that syncs the file has not pulled its tables")
             if self._lease.acquire():
-                self._reader.prepare()
+                self._first_pull()
                 return
             time.sleep(0.05)
 
@@ -179,7 +187,7 @@ class SyncedDb:
 
         Raises:
             CallFailed: the server can't be reached or refuses; everything is still queued.
-            SyncedElsewhere, BatchState.
+            SyncedElsewhere, BatchState, WrongPrincipal.
         """
         self._sync_here()
         return self._sender.flush(timeout_s)

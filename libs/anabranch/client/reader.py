@@ -83,13 +83,13 @@ class Reader:
                     return
                 except CallFailed as error:
                     self._clock.forget()
-                    self._paging.restart()
                     if attempt == _ATTEMPTS or error.reason not in _NEW_SNAPSHOT | {"INVALID_TOKEN"}:
                         raise
                     if error.reason in _NEW_SNAPSHOT:
                         self.snapshot()
 
     def _pages(self) -> None:
+        self._paging.restart()
         token = b""
         goal: int | None = None
         while True:

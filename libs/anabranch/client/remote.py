@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 from opentelemetry import propagate, trace
 
-from anabranch.client.errors import CallFailed
+from anabranch.client.errors import CallFailed, WrongPrincipal
 from anabranch.v1 import (
     change_pb2,
     change_pb2_grpc,
@@ -147,7 +147,7 @@ class RemoteDb:
             return method(request, timeout=timeout_s, metadata=self._metadata())
 
     def send(self, request: ingest_pb2.SendRequest, timeout_s: float = SEND_TIMEOUT_S) -> ingest_pb2.SendResponse:
-        """Raises CallFailed, as all that follow."""
+        """Raises CallFailed and WrongPrincipal, as all that follow."""
         stub = ingest_pb2_grpc.IngestServiceStub(self._channel("ingest"))
         return self._call("send", stub.Send, request, timeout_s)
 
@@ -204,7 +204,7 @@ class Stream(Iterator[M]):
 
 
 class failures:  # noqa: N801 - a context manager, read as a phrase
-    """Turns a grpc.RpcError into CallFailed."""
+    """Turns a grpc.RpcError into CallFailed, or WrongPrincipal where that is its reason."""
 
     def __enter__(self) -> None:
         return None
@@ -215,6 +215,8 @@ class failures:  # noqa: N801 - a context manager, read as a phrase
             code = call.code()
             metadata = dict(call.trailing_metadata() or ())
             reason = error_reason(metadata.get(_DETAILS, b""))
+            if reason == "WRONG_PRINCIPAL":
+                raise WrongPrincipal(call.details()) from error
             raise CallFailed(code.name, reason, call.details() or "", code in _AGAIN) from error
 
 

@@ -172,13 +172,15 @@ class Sender:
         newest = max([v.position for v in verdicts], default=0)
         if newest > max(tx.state.seen_ms, greatest.get("seen_ms", 0)):
             greatest["seen_ms"] = newest
-        if tx.state.greatest_epoch in ("", server.settled.epoch):
+        same_history = tx.state.greatest_epoch in ("", server.settled.epoch)
+        if same_history:
             tx.set(**greatest)
         accepted = [v for v in verdicts if v.status == verdict_pb2.VERDICT_STATUS_APPLIED]
         rejected = [v for v in verdicts if v.status == verdict_pb2.VERDICT_STATUS_REJECTED]
         if accepted:
             queue.accepted(tx.conn, [(v.batch_id, v.position, v.SerializeToString()) for v in accepted])
-            settle.pulled(tx, self._pendings)
+            if same_history:
+                settle.pulled(tx, self._pendings)
         if rejected:
             settle.bury(tx, rejected, self._pendings, server.server_time_ms or self._now_ms())
 

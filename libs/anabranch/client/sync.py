@@ -8,6 +8,7 @@ principal ends both until the next start; everything else is tried again for eve
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -27,7 +28,8 @@ from anabranch.client.sender import Sender
 log = structlog.get_logger(__name__)
 
 _LEASE_S = 1.0
-_POLL_S = 0.25
+_POLL_S = 0.5
+_SHORT_S = 1.0
 _SILENCE_S = 90.0
 _FLUSH_S = 45.0
 _BACKOFF_MIN_S = 0.5
@@ -73,12 +75,12 @@ class SyncLoop:
         self._wake.set()
         self.network_up()
         self._reader.cancel()
-        for thread in list(self._threads):
-            if thread is not threading.current_thread():
-                while thread.is_alive():
-                    # Again and again: a subscription may just have been opened.
-                    self._reader.cancel()
-                    thread.join(0.05)
+        # The first thread starts the others, and the list is read while it does.
+        for thread in self._threads:
+            while thread is not threading.current_thread() and thread.is_alive():
+                # Again and again: a subscription may just have been opened.
+                self._reader.cancel()
+                thread.join(0.05)
         self._lease.release()
 
     def wake(self) -> None:
@@ -134,10 +136,10 @@ class SyncLoop:
         except CallFailed as error:
             if self._stopped.is_set():
                 return
-            if error.reason == "WRONG_PRINCIPAL":
-                raise WrongPrincipal(error.message) from error
             log.info("call_failed", code=error.code, reason=error.reason, error=error.message)
             self._tell("offline" if error.again else "error", str(error))
+            raise
+        except WrongPrincipal:
             raise
         except Exception as error:
             if self._stopped.is_set():
@@ -157,7 +159,14 @@ class SyncLoop:
         self._file.listeners.tell(State("leader"))
         self._spawn("send", self._send)
         self._spawn("watch", self._watch)
-        self._forever(lambda: self._reader.follow(self._stopped.is_set, self._online))
+        self._forever(self._follow)
+
+    def _follow(self) -> None:
+        began = time.monotonic()
+        self._reader.follow(self._stopped.is_set, self._online)
+        if time.monotonic() - began < _SHORT_S:
+            # A server that ends every stream at once, as one that drains does, is not asked in a busy loop.
+            self._stopped.wait(random.uniform(_SHORT_S / 4, _SHORT_S))
 
     def _elsewhere(self, version: int) -> int:
         now = self._file.data_version()
@@ -190,18 +199,18 @@ class SyncLoop:
             self._verify()
 
     def _verify(self) -> None:
-        with self._file.private_reader() as conn:
-            names = conn.execute("SELECT name FROM _db_tables WHERE NOT verified AND stage = 'live'").fetchall()
-            tables = self._file.tables()
-            for (name,) in names:
-                good = sums.verify(conn, tables[name], self._stopped.is_set)
-                if good is None:
-                    return
-                with self._file.transaction() as tx:
-                    tx.conn.execute(
-                        "UPDATE _db_tables SET verified = 1, disagrees = ? WHERE name = ?", (int(not good), name)
-                    )
-                    if not good:
-                        detail = "the rows that a pull brought are not those that were sent"
-                        tx.events.append(State("sums_disagree", detail, name, tx.state.cursor_ms))
-                self._file.listeners.deliver()
+        conn = self._file.reader()
+        names = conn.execute("SELECT name FROM _db_tables WHERE NOT verified AND stage = 'live'").fetchall()
+        tables = self._file.tables()
+        for (name,) in names:
+            good = sums.verify(conn, tables[name], self._stopped.is_set)
+            if good is None:
+                return
+            with self._file.transaction() as tx:
+                tx.conn.execute(
+                    "UPDATE _db_tables SET verified = 1, disagrees = ? WHERE name = ?", (int(not good), name)
+                )
+                if not good:
+                    detail = "the rows that a pull brought are not those that were sent"
+                    tx.events.append(State("sums_disagree", detail, name, tx.state.cursor_ms))
+            self._file.listeners.deliver()

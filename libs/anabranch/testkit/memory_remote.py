@@ -30,7 +30,6 @@ from anabranch.v1 import (
 )
 from anabranch.wire.values import column_reader, column_writer
 
-EPOCH = "epoch-1"
 _EFFECTS = {
     MutationType.INSERT: change_pb2.EFFECT_TYPE_INSERT,
     MutationType.UPDATE: change_pb2.EFFECT_TYPE_UPDATE,
@@ -55,7 +54,7 @@ class MemoryRemote(RemoteDb):
     that a part of a group has; ``page_parts``: parts of a page; ``chunk_rows``: rows of a chunk of a pull.
 
     Set by tests: ``offline`` fails every call; ``lose_answers`` fails so many Send calls after they were decided;
-    ``cut_pull_after`` breaks the next pull after so many chunks; ``floor``; ``calls`` counts by name."""
+    ``cut_pull_after`` breaks the next pull after so many chunks; ``floor``; ``epoch``; ``calls`` counts by name."""
 
     def __init__(self, server: MemoryServer, tables: Sequence[Table], now_ms: Callable[[], int]) -> None:
         super().__init__("localhost:1")
@@ -69,6 +68,7 @@ class MemoryRemote(RemoteDb):
         self.lose_answers = 0
         self.cut_pull_after: int | None = None
         self.floor = 0
+        self.epoch = "epoch-1"
         self.calls: dict[str, int] = {}
         self._sums: dict[int, list[position_pb2.TableSum]] = {}
 
@@ -79,7 +79,7 @@ class MemoryRemote(RemoteDb):
 
     def position(self, at: int) -> position_pb2.Position:
         """A position of the history, in milliseconds."""
-        return position_pb2.Position(epoch=EPOCH, server_timestamp_ms=at, token=b"sealed %d" % at)
+        return position_pb2.Position(epoch=self.epoch, server_timestamp_ms=at, token=b"sealed %d" % at)
 
     def state(self) -> position_pb2.ServerState:
         """What every answer says of the server."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import json
 import sqlite3
 import threading
@@ -202,6 +203,27 @@ def test_behind_the_floor_a_new_snapshot_replaces_rows_and_keeps_the_queue(
     assert device.status().queued == 0
     assert titles(device)["k1"] == "unsent"
     assert device.status().disagreeing == ()
+
+
+def test_in_another_history_rows_are_taken_anew_and_unsent_work_is_kept(
+    device: SyncedDb, remote: MemoryRemote, tmp_path: Path
+) -> None:
+    backup = copy.deepcopy(remote.server)
+    device.table("todo").update({"id": "k0", "title": "lost future"})
+    assert device.sync()
+    device.table("todo").update({"id": "k1", "title": "unsent"})
+    beyond = device.status().cursor
+    remote.server = backup
+    remote.server.policy_of = lambda _: backup.policy
+    remote.epoch = "epoch-2"
+    device.read()
+    assert titles(device)["k0"] == "title 0"
+    assert titles(device)["k1"] == "unsent"
+    assert device.status().cursor < beyond
+    assert device.execute("SELECT basis FROM _db_mutations_queue").fetchall() == [(device.status().cursor,)]
+    assert device.sync()
+    assert (device.status().queued, device.status().disagreeing) == (0, ())
+    assert backup.live()["todo", "k1"]["title"] == "unsent"
 
 
 def test_a_lost_answer_is_asked_for_again(device: SyncedDb, remote: MemoryRemote) -> None:
