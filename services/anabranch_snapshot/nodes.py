@@ -27,6 +27,8 @@ KEPT = 50_000
 """Nodes that are remembered, and nodes whose report may wait; what does not fit comes with the node's next call."""
 KEPT_FOR_S = 300.0
 """A node may get another name: after so long it is looked up again."""
+MISSED_FOR_S = 5.0
+"""A node that is not there may come."""
 _ULID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")
 _log = structlog.get_logger()
 
@@ -38,7 +40,7 @@ class Nodes:
         self._pool = pool
         self._clock = clock
         self._report_s = report_ms / 1000
-        self._owners: OrderedDict[NodeKey, tuple[NodeOwner, float]] = OrderedDict()
+        self._owners: OrderedDict[NodeKey, tuple[NodeOwner | None, float]] = OrderedDict()
         self._reports: dict[NodeKey, NodeReport] = {}
 
     async def admit(self, database: Database, principal: str, state: position_pb2.NodeState, head: int) -> None:
@@ -91,10 +93,10 @@ class Nodes:
         unknown: set[NodeKey] = set()
         for node_id in set(node_ids):
             owner = self._known((database_id, node_id))
-            if owner is None:
-                unknown.add((database_id, node_id))
-            else:
+            if owner is not None:
                 names[node_id] = owner.name
+            elif not self._looked_for((database_id, node_id)):
+                unknown.add((database_id, node_id))
         if unknown:
             found = await self._find(unknown)
             names.update((node_id, found[database_id, node_id].name) for _, node_id in unknown & found.keys())
@@ -104,12 +106,17 @@ class Nodes:
         kept = self._owners.get(key)
         return kept[0] if kept is not None and time.monotonic() - kept[1] < KEPT_FOR_S else None
 
+    def _looked_for(self, key: NodeKey) -> bool:
+        """Whether it was found a moment ago that there is no such node: "server" is none, and in many pages."""
+        kept = self._owners.get(key)
+        return kept is not None and time.monotonic() - kept[1] < MISSED_FOR_S
+
     async def _find(self, keys: set[NodeKey]) -> Mapping[NodeKey, NodeOwner]:
         async with self._pool.connection() as conn:
             found = await find_nodes(conn, keys)
         now = time.monotonic()
-        for key, owner in found.items():
-            self._owners[key] = (owner, now)
+        for key in keys:
+            self._owners[key] = (found.get(key), now)
             self._owners.move_to_end(key)
         while len(self._owners) > KEPT:
             self._owners.popitem(last=False)

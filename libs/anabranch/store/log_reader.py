@@ -166,9 +166,10 @@ left join lateral (
     where number = 1 or (number <= {MOST_ITEMS} and total - $6::int8 <= $9::int8)
 ) i on true
 left join lateral (
+    -- Looked for only where a group ends: for other items the key is NULL.
     select chain, sums from anabranch.groups
-    where database_id = $1::int8 and position = i.position and i.next_position is distinct from i.position
-      and not i.more
+    where database_id = $1::int8
+      and position = case when i.next_position is distinct from i.position and not i.more then i.position end
 ) g on true
 order by i.number
 """.encode()
