@@ -204,7 +204,7 @@ def test_a_stream_whose_first_answer_was_lost_is_proved_by_a_batch_of_it(
 
 def test_a_stream_that_is_too_fast_is_held_back(module_url: str, tmp_path: Path, db_name: str, device: Device) -> None:
     """Without verdicts only the window is read, however much the client has to send; nothing is lost when they come."""
-    window, total = 400, 6_000
+    window, total = 200, 2_000
     environment = {"ANABRANCH_STREAM_WINDOW_BATCHES": str(window)}
     title = "x" * 20_000
 
