@@ -36,16 +36,17 @@ def decide_group(group: Group, candidates: Sequence[Candidate], *, at_hand: Sequ
 
     First all of them together, in as few waves as can be, under one savepoint that also holds the rows' locks: rows
     that are locked outside of a savepoint and written inside cost Postgres a multixact each. Only when that fails the
-    bad ones are looked for. Where one of them may be bad only for the company it came in, the group ends before any
-    row is touched again: what is left gets no result and stays in the inbox for the next group. ``at_hand``: the ids of
-    all batches that were taken. ``restarts``: how often to start again where a primary key was there that the view did
-    not have; after that it is the batch's fault.
+    bad ones are looked for. Where one of them is, or may be, bad only for the company it came in (``_in_company``), the
+    group ends before any row is touched again: what is left gets no result and stays in the inbox for the next group.
+
+    ``at_hand``: the ids of all batches that were taken. ``restarts``: how often to start again where a primary key was
+    there that the view did not have; after that it is the batch's fault.
 
     Raises:
         DatabaseError: nobody's data is at fault; roll back and try again.
     """
     refused: list[Result] = []
-    left = list(candidates)
+    left = _before_touched_again(candidates, group.synced.once_a_group)
     # Each round ends the loop, takes a batch away, or is counted.
     while left:
         try:
@@ -73,6 +74,24 @@ def decide_group(group: Group, candidates: Sequence[Candidate], *, at_hand: Sequ
             except Outdated:
                 restarts -= 1
     return Decided(refused, View())
+
+
+def _before_touched_again(candidates: Sequence[Candidate], tables: frozenset[str]) -> list[Candidate]:
+    """The candidates without those that touch a row of ``tables`` after another, and without what follows them of
+    their nodes."""
+    if not tables:
+        return list(candidates)
+    kept: list[Candidate] = []
+    touched: set[RowKey] = set()
+    ended: set[str] = set()
+    for candidate in candidates:
+        rows = {at for at in candidate.decoded.keys if at[0] in tables}
+        if candidate.taken.node_id in ended or not touched.isdisjoint(rows):
+            ended.add(candidate.taken.node_id)
+        else:
+            kept.append(candidate)
+        touched |= rows
+    return kept
 
 
 def _in_company(candidates: Sequence[Candidate], results: Sequence[Result]) -> bool:

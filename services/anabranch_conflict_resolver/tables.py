@@ -47,6 +47,8 @@ class SyncedDatabase:
     tables: Mapping[str, SyncedTable]
     primary_keys: frozenset[str]
     """Names of the tables' primary key constraints."""
+    once_a_group: frozenset[str]
+    """Tables with a foreign key that old rows may break (``not valid``): a group touches a row of theirs once only."""
 
 
 def compile_database(database: Database) -> SyncedDatabase:
@@ -65,4 +67,7 @@ def compile_database(database: Database) -> SyncedDatabase:
             table.column_names,
         )
     primary_keys = frozenset(table.primary_key for table in tables.values() if table.primary_key)
-    return SyncedDatabase(database, Decoder(database), tables, primary_keys)
+    once_a_group = frozenset(
+        name for name in tables if not all(key.valid for key in database.constraints[name].foreign_keys)
+    )
+    return SyncedDatabase(database, Decoder(database), tables, primary_keys, once_a_group)

@@ -38,6 +38,8 @@ class ForeignKey:
     on_update: str = "a"
     match: str = "s"
     deferred: bool = False
+    valid: bool = True
+    """False (``not valid``): rows that were there before it may refer to nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +182,8 @@ select n.nspname, c.relname, f.conname,
        tn.nspname, tc.relname,
        array(select a.attname::text from unnest(f.confkey) with ordinality as k (attnum, place)
              join pg_attribute a on a.attrelid = f.confrelid and a.attnum = k.attnum order by k.place),
-       f.confdeltype::text, f.confupdtype::text, f.confmatchtype::text, f.condeferred
+       f.confdeltype::text, f.confupdtype::text, f.confmatchtype::text, f.condeferred,
+       f.convalidated
 from pg_constraint f
 join pg_class c on c.oid = f.conrelid join pg_namespace n on n.oid = c.relnamespace
 join pg_class tc on tc.oid = f.confrelid join pg_namespace tn on tn.oid = tc.relnamespace
@@ -197,10 +200,12 @@ def constraints_of(schema_names: Iterable[str]) -> Steps[dict[tuple[str, str], C
         key = UniqueKey(name, tuple(columns), primary, nulls_distinct=not nulls_equal, immediate=immediate)
         unique.setdefault((schema_name, table), []).append(key)
     foreign: dict[tuple[str, str], list[ForeignKey]] = {}
-    for schema_name, table, name, columns, *to, on_delete, on_update, match, deferred in (
+    for schema_name, table, name, columns, *to, on_delete, on_update, match, deferred, valid in (
         yield Statement(_FOREIGN, parameters)
     ):
-        key_to = ForeignKey(name, tuple(columns), to[0], to[1], tuple(to[2]), on_delete, on_update, match, deferred)
+        key_to = ForeignKey(
+            name, tuple(columns), to[0], to[1], tuple(to[2]), on_delete, on_update, match, deferred, valid
+        )
         foreign.setdefault((schema_name, table), []).append(key_to)
     return {
         name: Constraints(
