@@ -1,0 +1,290 @@
+"""The promises, judged after a run by what devices wrote down and by what stands in Postgres: no service is asked, and
+nothing of the client, the rules or the resolver is used.
+
+Devices write down every batch that they made (``made``: id to payload) and every verdict that they were told
+(``told``: the serialized Verdict); readers every group that they were given. All functions raise AssertionError with
+the first breach.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from anabranch.schema import Cell, Table
+from anabranch.schema.cells import key_text
+from anabranch.store.binary_cells import quote
+from anabranch.store.catalog import Database
+from anabranch.store.engine import Session
+from anabranch.v1 import batch_pb2, change_pb2, errors_pb2, value_pb2, verdict_pb2
+from anabranch.wire.values import column_reader
+
+APPLIED = verdict_pb2.VERDICT_STATUS_APPLIED
+REJECTED = verdict_pb2.VERDICT_STATUS_REJECTED
+Row = dict[str, Cell]
+Rows = dict[tuple[str, str], Row]
+"""Table and key text to the row's cells by column."""
+
+
+@dataclass
+class Recorded:
+    """What one device wrote down. ``dead``: id to reason of its dead queue at the end."""
+
+    made: dict[str, bytes] = field(default_factory=dict)
+    told: dict[str, list[bytes]] = field(default_factory=dict)
+    dead: dict[str, str] = field(default_factory=dict)
+
+
+class Entry(NamedTuple):
+    """A row of the log."""
+
+    position: int
+    batch_id: str
+    table: str
+    key: str
+    effect: bytes
+
+
+@dataclass(frozen=True)
+class Server:
+    """What stands in Postgres."""
+
+    database: Database
+    log: Sequence[Entry]
+    verdicts: Mapping[str, bytes]
+    digests: Mapping[str, bytes]
+    positions: Sequence[int]
+    rows: Rows
+
+
+def read_rows(conn: Session, database: Database) -> Rows:
+    """All rows of the synced tables. For types whose Python form is the cell: text, integers, booleans."""
+    found: Rows = {}
+    for table in database.tables.values():
+        columns = ", ".join(quote(name) for name in table.column_names)
+        for row in conn.execute(f"select {columns} from {quote(database.schema_name)}.{quote(table.name)}".encode()):
+            cells = dict(zip(table.column_names, row, strict=True))
+            found[table.name, key_text([cells[name] for name in table.key_columns])] = cells
+    return found
+
+
+def read_server(conn: Session, database: Database) -> Server:
+    """All of it, in one transaction of one moment."""
+    with conn.transaction():
+        conn.execute("set transaction isolation level repeatable read")
+        log = [
+            Entry(position, batch_id, database.tables_by_id[table_id].name, key, effect)
+            for position, batch_id, table_id, key, effect in conn.execute(
+                "select position, batch_id, table_id, key, effect from anabranch.log where database_id = %s"
+                " order by position, batch_id, ordinal",
+                (database.id,),
+            )
+        ]
+        batches = conn.execute(
+            "select batch_id, verdict, payload_sha256 from anabranch.batches where database_id = %s", (database.id,)
+        ).fetchall()
+        positions = conn.execute(
+            "select position from anabranch.groups where database_id = %s order by position", (database.id,)
+        ).fetchall()
+        rows = read_rows(conn, database)
+    return Server(
+        database,
+        log,
+        {batch_id: bytes(verdict) for batch_id, verdict, _ in batches},
+        {batch_id: bytes(digest) for batch_id, _, digest in batches},
+        [position for (position,) in positions],
+        rows,
+    )
+
+
+def _cells(table: Table, columns: Iterable[str], values: Iterable[value_pb2.Value]) -> Row:
+    return {
+        name: column_reader(table.by_name[name])(value)
+        for name, value in zip(columns, values, strict=True)
+        if value.WhichOneof("kind") is not None
+    }
+
+
+def writes(database: Database, payload: bytes) -> dict[tuple[str, str], Row]:
+    """What a batch's bytes write: table and key text to the last value of each column, in the order made. A column that
+    an earlier mutation wrote to a row that the batch deletes is gone."""
+    found: dict[tuple[str, str], Row] = {}
+    for mutation in batch_pb2.DbMutationBatch.FromString(payload).mutations:
+        table = database.tables[mutation.table]
+        for row in mutation.rows:
+            cells = _cells(table, mutation.columns, row.values)
+            key = key_text([cells[name] for name in table.key_columns])
+            if mutation.type == batch_pb2.MUTATION_TYPE_UPDATE:
+                found.setdefault((table.name, key), {}).update(cells)
+            else:
+                found[table.name, key] = cells if mutation.type == batch_pb2.MUTATION_TYPE_INSERT else {}
+    return found
+
+
+def check_durable(server: Server, before: Rows, recorded: Sequence[Recorded], loose: Iterable[str] = ()) -> int:
+    """Promise 1: a batch that was reported as applied is in the log, at the position that was reported, with an entry
+    for every row that it writes, and with the values that it writes (but for columns in ``loose``, such as counters);
+    and the log's effects, in their order, lead from the rows ``before`` to the rows of the tables: the last writer of
+    every row by the log's order gives the row. Where a device saw its batch in the log before it was told, the verdict
+    in Postgres is the report. Gives the number of batches judged."""
+    passed = set(loose)
+    of_batch: dict[str, list[Entry]] = {}
+    for entry in server.log:
+        of_batch.setdefault(entry.batch_id, []).append(entry)
+    judged = 0
+    for device in recorded:
+        for batch_id, payload in device.made.items():
+            reports = device.told.get(batch_id) or [server.verdicts[batch_id]]
+            verdict = verdict_pb2.Verdict.FromString(reports[-1])
+            if verdict.status != APPLIED:
+                continue
+            judged += 1
+            entries = of_batch.get(batch_id, [])
+            assert {e.position for e in entries} == {verdict.position}, f"{batch_id} is not in the log as reported"
+            wanted = writes(server.database, payload)
+            assert {(e.table, e.key) for e in entries} == set(wanted), f"{batch_id}: rows are missing from the log"
+            # A batch that touches a row twice has an entry for each time: the last one counts.
+            stored: Rows = {}
+            for entry in entries:
+                effect = change_pb2.Effect.FromString(entry.effect)
+                cells = _cells(server.database.tables[entry.table], effect.columns, effect.values)
+                stored.setdefault((entry.table, entry.key), {}).update(cells)
+            for where, row in wanted.items():
+                for name in row.keys() & stored[where].keys() - passed:
+                    assert stored[where][name] == row[name], f"{batch_id} {where} {name}"
+    assert replay(server, before) == server.rows, "the log does not lead to the rows of the tables"
+    return judged
+
+
+def replay(server: Server, before: Rows) -> Rows:
+    """The rows that the log's effects lead to."""
+    rows = {key: dict(row) for key, row in before.items()}
+    for entry in server.log:
+        effect = change_pb2.Effect.FromString(entry.effect)
+        cells = _cells(server.database.tables[entry.table], effect.columns, effect.values)
+        where = (entry.table, entry.key)
+        if effect.type == change_pb2.EFFECT_TYPE_INSERT:
+            assert where not in rows, f"{entry.batch_id} inserts {where}, which is there"
+            rows[where] = cells
+        elif effect.type == change_pb2.EFFECT_TYPE_UPDATE:
+            rows[where].update(cells)
+        elif effect.type == change_pb2.EFFECT_TYPE_DELETE:
+            del rows[where]
+    return rows
+
+
+def check_atomic(server: Server, recorded: Sequence[Recorded]) -> int:
+    """Promise 2: of a batch that was rejected the log has nothing (of one that was applied it has all: see
+    ``check_durable``). Gives the number of rejected batches."""
+    logged = {entry.batch_id for entry in server.log}
+    rejected = [b for b, v in server.verdicts.items() if verdict_pb2.Verdict.FromString(v).status == REJECTED]
+    for batch_id in rejected:
+        assert batch_id not in logged, f"{batch_id} was rejected and is in the log"
+    assert {b for d in recorded for b in d.dead} <= set(rejected), "a dead letter that no verdict has rejected"
+    return len(rejected)
+
+
+def check_once(server: Server, recorded: Sequence[Recorded], answers: Mapping[str, bytes]) -> int:
+    """Promise 3: every report of a batch is the same, byte for byte, and so is the answer when it was sent again
+    (``answers``); its bytes are those that the server has judged; it stands in the log at one position. Gives the
+    number of reports."""
+    places: dict[str, set[int]] = {}
+    for entry in server.log:
+        places.setdefault(entry.batch_id, set()).add(entry.position)
+    for batch_id, positions in places.items():
+        assert len(positions) == 1, f"{batch_id} was applied at {sorted(positions)}"
+    reports = 0
+    for device in recorded:
+        for batch_id, payload in device.made.items():
+            assert server.digests[batch_id] == hashlib.sha256(payload).digest(), f"{batch_id}: other bytes were judged"
+            told = {*device.told.get(batch_id, []), server.verdicts[batch_id], answers[batch_id]}
+            assert len(told) == 1, f"{batch_id} got {len(told)} different verdicts"
+            reports += len(device.told.get(batch_id, []))
+    return reports
+
+
+def check_ordered(server: Server, followed: Sequence[Mapping[str, Any]]) -> int:
+    """Promise 4: positions grow strictly; a reader that has followed all the time was given exactly the log, each entry
+    once and in its order, and never one at or below a position up to which it had read: what comes late there, a reader
+    that goes on after its cursor would never be given. Gives the number of groups."""
+    assert all(a < b for a, b in zip(server.positions, server.positions[1:], strict=False))
+    effects: dict[int, dict[str, list[bytes]]] = {}
+    for entry in server.log:
+        effects.setdefault(entry.position, {}).setdefault(entry.batch_id, []).append(entry.effect)
+    wanted = [(p, [[batch, effects_digest(found)] for batch, found in group.items()]) for p, group in effects.items()]
+    read = 0
+    seen = []
+    for line in followed:
+        if "read" in line:
+            read = max(read, line["read"])
+            continue
+        position = line["group"]
+        assert position > read, f"the reader was given {position} after it had read to {read}"
+        read = position
+        seen.append((position, line["batches"]))
+    assert seen == wanted, "the reader was not given exactly the log"
+    return len(seen)
+
+
+def effects_digest(effects: Iterable[bytes]) -> str:
+    """How a reader writes down the effects of a batch: SHA-256 over each with its length before it, as hex."""
+    found = hashlib.sha256()
+    for effect in effects:
+        found.update(len(effect).to_bytes(4, "big") + effect)
+    return found.hexdigest()
+
+
+def check_nothing_lost(conn: Session, server: Server, recorded: Sequence[Recorded]) -> int:
+    """Promise 6: every batch ever made is in the log or, with the verdict's reason, in its device's dead queue; nothing
+    waits; a mutation that overwrote another's value has kept that value; and a value kept as lost is one that the
+    losing batch wrote. Gives the number of values kept."""
+    (waiting,) = conn.execute(
+        "select count(*) from anabranch.inbox where database_id = %s", (server.database.id,)
+    ).fetchone() or (None,)
+    assert waiting == 0, f"{waiting} batches wait in the inbox"
+    logged = {entry.batch_id for entry in server.log}
+    for device in recorded:
+        for batch_id in device.made:
+            verdict = verdict_pb2.Verdict.FromString(server.verdicts[batch_id])
+            if verdict.status == APPLIED:
+                assert batch_id in logged, f"{batch_id} is lost"
+                assert batch_id not in device.dead, f"{batch_id} is applied, and a dead letter"
+                continue
+            reason = errors_pb2.Reason.Name(verdict.reason).removeprefix("REASON_")
+            assert device.dead.get(batch_id) == reason, f"{batch_id}: {device.dead.get(batch_id)}, not {reason}"
+    kept = conn.execute(
+        "select table_id, key, column_name, losing_value, losing_batch, winning_batch from anabranch.conflicts"
+        " where database_id = %s",
+        (server.database.id,),
+    ).fetchall()
+    won = {(batch, server.database.tables_by_id[table_id].name, key) for table_id, key, _, _, _, batch in kept}
+    for batch_id, raw in server.verdicts.items():
+        for mutation in verdict_pb2.Verdict.FromString(raw).mutations:
+            if mutation.outcome == verdict_pb2.OUTCOME_OVERWROTE:
+                table = server.database.tables[mutation.table]
+                cells = _cells(table, table.key_columns, mutation.key)
+                where = (batch_id, mutation.table, key_text([cells[name] for name in table.key_columns]))
+                assert where in won, f"{where} overwrote a value that is not kept"
+    payloads = {batch_id: payload for device in recorded for batch_id, payload in device.made.items()}
+    for table_id, key, column, raw, loser, _ in kept:
+        if loser in payloads:
+            table = server.database.tables_by_id[table_id]
+            [lost] = _cells(table, [column], [value_pb2.Value.FromString(raw)]).values()
+            assert lost in _written(server.database, payloads[loser], table.name, key, column), (
+                f"{loser} {key} {column}"
+            )
+    return len(kept)
+
+
+def _written(database: Database, payload: bytes, name: str, key: str, column: str) -> list[Cell]:
+    """Every value that a batch writes into a column of a row, in whatever mutation."""
+    found = []
+    table = database.tables[name]
+    for mutation in batch_pb2.DbMutationBatch.FromString(payload).mutations:
+        for row in mutation.rows if mutation.table == name else ():
+            cells = _cells(table, mutation.columns, row.values)
+            if key_text([cells[part] for part in table.key_columns]) == key and column in cells:
+                found.append(cells[column])
+    return found
