@@ -214,12 +214,13 @@ def test_a_late_insert_sets_what_it_does_not_give_to_its_default() -> None:
     assert story.row == {"id": "x", "title": "untitled", "done": True, "note": None}
 
 
-def test_a_late_insert_becomes_the_rows_insert_though_nothing_of_it_is_left_to_write() -> None:
+@pytest.mark.parametrize("given", [{}, {"note": None}], ids=["a default is written", "nothing is written"])
+def test_a_late_insert_becomes_the_rows_insert_though_nothing_of_it_is_left_to_write(given: dict[str, None]) -> None:
     """The update at 5 was of the row before; it comes last of all and finds every column taken."""
     story = Story()
     story.comes(30, update("x", title="new", done=True))
     story.comes(10, delete("x"))
-    ends(story.comes(20, insert("x", title="late", done=False)), Outcome.SUPERSEDED)
+    ends(story.comes(20, insert("x", title="late", done=False, **given)), Outcome.SUPERSEDED)
     ends(story.comes(5, update("x", note="old note", title="older")), Outcome.SUPERSEDED)
     assert story.row == {**OLD, "title": "new", "done": True}
 

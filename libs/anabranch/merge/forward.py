@@ -19,15 +19,14 @@ from anabranch.merge.model import (
 _INSERT, _UPDATE, _DELETE = MutationType.INSERT, MutationType.UPDATE, MutationType.DELETE
 
 
-def _after(
+def _stamp_beside(
     values: Mapping[str, Cell],
-    state: RowState,
+    old: Mapping[str, Cell],
     stamps: dict[str, Stamp],
     stamp: Stamp,
     stored: Mapping[str, Cell],
 ) -> None:
     """Stamps what the batch changed without naming it: by a trigger, or in a generated column."""
-    old = state.values or {}
     for column, cell in stored.items():
         if column not in values and not same(cell, old.get(column)):
             stamps[column] = stamp
@@ -92,7 +91,7 @@ def applied(state: RowState | None, batch: Batch, write: Write, stored: Mapping[
             values = {**state.values, **write.values}
         else:
             values = stored
-            _after(write.values, state, stamps, stamp, stored)
+            _stamp_beside(write.values, state.values, stamps, stamp, stored)
     elif kind is _DELETE:
         values = None
         tombstone = batch_id
