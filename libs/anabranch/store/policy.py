@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
+from anabranch.merge import check_policy
 from anabranch.merge.model import Policy
 from anabranch.schema import Kind
 
@@ -110,10 +111,16 @@ def table_policy(policy: Mapping[str, Any]) -> TablePolicy:
 
 
 def effective(database: DatabasePolicy, table: TablePolicy) -> Policy:
-    """The rules of a table: the database's, with the table's own laid over them."""
-    return Policy(
+    """The rules of a table: the database's, with the table's own laid over them.
+
+    Raises:
+        ValueError: a policy that may be kept, but that the conflict rules don't know.
+    """
+    policy = Policy(
         order=table.order or database.order,
         resurrect=database.resurrect if table.resurrect is None else table.resurrect,
         delete=table.delete or database.delete,
-        columns={column: policy for column, policy in table.columns.items() if policy != "lww"},
+        columns={column: name for column, name in table.columns.items() if name != "lww"},
     )
+    check_policy(policy)
+    return policy
