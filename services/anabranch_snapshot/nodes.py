@@ -27,8 +27,7 @@ KEPT = 50_000
 """Nodes that are remembered, and nodes whose report may wait; what does not fit comes with the node's next call."""
 KEPT_FOR_S = 300.0
 """A node may get another name: after so long it is looked up again."""
-MISSED_FOR_S = 5.0
-"""A node that is not there may come."""
+NOBODY_FOR_S = 5.0
 _ULID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")
 _log = structlog.get_logger()
 
@@ -40,7 +39,8 @@ class Nodes:
         self._pool = pool
         self._clock = clock
         self._report_s = report_ms / 1000
-        self._owners: OrderedDict[NodeKey, tuple[NodeOwner | None, float]] = OrderedDict()
+        self._owners: OrderedDict[NodeKey, tuple[NodeOwner, float]] = OrderedDict()
+        self._nobody: OrderedDict[NodeKey, float] = OrderedDict()
         self._reports: dict[NodeKey, NodeReport] = {}
 
     async def admit(self, database: Database, principal: str, state: position_pb2.NodeState, head: int) -> None:
@@ -95,10 +95,13 @@ class Nodes:
             owner = self._known((database_id, node_id))
             if owner is not None:
                 names[node_id] = owner.name
-            elif not self._looked_for((database_id, node_id)):
+            elif not self._is_nobody((database_id, node_id)):
                 unknown.add((database_id, node_id))
         if unknown:
             found = await self._find(unknown)
+            self._nobody.update((key, time.monotonic()) for key in unknown - found.keys())
+            while len(self._nobody) > KEPT:
+                self._nobody.popitem(last=False)
             names.update((node_id, found[database_id, node_id].name) for _, node_id in unknown & found.keys())
         return names
 
@@ -106,17 +109,17 @@ class Nodes:
         kept = self._owners.get(key)
         return kept[0] if kept is not None and time.monotonic() - kept[1] < KEPT_FOR_S else None
 
-    def _looked_for(self, key: NodeKey) -> bool:
-        """Whether it was found a moment ago that there is no such node: "server" is none, and in many pages."""
-        kept = self._owners.get(key)
-        return kept is not None and time.monotonic() - kept[1] < MISSED_FOR_S
+    def _is_nobody(self, key: NodeKey) -> bool:
+        """Whether the log had a batch of it a moment ago, and there was no such node: "server" is none, and in many
+        pages. A node is there before its first batch is."""
+        return time.monotonic() - self._nobody.get(key, -NOBODY_FOR_S) < NOBODY_FOR_S
 
     async def _find(self, keys: set[NodeKey]) -> Mapping[NodeKey, NodeOwner]:
         async with self._pool.connection() as conn:
             found = await find_nodes(conn, keys)
         now = time.monotonic()
-        for key in keys:
-            self._owners[key] = (found.get(key), now)
+        for key, owner in found.items():
+            self._owners[key] = (owner, now)
             self._owners.move_to_end(key)
         while len(self._owners) > KEPT:
             self._owners.popitem(last=False)

@@ -62,6 +62,7 @@ class Turns:
         self._pool = pool
         self._turns = asyncio.Semaphore(sessions)
         self._waiting = 0
+        self._reading = 0
         self._most_waiting = waiting
         self._threads = ThreadPoolExecutor(sessions, thread_name_prefix="pull")
 
@@ -78,15 +79,23 @@ class Turns:
                 f"{self._waiting} pulls wait for their turn: come again later",
                 retry_after_ms="5000",
             )
-        self._waiting += 1
+        self._count(waiting=1)
         try:
             await self._turns.acquire()
         finally:
-            self._waiting -= 1
+            self._count(waiting=-1)
+        self._count(reading=1)
         try:
             yield
         finally:
+            self._count(reading=-1)
             self._turns.release()
+
+    def _count(self, *, waiting: int = 0, reading: int = 0) -> None:
+        self._waiting += waiting
+        self._reading += reading
+        metrics.gauge("anabranch_pulls", self._waiting, state="waiting")
+        metrics.gauge("anabranch_pulls", self._reading, state="reading")
 
     def run(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
         """Do blocking work in one of the threads."""

@@ -143,6 +143,7 @@ METRICS: tuple[Metric, ...] = (
         "Subscribers that were too slow for the live log and went back to paging",
     ),
     Metric("anabranch_log_sent_bytes", "counter", "By", ("database",), "Bytes of log pages sent"),
+    Metric("anabranch_pulls", "gauge", "1", ("state",), "Pulls that are reading, and pulls that wait for their turn"),
     Metric("anabranch_pull_rows", "counter", "1", ("database",), "Rows sent by pulls"),
     Metric(
         "anabranch_delivery_lag",

@@ -24,7 +24,7 @@ from anabranch.testkit.snapshot_rig import SnapshotRig
 from anabranch.v1 import change_pb2, snapshot_pb2
 
 MIB = 1024 * 1024
-STALL_MS = 1_000
+STALL_MS = 3_000
 OPEN = """select count(*) from pg_stat_activity
           where application_name = 'anabranch-snapshot-pull' and datname = current_database()
             and xact_start is not null"""
@@ -260,14 +260,14 @@ def test_o13_a_truncate_that_commits_meanwhile_does_not_read_as_an_empty_table(
         thread.join(20)
     assert len(result[0].rows["item"]) == 10
     # And the other way round: once it has begun, a TRUNCATE waits until it has read.
-    writer.insert("item", rows(200, 20_000))
+    writer.insert("item", rows(400, 50_000))
     stream = reader.pull()
     next(stream)
     with connect(place.rig.url, application_name="test", autocommit=True) as other:
         other.execute("set lock_timeout = 200")
         with pytest.raises(Exception, match="lock timeout"):
             other.execute(f"truncate {place.schema}.item".encode())
-    assert 0 < len(Pulled().all(stream).rows["item"]) < 210
+    assert 0 < len(Pulled().all(stream).rows["item"]) < 410
 
 
 def test_a_lock_that_is_not_to_be_had_is_told_as_unavailable(
@@ -312,7 +312,7 @@ def test_a_pull_whose_client_went_away_ends_at_once(place: Any, writer: LogWrite
     stream = reader.pull()
     next(stream)
     stream.cancel()
-    wait_for(lambda: place.conn.execute(OPEN).fetchone() == (0,), STALL_MS / 1000 / 2)
+    wait_for(lambda: place.conn.execute(OPEN).fetchone() == (0,), STALL_MS / 1000 * 0.8)
 
 
 def test_a_row_of_9_mb_passes_in_parts_through_a_default_channel(place: Any, writer: LogWriter, reader: Reader) -> None:
@@ -387,14 +387,11 @@ def test_only_so_many_read_at_once_and_only_so_many_wait(
         first = reader.pull()
         next(first)
         second = reader.pull()
-        # The call is known to wait once a third one is refused.
-        deadline = time.monotonic() + 10
-        reason = ""
-        while reason != "OVERLOADED":
-            assert time.monotonic() < deadline
-            with pytest.raises(grpc.RpcError) as caught:
-                next(reader.pull(timeout_s=0.2))
-            reason = failed(caught.value).reason
+        wait_for(lambda: narrow.metric("anabranch_pulls", state="waiting") == 1)
+        assert narrow.metric("anabranch_pulls", state="reading") == 1
+        with pytest.raises(grpc.RpcError) as caught:
+            next(reader.pull())
+        assert failed(caught.value).reason == "OVERLOADED"
         first.cancel()
         assert Pulled().all(second).done["item"].rows_done == 400
         reader.close()
