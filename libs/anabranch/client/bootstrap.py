@@ -9,6 +9,7 @@ it covers. A kill at any moment leaves a pull that goes on from its tokens.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,7 +47,7 @@ class Progress:
 
 class _NotWholeError(Exception):
     def __init__(self, table: str, count: int) -> None:
-        super().__init__(f"the pull of {table} did not bring its {count} rows")
+        super().__init__(f"the pull of {table} did not bring its {count} rows, or is older than the cursor")
         self.table = table
 
 
@@ -63,7 +64,9 @@ class Bootstrap:
 
         Raises:
             CallFailed: the pull broke; the next one goes on from where it stands.
-            sqlite3.Error: the file can't be written.
+            sqlite3.IntegrityError: a constraint of the app's own does not let a table take its rows; what was brought
+                is dropped, and what is shown stays.
+        sqlite3.Error: the file can't be written.
         """
         whole = names is None
         names = list(self._file.tables()) if names is None else names
@@ -75,18 +78,24 @@ class Bootstrap:
             except CallFailed as error:
                 if error.reason != "INVALID_TOKEN" or attempt == _ATTEMPTS:
                     raise
-                with self._file.transaction() as tx:
-                    for name in names:
-                        drop_pull(tx, name)
+                self._drop(names)
         try:
             with self._file.transaction() as tx:
                 self._finish(tx, names, whole)
                 tx.events.append(State("pulled", ", ".join(names), None, tx.state.cursor_ms))
         except _NotWholeError as error:
-            with self._file.transaction() as tx:
-                drop_pull(tx, error.table)
+            self._drop([error.table])
             raise CallFailed("DATA_LOSS", "", str(error), again=True) from error
+        except sqlite3.IntegrityError:
+            # What was brought grows old while nobody can say when it will fit.
+            self._drop(names)
+            raise
         self._file.listeners.deliver()
+
+    def _drop(self, names: Sequence[str]) -> None:
+        with self._file.transaction() as tx:
+            for name in names:
+                drop_pull(tx, name)
 
     def _stream(self, names: Sequence[str], progress: Callable[[Progress], None] | None) -> None:
         with self._file.transaction() as tx:
@@ -179,6 +188,8 @@ class Bootstrap:
             ).fetchone()
             if not done:
                 raise CallFailed("ABORTED", "", f"the pull ended before {name} was complete", again=True)
+            if not whole and first < tx.state.cursor_ms:
+                raise _NotWholeError(name, count)
             if newest is None or last > newest.server_timestamp_ms:
                 newest = position_pb2.Position(epoch=epoch, server_timestamp_ms=last, token=token)
             if staged is not None:
@@ -199,6 +210,10 @@ class Bootstrap:
         elif newest is not None:
             tx.set(**state.greatest(tx.state, newest))
         tx.set(pulls=tx.state.pulls + 1)
+        tx.conn.execute(
+            "UPDATE _db_mutations_queue_dead SET still_shown = 0 "
+            "WHERE NOT EXISTS (SELECT 1 FROM _db_tables WHERE stage = 'aside')"
+        )
         settle.pulled(tx, self._pendings)
 
     def _new_history(self, tx: Tx, newest: position_pb2.Position) -> None:
@@ -211,7 +226,7 @@ class Bootstrap:
             tx.conn.execute("UPDATE _db_mutations_queue SET server_timestamp_ms = NULL, verdict = NULL, seen = 0")
             tx.conn.execute("UPDATE _db_mutations_queue SET basis = ? WHERE basis > ?", (cursor, cursor))
             tx.set(greatest_epoch=newest.epoch, greatest_ms=newest.server_timestamp_ms, greatest_token=newest.token)
-        tx.set(cursor_ms=cursor, **state.greatest(tx.state, newest))
+        tx.set(cursor_ms=cursor, snapshot_due=0, **state.greatest(tx.state, newest))
 
     def _replace(self, tx: Tx, table: DeviceTable, staged: str) -> None:
         """Put what was pulled in the place of what is there; rows that pending batches touch show them on top."""

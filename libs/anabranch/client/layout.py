@@ -11,7 +11,7 @@ STATEMENTS = (
     # One row: who this file is and how far it has come. Times and positions are milliseconds. ``greatest_*`` is the
     # greatest Position seen with its token, ``seen_ms`` the greatest position seen anywhere; ``tables_version`` grows
     # when ``_db_tables`` changes, so that every process notices; ``pruned_ms`` is when old batches were last removed,
-    # by the server's clock.
+    # by the server's clock; ``snapshot_due``: the log can't be read from the cursor, all tables are to be pulled.
     """CREATE TABLE _db_state (
         one INTEGER PRIMARY KEY CHECK (one = 1),
         db_name TEXT NOT NULL,
@@ -30,6 +30,7 @@ STATEMENTS = (
         limits BLOB NOT NULL DEFAULT x'',
         policy BLOB NOT NULL DEFAULT x'',
         pulls INTEGER NOT NULL DEFAULT 0,
+        snapshot_due INTEGER NOT NULL DEFAULT 0,
         pruned_ms INTEGER NOT NULL DEFAULT 0)""",
     # One row a synced table: ``value`` is its serialized anabranch.v1.Table. ``stage``: 'new' before its first pull is
     # complete, 'live', or 'aside' when it has to be pulled again for ``reason``. ``first_ms`` and ``last_ms``: the

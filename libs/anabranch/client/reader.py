@@ -8,6 +8,7 @@ began before one is started again, because the cursor may have gone back.
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from anabranch.client.apply import Applied, Applier
 from anabranch.client.bootstrap import Bootstrap, Progress
 from anabranch.client.describe import apply_description
 from anabranch.client.errors import CallFailed
+from anabranch.client.events import State
 from anabranch.client.file import DeviceFile
 from anabranch.client.rebase import Pendings
 from anabranch.client.remote import RemoteDb, Stream
@@ -24,6 +26,7 @@ from anabranch.v1 import change_pb2, position_pb2, snapshot_pb2
 
 _NEW_SNAPSHOT = frozenset({"BEHIND_FLOOR", "INVALID_POSITION"})
 _ATTEMPTS = 4
+_PATIENCE_S = 60.0
 
 
 class Reader:
@@ -39,6 +42,7 @@ class Reader:
         self._turn = threading.RLock()
         self._generation = 0
         self._stream: Stream[change_pb2.SubscribeResponse] | None = None
+        self._patience: dict[str, float] = {}
         self.heard_s = time.monotonic()
         """When the subscription last brought something, by the monotonic clock."""
 
@@ -49,11 +53,27 @@ class Reader:
                 self._describe()
             conn = self._file.reader()
             stages = dict(conn.execute("SELECT name, stage FROM _db_tables ORDER BY ordinal").fetchall())
-            waiting = [name for name, stage in stages.items() if stage != "live"]
-            if waiting:
-                self._generation += 1
-                whole = all(stage == "new" for stage in stages.values())
-                self._bootstrap.pull(None if whole else waiting, progress)
+            new = [name for name, stage in stages.items() if stage == "new"]
+            if self._file.current().snapshot_due or (new and len(new) == len(stages)):
+                self._pull(None, progress)
+                return
+            if new:
+                self._pull(new, progress)
+            for name in [name for name, stage in stages.items() if stage == "aside"]:
+                self._pull_again(name, progress)
+
+    def _pull(self, names: list[str] | None, progress: Callable[[Progress], None] | None) -> None:
+        self._generation += 1
+        self._bootstrap.pull(names, progress)
+
+    def _pull_again(self, name: str, progress: Callable[[Progress], None] | None) -> None:
+        """Pull a table that was set aside; one that still can't take its rows stays so, and is left alone a while."""
+        try:
+            self._pull([name], progress)
+            self._patience.pop(name, None)
+        except sqlite3.IntegrityError as error:
+            self._patience[name] = time.monotonic() + _PATIENCE_S
+            self._file.listeners.tell(State("set_aside", f"SQLite refused a row: {error}", name))
 
     def _describe(self) -> None:
         current = self._file.current()
@@ -67,11 +87,10 @@ class Reader:
     def snapshot(self, progress: Callable[[Progress], None] | None = None) -> None:
         """Take the whole database anew into the same file; the queue is kept. Raises CallFailed."""
         with self._turn:
-            self._generation += 1
-            self._describe()
             with self._file.transaction() as tx:
-                tx.conn.execute("UPDATE _db_tables SET stage = 'aside', reason = 'a new snapshot' WHERE stage = 'live'")
-            self._bootstrap.pull(None, progress)
+                tx.set(snapshot_due=1)
+            self._describe()
+            self._pull(None, progress)
 
     def read(self) -> None:
         """Read to where the log's head is now. Raises CallFailed and sqlite3.Error."""
@@ -129,10 +148,12 @@ class Reader:
             return True
         if applied.describe or server.schema_version > current.schema_version:
             self._describe()
-        aside = self._file.reader().execute("SELECT 1 FROM _db_tables WHERE stage != 'live' LIMIT 1").fetchone()
-        if aside is not None:
+        waiting = self._file.reader().execute("SELECT name FROM _db_tables WHERE stage != 'live'").fetchall()
+        now = time.monotonic()
+        due = any(self._patience.get(name, 0.0) <= now for (name,) in waiting)
+        if due:
             self.prepare()
-        return aside is not None
+        return due
 
     def follow(self, stopped: Callable[[], bool], online: Callable[[], None]) -> None:
         """Follow the log until the server ends the stream or ``stopped``; ``online`` is told when the first answer

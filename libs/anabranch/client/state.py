@@ -29,6 +29,7 @@ class FileState:
     limits: bytes
     policy: bytes
     pulls: int
+    snapshot_due: int
     pruned_ms: int
 
     @property
