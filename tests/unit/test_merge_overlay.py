@@ -74,8 +74,11 @@ def test_a_counter_past_64_bits_shows_what_is_there() -> None:
     assert shown({"n": 2**63 - 1}, [Pending(UPDATE, {"n": 1}, {"n": 0})], SUMS) == {"n": 2**63 - 1}
 
 
-def test_a_pending_insert_of_a_row_that_is_there_sets_its_counter() -> None:
-    assert shown(BASE, [insert(id="x", n=3)], SUMS) == {**BASE, "n": 3}
+def test_a_pending_insert_of_a_row_that_is_there_shows_as_an_update_by_policy_too() -> None:
+    """It has no undo: nobody can tell what it added to a counter, which is set."""
+    policy = Policy(columns={"n": "counter", "seen": "max"})
+    base = {"id": "x", "n": 10, "seen": 5}
+    assert shown(base, [insert(id="x", n=3, seen=4)], policy) == {"id": "x", "n": 3, "seen": 5}
 
 
 def test_a_guarded_column_shows_what_was_written() -> None:
@@ -114,3 +117,4 @@ def test_a_row_that_was_seen_updated_is_there_whatever_an_earlier_delete_shows()
     pending = [DELETED, Pending(UPDATE, {"title": "milk"}, None, True)]
     assert shown(BASE, pending, Policy()) == BASE
     assert shown(None, pending, Policy()) is None
+    assert shown(None, [insert(**BASE), *pending[1:]], Policy()) is None, "somebody has deleted it since"

@@ -45,7 +45,7 @@ def shown(base: Mapping[str, Cell] | None, pending: Sequence[Pending], policy: P
         elif row is None:
             if change.type is MutationType.INSERT:
                 row = change.values
-        elif change.type is MutationType.INSERT or not policies:
+        elif not policies:
             row = {**row, **change.values}
         else:
             row = {**row, **{c: _cell(row, c, v, change, policies) for c, v in change.values.items()}}
@@ -57,8 +57,8 @@ def _seen(
 ) -> Mapping[str, Cell] | None:
     if base is None or row is None or change.type is not MutationType.UPDATE:
         return base
-    back = [c for c in change.values if policy.columns.get(c) not in COMPUTED and c in base]
-    return {**row, **{c: base[c] for c in back}}
+    back = [c for c in change.values if policy.columns.get(c) not in COMPUTED]
+    return {**row, **{c: base.get(c) for c in back}}
 
 
 def _cell(row: Mapping[str, Cell], column: str, cell: Cell, change: Pending, policies: Mapping[str, str]) -> Cell:
