@@ -102,6 +102,11 @@ def read_bases(conn: sqlite3.Connection, table: DeviceTable, keys: Iterable[str]
     return {key: None if row is None else table.from_bytes(row) for key, row in rows}
 
 
+def has_bases(conn: sqlite3.Connection) -> bool:
+    """Whether any row may be shown otherwise than its base."""
+    return conn.execute("SELECT 1 FROM _db_base LIMIT 1").fetchone() is not None
+
+
 def change_of(table: DeviceTable, old: Sequence[Any] | None, new: Sequence[Any] | None, origin: Origin) -> Change:
     """The event of a row that was shown as ``old`` and now is as ``new``, both stored, not both None."""
     names = table.table.column_names
@@ -145,7 +150,8 @@ def rebase(
     keys = {k: p.key for k, p in patches.items()}
     keys.update(touched)
     shown_rows = table.read_by_text(tx.conn, keys)
-    overlay = bool(touched) or not queue.is_empty(tx.conn)
+    # Base images outlive, within a transaction, the batches that have just left the queue.
+    overlay = bool(touched) or has_bases(tx.conn)
     parts_of = pendings.load(tx, table.name, keys) if overlay else {}
     bases = read_bases(tx.conn, table, keys) if overlay else {}
     load, store, same = table.codec.load, table.codec.store, table.codec.same
