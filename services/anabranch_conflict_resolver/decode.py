@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 
 from anabranch.merge import Mutation, MutationType, RowChange, ulid_time_ms
 from anabranch.schema import Cell, Kind, Table, key_text
+from anabranch.schema.cells import Literal
 from anabranch.store.catalog import Database
 from anabranch.v1 import batch_pb2, errors_pb2, value_pb2
 from anabranch.wire.values import ARMS, NotGiven, Reader, column_reader
@@ -24,6 +25,7 @@ RowKey = tuple[str, str]
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _SLOW = (Kind.ARRAY, Kind.UUID)
 _UNREAD = object()
+_HOLDING_TEXT = (tuple, Literal)
 _which = value_pb2.Value.WhichOneof
 _MOST_SHAPES = 4_096
 _TYPES = frozenset(int(kind) for kind in MutationType)
@@ -126,7 +128,7 @@ class _Shape:
             cells, missing = self._slowly(given)
         if look_for_nul:
             for name, cell in zip(self.names, cells, strict=True):
-                if (type(cell) is str and "\0" in cell) or (type(cell) is tuple and _has_nul(cell)):
+                if (type(cell) is str and "\0" in cell) or (type(cell) in _HOLDING_TEXT and _has_nul(cell)):
                     text = f"column {_quoted(name)} holds text with a NUL character"
                     raise _Refuse(errors_pb2.REASON_NUL_IN_TEXT, text)
         key = tuple([cells[i] for i in self.key_at])
@@ -162,6 +164,11 @@ class _Shape:
             except ValueError as error:
                 text = f"column {_quoted(self.names[i])}: {error}"
                 raise _Refuse(errors_pb2.REASON_INVALID_VALUE, text) from None
+        for i in self.key_at:
+            if type(cells[i]) is Literal:
+                # Its text need not be the one that Postgres prints, by which rows are known.
+                text = f"key column {_quoted(self.names[i])} takes a number of microseconds, not a moment in words"
+                raise _Refuse(errors_pb2.REASON_INVALID_VALUE, text)
         return cells, missing
 
     def before(self, undo: batch_pb2.Undo, row: int) -> dict[str, Cell] | None:

@@ -49,10 +49,14 @@ def value_reader(kind: Kind, element_kind: Kind | None = None) -> Reader:
             if have == "null_value":
                 return None
             if have == "array_value":
-                return tuple(
-                    read_array(v) if _which(v, "kind") == "array_value" else element(v)
-                    for v in value.array_value.elements
-                )
+                try:
+                    return tuple(
+                        read_array(v) if _which(v, "kind") == "array_value" else element(v)
+                        for v in value.array_value.elements
+                    )
+                except NotGiven:
+                    # Of an element it says nothing about the column, which is given.
+                    raise ValueError("an element of the array has no value") from None
             if have == "text_literal":
                 return Literal(value.text_literal)
             raise _misfit(have, arm)
