@@ -11,7 +11,7 @@ db.execute("select count(*) from flights").fetchone()
 """
 
 from anabranch.client.bootstrap import Progress
-from anabranch.client.db import Batch, Status, SyncedDb, SyncedTable
+from anabranch.client.db import Status, SyncedDb
 from anabranch.client.errors import (
     BatchState,
     CallFailed,
@@ -24,6 +24,7 @@ from anabranch.client.errors import (
 )
 from anabranch.client.events import STATE_KINDS, Change, ConflictEvent, DeadLetter, State
 from anabranch.client.remote import RemoteDb, Tls
+from anabranch.client.synced_table import Batch, SyncedTable
 
 __all__ = [
     "STATE_KINDS",

@@ -1,4 +1,4 @@
-"""What an app uses: SyncedDb and SyncedTable."""
+"""What an app uses: SyncedDb."""
 
 from __future__ import annotations
 
@@ -27,11 +27,9 @@ from anabranch.client.remote import RemoteDb
 from anabranch.client.sender import Sender
 from anabranch.client.server_clock import ServerClock
 from anabranch.client.sync import SyncLoop
+from anabranch.client.synced_table import Batch, SyncedTable
 from anabranch.client.writes import BatchBuilder, Checks
 from anabranch.clock import clock_from_environment
-
-Row = Mapping[str, Any]
-Rows = Row | Sequence[Row]
 
 _FLUSH_S = 60.0
 
@@ -50,13 +48,6 @@ class Status:
     pulls: int
     leader: bool
     disagreeing: tuple[str, ...]
-
-
-@dataclass(slots=True)
-class Batch:
-    """One transaction of the device; ``id`` is "" until it is queued, and stays so where nothing was written."""
-
-    id: str = ""
 
 
 class SyncedDb:
@@ -217,7 +208,7 @@ class SyncedDb:
 
     def table(self, name: str) -> SyncedTable:
         """The synced table ``name``; whether it exists is seen when it is used."""
-        return SyncedTable(self, name)
+        return SyncedTable(name, self._write)
 
     @contextmanager
     def batch(self) -> Iterator[Batch]:
@@ -336,53 +327,3 @@ class SyncedDb:
         """Remove a dead letter. Raises ValueError where there is none of that id."""
         with self._file.transaction() as tx:
             dead.discard(tx, letter_id)
-
-
-class SyncedTable:
-    """Writes of one table. Rows are dicts by column; what a read gives is taken, and the Python types in ``convert``.
-
-    Every method queues what it did, inside ``SyncedDb.batch`` together with the block's other writes, and raises before
-    anything is written:
-
-    * ValueError: there is no such table or column, a value does not fit, the key is incomplete, a limit is passed;
-    * NotReady: the table's first pull is not complete.
-    """
-
-    def __init__(self, db: SyncedDb, name: str) -> None:
-        self._db = db
-        self.name = name
-
-    def insert(self, rows: Rows) -> str:
-        """Add a row, or rows. Gives the batch's id ("" inside a batch). Raises RowExists, too."""
-        return self.insert_with_undo(_list(rows))
-
-    def update(self, rows: Rows) -> str:
-        """Change columns of a row, or rows; each names its key. Raises RowMissing, too."""
-        return self.update_with_undo(_list(rows))
-
-    def delete(self, keys: Any) -> str:
-        """Remove the row of a key, or those of a list of keys: values, tuples in the key's order, or dicts of the key's
-        columns. Raises RowMissing, too."""
-        return self.delete_with_undo(keys if isinstance(keys, list) else [keys])
-
-    def insert_with_undo(self, rows: Sequence[Row]) -> str:
-        """``insert`` of a list."""
-        with self._db._write() as (builder, batch):
-            builder.insert(self.name, rows)
-        return batch.id
-
-    def update_with_undo(self, rows: Sequence[Row]) -> str:
-        """``update`` of a list; what the rows showed before travels with it."""
-        with self._db._write() as (builder, batch):
-            builder.update(self.name, rows)
-        return batch.id
-
-    def delete_with_undo(self, keys: Sequence[Any]) -> str:
-        """``delete`` of a list; the whole rows travel with it."""
-        with self._db._write() as (builder, batch):
-            builder.delete(self.name, keys)
-        return batch.id
-
-
-def _list(rows: Rows) -> Sequence[Row]:
-    return [rows] if isinstance(rows, Mapping) else rows

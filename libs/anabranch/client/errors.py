@@ -23,10 +23,6 @@ class BatchState(ClientError):
     """A call that the open batch does not allow: a batch inside a batch, a sync inside a batch."""
 
 
-class WrongPrincipal(ClientError):
-    """The file belongs to another principal. Log in as that one, or call ``clear()``."""
-
-
 class SyncedElsewhere(ClientError):
     """Another process syncs this file. Its sync carries this process's writes, too."""
 
@@ -41,3 +37,10 @@ class CallFailed(ClientError):
         self.reason = reason
         self.message = message
         self.again = again
+
+
+class WrongPrincipal(CallFailed):
+    """The file belongs to another principal. Log in as that one, or call ``clear()``."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("PERMISSION_DENIED", "WRONG_PRINCIPAL", message, again=False)

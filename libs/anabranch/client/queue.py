@@ -113,27 +113,28 @@ def ask_again(conn: sqlite3.Connection, ids: Sequence[str]) -> list[str]:
     return again
 
 
+# A row's batches are walked in order, and only as far as the first one: thousands may touch the same row.
+_EARLIEST_UNSEEN = """
+SELECT r.tbl, r.key, (
+    SELECT p.batch FROM _db_pending_rows p CROSS JOIN _db_mutations_queue q ON q.id = p.batch
+    WHERE p.tbl = r.tbl AND p.key = r.key AND NOT q.seen ORDER BY p.batch LIMIT 1)
+FROM (SELECT DISTINCT tbl, key FROM _db_pending_rows WHERE batch IN {in}) r
+"""
+
+
 def leaving(conn: sqlite3.Connection) -> list[str]:
     """Seen batches that may leave: every earlier batch that touches one of their rows has left, or leaves now."""
     seen = [i for (i,) in conn.execute("SELECT id FROM _db_mutations_queue WHERE seen ORDER BY id")]
     if not seen:
         return []
-    touched = select_in(
-        conn,
-        """SELECT DISTINCT o.tbl, o.key, o.batch FROM _db_pending_rows r
-           JOIN _db_pending_rows o ON o.tbl = r.tbl AND o.key = r.key WHERE r.batch IN {in}""",
-        seen,
-    )
-    # Per row the earliest batch that stays; a seen one that is behind such a batch stays, too.
-    candidates = set(seen)
-    staying: dict[tuple[str, str], str] = {}
     rows_of: dict[str, list[tuple[str, str]]] = {i: [] for i in seen}
-    for table, key, batch in touched:
-        row = (table, key)
-        if batch in candidates:
-            rows_of[batch].append(row)
-        elif batch < staying.get(row, "~"):
-            staying[row] = batch
+    touched = select_in(conn, "SELECT DISTINCT batch, tbl, key FROM _db_pending_rows WHERE batch IN {in}", seen)
+    for batch, table, key in touched:
+        rows_of[batch].append((table, key))
+    # Per row the earliest batch that stays; a seen one that is behind such a batch stays, too.
+    staying = {
+        (table, key): batch for table, key, batch in select_in(conn, _EARLIEST_UNSEEN, seen) if batch is not None
+    }
     out: list[str] = []
     for batch in seen:
         if any(staying.get(row, "~") < batch for row in rows_of[batch]):

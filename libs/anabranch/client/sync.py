@@ -133,13 +133,13 @@ class SyncLoop:
     def _attempt(self, work: Callable[[], None]) -> None:
         try:
             work()
+        except WrongPrincipal:
+            raise
         except CallFailed as error:
             if self._stopped.is_set():
                 return
             log.info("call_failed", code=error.code, reason=error.reason, error=error.message)
             self._tell("offline" if error.again else "error", str(error))
-            raise
-        except WrongPrincipal:
             raise
         except Exception as error:
             if self._stopped.is_set():
