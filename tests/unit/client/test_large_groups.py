@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.client import SyncedDb, apply
+from anabranch.client import SyncedDb, apply, queue
 from anabranch.testkit.memory_remote import MemoryRemote
 
 
@@ -22,3 +22,32 @@ def test_a_batch_that_is_folded_in_turns_keeps_its_rows_and_the_sum(
     (there,) = remote.sums()
     assert device.table_sums()["todo"] == (there.count, there.hash)
     assert device.status().disagreeing == ()
+
+
+def test_what_may_leave_costs_the_same_however_many_batches_touch_its_row(device: SyncedDb) -> None:
+    """Counted in steps of SQLite's machine: the queue's length must not matter, also where all of it is one row's."""
+    writer = device._file._write
+    steps = [0]
+
+    def count() -> int:
+        steps[0] += 1
+        return 0
+
+    def measure() -> int:
+        (ids,) = zip(*writer.execute("SELECT id FROM _db_mutations_queue ORDER BY id LIMIT 21"), strict=True)
+        with device._file.transaction() as tx:
+            queue.mark_seen(tx.conn, [*ids[:10], *ids[11:21]])
+            steps[0] = 0
+            writer.set_progress_handler(count, 1)
+            assert queue.leaving(tx.conn) == list(ids[:10])
+            writer.set_progress_handler(None, 1)
+            tx.conn.execute("UPDATE _db_mutations_queue SET seen = 0")
+        return steps[0]
+
+    writer.execute("PRAGMA synchronous = OFF")
+    for i in range(1, 2_001):
+        device.table("todo").update({"id": "k0", "n": i})
+        if i == 50:
+            few = measure()
+    assert few > 50
+    assert measure() <= few * 1.1
