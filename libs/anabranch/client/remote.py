@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,6 @@ CALL_TIMEOUT_S = 30.0
 SEND_TIMEOUT_S = 45.0
 STREAM_TIMEOUT_S = 3600.0
 
-_LOOPBACK = ("localhost", "127.", "[::1]", "::1", "unix:")
 _DETAILS = "grpc-status-details-bin"
 _OPTIONS = (
     # Backoff is the sync loop's: a channel that waits on its own would not notice a network that is back.
@@ -62,6 +62,19 @@ class Tls:
     root_certificates: bytes | None = None
     certificate_chain: bytes | None = None
     private_key: bytes | None = None
+
+
+def is_loopback(address: str) -> bool:
+    """Whether "host:port" stays on this machine, by what it says: a name that only begins like one does not."""
+    if address.startswith("unix:"):
+        return True
+    host = address.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class RemoteDb:
@@ -120,8 +133,7 @@ class RemoteDb:
             return channel
 
     def _open(self, address: str) -> grpc.Channel:
-        loopback = address.startswith(_LOOPBACK)
-        if self._tls is None and (loopback or self._allow_plaintext):
+        if self._tls is None and (self._allow_plaintext or is_loopback(address)):
             return grpc.insecure_channel(address, options=_OPTIONS)
         tls = self._tls or Tls()
         credentials = grpc.ssl_channel_credentials(tls.root_certificates, tls.private_key, tls.certificate_chain)
