@@ -28,6 +28,8 @@ class ResolverSettings(ServiceSettings):
     """How often work is looked for that no notification has told of."""
     busy_ms: int = Field(100, ge=1)
     """How long a batch rests whose row somebody else holds."""
+    rest_ms: int = Field(1_000, ge=1)
+    """How long a batch rests that failed alone for no fault that could be named; four times as long the next time."""
     explain_lock_timeout_ms: int = Field(100, ge=1)
     """The longest that a dry run waits for somebody else's lock."""
     explain_timeout_ms: int = Field(2_000, ge=10)

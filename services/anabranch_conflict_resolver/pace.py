@@ -33,7 +33,7 @@ class Pace:
         elif took_ms > 2 * self.target_ms:
             self.most = max(min(_SMALLEST_QUICK, self.most), self.most // 2)
 
-    def failed(self) -> None:
-        """A group failed and was rolled back."""
+    def failed(self, taken: int) -> None:
+        """A group of ``taken`` batches (0: it did not come so far) failed and was rolled back."""
         self.failures += 1
-        self.most = max(1, self.most // 2)
+        self.most = max(1, min(self.most, taken or self.most) // 2)

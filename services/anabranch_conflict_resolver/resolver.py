@@ -2,8 +2,8 @@
 
 The listener's session hears notifications as they come; every ``poll_interval_ms`` it also looks which databases have
 batches that are ready or due, for notifications that were missed, for other resolvers that died, and for batches whose
-time is up. A listener without a session opens a new one; until then the workers are rung by nobody, and readiness says
-so.
+time is up; and it ends claims that their holders have left lying (see ``store.claim``). A listener without a session
+opens a new one; until then the workers are rung by nobody, and readiness says so.
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ import structlog
 from anabranch.clock import Clock
 from anabranch.runtime import metrics
 from anabranch.store import take
-from anabranch.store.claim import heard, open_listener, session_options
+from anabranch.store.claim import (
+    SilentClaim,
+    end_session,
+    heard,
+    open_listener,
+    session_options,
+    silent_claims,
+)
 from anabranch.store.engine import Session
 from anabranch.store.waves import DatabaseError
 from anabranch_conflict_resolver.bell import Bell
@@ -41,6 +48,8 @@ class Resolver:
         self._url = settings.postgres_url.get_secret_value()
         self._clock = clock
         self._poll_s = settings.poll_interval_ms / 1000
+        self._claim_idle_s = settings.claim_idle_ms / 1000
+        self._silent: dict[SilentClaim, float] = {}
         self._options = session_options(
             statement_timeout_ms=settings.group_statement_timeout_ms,
             lock_timeout_ms=settings.group_lock_timeout_ms,
@@ -59,6 +68,7 @@ class Resolver:
                 self._stopping,
                 most_batches=settings.group_max_batches,
                 target_ms=settings.group_target_ms,
+                rest_ms=settings.rest_ms,
             )
             for _ in range(settings.resolver_workers)
         ]
@@ -104,6 +114,7 @@ class Resolver:
                 polled = now
                 for number in take.databases_with_work(session, self._clock.now_ms()):
                     self._bell.ring(number)
+                self._end_silent_claims(session, now)
             if now - gauged >= _GAUGE_INTERVAL_S:
                 gauged = now
                 for backlog in take.backlogs(session, _COUNT_AT_MOST):
@@ -114,3 +125,12 @@ class Resolver:
                 self._bell.ring(number)
                 if time.monotonic() - polled >= self._poll_s:
                     break
+
+    def _end_silent_claims(self, session: Session, now: float) -> None:
+        """End sessions that hold a claim and have said nothing for too long."""
+        silent = silent_claims(session)
+        self._silent = {claim: self._silent.get(claim, now) for claim in silent}
+        for claim, since in self._silent.items():
+            if now - since >= self._claim_idle_s:
+                _log.warning("ended a session that held a claim and was silent", pid=claim.pid)
+                end_session(session, claim)

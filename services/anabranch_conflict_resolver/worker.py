@@ -37,7 +37,8 @@ _log = structlog.get_logger()
 _WAIT_S = 0.5
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 5.0
-_REST_MS = 200
+_QUICK_FAILURES = 10
+_REST_GROWS = 4
 _IDLE_S = 30.0
 
 
@@ -55,6 +56,7 @@ class Worker:
         *,
         most_batches: int,
         target_ms: int,
+        rest_ms: int,
     ) -> None:
         self._url = url
         self._options = options
@@ -64,6 +66,7 @@ class Worker:
         self._stopping = stopping
         self._most_batches = most_batches
         self._target_ms = target_ms
+        self._rest_ms = rest_ms
         self._memories: dict[int, Memory] = {}
         self._paces: dict[int, Pace] = {}
         self._session: Session | None = None
@@ -164,12 +167,13 @@ class Worker:
             constraint=fault.constraint,
             detail=str(error),
         )
-        pace.failed()
+        pace.failed(len(memory.attempted))
         # What else the session's loss has left behind is not known.
         memory.sums.clear()
         if len(memory.attempted) == 1:
             self._count_attempt(number, memory.attempted[0], name)
-        self._pause(pace.failures)
+        # Halving is quick; what still fails then is nothing that haste would mend.
+        self._pause(max(0, pace.failures - _QUICK_FAILURES))
         self._bell.ring(number)
 
     def _count_attempt(self, number: int, batch_id: str, name: str) -> None:
@@ -177,15 +181,14 @@ class Worker:
         if session is None:
             return
         try:
-            until_ms = self._clock.now_ms() + _REST_MS
-            attempts = take.count_attempt(session, number, batch_id, until_ms)
+            attempts = take.count_attempt(session, number, batch_id, self._clock.now_ms(), self._rest_ms, _REST_GROWS)
             session.commit()
         except DatabaseError as error:
             _log.warning("attempt not counted", database=name, batch=batch_id, detail=str(error))
             if not session.closed:
                 session.rollback()
             return
-        self._bell.ring_in(number, _REST_MS / 1000)
+        self._bell.ring_in(number, self._rest_ms * _REST_GROWS ** max(0, (attempts or 1) - 1) / 1000)
         _log.warning("batch failed alone", database=name, batch=batch_id, attempts=attempts)
 
 

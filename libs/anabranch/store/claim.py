@@ -9,6 +9,13 @@ ROLLBACK, or the end of the session. The session's own limits make the last one 
 * a killed one whose statement still runs: ``client_connection_check_interval``;
 * a statement that hangs: ``statement_timeout``, and ``lock_timeout`` where it waits for somebody else's lock.
 
+One gap is left: a pipeline. Before its Sync a session counts as active and waits for its client without limit, and
+after it the driver sends a Flush, which makes Postgres (seen with 18) forget that the session is idle in a
+transaction. Who is stopped there would keep its claim. So the other resolvers look for claims whose holders wait for
+their clients (``silent_claims``), and when they see the same one again, with no statement in between, after as long as
+an idle claim may last, they end its session (``end_session``). Where Postgres has ``transaction_timeout`` (since 17),
+that ends it even if there is nobody else.
+
 The claim is taken by a statement of its own: under READ COMMITTED every later statement then sees all that
 the claim's last holder committed.
 """
@@ -16,8 +23,9 @@ the claim's last holder committed.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 
@@ -28,6 +36,27 @@ from anabranch.store.take import STANDING, Standing
 Connection = psycopg.Connection[Any]
 
 CLAIM = "select pg_try_advisory_xact_lock(%s, %s)"
+
+LIMIT_TRANSACTIONS = """
+select pg_catalog.set_config('transaction_timeout', %(ms)s, false)
+where pg_catalog.current_setting('transaction_timeout', true) is not null
+"""
+TRANSACTION_STATEMENTS = 3
+"""A transaction may take as long as so many of the longest statements."""
+
+SILENT_CLAIMS = """
+select a.pid, a.backend_start, a.state_change
+from pg_catalog.pg_locks l join pg_catalog.pg_stat_activity a on a.pid = l.pid
+where l.locktype = 'advisory' and l.classid = %(class)s::bigint::oid and l.objsubid = 2 and l.granted
+  and l.database = (select d.oid from pg_catalog.pg_database d where d.datname = pg_catalog.current_database())
+  and a.state <> 'idle' and a.wait_event = 'ClientRead' and a.pid <> pg_catalog.pg_backend_pid()
+"""
+
+END_SESSION = """
+select pg_catalog.pg_terminate_backend(a.pid) from pg_catalog.pg_stat_activity a
+where a.pid = %(pid)s and a.backend_start = %(start)s and a.state_change = %(change)s
+  and a.state <> 'idle' and a.wait_event = 'ClientRead'
+"""
 
 PLANNING = MappingProxyType(
     {
@@ -64,7 +93,10 @@ def open_session(url: str, options: SessionOptions) -> Connection:
     Raises:
         psycopg.OperationalError: the server can't be reached, or refuses the session.
     """
-    return connect(url, application_name="anabranch-conflict-resolver", options=options)
+    conn = connect(url, application_name="anabranch-conflict-resolver", options=options)
+    conn.execute(LIMIT_TRANSACTIONS, {"ms": str(TRANSACTION_STATEMENTS * options.statement_timeout_ms)})
+    conn.commit()
+    return conn
 
 
 def claim(conn: Connection, database_id: int) -> tuple[bool, Standing | None]:
@@ -77,6 +109,29 @@ def claim(conn: Connection, database_id: int) -> tuple[bool, Standing | None]:
     [(ours,)] = claimed.fetchall()
     row = standing.fetchone()
     return bool(ours), Standing._make(row) if row else None
+
+
+class SilentClaim(NamedTuple):
+    """A session that holds a claim and waits for its client. ``change`` is when its last statement began or ended; the
+    moments are Postgres's, and only compared with one another."""
+
+    pid: int
+    start: datetime
+    change: datetime
+
+
+def silent_claims(conn: Connection) -> list[SilentClaim]:
+    """The sessions that hold a claim and wait for their client, for however short a time."""
+    return [SilentClaim._make(row) for row in conn.execute(SILENT_CLAIMS, {"class": CLAIM_LOCK_CLASS})]
+
+
+def end_session(conn: Connection, claim: SilentClaim) -> None:
+    """End the session, if it is still as it was seen.
+
+    Raises:
+        psycopg.errors.InsufficientPrivilege: it belongs to another role.
+    """
+    conn.execute(END_SESSION, claim._asdict())
 
 
 def open_listener(url: str, options: SessionOptions) -> Connection:

@@ -47,7 +47,15 @@ def worker_of(migrated_url: str) -> Iterator[Any]:
     def start(rig: ResolverRig) -> Worker:
         bell = Bell()
         worker = Worker(
-            migrated_url, OPTIONS, GroupLimits(busy_ms=20), Clock(), bell, stopping, most_batches=500, target_ms=250
+            migrated_url,
+            OPTIONS,
+            GroupLimits(busy_ms=20),
+            Clock(),
+            bell,
+            stopping,
+            most_batches=500,
+            target_ms=250,
+            rest_ms=20,
         )
         threads.append(threading.Thread(target=worker.run))
         threads[-1].start()
@@ -160,6 +168,8 @@ class LosesTheAnswer(threading.Thread):
                 break
             far.sendall(data)
         for end in (near, far):
+            # Closing alone tells nobody while the other thread reads from it.
+            end.shutdown(socket.SHUT_RDWR)
             end.close()
         self._listener.close()
 

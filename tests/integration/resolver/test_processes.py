@@ -17,6 +17,11 @@ from anabranch.testkit.resolver_rig import ResolverRig, RigNode
 
 TABLE = "create table todo (id text primary key, title text)"
 IDLE_MS = 1_000
+ACTIVITY = """
+select pid, application_name, state, wait_event_type, wait_event, clock_timestamp() - state_change,
+       array(select mode from pg_locks l where l.pid = a.pid and locktype = 'advisory'), left(query, 60)
+from pg_stat_activity a where application_name like 'anabranch%' and datname = current_database()
+"""
 
 
 @pytest.fixture
@@ -53,6 +58,9 @@ def until_empty(rigs: list[ResolverRig], timeout_s: float) -> float:
     started = time.monotonic()
     while any(rig.waiting() for rig in rigs):
         took = time.monotonic() - started
+        if took > timeout_s:
+            for row in rigs[0].sql(ACTIVITY):
+                print(*row)
         assert took < timeout_s, f"{[len(rig.waiting()) for rig in rigs]} batches wait after {took:.1f} s"
         time.sleep(0.02)
     return time.monotonic() - started
