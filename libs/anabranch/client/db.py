@@ -256,7 +256,7 @@ class SyncedDb:
         Raises:
             sqlite3.OperationalError: the SQL is wrong, or writes.
         """
-        conn = self._file.reader()
+        conn = self._file.app_reader()
         if not self._file.in_transaction:
             return conn.execute(sql, parameters)
         conn.execute("PRAGMA query_only = ON")

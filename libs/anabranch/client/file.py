@@ -2,15 +2,18 @@
 
 State model. One connection writes, for every thread of the process, under ``_lock``; a transaction begins IMMEDIATE, so
 that another process waits for it in ``busy_timeout``, and reads ``_db_state`` first: nothing that another process may
-change is kept in memory but the compiled tables, which ``tables_version`` guards. Reads use one ``query_only``
-connection a thread, or the writing one inside the thread's own transaction. Events that a transaction collects are put
-up for delivery before the lock is let go, so that they keep the order of commits.
+change is kept in memory but the compiled tables, which ``tables_version`` guards. Reads use ``query_only`` connections
+of their thread, or the writing one inside the thread's own transaction: one for the app's queries, and another for our
+own, because a cursor that the app has not read to its end holds its connection at the moment of its query. They go with
+their thread. Events that a transaction collects are put up for delivery before the lock is let go, so that they keep
+the order of commits.
 """
 
 from __future__ import annotations
 
 import sqlite3
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -63,6 +66,10 @@ class Tx:
         self.conn.execute("RELEASE part")
 
 
+class _Connection(sqlite3.Connection):
+    """Can be referred to weakly."""
+
+
 class DeviceFile:
     """``path`` is made where it is missing. Raises ClientError where it belongs to another database or to a later
     version of this package, and sqlite3.Error where it is no SQLite file."""
@@ -78,7 +85,7 @@ class DeviceFile:
         self._lock = threading.RLock()
         self._owner: int | None = None
         self._reading = threading.local()
-        self._readers: list[sqlite3.Connection] = []
+        self._readers: weakref.WeakSet[sqlite3.Connection] = weakref.WeakSet()
         self._readers_lock = threading.Lock()
         self._compiled_tables: tuple[int, dict[str, DeviceTable]] = (-1, {})
         self._write = self._connect()
@@ -92,6 +99,7 @@ class DeviceFile:
             timeout=BUSY_TIMEOUT_MS / 1000,
             isolation_level=None,
             check_same_thread=False,
+            factory=_Connection,
             cached_statements=_STATEMENTS_CACHED,
         )
         conn.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
@@ -158,16 +166,24 @@ class DeviceFile:
                 self.listeners.put(tx.events)
 
     def reader(self) -> sqlite3.Connection:
-        """A connection to read with: the thread's own, or the open transaction's."""
+        """A connection for reads of ours: the thread's own, or the open transaction's. Every cursor is read to its end
+        at once."""
+        return self._read_with("ours")
+
+    def app_reader(self) -> sqlite3.Connection:
+        """A connection for the app's queries, likewise; what becomes of its cursors is the app's affair."""
+        return self._read_with("app")
+
+    def _read_with(self, name: str) -> sqlite3.Connection:
         if self.in_transaction:
             return self._write
-        conn: sqlite3.Connection | None = getattr(self._reading, "conn", None)
+        conn: sqlite3.Connection | None = getattr(self._reading, name, None)
         if conn is None:
             conn = self._connect()
             conn.execute("PRAGMA query_only = ON")
-            self._reading.conn = conn
+            setattr(self._reading, name, conn)
             with self._readers_lock:
-                self._readers.append(conn)
+                self._readers.add(conn)
         return conn
 
     @contextmanager
