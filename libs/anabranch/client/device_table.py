@@ -88,12 +88,6 @@ class DeviceTable:
         """The statement that adds a stored row to the table ``name``, which has this table's columns."""
         return f"INSERT INTO {quote(name)} ({self.columns_sql}) VALUES ({self._values})"
 
-    def update_sql(self, columns: Sequence[str]) -> str:
-        """The statement that sets ``columns`` of a row; parameters: their values, then the key."""
-        sets = ", ".join(f"{quote(c)} = ?" for c in columns)
-        match = " AND ".join(f"{n} = ?" for n in self._key_names)
-        return f"UPDATE {self.quoted} SET {sets} WHERE {match}"
-
     def key_of(self, row: Sequence[Any]) -> tuple[Any, ...]:
         """The key in a row of cells or a stored row."""
         return tuple(row[i] for i in self.table.key_index)

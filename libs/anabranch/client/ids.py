@@ -37,11 +37,6 @@ def next_id(last_id: str, now_ms: int, seen_ms: int, random_bits: Callable[[int]
     return str(ULID.from_int((time_ms << _RANDOM_BITS) | random))
 
 
-def id_time_ms(batch_id: str) -> int:
-    """The time inside an id, in milliseconds since 1970. Raises ValueError where it is no ULID."""
-    return int(ULID.from_str(batch_id)) >> _RANDOM_BITS
-
-
 def first_id_at(time_ms: int) -> str:
     """The smallest id of that millisecond: a bound for comparing ids with times."""
     return str(ULID.from_int(min(max(time_ms, 0), _TIME_LIMIT - 1) << _RANDOM_BITS))

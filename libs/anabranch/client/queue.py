@@ -145,13 +145,6 @@ def leaving(conn: sqlite3.Connection) -> list[str]:
     return out
 
 
-def touched_rows(conn: sqlite3.Connection, ids: Sequence[str]) -> list[tuple[str, str]]:
-    """Table and key text of every row that these batches touch."""
-    return [
-        (table, key) for table, key in select_in(conn, "SELECT tbl, key FROM _db_pending_rows WHERE batch IN {in}", ids)
-    ]
-
-
 def remove(conn: sqlite3.Connection, ids: Sequence[str]) -> None:
     """Take batches out of the queue and of the overlay's index. Ids of calls whose answer is missing are kept apart:
     they still prove to the server whose call it was."""
