@@ -38,7 +38,7 @@ from anabranch.v1 import batch_pb2, ingest_pb2, position_pb2, verdict_pb2
 SEED = int(os.environ.get("ANABRANCH_TEST_SEED", "20250607"))
 DEVICES = 4
 NAME = "load"
-PATIENCE_S = 20.0
+PATIENCE_S = 30.0
 GROUPS_BETWEEN = 3
 RESEND_AT_ONCE = 500
 RESOLVERS = ("conflict-resolver", "conflict-resolver-2")
@@ -101,7 +101,7 @@ class Process:
             assert pipe is not None
             pipe.close()
         try:
-            self.process.wait(10)
+            self.process.wait(2)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -135,7 +135,7 @@ class Havoc:
         """Have a service die at a fault point."""
         service = self.chance.choice(POINTS[point])
         deaths = self.stack.arm(service, point)
-        self.stack.wait_died(service, deaths)
+        self.stack.wait_died(service, deaths, PATIENCE_S)
         assert faults.armed(self.stack.folder / f"{service}.faults") == [], "it died, but not there"
         self.note(f"at {point}: {service}")
         self.stack.start(service)
