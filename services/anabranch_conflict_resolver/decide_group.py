@@ -50,7 +50,7 @@ def decide_group(group: Group, candidates: Sequence[Candidate], *, at_hand: Sequ
     # Each round ends the loop, takes a batch away, or is counted.
     while left:
         try:
-            with wave(group.conn):
+            with wave(group.conn, group.synced.database.schema_name):
                 view = _load(group, left, at_hand)
                 results = [r for part in levels(left) for r in run_wave(group, view, part)]
             return Decided(refused + results, view)
@@ -63,7 +63,7 @@ def decide_group(group: Group, candidates: Sequence[Candidate], *, at_hand: Sequ
         except DatabaseError as error:
             try:
                 fault_of(group, error, blame_keys=restarts <= 0)
-                with wave(group.conn):
+                with wave(group.conn, group.synced.database.schema_name):
                     view = _load(group, left, at_hand)
                     results = isolate(group, view, left, failed=True, blame_keys=restarts <= 0)
                     if _in_company(left, results):

@@ -60,7 +60,7 @@ def isolate(
     if not failed:
         trial = view.copy()
         try:
-            with wave(group.conn):
+            with wave(group.conn, group.synced.database.schema_name):
                 results = [r for part in runs(candidates) for r in run_wave(group, trial, part)]
             view.become(trial)
             return results
@@ -90,7 +90,7 @@ def alone(group: Group, view: View, candidate: Candidate, *, blame_keys: bool) -
         changes: list[Change] = []
         step: Sequence[Write] = ()
         try:
-            with wave(group.conn):
+            with wave(group.conn, group.synced.database.schema_name):
                 for step in steps:
                     changes += carry_out(group.conn, group.synced.tables, trial, [(candidate, step)])[0]
                 # Whatever fails from here on is a constraint that had waited.
