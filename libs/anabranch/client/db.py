@@ -143,7 +143,7 @@ class SyncedDb:
     def stop(self) -> None:
         """End syncing; what is queued stays. The file can still be read and written, and started again."""
         if self._loop is not None:
-            self._loop.stop()
+            self._loop.stop(self._remote.close)
             self._loop = None
         self._lease.release()
         self._remote.close()

@@ -74,3 +74,19 @@ def verify(conn: sqlite3.Connection, table: DeviceTable, stopped: Callable[[], b
         return (count, total.to_bytes(16, "big")) == tuple(row)
     finally:
         conn.execute("COMMIT")
+
+
+def verified(tx: Tx, table: DeviceTable, good: bool) -> None:
+    """Note what ``verify`` found. Where the rows are not those of the kept sum, theirs is kept from now on: compared
+    with the server's it tells so at every position, until a pull has mended them."""
+    tx.conn.execute("UPDATE _db_tables SET verified = 1 WHERE name = ?", (table.name,))
+    if good:
+        return
+    count, digest = of_rows(tx.conn, table)
+    if kept(tx.conn).get(table.name) == (count, digest):
+        return  # A pull has come between.
+    tx.conn.execute(
+        "UPDATE _db_tables SET count = ?, hash = ?, disagrees = 1 WHERE name = ?", (count, digest, table.name)
+    )
+    detail = "the rows that a pull brought are not those that were sent"
+    tx.events.append(State("sums_disagree", detail, table.name, tx.state.cursor_ms))

@@ -1,9 +1,10 @@
 """The background: one thread follows the log, one sends, both start again after failures.
 
 State model. *follower*: another process holds the lease; every second this one tries for it. *leader*: both loops run.
-The loops fail apart from each other: each waits its own backoff, which ``wake`` and ``network_up`` cut short. A wrong
-principal ends both until the next start; everything else is tried again for ever, and told once as "offline" or
-"error" until it succeeds. ``stop`` ends every wait and cancels the stream.
+The loops fail apart from each other: each waits its own backoff, which ``network_up`` cuts short, and which starts anew
+after a success: a flush, or a subscription that stood for a while, however it ended. A wrong principal ends both until
+the next start; everything else is tried again for ever, and told once as "offline" or "error" until it succeeds.
+``stop`` ends every wait and cancels the stream, and soon every other call.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ log = structlog.get_logger(__name__)
 _LEASE_S = 1.0
 _POLL_S = 0.5
 _SHORT_S = 1.0
+_STEADY_S = 10.0
+_QUIET_S = 10.0
 _SILENCE_S = 90.0
+_GRACE_S = 1.0
 _FLUSH_S = 45.0
 _BACKOFF_MIN_S = 0.5
 _BACKOFF_MAX_S = 60.0
@@ -69,17 +73,20 @@ class SyncLoop:
         self._threads.append(thread)
         thread.start()
 
-    def stop(self) -> None:
-        """End the threads and wait for them."""
+    def stop(self, hang_up: Callable[[], None]) -> None:
+        """End the threads and wait for them. ``hang_up`` ends all calls; they are given a moment to end by
+        themselves."""
         self._stopped.set()
         self._wake.set()
         self.network_up()
-        self._reader.cancel()
+        deadline = time.monotonic() + _GRACE_S
         # The first thread starts the others, and the list is read while it does.
         for thread in self._threads:
             while thread is not threading.current_thread() and thread.is_alive():
-                # Again and again: a subscription may just have been opened.
+                # Again and again: a call may just have been begun.
                 self._reader.cancel()
+                if time.monotonic() > deadline:
+                    hang_up()
                 thread.join(0.05)
         self._lease.release()
 
@@ -88,11 +95,13 @@ class SyncLoop:
         self._wake.set()
 
     def network_up(self) -> None:
-        """Try again at once."""
+        """Try again at once. A subscription that has gone quiet is likely to hang on the network that was before."""
         with self._network:
             self._network_ups += 1
             self._network.notify_all()
         self._wake.set()
+        if time.monotonic() - self._reader.heard_s > _QUIET_S:
+            self._reader.cancel()
 
     def _tell(self, kind: str, detail: str = "") -> None:
         with self._told_lock:
@@ -138,8 +147,7 @@ class SyncLoop:
         except CallFailed as error:
             if self._stopped.is_set():
                 return
-            log.info("call_failed", code=error.code, reason=error.reason, error=error.message)
-            self._tell("offline" if error.again else "error", str(error))
+            self._failed(error)
             raise
         except Exception as error:
             if self._stopped.is_set():
@@ -147,6 +155,10 @@ class SyncLoop:
             log.exception("sync_failed")
             self._tell("error", str(error))
             raise
+
+    def _failed(self, error: CallFailed) -> None:
+        log.info("call_failed", code=error.code, reason=error.reason, error=error.message)
+        self._tell("offline" if error.again else "error", str(error))
 
     def _lead(self) -> None:
         if not self._lease.acquire():
@@ -158,15 +170,30 @@ class SyncLoop:
                 version = self._elsewhere(version)
         self._file.listeners.tell(State("leader"))
         self._spawn("send", self._send)
-        self._spawn("watch", self._watch)
+        self._spawn("watch", lambda: self._forever(self._watch))
         self._forever(self._follow)
 
     def _follow(self) -> None:
         began = time.monotonic()
-        self._reader.follow(self._stopped.is_set, self._online)
+        answered: list[float] = []
+
+        def online() -> None:
+            if not answered:
+                answered.append(time.monotonic())
+            self._online()
+
+        try:
+            self._reader.follow(self._stopped.is_set, online)
+        except WrongPrincipal:
+            raise
+        except CallFailed as error:
+            if self._stopped.is_set() or not answered or time.monotonic() - answered[0] < _STEADY_S:
+                raise
+            self._failed(error)
+            began = time.monotonic()
         if time.monotonic() - began < _SHORT_S:
-            # A server that ends every stream at once, as one that drains does, is not asked in a busy loop.
-            self._stopped.wait(random.uniform(_SHORT_S / 4, _SHORT_S))
+            # A server that drains ends every stream at once: it is not asked in a busy loop, nor by all in one moment.
+            self._pause(random.uniform(_SHORT_S / 4, _SHORT_S))
 
     def _elsewhere(self, version: int) -> int:
         now = self._file.data_version()
@@ -186,12 +213,12 @@ class SyncLoop:
             self._wake.wait()
 
     def _watch(self) -> None:
-        """Notice what other processes queue, a subscription that has gone silent, and tables not yet verified."""
+        """Notice what other processes queue and what the reader has asked for again, a subscription that has gone
+        silent, and tables not yet verified."""
         version = self._file.data_version()
         while not self._stopped.wait(_POLL_S):
-            now = self._elsewhere(version)
-            if now != version:
-                version = now
+            version = self._elsewhere(version)
+            if queue.has_unsent(self._file.reader()):
                 self._wake.set()
             if time.monotonic() - self._reader.heard_s > _SILENCE_S:
                 self._reader.heard_s = time.monotonic()
@@ -207,10 +234,5 @@ class SyncLoop:
             if good is None:
                 return
             with self._file.transaction() as tx:
-                tx.conn.execute(
-                    "UPDATE _db_tables SET verified = 1, disagrees = ? WHERE name = ?", (int(not good), name)
-                )
-                if not good:
-                    detail = "the rows that a pull brought are not those that were sent"
-                    tx.events.append(State("sums_disagree", detail, name, tx.state.cursor_ms))
+                sums.verified(tx, tables[name], good)
             self._file.listeners.deliver()
