@@ -12,6 +12,9 @@ import structlog
 
 log = structlog.get_logger(__name__)
 
+_LIMIT = 100_000
+_PATIENCE_S = 30.0
+
 Origin: TypeAlias = Literal["local", "remote", "snapshot", "rejected"]
 Kind: TypeAlias = Literal["insert", "update", "delete"]
 
@@ -101,10 +104,12 @@ Event: TypeAlias = Change | ConflictEvent | State
 class Listeners:
     """Callbacks and the events that wait for them.
 
-    State model: events are put in commit order, under the file's write lock; whoever committed then delivers what is
-    there, holding ``_turn``, so that callbacks never overlap and never run under the write lock. A callback that
-    writes puts its events behind and leaves them to the delivery that it is running in. A callback that raises is
-    logged and loses nothing for the others.
+    State model: events are put in commit order, under the file's write lock. Whoever committed then tries for
+    ``_turn`` and delivers what is there; a thread that does not get it leaves its events to the one that has it, which
+    looks again after letting go, so that none is left. So callbacks never overlap, never run under a lock that a
+    callback may want, and may write themselves. A callback that raises is logged and takes nothing from the others.
+    More than ``_LIMIT`` waiting events hold their writers back, for ``_PATIENCE_S`` at most: a slow callback slows
+    the sync down, one that hangs can't stop it.
     """
 
     change: list[Callable[[Change], None]] = field(default_factory=list)
@@ -112,23 +117,29 @@ class Listeners:
     state: list[Callable[[State], None]] = field(default_factory=list)
     _waiting: deque[Event] = field(default_factory=deque)
     _turn: threading.Lock = field(default_factory=threading.Lock)
+    _fewer: threading.Condition = field(default_factory=threading.Condition)
     _delivering: int | None = None
 
     def put(self, events: list[Event]) -> None:
-        """Queue ``events``; each thread delivers after its commit, so that few ever wait."""
+        """Queue ``events`` for ``deliver``."""
         self._waiting.extend(events)
 
     def deliver(self) -> None:
-        """Call back for everything queued; returns at once inside a callback."""
-        if not self._waiting or self._delivering == threading.get_ident():
-            return
-        with self._turn:
+        """Call back for everything queued, unless another thread, or this one, is at it."""
+        while self._waiting and self._turn.acquire(blocking=False):
             self._delivering = threading.get_ident()
             try:
                 while self._waiting:
                     self._call(self._waiting.popleft())
+                    if len(self._waiting) == _LIMIT:
+                        with self._fewer:
+                            self._fewer.notify_all()
             finally:
                 self._delivering = None
+                self._turn.release()
+        if len(self._waiting) > _LIMIT and self._delivering != threading.get_ident():
+            with self._fewer:
+                self._fewer.wait_for(lambda: len(self._waiting) <= _LIMIT, _PATIENCE_S)
 
     def tell(self, event: Event) -> None:
         """Put one event and deliver."""

@@ -155,6 +155,29 @@ def test_a_callback_may_write_and_one_that_raises_harms_nobody(device: SyncedDb)
     assert titles(device)["k1"] == "in answer"
 
 
+def test_a_callback_may_read_and_flush_while_another_thread_does(device: SyncedDb) -> None:
+    """No lock of the sync is held, or waited for, where events are delivered."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def slow(change: Change) -> None:
+        if change.key == ("k0",):
+            entered.set()
+            assert leave.wait(10)
+            device.read()
+            assert device.flush()
+
+    device.on_change(slow)
+    writer = threading.Thread(target=lambda: device.table("todo").update({"id": "k0", "title": "x"}))
+    writer.start()
+    assert entered.wait(10)
+    device.table("todo").update({"id": "k1", "title": "not held back"})
+    assert device.sync()
+    leave.set()
+    writer.join(10)
+    assert not writer.is_alive()
+    assert device.status().unsent == 0
+
+
 def test_a_cut_pull_goes_on_where_it_was(tmp_path: Path, remote: MemoryRemote) -> None:
     device = SyncedDb(tmp_path / "d.db", remote, "d")
     remote.cut_pull_after = 1
