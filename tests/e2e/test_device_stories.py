@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -186,6 +187,26 @@ def test_in_the_background_a_device_gets_over_a_restart_of_every_service(story: 
     finally:
         a.db.stop()
         b.db.stop()
+
+
+def test_stopping_does_not_wait_for_a_verdict_that_does_not_come(story: Teller, stack: Stack) -> None:
+    told = story(TODO)
+    a, x = told.node("a", start=False), new_id()
+    a.db.start()
+    stack.kill("conflict-resolver")
+    waits = "select count(*) from anabranch.inbox where database_id = %s"
+    a.insert("todo", {"id": x, "title": "milk"})
+    deadline = time.monotonic() + DEADLINE_S
+    while told.sql(waits, [told.database.id]) != [(1,)]:
+        assert time.monotonic() < deadline, "the batch is not sent"
+        time.sleep(0.01)
+    began = time.monotonic()
+    a.db.stop()
+    assert time.monotonic() - began < 5
+    assert a.db.status().unsent == 1
+    stack.restart("conflict-resolver")
+    told.sync()
+    assert told.server("todo", "id") == [(x,)]
 
 
 OTHER_PROCESS = """

@@ -35,7 +35,7 @@ def test_a_late_batch_takes_its_place_after_the_park_time(story: Teller) -> None
     a.update("todo", {"id": x, "title": "first", "done": True})
     a.update("todo", {"id": x, "title": "second"})
     a.online()
-    a.send(2)  # waits 300 ms for the other one, then goes alone; its verdict comes within the call
+    a.send(2, wait_s=20)  # waits 300 ms for the other one, then goes alone; the call ends with its verdict
     assert len(a.unsent) == 1
     b.sync()
     b.update("todo", {"id": x, "title": "from b"})

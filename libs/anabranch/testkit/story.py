@@ -308,11 +308,12 @@ class StoryNode:
             assert before.unsent == 0, "a sync without a network sent something"
         assert self.db.status() == before
 
-    def send(self, *order: int) -> None:
-        """Send the unsent batches, numbered from 1, one call each in that order, waiting for no verdict."""
+    def send(self, *order: int, wait_s: float = _SEND_S) -> None:
+        """Send the unsent batches, numbered from 1, one call each in that order, each waiting for its verdict no longer
+        than ``wait_s``."""
         unsent = self.unsent
         for number in order:
-            self.db._sender.flush(_SEND_S, only=[unsent[number - 1]])
+            self.db._sender.flush(wait_s, only=[unsent[number - 1]])
 
     @property
     def unsent(self) -> list[str]:
