@@ -9,13 +9,12 @@ from dataclasses import dataclass
 
 from anabranch.clock import Clock
 from anabranch.runtime.errors import Failure
-from anabranch.store.catalog import Database
+from anabranch.store.catalog import Database, UnknownDatabaseError
 from anabranch.store.engine import AsyncPool, AsyncSession
 from anabranch.store.log_reader import (
     NO_LIMIT,
     Stretch,
     Sums,
-    UnknownDatabaseError,
     read_seen,
     read_stretch,
     read_sums,

@@ -14,11 +14,8 @@ States of a pull:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
 
 import pyarrow as pa
 import structlog
@@ -27,21 +24,18 @@ from anabranch.columnar.chunks import to_ipc
 from anabranch.runtime import metrics
 from anabranch.runtime.errors import Failure
 from anabranch.schema import Table
-from anabranch.store.availability import is_unavailable
-from anabranch.store.catalog import Database
-from anabranch.store.engine import AsyncPool
-from anabranch.store.log_reader import SumRow, Sums, UnknownDatabaseError
-from anabranch.store.pull_reader import PullReader, PullSource, PullUnavailableError, end_session, key_of_last
+from anabranch.store.catalog import Database, UnknownDatabaseError
+from anabranch.store.log_reader import SumRow, Sums
+from anabranch.store.pull_reader import PullReader, PullUnavailableError, key_of_last
 from anabranch.v1 import errors_pb2, position_pb2, snapshot_pb2
 from anabranch_snapshot.config import SnapshotSettings
 from anabranch_snapshot.pages import to_position
+from anabranch_snapshot.pull_session import Session, Turns
 from anabranch_snapshot.resume_tokens import Progress, to_token
 
 PART_BYTES = 3_500_000
 """The most of a chunk that one response carries; below the 4 MiB that a gRPC channel takes by default."""
-_END_AGAIN_S = 0.5
 _ARROW_IPC = bytes((snapshot_pb2.PullResponse.ARROW_IPC_FIELD_NUMBER << 3 | 2,))
-_T = TypeVar("_T")
 _log = structlog.get_logger()
 
 
@@ -51,116 +45,6 @@ class Wanted:
 
     table: Table
     progress: Progress | None
-
-
-class Turns:
-    """Who may read, the threads that do, and where their sessions come from. ``sessions`` at once; ``waiting`` more may
-    wait."""
-
-    def __init__(self, source: PullSource, pool: AsyncPool, sessions: int, waiting: int) -> None:
-        self.source = source
-        self._pool = pool
-        self._turns = asyncio.Semaphore(sessions)
-        self._waiting = 0
-        self._reading = 0
-        self._most_waiting = waiting
-        self._threads = ThreadPoolExecutor(sessions, thread_name_prefix="pull")
-
-    @contextlib.asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Wait for a turn, and have it for the block.
-
-        Raises:
-            Failure: OVERLOADED.
-        """
-        if self._turns.locked() and self._waiting >= self._most_waiting:
-            raise Failure(
-                errors_pb2.REASON_OVERLOADED,
-                f"{self._waiting} pulls wait for their turn: come again later",
-                retry_after_ms="5000",
-            )
-        self._count(waiting=1)
-        try:
-            await self._turns.acquire()
-        finally:
-            self._count(waiting=-1)
-        self._count(reading=1)
-        try:
-            yield
-        finally:
-            self._count(reading=-1)
-            self._turns.release()
-
-    def _count(self, *, waiting: int = 0, reading: int = 0) -> None:
-        self._waiting += waiting
-        self._reading += reading
-        metrics.gauge("anabranch_pulls", self._waiting, state="waiting")
-        metrics.gauge("anabranch_pulls", self._reading, state="reading")
-
-    def run(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
-        """Do blocking work in one of the threads."""
-        return asyncio.get_running_loop().run_in_executor(self._threads, work)
-
-    async def end_session(self, pid: int) -> None:
-        """End the session of a reader, if Postgres is to be had."""
-        try:
-            async with self._pool.connection() as conn:
-                await end_session(conn, pid)
-        except Exception as error:
-            if not is_unavailable(error):
-                raise
-            _log.warning("a pull's session can't be ended now", error=type(error).__name__, detail=str(error))
-
-    def close(self) -> None:
-        """End the threads, and the session that is kept."""
-        self._threads.shutdown(wait=False)
-        self.source.close()
-
-
-class Session:
-    """One pull's reader, at most one call of it under way at a time, and its end from outside."""
-
-    def __init__(self, reader: PullReader, turns: Turns) -> None:
-        self._reader = reader
-        self._turns = turns
-        self._under_way: asyncio.Future[object] | None = None
-        self._ending: asyncio.Task[None] | None = None
-        self.cut_off: Failure | None = None
-
-    def start(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
-        """Have the reader do something; nothing else is under way. Raises the Failure with which it was cut off.
-
-        Who waits for it may be cancelled; the thread goes on all the same, and the reader must not be closed under it.
-        """
-        if self.cut_off is not None:
-            raise self.cut_off
-        future = self._turns.run(work)
-        self._under_way = future  # type: ignore[assignment]
-        return asyncio.shield(future)
-
-    def cut(self, message: str) -> None:
-        """End it because of its client."""
-        if self._ending is None:
-            _log.warning("pull cut off", detail=message)
-            self.cut_off = Failure(errors_pb2.REASON_UNAVAILABLE, message)
-            self._ending = asyncio.create_task(self._end())
-
-    async def close(self) -> None:
-        """End it; waits for the end."""
-        if self._ending is None:
-            self._ending = asyncio.create_task(self._end())
-        await asyncio.shield(self._ending)
-
-    async def _end(self) -> None:
-        while self._under_way is not None and not self._under_way.done():
-            # What it does ends by its own timeouts, should this not be possible now.
-            if self._reader.pid is not None:
-                await self._turns.end_session(self._reader.pid)
-            await asyncio.wait({self._under_way}, timeout=_END_AGAIN_S)
-        if self._under_way is not None and not self._under_way.cancelled():
-            # Whoever started it may be gone; what it came to is of no use any more.
-            self._under_way.exception()
-        await self._turns.run(self._reader.close)
 
 
 async def pull(

@@ -20,7 +20,7 @@ from anabranch_snapshot.config import SnapshotSettings
 from anabranch_snapshot.databases import Databases
 from anabranch_snapshot.log import Log
 from anabranch_snapshot.nodes import Nodes
-from anabranch_snapshot.pull import Turns
+from anabranch_snapshot.pull_session import Turns
 from anabranch_snapshot.tail import Tail
 
 _IDLE_MARGIN_MS = 30_000

@@ -13,18 +13,8 @@ After pages went out under load, the tail waits a moment that grows with the num
 travel together; what comes while it is idle goes out at once. Heartbeats say what is settled, and the table sums of
 that very position; they go to those who have got everything before it.
 
-States of a *subscriber* (one call of Subscribe):
-
-* *catching up*: it reads pages for itself, from its own place, and holds no more than the one page that it is sending.
-* *live*: it hangs on the tail. Pages wait in its queue until its client takes them, in the order of the log; ``next``
-  is where the last of them ends.
-* *overflowed*: its client is too slow, and the queue grew beyond ``subscriber_queue_bytes``; or the tail went past a
-  place where it does not stand. The queue is dropped, and it catches up again from the last page that it sent, so that
-  nothing is sent twice or left out.
-* *failed*: the tail could not go on. The call ends with the tail's reason.
-
-Everything happens in one event loop; between reading a place and acting on it nothing is awaited. No state holds a
-session or a transaction while a client is waited for.
+The states of a subscriber stand in ``subscriber``. Everything happens in one event loop; between reading a place and
+acting on it nothing is awaited. No state holds a session or a transaction while a client is waited for.
 """
 
 from __future__ import annotations
@@ -32,7 +22,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from dataclasses import dataclass
 
 import structlog
 
@@ -46,83 +35,12 @@ from anabranch.v1 import change_pb2, errors_pb2, position_pb2
 from anabranch_snapshot.config import SnapshotSettings
 from anabranch_snapshot.log import Log, Reading
 from anabranch_snapshot.page_tokens import Place
+from anabranch_snapshot.subscriber import Shared, Subscriber
 
 _RETRY_S = 0.1
 _UNPAUSED_S = 0.001
 """A pause that is shorter is not made."""
 _log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """A response as every subscriber gets it: from one place to another. A heartbeat ends where it begins."""
-
-    start: Place
-    end: Place
-    data: bytes
-
-
-class Subscriber:
-    """One follower while it is live. ``next`` is where its queue ends."""
-
-    __slots__ = ("_bytes", "_failure", "_overflowed", "_queue", "_room", "_waiting", "next")
-
-    def __init__(self, place: Place, room: int) -> None:
-        self.next = place
-        self._room = room
-        self._queue: deque[Shared] = deque()
-        self._bytes = 0
-        self._overflowed = False
-        self._failure: Exception | None = None
-        self._waiting: asyncio.Future[None] | None = None
-
-    def offer(self, shared: Shared) -> bool:
-        """Take a response that begins where the queue ends, or that one has got already. False: it has overflowed."""
-        if shared.start != self.next:
-            if self.next.cursor >= shared.end.cursor:
-                return True
-            self._overflow()
-            return False
-        heartbeat = shared.start == shared.end
-        if heartbeat and self._queue:
-            return True
-        if self._queue and self._bytes + len(shared.data) > self._room:
-            self._overflow()
-            return False
-        self._queue.append(shared)
-        self._bytes += len(shared.data)
-        self.next = shared.end
-        self._wake()
-        return True
-
-    def fail(self, failure: Exception) -> None:
-        """End it with ``failure``, after what waits in its queue."""
-        self._failure = failure
-        self._wake()
-
-    async def take(self) -> Shared | None:
-        """The next response; None once it has overflowed. Raises what it was failed with."""
-        while True:
-            if self._overflowed:
-                return None
-            if self._queue:
-                shared = self._queue.popleft()
-                self._bytes -= len(shared.data)
-                return shared
-            if self._failure is not None:
-                raise self._failure
-            self._waiting = asyncio.get_running_loop().create_future()
-            await self._waiting
-
-    def _overflow(self) -> None:
-        self._queue.clear()
-        self._bytes = 0
-        self._overflowed = True
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
 
 
 class Tail:

@@ -19,16 +19,10 @@ from typing import Any, NamedTuple
 import psycopg
 
 from anabranch.store import binary
+from anabranch.store.catalog import UnknownDatabaseError
 from anabranch.store.engine import AsyncPool, AsyncSession, SessionOptions, async_pool
+from anabranch.store.log_reader_statements import FLOOR, SEEN, STRETCH, SUMS
 from anabranch.store.seal import EMPTY_CHAIN
-
-MOST_ITEMS = 2_000
-"""Items of one stretch."""
-EFFECT_OVERHEAD_BYTES = 100
-LOSER_OVERHEAD_BYTES = 250
-"""What an item counts for beside its content: names and ids that travel with it."""
-MOST_LOSING_VALUE_BYTES = 64 * 1024
-"""A losing value above it is left out of a stretch; the conflict itself is not."""
 
 _LOSERS_FROM = 1 << 30
 """Ordinals from here on are those of a batch's losers, in a cursor."""
@@ -119,84 +113,6 @@ class Stretch:
     schema_version: int
 
 
-STRETCH = f"""
-select h.position, h.chain, b.chain,
-       i.position, i.batch_id, i.kind, i.ordinal, i.node_id, i.content, i.more, i.next_position, g.chain, g.sums,
-       i.table_id, i.key, i.column_name, i.losing_batch, i.losing_node, i.winning_batch
-from (select 1) one
-left join lateral (
-    select position, chain from anabranch.groups where database_id = $1::int8 order by position desc limit 1
-) h on true
-left join lateral (
-    select chain from anabranch.groups where database_id = $1::int8 and position = $2::int8
-) b on true
-left join lateral (
-    select number, position, batch_id, kind, ordinal, node_id, next_position, table_id, key, column_name, losing_batch,
-           losing_node, winning_batch,
-           case when number = 1 and kind = 0 then substring(content from $6::int8::int + 1 for $9::int8::int)
-                else content end as content,
-           number = 1 and kind = 0 and bytes - $6::int8 > $9::int8 as more
-    from (
-        select e.*, row_number() over w as number, sum(bytes + overhead) over w as total,
-               lead(position) over w as next_position
-        from (
-            (select position, batch_id, 0 as kind, ordinal, node_id, effect as content, octet_length(effect) as bytes,
-                    {EFFECT_OVERHEAD_BYTES} as overhead, table_id, key, '' as column_name, '' as losing_batch,
-                    '' as losing_node, '' as winning_batch
-             from anabranch.log
-             where database_id = $1::int8 and (position, batch_id, ordinal) >= ($3::int8, $4::text, $5::int8)
-               and position <= least(h.position, $8::int8)
-             order by position, batch_id, ordinal limit {MOST_ITEMS + 1})
-            union all
-            (select position, batch_id, 1, ordinal,
-                    case when winning_batch = batch_id then winning_node else losing_node end,
-                    case when octet_length(losing_value) <= {MOST_LOSING_VALUE_BYTES} then losing_value end,
-                    case when octet_length(losing_value) <= {MOST_LOSING_VALUE_BYTES} then octet_length(losing_value)
-                         else 0 end,
-                    {LOSER_OVERHEAD_BYTES} + 2 * octet_length(key), table_id, key, column_name, losing_batch,
-                    losing_node, winning_batch
-             from anabranch.conflicts
-             where database_id = $1::int8 and (position, batch_id, ordinal) >= ($3::int8, $4::text, $7::int8)
-               and position <= least(h.position, $8::int8)
-             order by position, batch_id, ordinal limit {MOST_ITEMS + 1})
-            order by position, batch_id, kind, ordinal limit {MOST_ITEMS + 1}
-        ) e
-        window w as (order by position, batch_id, kind, ordinal)
-    ) numbered
-    where number = 1 or (number <= {MOST_ITEMS} and total - $6::int8 <= $9::int8)
-) i on true
-left join lateral (
-    -- Looked for only where a group ends: for other items the key is NULL.
-    select chain, sums from anabranch.groups
-    where database_id = $1::int8
-      and position = case when i.next_position is distinct from i.position and not i.more then i.position end
-) g on true
-order by i.number
-""".encode()
-"""$1 database; $2 the position that is read to its end; $3 to $7 the cursor: position, batch, ordinal of an effect,
-offset, ordinal of a loser; $8 where to stop; $9 bytes. Sizes are known without reading the content."""
-
-FLOOR = b"""
-select epoch, floor_ms, schema_version from anabranch.databases where id = $1::int8
-"""
-
-SUMS = b"""
-select coalesce(h.position, 0), h.chain, d.epoch, d.floor_ms, d.schema_version, t.name, s.row_count, s.row_hash
-from anabranch.databases d
-left join lateral (
-    select position, chain from anabranch.groups where database_id = d.id order by position desc limit 1
-) h on true
-left join anabranch.synced_tables t on t.database_id = d.id
-left join anabranch.table_sums s on s.table_id = t.id
-where d.id = $1::int8
-order by t.name
-"""
-
-SEEN = b"""
-select coalesce((select max(position) from anabranch.groups where database_id = $1::int8), 0),
-       (select chain from anabranch.groups where database_id = $1::int8 and position = $2::int8)
-"""
-
 NO_LIMIT = 2**63 - 1
 """Reads to the head."""
 
@@ -211,10 +127,6 @@ _PLANNING = MappingProxyType(
         "enable_mergejoin": "off",
     }
 )
-
-
-class UnknownDatabaseError(LookupError):
-    """The database is gone."""
 
 
 def log_pool(url: str, *, max_size: int, statement_timeout_ms: int) -> AsyncPool:

@@ -31,8 +31,10 @@ from anabranch.schema import Table
 from anabranch.store.availability import is_passing
 from anabranch.store.binary_cells import bare_type, quote
 from anabranch.store.binary_text import array_printer
+from anabranch.store.catalog import UnknownDatabaseError
 from anabranch.store.engine import AsyncSession, SessionOptions, connection_arguments
-from anabranch.store.log_reader import SUMS, SumRow, Sums, UnknownDatabaseError
+from anabranch.store.log_reader import SumRow, Sums
+from anabranch.store.log_reader_statements import SUMS
 from anabranch.store.pull_columns import mender, select_list
 from anabranch.store.seal import EMPTY_CHAIN
 

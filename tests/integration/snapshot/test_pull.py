@@ -312,6 +312,27 @@ def test_l06_a_stalled_client_does_not_hold_its_transaction_and_can_go_on(
     assert [row[:3] for row in pulled.rows["item"]] == [row[:3] for row in made]
 
 
+def test_sessions_that_postgres_ends_cost_a_resumption_and_nothing_else(
+    place: Any, writer: LogWriter, reader: Reader
+) -> None:
+    made = sorted(rows(400, 50_000))
+    writer.insert("item", made)
+    pulled = Pulled()
+    stream = reader.pull()
+    pulled.take(next(stream))
+    # The one that is kept for later pulls as well.
+    (ended,) = place.conn.execute(
+        """select count(pg_terminate_backend(pid)) from pg_stat_activity
+           where application_name = 'anabranch-snapshot-pull' and datname = current_database()"""
+    ).fetchone()
+    assert ended >= 2
+    with pytest.raises(grpc.RpcError) as caught:
+        pulled.all(stream)
+    assert failed(caught.value).reason == "UNAVAILABLE"
+    pulled.all(reader.pull([("item", pulled.responses[-1].resume)]))
+    assert [row[:3] for row in pulled.rows["item"]] == [row[:3] for row in made]
+
+
 def test_a_pull_whose_client_went_away_ends_at_once(place: Any, writer: LogWriter, reader: Reader) -> None:
     writer.insert("item", rows(400, 50_000))
     stream = reader.pull()

@@ -1,0 +1,92 @@
+"""One subscriber while it is live: a queue between the tail and its client.
+
+States of a *subscriber* (one call of Subscribe):
+
+* *catching up*: it reads pages for itself, from its own place, and holds no more than the one page that it is sending.
+* *live*: it hangs on the tail. Pages wait in its queue until its client takes them, in the order of the log; ``next``
+  is where the last of them ends.
+* *overflowed*: its client is too slow, and the queue grew beyond ``subscriber_queue_bytes``; or the tail went past a
+  place where it does not stand. The queue is dropped, and it catches up again from the last page that it sent, so that
+  nothing is sent twice or left out.
+* *failed*: the tail could not go on. The call ends with the tail's reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+
+from anabranch_snapshot.page_tokens import Place
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A response as every subscriber gets it: from one place to another. A heartbeat ends where it begins."""
+
+    start: Place
+    end: Place
+    data: bytes
+
+
+class Subscriber:
+    """One follower while it is live. ``next`` is where its queue ends."""
+
+    __slots__ = ("_bytes", "_failure", "_overflowed", "_queue", "_room", "_waiting", "next")
+
+    def __init__(self, place: Place, room: int) -> None:
+        self.next = place
+        self._room = room
+        self._queue: deque[Shared] = deque()
+        self._bytes = 0
+        self._overflowed = False
+        self._failure: Exception | None = None
+        self._waiting: asyncio.Future[None] | None = None
+
+    def offer(self, shared: Shared) -> bool:
+        """Take a response that begins where the queue ends, or that one has got already. False: it has overflowed."""
+        if shared.start != self.next:
+            if self.next.cursor >= shared.end.cursor:
+                return True
+            self._overflow()
+            return False
+        heartbeat = shared.start == shared.end
+        if heartbeat and self._queue:
+            return True
+        if self._queue and self._bytes + len(shared.data) > self._room:
+            self._overflow()
+            return False
+        self._queue.append(shared)
+        self._bytes += len(shared.data)
+        self.next = shared.end
+        self._wake()
+        return True
+
+    def fail(self, failure: Exception) -> None:
+        """End it with ``failure``, after what waits in its queue."""
+        self._failure = failure
+        self._wake()
+
+    async def take(self) -> Shared | None:
+        """The next response; None once it has overflowed. Raises what it was failed with."""
+        while True:
+            if self._overflowed:
+                return None
+            if self._queue:
+                shared = self._queue.popleft()
+                self._bytes -= len(shared.data)
+                return shared
+            if self._failure is not None:
+                raise self._failure
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+
+    def _overflow(self) -> None:
+        self._queue.clear()
+        self._bytes = 0
+        self._overflowed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
