@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -275,21 +276,29 @@ def test_o13_a_truncate_of_a_table_that_is_yet_to_be_read_waits(place: Any, writ
     stream.cancel()
 
 
+@pytest.fixture(scope="module")
+def narrow(module_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SnapshotRig]:
+    """A process with little patience and room for one pull."""
+    environment = {
+        "ANABRANCH_PULL_SESSIONS": "1",
+        "ANABRANCH_PULL_WAITING": "1",
+        "ANABRANCH_PULL_LOCK_TIMEOUT_MS": "100",
+    }
+    with SnapshotRig(module_url, tmp_path_factory.mktemp("narrow"), environment=environment) as one:
+        yield one
+
+
 def test_a_lock_that_is_not_to_be_had_is_told_as_unavailable(
-    module_url: str, place: Any, writer: LogWriter, tmp_path: Any
+    narrow: SnapshotRig, place: Any, writer: LogWriter
 ) -> None:
-    with (
-        SnapshotRig(module_url, tmp_path, environment={"ANABRANCH_PULL_LOCK_TIMEOUT_MS": "100"}) as impatient,
-        connect(place.rig.url, application_name="test") as other,
-    ):
+    reader = narrow.reader(place.name)
+    with connect(place.rig.url, application_name="test") as other:
         other.execute(f"lock table {place.schema}.item in access exclusive mode".encode())
-        reader = impatient.reader(place.name)
         with pytest.raises(grpc.RpcError) as caught:
             next(reader.pull())
         assert failed(caught.value).reason == "UNAVAILABLE"
-        other.rollback()
-        assert Pulled().all(reader.pull()).done["item"].rows_done == 0
-        reader.close()
+    assert Pulled().all(reader.pull()).done["item"].rows_done == 0
+    reader.close()
 
 
 def test_l06_a_stalled_client_does_not_hold_its_transaction_and_can_go_on(
@@ -403,24 +412,20 @@ def test_while_a_pull_runs_the_log_is_kept_from_its_moment_on(place: Any, writer
     stream.cancel()
 
 
-def test_only_so_many_read_at_once_and_only_so_many_wait(
-    module_url: str, place: Any, writer: LogWriter, tmp_path: Any
-) -> None:
+def test_only_so_many_read_at_once_and_only_so_many_wait(narrow: SnapshotRig, place: Any, writer: LogWriter) -> None:
     writer.insert("item", rows(400, 50_000))
-    environment = {"ANABRANCH_PULL_SESSIONS": "1", "ANABRANCH_PULL_WAITING": "1"}
-    with SnapshotRig(module_url, tmp_path, environment=environment) as narrow:
-        reader = narrow.reader(place.name)
-        first = reader.pull()
-        next(first)
-        second = reader.pull()
-        wait_for(lambda: narrow.metric("anabranch_pulls", state="waiting") == 1)
-        assert narrow.metric("anabranch_pulls", state="reading") == 1
-        with pytest.raises(grpc.RpcError) as caught:
-            next(reader.pull())
-        assert failed(caught.value).reason == "OVERLOADED"
-        first.cancel()
-        assert Pulled().all(second).done["item"].rows_done == 400
-        reader.close()
+    reader = narrow.reader(place.name)
+    first = reader.pull()
+    next(first)
+    second = reader.pull()
+    wait_for(lambda: narrow.metric("anabranch_pulls", state="waiting") == 1)
+    assert narrow.metric("anabranch_pulls", state="reading") == 1
+    with pytest.raises(grpc.RpcError) as caught:
+        next(reader.pull())
+    assert failed(caught.value).reason == "OVERLOADED"
+    first.cancel()
+    assert Pulled().all(second).done["item"].rows_done == 400
+    reader.close()
 
 
 def test_chunks_have_the_declared_schema(place: Any, writer: LogWriter, reader: Reader) -> None:
