@@ -138,6 +138,8 @@ def commit_group(
         with span("group", links=links):
             return _commit(group, memory, standing, now, later, limits)
     except BaseException:
+        # When it is tried again, nothing is read ahead: a batch would be blamed for another one that was only read.
+        memory.more = False
         if not conn.closed:
             conn.rollback()
         raise
@@ -233,8 +235,11 @@ def sort_out(group: Group, memory: Memory, taken: Sequence[Taken]) -> tuple[list
     for one in taken:
         until_ms = one.arrived_ms + policy.park_ms
         may_wait = group.now_ms < until_ms
-        decoded = None if one.refusal else _read(group, memory, one)
-        refusal = _refusal(one, decoded, oldest_ms)
+        decoded = None
+        refusal = _refusal_unread(one)
+        if refusal is None:
+            decoded = _read(group, memory, one)
+            refusal = _refusal(decoded, oldest_ms)
         if refusal is not None:
             results.append(Rejection(one, refusal.reason, refusal.message, refusal.mutation, refusal.table))
         elif may_wait and not one.prev_decided and one.prev not in here and (one.prev or "") < one.batch_id:
@@ -262,15 +267,28 @@ def _read(group: Group, memory: Memory, taken: Taken) -> Decoded:
     return decoded
 
 
-def _refusal(taken: Taken, decoded: Decoded | None, oldest_ms: int) -> Refusal | None:
-    if decoded is None:
-        return Refusal(taken.refusal or 0, taken.refusal_message or "")
-    if decoded.time_ms and decoded.time_ms < oldest_ms:
-        text = "made longer ago than verdicts are kept: it could not be told from a repeat"
-        return Refusal(errors_pb2.REASON_EXPIRED, text)
-    if decoded.refusal is not None:
-        return decoded.refusal
+def _refusal_unread(taken: Taken) -> Refusal | None:
+    """Why a batch is refused whatever is in it."""
+    if taken.refusal:
+        return Refusal(taken.refusal, taken.refusal_message or "")
+    if taken.attempts >= FAILURES_AT_MOST:
+        # Not read any more: that may be where it fails.
+        text = f"the batch failed alone {taken.attempts} times for no fault that could be named"
+        return Refusal(errors_pb2.REASON_INTERNAL, text)
+    return None
+
+
+def _known_refusal(taken: Taken) -> Refusal | None:
+    if taken.refusal:
+        return Refusal(taken.refusal, taken.refusal_message or "")
     if taken.attempts >= FAILURES_AT_MOST:
         text = f"the batch failed alone {taken.attempts} times for no fault that could be named"
         return Refusal(errors_pb2.REASON_INTERNAL, text)
     return None
+
+
+def _refusal(decoded: Decoded, oldest_ms: int) -> Refusal | None:
+    if decoded.time_ms and decoded.time_ms < oldest_ms:
+        text = "made longer ago than verdicts are kept: it could not be told from a repeat"
+        return Refusal(errors_pb2.REASON_EXPIRED, text)
+    return decoded.refusal

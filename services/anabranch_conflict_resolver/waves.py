@@ -147,7 +147,8 @@ def decide(group: Group, view: View, candidate: Candidate) -> Accepted | Rejecti
     candidate.batch = Batch(
         batch_id,
         node,
-        taken.basis,
+        # Nobody has seen what is being decided now, whatever a node says of itself.
+        min(taken.basis, group.position - 1),
         decoded.time_ms,
         group.position,
         candidate.place,

@@ -327,3 +327,16 @@ def test_a_verdict_is_stored_as_it_is_answered(rig: ResolverRig) -> None:
     )
     assert (status, place, principal, len(sha)) == (1, rig.head, "user-a", 32)
     assert rig.sql("select last_accepted from anabranch.nodes") == [(sent,)]
+
+
+def test_a_basis_beyond_the_head_hides_nothing_of_the_group_itself(rig: ResolverRig) -> None:
+    a, b = rig.node("a"), rig.node("b")
+    a.insert("todo", {"id": "x", "title": "old"})
+    rig.group()
+    a.see()
+    b.basis = 2**62
+    first = a.update("todo", {"id": "x", "title": "a's"})
+    second = b.update("todo", {"id": "x", "title": "b's"})
+    rig.group()
+    assert [rig.outcome(one) for one in (first, second)] == [["APPLIED"], ["OVERWROTE"]]
+    assert rig.losers() == [("todo", "x", "title", "a's")]
