@@ -74,9 +74,9 @@ class SyncedDb:
         self._listeners = Listeners()
         self._file = DeviceFile(Path(path), db_name, node_name, self._now_ms, self._listeners)
         pendings = Pendings(PayloadCache())
-        clock = ServerClock()
-        self._sender = Sender(self._file, remote, pendings, self._now_ms, clock)
-        self._reader = Reader(self._file, remote, pendings, clock)
+        self._clock = ServerClock()
+        self._sender = Sender(self._file, remote, pendings, self._now_ms, self._clock)
+        self._reader = Reader(self._file, remote, pendings, self._clock)
         self._lease = Lease(Path(path))
         self._loop: SyncLoop | None = None
         self._checks: dict[str, Checks] = {}
@@ -228,7 +228,8 @@ class SyncedDb:
             finally:
                 self._open.builder = None
             if not builder.is_empty:
-                batch.id = builder.queue(self._now_ms())
+                # A device's clock that is behind would make a new batch look old enough to expire.
+                batch.id = builder.queue(max(self._now_ms(), self._clock.now_ms() or 0))
         self._committed(batch)
 
     def _committed(self, batch: Batch) -> None:
@@ -309,7 +310,7 @@ class SyncedDb:
         """The batches that were rejected or have expired, in the order in which they were made. Each is kept for two
         weeks after it was first shown here."""
         with self._file.transaction() as tx:
-            return dead.letters(tx, self._now_ms())
+            return dead.letters(tx, self._now_ms(), self._clock.now_ms())
 
     def replay(self, letter_id: str, set: Mapping[str, Any] | None = None) -> str:
         """Write a dead letter again as a new batch, with the values in ``set`` in the place of its own; gives the new

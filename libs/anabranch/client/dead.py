@@ -46,12 +46,16 @@ def _mutations(payload: bytes, tables: Mapping[str, DeviceTable]) -> list[tuple[
     return out
 
 
-def letters(tx: Tx, now_ms: int) -> list[DeadLetter]:
-    """All dead letters in the order in which they were made; each is now shown."""
+def letters(tx: Tx, now_ms: int, server_ms: int | None) -> list[DeadLetter]:
+    """All dead letters in the order in which they were made; each is now shown. ``now_ms`` is the device's clock,
+    ``server_ms`` the server's, None where it is not known."""
     rows = tx.conn.execute(
         "SELECT id, value, verdict, died_ms, first_shown_ms, still_shown FROM _db_mutations_queue_dead ORDER BY id"
     ).fetchall()
-    tx.conn.execute("UPDATE _db_mutations_queue_dead SET first_shown_ms = ? WHERE first_shown_ms = 0", (now_ms,))
+    tx.conn.execute(
+        "UPDATE _db_mutations_queue_dead SET first_shown_ms = ?, shown_from_ms = ? WHERE first_shown_ms = 0",
+        (now_ms, server_ms or 0),
+    )
     out = []
     for batch_id, value, data, died_ms, shown_ms, still_shown in rows:
         verdict = verdict_pb2.Verdict.FromString(data)

@@ -9,9 +9,10 @@ PREFIX = "_db_"
 
 STATEMENTS = (
     # One row: who this file is and how far it has come. Times and positions are milliseconds. ``greatest_*`` is the
-    # greatest Position seen with its token, ``seen_ms`` the greatest position seen anywhere; ``tables_version`` grows
-    # when ``_db_tables`` changes, so that every process notices; ``pruned_ms`` is when old batches were last removed,
-    # by the server's clock; ``snapshot_due``: the log can't be read from the cursor, all tables are to be pulled.
+    # greatest Position seen with its token, ``seen_ms`` the greatest position seen anywhere, or the server's time
+    # where that is an hour later; ``tables_version`` grows when ``_db_tables`` changes, so that every process notices;
+    # ``pruned_ms`` is when old batches were last removed, by the server's clock; ``snapshot_due``: the log can't be
+    # read from the cursor, all tables are to be pulled.
     """CREATE TABLE _db_state (
         one INTEGER PRIMARY KEY CHECK (one = 1),
         db_name TEXT NOT NULL,
@@ -79,7 +80,9 @@ STATEMENTS = (
     "CREATE INDEX _db_pending_rows_batch ON _db_pending_rows (batch)",
     # The base image of every row that a batch in the queue touches: a serialized Row, NULL where the base has none.
     "CREATE TABLE _db_base (tbl TEXT NOT NULL, key TEXT NOT NULL, row BLOB, PRIMARY KEY (tbl, key)) WITHOUT ROWID",
-    # Rejected and expired batches. ``verdict``: the serialized Verdict. ``first_shown_ms``: 0 before the app saw it.
+    # Rejected and expired batches. ``verdict``: the serialized Verdict. ``first_shown_ms``: when the app first saw it,
+    # by the device's clock, 0 before. ``shown_from_ms``: the same by the server's clock, or when that was first told
+    # afterwards, 0 before; from then on the letter is kept for two weeks.
     """CREATE TABLE _db_mutations_queue_dead (
         id TEXT PRIMARY KEY,
         value BLOB NOT NULL,
@@ -87,6 +90,7 @@ STATEMENTS = (
         verdict BLOB NOT NULL,
         died_ms INTEGER NOT NULL,
         first_shown_ms INTEGER NOT NULL DEFAULT 0,
+        shown_from_ms INTEGER NOT NULL DEFAULT 0,
         still_shown INTEGER NOT NULL DEFAULT 0)""",
     # Accepted batches that have left the queue, kept for as long as a restored server may have lost them.
     """CREATE TABLE _db_confirmed (

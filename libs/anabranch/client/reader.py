@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from anabranch.client import state
 from anabranch.client.apply import Applied, Applier
 from anabranch.client.bootstrap import Bootstrap, Progress
 from anabranch.client.describe import apply_description
@@ -134,7 +135,11 @@ class Reader:
     def _other_history(self, server: position_pb2.ServerState) -> bool:
         """Take a new snapshot where the server's history is not the one that the file has followed."""
         self._clock.told(server.server_time_ms)
-        epoch = self._file.current().greatest_epoch
+        current = self._file.current()
+        if state.told_time(current, server.server_time_ms):
+            with self._file.transaction() as tx:
+                tx.set(**state.told_time(tx.state, server.server_time_ms))
+        epoch = current.greatest_epoch
         if not server.settled.epoch or epoch in ("", server.settled.epoch):
             return False
         self.snapshot()

@@ -168,6 +168,7 @@ class Sender:
         if server.server_time_ms:
             self._clock.told(server.server_time_ms)
             self._prune(tx, server.server_time_ms)
+            tx.set(**state.told_time(tx.state, server.server_time_ms))
         greatest = state.greatest(tx.state, server.settled)
         newest = max([v.position for v in verdicts], default=0)
         if newest > max(tx.state.seen_ms, greatest.get("seen_ms", 0)):
@@ -234,14 +235,19 @@ class Sender:
         return response.state.server_time_ms
 
     def _prune(self, tx: Tx, server_ms: int) -> None:
-        """Forget confirmed batches that no restored server can have lost, and dead letters long shown; hourly."""
+        """Forget confirmed batches that no restored server can have lost, and dead letters long shown; hourly. The
+        device's clock has no say: one that stands years behind would make a letter old as soon as it is shown."""
         if server_ms - tx.state.pruned_ms < _PRUNE_MS:
             return
         policy = snapshot_pb2.DatabasePolicy.FromString(tx.state.policy)
         days = policy.max_absence_days or 30
         tx.conn.execute("DELETE FROM _db_confirmed WHERE position < ?", (server_ms - days * _DAY_MS,))
         tx.conn.execute(
-            "DELETE FROM _db_mutations_queue_dead WHERE first_shown_ms > 0 AND first_shown_ms < ?",
+            "UPDATE _db_mutations_queue_dead SET shown_from_ms = ? WHERE first_shown_ms != 0 AND shown_from_ms = 0",
+            (server_ms,),
+        )
+        tx.conn.execute(
+            "DELETE FROM _db_mutations_queue_dead WHERE shown_from_ms > 0 AND shown_from_ms < ?",
             (server_ms - _DEAD_SHOWN_MS,),
         )
         tx.set(pruned_ms=server_ms)

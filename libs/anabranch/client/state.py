@@ -49,6 +49,7 @@ class FileState:
         )
 
 
+_HOUR_MS = 3600 * 1000
 _FIELDS = tuple(f.name for f in fields(FileState))
 _SELECT = f"SELECT {', '.join(_FIELDS)} FROM _db_state"
 
@@ -65,6 +66,12 @@ def store(conn: sqlite3.Connection, state: FileState, changes: dict[str, Any]) -
         return state
     conn.execute(f"UPDATE _db_state SET {', '.join(f'{n} = ?' for n in changes)}", list(changes.values()))
     return replace(state, **changes)
+
+
+def told_time(state: FileState, server_ms: int) -> dict[str, Any]:
+    """The changes to ``state`` that come from the server's clock, hourly: ids that are made offline are no older than
+    that, however far the device's clock is behind."""
+    return {"seen_ms": server_ms} if server_ms > state.seen_ms + _HOUR_MS else {}
 
 
 def greatest(state: FileState, position: position_pb2.Position) -> dict[str, Any]:
