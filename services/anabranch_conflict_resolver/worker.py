@@ -1,13 +1,14 @@
 """A worker: one thread with one session, which commits groups of whatever database has something to do.
 
 States: *without a session* (opens one, with a growing pause between attempts); *idle* (waits for the bell, outside of
-any transaction); *in a group* (see ``group_commit``). After a group that decided something it goes on with the same
-database until nothing is left, so that a group never waits for more to come.
+any transaction); *in a group* (see ``group_commit``). After a group that found something it rings for the same
+database again, behind those that were rung before, so that a group never waits for more to come and no database waits
+for another one to be done.
 
-A group that fails for no fault of anybody's data is rolled back and tried again with half the batches, after a pause
-that grows. One batch that fails alone is counted, in a transaction of its own, and rests while the others go on; at
-the third time it is rejected. A lost session is replaced first, so that a batch can be counted even if it is what kills
-sessions.
+A group that fails for no fault of anybody's data, be it the program's own, is rolled back and tried again with half the
+batches, after a pause that grows. One batch that fails alone is counted, in a transaction of its own, and rests while
+the others go on; at the third time it is rejected. A lost session is replaced first, so that a batch can be counted
+even if it is what kills sessions.
 """
 
 from __future__ import annotations
@@ -121,31 +122,31 @@ class Worker:
         self._stopping.wait(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(failures, 10)))
 
     def _work(self, session: Session, number: int) -> None:
+        """One group. Where there was something, there may be more: the database is rung again, behind the others."""
         memory = self._memories.setdefault(number, Memory())
         pace = self._paces.setdefault(number, Pace(self._most_batches, self._target_ms))
-        while not self._stopping.is_set():
-            started = time.perf_counter()
-            now_ms = self._clock.now_ms()
-            try:
-                outcome = commit_group(
-                    session,
-                    memory,
-                    number,
-                    most=pace.most,
-                    now_ms=now_ms,
-                    clock_offset_ms=now_ms - Clock().now_ms(),
-                    limits=self._limits,
-                )
-            except DatabaseError as error:
-                self._failed(number, memory, pace, error)
-                return
+        started = time.perf_counter()
+        now_ms = self._clock.now_ms()
+        try:
+            outcome = commit_group(
+                session,
+                memory,
+                number,
+                most=pace.most,
+                now_ms=now_ms,
+                clock_offset_ms=now_ms - Clock().now_ms(),
+                limits=self._limits,
+            )
+        except Exception as error:
+            # Also a fault of this program: one batch that it stumbles over must not hold up all others.
+            self._failed(number, memory, pace, error)
+            return
+        if outcome.taken:
             took_s = time.perf_counter() - started
-            if outcome.taken:
-                pace.succeeded(outcome.taken, took_s * 1000)
-                _tell(outcome, took_s)
-                self._ring_when_due(number, outcome)
-            if not outcome.taken:
-                return
+            self._bell.ring(number)
+            pace.succeeded(outcome.taken, took_s * 1000)
+            _tell(outcome, took_s)
+            self._ring_when_due(number, outcome)
             del outcome
             garbage.between_groups()
 
@@ -154,19 +155,24 @@ class Worker:
         if waits:
             self._bell.ring_in(number, max(0.0, (min(waits) - self._clock.now_ms()) / 1000))
 
-    def _failed(self, number: int, memory: Memory, pace: Pace, error: DatabaseError) -> None:
-        fault = read_error(error)
+    def _failed(self, number: int, memory: Memory, pace: Pace, error: Exception) -> None:
         name = memory.synced.database.name if memory.synced else str(number)
-        cause = fault.sqlstate[:2] or "connection"
+        batches = len(memory.attempted)
+        if isinstance(error, DatabaseError):
+            fault = read_error(error)
+            cause = fault.sqlstate[:2] or "connection"
+            _log.warning(
+                "group rolled back",
+                database=name,
+                batches=batches,
+                sqlstate=fault.sqlstate,
+                constraint=fault.constraint,
+                detail=str(error),
+            )
+        else:
+            cause = "program"
+            _log.error("group rolled back by a fault of the program", database=name, batches=batches, exc_info=error)
         metrics.count("anabranch_group_retries", database=name, cause=cause)
-        _log.warning(
-            "group rolled back",
-            database=name,
-            batches=len(memory.attempted),
-            sqlstate=fault.sqlstate,
-            constraint=fault.constraint,
-            detail=str(error),
-        )
         pace.failed(len(memory.attempted))
         # What else the session's loss has left behind is not known.
         memory.sums.clear()

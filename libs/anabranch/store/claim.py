@@ -93,9 +93,9 @@ def open_session(url: str, options: SessionOptions) -> Connection:
     Raises:
         psycopg.OperationalError: the server can't be reached, or refuses the session.
     """
-    conn = connect(url, application_name="anabranch-conflict-resolver", options=options)
+    conn = connect(url, application_name="anabranch-conflict-resolver", autocommit=True, options=options)
     conn.execute(LIMIT_TRANSACTIONS, {"ms": str(TRANSACTION_STATEMENTS * options.statement_timeout_ms)})
-    conn.commit()
+    conn.autocommit = False
     return conn
 
 

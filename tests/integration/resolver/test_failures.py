@@ -12,11 +12,14 @@ from urllib.parse import urlsplit
 import pytest
 
 from anabranch.clock import Clock
+from anabranch.merge import Batch
 from anabranch.store.claim import open_session, session_options
 from anabranch.store.take import read_payloads
 from anabranch.store.waves import DatabaseError
 from anabranch.testkit.resolver_rig import ResolverRig
+from anabranch_conflict_resolver import waves
 from anabranch_conflict_resolver.bell import Bell
+from anabranch_conflict_resolver.decode import Decoded, Decoder
 from anabranch_conflict_resolver.group_commit import GroupLimits, Memory, commit_group
 from anabranch_conflict_resolver.worker import Worker
 
@@ -44,7 +47,7 @@ def worker_of(migrated_url: str) -> Iterator[Any]:
     stopping = threading.Event()
     threads = []
 
-    def start(rig: ResolverRig) -> Worker:
+    def start(rig: ResolverRig, most_batches: int = 500) -> Worker:
         bell = Bell()
         worker = Worker(
             migrated_url,
@@ -53,7 +56,7 @@ def worker_of(migrated_url: str) -> Iterator[Any]:
             Clock(),
             bell,
             stopping,
-            most_batches=500,
+            most_batches=most_batches,
             target_ms=250,
             rest_ms=20,
         )
@@ -94,6 +97,48 @@ def test_a_batch_that_fails_alone_three_times_is_rejected_internal(
     assert "batch rejected INTERNAL" in capsys.readouterr().out
     [(tries,)] = rig.sql("select last_value from app.tries")
     assert tries >= 3
+
+
+def test_a_batch_that_the_program_stumbles_over_holds_up_nobody(
+    rig: ResolverRig, worker_of: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = waves.resolve  # type: ignore[attr-defined]
+
+    def stumbles(batch: Batch, *more: Any) -> Any:
+        if batch.mutations[0].rows[0].key == "stumble":
+            raise KeyError("a fault of the program")
+        return real(batch, *more)
+
+    monkeypatch.setattr(waves, "resolve", stumbles)
+    a, b = rig.node("a"), rig.node("b")
+    bad = a.insert("todo", {"id": "stumble"})
+    good = [b.insert("todo", {"id": f"{i}"}) for i in range(10)]
+    worker_of(rig)
+    until(rig)
+    rig.check()
+    assert rig.outcome(bad) == "INTERNAL"
+    assert [rig.outcome(one) for one in good] == [["APPLIED"]] * 10
+    assert "a fault of the program" in capsys.readouterr().out
+
+
+def test_a_batch_is_not_blamed_for_the_one_that_is_read_ahead(
+    rig: ResolverRig, worker_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = rig.node("a")
+    good = [a.insert("todo", {"id": f"{i}"}) for i in range(3)]
+    bad = a.insert("todo", {"id": "bad"})
+    decode = Decoder.decode
+
+    def failing(decoder: Decoder, batch_id: str, payload: bytes) -> Decoded:
+        if batch_id == bad:
+            raise ZeroDivisionError
+        return decode(decoder, batch_id, payload)
+
+    monkeypatch.setattr(Decoder, "decode", failing)
+    worker_of(rig, most_batches=1)
+    until(rig)
+    assert [rig.outcome(one) for one in good] == [["APPLIED"]] * 3
+    assert rig.outcome(bad) == "INTERNAL"
 
 
 def test_a_passing_fault_blames_nobody(make_rig: Any, worker_of: Any) -> None:
