@@ -32,6 +32,8 @@ log = structlog.get_logger(__name__)
 
 _ATTEMPTS = 3
 _CHUNKS_AHEAD = 4
+_SILENCE_S = 300.0
+"""A pull may wait for its turn, and for the server to sort."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class Bootstrap:
             CallFailed: the pull broke; the next one goes on from where it stands.
             sqlite3.IntegrityError: a constraint of the app's own does not let a table take its rows; what was brought
                 is dropped, and what is shown stays.
-        sqlite3.Error: the file can't be written.
+            sqlite3.Error: the file can't be written.
         """
         whole = names is None
         names = list(self._file.tables()) if names is None else names
@@ -111,7 +113,7 @@ class Bootstrap:
         rows_of = {r.table: ArrowRows(tables[r.table].table) for r in required}
         request = snapshot_pb2.PullRequest(db_name=current.db_name, node_state=current.node_state, required=required)
         parts: list[bytes] = []
-        with prefetched(self._remote.pull(request), _CHUNKS_AHEAD) as responses:
+        with prefetched(self._remote.pull(request), _CHUNKS_AHEAD, _SILENCE_S) as responses:
             for response in responses:
                 if response.arrow_ipc_incomplete:
                     parts.append(response.arrow_ipc)

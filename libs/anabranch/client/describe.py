@@ -6,7 +6,7 @@ import sqlite3
 
 from anabranch.client import layout
 from anabranch.client.device_table import DeviceTable, quote, table_of
-from anabranch.client.events import State
+from anabranch.client.events import Change, State
 from anabranch.client.file import Tx
 from anabranch.client.sqlite_values import declared_type
 from anabranch.v1 import snapshot_pb2
@@ -98,6 +98,11 @@ def drop_pull(tx: Tx, name: str) -> None:
     if staged is not None:
         tx.conn.execute(f"DROP TABLE IF EXISTS {quote(staged)}")
     elif stage == "new":
+        if tx.wants_rows:
+            # They were told of as they came, and will be again.
+            keys = ", ".join(quote(k) for k in tx.tables[name].table.key_columns)
+            gone = tx.conn.execute(f"SELECT {keys} FROM {quote(name)}")
+            tx.events += [Change(name, "delete", tuple(key), (), None, "snapshot") for key in gone]
         tx.conn.execute(f"DELETE FROM {quote(name)}")
     tx.conn.execute(
         """UPDATE _db_tables SET pull_first_ms = NULL, pull_last_ms = NULL, pull_epoch = '', pull_token = x'',

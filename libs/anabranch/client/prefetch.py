@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
+from anabranch.client.errors import CallFailed
 from anabranch.client.remote import Stream
 
 M = TypeVar("M", bound=Message)
@@ -18,9 +19,10 @@ _END = object()
 
 
 @contextmanager
-def prefetched(stream: Stream[M], ahead: int) -> Iterator[Iterator[M]]:
-    """Responses of ``stream``, at most ``ahead`` of them waiting. Its failure is raised where the stream would have.
-    Leaving the block cancels the stream and ends the thread."""
+def prefetched(stream: Stream[M], ahead: int, silence_s: float) -> Iterator[Iterator[M]]:
+    """Responses of ``stream``, at most ``ahead`` of them waiting. Its failure is raised where the stream would have;
+    ``silence_s`` without a response are CallFailed, because a connection that hangs says nothing for ever. Leaving the
+    block cancels the stream and ends the thread."""
     waiting: queue.Queue[Any] = queue.Queue(ahead)
     left = threading.Event()
 
@@ -43,8 +45,15 @@ def prefetched(stream: Stream[M], ahead: int) -> Iterator[Iterator[M]]:
             return True
         return False
 
+    def _next() -> Any:
+        try:
+            return waiting.get(timeout=silence_s)
+        except queue.Empty:
+            message = f"nothing came for {silence_s:g} s"
+            raise CallFailed("DEADLINE_EXCEEDED", "", message, again=True) from None
+
     def responses() -> Iterator[M]:
-        while (item := waiting.get()) is not _END:
+        while (item := _next()) is not _END:
             if isinstance(item, Exception):
                 raise item
             yield item
