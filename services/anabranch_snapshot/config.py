@@ -47,5 +47,5 @@ class SnapshotSettings(ServiceSettings):
     """How long a pull's transaction stays open while its client takes nothing; then it ends and can be resumed."""
     pull_max_ms: int = Field(3_600_000, ge=100)
     """The longest that one pull's transaction stays open; then the pull ends and can be resumed."""
-    pull_batch_bytes: int = Field(1024 * 1024, ge=4 * 1024, le=64 * 1024 * 1024)
+    pull_batch_bytes: int = Field(2 * 1024 * 1024, ge=4 * 1024, le=64 * 1024 * 1024)
     """About how many bytes one chunk of a pull has."""
