@@ -1,0 +1,139 @@
+"""Payloads to batches: every value kind, every refusal."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from google.protobuf import struct_pb2
+
+from anabranch.merge import MutationType
+from anabranch.schema import Column, Kind, Table
+from anabranch.v1 import batch_pb2, errors_pb2, value_pb2
+from anabranch_conflict_resolver.decode import Decoded, Decoder
+
+BATCH_ID = "01HZY0000000000000000000AA"
+UUID = "0b4f5c5e-4a57-4c5e-9a6e-000000000001"
+TABLE = Table(
+    "t",
+    (
+        Column("id", Kind.UUID, "uuid", not_null=True),
+        Column("n", Kind.INT64, "bigint", policy="counter"),
+        Column("s", Kind.STRING, "text"),
+        Column("tags", Kind.ARRAY, "text[]", Kind.STRING),
+        Column("g", Kind.INT64, "bigint", generated=True),
+    ),
+    ("id",),
+    7,
+)
+PAIR = Table("p", (Column("a", Kind.STRING, "text"), Column("b", Kind.INT64, "bigint")), ("b", "a"), 8)
+Value = value_pb2.Value
+NULL = Value(null_value=struct_pb2.NULL_VALUE)
+
+
+@dataclasses.dataclass
+class Tables:
+    """As much of a database as is asked for."""
+
+    tables: dict[str, Table]
+
+
+def decode(*mutations: batch_pb2.DbMutation, batch_id: str = BATCH_ID) -> Decoded:
+    decoder = Decoder(Tables({"t": TABLE, "p": PAIR}))  # type: ignore[arg-type]
+    return decoder.decode(batch_id, batch_pb2.DbMutationBatch(id=batch_id, mutations=mutations).SerializeToString())
+
+
+def mutation(kind: int, columns: list[str], *rows: list[value_pb2.Value], table: str = "t") -> batch_pb2.DbMutation:
+    made = batch_pb2.DbMutation(table=table, type=batch_pb2.MutationType.ValueType(kind), columns=columns)
+    for row in rows:
+        made.rows.add(values=row)
+    return made
+
+
+def text(content: str) -> value_pb2.Value:
+    return Value(string_value=content)
+
+
+def test_rows_are_read_with_their_keys_and_what_they_give() -> None:
+    tags = Value()
+    tags.array_value.elements.extend([text("a"), NULL])
+    decoded = decode(
+        mutation(1, ["s", "id", "tags"], [text("x"), Value(uuid_value=UUID.upper()), tags]),
+        mutation(2, ["id", "s", "n"], [Value(uuid_value=UUID), Value(), NULL]),
+        mutation(3, ["id"], [Value(uuid_value=UUID[:-1] + "2")]),
+    )
+    assert decoded.refusal is None
+    assert [m.type for m in decoded.mutations] == [MutationType.INSERT, MutationType.UPDATE, MutationType.DELETE]
+    [inserted], [updated], [deleted] = (m.rows for m in decoded.mutations)
+    assert (inserted.key, inserted.values) == (UUID, {"s": "x", "id": UUID, "tags": ("a", None)})
+    assert (updated.key, updated.values) == (UUID, {"n": None})
+    assert deleted.values == {}
+    assert decoded.keys == {("t", UUID): (UUID,), ("t", UUID[:-1] + "2"): (UUID[:-1] + "2",)}
+    assert (decoded.twice, decoded.leaning) == (True, True)
+
+
+def test_a_key_of_several_columns_stands_in_the_keys_order() -> None:
+    decoded = decode(mutation(1, ["a", "b"], [text("x"), Value(int64_value=7)], table="p"))
+    assert decoded.keys == {("p", '["7","x"]'): (7, "x")}
+    assert (decoded.twice, decoded.leaning) == (False, False)
+
+
+def test_a_counters_value_before_comes_from_the_undo() -> None:
+    made = mutation(2, ["id", "n", "s"], [Value(uuid_value=UUID), Value(int64_value=5), text("x")])
+    made.undo.columns.extend(["s", "n"])
+    made.undo.rows.add(values=[text("old"), Value(int64_value=3)])
+    [change] = decode(made).mutations[0].rows
+    assert change.before == {"n": 3}
+
+
+KEY = Value(uuid_value=UUID)
+
+
+@pytest.mark.parametrize(
+    ("reason", "made"),
+    [
+        ("UNKNOWN_TABLE", mutation(1, ["id"], [KEY], table="nowhere")),
+        ("UNKNOWN_COLUMN", mutation(1, ["id", "zz"], [KEY, KEY])),
+        ("UNKNOWN_COLUMN", mutation(1, ["id", "id"], [KEY, KEY])),
+        ("INCOMPLETE_KEY", mutation(1, ["s"], [text("x")])),
+        ("INCOMPLETE_KEY", mutation(1, ["id"], [NULL])),
+        ("INCOMPLETE_KEY", mutation(1, ["id"], [Value()])),
+        ("INVALID_COLUMNS", mutation(3, ["id", "s"], [KEY, text("x")])),
+        ("INVALID_VALUE", mutation(1, ["id", "n"], [KEY, text("5")])),
+        ("INVALID_VALUE", mutation(1, ["id", "n"], [KEY])),
+        ("INVALID_VALUE", mutation(1, ["id"], [Value(uuid_value="{" + UUID + "}")])),
+        ("NUL_IN_TEXT", mutation(1, ["id", "s"], [KEY, text("a\0")])),
+        ("GENERATED_COLUMN", mutation(1, ["id", "g"], [KEY, Value(int64_value=1)])),
+        ("GENERATED_COLUMN", mutation(1, ["id", "g"], [KEY, NULL])),
+        ("EMPTY", mutation(1, ["id"])),
+        ("MALFORMED", mutation(0, ["id"], [KEY])),
+    ],
+)
+def test_what_can_not_be_is_refused_with_its_reason_and_place(reason: str, made: batch_pb2.DbMutation) -> None:
+    good = mutation(1, ["id"], [Value(uuid_value=UUID[:-1] + "9")])
+    refusal = decode(good, made).refusal
+    assert refusal is not None
+    assert errors_pb2.Reason.Name(errors_pb2.Reason.ValueType(refusal.reason)) == f"REASON_{reason}"
+    assert (refusal.mutation, refusal.table) == (1, made.table)
+    assert "\0" not in refusal.message
+
+
+def test_a_generated_column_that_is_not_given_is_no_error() -> None:
+    decoded = decode(mutation(1, ["id", "g"], [KEY, Value()]))
+    assert decoded.refusal is None
+    assert decoded.mutations[0].rows[0].values == {"id": UUID}
+
+
+def test_bytes_that_are_no_batch_and_ids_that_are_none() -> None:
+    decoder = Decoder(Tables({}))  # type: ignore[arg-type]
+    refusals: list[Any] = [
+        decoder.decode(BATCH_ID, b"\xff\xff").refusal,
+        decoder.decode("not an id", b"").refusal,
+        decoder.decode(BATCH_ID, b"").refusal,
+    ]
+    assert [r.reason for r in refusals] == [
+        errors_pb2.REASON_MALFORMED,
+        errors_pb2.REASON_INVALID_ID,
+        errors_pb2.REASON_EMPTY,
+    ]
