@@ -40,6 +40,7 @@ DEVICES = 4
 NAME = "load"
 PATIENCE_S = 30.0
 GROUPS_BETWEEN = 3
+SETTLE_S = 0.2
 RESEND_AT_ONCE = 500
 RESOLVERS = ("conflict-resolver", "conflict-resolver-2")
 POINTS: Mapping[str, Sequence[str]] = {
@@ -124,12 +125,16 @@ class Havoc:
 
     def await_groups(self, count: int = GROUPS_BETWEEN) -> None:
         """Wait until groups have been committed: the load goes on."""
+        [(head,)] = self.conn.execute(
+            "select coalesce(max(position), 0) from anabranch.groups where database_id = %s", (self.database_id,)
+        )
         came = 0
         deadline = time.monotonic() + PATIENCE_S
         while came < count:
             assert time.monotonic() < deadline, f"{came} groups in {PATIENCE_S} s after {self.done[-1:]}"
             for notice in self.listener.notifies(timeout=0.5, stop_after=1):
-                came += notice.payload.startswith(f"{self.database_id}:")
+                number, position, _ = notice.payload.split(":", 2)
+                came += int(number) == self.database_id and int(position) > head
 
     def at_point(self, point: str) -> None:
         """Have a service die at a fault point."""
@@ -154,7 +159,7 @@ class Havoc:
         for _ in range(500):
             for service in RESOLVERS:
                 self.stack.stop_signal(service)
-                if self._holds_claim(service):
+                if self._keeps_claim(service):
                     began = time.monotonic()
                     self.note(f"SIGSTOP a resolver: {service}, which held the claim")
                     self.await_groups(1)
@@ -164,6 +169,13 @@ class Havoc:
                     return
                 self.stack.continue_signal(service)
         raise AssertionError("no resolver was ever met with the claim in its hands")
+
+    def _keeps_claim(self, service: str) -> bool:
+        """Whether a stopped resolver has the claim, and still has it once all is done that it had sent before."""
+        if not self._holds_claim(service):
+            return False
+        time.sleep(SETTLE_S)
+        return self._holds_claim(service)
 
     def _holds_claim(self, service: str) -> bool:
         ports = {c.laddr.port for c in psutil.Process(self.stack.pid(service)).net_connections("tcp")}
