@@ -110,6 +110,8 @@ class _Flow:
                 raise invalid("a stream is for one database: db_name differs from the first request's")
             with self._holding(check_size(request)):
                 await self._append(self._sort(request))
+            if self._assembly is None:
+                self._hold_parts(0)
             while self._used() >= window:
                 self._room.clear()
                 await self._room.wait()

@@ -309,3 +309,30 @@ def test_streams_that_hold_too_many_bytes_are_told_to_come_later(
             with contextlib.suppress(Failed):
                 status = other.send(other.payload(), bytes(3_900_000)).verdicts[0].status
         assert status == APPLIED
+
+
+def test_a_payload_that_came_in_parts_no_longer_counts_when_it_is_appended(
+    module_url: str, tmp_path: Path, device: Device, new_device: Devices, resolver: VerdictWriter
+) -> None:
+    def enlarge(batch: batch_pb2.DbMutationBatch) -> None:
+        batch.mutations[0].rows[0].values[1].string_value = "x" * 9_000_000
+
+    large = device.payload(change=enlarge)
+    parts = [large[start : start + 3_500_000] for start in range(0, len(large), 3_500_000)]
+    with IngestRig(module_url, tmp_path, environment={"ANABRANCH_MEMORY_MAX_BYTES": "12500000"}) as rig:
+        device.address = rig.addresses[0]
+        other = new_device(address=rig.addresses[0])
+        to_send: queue.Queue[ingest_pb2.SendStreamRequest | None] = queue.Queue()
+        to_send.put(device.stream_request(batch_pb2.Envelope(payload=parts[0], payload_incomplete=True), first=True))
+        to_send.put(device.stream_request(batch_pb2.Envelope(payload=parts[1], payload_incomplete=True)))
+        to_send.put(device.stream_request(parts[2]))
+        with grpc.insecure_channel(device.address) as channel:
+            responses = iter(device.stream(channel, iter(to_send.get, None)))
+            next(responses)
+            assert [v.batch_id for v in next(responses).verdicts] == [batch_id(large)]
+            # The next request is only read when the one before is done with.
+            after = device.payload()
+            to_send.put(device.stream_request(after))
+            assert [v.batch_id for v in next(responses).verdicts] == [batch_id(after)]
+            other.send(bytes(3_900_000))
+            to_send.put(None)
