@@ -46,6 +46,19 @@ FIXED_SETTINGS: Mapping[str, str] = MappingProxyType(
 )
 """What every session has."""
 
+NETWORK: Mapping[str, str] = MappingProxyType(
+    {
+        # A server that is gone without a word (a cut network, a machine that lost power) sends no answer for ever:
+        # without these, whoever waits for one would wait for two hours, and hold up all that come behind it.
+        "keepalives": "1",
+        "keepalives_idle": "5",
+        "keepalives_interval": "2",
+        "keepalives_count": "3",
+        "tcp_user_timeout": "11000",
+    }
+)
+"""How every session's own side notices that the server is gone; what the URL itself says goes before."""
+
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
@@ -85,7 +98,11 @@ def connection_arguments(url: str, *, application_name: str, options: SessionOpt
         "client_connection_check_interval": str(chosen.client_connection_check_interval_ms),
         **chosen.settings,
     }
-    arguments: dict[str, Any] = {"connect_timeout": str(chosen.connect_timeout_s), **conninfo_to_dict(url)}
+    arguments: dict[str, Any] = {
+        **NETWORK,
+        "connect_timeout": str(chosen.connect_timeout_s),
+        **conninfo_to_dict(url),
+    }
     own = [f"-c {name}={_escaped(value)}" for name, value in settings.items()]
     arguments["options"] = " ".join([*filter(None, [arguments.get("options")]), *own])
     arguments["application_name"] = application_name

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import psycopg
 import pytest
@@ -100,6 +101,22 @@ def test_a_statement_without_end_is_ended(database_url: str) -> None:
         pytest.raises(psycopg.errors.QueryCanceled),
     ):
         conn.execute("select pg_sleep(60)")
+
+
+def test_a_session_notices_by_itself_that_its_server_is_gone(database_url: str) -> None:
+    with connect(database_url, application_name="test") as conn, socket.socket(fileno=conn.fileno()) as own:
+        try:
+            assert own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            idle, interval, count = (
+                own.getsockopt(socket.IPPROTO_TCP, option)
+                for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            )
+            assert idle + interval * count <= 15
+            assert 0 < own.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 15_000
+        finally:
+            own.detach()
+    with connect(f"{database_url}?keepalives_idle=77", application_name="test") as conn:
+        assert conn.info.get_parameters()["keepalives_idle"] == "77"
 
 
 @pytest.mark.parametrize("kind", ["aconnect", "pool"])
