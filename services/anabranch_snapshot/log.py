@@ -108,7 +108,7 @@ class Log:
         """
         position = seen.server_timestamp_ms
         async with self._session() as conn:
-            head, chain = await read_seen(conn, database.id, position)
+            head, chain, floor = await read_seen(conn, database.id, position)
         if not seen.epoch and not position and not seen.token:
             return head
         if seen.epoch != database.epoch:
@@ -123,7 +123,8 @@ class Log:
             raise beyond_head(position, head)
         if position == 0:
             chain = EMPTY_CHAIN
-        if chain is not None and chain != sealed:
+        # At the floor and below it groups may be gone; above it, one that is not there was lost.
+        if chain != sealed and (chain is not None or position > floor):
             raise Failure(errors_pb2.REASON_INVALID_POSITION, "greatest_seen contradicts the log: history was rewound")
         return head
 

@@ -269,10 +269,11 @@ async def read_sums(conn: AsyncSession, database_id: int) -> Sums:
     return Sums(head, chain or EMPTY_CHAIN, epoch, floor, schema_version, sums)
 
 
-async def read_seen(conn: AsyncSession, database_id: int, position: int) -> tuple[int, bytes | None]:
-    """The head's position, and the chain of the group at ``position``, None where there is none."""
+async def read_seen(conn: AsyncSession, database_id: int, position: int) -> tuple[int, bytes | None, int]:
+    """The head's position; the chain of the group at ``position``, None where there is none; and the floor: groups
+    above it are all there."""
     cursor = _cursor(conn)
     await cursor.execute(SEEN, [binary.int8(database_id), binary.int8(position)], prepare=True, binary=True)
     row = await cursor.fetchone()
     assert row is not None
-    return row[0], row[1]
+    return row[0], row[1], row[2]

@@ -229,6 +229,26 @@ def test_o09_the_greatest_position_seen_must_be_one_of_this_history(
     assert refusal(reader) == INVALID_POSITION
 
 
+def test_o09_a_position_that_a_restored_server_lost_is_noticed_also_when_it_has_gone_on(
+    place: Any, writer: LogWriter, reader: Reader
+) -> None:
+    """The node has seen more than it has applied: its cursor is one that both histories have."""
+    common = writer.insert("item", rows(1))
+    lost = writer.insert("item", rows(1))
+    seen = reader.get(common).page.reached
+    assert seen.server_timestamp_ms == lost
+    place.conn.execute(
+        "delete from anabranch.groups where database_id = %s and position = %s", (writer.database.id, lost)
+    )
+    writer.insert("item", rows(1))
+    assert reader.get(common).page.groups
+    reader.seen = seen
+    assert refusal(reader, after=common) == INVALID_POSITION
+    # Where groups may have been removed, nothing can be said.
+    move_floor(place, lost)
+    assert reader.get(lost).page.groups
+
+
 def test_behind_the_floor_is_told_and_at_the_floor_is_served(place: Any, writer: LogWriter, reader: Reader) -> None:
     positions = [writer.insert("item", rows(1)) for _ in range(3)]
     move_floor(place, positions[1])
