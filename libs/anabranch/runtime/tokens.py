@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 import urllib.request
 from collections import OrderedDict
@@ -32,6 +33,8 @@ SET_RETRY_S = 5.0
 SET_TIMEOUT_S = 5.0
 SET_MAX_BYTES = 1024 * 1024
 MAX_TOKEN_BYTES = 16 * 1024
+MAX_SUBJECT_BYTES = 1_000
+"""The longest subject: it stands in the key of an index."""
 _SET_ALGORITHMS = ("ES256", "RS256")
 _log = structlog.get_logger()
 
@@ -119,8 +122,8 @@ class TokenVerifier:
             raise Failure(errors_pb2.REASON_CREDENTIALS_EXPIRED, "the token has expired")
         if now_ms < starts_ms:
             raise _refused("the token does not hold yet")
-        if not isinstance(subject, str) or not subject:
-            raise _refused("the token's sub is no text")
+        if not isinstance(subject, str) or not _can_be_kept(subject):
+            raise _refused(f"the token's sub is no text of 1 to {MAX_SUBJECT_BYTES} bytes that Postgres can keep")
         if not isinstance(database, str) or not database:
             raise _refused(f"the token lacks the claim {settings.jwt_database_claim}")
         return Principal(subject, _role(role, settings), None if database == "*" else database, expires_ms)
@@ -166,6 +169,12 @@ class TokenVerifier:
         if len(body) > SET_MAX_BYTES:
             raise OSError("the key set is too large")
         return body.decode()
+
+
+def _can_be_kept(subject: str) -> bool:
+    # JSON can spell half a surrogate pair, which is no character.
+    size = len(subject.encode(errors="surrogatepass"))
+    return 0 < size <= MAX_SUBJECT_BYTES and "\0" not in subject and not re.search("[\ud800-\udfff]", subject)
 
 
 def _role(value: object, settings: ServiceSettings) -> Role:
