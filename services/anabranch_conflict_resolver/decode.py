@@ -24,6 +24,7 @@ RowKey = tuple[str, str]
 """Table name and key text."""
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _SLOW = (Kind.ARRAY, Kind.UUID)
+_WITHOUT_TEXT = (Kind.BOOL, Kind.INT64, Kind.DOUBLE, Kind.BYTES, Kind.DATE, Kind.TIME)
 _UNREAD = object()
 _HOLDING_TEXT = (tuple, Literal)
 _which = value_pb2.Value.WhichOneof
@@ -73,6 +74,7 @@ class _Shape:
         "readers",
         "simple_key",
         "table",
+        "text_at",
         "uuid_at",
         "value_at",
         "width",
@@ -102,11 +104,8 @@ class _Shape:
         self.key_at = [names.index(name) for name in table.key_columns]
         self.uuid_at = [i for i in self.key_at if columns[i].kind is Kind.UUID]
         # The common case: one key column whose text is its cell.
-        self.simple_key = (
-            self.key_at[0]
-            if len(self.key_at) == 1 and columns[self.key_at[0]].kind in (Kind.STRING, Kind.UUID)
-            else None
-        )
+        self.simple_key = [columns[i].kind in (Kind.STRING, Kind.UUID) for i in self.key_at] == [True]
+        self.text_at = [i for i, c in enumerate(columns) if c.kind not in _WITHOUT_TEXT]
         keys = set(table.key_columns)
         self.value_at = [i for i, name in enumerate(names) if name not in keys]
         self.counters = (
@@ -127,11 +126,12 @@ class _Shape:
         if _UNREAD in cells or not self.plain:
             cells, missing = self._slowly(given)
         if look_for_nul:
-            for name, cell in zip(self.names, cells, strict=True):
+            for i in self.text_at:
+                cell = cells[i]
                 if (type(cell) is str and "\0" in cell) or (type(cell) in _HOLDING_TEXT and _has_nul(cell)):
-                    text = f"column {_quoted(name)} holds text with a NUL character"
+                    text = f"column {_quoted(self.names[i])} holds text with a NUL character"
                     raise _Refuse(errors_pb2.REASON_NUL_IN_TEXT, text)
-        key = tuple([cells[i] for i in self.key_at])
+        key = (cells[self.key_at[0]],) if self.simple_key else tuple([cells[i] for i in self.key_at])
         if None in key:
             name = self.names[self.key_at[key.index(None)]]
             raise _Refuse(errors_pb2.REASON_INCOMPLETE_KEY, f"key column {_quoted(name)} is NULL or not given")
@@ -142,7 +142,7 @@ class _Shape:
         if self.kind is MutationType.DELETE:
             values: dict[str, Cell] = {}
         elif self.kind is MutationType.INSERT:
-            values = dict(zip(self.names, cells, strict=True))
+            values = dict(zip(self.names, cells))  # noqa: B905 - their lengths are the same
         else:
             values = {self.names[i]: cells[i] for i in self.value_at}
         for i in missing:

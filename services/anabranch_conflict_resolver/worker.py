@@ -22,6 +22,7 @@ import structlog
 from anabranch.clock import Clock
 from anabranch.runtime import metrics
 from anabranch.runtime.errors import reason_name
+from anabranch.runtime.telemetry import span, tracing
 from anabranch.store import take
 from anabranch.store.claim import open_session
 from anabranch.store.engine import Session, SessionOptions
@@ -146,6 +147,8 @@ class Worker:
             self._bell.ring(number)
             pace.succeeded(outcome.taken, took_s * 1000)
             _tell(outcome, took_s)
+            if tracing():
+                _trace(outcome)
             self._ring_when_due(number, outcome)
             del outcome
             garbage.between_groups()
@@ -196,6 +199,17 @@ class Worker:
             return
         self._bell.ring_in(number, self._rest_ms * _REST_GROWS ** max(0, (attempts or 1) - 1) / 1000)
         _log.warning("batch failed alone", database=name, batch=batch_id, attempts=attempts)
+
+
+def _trace(outcome: Outcome) -> None:
+    """A mark in the trace of every batch that came with one, so that it can be followed from its device."""
+    for result in outcome.results:
+        taken = result.candidate.taken if isinstance(result, Applied) else result.taken
+        if taken.traceparent:
+            with span("decided", parent=taken.traceparent) as mark:
+                mark.set_attribute("anabranch.batch", taken.batch_id)
+                mark.set_attribute("anabranch.position", outcome.position)
+                mark.set_attribute("anabranch.result", type(result).__name__)
 
 
 def _tell(outcome: Outcome, took_s: float) -> None:
