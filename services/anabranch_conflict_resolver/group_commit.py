@@ -278,15 +278,6 @@ def _refusal_unread(taken: Taken) -> Refusal | None:
     return None
 
 
-def _known_refusal(taken: Taken) -> Refusal | None:
-    if taken.refusal:
-        return Refusal(taken.refusal, taken.refusal_message or "")
-    if taken.attempts >= FAILURES_AT_MOST:
-        text = f"the batch failed alone {taken.attempts} times for no fault that could be named"
-        return Refusal(errors_pb2.REASON_INTERNAL, text)
-    return None
-
-
 def _refusal(decoded: Decoded, oldest_ms: int) -> Refusal | None:
     if decoded.time_ms and decoded.time_ms < oldest_ms:
         text = "made longer ago than verdicts are kept: it could not be told from a repeat"
