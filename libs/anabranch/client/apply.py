@@ -87,6 +87,9 @@ class Applier:
         settle.seen(tx, batches)
         end = max(cursor, reached.server_timestamp_ms)
         touched = settle.leave(tx, self._pendings, end)
+        for name in [name for name in touched if skip.get(name) == _NEVER]:
+            # What it shows of own writes is not in its base before it has been pulled.
+            del touched[name]
         folder = Folder(tx.tables, skip)
         folded = Folded()
         unknown: set[str] = set()
