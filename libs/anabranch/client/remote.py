@@ -30,8 +30,11 @@ Token: TypeAlias = str | Callable[[], str] | None
 T = TypeVar("T")
 
 CALL_TIMEOUT_S = 30.0
+PAGE_TIMEOUT_S = 120.0
 SEND_TIMEOUT_S = 45.0
 STREAM_TIMEOUT_S = 3600.0
+SLOWEST_BYTES_PER_S = 16_384
+"""What even a poor network carries: a deadline that leaves less would fail the same call for ever."""
 
 _DETAILS = "grpc-status-details-bin"
 _OPTIONS = (
@@ -173,7 +176,7 @@ class RemoteDb:
     def get(self, request: change_pb2.GetRequest) -> change_pb2.GetResponse:
         """One page."""
         stub = change_pb2_grpc.ChangeServiceStub(self._channel("changes"))
-        return self._call("get", stub.Get, request, CALL_TIMEOUT_S)
+        return self._call("get", stub.Get, request, PAGE_TIMEOUT_S)
 
     def subscribe(self, request: change_pb2.SubscribeRequest) -> Stream[change_pb2.SubscribeResponse]:
         """Pages and heartbeats as they come, for an hour at most."""

@@ -21,7 +21,7 @@ from anabranch.client.file import DeviceFile, Tx
 from anabranch.client.ids import first_id_at, next_id
 from anabranch.client.queue import Queued
 from anabranch.client.rebase import Pendings
-from anabranch.client.remote import SEND_TIMEOUT_S, RemoteDb
+from anabranch.client.remote import SEND_TIMEOUT_S, SLOWEST_BYTES_PER_S, RemoteDb
 from anabranch.client.send_stream import Flush, overhead
 from anabranch.client.server_clock import ServerClock
 from anabranch.v1 import batch_pb2, errors_pb2, ingest_pb2, position_pb2, resolver_pb2, snapshot_pb2, verdict_pb2
@@ -37,6 +37,10 @@ _DAY_MS = 24 * 3600 * 1000
 _DEAD_SHOWN_MS = 14 * _DAY_MS
 
 
+def _patience_s(batches: Sequence[Queued]) -> float:
+    return SEND_TIMEOUT_S + sum(len(b.value) for b in batches) / SLOWEST_BYTES_PER_S
+
+
 class Sender:
     """Sends the queue of ``file``; ``now_ms`` is the device's clock, ``schema_seen`` is told every schema version."""
 
@@ -49,6 +53,10 @@ class Sender:
         self._now_ms = now_ms
         self._turn = threading.Lock()
         self._clock = clock
+
+    def patience_s(self) -> float:
+        """How long a flush may have to take, in seconds, to bring at least what goes first through a poor network."""
+        return _patience_s(self._batches("~", None))
 
     def flush(self, timeout_s: float, only: Sequence[str] | None = None) -> bool:
         """Send what has no verdict and wait for the verdicts, ``timeout_s`` at most; batches that are queued meanwhile
@@ -129,7 +137,7 @@ class Sender:
             unanswered_batch_ids=unanswered,
             envelopes=[batch_pb2.Envelope(payload=b.value, basis=b.basis, prev=b.prev) for b in batches],
         )
-        response = self._remote.send(request, min(SEND_TIMEOUT_S, timeout_s))
+        response = self._remote.send(request, min(_patience_s(batches), timeout_s))
         self._answer(response.node_token, response.verdicts, response.state)
         return response.state.server_time_ms
 

@@ -35,7 +35,6 @@ _STEADY_S = 10.0
 _QUIET_S = 10.0
 _SILENCE_S = 90.0
 _GRACE_S = 1.0
-_FLUSH_S = 45.0
 _BACKOFF_MIN_S = 0.5
 _BACKOFF_MAX_S = 60.0
 
@@ -207,7 +206,7 @@ class SyncLoop:
     def _send_once(self) -> None:
         self._wake.clear()
         if queue.has_unsent(self._file.reader()):
-            self._sender.flush(_FLUSH_S)
+            self._sender.flush(self._sender.patience_s())
             self._online()
         else:
             self._wake.wait()

@@ -48,6 +48,9 @@ class Sends:
     def __init__(self) -> None:
         self.flushes: queues.Queue[float] = queues.Queue()
 
+    def patience_s(self) -> float:
+        return 45.0
+
     def flush(self, timeout_s: float) -> bool:
         self.flushes.put(timeout_s)
         return True
