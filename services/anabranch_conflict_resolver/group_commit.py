@@ -134,8 +134,9 @@ def commit_group(
         memory.attempted = [t.batch_id for t in now]
         position = max(standing.clock_ms + clock_offset_ms, standing.position + 1)
         group = Group(conn, synced, position, now_ms, limits.busy_ms)
-        links = [t.traceparent for t in now if t.traceparent] if tracing() else ()
-        with span("group", links=links):
+        # The group goes on with the trace of its first batch, and is linked with those of the others.
+        traces = list(dict.fromkeys(t.traceparent for t in now if t.traceparent)) if tracing() else []
+        with span("group", parent=traces[0] if traces else None, links=traces[1:]):
             return _commit(group, memory, standing, now, later, limits)
     except BaseException:
         # When it is tried again, nothing is read ahead: a batch would be blamed for another one that was only read.

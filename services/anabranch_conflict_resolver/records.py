@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from anabranch.canonical import SUM_MODULUS
 from anabranch.merge import MutationType
+from anabranch.runtime.telemetry import current_traceparent
 from anabranch.store import group_records as store
 from anabranch.store import take
 from anabranch.store.chain import next_link
@@ -192,6 +193,6 @@ def write(
             take.park(conn, database_id, records.parkings)
         if any_parked or records.parkings:
             take.free(conn, database_id, decided=decided, rows=records.came)
-        store.notify_group(conn, database_id, position, [*decided, *dropped])
+        store.notify_group(conn, database_id, position, [*decided, *dropped], current_traceparent() or "")
         while_waiting()
     return link

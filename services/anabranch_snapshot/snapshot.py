@@ -122,7 +122,7 @@ class Snapshot:
                 if heard.position == 0:
                     self.databases.look()
                 elif heard.database_id in self._tails:
-                    self._tails[heard.database_id].hear(heard.position)
+                    self._tails[heard.database_id].hear(heard.position, heard.traceparent)
         finally:
             self._listening = False
             await conn.close()

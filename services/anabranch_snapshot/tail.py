@@ -28,6 +28,7 @@ import structlog
 from anabranch.clock import Clock
 from anabranch.runtime import metrics
 from anabranch.runtime.errors import Failure
+from anabranch.runtime.telemetry import span
 from anabranch.store.availability import is_unavailable
 from anabranch.store.catalog import Database
 from anabranch.store.log_reader import NO_LIMIT
@@ -40,6 +41,7 @@ from anabranch_snapshot.subscriber import Shared, Subscriber
 _RETRY_S = 0.1
 _UNPAUSED_S = 0.001
 """A pause that is shorter is not made."""
+_TRACES = 64
 _log = structlog.get_logger()
 
 
@@ -58,6 +60,8 @@ class Tail:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._heartbeat_at = 0.0
+        # Of the groups heard of and not yet sent on; the newest where there are many.
+        self._traces: deque[str] = deque(maxlen=_TRACES)
 
     def limit(self, place: Place) -> int:
         """Up to which position a subscriber that stands at ``place`` should read to end where it can become live."""
@@ -91,9 +95,12 @@ class Tail:
         self._subscribers.discard(subscriber)
         self._count()
 
-    def hear(self, position: int) -> None:
-        """A group was committed at ``position``, or something may have been missed (0)."""
+    def hear(self, position: int, traceparent: str = "") -> None:
+        """A group was committed at ``position``, or something may have been missed (0). ``traceparent`` is that of the
+        group's span, "" where there is none."""
         if self._place is None or position == 0 or position > self._place.base:
+            if traceparent and self._place is not None:
+                self._traces.append(traceparent)
             self._wake.set()
 
     async def close(self) -> None:
@@ -130,6 +137,7 @@ class Tail:
         self._place = None
         self._recent.clear()
         self._recent_bytes = 0
+        self._traces.clear()
 
     async def _rest(self) -> None:
         now = time.monotonic()
@@ -149,7 +157,10 @@ class Tail:
             reading = await self._log.read(self.database, self._place, settings.page_bytes)
             if not reading.moved:
                 break
-            self._publish(reading)
+            traces = list(self._traces)
+            self._traces.clear()
+            with span("deliver", parent=traces[0] if traces else None, links=traces[1:]):
+                self._publish(reading)
             await self._pause()
             if reading.stretch.at_head and not self._wake.is_set():
                 break

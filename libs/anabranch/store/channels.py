@@ -8,7 +8,8 @@ INBOX_CHANNEL = "anabranch_inbox"
 
 GROUPS_CHANNEL = "anabranch_groups"
 """A group was committed. Payload: ``<database number>:<position>:<batch id>,<batch id>…``; a group with more
-ids than fit into 7,500 bytes sends several, with the same position."""
+ids than fit into 7,500 bytes sends several, with the same position. Where the group was traced, the last one ends in
+``;`` and its traceparent."""
 
 CATALOG_CHANNEL = "anabranch_catalog"
 """A database or its registered tables changed. Payload: the database's number."""

@@ -285,9 +285,14 @@ def delete_inbox(conn: Connection, database_id: int, batch_ids: Sequence[str]) -
         _expect(conn, len(batch_ids), run(conn, statements.DELETE_INBOX, [int8(database_id), ids]))
 
 
-def notify_group(conn: Connection, database_id: int, position: int, batch_ids: Sequence[str]) -> None:
-    """Tell who listens on GROUPS_CHANNEL, at commit; as many payloads as the ids need, at least one."""
+def notify_group(
+    conn: Connection, database_id: int, position: int, batch_ids: Sequence[str], traceparent: str = ""
+) -> None:
+    """Tell who listens on GROUPS_CHANNEL, at commit; as many payloads as the ids need, at least one. ``traceparent`` is
+    that of the group's span, by which the trace goes on to who follows the log."""
     payloads = list(_payloads(f"{database_id}:{position}:", batch_ids))
+    if traceparent:
+        payloads[-1] += f";{traceparent}"
     run(conn, statements.NOTIFY, [text(GROUPS_CHANNEL), text_array(payloads, "payload")])
 
 

@@ -11,12 +11,13 @@ from anabranch.store.engine import AsyncSession, SessionOptions, aconnect
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A notification. Of a group: its position and the ids of its batches, or some of them. Of a change of the catalog:
-    position 0 and no ids."""
+    """A notification. Of a group: its position and the ids of its batches, or some of them, and the traceparent of its
+    span where it has one. Of a change of the catalog: position 0 and no ids."""
 
     database_id: int
     position: int
     batch_ids: tuple[str, ...]
+    traceparent: str = ""
 
 
 async def open_listener(url: str, *, application_name: str) -> AsyncSession:
@@ -45,6 +46,7 @@ async def hear(conn: AsyncSession, silence_s: float) -> AsyncIterator[Heard]:
             if notify.channel == CATALOG_CHANNEL:
                 yield Heard(int(notify.payload), 0, ())
                 continue
-            database, position, ids = notify.payload.split(":", 2)
-            yield Heard(int(database), int(position), tuple(ids.split(",")))
+            database, position, rest = notify.payload.split(":", 2)
+            ids, _, traceparent = rest.partition(";")
+            yield Heard(int(database), int(position), tuple(ids.split(",")), traceparent)
         await conn.execute("select 1")
