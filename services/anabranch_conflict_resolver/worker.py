@@ -174,7 +174,10 @@ class Worker:
             )
         else:
             cause = "program"
-            _log.error("group rolled back by a fault of the program", database=name, batches=batches, exc_info=error)
+            # Where it comes from is told once it is known which batch brings it out.
+            where = error if batches <= 1 else None
+            text = "group rolled back by a fault of the program"
+            _log.error(text, database=name, batches=batches, detail=repr(error), exc_info=where)
         metrics.count("anabranch_group_retries", database=name, cause=cause)
         pace.failed(len(memory.attempted))
         # What else the session's loss has left behind is not known.
