@@ -15,6 +15,9 @@ MAX_COLUMNS = 1_600
 """Columns of one mutation: what a table of Postgres can have."""
 MAX_NAME_BYTES = 63
 """UTF-8 bytes of a database's, table's or column's name: what an identifier of Postgres can have."""
+MAX_KEY_BYTES = 2_600
+"""UTF-8 bytes of a key's text (``schema.key_text``): what an index of Postgres takes however little it can be
+compressed, since rows are known by their keys in the server's own tables."""
 MAX_NODE_NAME_BYTES = 255
 """UTF-8 bytes of a node's name."""
 MAX_VALUE_BYTES = 16 * 1024 * 1024

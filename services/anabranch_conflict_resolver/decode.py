@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from anabranch import limits
 from anabranch.merge import Mutation, MutationType, RowChange, ulid_time_ms
 from anabranch.schema import Cell, Kind, Table, key_text
 from anabranch.schema.cells import Literal
@@ -29,6 +30,7 @@ _UNREAD = object()
 _HOLDING_TEXT = (tuple, Literal)
 _which = value_pb2.Value.WhichOneof
 _MOST_SHAPES = 4_096
+_SURELY_SHORT = limits.MAX_KEY_BYTES // 4
 _TYPES = frozenset(int(kind) for kind in MutationType)
 
 
@@ -139,6 +141,8 @@ class _Shape:
             if not _UUID.fullmatch(str(cells[i])):
                 raise _Refuse(errors_pb2.REASON_INVALID_VALUE, f"column {_quoted(self.names[i])} holds no uuid")
         text = key[0] if self.simple_key else key_text(key)
+        if len(text) > _SURELY_SHORT and len(text.encode()) > limits.MAX_KEY_BYTES:
+            raise _Refuse(errors_pb2.REASON_LIMIT_EXCEEDED, f"a key has more than {limits.MAX_KEY_BYTES} bytes")
         if self.kind is MutationType.DELETE:
             values: dict[str, Cell] = {}
         elif self.kind is MutationType.INSERT:

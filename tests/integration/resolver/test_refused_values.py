@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 
+from anabranch import limits
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch.v1 import value_pb2
 
@@ -65,3 +67,25 @@ def test_an_element_without_a_value_does_not_make_its_column_one_that_is_not_giv
     rig.group()
     assert rig.outcome(bad) == "INVALID_VALUE"
     assert '"many"' in message(rig, bad)
+
+
+@pytest.mark.parametrize("kind", ["bytea", "text"])
+def test_a_key_that_no_index_takes_is_refused_before_it_is_run_into(make_rig: Any, kind: str) -> None:
+    """Postgres takes 2,000 bytes as a key, but not the text by which the row would be known."""
+    rig: ResolverRig = make_rig(f"create table t (id {kind} primary key, a text)", {"t": None})
+    a, b = rig.node("a"), rig.node("b")
+    long, short = (random.Random(1).randbytes(2_000), b"x") if kind == "bytea" else ("\U0001f600" * 651, "x")
+    bad = [a.insert("t", {"id": long, "a": "x"}), a.delete("t", {"id": long})]
+    good = b.insert("t", {"id": short})
+    rig.group()
+    assert [rig.outcome(one) for one in bad] == ["LIMIT_EXCEEDED"] * 2
+    assert rig.outcome(good) == ["APPLIED"]
+
+
+def test_the_longest_key_is_taken(make_rig: Any) -> None:
+    rig: ResolverRig = make_rig("create table t (id bytea primary key, a text)", {"t": None})
+    a = rig.node("a")
+    longest = random.Random(1).randbytes(limits.MAX_KEY_BYTES // 2)
+    sent = [a.update("t", {"id": longest, "a": "x"}), a.insert("t", {"id": longest, "a": "y"})]
+    rig.group()
+    assert [rig.outcome(one) for one in sent] == ["ROW_NOT_FOUND", ["APPLIED"]]
