@@ -17,11 +17,13 @@ from anabranch.store.explain import DatabaseState, find_verdicts, read_state
 from anabranch.v1 import errors_pb2, position_pb2, resolver_pb2, resolver_pb2_grpc, verdict_pb2
 from anabranch_conflict_resolver.config import ResolverSettings
 from anabranch_conflict_resolver.explain import DryRuns, Question
-from anabranch_conflict_resolver.verdicts import waiting_verdict
+from anabranch_conflict_resolver.verdicts import shorten, waiting_verdict
 
 Context = grpc.aio.ServicerContext[Any, Any]
 SERVICE = "anabranch.v1.ConflictResolverService"
 MAX_IDS = 1_000
+MAX_ANSWER_BYTES = 3_000_000
+"""The most bytes of verdicts in one answer, which so stays below the 4 MiB that a gRPC channel takes by default."""
 _ID_CHARACTERS = 26
 
 
@@ -52,10 +54,13 @@ class ResolverServicer(resolver_pb2_grpc.ConflictResolverServiceServicer):
             state = _found(request.db_name, await read_state(conn, request.db_name))
             found = await find_verdicts(conn, state.id, principal.subject, ids)
         verdicts = []
+        room = MAX_ANSWER_BYTES
         for batch_id in ids:
             if batch_id in found:
                 raw = found[batch_id]
-                verdicts.append(verdict_pb2.Verdict.FromString(raw) if raw else waiting_verdict(batch_id))
+                verdict = verdict_pb2.Verdict.FromString(raw) if raw else waiting_verdict(batch_id)
+                room -= shorten(verdict, room)
+                verdicts.append(verdict)
         return resolver_pb2.GetVerdictResponse(verdicts=verdicts, state=self._server_state(state))
 
     async def Explain(  # noqa: N802 - the contract's name
