@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import structlog
-
 from anabranch.client import settle, state, sums
 from anabranch.client.arrow_rows import ArrowRows
 from anabranch.client.describe import drop_pull
@@ -23,12 +21,13 @@ from anabranch.client.device_table import DeviceTable, quote
 from anabranch.client.errors import CallFailed
 from anabranch.client.events import Change, State
 from anabranch.client.file import DeviceFile, Tx
+from anabranch.client.logs import get_logger
 from anabranch.client.prefetch import prefetched
 from anabranch.client.rebase import Pendings, change_of, overlaid, write_bases
 from anabranch.client.remote import RemoteDb
 from anabranch.v1 import position_pb2, snapshot_pb2
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _ATTEMPTS = 3
 _CHUNKS_AHEAD = 4

@@ -6,17 +6,16 @@ import sqlite3
 from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
-import structlog
-
 from anabranch.client import queue
 from anabranch.client.effects import Folded
 from anabranch.client.events import ConflictEvent, Origin, State
 from anabranch.client.file import Tx
+from anabranch.client.logs import get_logger
 from anabranch.client.rebase import Pendings, rebase, release
 from anabranch.client.sets import select_in
 from anabranch.v1 import change_pb2, errors_pb2, verdict_pb2
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 Touched = dict[str, dict[str, tuple[Any, ...]]]
 

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable
 
-import structlog
 from tenacity import RetryCallState, Retrying, retry_if_not_exception_type, wait_random_exponential
 from tenacity.stop import stop_base
 
@@ -23,10 +22,11 @@ from anabranch.client.errors import CallFailed, WrongPrincipal
 from anabranch.client.events import State
 from anabranch.client.file import DeviceFile
 from anabranch.client.lease import Lease
+from anabranch.client.logs import get_logger
 from anabranch.client.reader import Reader
 from anabranch.client.sender import Sender
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _LEASE_S = 1.0
 _POLL_S = 0.5
