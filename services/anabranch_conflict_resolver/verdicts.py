@@ -62,8 +62,8 @@ def waiting_verdict(batch_id: str) -> verdict_pb2.Verdict:
 
 
 def shorten(verdict: verdict_pb2.Verdict, room: int) -> int:
-    """Leave out the server's rows where the verdict has more than ``room`` bytes, and what became of each mutation where
-    that is not enough. Gives its size then."""
+    """Leave out the server's rows where the verdict has more than ``room`` bytes, and what became of each mutation
+    where that is not enough. Gives its size then."""
     if verdict.ByteSize() > room:
         for mutation in verdict.mutations:
             mutation.ClearField("server_row")
