@@ -199,6 +199,7 @@ class SyncedDb:
 
         Raises:
             SyncedElsewhere: another process syncs the file.
+            ClientError: another process reads it, so that what is gone can still be read there; call again.
         """
         self._sync_here()
         self.stop()

@@ -70,6 +70,24 @@ class _Connection(sqlite3.Connection):
     """Can be referred to weakly."""
 
 
+class _AppConnection(_Connection):
+    """Takes its cursors along when it is closed: one that was left open would hold on to its moment, and its pages."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._cursors: weakref.WeakSet[sqlite3.Cursor] = weakref.WeakSet()
+
+    def execute(self, *arguments: Any) -> sqlite3.Cursor:
+        cursor = self.cursor()
+        self._cursors.add(cursor)
+        return cursor.execute(*arguments)
+
+    def close(self) -> None:
+        for cursor in list(self._cursors):
+            cursor.close()
+        super().close()
+
+
 class DeviceFile:
     """``path`` is made where it is missing. Raises ClientError where it belongs to another database or to a later
     version of this package, and sqlite3.Error where it is no SQLite file."""
@@ -87,19 +105,20 @@ class DeviceFile:
         self._reading = threading.local()
         self._readers: weakref.WeakSet[sqlite3.Connection] = weakref.WeakSet()
         self._readers_lock = threading.Lock()
+        self._cleared = 0
         self._compiled_tables: tuple[int, dict[str, DeviceTable]] = (-1, {})
         self._write = self._connect()
         self._write.execute("PRAGMA journal_mode = WAL")
         self._write.execute("PRAGMA synchronous = FULL")
         self._prepare()
 
-    def _connect(self) -> sqlite3.Connection:
+    def _connect(self, factory: type[sqlite3.Connection] = _Connection) -> sqlite3.Connection:
         conn = sqlite3.connect(
             self.path,
             timeout=BUSY_TIMEOUT_MS / 1000,
             isolation_level=None,
             check_same_thread=False,
-            factory=_Connection,
+            factory=factory,
             cached_statements=_STATEMENTS_CACHED,
         )
         conn.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
@@ -168,22 +187,23 @@ class DeviceFile:
     def reader(self) -> sqlite3.Connection:
         """A connection for reads of ours: the thread's own, or the open transaction's. Every cursor is read to its end
         at once."""
-        return self._read_with("ours")
+        return self._read_with("ours", _Connection)
 
     def app_reader(self) -> sqlite3.Connection:
         """A connection for the app's queries, likewise; what becomes of its cursors is the app's affair."""
-        return self._read_with("app")
+        return self._read_with("app", _AppConnection)
 
-    def _read_with(self, name: str) -> sqlite3.Connection:
+    def _read_with(self, name: str, factory: type[sqlite3.Connection]) -> sqlite3.Connection:
         if self.in_transaction:
             return self._write
-        conn: sqlite3.Connection | None = getattr(self._reading, name, None)
-        if conn is None:
-            conn = self._connect()
-            conn.execute("PRAGMA query_only = ON")
-            setattr(self._reading, name, conn)
-            with self._readers_lock:
-                self._readers.add(conn)
+        kept: tuple[int, sqlite3.Connection] | None = getattr(self._reading, name, None)
+        if kept is not None and kept[0] == self._cleared:
+            return kept[1]
+        conn = self._connect(factory)
+        conn.execute("PRAGMA query_only = ON")
+        with self._readers_lock:
+            self._readers.add(conn)
+            setattr(self._reading, name, (self._cleared, conn))
         return conn
 
     @contextmanager
@@ -220,7 +240,12 @@ class DeviceFile:
         return version
 
     def reset(self) -> None:
-        """Make the file empty, as a new node: synced tables, queues, everything."""
+        """Make the file empty, as a new node: synced tables, queues, everything. Cursors of the app end.
+
+        Raises:
+            ClientError: another process reads the file, so that its pages still hold what was there; call again.
+        """
+        self._close_readers()
         with self.transaction() as tx:
             for name in tx.tables:
                 tx.conn.execute(f"DROP TABLE IF EXISTS {tx.tables[name].quoted}")
@@ -246,13 +271,21 @@ class DeviceFile:
         # What was there is another person's: not even the free pages keep it.
         with self._lock:
             self._write.execute("VACUUM")
-            self._write.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            (busy, _, _) = self._write.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if busy:
+            raise ClientError(
+                f"{self.path} is being read by another process: it holds what was cleared until it is not"
+            )
 
     def close(self) -> None:
         """Close every connection. The file can't be used afterwards."""
+        self._close_readers()
+        with self._lock:
+            self._write.close()
+
+    def _close_readers(self) -> None:
         with self._readers_lock:
             for conn in self._readers:
                 conn.close()
             self._readers.clear()
-        with self._lock:
-            self._write.close()
+            self._cleared += 1

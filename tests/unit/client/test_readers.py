@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import gc
+import sqlite3
 import threading
+from contextlib import closing
+from pathlib import Path
 
-from anabranch.client import SyncedDb
+import pytest
+
+from anabranch.client import ClientError, SyncedDb
 from anabranch.testkit.memory_remote import MemoryRemote
 
 
@@ -37,3 +42,28 @@ def test_connections_go_with_their_threads(device: SyncedDb) -> None:
         thread.join()
     gc.collect()
     assert 0 < before == len(device._file._readers)
+
+
+def test_a_cursor_that_is_left_open_keeps_nothing_of_a_cleared_file(device: SyncedDb, tmp_path: Path) -> None:
+    """Promise 10: whoever logs in next gets the file, with all its pages."""
+    device.table("todo").insert([{"id": f"s{i}", "title": f"secret {i}"} for i in range(2_000)])
+    cursor = device.execute("SELECT id, title FROM todo")
+    assert cursor.fetchone() is not None
+    device.clear()
+    for file in tmp_path.iterdir():
+        assert b"secret" not in file.read_bytes()
+    with pytest.raises(sqlite3.ProgrammingError):
+        cursor.fetchall()
+    device.start(background=False)
+    assert device.execute("SELECT count(*) FROM todo").fetchone() == (5,)
+
+
+def test_a_file_that_another_process_reads_is_not_said_to_be_clear(device: SyncedDb) -> None:
+    device._file._write.execute("PRAGMA busy_timeout = 50")
+    with closing(sqlite3.connect(device._file.path)) as conn:
+        cursor = conn.execute("SELECT id FROM todo")
+        assert cursor.fetchone() is not None
+        with pytest.raises(ClientError, match="is being read"):
+            device.clear()
+        cursor.close()
+        device.clear()
