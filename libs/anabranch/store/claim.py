@@ -149,10 +149,11 @@ def open_listener(url: str, options: SessionOptions) -> Connection:
 
 def heard(conn: Connection, timeout_s: float) -> Iterator[int]:
     """Numbers of databases in which batches were appended or tables registered, as they are heard of; ends after
-    ``timeout_s`` seconds without any.
+    ``timeout_s`` seconds without any. A notification that is no number is not ours: whoever has a session may send one.
 
     Raises:
         psycopg.OperationalError: the session is lost.
     """
     for notify in conn.notifies(timeout=timeout_s):
-        yield int(notify.payload)
+        if notify.payload.isascii() and notify.payload.isdecimal():
+            yield int(notify.payload)

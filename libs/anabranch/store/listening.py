@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+import structlog
+
 from anabranch.store.channels import CATALOG_CHANNEL, GROUPS_CHANNEL
 from anabranch.store.engine import AsyncSession, SessionOptions, aconnect
+
+_log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +47,21 @@ async def hear(conn: AsyncSession, silence_s: float) -> AsyncIterator[Heard]:
     """
     while True:
         async for notify in conn.notifies(timeout=silence_s):
-            if notify.channel == CATALOG_CHANNEL:
-                yield Heard(int(notify.payload), 0, ())
-                continue
-            database, position, rest = notify.payload.split(":", 2)
-            ids, _, traceparent = rest.partition(";")
-            yield Heard(int(database), int(position), tuple(ids.split(",")), traceparent)
+            heard = understood(notify.channel, notify.payload)
+            if heard is None:
+                _log.warning("a notification that is none of ours", channel=notify.channel)
+            else:
+                yield heard
         await conn.execute("select 1")
+
+
+def understood(channel: str, payload: str) -> Heard | None:
+    """What a notification says; None where it has not our form. Whoever has a session may send one."""
+    try:
+        if channel == CATALOG_CHANNEL:
+            return Heard(int(payload), 0, ())
+        database, position, rest = payload.split(":", 2)
+        ids, _, traceparent = rest.partition(";")
+        return Heard(int(database), int(position), tuple(ids.split(",")), traceparent)
+    except ValueError:
+        return None
