@@ -19,11 +19,9 @@ _NEVER = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What a page led to. ``describe``: the log names a table that the device does not have. ``asked_twice``: own
-    batches whose verdicts the log passed without showing them, twice."""
+    """What a page led to. ``asked_twice``: own batches whose verdicts the log passed without showing them, twice."""
 
     cursor_ms: int
-    describe: bool
     asked_twice: bool
 
 
@@ -92,7 +90,6 @@ class Applier:
             del touched[name]
         folder = Folder(tx.tables, skip)
         folded = Folded()
-        unknown: set[str] = set()
         losers: list[change_pb2.Loser] = []
         newest: dict[str, position_pb2.TableSum] = {}
         for part in parts:
@@ -102,11 +99,9 @@ class Applier:
             newest.update((s.table, s) for s in part.sums)
             if folded.rows > _ROWS_AT_ONCE:
                 settle.show(tx, folded, {}, self._pendings, "remote", lenient)
-                unknown |= folded.unknown
                 losers += folded.losers
                 folded = Folded()
         settle.show(tx, folded, touched, self._pendings, "remote", lenient)
-        unknown |= folded.unknown
         losers += folded.losers
         if losers:
             settle.tell_losers(tx, losers)
@@ -119,4 +114,4 @@ class Applier:
         twice = queue.ask_again(tx.conn, passed) if passed else []
         if passed:
             tx.events.append(State("error", f"the log passed the verdict of {passed[0]} without showing it"))
-        return Applied(end, bool(unknown), bool(twice))
+        return Applied(end, bool(twice))

@@ -151,7 +151,7 @@ class Reader:
         if applied.asked_twice:
             self.snapshot()
             return True
-        if applied.describe or server.schema_version > current.schema_version:
+        if server.schema_version > current.schema_version:
             self._describe()
         waiting = self._file.reader().execute("SELECT name FROM _db_tables WHERE stage != 'live'").fetchall()
         now = time.monotonic()
