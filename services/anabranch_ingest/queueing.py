@@ -56,6 +56,32 @@ class Submission:
             self.done.set_exception(error)
 
 
+PRINCIPALS_SHARE = 2
+"""One principal fills at most this part of the queue: there is always room for others."""
+
+
+@dataclass(slots=True, eq=False)
+class Line:
+    """What waits of one principal."""
+
+    waiting: deque[Submission] = field(default_factory=deque)
+    batches: int = 0
+    size: int = 0
+
+    def add(self, submission: Submission) -> None:
+        """Put at its end."""
+        self.waiting.append(submission)
+        self.batches += submission.batches
+        self.size += submission.size
+
+    def pop(self) -> Submission:
+        """Take from its front."""
+        first = self.waiting.popleft()
+        self.batches -= first.batches
+        self.size -= first.size
+        return first
+
+
 class FairQueue:
     """Submissions by principal; at most ``max_batches`` batches and ``max_bytes`` of payload."""
 
@@ -64,18 +90,20 @@ class FairQueue:
         self._max_bytes = max_bytes
         self._batches = 0
         self._bytes = 0
-        self._of: dict[str, deque[Submission]] = {}
+        self._of: dict[str, Line] = {}
         self._filled = asyncio.Event()
 
     def put(self, submission: Submission) -> None:
         """Add to the end of the principal's line.
 
         Raises:
-            Failure: OVERLOADED, the queue is full.
+            Failure: OVERLOADED, the queue or the principal's share of it is full.
         """
-        if self._batches and (
-            self._batches + submission.batches > self._max_batches or self._bytes + submission.size > self._max_bytes
-        ):
+        most, most_bytes = self._max_batches, self._max_bytes
+        own = self._of.get(submission.principal)
+        full = bool(self._batches) and not _fits(submission, self._batches, self._bytes, most, most_bytes)
+        share, share_bytes = most // PRINCIPALS_SHARE, most_bytes // PRINCIPALS_SHARE
+        if full or (own is not None and not _fits(submission, own.batches, own.size, share, share_bytes)):
             raise Failure(
                 errors_pb2.REASON_OVERLOADED,
                 "the server takes in batches more slowly than they come: send again in a second",
@@ -89,8 +117,8 @@ class FairQueue:
         self._bytes += submission.size
         line = self._of.get(submission.principal)
         if line is None:
-            line = self._of[submission.principal] = deque()
-        line.append(submission)
+            line = self._of[submission.principal] = Line()
+        line.add(submission)
         self._filled.set()
 
     async def take(self, max_batches: int, max_bytes: int) -> list[Submission]:
@@ -108,13 +136,13 @@ class FairQueue:
         batches = size = 0
         while self._of:
             principal, line = next(iter(self._of.items()))
-            first = line[0]
+            first = line.waiting[0]
             if taken and (batches + first.batches > max_batches or size + first.size > max_bytes):
                 break
-            line.popleft()
+            line.pop()
             # The principal goes to the end of the turn, or out of it.
             del self._of[principal]
-            if line:
+            if line.waiting:
                 self._of[principal] = line
             self._batches -= first.batches
             self._bytes -= first.size
@@ -127,7 +155,11 @@ class FairQueue:
     def drain(self, fail: Callable[[], Exception]) -> None:
         """Fail everything that waits."""
         for line in self._of.values():
-            for submission in line:
+            for submission in line.waiting:
                 submission.fail(fail())
         self._of.clear()
         self._batches = self._bytes = 0
+
+
+def _fits(submission: Submission, batches: int, size: int, max_batches: int, max_bytes: int) -> bool:
+    return batches + submission.batches <= max_batches and size + submission.size <= max_bytes

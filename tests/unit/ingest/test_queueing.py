@@ -100,9 +100,30 @@ def test_whose_caller_is_gone_is_dropped() -> None:
 def test_calls_without_batches_count_as_well() -> None:
     async def run() -> None:
         queue = FairQueue(3, 1_000)
-        for _ in range(3):
-            queue.put(submission("p", batches=0))
+        for number in range(3):
+            queue.put(submission(f"p{number}", batches=0))
         with pytest.raises(Failure):
             queue.put(submission("p", batches=0))
+
+    asyncio.run(run())
+
+
+def test_one_principal_leaves_room_for_others() -> None:
+    async def run() -> None:
+        queue = FairQueue(100, 1_000)
+        for _ in range(5):
+            queue.put(submission("busy", batches=10, size=1))
+        with pytest.raises(Failure) as caught:
+            queue.put(submission("busy"))
+        assert caught.value.reason == errors_pb2.REASON_OVERLOADED
+        queue.put(submission("quiet", batches=50, size=1))
+        await queue.take(10, 1_000)
+        queue.put(submission("busy", batches=10, size=1))
+        # By bytes as well; and what is larger than a share goes when nothing of its principal waits.
+        queue = FairQueue(100, 1_000)
+        queue.put(submission("busy", batches=1, size=600))
+        with pytest.raises(Failure):
+            queue.put(submission("busy", size=1))
+        queue.put(submission("quiet", size=400))
 
     asyncio.run(run())
