@@ -55,9 +55,31 @@ class Arrival:
     slot: int
 
 
+# Of row l1 alone, for half of the stories: there late deletes, inserts and updates meet each other. Numbers are those
+# that ``fitting`` reads: as many deletes as updates.
+_ONE_ROW = (0, 0, 4, 4 | 1 << 4)
+
+
 def makings(max_batches: int = 7, max_delay: int = 4) -> st.SearchStrategy[list[Making]]:
-    """Stories as lists of batches to be made."""
-    picks = st.tuples(st.integers(0, 1 << 16), st.integers(0, 1 << 16))
+    """Stories as lists of batches to be made: of everything, or of one row."""
+    anything, one_row = st.integers(0, 1 << 16), st.sampled_from(_ONE_ROW)
+    return _makings(anything, max_batches, max_delay) | _makings(one_row, max_batches, max_delay)
+
+
+def one_row_offline(max_batches: int = 6) -> st.SearchStrategy[list[Making]]:
+    """Stories of node a alone, which works on one row without reading; its batches arrive in any order."""
+    values = st.integers(0, 1 << 16)
+    picks = st.lists(st.tuples(st.sampled_from(_ONE_ROW), values), min_size=1, max_size=2).map(tuple)
+    orders = st.integers(2, max_batches).flatmap(lambda n: st.permutations(range(n)))
+    return orders.flatmap(
+        lambda delays: st.tuples(
+            *(st.builds(Making, st.just(1), st.just(0), st.just(False), st.just(d), picks) for d in delays)
+        )
+    ).map(list)
+
+
+def _makings(whats: st.SearchStrategy[int], max_batches: int, max_delay: int) -> st.SearchStrategy[list[Making]]:
+    picks = st.tuples(whats, st.integers(0, 1 << 16))
     making = st.builds(
         Making,
         slot=st.integers(1, 4),
