@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from anabranch.client import Change, ConflictEvent, RowMissing, State, SyncedDb, SyncedElsewhere
+from anabranch.store import registration
+from anabranch.store.engine import connect
 
 TODO = {"todo": "id text primary key, title text, done boolean"}
 
@@ -193,3 +195,27 @@ def test_a_copied_file_takes_a_new_node_id_and_keeps_its_queue(place: Any) -> No
     assert rows(a) == rows(c)
     assert [r[0] for r in rows(a)] == ["w", "x", "y", "z"]
     assert (a.dead_letters(), c.dead_letters()) == ([], [])
+
+
+def test_a_table_that_is_registered_later_comes_to_devices_that_run(place: Any) -> None:
+    here = place(TODO)
+    a = here.device("a")
+    a.start(background=False)
+    with connect(here.stack.database_url, application_name="test", autocommit=True) as conn:
+        conn.execute(f'create table "{here.name}".late (id text primary key)'.encode())
+        conn.execute(f"insert into \"{here.name}\".late values ('there before')".encode())
+        registration.add_table(conn, here.name, "late")
+    b = here.device("b")
+    b.start(background=False)
+    b.table("late").insert({"id": "written since"})
+    assert b.sync()
+    until(lambda: (a.read(), rows_of_late(a))[1] == [("there before",), ("written since",)])
+    assert a.status().pulls == 2
+    a.read()
+    assert a.table_sums() == b.table_sums()
+    assert a.status().disagreeing == ()
+
+
+def rows_of_late(device: SyncedDb) -> list[tuple[Any, ...]]:
+    known = device.execute("SELECT 1 FROM sqlite_master WHERE name = 'late'").fetchone()
+    return rows(device, "late") if known else []
