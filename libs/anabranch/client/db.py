@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import threading
 import time
@@ -32,6 +33,9 @@ from anabranch.client.writes import BatchBuilder, Checks
 from anabranch.clock import clock_from_environment
 
 _FLUSH_S = 60.0
+_ENDS_TRANSACTION = re.compile(
+    r"(?:[\s;]|--[^\n]*\n|/\*.*?\*/)*(?:begin|commit|end|rollback|savepoint|release)\b", re.IGNORECASE | re.DOTALL
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,10 +261,13 @@ class SyncedDb:
 
         Raises:
             sqlite3.OperationalError: the SQL is wrong, or writes.
+            BatchState: it would end the open batch half done.
         """
         conn = self._file.app_reader()
         if not self._file.in_transaction:
             return conn.execute(sql, parameters)
+        if _ENDS_TRANSACTION.match(sql):
+            raise BatchState("a batch begins and ends with its block; SQL can't do it")
         conn.execute("PRAGMA query_only = ON")
         try:
             return conn.execute(sql, parameters)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.client import ClientError, SyncedDb
+from anabranch.client import BatchState, ClientError, SyncedDb
 from anabranch.testkit.memory_remote import MemoryRemote
 
 
@@ -67,3 +67,14 @@ def test_a_file_that_another_process_reads_is_not_said_to_be_clear(device: Synce
             device.clear()
         cursor.close()
         device.clear()
+
+
+@pytest.mark.parametrize("sql", ["COMMIT", " -- now\n/* or */ end", "rollback", "SAVEPOINT x", "release part"])
+def test_sql_does_not_end_a_batch_half_done(device: SyncedDb, sql: str) -> None:
+    """Promise 5. Rows that are committed without their batch would be shown for ever, and nobody would send them."""
+    with device.batch():
+        device.table("todo").update({"id": "k0", "title": "in a batch"})
+        with pytest.raises(BatchState):
+            device.execute(sql)
+        assert device.execute("SELECT title FROM todo WHERE id = 'k0'").fetchone() == ("in a batch",)
+    assert device.status().queued == 1
