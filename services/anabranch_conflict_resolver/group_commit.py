@@ -122,7 +122,6 @@ def commit_group(
             most_bytes=limits.most_bytes,
             now_ms=now_ms,
             start=memory.last_principal,
-            payloads=True,
         )
         memory.more = len(taken) >= most
         if not taken:
@@ -172,7 +171,7 @@ def _commit(
     decided: Decided = decide_group(group, candidates, at_hand=[t.batch_id for t in taken], restarts=limits.restarts)
     results += decided.results
     results.sort(key=lambda result: _id(result))
-    records = gather(synced.tables, position, results)
+    records = gather(synced, position, results)
     sums: Sums = {}
     if records.batches:
         if memory.link != (standing.chain or EMPTY_CHAIN):
@@ -213,11 +212,7 @@ def _commit(
 def _read_ahead(synced: SyncedDatabase, memory: Memory, later: Sequence[Taken]) -> None:
     """Read the batches that the next group will probably take. What the last one read ahead and did not use goes."""
     decode = synced.decoder.decode
-    memory.read_ahead = {
-        (t.batch_id, t.payload_sha256): decode(t.batch_id, t.payload)
-        for t in later
-        if t.payload is not None and not t.refusal
-    }
+    memory.read_ahead = {(t.batch_id, t.payload_sha256): decode(t.batch_id, t.payload) for t in later if not t.refusal}
 
 
 def _id(result: Result) -> str:
@@ -263,7 +258,6 @@ def sort_out(group: Group, memory: Memory, taken: Sequence[Taken]) -> tuple[list
 def _read(group: Group, memory: Memory, taken: Taken) -> Decoded:
     decoded = memory.read_ahead.pop((taken.batch_id, taken.payload_sha256), None)
     if decoded is None:
-        assert taken.payload is not None
         decoded = group.synced.decoder.decode(taken.batch_id, taken.payload)
     return decoded
 

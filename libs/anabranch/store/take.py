@@ -20,17 +20,16 @@ Connection = psycopg.Connection[Any]
 
 
 class Taken(NamedTuple):
-    """A batch of the inbox. ``payload`` is None where it was not asked for. ``decided``: there is a verdict
-    already. ``prev_decided``: there is one of ``prev``, or there is no ``prev``. ``last_accepted``: the
-    greatest id among the accepted batches of its node, None where there is none. ``size`` is the payload's
-    length in bytes."""
+    """A batch of the inbox. ``decided``: there is a verdict already. ``prev_decided``: there is one of ``prev``, or
+    there is no ``prev``. ``last_accepted``: the greatest id among the accepted batches of its node, None where there is
+    none. ``size`` is the payload's length in bytes."""
 
     batch_id: str
     node_id: str
     principal: str
     basis: int
     prev: str | None
-    payload: bytes | None
+    payload: bytes
     payload_sha256: bytes
     traceparent: str | None
     arrived_ms: int
@@ -101,7 +100,7 @@ taken as materialized (
     ) t
     where t.turn <= %(most)s and (t.bytes <= %(bytes)s or t.turn = 1)
 )
-select i.batch_id, i.node_id, i.principal, i.basis, i.prev, case when %(payloads)s then i.payload end,
+select i.batch_id, i.node_id, i.principal, i.basis, i.prev, i.payload,
        i.payload_sha256, i.traceparent, i.arrived_ms, i.attempts, i.refusal, i.refusal_message,
        (select true from anabranch.batches b
         where b.database_id = %(db)s and b.batch_id = i.batch_id limit 1) is not null,
@@ -117,15 +116,6 @@ left join lateral (
     where y.database_id = %(db)s and y.node_id = i.node_id limit 1
 ) n on true
 order by t.turn
-"""
-
-PAYLOADS = """
-select i.batch_id, i.payload
-from unnest(%(ids)s::text[]) q(batch_id)
-cross join lateral (
-    select x.batch_id, x.payload from anabranch.inbox x
-    where x.database_id = %(db)s and x.batch_id = q.batch_id limit 1
-) i
 """
 
 HAS_WORK = """
@@ -228,9 +218,7 @@ where n.database_id = %(db)s and n.node_id = q.node_id
 """
 
 
-def take(
-    conn: Connection, database_id: int, *, most: int, most_bytes: int, now_ms: int, start: str, payloads: bool
-) -> list[Taken]:
+def take(conn: Connection, database_id: int, *, most: int, most_bytes: int, now_ms: int, start: str) -> list[Taken]:
     """Up to ``most`` batches (or, from the second on, ``most_bytes`` of payload) that may be decided: fairly
     over principals, each one's by arrival. ``start`` is a principal: those after it come first where there
     are more principals than places."""
@@ -242,16 +230,9 @@ def take(
             "bytes": most_bytes,
             "now": now_ms,
             "start": start,
-            "payloads": payloads,
         },
     )
     return [Taken._make(row) for row in rows]
-
-
-def read_payloads(conn: Connection, database_id: int, batch_ids: Sequence[str]) -> dict[str, bytes]:
-    """The payloads of batches in the inbox."""
-    rows = conn.execute(PAYLOADS, {"db": database_id, "ids": list(batch_ids)})
-    return {row[0]: row[1] for row in rows}
 
 
 def databases_with_work(conn: Connection, now_ms: int) -> list[int]:

@@ -14,7 +14,6 @@ import pytest
 from anabranch.clock import Clock
 from anabranch.merge import Batch
 from anabranch.store.claim import open_session, session_options
-from anabranch.store.take import read_payloads
 from anabranch.store.waves import DatabaseError
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch_conflict_resolver import waves
@@ -267,10 +266,3 @@ def test_two_sessions_never_hold_one_database(rig: ResolverRig, migrated_url: st
         assert len(rig.waiting()) == 1
         other.rollback()
     assert rig.group() == 1
-
-
-def test_payloads_are_read_by_id(rig: ResolverRig) -> None:
-    a = rig.node("a")
-    made = a.make(("insert", "todo", [{"id": "1"}]))
-    a.send(made)
-    assert read_payloads(rig.conn, rig.database.id, [made.id, "none"]) == {made.id: made.payload}
