@@ -40,9 +40,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if not found:
         terminalreporter.write_line("Nothing: every test that was collected ran.")
     for reason, nodes in found.items():
-        terminalreporter.write_line(
-            f"{reason if reason not in NO_REASON else 'NO REASON GIVEN'} ({len(nodes)}):"
-        )
+        terminalreporter.write_line(f"{reason if reason not in NO_REASON else 'NO REASON GIVEN'} ({len(nodes)}):")
         for node in nodes:
             terminalreporter.write_line(f"    {node}")
 

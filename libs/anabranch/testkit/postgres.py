@@ -259,9 +259,7 @@ class EmbeddedPostgres:
                 self._port = None
                 continue
             cause = f"port {port} is taken" if taken else f"exit status {self._process.status}"
-            raise PostgresUnavailable(
-                f"Postgres did not start in {self.data_dir}: {cause}\n{self._log_tail()}"
-            )
+            raise PostgresUnavailable(f"Postgres did not start in {self.data_dir}: {cause}\n{self._log_tail()}")
 
     def _wait_until_ready(self, process: PostgresProcess, deadline: float) -> bool:
         """Whether it takes connections (it writes so into its pid file); False when it ended instead."""
