@@ -266,7 +266,8 @@ def test_o13_a_truncate_that_commits_meanwhile_does_not_read_as_an_empty_table(
 
 def test_o13_a_truncate_of_a_table_that_is_yet_to_be_read_waits(place: Any, writer: LogWriter, reader: Reader) -> None:
     place.add_table("create table {schema}.later (id text primary key references {schema}.item)", "later")
-    writer.insert("item", rows(400, 50_000))
+    # Far more than the transport takes in ahead of its reader: the pull is under way as long as nobody reads on.
+    writer.insert("item", rows(1_600, 50_000))
     stream = reader.pull()
     next(stream)
     with connect(place.rig.url, application_name="test", autocommit=True) as other:
