@@ -19,7 +19,8 @@ from anabranch.store.group_records import BatchRow, ConflictRow, GroupRow, LogRo
 from anabranch.store.sums import sum_to_bytes
 from anabranch.v1 import position_pb2, verdict_pb2
 from anabranch_conflict_resolver.model import Applied, Rejection, Result
-from anabranch_conflict_resolver.tables import SyncedTable
+from anabranch_conflict_resolver.tables import SyncedDatabase, SyncedTable
+from anabranch_conflict_resolver.verdict_bytes import applied_as_written
 from anabranch_conflict_resolver.verdicts import applied_verdict, rejected_verdict
 from anabranch_conflict_resolver.view import View
 
@@ -48,12 +49,13 @@ class Records:
         return [row.batch_id for row in self.batches]
 
 
-def gather(tables: Mapping[str, SyncedTable], position: int, results: Sequence[Result]) -> Records:
+def gather(synced: SyncedDatabase, position: int, results: Sequence[Result]) -> Records:
     """The records of a group's results, which stand in the order of their ids."""
     records = Records()
+    tables = synced.tables
     for result in results:
         if isinstance(result, Applied):
-            _gather_applied(records, tables, position, result)
+            _gather_applied(records, synced, position, result)
         elif isinstance(result, Rejection):
             taken = result.taken
             verdict = rejected_verdict(tables, position, result).SerializeToString()
@@ -74,7 +76,8 @@ def gather(tables: Mapping[str, SyncedTable], position: int, results: Sequence[R
     return records
 
 
-def _gather_applied(records: Records, tables: Mapping[str, SyncedTable], position: int, result: Applied) -> None:
+def _gather_applied(records: Records, synced: SyncedDatabase, position: int, result: Applied) -> None:
+    tables = synced.tables
     candidate, taken = result.candidate, result.candidate.taken
     batch_id, node_id = taken.batch_id, taken.node_id
     hashes: list[bytes] = []
@@ -105,7 +108,10 @@ def _gather_applied(records: Records, tables: Mapping[str, SyncedTable], positio
             _APPLIED,
             0,
             candidate.place,
-            applied_verdict(tables, position, result).SerializeToString(),
+            applied_as_written(
+                batch_id, position, result.decision.outcomes, candidate.decoded.keys, synced.mutation_writers
+            )
+            or applied_verdict(tables, position, result).SerializeToString(),
         )
     )
     for number, conflict in enumerate(result.decision.conflicts):

@@ -12,6 +12,7 @@ from anabranch.v1 import value_pb2
 from anabranch.wire.effects import EffectBuilder
 from anabranch.wire.values import Writer, column_writer
 from anabranch_conflict_resolver.decode import Decoder
+from anabranch_conflict_resolver.verdict_bytes import Head, mutation_writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ class SyncedDatabase:
     tables: Mapping[str, SyncedTable]
     primary_keys: frozenset[str]
     """Names of the tables' primary key constraints."""
+    mutation_writers: Mapping[str, Head]
+    """By table, what writes the verdict on a mutation that was applied as written."""
     once_a_group: frozenset[str]
     """Tables with a foreign key that old rows may break (``not valid``): a group touches a row of theirs once only."""
 
@@ -70,4 +73,5 @@ def compile_database(database: Database) -> SyncedDatabase:
     once_a_group = frozenset(
         name for name in tables if not all(key.valid for key in database.constraints[name].foreign_keys)
     )
-    return SyncedDatabase(database, Decoder(database), tables, primary_keys, once_a_group)
+    writers = {name: mutation_writer(table) for name, table in database.tables.items()}
+    return SyncedDatabase(database, Decoder(database), tables, primary_keys, writers, once_a_group)
