@@ -29,9 +29,7 @@ def generate(request: plugin_pb2.CodeGeneratorRequest) -> plugin_pb2.CodeGenerat
         descriptors.write_bytes(FileDescriptorSet(file=request.proto_file).SerializeToString())
         out = Path(folder) / "out"
         out.mkdir()
-        status = protoc.main(
-            ["protoc", f"--descriptor_set_in={descriptors}", f"--grpc_python_out={out}", *names]
-        )
+        status = protoc.main(["protoc", f"--descriptor_set_in={descriptors}", f"--grpc_python_out={out}", *names])
         if status != 0:
             response.error = f"grpc_tools.protoc ended with status {status}"
             return response

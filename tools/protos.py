@@ -34,9 +34,7 @@ def generated_names(folder: Path) -> set[str]:
     """Names of generated stubs in `folder`, with the package's `__init__.py`."""
     if not folder.is_dir():
         return set()
-    return {
-        path.name for path in folder.iterdir() if GENERATED.fullmatch(path.name) or path.name == "__init__.py"
-    }
+    return {path.name for path in folder.iterdir() if GENERATED.fullmatch(path.name) or path.name == "__init__.py"}
 
 
 def generate_into(folder: Path) -> Path:

@@ -37,7 +37,7 @@ class Literal(str):
     __slots__ = ()
 
 
-Cell: TypeAlias = Union[None, bool, int, float, str, bytes, "tuple[Cell, ...]"]
+Cell: TypeAlias = Union[bool, int, float, str, bytes, "tuple[Cell, ...]", None]
 
 TIMESTAMP_MINUS_INFINITY = -(2**63)
 TIMESTAMP_INFINITY = 2**63 - 1

@@ -41,7 +41,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A synced table. ``id`` is the server's number for it (0 on a device); ``key_columns`` stand in the key's order."""
+    """A synced table. ``id`` is the server's number for it (0 on a device); ``key_columns`` are in the key's order."""
 
     name: str
     columns: tuple[Column, ...]
