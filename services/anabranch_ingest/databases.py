@@ -57,14 +57,21 @@ class Databases:
             psycopg.Error: they can't be read.
         """
         found = self._by_name.get(name)
-        if found is None and time.monotonic() - self._all_read >= _UNKNOWN_PAUSE_S:
-            if self._reading is None or self._reading.done():
-                self._reading = asyncio.create_task(self.read_all())
-            await asyncio.shield(self._reading)
-            found = self._by_name.get(name)
+        for _ in range(2):
+            # A look that was under way already may have begun before the database was made; the second one did not.
+            if found is None:
+                if self._reading is None or self._reading.done():
+                    self._reading = asyncio.create_task(self._read_after_pause())
+                await asyncio.shield(self._reading)
+                found = self._by_name.get(name)
         if found is None:
             raise Failure(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {name!r}")
         return found
+
+    async def _read_after_pause(self) -> None:
+        """A look for an unknown name, not more often than the pause allows, however many ask."""
+        await asyncio.sleep(max(0.0, self._all_read + _UNKNOWN_PAUSE_S - time.monotonic()))
+        await self.read_all()
 
     def state(self, database: DatabaseHead, now_ms: int) -> bytes:
         """A serialized ServerState of the database."""

@@ -29,7 +29,7 @@ from anabranch.testkit.stack import Stack
 
 KILLS_IN_PULL = 10
 KILLS_IN_LOG = 10
-ROWS = 10_000
+ROWS = 30_000
 LATEST_S = 0.02
 SEED = 7
 
