@@ -38,7 +38,7 @@ from anabranch.v1 import batch_pb2, ingest_pb2, position_pb2, verdict_pb2
 SEED = int(os.environ.get("ANABRANCH_TEST_SEED", "20250607"))
 DEVICES = 4
 NAME = "load"
-PATIENCE_S = 30.0
+PATIENCE_S = 20.0
 GROUPS_BETWEEN = 3
 SETTLE_S = 0.2
 RESEND_AT_ONCE = 500

@@ -27,8 +27,8 @@ from anabranch.testkit.comparison import differences
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.stack import Stack
 
-KILLS_IN_PULL = 10
-KILLS_IN_LOG = 10
+KILLS_IN_PULL = 15
+KILLS_IN_LOG = 15
 ROWS = 30_000
 LATEST_S = 0.02
 SEED = 7
@@ -82,7 +82,7 @@ def killed_after(config: dict[str, str], word: str, count: int, later_s: float) 
 
 
 @pytest.mark.timeout(180)
-def test_killed_twenty_times_while_pulling_and_applying_a_file_stays_whole_and_ends_equal(
+def test_killed_thirty_times_while_pulling_and_applying_a_file_stays_whole_and_ends_equal(
     stack: Stack, tmp_path: Path
 ) -> None:
     chance = random.Random(SEED)
