@@ -10,6 +10,8 @@ Parquet. All integers are big-endian; a *text* is a 32 bit length in bytes and t
 * row: the table's name as text; 32 bit count of key columns and their values in the key's order; then every column in
   the order of the UTF-8 bytes of its name: the name as text, and the value.
 * row hash: BLAKE2b of the row with a digest of 16 bytes, read as a number.
+* key hash: BLAKE2b, 16 bytes, of a row's encoding up to the end of its key. Key ranges are cut by it (``ranges``),
+  because it is the same wherever a row is held, as no database's order of keys is.
 * effect: one byte with the number of its type (``anabranch.v1.EffectType``), then a row that has only the given columns
   (the key's always); its hash is made like a row's. A proof compares sums of these.
 * table sum: number of rows, and the sum of the row hashes modulo 2**128. A sum, not an exclusive or, so that a pair
@@ -197,6 +199,19 @@ class RowEncoder:
     def hash(self, row: Sequence[Cell]) -> int:
         """The row hash of ``row``: a number below 2**128."""
         return int.from_bytes(_digest(self.encode_fields(self.fields(row))), "big")
+
+    def key_hash(self, row: Sequence[Cell]) -> bytes:
+        """The key hash of ``row``, of which only the key's cells are looked at."""
+        encoders = self._encoders
+        return _digest(self._head + b"".join([encoders[i](row[i])[start:] for i, start in self._key]))
+
+    def hashes(self, row: Sequence[Cell]) -> tuple[bytes, int]:
+        """The key hash and the row hash of ``row``."""
+        fields = self.fields(row)
+        key = self._head
+        for i, start in self._key:
+            key += fields[i][start:]
+        return _digest(key), int.from_bytes(_digest(key + b"".join(self._ordered(fields))), "big")
 
     def effect_hash(self, effect_type: int, row: Sequence[Cell], given: Collection[str] | None = None) -> bytes:
         """The hash, 16 bytes, of an effect of ``effect_type`` that gives the columns ``given`` (None: all) of ``row``;

@@ -68,10 +68,15 @@ def value_bytes(cell: Any) -> bytes:
     return tag + text(content)
 
 
-def row_bytes(table: str, key: list[str], columns: dict[str, Any], given: set[str]) -> bytes:
+def key_bytes(table: str, key: list[str], columns: dict[str, Any]) -> bytes:
     encoded = text(table) + len(key).to_bytes(4, "big")
     for name in key:
         encoded += value_bytes(columns[name])
+    return encoded
+
+
+def row_bytes(table: str, key: list[str], columns: dict[str, Any], given: set[str]) -> bytes:
+    encoded = key_bytes(table, key, columns)
     for name in sorted(given | set(key), key=lambda n: n.encode("utf-8")):
         encoded += text(name) + value_bytes(columns[name])
     return encoded
@@ -174,7 +179,8 @@ def vectors() -> list[dict[str, Any]]:
             }
             for number, given in ((1, list(columns)), (2, [*key, first]), (3, key), (4, key))
         ]
-        made.append({**case, "encoding": encoded.hex(), "hash": digest(encoded), "effects": effects})
+        hashes = {"hash": digest(encoded), "key_hash": digest(key_bytes(table, key, columns))}
+        made.append({**case, "encoding": encoded.hex(), **hashes, "effects": effects})
     return made
 
 
@@ -244,6 +250,8 @@ def test_rows_and_effects_encode_as_in_the_file(vector: dict[str, Any]) -> None:
     encoder = RowEncoder(table)
     assert encoder.encode(row).hex() == vector["encoding"]
     assert f"{encoder.hash(row):032x}" == vector["hash"]
+    assert encoder.key_hash(row).hex() == vector["key_hash"]
+    assert encoder.hashes(row) == (encoder.key_hash(row), encoder.hash(row))
     for effect in vector["effects"]:
         assert encoder.effect_hash(effect["type"], row, effect["given"]).hex() == effect["hash"]
     insert = vector["effects"][0]
@@ -275,6 +283,8 @@ def test_both_encoders_agree_on_any_row(data: st.DataObject) -> None:
     }
     encoder = RowEncoder(table)
     assert encoder.encode(row) == row_bytes(table.name, list(key), columns, set(names))
+    assert encoder.key_hash(row).hex() == digest(key_bytes(table.name, list(key), columns))
+    assert encoder.hashes(row) == (encoder.key_hash(row), encoder.hash(row))
     given_columns = data.draw(st.sets(st.sampled_from(names)))
     for number in range(1, 5):
         expected = digest(bytes([number]) + row_bytes(table.name, list(key), columns, given_columns))

@@ -305,6 +305,7 @@ class GetResponse(_message.Message):
     PAGE_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
+    SUMS_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.bytes
     """For the next call, where the log goes on; empty at the head."""
     @_builtins.property
@@ -315,16 +316,21 @@ class GetResponse(_message.Message):
     def state(self) -> _position_pb2.ServerState:
         """The server's state when it answered."""
 
+    @_builtins.property
+    def sums(self) -> _containers.RepeatedCompositeFieldContainer[_position_pb2.TableSum]:
+        """The sums, at the position that the page reaches, of those tables that have not changed since."""
+
     def __init__(
         self,
         *,
         page: Global___Page | None = ...,
         next_page_token: _builtins.bytes = ...,
         state: _position_pb2.ServerState | None = ...,
+        sums: _abc.Iterable[_position_pb2.TableSum] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["page", b"page", "state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "page", b"page", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "page", b"page", "state", b"state", "sums", b"sums"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -4,8 +4,10 @@ isort:skip_file
 """
 
 from anabranch.v1 import batch_pb2 as _batch_pb2
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -56,6 +58,7 @@ class NodeState(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     GREATEST_SEEN_FIELD_NUMBER: _builtins.int
     ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
+    DISAGREEMENTS_FIELD_NUMBER: _builtins.int
     acknowledged: _builtins.int
     """The cursor that is committed on the device, in milliseconds."""
     @_builtins.property
@@ -66,20 +69,53 @@ class NodeState(_message.Message):
     def greatest_seen(self) -> Global___Position:
         """The greatest position that it ever saw, from the log, from a verdict or from a snapshot."""
 
+    @_builtins.property
+    def disagreements(self) -> _containers.RepeatedCompositeFieldContainer[Global___Disagreement]:
+        """The tables whose rows the node found not to be the server's, until they agree again. Looked at in the calls of
+        ChangeService and SnapshotService, where it is counted and logged.
+        """
+
     def __init__(
         self,
         *,
         node: _batch_pb2.Node | None = ...,
         greatest_seen: Global___Position | None = ...,
         acknowledged: _builtins.int = ...,
+        disagreements: _abc.Iterable[Global___Disagreement] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["greatest_seen", b"greatest_seen", "node", b"node"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "greatest_seen", b"greatest_seen", "node", b"node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "disagreements", b"disagreements", "greatest_seen", b"greatest_seen", "node", b"node"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NodeState: _TypeAlias = NodeState  # noqa: Y015
+
+@_typing.final
+class Disagreement(_message.Message):
+    """A table whose sum on a node is not the server's, at a position that both have reached."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    table: _builtins.str
+    """The synced table's name."""
+    position: _builtins.int
+    """Where it was found, in milliseconds."""
+    def __init__(
+        self,
+        *,
+        table: _builtins.str = ...,
+        position: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["position", b"position", "table", b"table"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Disagreement: _TypeAlias = Disagreement  # noqa: Y015
 
 @_typing.final
 class ServerState(_message.Message):

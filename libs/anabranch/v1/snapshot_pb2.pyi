@@ -383,3 +383,167 @@ class PullResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PullResponse: _TypeAlias = PullResponse  # noqa: Y015
+
+@_typing.final
+class KeyRange(_message.Message):
+    """A range of keys: those whose key hash begins with the given bits. The key hash is BLAKE2b, 16 bytes, of a row's
+    canonical encoding up to the end of its key; it is the same wherever a row is held, as no database's order of keys is.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BITS_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
+    bits: _builtins.int
+    """How many bits: 0 for the whole table, 8 or 16."""
+    prefix: _builtins.int
+    """These bits, as a number."""
+    def __init__(
+        self,
+        *,
+        bits: _builtins.int = ...,
+        prefix: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bits", b"bits", "prefix", b"prefix"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeyRange: _TypeAlias = KeyRange  # noqa: Y015
+
+@_typing.final
+class RangeSum(_message.Message):
+    """Count and additive hash of the rows of a range."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANGE_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    HASH_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    """Number of rows."""
+    hash: _builtins.bytes
+    """The sum modulo 2^128 of their row hashes, 16 bytes, big-endian."""
+    @_builtins.property
+    def range(self) -> Global___KeyRange:
+        """The range."""
+
+    def __init__(
+        self,
+        *,
+        range: Global___KeyRange | None = ...,
+        count: _builtins.int = ...,
+        hash: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["range", b"range"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "hash", b"hash", "range", b"range"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RangeSum: _TypeAlias = RangeSum  # noqa: Y015
+
+@_typing.final
+class CompareRequest(_message.Message):
+    """One step of a comparison. The first request opens it and asks for nothing; the others say what is wanted next. The
+    client closes its side when it wants no more.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DB_NAME_FIELD_NUMBER: _builtins.int
+    NODE_STATE_FIELD_NUMBER: _builtins.int
+    TABLE_FIELD_NUMBER: _builtins.int
+    SPLIT_FIELD_NUMBER: _builtins.int
+    READ_FIELD_NUMBER: _builtins.int
+    db_name: _builtins.str
+    """The database; in the first request."""
+    table: _builtins.str
+    """The synced table; in the first request."""
+    @_builtins.property
+    def node_state(self) -> _position_pb2.NodeState:
+        """Who compares; in the first request."""
+
+    @_builtins.property
+    def split(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeyRange]:
+        """Ranges of 8 bits whose parts' sums are wanted."""
+
+    @_builtins.property
+    def read(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeyRange]:
+        """Ranges whose rows are wanted."""
+
+    def __init__(
+        self,
+        *,
+        db_name: _builtins.str = ...,
+        node_state: _position_pb2.NodeState | None = ...,
+        table: _builtins.str = ...,
+        split: _abc.Iterable[Global___KeyRange] | None = ...,
+        read: _abc.Iterable[Global___KeyRange] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["node_state", b"node_state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["db_name", b"db_name", "node_state", b"node_state", "read", b"read", "split", b"split", "table", b"table"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CompareRequest: _TypeAlias = CompareRequest  # noqa: Y015
+
+@_typing.final
+class CompareResponse(_message.Message):
+    """A part of an answer. The first response comes at once, so that the node can read the log up to as_of meanwhile; the
+    next ones bring the sums of the whole table's parts, and then what was asked for.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AS_OF_FIELD_NUMBER: _builtins.int
+    SUM_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    SUMS_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    ROW_INCOMPLETE_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    row_incomplete: _builtins.bool
+    """True where the last element of rows goes on in the first element of the next response."""
+    done: _builtins.bool
+    """True where this ends what was asked for."""
+    @_builtins.property
+    def as_of(self) -> _position_pb2.Position:
+        """The moment of the whole comparison; in the first response."""
+
+    @_builtins.property
+    def sum(self) -> _position_pb2.TableSum:
+        """The table's sum at as_of as the log carries it; in the first response."""
+
+    @_builtins.property
+    def state(self) -> _position_pb2.ServerState:
+        """The server's state; in the first response."""
+
+    @_builtins.property
+    def sums(self) -> _containers.RepeatedCompositeFieldContainer[Global___RangeSum]:
+        """Sums of ranges, in order; a part without rows is left out."""
+
+    @_builtins.property
+    def rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Serialized Rows, with one Value for each of the table's columns in its order; the rows themselves in no order."""
+
+    def __init__(
+        self,
+        *,
+        as_of: _position_pb2.Position | None = ...,
+        sum: _position_pb2.TableSum | None = ...,
+        state: _position_pb2.ServerState | None = ...,
+        sums: _abc.Iterable[Global___RangeSum] | None = ...,
+        rows: _abc.Iterable[_builtins.bytes] | None = ...,
+        row_incomplete: _builtins.bool = ...,
+        done: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "state", b"state", "sum", b"sum"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "done", b"done", "row_incomplete", b"row_incomplete", "rows", b"rows", "state", b"state", "sum", b"sum", "sums", b"sums"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CompareResponse: _TypeAlias = CompareResponse  # noqa: Y015

@@ -45,6 +45,11 @@ class SnapshotServiceStub:
                 request_serializer=anabranch_dot_v1_dot_snapshot__pb2.PullRequest.SerializeToString,
                 response_deserializer=anabranch_dot_v1_dot_snapshot__pb2.PullResponse.FromString,
                 _registered_method=True)
+        self.Compare = channel.stream_stream(
+                '/anabranch.v1.SnapshotService/Compare',
+                request_serializer=anabranch_dot_v1_dot_snapshot__pb2.CompareRequest.SerializeToString,
+                response_deserializer=anabranch_dot_v1_dot_snapshot__pb2.CompareResponse.FromString,
+                _registered_method=True)
 
 
 class SnapshotServiceServicer:
@@ -65,6 +70,14 @@ class SnapshotServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Compare(self, request_iterator, context):
+        """Finds the rows in which a node's table differs, without sending the others: the server takes a moment and answers
+        for its whole length, first with the sums of key ranges, then with the rows of those that are asked for.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SnapshotServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +90,11 @@ def add_SnapshotServiceServicer_to_server(servicer, server):
                     servicer.Pull,
                     request_deserializer=anabranch_dot_v1_dot_snapshot__pb2.PullRequest.FromString,
                     response_serializer=anabranch_dot_v1_dot_snapshot__pb2.PullResponse.SerializeToString,
+            ),
+            'Compare': grpc.stream_stream_rpc_method_handler(
+                    servicer.Compare,
+                    request_deserializer=anabranch_dot_v1_dot_snapshot__pb2.CompareRequest.FromString,
+                    response_serializer=anabranch_dot_v1_dot_snapshot__pb2.CompareResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +152,33 @@ class SnapshotService:
             '/anabranch.v1.SnapshotService/Pull',
             anabranch_dot_v1_dot_snapshot__pb2.PullRequest.SerializeToString,
             anabranch_dot_v1_dot_snapshot__pb2.PullResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Compare(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/anabranch.v1.SnapshotService/Compare',
+            anabranch_dot_v1_dot_snapshot__pb2.CompareRequest.SerializeToString,
+            anabranch_dot_v1_dot_snapshot__pb2.CompareResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,10 @@ class SnapshotServiceStub:
     """The synced tables of a database."""
     Pull: _grpc.UnaryStreamMultiCallable[_snapshot_pb2.PullRequest, _snapshot_pb2.PullResponse]
     """Streams whole tables as Arrow, all of one moment. A broken pull goes on from the resume tokens that it left."""
+    Compare: _grpc.StreamStreamMultiCallable[_snapshot_pb2.CompareRequest, _snapshot_pb2.CompareResponse]
+    """Finds the rows in which a node's table differs, without sending the others: the server takes a moment and answers
+    for its whole length, first with the sums of key ranges, then with the rows of those that are asked for.
+    """
 
 @_typing.type_check_only
 class SnapshotServiceAsyncStub(SnapshotServiceStub):
@@ -47,6 +51,10 @@ class SnapshotServiceAsyncStub(SnapshotServiceStub):
     """The synced tables of a database."""
     Pull: _aio.UnaryStreamMultiCallable[_snapshot_pb2.PullRequest, _snapshot_pb2.PullResponse]  # type: ignore[assignment]
     """Streams whole tables as Arrow, all of one moment. A broken pull goes on from the resume tokens that it left."""
+    Compare: _aio.StreamStreamMultiCallable[_snapshot_pb2.CompareRequest, _snapshot_pb2.CompareResponse]  # type: ignore[assignment]
+    """Finds the rows in which a node's table differs, without sending the others: the server takes a moment and answers
+    for its whole length, first with the sums of key ranges, then with the rows of those that are asked for.
+    """
 
 class SnapshotServiceServicer(metaclass=_abc_1.ABCMeta):
     """Serves whole tables of one moment, and what they look like."""
@@ -66,5 +74,15 @@ class SnapshotServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_snapshot_pb2.PullResponse], _abc.AsyncIterator[_snapshot_pb2.PullResponse]]:
         """Streams whole tables as Arrow, all of one moment. A broken pull goes on from the resume tokens that it left."""
+
+    @_abc_1.abstractmethod
+    def Compare(
+        self,
+        request_iterator: _MaybeAsyncIterator[_snapshot_pb2.CompareRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_snapshot_pb2.CompareResponse], _abc.AsyncIterator[_snapshot_pb2.CompareResponse]]:
+        """Finds the rows in which a node's table differs, without sending the others: the server takes a moment and answers
+        for its whole length, first with the sums of key ranges, then with the rows of those that are asked for.
+        """
 
 def add_SnapshotServiceServicer_to_server(servicer: SnapshotServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
