@@ -11,11 +11,14 @@ from anabranch import limits
 from anabranch.clock import Clock
 from anabranch.runtime.errors import Failure
 from anabranch.runtime.principal import require_database
+from anabranch.store.catalog import Database, UnknownDatabaseError, aload_database
 from anabranch.store.claim import session_options
-from anabranch.store.engine import AsyncPool
+from anabranch.store.conflicts import apage
+from anabranch.store.engine import AsyncPool, AsyncSession
 from anabranch.store.explain import DatabaseState, find_verdicts, read_state
 from anabranch.v1 import errors_pb2, position_pb2, resolver_pb2, resolver_pb2_grpc, verdict_pb2
 from anabranch_conflict_resolver.config import ResolverSettings
+from anabranch_conflict_resolver.conflicts import MAX_PAGE_BYTES, answer, read_request
 from anabranch_conflict_resolver.explain import DryRuns, Question
 from anabranch_conflict_resolver.verdicts import shorten, waiting_verdict
 
@@ -28,11 +31,12 @@ _ID_CHARACTERS = 26
 
 
 class ResolverServicer(resolver_pb2_grpc.ConflictResolverServiceServicer):
-    """Answers about verdicts."""
+    """Answers about verdicts and conflicts."""
 
     def __init__(self, settings: ResolverSettings, pool: AsyncPool, clock: Clock) -> None:
         self._pool = pool
         self._clock = clock
+        self._databases: dict[int, Database] = {}
         options = session_options(
             statement_timeout_ms=settings.explain_timeout_ms,
             lock_timeout_ms=settings.explain_lock_timeout_ms,
@@ -82,6 +86,31 @@ class ResolverServicer(resolver_pb2_grpc.ConflictResolverServiceServicer):
         answer = await asyncio.to_thread(self._dry_runs.explain, question, now_ms, now_ms - Clock().now_ms())
         answer.state.CopyFrom(self._server_state(state))
         return answer
+
+    async def ListConflicts(  # noqa: N802 - the contract's name
+        self, request: resolver_pb2.ListConflictsRequest, context: Context
+    ) -> resolver_pb2.ListConflictsResponse:
+        """``ConflictResolverService.ListConflicts``."""
+        require_database(request.db_name)
+        async with self._pool.connection() as conn:
+            state = _found(request.db_name, await read_state(conn, request.db_name))
+            database = await self._database(conn, state)
+            wanted, place, items = read_request(database, request)
+            listed = await apage(conn, wanted, place, items=items, max_bytes=MAX_PAGE_BYTES)
+        response = answer(database, request, listed)
+        response.state.CopyFrom(self._server_state(state))
+        return response
+
+    async def _database(self, conn: AsyncSession, state: DatabaseState) -> Database:
+        """The database with its tables, read anew where its schema version or epoch has moved."""
+        kept = self._databases.get(state.id)
+        if kept is None or (kept.schema_version, kept.epoch) != (state.schema_version, state.epoch):
+            try:
+                kept = await aload_database(conn, state.name)
+            except UnknownDatabaseError as error:
+                raise Failure(errors_pb2.REASON_UNKNOWN_DATABASE, str(error)) from error
+            self._databases[state.id] = kept
+        return kept
 
     async def close(self) -> None:
         """End its sessions."""

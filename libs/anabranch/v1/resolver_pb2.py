@@ -25,24 +25,31 @@ _sym_db = _symbol_database.Default()
 from anabranch.v1 import batch_pb2 as anabranch_dot_v1_dot_batch__pb2
 from anabranch.v1 import change_pb2 as anabranch_dot_v1_dot_change__pb2
 from anabranch.v1 import position_pb2 as anabranch_dot_v1_dot_position__pb2
+from anabranch.v1 import value_pb2 as anabranch_dot_v1_dot_value__pb2
 from anabranch.v1 import verdict_pb2 as anabranch_dot_v1_dot_verdict__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x61nabranch/v1/resolver.proto\x12\x0c\x61nabranch.v1\x1a\x18\x61nabranch/v1/batch.proto\x1a\x19\x61nabranch/v1/change.proto\x1a\x1b\x61nabranch/v1/position.proto\x1a\x1a\x61nabranch/v1/verdict.proto\"I\n\x11GetVerdictRequest\x12\x17\n\x07\x64\x62_name\x18\x01 \x01(\tR\x06\x64\x62Name\x12\x1b\n\tbatch_ids\x18\x02 \x03(\tR\x08\x62\x61tchIds\"x\n\x12GetVerdictResponse\x12\x31\n\x08verdicts\x18\x01 \x03(\x0b\x32\x15.anabranch.v1.VerdictR\x08verdicts\x12/\n\x05state\x18\x02 \x01(\x0b\x32\x19.anabranch.v1.ServerStateR\x05state\"\x95\x01\n\x0e\x45xplainRequest\x12\x17\n\x07\x64\x62_name\x18\x01 \x01(\tR\x06\x64\x62Name\x12\x36\n\nnode_state\x18\x02 \x01(\x0b\x32\x17.anabranch.v1.NodeStateR\tnodeState\x12\x32\n\x08\x65nvelope\x18\x03 \x01(\x0b\x32\x16.anabranch.v1.EnvelopeR\x08\x65nvelope\"\xed\x01\n\x0f\x45xplainResponse\x12/\n\x07verdict\x18\x01 \x01(\x0b\x32\x15.anabranch.v1.VerdictR\x07verdict\x12.\n\x07\x65\x66\x66\x65\x63ts\x18\x02 \x03(\x0b\x32\x14.anabranch.v1.EffectR\x07\x65\x66\x66\x65\x63ts\x12+\n\x06losers\x18\x03 \x03(\x0b\x32\x13.anabranch.v1.LoserR\x06losers\x12\x1b\n\twaits_for\x18\x04 \x01(\tR\x08waitsFor\x12/\n\x05state\x18\x05 \x01(\x0b\x32\x19.anabranch.v1.ServerStateR\x05state2\xb2\x01\n\x17\x43onflictResolverService\x12O\n\nGetVerdict\x12\x1f.anabranch.v1.GetVerdictRequest\x1a .anabranch.v1.GetVerdictResponse\x12\x46\n\x07\x45xplain\x12\x1c.anabranch.v1.ExplainRequest\x1a\x1d.anabranch.v1.ExplainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x61nabranch/v1/resolver.proto\x12\x0c\x61nabranch.v1\x1a\x18\x61nabranch/v1/batch.proto\x1a\x19\x61nabranch/v1/change.proto\x1a\x1b\x61nabranch/v1/position.proto\x1a\x18\x61nabranch/v1/value.proto\x1a\x1a\x61nabranch/v1/verdict.proto\"I\n\x11GetVerdictRequest\x12\x17\n\x07\x64\x62_name\x18\x01 \x01(\tR\x06\x64\x62Name\x12\x1b\n\tbatch_ids\x18\x02 \x03(\tR\x08\x62\x61tchIds\"x\n\x12GetVerdictResponse\x12\x31\n\x08verdicts\x18\x01 \x03(\x0b\x32\x15.anabranch.v1.VerdictR\x08verdicts\x12/\n\x05state\x18\x02 \x01(\x0b\x32\x19.anabranch.v1.ServerStateR\x05state\"\x95\x01\n\x0e\x45xplainRequest\x12\x17\n\x07\x64\x62_name\x18\x01 \x01(\tR\x06\x64\x62Name\x12\x36\n\nnode_state\x18\x02 \x01(\x0b\x32\x17.anabranch.v1.NodeStateR\tnodeState\x12\x32\n\x08\x65nvelope\x18\x03 \x01(\x0b\x32\x16.anabranch.v1.EnvelopeR\x08\x65nvelope\"\xed\x01\n\x0f\x45xplainResponse\x12/\n\x07verdict\x18\x01 \x01(\x0b\x32\x15.anabranch.v1.VerdictR\x07verdict\x12.\n\x07\x65\x66\x66\x65\x63ts\x18\x02 \x03(\x0b\x32\x14.anabranch.v1.EffectR\x07\x65\x66\x66\x65\x63ts\x12+\n\x06losers\x18\x03 \x03(\x0b\x32\x13.anabranch.v1.LoserR\x06losers\x12\x1b\n\twaits_for\x18\x04 \x01(\tR\x08waitsFor\x12/\n\x05state\x18\x05 \x01(\x0b\x32\x19.anabranch.v1.ServerStateR\x05state\"\xf5\x01\n\x14ListConflictsRequest\x12\x17\n\x07\x64\x62_name\x18\x01 \x01(\tR\x06\x64\x62Name\x12\x14\n\x05table\x18\x02 \x01(\tR\x05table\x12%\n\x03key\x18\x03 \x03(\x0b\x32\x13.anabranch.v1.ValueR\x03key\x12\x17\n\x07node_id\x18\x04 \x01(\tR\x06nodeId\x12\x17\n\x07\x66rom_ms\x18\x05 \x01(\x03R\x06\x66romMs\x12\x19\n\x08until_ms\x18\x06 \x01(\x03R\x07untilMs\x12\x1d\n\npage_token\x18\x07 \x01(\x0cR\tpageToken\x12\x1b\n\tpage_size\x18\x08 \x01(\x05R\x08pageSize\"\x94\x03\n\x08\x43onflict\x12\x1a\n\x08position\x18\x01 \x01(\x03R\x08position\x12\x14\n\x05table\x18\x02 \x01(\tR\x05table\x12%\n\x03key\x18\x03 \x03(\x0b\x32\x13.anabranch.v1.ValueR\x03key\x12\x16\n\x06\x63olumn\x18\x04 \x01(\tR\x06\x63olumn\x12!\n\x0closing_value\x18\x05 \x01(\x0cR\x0blosingValue\x12\x36\n\x17losing_value_incomplete\x18\x06 \x01(\x08R\x15losingValueIncomplete\x12&\n\x0flosing_batch_id\x18\x07 \x01(\tR\rlosingBatchId\x12\x33\n\x0blosing_node\x18\x08 \x01(\x0b\x32\x12.anabranch.v1.NodeR\nlosingNode\x12(\n\x10winning_batch_id\x18\t \x01(\tR\x0ewinningBatchId\x12\x35\n\x0cwinning_node\x18\n \x01(\x0b\x32\x12.anabranch.v1.NodeR\x0bwinningNode\"\xa6\x01\n\x15ListConflictsResponse\x12\x34\n\tconflicts\x18\x01 \x03(\x0b\x32\x16.anabranch.v1.ConflictR\tconflicts\x12&\n\x0fnext_page_token\x18\x02 \x01(\x0cR\rnextPageToken\x12/\n\x05state\x18\x03 \x01(\x0b\x32\x19.anabranch.v1.ServerStateR\x05state2\x8c\x02\n\x17\x43onflictResolverService\x12O\n\nGetVerdict\x12\x1f.anabranch.v1.GetVerdictRequest\x1a .anabranch.v1.GetVerdictResponse\x12\x46\n\x07\x45xplain\x12\x1c.anabranch.v1.ExplainRequest\x1a\x1d.anabranch.v1.ExplainResponse\x12X\n\rListConflicts\x12\".anabranch.v1.ListConflictsRequest\x1a#.anabranch.v1.ListConflictsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'anabranch.v1.resolver_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GETVERDICTREQUEST']._serialized_start=155
-  _globals['_GETVERDICTREQUEST']._serialized_end=228
-  _globals['_GETVERDICTRESPONSE']._serialized_start=230
-  _globals['_GETVERDICTRESPONSE']._serialized_end=350
-  _globals['_EXPLAINREQUEST']._serialized_start=353
-  _globals['_EXPLAINREQUEST']._serialized_end=502
-  _globals['_EXPLAINRESPONSE']._serialized_start=505
-  _globals['_EXPLAINRESPONSE']._serialized_end=742
-  _globals['_CONFLICTRESOLVERSERVICE']._serialized_start=745
-  _globals['_CONFLICTRESOLVERSERVICE']._serialized_end=923
+  _globals['_GETVERDICTREQUEST']._serialized_start=181
+  _globals['_GETVERDICTREQUEST']._serialized_end=254
+  _globals['_GETVERDICTRESPONSE']._serialized_start=256
+  _globals['_GETVERDICTRESPONSE']._serialized_end=376
+  _globals['_EXPLAINREQUEST']._serialized_start=379
+  _globals['_EXPLAINREQUEST']._serialized_end=528
+  _globals['_EXPLAINRESPONSE']._serialized_start=531
+  _globals['_EXPLAINRESPONSE']._serialized_end=768
+  _globals['_LISTCONFLICTSREQUEST']._serialized_start=771
+  _globals['_LISTCONFLICTSREQUEST']._serialized_end=1016
+  _globals['_CONFLICT']._serialized_start=1019
+  _globals['_CONFLICT']._serialized_end=1423
+  _globals['_LISTCONFLICTSRESPONSE']._serialized_start=1426
+  _globals['_LISTCONFLICTSRESPONSE']._serialized_end=1592
+  _globals['_CONFLICTRESOLVERSERVICE']._serialized_start=1595
+  _globals['_CONFLICTRESOLVERSERVICE']._serialized_end=1863
 # @@protoc_insertion_point(module_scope)

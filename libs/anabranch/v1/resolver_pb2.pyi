@@ -6,6 +6,7 @@ isort:skip_file
 from anabranch.v1 import batch_pb2 as _batch_pb2
 from anabranch.v1 import change_pb2 as _change_pb2
 from anabranch.v1 import position_pb2 as _position_pb2
+from anabranch.v1 import value_pb2 as _value_pb2
 from anabranch.v1 import verdict_pb2 as _verdict_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
@@ -159,3 +160,153 @@ class ExplainResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExplainResponse: _TypeAlias = ExplainResponse  # noqa: Y015
+
+@_typing.final
+class ListConflictsRequest(_message.Message):
+    """Asks for conflicts. Every filter that is left out lets everything through."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DB_NAME_FIELD_NUMBER: _builtins.int
+    TABLE_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    FROM_MS_FIELD_NUMBER: _builtins.int
+    UNTIL_MS_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    db_name: _builtins.str
+    """The database."""
+    table: _builtins.str
+    """Only of this table."""
+    node_id: _builtins.str
+    """Only those that this node won or lost."""
+    from_ms: _builtins.int
+    """Only those decided at this position or later, in milliseconds."""
+    until_ms: _builtins.int
+    """Only those decided before this position, in milliseconds; 0 for no end."""
+    page_token: _builtins.bytes
+    """From the last page, to go on where it ended; the filters must be the same."""
+    page_size: _builtins.int
+    """The most conflicts on the page; 0 for the server's choice, and never more than 1,000."""
+    @_builtins.property
+    def key(self) -> _containers.RepeatedCompositeFieldContainer[_value_pb2.Value]:
+        """Only of the row with this key, in the order of the key's columns; with table."""
+
+    def __init__(
+        self,
+        *,
+        db_name: _builtins.str = ...,
+        table: _builtins.str = ...,
+        key: _abc.Iterable[_value_pb2.Value] | None = ...,
+        node_id: _builtins.str = ...,
+        from_ms: _builtins.int = ...,
+        until_ms: _builtins.int = ...,
+        page_token: _builtins.bytes = ...,
+        page_size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["db_name", b"db_name", "from_ms", b"from_ms", "key", b"key", "node_id", b"node_id", "page_size", b"page_size", "page_token", b"page_token", "table", b"table", "until_ms", b"until_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListConflictsRequest: _TypeAlias = ListConflictsRequest  # noqa: Y015
+
+@_typing.final
+class Conflict(_message.Message):
+    """A decision in which a value lost."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POSITION_FIELD_NUMBER: _builtins.int
+    TABLE_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    COLUMN_FIELD_NUMBER: _builtins.int
+    LOSING_VALUE_FIELD_NUMBER: _builtins.int
+    LOSING_VALUE_INCOMPLETE_FIELD_NUMBER: _builtins.int
+    LOSING_BATCH_ID_FIELD_NUMBER: _builtins.int
+    LOSING_NODE_FIELD_NUMBER: _builtins.int
+    WINNING_BATCH_ID_FIELD_NUMBER: _builtins.int
+    WINNING_NODE_FIELD_NUMBER: _builtins.int
+    position: _builtins.int
+    """The group that decided it, in milliseconds."""
+    table: _builtins.str
+    """The table's name."""
+    column: _builtins.str
+    """The column."""
+    losing_value: _builtins.bytes
+    """The serialized Value that lost."""
+    losing_value_incomplete: _builtins.bool
+    """True where losing_value goes on in the first conflict of the next page, which is the same one."""
+    losing_batch_id: _builtins.str
+    """The batch that wrote the losing value."""
+    winning_batch_id: _builtins.str
+    """The batch whose value stands."""
+    @_builtins.property
+    def key(self) -> _containers.RepeatedCompositeFieldContainer[_value_pb2.Value]:
+        """The row's key, in the order of the key's columns."""
+
+    @_builtins.property
+    def losing_node(self) -> _batch_pb2.Node:
+        """The node that wrote it."""
+
+    @_builtins.property
+    def winning_node(self) -> _batch_pb2.Node:
+        """The node that wrote that."""
+
+    def __init__(
+        self,
+        *,
+        position: _builtins.int = ...,
+        table: _builtins.str = ...,
+        key: _abc.Iterable[_value_pb2.Value] | None = ...,
+        column: _builtins.str = ...,
+        losing_value: _builtins.bytes = ...,
+        losing_value_incomplete: _builtins.bool = ...,
+        losing_batch_id: _builtins.str = ...,
+        losing_node: _batch_pb2.Node | None = ...,
+        winning_batch_id: _builtins.str = ...,
+        winning_node: _batch_pb2.Node | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["losing_node", b"losing_node", "winning_node", b"winning_node"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["column", b"column", "key", b"key", "losing_batch_id", b"losing_batch_id", "losing_node", b"losing_node", "losing_value", b"losing_value", "losing_value_incomplete", b"losing_value_incomplete", "position", b"position", "table", b"table", "winning_batch_id", b"winning_batch_id", "winning_node", b"winning_node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Conflict: _TypeAlias = Conflict  # noqa: Y015
+
+@_typing.final
+class ListConflictsResponse(_message.Message):
+    """A page of conflicts, the newest first. It may be short, or empty, and still not be the last one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONFLICTS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.bytes
+    """For the next page; empty where there is none."""
+    @_builtins.property
+    def conflicts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Conflict]:
+        """The conflicts."""
+
+    @_builtins.property
+    def state(self) -> _position_pb2.ServerState:
+        """The server's state when it answered."""
+
+    def __init__(
+        self,
+        *,
+        conflicts: _abc.Iterable[Global___Conflict] | None = ...,
+        next_page_token: _builtins.bytes = ...,
+        state: _position_pb2.ServerState | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conflicts", b"conflicts", "next_page_token", b"next_page_token", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListConflictsResponse: _TypeAlias = ListConflictsResponse  # noqa: Y015

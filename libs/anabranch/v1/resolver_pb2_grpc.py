@@ -45,6 +45,11 @@ class ConflictResolverServiceStub:
                 request_serializer=anabranch_dot_v1_dot_resolver__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=anabranch_dot_v1_dot_resolver__pb2.ExplainResponse.FromString,
                 _registered_method=True)
+        self.ListConflicts = channel.unary_unary(
+                '/anabranch.v1.ConflictResolverService/ListConflicts',
+                request_serializer=anabranch_dot_v1_dot_resolver__pb2.ListConflictsRequest.SerializeToString,
+                response_deserializer=anabranch_dot_v1_dot_resolver__pb2.ListConflictsResponse.FromString,
+                _registered_method=True)
 
 
 class ConflictResolverServiceServicer:
@@ -65,6 +70,13 @@ class ConflictResolverServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListConflicts(self, request, context):
+        """The values that lost a conflict, the newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ConflictResolverServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +89,11 @@ def add_ConflictResolverServiceServicer_to_server(servicer, server):
                     servicer.Explain,
                     request_deserializer=anabranch_dot_v1_dot_resolver__pb2.ExplainRequest.FromString,
                     response_serializer=anabranch_dot_v1_dot_resolver__pb2.ExplainResponse.SerializeToString,
+            ),
+            'ListConflicts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListConflicts,
+                    request_deserializer=anabranch_dot_v1_dot_resolver__pb2.ListConflictsRequest.FromString,
+                    response_serializer=anabranch_dot_v1_dot_resolver__pb2.ListConflictsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +151,33 @@ class ConflictResolverService:
             '/anabranch.v1.ConflictResolverService/Explain',
             anabranch_dot_v1_dot_resolver__pb2.ExplainRequest.SerializeToString,
             anabranch_dot_v1_dot_resolver__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListConflicts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/anabranch.v1.ConflictResolverService/ListConflicts',
+            anabranch_dot_v1_dot_resolver__pb2.ListConflictsRequest.SerializeToString,
+            anabranch_dot_v1_dot_resolver__pb2.ListConflictsResponse.FromString,
             options,
             channel_credentials,
             insecure,

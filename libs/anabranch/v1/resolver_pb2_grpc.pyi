@@ -37,6 +37,8 @@ class ConflictResolverServiceStub:
     """The verdicts of batches that the caller sent. An unknown id, and another principal's, is left out."""
     Explain: _grpc.UnaryUnaryMultiCallable[_resolver_pb2.ExplainRequest, _resolver_pb2.ExplainResponse]
     """What would become of a batch if it arrived now. Nothing is changed."""
+    ListConflicts: _grpc.UnaryUnaryMultiCallable[_resolver_pb2.ListConflictsRequest, _resolver_pb2.ListConflictsResponse]
+    """The values that lost a conflict, the newest first."""
 
 @_typing.type_check_only
 class ConflictResolverServiceAsyncStub(ConflictResolverServiceStub):
@@ -47,6 +49,8 @@ class ConflictResolverServiceAsyncStub(ConflictResolverServiceStub):
     """The verdicts of batches that the caller sent. An unknown id, and another principal's, is left out."""
     Explain: _aio.UnaryUnaryMultiCallable[_resolver_pb2.ExplainRequest, _resolver_pb2.ExplainResponse]  # type: ignore[assignment]
     """What would become of a batch if it arrived now. Nothing is changed."""
+    ListConflicts: _aio.UnaryUnaryMultiCallable[_resolver_pb2.ListConflictsRequest, _resolver_pb2.ListConflictsResponse]  # type: ignore[assignment]
+    """The values that lost a conflict, the newest first."""
 
 class ConflictResolverServiceServicer(metaclass=_abc_1.ABCMeta):
     """Answers about verdicts. The deciding itself needs no call: the resolver takes its work from Postgres."""
@@ -66,5 +70,13 @@ class ConflictResolverServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_resolver_pb2.ExplainResponse, _abc.Awaitable[_resolver_pb2.ExplainResponse]]:
         """What would become of a batch if it arrived now. Nothing is changed."""
+
+    @_abc_1.abstractmethod
+    def ListConflicts(
+        self,
+        request: _resolver_pb2.ListConflictsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_resolver_pb2.ListConflictsResponse, _abc.Awaitable[_resolver_pb2.ListConflictsResponse]]:
+        """The values that lost a conflict, the newest first."""
 
 def add_ConflictResolverServiceServicer_to_server(servicer: ConflictResolverServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

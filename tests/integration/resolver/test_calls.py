@@ -1,4 +1,4 @@
-"""GetVerdict and Explain over a real socket, from a real process."""
+"""GetVerdict, Explain and ListConflicts over a real socket, from a real process."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import pytest
 
 from anabranch.clock import Clock
 from anabranch.runtime.errors import error_info
-from anabranch.store import api_keys
+from anabranch.store import api_keys, conflicts
 from anabranch.testkit.resolver_rig import Made, ResolverRig, RigNode
-from anabranch.v1 import batch_pb2, errors_pb2, resolver_pb2, resolver_pb2_grpc, verdict_pb2
+from anabranch.v1 import batch_pb2, errors_pb2, resolver_pb2, resolver_pb2_grpc, value_pb2, verdict_pb2
 
 MILK = {"id": "x", "title": "milk", "done": False}
 APPLIED, REJECTED, PENDING = (
@@ -55,6 +55,29 @@ class Service:
         )
         request.node_state.node.id = node.id
         return self.stub.Explain(request, metadata=self._metadata(subject or node.principal), timeout=10)
+
+    def conflicts(self, **filters: Any) -> resolver_pb2.ListConflictsResponse:
+        request = resolver_pb2.ListConflictsRequest(**{"db_name": "app", **filters})
+        return self.stub.ListConflicts(request, metadata=self._metadata("user-a"), timeout=10)
+
+    def all_conflicts(self, **filters: Any) -> list[resolver_pb2.Conflict]:
+        """All pages, values put together."""
+        found: list[resolver_pb2.Conflict] = []
+        parts: list[bytes] = []
+        token = b""
+        for _ in range(1_000):
+            page = self.conflicts(page_token=token, **filters)
+            for conflict in page.conflicts:
+                parts.append(conflict.losing_value)
+                if not conflict.losing_value_incomplete:
+                    conflict.losing_value = b"".join(parts)
+                    parts.clear()
+                    found.append(conflict)
+            token = page.next_page_token
+            if not token:
+                assert not parts
+                return found
+        raise AssertionError("pages without end")
 
 
 @pytest.fixture
@@ -183,3 +206,121 @@ def test_explain_of_a_known_batch_is_its_verdict_for_its_sender_only(service: Se
     info = error_info(caught.value)
     assert info is not None
     assert info.reason == "WRONG_PRINCIPAL"
+
+
+def text(value: str) -> bytes:
+    return value_pb2.Value(string_value=value).SerializeToString()
+
+
+def lose(service: Service, a: RigNode, b: RigNode, key: str, value: str) -> int:
+    """A value of ``a`` for a title loses to one of ``b``, which had not seen it; the position."""
+    a.see()
+    b.see()
+    decided(service, a.principal, a.update("todo", {"id": key, "title": value}))
+    return decided(service, b.principal, b.update("todo", {"id": key, "title": f"over {value}"})).position
+
+
+def test_conflicts_are_listed_page_by_page_and_by_every_filter(service: Service, rig: ResolverRig) -> None:
+    a, b, c = rig.node("a"), rig.node("b"), rig.node("c")
+    decided(service, "user-a", a.insert("todo", MILK, {"id": "y", "title": "eggs", "done": False}))
+    at = [lose(service, a, b, "x" if n % 2 else "y", f"v{n}") for n in range(5)]
+    at.append(lose(service, c, b, "x", "v5"))
+    found = service.all_conflicts()
+    assert [x.position for x in found] == at[::-1]
+    first = found[-1]
+    assert (first.table, first.key[0].string_value, first.column, first.losing_value) == (
+        "todo", "y", "title", text("v0"),
+    )  # fmt: skip
+    assert (first.losing_node.id, first.losing_node.name, first.winning_node.id) == (a.id, "a", b.id)
+    assert rig.outcome(first.winning_batch_id) == ["OVERWROTE"]
+    assert rig.outcome(first.losing_batch_id) == ["APPLIED"]
+    for size in (1, 2, 3):
+        assert service.all_conflicts(page_size=size) == found
+        assert len(service.conflicts(page_size=size).conflicts) == size
+
+    def values(**filters: Any) -> list[bytes]:
+        return [x.losing_value for x in service.all_conflicts(page_size=2, **filters)]
+
+    x = value_pb2.Value(string_value="x")
+    assert values(table="todo", key=[x]) == [text("v5"), text("v3"), text("v1")]
+    assert values(node_id=c.id) == [text("v5")]
+    assert values(node_id=a.id, table="todo", key=[x]) == [text("v3"), text("v1")]
+    assert values(from_ms=at[1], until_ms=at[4]) == [text("v3"), text("v2"), text("v1")]
+    assert values(table="todo", key=[value_pb2.Value(string_value="none")]) == []
+
+
+def test_no_page_of_conflicts_looks_at_everything(
+    make_rig: Any, migrated_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A filter that finds little makes pages short, not slow: each looks at so many entries, and the next goes on."""
+    rig = make_rig()
+    a, b, c = rig.node("a"), rig.node("b"), rig.node("c")
+    a.insert("todo", MILK)
+    rig.group()
+    for node in [c, *[a] * 7]:
+        b.see()
+        node.see()
+        node.update("todo", {"id": "x", "title": f"of {node.name}"})
+        rig.group()
+        b.update("todo", {"id": "x", "title": "b"})
+        rig.group()
+    monkeypatch.setattr(conflicts, "MOST_LOOKED_AT", 3)
+    tables = [table.id for table in rig.database.tables.values()]
+    for key in (None, "x"):
+        wanted = conflicts.Wanted(rig.database.id, tables, key, node_id=c.id)
+        place, pages = None, []
+        while True:
+            listed = conflicts.page(rig.conn, wanted, place, items=10, max_bytes=1_000)
+            pages.append(len(listed.lost))
+            place = listed.after
+            if place is None:
+                break
+        assert pages == [0, 0, 1]
+
+
+def test_a_losing_value_larger_than_a_message_comes_in_parts(service: Service, rig: ResolverRig) -> None:
+    a, b = rig.node("a"), rig.node("b")
+    decided(service, "user-a", a.insert("todo", MILK))
+    large = "".join(f"{n:08x}" for n in range(1_000_000))
+    lose(service, a, b, "x", "small")
+    lose(service, a, b, "x", large)
+    lose(service, a, b, "x", "after")
+    assert [x.losing_value for x in service.all_conflicts()] == [text("after"), text(large), text("small")]
+
+
+@pytest.mark.parametrize(
+    ("filters", "reason"),
+    [
+        ({"db_name": "other"}, "PERMISSION_DENIED"),
+        ({"table": "nowhere"}, "UNKNOWN_TABLE"),
+        ({"key": [value_pb2.Value(string_value="x")]}, "INVALID_REQUEST"),
+        ({"table": "todo", "key": [value_pb2.Value(int64_value=1)]}, "INVALID_REQUEST"),
+        ({"table": "todo", "key": [value_pb2.Value()]}, "INVALID_REQUEST"),
+        ({"table": "todo", "key": [value_pb2.Value(string_value="x")] * 2}, "INVALID_REQUEST"),
+        ({"page_size": -1}, "INVALID_REQUEST"),
+        ({"node_id": "x" * 27}, "INVALID_REQUEST"),
+        ({"page_token": b"0123456789abcdef0123456789abcdef"}, "INVALID_TOKEN"),
+    ],
+)
+def test_a_wrong_question_about_conflicts_gets_one_reason(
+    service: Service, filters: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        service.conflicts(**filters)
+    info = error_info(caught.value)
+    assert info is not None
+    assert info.reason == reason
+
+
+def test_a_page_token_holds_for_its_own_filters_only(service: Service, rig: ResolverRig) -> None:
+    a, b = rig.node("a"), rig.node("b")
+    decided(service, "user-a", a.insert("todo", MILK))
+    for n in range(3):
+        lose(service, a, b, "x", f"v{n}")
+    token = service.conflicts(page_size=1).next_page_token
+    assert service.conflicts(page_size=2, page_token=token).conflicts
+    with pytest.raises(grpc.RpcError) as caught:
+        service.conflicts(table="todo", page_token=token)
+    info = error_info(caught.value)
+    assert info is not None
+    assert info.reason == "INVALID_TOKEN"
