@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 from anabranch.schema.cells import (
     DATE_INFINITY,
@@ -148,6 +148,16 @@ _PARSE: dict[Kind, Callable[[str], Cell]] = {
     Kind.TIME: lambda text: _parse(text)[1],
 }
 # The kinds not named here are text already.
+
+
+def element_printer(kind: Kind) -> Callable[[Any], str]:
+    """The function that takes an array's element of ``kind`` to its text."""
+    return _PRINT.get(kind, str)
+
+
+def element_parser(kind: Kind) -> Callable[[str], Cell]:
+    """The function that takes the text of an array's element of ``kind`` to its cell."""
+    return _PARSE.get(kind, str)
 
 
 def array_printer(element: Kind) -> Callable[[Cell], str]:

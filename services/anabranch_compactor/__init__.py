@@ -1,0 +1,1 @@
+"""The compactor: a Spark job that makes Parquet of the log."""

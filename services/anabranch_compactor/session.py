@@ -1,0 +1,84 @@
+"""The Spark session of a run."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from anabranch_compactor.java import find_java, java_home
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_LOOPBACK = "127.0.0.1"
+SETTINGS: Mapping[str, str] = {
+    "spark.ui.enabled": "false",
+    "spark.log.level": "ERROR",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    # INT64 microseconds, and the calendar that Postgres counts in, on both ways.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+    "spark.sql.parquet.compression.codec": "zstd",
+    # Column names are compared as they are written.
+    "spark.sql.caseSensitive": "true",
+    # A column named like a folder's key is that column.
+    "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
+    # Rows travel to Python and back in record batches of this many rows and bytes at the most.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(32 * 1024 * 1024),
+    # One file for one partition of ours; Spark is not to put some together.
+    "spark.sql.adaptive.coalescePartitions.enabled": "false",
+    # A task that is tried again, or twice, must not overwrite what another has committed.
+    "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "1",
+    "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+}
+"""What every run needs, wherever it runs; ``spark-submit --conf`` may add to it."""
+
+
+@contextmanager
+def spark_session(master: str | None, *, driver_memory_mib: int = 1024) -> Iterator[SparkSession]:
+    """A session on ``master`` (None: what ``spark-submit`` or Spark's own settings say, else this machine), ended
+    afterwards.
+
+    Raises:
+        JavaError: there is no Java that Spark runs on.
+    """
+    with tempfile.TemporaryDirectory(prefix="anabranch-spark-") as name:
+        folder = Path(name)
+        local = master is None or master.startswith("local")
+        # Under spark-submit the JVM runs already.
+        if "PYSPARK_GATEWAY_PORT" not in os.environ:
+            os.environ["JAVA_HOME"] = str(java_home(find_java(), folder / "java"))
+            if local:
+                # Its workers are of this installation, and nothing of it listens beyond this machine.
+                os.environ["PYSPARK_PYTHON"] = sys.executable
+                os.environ["SPARK_LOCAL_IP"] = _LOOPBACK
+        settings = dict(SETTINGS)
+        if master is not None:
+            settings["spark.master"] = master
+        if local:
+            settings["spark.driver.host"] = settings["spark.driver.bindAddress"] = _LOOPBACK
+            settings["spark.local.dir"] = str(folder / "scratch")
+        settings["spark.driver.memory"] = f"{driver_memory_mib}m"
+        with warnings.catch_warnings():
+            # Spark speaks of its pandas functions, of which nothing here makes use.
+            warnings.simplefilter("ignore", FutureWarning)
+            from pyspark.sql import SparkSession
+
+            builder = SparkSession.builder.appName("anabranch-compactor")
+            for key, value in settings.items():
+                builder = builder.config(key, value)
+            session = builder.getOrCreate()
+        session.sparkContext.setLogLevel("ERROR")
+        try:
+            yield session
+        finally:
+            session.stop()

@@ -1,0 +1,85 @@
+"""Spark starts on the machine's Java and on the packaged one, which lacks a module that Spark asks for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from anabranch_compactor.java import Java, JavaError, find_java, java_home, packaged_home
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+PROGRAM = """
+from anabranch_compactor.session import spark_session
+
+def same(batches):
+    yield from batches
+
+with spark_session("local[1]") as spark:
+    rows = spark.range(5).mapInArrow(same, "id long").collect()
+    print("rows", sorted(row.id for row in rows), spark._jvm.java.lang.System.getProperty("java.version"))
+"""
+
+
+def run(java: str) -> str:
+    """What the program prints where JAVA_HOME is ``java``."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, "JAVA_HOME": java},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+def test_the_packaged_java_lacks_the_module_and_runs_spark_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(packaged_home()))
+    java = find_java()
+    assert not java.has_vector, "the package brings the module now: the way around it can go"
+    assert f"rows [0, 1, 2, 3, 4] {java.version}" in run(str(java.home))
+
+
+def test_the_machines_java_runs_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    java = find_java()
+    assert f"rows [0, 1, 2, 3, 4] {java.version}" in run(str(java.home))
+
+
+def test_only_a_java_without_the_module_is_started_through_a_script(tmp_path: Path) -> None:
+    home = tmp_path / "has it"
+    assert java_home(Java(home, 17, has_vector=True), tmp_path / "made") == home
+    assert not (tmp_path / "made").exists()
+    (home / "bin").mkdir(parents=True)
+    (home / "bin" / "java").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (home / "bin" / "java").chmod(0o755)
+    made = java_home(Java(home, 25, has_vector=False), tmp_path / "made")
+    arguments = ["-cp", "a b", "--add-modules=jdk.incubator.vector", "-Dx=$y", "--add-modules=other"]
+    printed = subprocess.run([made / "bin" / "java", *arguments], capture_output=True, text=True, check=True).stdout
+    assert printed.splitlines() == ["-cp", "a b", "-Dx=$y", "--add-modules=other"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"), [("java.base@11.0.2", "Java 11; Spark needs Java 17"), ("", "none that answers")]
+)
+def test_a_java_that_is_too_old_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, says: str
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "java").write_text(f"#!/bin/sh\necho {answer}\n")
+    (tmp_path / "bin" / "java").chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(JavaError, match=says):
+        find_java()
+
+
+def test_no_java_at_the_named_place_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(JavaError, match="no Java that can be started"):
+        find_java()
