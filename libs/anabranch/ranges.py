@@ -60,7 +60,7 @@ WHOLE = KeyRange(0, 0)
 class RangeSum(NamedTuple):
     """Number of rows, and the sum of their row hashes modulo 2**128."""
 
-    count: int
+    rows: int
     hash: int
 
 
@@ -92,7 +92,7 @@ class RangeSums:
 
     def parts(self, one: KeyRange) -> dict[KeyRange, RangeSum]:
         """The sums of the parts of a range, without those that have no rows."""
-        return {part: found for part in one.parts if (found := self.of(part)).count}
+        return {part: found for part in one.parts if (found := self.of(part)).rows}
 
 
 def in_ranges(encoder: RowEncoder, ranges: Iterable[KeyRange]) -> Callable[[Sequence[Cell]], bool]:
@@ -119,7 +119,7 @@ def next_steps(
     for part in of.parts:
         here, there = mine.of(part), theirs.get(part, EMPTY)
         if here != there:
-            small = max(here.count, there.count) <= FEW_ROWS
+            small = max(here.rows, there.rows) <= FEW_ROWS
             (read if small or not part.can_be_split else split).append(part)
     return split, read
 

@@ -12,6 +12,7 @@ from anabranch.runtime.errors import Failure
 from anabranch.v1 import change_pb2, errors_pb2
 from anabranch_snapshot.log import beyond_head
 from anabranch_snapshot.page_tokens import Place, from_token, place_after, to_token
+from anabranch_snapshot.pages import to_sum
 from anabranch_snapshot.snapshot import Snapshot
 from anabranch_snapshot.subscribe import follow
 
@@ -36,10 +37,13 @@ class ChangeServicer:
         max_bytes = max(LEAST_PAGE_BYTES, min(request.max_bytes or settings.page_bytes, settings.page_max_bytes))
         reading = await snapshot.log.read(database, place, max_bytes)
         stretch = reading.stretch
+        # Read after the page: a table that has not changed since has had the same sum there.
+        sums = await snapshot.log.sums(database)
         response = change_pb2.GetResponse(
             page=reading.page,
             next_page_token=b"" if stretch.at_head else to_token(database, reading.place),
             state=snapshot.log.state(database, stretch.head, stretch.head_chain, stretch.floor, stretch.schema_version),
+            sums=[to_sum(row) for row in sums.rows if row.position <= stretch.reached],
         )
         metrics.count("anabranch_log_sent_bytes", response.ByteSize(), database=database.name)
         return response

@@ -22,6 +22,7 @@ from anabranch.store.catalog import Database
 from anabranch.store.engine import AsyncPool
 from anabranch.store.node_reports import NodeKey, NodeOwner, NodeReport, find_nodes, write_reports
 from anabranch.v1 import batch_pb2, errors_pb2, position_pb2
+from anabranch_snapshot.disagreements import Disagreements
 
 KEPT = 50_000
 """Nodes that are remembered, and nodes whose report may wait; what does not fit comes with the node's next call."""
@@ -42,6 +43,7 @@ class Nodes:
         self._owners: OrderedDict[NodeKey, tuple[NodeOwner, float]] = OrderedDict()
         self._nobody: OrderedDict[NodeKey, float] = OrderedDict()
         self._reports: dict[NodeKey, NodeReport] = {}
+        self._disagreements = Disagreements()
 
     async def admit(self, database: Database, principal: str, state: position_pb2.NodeState, head: int) -> None:
         """Let a node read, and note what it says; it can't have acknowledged more than ``head``. A reader that is no
@@ -70,6 +72,7 @@ class Nodes:
             owner = (await self._find({key})).get(key)
         if owner is not None and owner.principal != principal:
             raise Failure(errors_pb2.REASON_WRONG_PRINCIPAL, "this node belongs to another principal")
+        self._disagreements.hear(database, state)
         self.note(database, principal, node, min(state.acknowledged, head))
 
     def note(self, database: Database, principal: str, node: batch_pb2.Node, acknowledged: int) -> None:

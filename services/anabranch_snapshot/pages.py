@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from anabranch.schema import Table, key_cells
 from anabranch.store.catalog import Database
-from anabranch.store.log_reader import Loser, Stretch
+from anabranch.store.log_reader import Loser, Stretch, SumRow
 from anabranch.store.seal import position_token
 from anabranch.v1 import batch_pb2, change_pb2, position_pb2, value_pb2
 from anabranch.wire.values import column_writer
@@ -69,3 +69,8 @@ def to_position(database: Database, position: int, chain: bytes | None) -> posit
     """A sealed Position; without a seal where its chain is not known any more."""
     token = b"" if chain is None else position_token(database.seal_key, database.epoch, position, chain)
     return position_pb2.Position(epoch=database.epoch, server_timestamp_ms=position, token=token)
+
+
+def to_sum(row: SumRow) -> position_pb2.TableSum:
+    """A table's sum."""
+    return position_pb2.TableSum(table=row.table, count=row.count, hash=row.hash)

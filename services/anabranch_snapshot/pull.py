@@ -29,7 +29,7 @@ from anabranch.store.log_reader import SumRow, Sums
 from anabranch.store.pull_reader import PullReader, PullUnavailableError, key_of_last
 from anabranch.v1 import errors_pb2, position_pb2, snapshot_pb2
 from anabranch_snapshot.config import SnapshotSettings
-from anabranch_snapshot.pages import to_position
+from anabranch_snapshot.pages import to_position, to_sum
 from anabranch_snapshot.pull_session import Session, Turns
 from anabranch_snapshot.resume_tokens import Progress, to_token
 
@@ -139,7 +139,7 @@ async def _table(
         resume = to_token(database, table, progress)
         yield snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, as_of=as_of, resume=resume), ipc[last:]
     row = sums.get(table.name)
-    total = None if row is None else position_pb2.TableSum(table=row.table, count=row.count, hash=row.hash)
+    total = None if row is None else to_sum(row)
     response = snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, done=True, as_of=as_of, sum=total)
     yield response, memoryview(b"")
 

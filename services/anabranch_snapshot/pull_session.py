@@ -1,4 +1,5 @@
-"""Whose turn it is to pull, and one pull's session with Postgres, which can be ended while a thread waits for it."""
+"""Whose turn it is to pull or compare, and that call's session with Postgres, which can be ended while a thread waits
+for it."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import structlog
 
@@ -14,7 +15,7 @@ from anabranch.runtime import metrics
 from anabranch.runtime.errors import Failure
 from anabranch.store.availability import is_unavailable
 from anabranch.store.engine import AsyncPool
-from anabranch.store.pull_reader import PullReader, PullSource, end_session
+from anabranch.store.pull_reader import PullSource, end_session
 from anabranch.v1 import errors_pb2
 
 _END_AGAIN_S = 0.5
@@ -86,10 +87,19 @@ class Turns:
         self.source.close()
 
 
-class Session:
-    """One pull's reader, at most one call of it under way at a time, and its end from outside."""
+class Reader(Protocol):
+    """What blocks in a thread: a session with Postgres whose process is ``pid`` once it is there."""
 
-    def __init__(self, reader: PullReader, turns: Turns) -> None:
+    pid: int | None
+
+    def close(self) -> None:
+        """End the session."""
+
+
+class Session:
+    """One call's reader, at most one call of it under way at a time, and its end from outside."""
+
+    def __init__(self, reader: Reader, turns: Turns) -> None:
         self._reader = reader
         self._turns = turns
         self._under_way: asyncio.Future[object] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from anabranch.runtime.principal import require_database
 from anabranch.store.catalog import Database
 from anabranch.store.log_reader import Sums
 from anabranch.v1 import errors_pb2, position_pb2, snapshot_pb2
+from anabranch_snapshot.compare import compare
 from anabranch_snapshot.describe import describe
 from anabranch_snapshot.pull import Wanted, pull
 from anabranch_snapshot.resume_tokens import from_token
@@ -44,9 +46,7 @@ class SnapshotServicer:
         principal = require_database(request.db_name)
 
         def began(moment: Sums) -> position_pb2.ServerState:
-            if moment.epoch != database.epoch or moment.schema_version != database.schema_version:
-                snapshot.databases.look()
-                raise Failure(errors_pb2.REASON_UNAVAILABLE, "the tables have just changed: call again")
+            self._unchanged(database, moment)
             earliest = min([moment.head, *(one.progress.earliest for one in wanted if one.progress is not None)])
             if earliest < moment.floor:
                 raise Failure(
@@ -59,6 +59,31 @@ class SnapshotServicer:
 
         async for response in pull(snapshot.turns, snapshot.settings, database, wanted, began):
             yield response
+
+    async def compare(
+        self, requests: AsyncIterator[snapshot_pb2.CompareRequest], context: Context
+    ) -> AsyncIterator[snapshot_pb2.CompareResponse]:
+        """``SnapshotService.Compare``."""
+        snapshot = self._snapshot
+        request = await anext(requests, None)
+        if request is None:
+            raise Failure(errors_pb2.REASON_INVALID_REQUEST, "the stream has no request")
+        database = await self._fresh(request.db_name, request.node_state)
+        (wanted,) = _wanted(database, [snapshot_pb2.RequiredTable(table=request.table)])
+
+        def began(moment: Sums) -> position_pb2.ServerState:
+            self._unchanged(database, moment)
+            return snapshot.log.state(database, moment.head, moment.chain, moment.floor, moment.schema_version)
+
+        responses = compare(snapshot.turns, snapshot.settings, database, wanted.table, requests, began)
+        async with contextlib.aclosing(responses):
+            async for response in responses:
+                yield response
+
+    def _unchanged(self, database: Database, moment: Sums) -> None:
+        if moment.epoch != database.epoch or moment.schema_version != database.schema_version:
+            self._snapshot.databases.look()
+            raise Failure(errors_pb2.REASON_UNAVAILABLE, "the tables have just changed: call again")
 
     async def _fresh(self, db_name: str, state: position_pb2.NodeState) -> Database:
         """The database that a call may use, as the catalog has it now. A node that comes for a new snapshot may do so
@@ -98,6 +123,11 @@ def register(server: grpc.aio.Server, servicer: SnapshotServicer) -> None:
             servicer.describe,
             snapshot_pb2.DescribeRequest.FromString,
             snapshot_pb2.DescribeResponse.SerializeToString,
+        ),
+        "Compare": grpc.stream_stream_rpc_method_handler(
+            servicer.compare,
+            snapshot_pb2.CompareRequest.FromString,
+            snapshot_pb2.CompareResponse.SerializeToString,
         ),
         "Pull": grpc.unary_stream_rpc_method_handler(servicer.pull, snapshot_pb2.PullRequest.FromString),
     }

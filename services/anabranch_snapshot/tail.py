@@ -32,10 +32,11 @@ from anabranch.runtime.telemetry import span
 from anabranch.store.availability import is_unavailable
 from anabranch.store.catalog import Database
 from anabranch.store.log_reader import NO_LIMIT
-from anabranch.v1 import change_pb2, errors_pb2, position_pb2
+from anabranch.v1 import change_pb2, errors_pb2
 from anabranch_snapshot.config import SnapshotSettings
 from anabranch_snapshot.log import Log, Reading
 from anabranch_snapshot.page_tokens import Place
+from anabranch_snapshot.pages import to_sum
 from anabranch_snapshot.subscriber import Shared, Subscriber
 
 _RETRY_S = 0.1
@@ -208,7 +209,7 @@ class Tail:
             return False
         response = change_pb2.SubscribeResponse(
             state=self._log.state(self.database, sums.head, sums.chain, sums.floor, sums.schema_version),
-            sums=[position_pb2.TableSum(table=row.table, count=row.count, hash=row.hash) for row in sums.rows],
+            sums=map(to_sum, sums.rows),
         )
         self._offer(Shared(place, place, response.SerializeToString()))
         return True

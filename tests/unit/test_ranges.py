@@ -37,7 +37,7 @@ def test_parts_of_a_range_are_its_rows_exactly_once() -> None:
     for part, found in sums.parts(WHOLE).items():
         is_in = in_ranges(ENCODER, [part])
         assert found == table_sum(ENCODER, filter(is_in, rows))
-        assert sum(part.count for part in sums.parts(part).values()) == found.count
+        assert sum(finer.rows for finer in sums.parts(part).values()) == found.rows
     finest = [number for part in WHOLE.parts for number in part.finest]
     assert finest == list(range(1 << FINEST_BITS))
     assert not KeyRange(8, FAN_OUT).is_valid

@@ -144,6 +144,13 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("anabranch_log_sent_bytes", "counter", "By", ("database",), "Bytes of log pages sent"),
     Metric("anabranch_pulls", "gauge", "1", ("state",), "Pulls that are reading, and pulls that wait for their turn"),
+    Metric(
+        "anabranch_sums_disagreed",
+        "counter",
+        "1",
+        ("database",),
+        "Tables that a node found not to have the server's rows",
+    ),
     Metric("anabranch_pull_rows", "counter", "1", ("database",), "Rows sent by pulls"),
     Metric(
         "anabranch_delivery_lag",

@@ -233,11 +233,12 @@ def _loser(row: tuple[Any, ...], value: bytes | None) -> Loser:
 
 @dataclass(frozen=True, slots=True)
 class SumRow:
-    """The sum of a table: number of rows, and 16 bytes."""
+    """The sum of a table: number of rows, and 16 bytes. It has been so since ``position``."""
 
     table: str
     count: int
     hash: bytes
+    position: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +263,15 @@ async def read_sums(conn: AsyncSession, database_id: int) -> Sums:
     cursor = _cursor(conn)
     await cursor.execute(SUMS, [binary.int8(database_id)], prepare=True, binary=True)
     rows = await cursor.fetchall()
+    return sums_of(database_id, rows)
+
+
+def sums_of(database_id: int, rows: Sequence[tuple[Any, ...]]) -> Sums:
+    """What the rows of the statement SUMS say.
+
+    Raises:
+        UnknownDatabaseError: there is none.
+    """
     if not rows:
         raise UnknownDatabaseError(f"database number {database_id} is gone")
     head, chain, epoch, floor, schema_version = rows[0][:5]

@@ -72,7 +72,8 @@ select epoch, floor_ms, schema_version from anabranch.databases where id = $1::i
 """
 
 SUMS = b"""
-select coalesce(h.position, 0), h.chain, d.epoch, d.floor_ms, d.schema_version, t.name, s.row_count, s.row_hash
+select coalesce(h.position, 0), h.chain, d.epoch, d.floor_ms, d.schema_version, t.name, s.row_count, s.row_hash,
+       s.position
 from anabranch.databases d
 left join lateral (
     select position, chain from anabranch.groups where database_id = d.id order by position desc limit 1

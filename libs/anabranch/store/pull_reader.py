@@ -31,13 +31,12 @@ from anabranch.schema import Table
 from anabranch.store.availability import is_passing
 from anabranch.store.binary_cells import bare_type, quote
 from anabranch.store.binary_text import array_printer
-from anabranch.store.catalog import UnknownDatabaseError
 from anabranch.store.engine import AsyncSession, SessionOptions, connection_arguments
-from anabranch.store.log_reader import SumRow, Sums
+from anabranch.store.log_reader import Sums, sums_of
 from anabranch.store.log_reader_statements import SUMS
 from anabranch.store.pull_columns import mender, select_list
-from anabranch.store.seal import EMPTY_CHAIN
 
+APPLICATION = "anabranch-snapshot-pull"
 END_SESSION = """
 select pg_terminate_backend(pid) from pg_stat_activity where pid = %s and application_name = 'anabranch-snapshot-pull'
 """
@@ -68,7 +67,7 @@ class PullSource:
         self.options = options
         arguments = connection_arguments(
             url,
-            application_name="anabranch-snapshot-pull",
+            application_name=APPLICATION,
             options=SessionOptions(
                 statement_timeout_ms=options.statement_timeout_ms,
                 lock_timeout_ms=options.lock_timeout_ms,
@@ -137,11 +136,7 @@ class PullReader:
                 rows = cursor.fetchall()
         except driver.Error as error:
             raise _judged(error) from error
-        if not rows:
-            raise UnknownDatabaseError(f"database number {self._database_id} is gone")
-        head, chain, epoch, floor, schema_version = rows[0][:5]
-        sums = [SumRow(*row[5:]) for row in rows if row[6] is not None]
-        return Sums(head, chain or EMPTY_CHAIN, epoch, floor, schema_version, sums)
+        return sums_of(self._database_id, rows)
 
     def open_table(self, table: Table, after: Sequence[str] | None = None) -> None:
         """Begin to read a table, after the row of the key that ``key_of_last`` gave, or all of it."""
@@ -207,7 +202,7 @@ class PullReader:
 
 
 async def end_session(conn: AsyncSession, pid: int) -> None:
-    """End the session of a PullReader that is not closed: what it waits for fails at once.
+    """End the session of a reader that is not closed: what it waits for fails at once.
 
     Raises:
         psycopg.Error: what Postgres refused.

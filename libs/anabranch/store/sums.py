@@ -1,6 +1,10 @@
-"""Table sums from the rows themselves: what a table starts with when it is registered."""
+"""A table's rows, read to be summed up: what it starts with when it is registered, and is verified by later."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+
+from psycopg.pq import TransactionStatus
 
 from anabranch.canonical import SUM_MODULUS, RowEncoder, table_sum
 from anabranch.schema import Table
@@ -15,24 +19,34 @@ _MOST_BYTES = 4 * 2**20
 _SAMPLE = 16
 
 
-def scan_sum(conn: Connection, schema_name: str, table: Table) -> tuple[int, int]:
-    """Count of rows and sum of row hashes of a table, as the transaction sees it.
+def scan_rows(conn: Connection, schema_name: str, table: Table) -> Iterator[list[Row]]:
+    """The rows of a table as the transaction sees them, in no order.
 
-    Rows come through a cursor on the server in chunks of about ``_MOST_BYTES``, so that memory does not grow
-    with the table. Must be called inside a transaction.
+    They come through a cursor on the server in chunks of about ``_MOST_BYTES``, so that memory does not grow with the
+    table. Must be read inside a transaction, one table at a time.
     """
     relation = f"{quote(schema_name)}.{quote(table.name)}"
     columns = ", ".join(read_expression(column, "t") for column in table.columns)
     conn.execute(f"declare {_CURSOR} no scroll cursor for select {columns} from {relation} t".encode())
     load, encoder = row_loader(table.columns), RowEncoder(table)
-    count = total = 0
     chunk = _FIRST_CHUNK
-    while rows := load(_fetch(conn, chunk)):
+    try:
+        while rows := load(_fetch(conn, chunk)):
+            chunk = _next_chunk(encoder, rows, chunk)
+            yield rows
+    finally:
+        if conn.info.transaction_status == TransactionStatus.INTRANS:
+            conn.execute(f"close {_CURSOR}".encode())
+
+
+def scan_sum(conn: Connection, schema_name: str, table: Table) -> tuple[int, int]:
+    """Count of rows and sum of row hashes of a table, as the transaction sees it. Must be called inside one."""
+    encoder = RowEncoder(table)
+    count = total = 0
+    for rows in scan_rows(conn, schema_name, table):
         more, more_total = table_sum(encoder, rows)
         count += more
         total += more_total
-        chunk = _next_chunk(encoder, rows, chunk)
-    conn.execute(f"close {_CURSOR}".encode())
     return count, total % SUM_MODULUS
 
 

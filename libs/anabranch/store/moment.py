@@ -1,0 +1,117 @@
+"""A table at one moment: its rows and its sum, both of the moment's position.
+
+One transaction in REPEATABLE READ: the table is locked ACCESS SHARE first, because a TRUNCATE that commits between the
+transaction's snapshot and the read of the table would read as an empty one; the snapshot is taken by the next query,
+which gives the head and the sums. Nobody who writes waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from anabranch.canonical import RowEncoder
+from anabranch.ranges import KeyRange, RangeSums, in_ranges
+from anabranch.schema import Table
+from anabranch.store import binary
+from anabranch.store.binary import Connection
+from anabranch.store.binary_cells import Row, quote
+from anabranch.store.catalog import Database
+from anabranch.store.engine import Session, SessionOptions, connect
+from anabranch.store.log_reader import Sums, sums_of
+from anabranch.store.log_reader_statements import SUMS
+from anabranch.store.pull_reader import APPLICATION, PullOptions
+from anabranch.store.sums import scan_rows
+
+
+def begin(conn: Connection, database: Database, table: Table) -> Sums:
+    """Begin a transaction of one moment in a session in autocommit; gives its head and all sums.
+
+    Raises:
+        UnknownDatabaseError: there is no such database any more.
+        psycopg.Error: what Postgres refused.
+    """
+    conn.execute("begin isolation level repeatable read, read only")
+    relation = f"{quote(database.schema_name)}.{quote(table.name)}"
+    conn.execute(f"lock table {relation} in access share mode".encode())
+    return sums_of(database.id, binary.run(conn, SUMS, [binary.int8(database.id)]).fetchall())
+
+
+@contextmanager
+def moment(conn: Connection, database: Database, table: Table) -> Iterator[Sums]:
+    """``begin`` for the block, ended with it."""
+    try:
+        yield begin(conn, database, table)
+    finally:
+        if not conn.closed:
+            conn.rollback()
+
+
+def rows_at(conn: Connection, database: Database, table: Table) -> Iterator[list[Row]]:
+    """The rows of the table at the moment's position, in no order. Raises psycopg.Error."""
+    return scan_rows(conn, database.schema_name, table)
+
+
+def range_sums(conn: Connection, database: Database, table: Table) -> RangeSums:
+    """The sums of those rows by key range; every row is read. Raises psycopg.Error."""
+    sums, encoder = RangeSums(), RowEncoder(table)
+    for rows in rows_at(conn, database, table):
+        sums.add(encoder, rows)
+    return sums
+
+
+def rows_in(conn: Connection, database: Database, table: Table, ranges: Iterable[KeyRange]) -> Iterator[list[Row]]:
+    """Those of the rows that are in ``ranges``; every row's key is looked at. Raises psycopg.Error."""
+    is_in = in_ranges(RowEncoder(table), ranges)
+    for rows in rows_at(conn, database, table):
+        if found := list(filter(is_in, rows)):
+            yield found
+
+
+class MomentReader:
+    """One table at one moment, in a session of its own. It blocks, and is used by one thread at a time; ``pid`` is the
+    session's process in Postgres, so that it can be ended from outside (``pull_reader.end_session``).
+
+    ``begin`` first, ``close`` last. Every method but ``close`` raises psycopg.Error.
+    """
+
+    def __init__(self, url: str, options: PullOptions, database: Database, table: Table) -> None:
+        self._url = url
+        self._options = options
+        self._database = database
+        self._table = table
+        self._conn: Session | None = None
+        self.pid: int | None = None
+
+    def begin(self) -> Sums:
+        """Open the session and take the moment.
+
+        Raises:
+            UnknownDatabaseError: there is no such database any more.
+        """
+        options = SessionOptions(
+            statement_timeout_ms=self._options.statement_timeout_ms,
+            lock_timeout_ms=self._options.lock_timeout_ms,
+            idle_in_transaction_session_timeout_ms=self._options.idle_timeout_ms,
+            client_connection_check_interval_ms=1_000,
+        )
+        self._conn = connect(self._url, application_name=APPLICATION, autocommit=True, options=options)
+        self.pid = self._conn.info.backend_pid
+        return begin(self._conn, self._database, self._table)
+
+    def range_sums(self) -> RangeSums:
+        """As the function of that name."""
+        assert self._conn is not None
+        return range_sums(self._conn, self._database, self._table)
+
+    def rows_in(self, ranges: Iterable[KeyRange]) -> Iterator[list[Row]]:
+        """As the function of that name; read to its end before anything else is asked for."""
+        assert self._conn is not None
+        return rows_in(self._conn, self._database, self._table, ranges)
+
+    def close(self) -> None:
+        """End the session, and the transaction with it."""
+        self.pid = None
+        if self._conn is not None:
+            self._conn.close()
+            self._conn = None

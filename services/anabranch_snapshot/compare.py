@@ -1,0 +1,158 @@
+"""The verb of Compare: one table at one moment, by key ranges, for a node that looks for the rows in which it differs.
+
+States of a comparison:
+
+* *waiting* for its turn, as a pull does and among the pulls: it costs what the pull of its table costs.
+* *summing*: it has a session with an open transaction, and a thread reads every row for the sums of the finest ranges
+  (2**16 of them, whatever the table's size). The first response was sent before, so that the node comes to the moment's
+  position meanwhile.
+* *asked*: it answers one request after the other, ``MOST_REQUESTS`` at most. Sums come from memory; rows by another
+  read of the table, of which a few chunks are in memory.
+* *cut off*: the client has taken or asked nothing for ``pull_stall_ms``, or the transaction is ``pull_max_ms`` old.
+* *ended*: by the client's closing its side, by its going away, or by an error. The session is ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+
+from anabranch.ranges import FAN_OUT, FINEST_BITS, WHOLE, KeyRange, RangeSum, RangeSums
+from anabranch.runtime.errors import Failure
+from anabranch.schema import Table
+from anabranch.store.binary_cells import Row
+from anabranch.store.catalog import Database, UnknownDatabaseError
+from anabranch.store.log_reader import Sums
+from anabranch.store.moment import MomentReader
+from anabranch.store.sums import sum_to_bytes
+from anabranch.v1 import errors_pb2, position_pb2, snapshot_pb2, value_pb2
+from anabranch.wire.values import column_writer
+from anabranch_snapshot.config import SnapshotSettings
+from anabranch_snapshot.pages import to_position, to_sum
+from anabranch_snapshot.pull_session import Session, Turns
+
+MOST_REQUESTS = 8
+"""After the first one. A node needs two: one to split, one to read."""
+PART_BYTES = 1_000_000
+"""How many bytes of rows one response carries at most."""
+
+
+async def compare(
+    turns: Turns,
+    settings: SnapshotSettings,
+    database: Database,
+    table: Table,
+    requests: AsyncIterator[snapshot_pb2.CompareRequest],
+    began: Callable[[Sums], position_pb2.ServerState],
+) -> AsyncGenerator[snapshot_pb2.CompareResponse, None]:
+    """The responses. ``requests`` are those after the first one; ``began`` is told of the moment, checks it, and gives
+    the state that goes into the first response.
+
+    Raises:
+        Failure: what ``began`` raises; OVERLOADED, UNKNOWN_DATABASE, UNAVAILABLE, INVALID_REQUEST.
+        psycopg.Error: what Postgres refused.
+    """
+    reader = MomentReader(settings.postgres_url.get_secret_value(), turns.source.options, database, table)
+    loop = asyncio.get_running_loop()
+    async with turns.turn():
+        session = Session(reader, turns)
+        oldest = loop.call_later(
+            settings.pull_max_ms / 1000, session.cut, "the comparison took too long for one transaction: begin anew"
+        )
+        try:
+            moment = await session.start(reader.begin)
+            state = began(moment)
+            sum_ = next((to_sum(row) for row in moment.rows if row.table == table.name), None)
+            as_of = to_position(database, moment.head, moment.chain)
+            yield snapshot_pb2.CompareResponse(as_of=as_of, sum=sum_, state=state)
+            sums = await session.start(reader.range_sums)
+            yield snapshot_pb2.CompareResponse(sums=_parts(sums, [WHOLE]), done=True)
+            asked = _in_time(session, settings.pull_stall_ms / 1000, requests)
+            count = 0
+            async for request in asked:
+                count += 1
+                if count > MOST_REQUESTS:
+                    raise Failure(errors_pb2.REASON_INVALID_REQUEST, f"more than {MOST_REQUESTS} requests: begin anew")
+                split, read = _ranges(request.split, FINEST_BITS - 1), _ranges(request.read, FINEST_BITS)
+                for one in split:
+                    yield snapshot_pb2.CompareResponse(sums=_parts(sums, [one]))
+                if read:
+                    async for response in _rows(session, reader, table, read):
+                        yield response
+                yield snapshot_pb2.CompareResponse(done=True)
+        except UnknownDatabaseError:
+            raise Failure(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {database.name!r}") from None
+        except Exception as error:
+            if session.cut_off is not None and error is not session.cut_off:
+                raise session.cut_off from error
+            raise
+        finally:
+            oldest.cancel()
+            await session.close()
+
+
+async def _in_time(
+    session: Session, stall_s: float, requests: AsyncIterator[snapshot_pb2.CompareRequest]
+) -> AsyncIterator[snapshot_pb2.CompareRequest]:
+    """The requests; the comparison is cut off where one is waited for too long."""
+    while True:
+        try:
+            async with asyncio.timeout(stall_s):
+                request = await anext(requests, None)
+        except TimeoutError:
+            session.cut(f"nothing was asked for {stall_s:g} s: begin the comparison anew")
+            request = None
+        if session.cut_off is not None:
+            raise session.cut_off
+        if request is None:
+            return
+        yield request
+
+
+def _ranges(wanted: Sequence[snapshot_pb2.KeyRange], most_bits: int) -> list[KeyRange]:
+    """Raises Failure: INVALID_REQUEST."""
+    ranges = [KeyRange(one.bits, one.prefix) for one in wanted]
+    for one in ranges:
+        if not one.is_valid or one.bits > most_bits:
+            raise Failure(errors_pb2.REASON_INVALID_REQUEST, f"there is no key range of {one.bits} bits {one.prefix}")
+    if len(set(ranges)) != len(ranges) or len(ranges) > FAN_OUT * FAN_OUT:
+        raise Failure(errors_pb2.REASON_INVALID_REQUEST, "a request names a key range twice")
+    return ranges
+
+
+def _parts(sums: RangeSums, ranges: Sequence[KeyRange]) -> Iterator[snapshot_pb2.RangeSum]:
+    for one in ranges:
+        for part, found in sums.parts(one).items():
+            yield _to_message(part, found)
+
+
+def _to_message(one: KeyRange, found: RangeSum) -> snapshot_pb2.RangeSum:
+    return snapshot_pb2.RangeSum(
+        range=snapshot_pb2.KeyRange(bits=one.bits, prefix=one.prefix), count=found.rows, hash=sum_to_bytes(found.hash)
+    )
+
+
+async def _rows(
+    session: Session, reader: MomentReader, table: Table, ranges: Sequence[KeyRange]
+) -> AsyncIterator[snapshot_pb2.CompareResponse]:
+    writers = [column_writer(column) for column in table.columns]
+    found = reader.rows_in(ranges)
+
+    def following() -> list[Row] | None:
+        return next(found, None)
+
+    waiting: list[bytes] = []
+    size = 0
+    while (rows := await session.start(following)) is not None:
+        for row in rows:
+            values = [write(cell) for write, cell in zip(writers, row, strict=True)]
+            waiting.append(value_pb2.Row(values=values).SerializeToString())
+            size += len(waiting[-1])
+            while size > PART_BYTES:
+                # The last one may be larger than any message.
+                cut = len(waiting[-1]) - max(0, size - PART_BYTES)
+                head, rest = waiting[-1][:cut], waiting[-1][cut:]
+                yield snapshot_pb2.CompareResponse(rows=[*waiting[:-1], head], row_incomplete=True)
+                waiting, size = [rest], len(rest)
+    if waiting:
+        yield snapshot_pb2.CompareResponse(rows=waiting)
