@@ -90,6 +90,21 @@ class FileCodec:
                     cells[i] = literal(text)
         return cells
 
+    def from_pull(self, values: pa.Array) -> tuple[pa.Array, Exact]:
+        """The file column of a column as a Pull carries it."""
+        kind = self.column.kind
+        if kind is Kind.TIME:
+            return values.view(pa.int64()), None
+        if kind is Kind.TIMESTAMP and pa.types.is_string(values.type):
+            return self.write(to_cells(self.column, values))
+        if self._digits is not None:
+            special = pc.equal(values, _NAN)
+            if pc.any(special).as_py():
+                plain = pc.if_else(special, pa.scalar(None, pa.string()), values)
+                return plain.cast(self.type), pc.if_else(special, values, pa.scalar(None, pa.string())).to_pylist()
+            return values.cast(self.type), None
+        return (values if values.type == self.type else values.cast(self.type)), None
+
 
 def _plain(number: Decimal) -> str:
     return format(number, "f")
