@@ -1,7 +1,7 @@
 """Published runs of the compactor.
 
 Revision ID: 0004
-Revises: 0001
+Revises: 0002
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from alembic import op
 
 revision = "0004"
-down_revision = "0001"
+down_revision = "0002"
 branch_labels = None
 depends_on = None
 
