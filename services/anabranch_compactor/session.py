@@ -34,8 +34,6 @@ SETTINGS: Mapping[str, str] = {
     # Rows travel to Python and back in record batches of this many rows and bytes at the most.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(32 * 1024 * 1024),
-    # One file for one partition of ours; Spark is not to put some together.
-    "spark.sql.adaptive.coalescePartitions.enabled": "false",
     # A task that is tried again, or twice, must not overwrite what another has committed.
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "1",
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
@@ -68,15 +66,14 @@ def spark_session(master: str | None, *, driver_memory_mib: int = 1024) -> Itera
             settings["spark.driver.host"] = settings["spark.driver.bindAddress"] = _LOOPBACK
             settings["spark.local.dir"] = str(folder / "scratch")
         settings["spark.driver.memory"] = f"{driver_memory_mib}m"
-        with warnings.catch_warnings():
-            # Spark speaks of its pandas functions, of which nothing here makes use.
-            warnings.simplefilter("ignore", FutureWarning)
-            from pyspark.sql import SparkSession
+        # Spark speaks of its pandas functions, of which nothing here makes use.
+        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+        from pyspark.sql import SparkSession
 
-            builder = SparkSession.builder.appName("anabranch-compactor")
-            for key, value in settings.items():
-                builder = builder.config(key, value)
-            session = builder.getOrCreate()
+        builder = SparkSession.builder.appName("anabranch-compactor")
+        for key, value in settings.items():
+            builder = builder.config(key, value)
+        session = builder.getOrCreate()
         session.sparkContext.setLogLevel("ERROR")
         try:
             yield session

@@ -6,21 +6,20 @@ Columns come as lists of cells, in the table's order. Sums are modulo 2**128, an
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from anabranch.canonical import SUM_MODULUS, RowEncoder
 from anabranch.schema import Cell, Table
 
 
-class Sum(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Sum:
     """A number of hashes and their sum modulo 2**128."""
 
     count: int = 0
     total: int = 0
 
-    def __add__(self, other: object) -> Sum:
-        if not isinstance(other, Sum):
-            return NotImplemented
+    def __add__(self, other: Sum) -> Sum:
         return Sum(self.count + other.count, (self.total + other.total) % SUM_MODULUS)
 
     def __sub__(self, other: Sum) -> Sum:
@@ -29,11 +28,6 @@ class Sum(NamedTuple):
     def to_bytes(self) -> bytes:
         """The sum alone, as ``anabranch.table_sums`` keeps it: 16 bytes, big-endian."""
         return self.total.to_bytes(16, "big")
-
-
-def sum_of(count: int, digest: bytes) -> Sum:
-    """A sum from how it is kept."""
-    return Sum(count, int.from_bytes(digest, "big"))
 
 
 INSERT, UPDATE = 1, 2
@@ -55,9 +49,7 @@ class Prover:
         hashes = [encoder.hash_fields(row) for row in zip(*fields, strict=True)]
         return Sum(len(hashes), sum(hashes) % SUM_MODULUS)
 
-    def effects(
-        self, types: Sequence[int], changed: Sequence[Sequence[str]], columns: Sequence[Sequence[Cell]]
-    ) -> Sum:
+    def effects(self, types: Sequence[int], changed: Sequence[Sequence[str]], columns: Sequence[Sequence[Cell]]) -> Sum:
         """The sum of effect hashes. ``changed``: the names of the columns that an update changed.
 
         Raises:

@@ -1,0 +1,216 @@
+"""Manifests: which files make up the lake at a position.
+
+A manifest stands for itself: it names every live file, not only those of its own run. Paths are relative to the folder
+of the database's epoch, ``<root>/<database>/<epoch>``. A reader takes the newest manifest that is published and follows
+nothing else; what lies there besides belongs to a run that was not published, or is no longer needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+from urllib.parse import quote
+
+from anabranch.columnar.file_columns import FileColumn, FileTable
+from anabranch.columnar.proof import Sum
+from anabranch.schema import Column, Kind, Table
+
+FORMAT = 1
+MANIFESTS = "_manifests"
+
+
+class ManifestError(ValueError):
+    """A manifest that this release can't read."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A Parquet file. ``total``: the sum of its effects' (rows') hashes, in hexadecimal. ``bucket`` and ``delta`` are
+    a base file's: a delta has the rows of one run that its bucket's file before has otherwise, or not."""
+
+    path: str
+    rows: int
+    bytes: int
+    total: str
+    first_position: int
+    last_position: int
+    bucket: int = 0
+    delta: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """The proven sum of the rows of one bucket."""
+
+    count: int = 0
+    total: str = "0"
+
+    @property
+    def sum(self) -> Sum:
+        """As a sum."""
+        return Sum(self.count, int(self.total, 16))
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The rows of a table at the manifest's position; a row's bucket is ``xxhash64`` of its key, modulo their
+    number."""
+
+    buckets: tuple[Bucket, ...]
+    files: tuple[File, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TableFiles:
+    """The files of one table. ``changes_count`` and ``changes_total`` are the sum of all effects in them. ``base`` is
+    None until the table's first one was proven."""
+
+    table_id: int
+    columns: FileTable
+    changes: tuple[File, ...] = ()
+    changes_count: int = 0
+    changes_total: str = "0"
+    conflicts: tuple[File, ...] = ()
+    base: Base | None = None
+
+    @property
+    def all_files(self) -> tuple[File, ...]:
+        """Every live file."""
+        return (*self.changes, *self.conflicts, *(self.base.files if self.base else ()))
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The lake at ``to_position``. ``previous`` is the run before, "" for the first."""
+
+    run_id: str
+    database: str
+    epoch: str
+    from_position: int
+    to_position: int
+    schema_version: int
+    previous: str = ""
+    tables: Mapping[str, TableFiles] = field(default_factory=dict)
+
+    @property
+    def paths(self) -> set[str]:
+        """Every live file."""
+        return {file.path for table in self.tables.values() for file in table.all_files}
+
+    def with_tables(self, tables: Mapping[str, TableFiles]) -> Manifest:
+        """The same with other tables."""
+        return replace(self, tables=dict(tables))
+
+
+def epoch_folder(database: str, epoch: str) -> str:
+    """The folder of a database's epoch, below the root."""
+    return f"{quote(database, safe='')}/{quote(epoch, safe='')}"
+
+
+def table_folder(part: str, table: str) -> str:
+    """The folder of a table in ``changes``, ``conflicts`` or ``base``."""
+    return f"{part}/table={quote(table, safe='')}"
+
+
+def manifest_path(run_id: str) -> str:
+    """A manifest's own file."""
+    return f"{MANIFESTS}/{run_id}.json"
+
+
+def to_json(manifest: Manifest) -> dict[str, Any]:
+    """What a manifest's file holds."""
+    return {
+        "format": FORMAT,
+        "run": manifest.run_id,
+        "database": manifest.database,
+        "epoch": manifest.epoch,
+        "from_position": manifest.from_position,
+        "to_position": manifest.to_position,
+        "schema_version": manifest.schema_version,
+        "previous": manifest.previous,
+        "tables": {name: _table_json(table) for name, table in manifest.tables.items()},
+    }
+
+
+def from_json(content: Mapping[str, Any]) -> Manifest:
+    """A manifest from what its file holds.
+
+    Raises:
+        ManifestError: it is of another format.
+    """
+    if content.get("format") != FORMAT:
+        raise ManifestError(f"a manifest of format {content.get('format')!r}; this release reads format {FORMAT}")
+    return Manifest(
+        content["run"],
+        content["database"],
+        content["epoch"],
+        content["from_position"],
+        content["to_position"],
+        content["schema_version"],
+        content["previous"],
+        {name: _table(name, table) for name, table in content["tables"].items()},
+    )
+
+
+def _table_json(table: TableFiles) -> dict[str, Any]:
+    files = table.columns
+    return {
+        "table_id": table.table_id,
+        "key": list(files.table.key_columns),
+        "columns": _columns_json(files.columns),
+        "gone": _columns_json(files.gone),
+        "changes": _files_json(table.changes),
+        "changes_count": table.changes_count,
+        "changes_total": table.changes_total,
+        "conflicts": _files_json(table.conflicts),
+        "base": None
+        if table.base is None
+        else {"buckets": [asdict(b) for b in table.base.buckets], "files": _files_json(table.base.files)},
+    }
+
+
+def _files_json(files: Iterable[File]) -> list[dict[str, Any]]:
+    return [asdict(file) for file in files]
+
+
+def _columns_json(columns: Iterable[FileColumn]) -> list[dict[str, Any]]:
+    return [
+        {
+            "file_column": c.file_name,
+            "type": str(c.type),
+            "name": c.column.name,
+            "kind": c.column.kind.name,
+            "element_kind": None if c.column.element_kind is None else c.column.element_kind.name,
+            "postgres_type": c.column.postgres_type,
+        }
+        for c in columns
+    ]
+
+
+def _columns(content: Iterable[Mapping[str, Any]]) -> tuple[FileColumn, ...]:
+    found = []
+    for c in content:
+        element = c["element_kind"]
+        column = Column(c["name"], Kind[c["kind"]], c["postgres_type"], None if element is None else Kind[element])
+        found.append(FileColumn(c["file_column"], column))
+    return tuple(found)
+
+
+def _table(name: str, content: Mapping[str, Any]) -> TableFiles:
+    columns = _columns(content["columns"])
+    table = Table(name, tuple(c.column for c in columns), tuple(content["key"]), content["table_id"])
+    base = content["base"]
+    return TableFiles(
+        content["table_id"],
+        FileTable(table, columns, _columns(content["gone"])),
+        _files(content["changes"]),
+        content["changes_count"],
+        content["changes_total"],
+        _files(content["conflicts"]),
+        None if base is None else Base(tuple(Bucket(**b) for b in base["buckets"]), _files(base["files"])),
+    )
+
+
+def _files(content: Iterable[Mapping[str, Any]]) -> tuple[File, ...]:
+    return tuple(File(**file) for file in content)

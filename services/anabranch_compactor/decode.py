@@ -1,0 +1,119 @@
+"""Executors' work on cells: log rows, pulled rows and conflicts to columns of files, and files to sums.
+
+Every function takes record batches and gives record batches, as ``mapInArrow`` wants it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from anabranch.columnar.file_cells import FileCodec
+from anabranch.columnar.file_columns import may_need_text
+from anabranch.schema import Cell, Table, key_cells
+from anabranch.store.file_codecs import file_codecs
+from anabranch.v1 import change_pb2, value_pb2
+from anabranch.wire.values import NotGiven, column_reader
+
+Batches = Iterator[pa.RecordBatch]
+Columns = list[list[Cell]]
+
+
+def _arrays(table: Table, codecs: Sequence[FileCodec], columns: Columns) -> tuple[list[pa.Array], list[str]]:
+    """The columns ``c…`` and ``x…`` of cells, and their names."""
+    written = [codec.write(cells) for codec, cells in zip(codecs, columns, strict=True)]
+    return _named(table, written, len(columns[0]))
+
+
+def _named(table: Table, written: Sequence[tuple[pa.Array, Any]], rows: int) -> tuple[list[pa.Array], list[str]]:
+    arrays = [array for array, _ in written]
+    names = [f"c{i}" for i in range(len(written))]
+    for i, column in enumerate(table.columns):
+        if may_need_text(column):
+            exact = written[i][1]
+            arrays.append(pa.nulls(rows, pa.string()) if exact is None else pa.array(exact, pa.string()))
+            names.append(f"x{i}")
+    return arrays, names
+
+
+def log_decoder(table: Table) -> Callable[[Batches], Batches]:
+    """Log rows to changes: our columns, then the cells that the effect gives and NULL for the others."""
+
+    def decode(batches: Batches) -> Batches:
+        codecs = file_codecs(table.columns)
+        readers = {c.name: (i, column_reader(c)) for i, c in enumerate(table.columns)}
+        width = len(table.columns)
+        parse = change_pb2.Effect.FromString
+        shapes: dict[tuple[str, ...], list[tuple[list[Cell], Any]]] = {}
+        for batch in batches:
+            rows = batch.num_rows
+            columns: Columns = [[None] * rows for _ in range(width)]
+            shapes.clear()
+            for row, data in enumerate(batch.column("effect").to_pylist()):
+                effect = parse(data)
+                names = tuple(effect.columns)
+                shape = shapes.get(names)
+                if shape is None:
+                    places = [readers[name] for name in names]
+                    shape = shapes[names] = [(columns[i], read) for i, read in places]
+                for (cells, read), value in zip(shape, effect.values, strict=True):
+                    cells[row] = read(value)
+            arrays, names_of_cells = _arrays(table, codecs, columns)
+            ours = [batch.column(n) for n in ("position", "batch_id", "ordinal", "node_id", "type", "changed")]
+            own_names = ["position", "batch", "ordinal", "node", "kind", "changed"]
+            yield pa.RecordBatch.from_arrays(ours + arrays, names=own_names + names_of_cells)
+
+    return decode
+
+
+def pulled(table: Table, batches: Batches) -> Batches:
+    """Rows as a Pull carries them to ``c…`` and ``x…``."""
+    codecs = file_codecs(table.columns)
+    for batch in batches:
+        written = [codec.from_pull(values) for codec, values in zip(codecs, batch.columns, strict=True)]
+        arrays, names = _named(table, written, batch.num_rows)
+        yield pa.RecordBatch.from_arrays(arrays, names=names)
+
+
+def conflict_decoder(table: Table) -> Callable[[Batches], Batches]:
+    """Conflicts to rows that give the key and the losing value alone. A value of a column that the table no longer has,
+    or that is not given, stays as it is, in ``untyped``."""
+
+    def decode(batches: Batches) -> Batches:
+        codecs = file_codecs(table.columns)
+        readers = {c.name: (i, column_reader(c)) for i, c in enumerate(table.columns)}
+        for batch in batches:
+            rows = batch.num_rows
+            columns: Columns = [[None] * rows for _ in table.columns]
+            untyped: list[bytes | None] = [None] * rows
+            keys, names = batch.column("key").to_pylist(), batch.column("column_name").to_pylist()
+            for row, data in enumerate(batch.column("losing_value").to_pylist()):
+                for i, cell in zip(table.key_index, key_cells(table, keys[row]), strict=True):
+                    columns[i][row] = cell
+                place, read = readers.get(names[row], (None, None))
+                if place is None or read is None or place in table.key_index:
+                    untyped[row] = data
+                    continue
+                try:
+                    columns[place][row] = read(value_pb2.Value.FromString(data))
+                except NotGiven:
+                    untyped[row] = data
+            arrays, names_of_cells = _arrays(table, codecs, columns)
+            ours = [c for c, f in zip(batch.columns, batch.schema, strict=True) if f.name != "losing_value"]
+            own_names = [f.name for f in batch.schema if f.name != "losing_value"]
+            yield pa.RecordBatch.from_arrays(
+                [*ours, pa.array(untyped, pa.binary()), *arrays], names=[*own_names, "untyped", *names_of_cells]
+            )
+
+    return decode
+
+
+def cells_of(table: Table, codecs: Sequence[FileCodec], batch: pa.RecordBatch) -> Columns:
+    """The cells of columns ``c…`` and ``x…``."""
+    names = set(batch.schema.names)
+    return [
+        codec.read(batch.column(f"c{i}"), batch.column(f"x{i}").to_pylist() if f"x{i}" in names else None)
+        for i, codec in enumerate(codecs)
+    ]

@@ -1,0 +1,127 @@
+"""What a run has to do, as of one moment.
+
+The session that takes the moment stays open while a table's first base is pulled, since executors join its snapshot;
+else it is closed at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from anabranch.columnar.file_columns import file_table
+from anabranch.columnar.manifest import Manifest, from_json
+from anabranch.columnar.proof import Sum
+from anabranch.store import compactions as store
+from anabranch.store.catalog import Database, load_database
+from anabranch.store.engine import Session, SessionOptions, connect
+from anabranch_compactor.shape import Shape
+
+CHANGES_PER_READ = 100_000
+"""Changes that one task reads."""
+_HOUR_MS = 3_600_000
+_OPTIONS = SessionOptions(statement_timeout_ms=_HOUR_MS, idle_in_transaction_session_timeout_ms=6 * _HOUR_MS)
+
+
+class PlanError(Exception):
+    """The log can't be compacted as it is; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlan:
+    """``log``: the sum of the table's effects in the run's stretch, None where there are none. ``conflicts``: that of
+    its conflicts. ``table_sum``: its rows at the moment. ``pages``: its pages, where its first base is to be pulled."""
+
+    shape: Shape
+    log: store.LogSum | None
+    conflicts: Sum | None
+    table_sum: Sum
+    pages: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The stretch (``after``, ``upto``], cut at ``cuts``. ``last``: the manifest before, None for the first run."""
+
+    database: Database
+    after: int
+    upto: int
+    cuts: tuple[int, ...]
+    last: Manifest | None
+    tables: Mapping[str, TablePlan]
+    snapshot: str
+
+    @property
+    def changes(self) -> int:
+        """Number of changes in the stretch."""
+        return sum(t.log.effects.count for t in self.tables.values() if t.log is not None)
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return self.upto <= self.after
+
+
+@contextmanager
+def planned(url: str, db_name: str) -> Iterator[Plan]:
+    """The plan of a run; its moment can be joined while the block lasts.
+
+    Raises:
+        UnknownDatabaseError: there is no such database.
+        PlanError: the log was cut above what is published.
+    """
+    with connect(url, application_name="anabranch-compactor", autocommit=True, options=_OPTIONS) as conn:
+        # Which tables get their first base is looked at beforehand, because their locks go before the moment.
+        database = load_database(conn, db_name)
+        before = _last_manifest(conn, database)
+        store.begin_moment(conn)
+        lacking = _without_base(database, before)
+        store.lock_rows(conn, database.schema_name, lacking)
+        plan = _plan(conn, db_name, lacking)
+        if all(table.pages is None for table in plan.tables.values()):
+            conn.execute("commit")
+        yield plan
+
+
+def _without_base(database: Database, last: Manifest | None) -> list[str]:
+    tables = {} if last is None else last.tables
+    return [
+        name
+        for name, table in database.tables.items()
+        if name not in tables or tables[name].base is None or tables[name].table_id != table.id
+    ]
+
+
+def _last_manifest(conn: Session, database: Database) -> Manifest | None:
+    published = store.last_published(conn, database.id, database.epoch)
+    return None if published is None else from_json(published.manifest)
+
+
+def _plan(conn: Session, db_name: str, locked: Sequence[str]) -> Plan:
+    snapshot = store.export_snapshot(conn)
+    database = load_database(conn, db_name)
+    number = database.id
+    last = _last_manifest(conn, database)
+    after = database.floor_ms if last is None else last.to_position
+    if database.floor_ms > after:
+        raise PlanError(
+            f"the log of {db_name} begins after {database.floor_ms}, and what is published ends at {after}: "
+            f"changes are missing in between"
+        )
+    upto = store.read_head(conn, number)
+    logs = store.read_log_sums(conn, number, after, upto)
+    conflicts = store.read_conflict_sums(conn, number, after, upto)
+    sums = store.read_table_sums(conn, number)
+    lacking = set(_without_base(database, last)).intersection(locked)
+    tables = {}
+    for name, table in database.tables.items():
+        known = None if last is None else last.tables.get(name)
+        shape = Shape(file_table(table, () if known is None else known.columns.ever))
+        pages = store.read_pages(conn, database.schema_name, name) if name in lacking else None
+        tables[name] = TablePlan(shape, logs.get(table.id), conflicts.get(table.id), sums[table.id], pages)
+    strays = (logs.keys() | conflicts.keys()) - database.tables_by_id.keys()
+    if strays:
+        raise PlanError(f"the log has changes of tables that are not registered: {sorted(strays)}")
+    cuts = store.read_cuts(conn, number, after, upto, CHANGES_PER_READ)
+    return Plan(database, after, upto, tuple(cuts), last, tables, snapshot)
