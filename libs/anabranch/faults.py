@@ -23,9 +23,11 @@ POINTS = frozenset(
         "after_local_commit",
         "before_apply",
         "after_apply",
+        "before_publish",
+        "after_publish",
     }
 )
-"""Of the resolver, of ingest and of a node, three each."""
+"""Of the resolver, of ingest and of a node, three each; of the compactor two."""
 
 _FILE = os.environ.get("ANABRANCH_FAULT_FILE")
 
