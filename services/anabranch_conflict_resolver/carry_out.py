@@ -2,16 +2,23 @@
 
 Inserts go first, tables that are pointed to before those that point to them; then updates; then deletes, the other way
 round. What was stored comes back with RETURNING: it is the effect, and what the next batch is decided on.
+
+As a rule what was stored is what was written. So the effects are made from that while Postgres works, and made again
+only for rows that came back different: by defaults, triggers, generated columns or a type that rounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
-from anabranch.merge import MutationType, Write, applied
+from anabranch.merge import MutationType, RowState, Write, applied
 from anabranch.schema import Cell
 from anabranch.store.engine import Session
-from anabranch.store.rows import Row
+from anabranch.store.rows import Answer, Row
+from anabranch.store.waves import pipeline
+from anabranch.wire.effects import Effect
+from anabranch_conflict_resolver.decode import RowKey
 from anabranch_conflict_resolver.model import Candidate, Change
 from anabranch_conflict_resolver.tables import SyncedTable
 from anabranch_conflict_resolver.view import View
@@ -32,36 +39,72 @@ class Swallowed(Exception):
         self.culprits = culprits
 
 
-def carry_out(conn: Session, tables: Mapping[str, SyncedTable], view: View, jobs: Sequence[Job]) -> list[list[Change]]:
-    """Write, and carry ``view`` forward. No row may be named twice. Gives the changes of each job.
+class _Step(NamedTuple):
+    """One write on its way, and what follows from it as far as that is known: the row after it, its effect, and the
+    row's state. ``row`` is None where there is none, and where only Postgres knows it: then the others are, too."""
+
+    at: RowKey
+    write: Write
+    row: Row | None
+    effect: Effect | None
+    state: RowState | None
+
+
+def carry_out(
+    conn: Session,
+    tables: Mapping[str, SyncedTable],
+    view: View,
+    jobs: Sequence[Job],
+    judge: Callable[[], None] | None = None,
+) -> list[list[Change]]:
+    """Write, and carry ``view`` forward. No row may be named twice. ``judge`` is called when all has been sent, and
+    may send what belongs behind it. Gives the changes of each job.
 
     Raises:
         Swallowed: a write had no effect.
         psycopg.Error: what Postgres refused. In both cases ``view`` is still as it was, and the statements' savepoint
             has to be rolled back.
     """
-    stored, gone = _execute(conn, tables, jobs)
-    culprits: dict[str, Write] = {}
-    for candidate, writes in jobs:
-        for write in writes:
+    with pipeline(conn):
+        pending, deleted = _send(conn, tables, jobs)
+        if judge is not None:
+            judge()
+        expected = [_expect(tables, view, candidate, writes) for candidate, writes in jobs]
+        # The first answer waits for all that was sent.
+        stored: dict[str, dict[str, Row]] = {}
+        for table, rows in pending:
+            stored.setdefault(table, {}).update(rows())
+        gone = {table: keys() for table, keys in deleted}
+    swallowed: dict[str, Write] = {}
+    done: list[list[_Step]] = []
+    for (candidate, _), steps in zip(jobs, expected, strict=True):
+        done.append([])
+        for step in steps:
+            write = step.write
             kind = write.type
-            if kind is None or (kind is _UPDATE and not write.values and not write.defaults):
-                continue
-            if write.key not in (gone if kind is _DELETE else stored)[write.table]:
-                culprits.setdefault(candidate.taken.batch_id, write)
-    if culprits:
-        raise Swallowed(culprits)
-    return [_changes(tables, view, candidate, writes, stored) for candidate, writes in jobs]
+            if kind is _DELETE:
+                came = write.key in gone[write.table]
+            elif kind is None or not (write.values or write.defaults):
+                came = True
+            else:
+                row = stored[write.table].get(write.key)
+                came = row is not None
+                if row is not None and (row != step.row or tables[write.table].effects.differ(row, step.row)):
+                    step = _derive(tables, view, candidate, write, row, stored=True)
+            if not came:
+                swallowed.setdefault(candidate.taken.batch_id, write)
+            done[-1].append(step)
+    if swallowed:
+        raise Swallowed(swallowed)
+    return [_forward(view, steps) for steps in done]
 
 
-def _execute(
+def _send(
     conn: Session, tables: Mapping[str, SyncedTable], jobs: Sequence[Job]
-) -> tuple[dict[str, dict[str, Row]], dict[str, set[str]]]:
+) -> tuple[list[tuple[str, Answer[dict[str, Row]]]], list[tuple[str, Answer[set[str]]]]]:
     inserts: dict[tuple[str, tuple[str, ...]], list[list[Cell]]] = {}
     updates: dict[Shape, tuple[list[Key], list[list[Cell]]]] = {}
     deletes: dict[str, list[Key]] = {}
-    stored: dict[str, dict[str, Row]] = {}
-    gone: dict[str, set[str]] = {}
     for candidate, writes in jobs:
         keys = candidate.decoded.keys
         for write in writes:
@@ -76,60 +119,80 @@ def _execute(
                     values.append(list(write.values.values()))
             elif kind is _DELETE:
                 deletes.setdefault(table, []).append(keys[table, write.key])
+    pending = []
     for table, columns in sorted(inserts, key=lambda shape: tables[shape[0]].rank):
-        stored.setdefault(table, {}).update(tables[table].sql.insert(conn, columns, inserts[table, columns]))
+        pending.append((table, tables[table].sql.insert(conn, columns, inserts[table, columns])))
     for shape in sorted(updates, key=lambda shape: tables[shape[0]].rank):
         table, columns, defaults = shape
         named, values = updates[shape]
-        found = tables[table].sql.update(conn, columns, named, values, defaults=defaults)
-        stored.setdefault(table, {}).update(found)
-    for table in sorted(deletes, key=lambda table: -tables[table].rank):
-        gone[table] = tables[table].sql.delete(conn, deletes[table])
-    return stored, gone
+        pending.append((table, tables[table].sql.update(conn, columns, named, values, defaults=defaults)))
+    last_first = sorted(deletes, key=lambda table: -tables[table].rank)
+    return pending, [(table, tables[table].sql.delete(conn, deletes[table])) for table in last_first]
 
 
-def _changes(
+def _expect(
+    tables: Mapping[str, SyncedTable], view: View, candidate: Candidate, writes: Sequence[Write]
+) -> list[_Step]:
+    """What follows from writes if Postgres stores what they say."""
+    rows = view.rows
+    steps = []
+    for write in writes:
+        table, kind, values = tables[write.table], write.type, write.values
+        row: Row | None = None
+        if kind is _INSERT:
+            if len(values) == len(table.names):
+                row = [values[name] for name in table.names]
+        elif kind is _UPDATE and values and not write.defaults:
+            row = rows[write.table, write.key].copy()
+            index = table.table.index
+            for name, cell in values.items():
+                row[index[name]] = cell
+        if row is None and (kind is _INSERT or write.defaults):
+            steps.append(_Step((write.table, write.key), write, None, None, None))
+        else:
+            steps.append(_derive(tables, view, candidate, write, row, stored=False))
+    return steps
+
+
+def _derive(
     tables: Mapping[str, SyncedTable],
     view: View,
     candidate: Candidate,
-    writes: Sequence[Write],
-    stored: Mapping[str, Mapping[str, Row]],
-) -> list[Change]:
+    write: Write,
+    row: Row | None,
+    *,
+    stored: bool,
+) -> _Step:
+    """What follows from a write that leaves ``row``; ``stored``: that is what Postgres says, and not what was
+    written."""
     batch = candidate.batch
     assert batch is not None
-    rows, states = view.rows, view.states
-    changes: list[Change] = []
-    for write in writes:
-        name, key, kind = write.table, write.key, write.type
-        at = (name, key)
-        table = tables[name]
-        before = rows.get(at)
-        known: dict[str, Cell] | None = None
-        if kind is _INSERT:
-            row = stored[name][key]
-            effect = table.effects.insert(row)
+    at = (write.table, write.key)
+    table = tables[write.table]
+    if write.type is _DELETE:
+        effect = table.effects.delete(view.rows[at])
+    elif row is None:
+        effect = table.effects.none(candidate.decoded.keys[at])
+    elif write.type is _INSERT:
+        effect = table.effects.insert(row)
+    else:
+        effect = table.effects.update(view.rows[at], row)
+    known = dict(zip(table.names, row, strict=True)) if stored and row is not None else None
+    return _Step(at, write, row, effect, applied(view.states.get(at), batch, write, known))
+
+
+def _forward(view: View, steps: Sequence[_Step]) -> list[Change]:
+    rows, states, changed = view.rows, view.states, view.changed
+    changes = []
+    for at, write, row, effect, state in steps:
+        assert effect is not None
+        assert state is not None
+        if row is not None:
             rows[at] = row
-            known = dict(zip(table.names, row, strict=True))
-        elif kind is _DELETE:
-            assert before is not None
-            effect = table.effects.delete(before)
+        elif write.type is _DELETE:
             del rows[at]
-        elif kind is _UPDATE and (write.values or write.defaults):
-            assert before is not None
-            row = stored[name][key]
-            effect = table.effects.update(before, row)
-            rows[at] = row
-            expected, index = list(before), table.table.index
-            for column, cell in write.values.items():
-                expected[index[column]] = cell
-            if expected != row:
-                known = dict(zip(table.names, row, strict=True))
-        else:
-            effect = table.effects.none(candidate.decoded.keys[at])
-        old = states.get(at)
-        new = applied(old, batch, write, known)
-        if new is not old and new.version is not None:
-            states[at] = new
-            view.changed.add(at)
+        if state.version is not None and state is not states.get(at):
+            states[at] = state
+            changed.add(at)
         changes.append(Change(write, effect))
     return changes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from anabranch.schema import Cell
 from anabranch.store import take
@@ -47,12 +48,14 @@ def decide_group(group: Group, candidates: Sequence[Candidate], *, at_hand: Sequ
     """
     refused: list[Result] = []
     left = _before_touched_again(candidates, group.synced.once_a_group)
+    schema = group.synced.database.schema_name
     # Each round ends the loop, takes a batch away, or is counted.
     while left:
         try:
-            with wave(group.conn, group.synced.database.schema_name):
-                view = _load(group, left, at_hand)
-                results = [r for part in levels(left) for r in run_wave(group, view, part)]
+            with wave(group.conn, schema, partial(_load, group, left), judged=True) as view:
+                _ask_pending(group, view, left, at_hand)
+                parts = levels(left)
+                results = [r for part in parts for r in run_wave(group, view, part, last=part is parts[-1])]
             return Decided(refused + results, view)
         except Swallowed as swallowed:
             for candidate in left:
@@ -63,8 +66,8 @@ def decide_group(group: Group, candidates: Sequence[Candidate], *, at_hand: Sequ
         except DatabaseError as error:
             try:
                 fault_of(group, error, blame_keys=restarts <= 0)
-                with wave(group.conn, group.synced.database.schema_name):
-                    view = _load(group, left, at_hand)
+                with wave(group.conn, schema, partial(_load, group, left)) as view:
+                    _ask_pending(group, view, left, at_hand)
                     results = isolate(group, view, left, failed=True, blame_keys=restarts <= 0)
                     if _in_company(left, results):
                         raise _CompanyError
@@ -109,7 +112,7 @@ def _in_company(candidates: Sequence[Candidate], results: Sequence[Result]) -> b
     return False
 
 
-def _load(group: Group, candidates: Sequence[Candidate], at_hand: Sequence[str]) -> View:
+def _load(group: Group, candidates: Sequence[Candidate]) -> View:
     keys: dict[RowKey, tuple[Cell, ...]] = {}
     leaned_on: set[RowKey] = set()
     for candidate in candidates:
@@ -118,6 +121,11 @@ def _load(group: Group, candidates: Sequence[Candidate], at_hand: Sequence[str])
             leaned_on.update(candidate.decoded.keys)
     view = load_view(group.conn, group.synced.tables, keys, new=keys.keys() - leaned_on)
     view.held.update(group.held)
+    return view
+
+
+def _ask_pending(group: Group, view: View, candidates: Sequence[Candidate], at_hand: Sequence[str]) -> None:
+    """Ask which earlier batches are still to come, of the nodes whose batches lean on rows that aren't there."""
     leaning = {
         c.taken.node_id
         for c in candidates
@@ -125,4 +133,3 @@ def _load(group: Group, candidates: Sequence[Candidate], at_hand: Sequence[str])
     }
     if leaning:
         group.pending = take.earliest_pending(group.conn, group.synced.database.id, leaning, at_hand)
-    return view

@@ -107,25 +107,32 @@ def commit_group(
     """
     memory.attempted = []
     try:
-        claimed, standing = claim(conn, database_id)
-        if not claimed or standing is None:
-            conn.rollback()
-            return Outcome(claimed)
-        faults.reach("after_claim")
-        synced = current(conn, memory, standing)
         # Where the last group was full there is more, and what comes next is read while Postgres works.
         ahead = most if memory.more else 0
-        taken = take.take(
+        claimed = claim(
             conn,
             database_id,
-            most=most + ahead,
-            most_bytes=limits.most_bytes,
-            now_ms=now_ms,
-            start=memory.last_principal,
+            lambda: take.take(
+                conn,
+                database_id,
+                most=most + ahead,
+                most_bytes=limits.most_bytes,
+                now_ms=now_ms,
+                start=memory.last_principal,
+                few=not memory.more,
+            ),
         )
+        standing = claimed.standing
+        if not claimed.ours or standing is None:
+            # Nothing was written. At a ROLLBACK the driver would forget all prepared statements, after every look.
+            conn.commit()
+            return Outcome(claimed.ours)
+        faults.reach("after_claim")
+        synced = current(conn, memory, standing)
+        taken = claimed.answer()
         memory.more = len(taken) >= most
         if not taken:
-            conn.rollback()
+            conn.commit()
             memory.last_principal = ""
             return Outcome(claimed=True, name=standing.name)
         now, later = taken[:most], taken[most:]

@@ -25,6 +25,10 @@ LOCK_NOT_AVAILABLE = "55P03"
 inserted) longer than ``lock_timeout``: nobody's fault, and no reason to hold up others."""
 
 
+def _nothing() -> None:
+    """What a wave begins with whose rows are locked and read already."""
+
+
 class Outdated(Exception):
     """A primary key was there that the view does not have: somebody wrote in between."""
 
@@ -60,7 +64,7 @@ def isolate(
     if not failed:
         trial = view.copy()
         try:
-            with wave(group.conn, group.synced.database.schema_name):
+            with wave(group.conn, group.synced.database.schema_name, _nothing):
                 results = [r for part in runs(candidates) for r in run_wave(group, trial, part)]
             view.become(trial)
             return results
@@ -90,7 +94,7 @@ def alone(group: Group, view: View, candidate: Candidate, *, blame_keys: bool) -
         changes: list[Change] = []
         step: Sequence[Write] = ()
         try:
-            with wave(group.conn, group.synced.database.schema_name):
+            with wave(group.conn, group.synced.database.schema_name, _nothing):
                 for step in steps:
                     changes += carry_out(group.conn, group.synced.tables, trial, [(candidate, step)])[0]
                 # Whatever fails from here on is a constraint that had waited.

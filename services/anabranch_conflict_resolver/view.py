@@ -48,8 +48,8 @@ def load_view(
     *,
     new: Set[RowKey],
 ) -> View:
-    """Lock and read the rows of ``keys`` (with their cells), one table after the other, and read their histories.
-    ``new`` are those that probably have no row.
+    """Lock and read the rows of ``keys`` (with their cells), one table after the other, and read their histories; all
+    at once where the session is in a pipeline. ``new`` are those that probably have no row.
 
     Raises:
         psycopg.Error: what Postgres refused.
@@ -59,24 +59,27 @@ def load_view(
     unknown: dict[str, list[tuple[Cell, ...]]] = {}
     for at, cells in keys.items():
         (unknown if at in new else known).setdefault(at[0], []).append(cells)
-    by_table = known.keys() | unknown.keys()
+    by_table = sorted(known.keys() | unknown.keys(), key=lambda name: tables[name].rank)
+    answers = [tables[name].sql.lock(conn, known.get(name, ()), new=unknown.get(name, ())) for name in by_table]
+    versions = read_versions(conn, [(tables[table].table.id, key) for table, key in keys])
+    rows, states = view.rows, view.states
     busy: set[RowKey] = set()
-    for name in sorted(by_table, key=lambda name: tables[name].rank):
-        locked = tables[name].sql.lock(conn, known.get(name, ()), new=unknown.get(name, ()))
+    for name, answer in zip(by_table, answers, strict=True):
+        locked = answer()
         names = tables[name].names
         for key, row in locked.rows.items():
-            view.rows[name, key] = row
-            view.states[name, key] = RowState(dict(zip(names, row, strict=True)), None)
+            at = (name, key)
+            rows[at] = row
+            states[at] = RowState(dict(zip(names, row)), None)  # noqa: B905 - a row has a cell for each column
         busy.update((name, key) for key in locked.busy)
     numbers = {tables[name].table.id: name for name in by_table}
-    versions = read_versions(conn, [(tables[table].table.id, key) for table, key in keys])
     versioned = []
-    for (number, key), version in versions.items():
+    for (number, key), version in versions().items():
         at = (numbers[number], key)
         versioned.append(at)
-        state = view.states.get(at)
+        state = states.get(at)
         if state is None:
-            view.states[at] = RowState(None, version)
+            states[at] = RowState(None, version)
         else:
             state.version = version
     view.versioned, view.busy = frozenset(versioned), frozenset(busy)

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from anabranch.merge import Accepted, Batch, Outcome, Parked, Rejected, Write, resolve
 from anabranch.store.engine import Session
 from anabranch.store.rows import Row
 from anabranch.store.take import Parking
+from anabranch.store.waves import judge
 from anabranch.v1 import errors_pb2
 from anabranch_conflict_resolver.carry_out import Job, carry_out
 from anabranch_conflict_resolver.decode import RowKey
@@ -80,8 +82,9 @@ def runs(candidates: Sequence[Candidate]) -> list[list[Candidate]]:
     return waves
 
 
-def run_wave(group: Group, view: View, wave: Sequence[Candidate]) -> list[Result]:
-    """Decide the batches of a wave and write what is accepted; ``view`` is carried forward.
+def run_wave(group: Group, view: View, wave: Sequence[Candidate], *, last: bool = False) -> list[Result]:
+    """Decide the batches of a wave and write what is accepted; ``view`` is carried forward. ``last``: the constraints
+    that wait are judged, too.
 
     Raises:
         Swallowed: a write had no effect.
@@ -96,14 +99,23 @@ def run_wave(group: Group, view: View, wave: Sequence[Candidate]) -> list[Result
         else:
             results.append(decided)
     together: list[Job] = [(c, decision.writes) for c, decision in accepted if not c.decoded.twice]
+    steps = {c: by_mutation(decision.writes) for c, decision in accepted if c.decoded.twice}
     conn, tables = group.conn, group.synced.tables
-    changes = dict(zip([c for c, _ in together], carry_out(conn, tables, view, together), strict=True))
-    for candidate, decision in accepted:
-        if candidate.decoded.twice:
-            changes[candidate] = []
-            for step in by_mutation(decision.writes):
-                changes[candidate] += carry_out(conn, tables, view, [(candidate, step)])[0]
-        results.append(applied_result(view, candidate, decision, changes[candidate]))
+    at_end = partial(judge, conn) if last else None
+    changes = dict(
+        zip(
+            [c for c, _ in together],
+            carry_out(conn, tables, view, together, None if steps else at_end),
+            strict=True,
+        )
+    )
+    for candidate, of_batch in steps.items():
+        changes[candidate] = []
+        for step in of_batch:
+            changes[candidate] += carry_out(conn, tables, view, [(candidate, step)])[0]
+    if steps and at_end:
+        carry_out(conn, tables, view, [], at_end)
+    results += [applied_result(view, candidate, decision, changes[candidate]) for candidate, decision in accepted]
     return results
 
 

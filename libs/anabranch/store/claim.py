@@ -22,10 +22,11 @@ the claim's last holder committed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import psycopg
 
@@ -34,6 +35,19 @@ from anabranch.store.engine import SessionOptions, connect
 from anabranch.store.take import STANDING, Standing
 
 Connection = psycopg.Connection[Any]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed(Generic[T]):
+    """``ours``: whether the claim is this session's; if not, another one has it. ``standing``: where the database
+    stands, None if there is none of that number. ``answer`` gives what else was asked for."""
+
+    ours: bool
+    standing: Standing | None
+    answer: Callable[[], T]
+
 
 CLAIM = "select pg_try_advisory_xact_lock(%s, %s)"
 
@@ -99,16 +113,18 @@ def open_session(url: str, options: SessionOptions) -> Connection:
     return conn
 
 
-def claim(conn: Connection, database_id: int) -> tuple[bool, Standing | None]:
-    """Claim the database for the rest of this transaction, which it begins: whether it is ours (another session may
-    have it; this never waits), and where the database stands (None: there is none of that number)."""
-    # Two statements with a snapshot each, sent together.
+def claim(conn: Connection, database_id: int, then: Callable[[], Callable[[], T]]) -> Claimed[T]:
+    """Claim the database for the rest of this transaction, which it begins; this never waits. ``then`` sends what is
+    to be asked of the database, if it is ours, in the same pipeline, and gives what gives the answer.
+    """
+    # Statements with a snapshot each, sent together.
     with conn.pipeline():
         claimed = conn.execute(CLAIM, (CLAIM_LOCK_CLASS, database_id))
         standing = conn.execute(STANDING, {"db": database_id})
-    [(ours,)] = claimed.fetchall()
-    row = standing.fetchone()
-    return bool(ours), Standing._make(row) if row else None
+        answer = then()
+        [(ours,)] = claimed.fetchall()
+        row = standing.fetchone()
+    return Claimed(bool(ours), Standing._make(row) if row else None, answer)
 
 
 class SilentClaim(NamedTuple):

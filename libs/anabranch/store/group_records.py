@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -162,14 +162,14 @@ def read_head(conn: Connection, database_id: int) -> Head:
     return Head(0, EMPTY_CHAIN) if row is None else Head(row[0], row[1])
 
 
-def read_versions(conn: Connection, rows: Iterable[tuple[int, str]]) -> dict[tuple[int, str], RowVersion]:
-    """The history of each ``(table id, key text)`` that has one."""
+def read_versions(conn: Connection, rows: Iterable[tuple[int, str]]) -> Callable[[], dict[tuple[int, str], RowVersion]]:
+    """Ask for the history of each ``(table id, key text)`` that has one; what is given gives the answer."""
     wanted = sorted(set(rows))
     if not wanted:
-        return {}
+        return dict
     tables, keys = zip(*wanted, strict=True)
-    found = run(conn, statements.READ_VERSIONS, [int8_array(tables), text_array(keys, "key")]).fetchall()
-    return {(row[0], row[1]): _version(row) for row in found}
+    cursor = run(conn, statements.READ_VERSIONS, [int8_array(tables), text_array(keys, "key")])
+    return lambda: {(row[0], row[1]): _version(row) for row in cursor.fetchall()}
 
 
 def write_log(conn: Connection, database_id: int, position: int, rows: Sequence[LogRow]) -> None:

@@ -11,7 +11,7 @@ a probe by key whatever the statistics say: EXISTS may be turned into a hash of 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import psycopg
@@ -118,6 +118,32 @@ left join lateral (
 order by t.turn
 """
 
+# The same where there are few, which is so whenever nothing waits in line: all of them, and no turns to be taken. One
+# row without a batch says whether there are more than that.
+TAKE_FEW = """
+with few as materialized (
+    (select i.batch_id, octet_length(i.payload) as size from anabranch.inbox i
+     where i.database_id = %(db)s and i.park_deadline_ms is null limit %(few)s + 1)
+  union all
+    (select i.batch_id, octet_length(i.payload) as size from anabranch.inbox i
+     where i.database_id = %(db)s and i.park_deadline_ms <= %(now)s limit %(few)s + 1)
+)
+select a.many, i.batch_id, i.node_id, i.principal, i.basis, i.prev, i.payload,
+       i.payload_sha256, i.traceparent, i.arrived_ms, i.attempts, i.refusal, i.refusal_message,
+       (select true from anabranch.batches b
+        where b.database_id = %(db)s and b.batch_id = i.batch_id limit 1) is not null,
+       i.prev is null or (select true from anabranch.batches b
+                          where b.database_id = %(db)s and b.batch_id = i.prev limit 1) is not null,
+       (select n.last_accepted from anabranch.nodes n where n.database_id = %(db)s and n.node_id = i.node_id limit 1),
+       f.size
+from (select count(*) > %(few)s or coalesce(sum(size), 0) > %(bytes)s as many from few) a
+left join few f on not a.many
+left join lateral (
+    select * from anabranch.inbox x where x.database_id = %(db)s and x.batch_id = f.batch_id limit 1
+) i on true
+"""
+FEW = 16
+
 HAS_WORK = """
 select d.id from anabranch.databases d
 where (select true from anabranch.inbox i
@@ -218,21 +244,25 @@ where n.database_id = %(db)s and n.node_id = q.node_id
 """
 
 
-def take(conn: Connection, database_id: int, *, most: int, most_bytes: int, now_ms: int, start: str) -> list[Taken]:
-    """Up to ``most`` batches (or, from the second on, ``most_bytes`` of payload) that may be decided: fairly
-    over principals, each one's by arrival. ``start`` is a principal: those after it come first where there
-    are more principals than places."""
-    rows = conn.execute(
-        TAKE,
-        {
-            "db": database_id,
-            "most": most,
-            "bytes": most_bytes,
-            "now": now_ms,
-            "start": start,
-        },
-    )
-    return [Taken._make(row) for row in rows]
+def take(
+    conn: Connection, database_id: int, *, most: int, most_bytes: int, now_ms: int, start: str, few: bool
+) -> Callable[[], list[Taken]]:
+    """Ask for up to ``most`` batches (or, from the second on, ``most_bytes`` of payload) that may be decided: fairly
+    over principals, each one's by arrival. ``start`` is a principal: those after it come first where there are more
+    principals than places. ``few``: there are probably not many. What is given gives the batches."""
+    parameters = {"db": database_id, "most": most, "bytes": most_bytes, "now": now_ms, "start": start, "few": FEW}
+    if not few or most < FEW:
+        cursor = conn.execute(TAKE, parameters)
+        return lambda: [Taken._make(row) for row in cursor]
+    cursor = conn.execute(TAKE_FEW, parameters)
+
+    def answer() -> list[Taken]:
+        rows = cursor.fetchall()
+        if rows[0][0]:
+            return [Taken._make(row) for row in conn.execute(TAKE, parameters)]
+        return [Taken._make(row[1:]) for row in rows if row[1] is not None]
+
+    return answer
 
 
 def databases_with_work(conn: Connection, now_ms: int) -> list[int]:

@@ -10,40 +10,70 @@ their schema. In the waves of a database they are looked for behind the system's
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeVar
 
 import psycopg
+from psycopg.pq import ExecStatus
 
+from anabranch.store.binary import run, text
 from anabranch.store.binary_cells import quote
 
+T = TypeVar("T")
 Connection = psycopg.Connection[Any]
 
 DatabaseError = psycopg.Error
 """What Postgres refused, or the loss of the session; ``store.errors.read_error`` says what it means."""
 
-OPEN = """
-savepoint anabranch_wave; set constraints all deferred; set local search_path = pg_catalog, {schema}, public, pg_temp
-"""
-KEEP = "set constraints all immediate; release savepoint anabranch_wave"
-UNDO = "rollback to savepoint anabranch_wave; release savepoint anabranch_wave"
+SAVEPOINT = b"savepoint anabranch_wave"
+DEFER = b"set constraints all deferred"
+PATH = b"select pg_catalog.set_config('search_path', $1, true)"
+JUDGE = b"set constraints all immediate"
+RELEASE = b"release savepoint anabranch_wave"
+UNDO = b"rollback to savepoint anabranch_wave; release savepoint anabranch_wave"
+
+
+def pipeline(conn: Connection) -> AbstractContextManager[object]:
+    """What is sent within does not wait for answers until one is asked for, or the end."""
+    return conn.pipeline()
 
 
 @contextmanager
-def wave(conn: Connection, schema_name: str) -> Iterator[None]:
+def wave(conn: Connection, schema_name: str, first: Callable[[], T], *, judged: bool = False) -> Iterator[T]:
     """What runs inside is kept as a whole, with its constraints judged, or undone as a whole. ``schema_name``: the
-    database's schema.
+    database's schema. ``first`` is called within, in the pipeline that opens the wave; the body gets what it gives.
+    ``judged``: the body judges (``judge``), and nothing but records comes after it, so that the savepoint may stay
+    until the transaction ends.
 
     Raises:
         psycopg.Error: what the body raised, or what a constraint says; undone, unless the session is lost.
     """
-    # Several statements in one text can't be prepared.
-    conn.execute(OPEN.format(schema=quote(schema_name)).encode(), prepare=False)
     try:
-        yield
-        conn.execute(KEEP, prepare=False)
-    except BaseException:
+        with conn.pipeline():
+            run(conn, SAVEPOINT, ())
+            run(conn, DEFER, ())
+            run(conn, PATH, [text(f"pg_catalog, {quote(schema_name)}, public, pg_temp")])
+            begun = first()
+        yield begun
+        if not judged:
+            with conn.pipeline():
+                run(conn, JUDGE, ())
+                run(conn, RELEASE, ())
+    except BaseException as error:
         if not conn.closed:
-            conn.execute(UNDO, prepare=False)
+            _undo(conn, error)
         raise
+
+
+def judge(conn: Connection) -> None:
+    """Have the constraints that waited speak, and from now on at every statement."""
+    run(conn, JUDGE, ())
+
+
+def _undo(conn: Connection, error: BaseException) -> None:
+    # Not through the driver's cursor: at every ROLLBACK, also one to a savepoint, that forgets its prepared statements,
+    # and all would have to be planned anew.
+    result = conn.pgconn.exec_(UNDO)
+    if result.status != ExecStatus.COMMAND_OK:
+        raise psycopg.OperationalError(f"what failed can't be undone: {result.get_error_message()}") from error

@@ -65,6 +65,7 @@ class EffectBuilder:
         self._names = table.column_names
         # Columns whose cells may be equal in Python and different in Postgres (-0.0), or unequal and the same (NaN).
         self._compare = [c.kind in (Kind.DOUBLE, Kind.ARRAY) for c in table.columns]
+        self._unequal = [i for i, compare in enumerate(self._compare) if compare]
         name = delimited(field_number(change_pb2.Effect, "table"), table.name.encode())
         type_tag = varint(field_number(change_pb2.Effect, "type") << 3)
         key_titles = b"".join([self._title[i] for i in self._key])
@@ -72,6 +73,11 @@ class EffectBuilder:
         self._key_places = self._encoder.places(())
         self._shape = lru_cache(maxsize=_SHAPES)(self._make_shape)
         self._head[INSERT] += b"".join([self._title[i] for i in rest])
+
+    def differ(self, row: Sequence[Cell], other: Sequence[Cell]) -> bool:
+        """Whether two rows that are equal in Python are not the same: -0.0 is not 0.0."""
+        encoders = self._encoder.encoders
+        return any(encoders[i](row[i]) != encoders[i](other[i]) for i in self._unequal)
 
     def insert(self, row: Sequence[Cell]) -> Effect:
         """``row`` is new."""

@@ -124,9 +124,9 @@ def test_a_rows_history_comes_back_as_it_was_written(
     conn.execute("truncate anabranch.row_versions")
     asked = [*rows, *others, *rows]
     group_records.insert_versions(conn, [VersionRow(*at, first) for at, (first, _) in rows.items()])
-    assert group_records.read_versions(conn, asked) == {at: first for at, (first, _) in rows.items()}
+    assert group_records.read_versions(conn, asked)() == {at: first for at, (first, _) in rows.items()}
     group_records.update_versions(conn, [VersionRow(*at, second) for at, (_, second) in rows.items()])
-    assert group_records.read_versions(conn, asked) == {at: second for at, (_, second) in rows.items()}
+    assert group_records.read_versions(conn, asked)() == {at: second for at, (_, second) in rows.items()}
 
 
 def test_a_history_that_is_not_there_is_noticed(conn: Session) -> None:
@@ -159,7 +159,7 @@ def test_statements_sent_together_do_what_they_do_alone(conn: Session, database:
         group_records.update_versions(conn, [VersionRow(1, "k", RowVersion(2, "n", "b"))])
         group_records.notify_group(conn, database, 5, ["b"])
     assert group_records.read_head(conn, database).position == 5
-    assert group_records.read_versions(conn, [(1, "k")]) == {(1, "k"): RowVersion(2, "n", "b")}
+    assert group_records.read_versions(conn, [(1, "k")])() == {(1, "k"): RowVersion(2, "n", "b")}
 
 
 def test_counts_are_checked_of_statements_sent_together(conn: Session, database: int) -> None:
@@ -220,4 +220,4 @@ def test_nothing_to_record_sends_nothing(rows_url: str) -> None:
     group_records.write_conflicts(closed, 1, 1, [])
     group_records.write_sums(closed, 1, [])
     group_records.delete_inbox(closed, 1, [])
-    assert group_records.read_versions(closed, []) == {}
+    assert group_records.read_versions(closed, [])() == {}

@@ -53,37 +53,37 @@ def all_rows(conn: Session, table: str = "items") -> list[tuple[object, ...]]:
 
 
 def test_columns_that_are_not_given_get_their_defaults(conn: Session, sql: TableSql) -> None:
-    stored = sql.insert(conn, ("n", "id"), [[2, "b"], [1, "a"]])
+    stored = sql.insert(conn, ("n", "id"), [[2, "b"], [1, "a"]])()
     assert stored == {"a": ["a", 1, "none", None, None], "b": ["b", 2, "none", None, None]}
-    assert sql.insert(conn, ("id", "n", "note"), [["c", 3, None]]) == {"c": ["c", 3, None, None, None]}
+    assert sql.insert(conn, ("id", "n", "note"), [["c", 3, None]])() == {"c": ["c", 3, None, None, None]}
 
 
 def test_an_update_changes_the_named_columns_of_the_named_rows(conn: Session, sql: TableSql) -> None:
-    sql.insert(conn, ("id", "n"), [[str(i), i] for i in range(10)])
-    changed = sql.update(conn, ["note", "n"], [("7",), ("3",)], [("seven", 70), ("three", 30)])
+    sql.insert(conn, ("id", "n"), [[str(i), i] for i in range(10)])()
+    changed = sql.update(conn, ["note", "n"], [("7",), ("3",)], [("seven", 70), ("three", 30)])()
     assert changed == {"3": ["3", 30, "three", None, None], "7": ["7", 70, "seven", None, None]}
     expected = [(str(i), i, "none", None, None) for i in range(10)]
     expected[3], expected[7] = ("3", 30, "three", None, None), ("7", 70, "seven", None, None)
     assert all_rows(conn) == expected
-    assert sql.update(conn, [], [("7",)], [()], defaults=["note"]) == {"7": ["7", 70, "none", None, None]}
+    assert sql.update(conn, [], [("7",)], [()], defaults=["note"])() == {"7": ["7", 70, "none", None, None]}
 
 
 def test_rows_that_are_not_there_are_missing_from_the_result(conn: Session, sql: TableSql) -> None:
-    sql.insert(conn, ("id", "n"), [["a", 1]])
-    assert set(sql.update(conn, ["n"], [("a",), ("gone",)], [(5,), (6,)])) == {"a"}
-    assert sql.delete(conn, [("a",), ("gone",)]) == {"a"}
-    assert sql.read(conn, [("a",)]) == {}
+    sql.insert(conn, ("id", "n"), [["a", 1]])()
+    assert set(sql.update(conn, ["n"], [("a",), ("gone",)], [(5,), (6,)])()) == {"a"}
+    assert sql.delete(conn, [("a",), ("gone",)])() == {"a"}
+    assert sql.read(conn, [("a",)])() == {}
 
 
 def test_a_key_named_twice_is_refused_before_anything_is_sent(conn: Session, sql: TableSql) -> None:
-    sql.insert(conn, ("id", "n"), [["a", 1]])
+    sql.insert(conn, ("id", "n"), [["a", 1]])()
     with conn.transaction():
         for call in (
-            lambda: sql.update(conn, ["n"], [("a",), ("a",)], [(5,), (6,)]),
-            lambda: sql.insert(conn, ("n", "id"), [[5, "b"], [6, "b"]]),
-            lambda: sql.delete(conn, [("a",), ("a",)]),
-            lambda: sql.lock(conn, [("a",), ("a",)]),
-            lambda: sql.read(conn, [("a",), ("a",)]),
+            lambda: sql.update(conn, ["n"], [("a",), ("a",)], [(5,), (6,)])(),
+            lambda: sql.insert(conn, ("n", "id"), [[5, "b"], [6, "b"]])(),
+            lambda: sql.delete(conn, [("a",), ("a",)])(),
+            lambda: sql.lock(conn, [("a",), ("a",)])(),
+            lambda: sql.read(conn, [("a",), ("a",)])(),
         ):
             with pytest.raises(ValueError, match="named twice"):
                 call()
@@ -93,20 +93,20 @@ def test_a_key_named_twice_is_refused_before_anything_is_sent(conn: Session, sql
 def test_nothing_to_do_sends_nothing(sql: TableSql, rows_url: str) -> None:
     closed = connect(rows_url, application_name="closed")
     closed.close()
-    assert sql.insert(closed, ("id", "n"), []) == {}
-    assert sql.update(closed, ["n"], [], []) == {}
-    assert sql.delete(closed, []) == set()
-    assert sql.read(closed, []) == {}
-    locked = sql.lock(closed, [])
+    assert sql.insert(closed, ("id", "n"), [])() == {}
+    assert sql.update(closed, ["n"], [], [])() == {}
+    assert sql.delete(closed, [])() == set()
+    assert sql.read(closed, [])() == {}
+    locked = sql.lock(closed, [])()
     assert locked.rows == {}
     assert locked.busy == set()
 
 
 def test_keys_and_values_must_pair(conn: Session, sql: TableSql) -> None:
     with pytest.raises(ValueError, match="2 keys for 1 rows"):
-        sql.update(conn, ["n"], [("a",), ("b",)], [(1,)])
+        sql.update(conn, ["n"], [("a",), ("b",)], [(1,)])()
     with pytest.raises(ValueError, match="no column"):
-        sql.update(conn, [], [("a",)], [()])
+        sql.update(conn, [], [("a",)], [()])()
 
 
 @pytest.mark.parametrize(
@@ -122,9 +122,9 @@ def test_keys_and_values_must_pair(conn: Session, sql: TableSql) -> None:
 def test_what_postgres_refuses_names_itself(
     conn: Session, sql: TableSql, rows: list[list[Cell]], sqlstate: str, constraint: str | None
 ) -> None:
-    sql.insert(conn, ("id", "n"), [["a", 1]])
+    sql.insert(conn, ("id", "n"), [["a", 1]])()
     with pytest.raises(errors.IntegrityError) as refused:
-        sql.insert(conn, ("id", "n", "code", "parent"), rows)
+        sql.insert(conn, ("id", "n", "code", "parent"), rows)()
     assert (refused.value.sqlstate, refused.value.diag.constraint_name) == (sqlstate, constraint)
     if sqlstate == "23502":
         assert refused.value.diag.column_name == "n"
@@ -132,23 +132,23 @@ def test_what_postgres_refuses_names_itself(
 
 
 def test_a_row_may_lean_on_one_of_the_same_statement(conn: Session, sql: TableSql) -> None:
-    sql.insert(conn, ("id", "n", "parent"), [["child", 1, "mother"], ["mother", 2, None]])
-    assert set(sql.read(conn, [("child",), ("mother",)])) == {"child", "mother"}
+    sql.insert(conn, ("id", "n", "parent"), [["child", 1, "mother"], ["mother", 2, None]])()
+    assert set(sql.read(conn, [("child",), ("mother",)])()) == {"child", "mother"}
 
 
 def test_busy_rows_are_told_from_absent_ones(conn: Session, sql: TableSql, rows_url: str) -> None:
-    sql.insert(conn, ("id", "n"), [["free", 1], ["held", 2], ["deleted", 3]])
+    sql.insert(conn, ("id", "n"), [["free", 1], ["held", 2], ["deleted", 3]])()
     with connect(rows_url, application_name="other") as other:
         other.execute("update app.items set n = 9 where id = 'held'")
         other.execute("delete from app.items where id = 'deleted'")
         other.execute("insert into app.items (id, n) values ('unseen', 1)")
         with conn.transaction():
-            locked = sql.lock(conn, [("held",), ("free",), ("absent",), ("deleted",), ("unseen",)])
+            locked = sql.lock(conn, [("held",), ("free",), ("absent",), ("deleted",), ("unseen",)])()
             assert locked.rows == {"free": ["free", 1, "none", None, None]}
             assert locked.busy == {"held", "deleted"}
         other.commit()
         with conn.transaction():
-            locked = sql.lock(conn, [("held",), ("free",), ("absent",), ("deleted",), ("unseen",)])
+            locked = sql.lock(conn, [("held",), ("free",), ("absent",), ("deleted",), ("unseen",)])()
             assert {key: row[1] for key, row in locked.rows.items()} == {"held": 9, "free": 1, "unseen": 1}
             assert locked.busy == set()
             # And they are locked: the other one does not get them now.
@@ -168,20 +168,20 @@ def test_names_that_need_quoting(conn: Session, register: Register) -> None:
         row: list[Cell] = [f"value of {n}" for n in ODD_NAMES] + [7]
         key = (row[0], row[1])
         text = key_text(key)
-        assert sql.insert(conn, table.column_names, [row]) == {text: row}
+        assert sql.insert(conn, table.column_names, [row])() == {text: row}
         row[-2] = "'; drop table x; --"
         row[2] = '%s " $1'
-        assert sql.update(conn, [ODD_NAMES[-1], ODD_NAMES[2]], [key], [(row[-2], row[2])]) == {text: row}
-        assert sql.lock(conn, [key]).rows == {text: row}
-        assert sql.read(conn, [key]) == {text: row}
-        assert sql.delete(conn, [key, ("x", "y")]) == {text}
+        assert sql.update(conn, [ODD_NAMES[-1], ODD_NAMES[2]], [key], [(row[-2], row[2])])() == {text: row}
+        assert sql.lock(conn, [key])().rows == {text: row}
+        assert sql.read(conn, [key])() == {text: row}
+        assert sql.delete(conn, [key, ("x", "y")])() == {text}
 
 
 def test_a_schema_that_needs_quoting(conn: Session) -> None:
     conn.execute('create schema "sch""ema.x"')
     conn.execute('create table "sch""ema.x".t (id integer primary key)')
     sql = TableSql('sch"ema.x', Table("t", (Column("id", Kind.INT64, "integer"),), ("id",)))
-    assert sql.insert(conn, ("id",), [[5]]) == {"5": [5]}
+    assert sql.insert(conn, ("id",), [[5]])() == {"5": [5]}
 
 
 @pytest.mark.parametrize(
@@ -215,14 +215,14 @@ def test_keys_of_every_type(conn: Session, register: Register, types: list[str],
     sql = TableSql("app", table)
     turned = [tuple(reversed(key)) for key in keys]
     texts = {key_text(key) for key in turned}
-    assert set(sql.insert(conn, ("v", *names), [["x", *key] for key in keys])) == texts
+    assert set(sql.insert(conn, ("v", *names), [["x", *key] for key in keys])()) == texts
     assert len(texts) == len(keys)
-    updated = sql.update(conn, ["v"], turned, [(f"of {key_text(key)}",) for key in turned])
+    updated = sql.update(conn, ["v"], turned, [(f"of {key_text(key)}",) for key in turned])()
     assert {key: row[0] for key, row in updated.items()} == {text: f"of {text}" for text in texts}
-    assert set(sql.lock(conn, turned).rows) == texts
-    assert set(sql.read(conn, turned)) == texts
-    assert sql.delete(conn, turned[:1]) == {key_text(turned[0])}
-    assert set(sql.read(conn, turned)) == texts - {key_text(turned[0])}
+    assert set(sql.lock(conn, turned)().rows) == texts
+    assert set(sql.read(conn, turned)()) == texts
+    assert sql.delete(conn, turned[:1])() == {key_text(turned[0])}
+    assert set(sql.read(conn, turned)()) == texts - {key_text(turned[0])}
 
 
 def test_numbers_that_postgres_gives_out_may_be_given(conn: Session, register: Register) -> None:
@@ -232,8 +232,8 @@ def test_numbers_that_postgres_gives_out_may_be_given(conn: Session, register: R
            generated always as identity, twice integer generated always as (id * 2) stored)""",
     )
     sql = TableSql("app", table)
-    assert sql.insert(conn, ("id", "always"), [[40, 50]]) == {"40": [40, 50, 80]}
-    assert sql.insert(conn, ("id",), [[41]]) == {"41": [41, 1, 82]}
+    assert sql.insert(conn, ("id", "always"), [[40, 50]])() == {"40": [40, 50, 80]}
+    assert sql.insert(conn, ("id",), [[41]])() == {"41": [41, 1, 82]}
 
 
 def test_keys_go_by_the_index_on_a_table_that_was_never_analyzed(conn: Session, register: Register) -> None:

@@ -220,15 +220,15 @@ def test_a_value_comes_back_as_it_was_sent(
     rows: list[list[Cell]] = [[i, cell] for i, cell in enumerate([*sent, None])]
     expected = {str(i): bits(cell) for i, cell in rows}
     conn.execute(f"truncate app.{table.name}".encode())
-    inserted = sql.insert(conn, ("id", "v"), rows)
+    inserted = sql.insert(conn, ("id", "v"), rows)()
     assert {key: bits(row[1]) for key, row in inserted.items()} == expected
     keys: list[tuple[Cell, ...]] = [(row[0],) for row in rows]
     nothing: list[tuple[Cell, ...]] = [(None,) for _ in rows]
-    assert all(row[1] is None for row in sql.update(conn, ["v"], keys, nothing).values())
-    updated = sql.update(conn, ["v"], keys, [(cell,) for _, cell in rows])
+    assert all(row[1] is None for row in sql.update(conn, ["v"], keys, nothing)().values())
+    updated = sql.update(conn, ["v"], keys, [(cell,) for _, cell in rows])()
     assert {key: bits(row[1]) for key, row in updated.items()} == expected
-    assert {key: bits(row[1]) for key, row in sql.read(conn, keys).items()} == expected
-    assert {key: bits(row[1]) for key, row in sql.lock(conn, keys).rows.items()} == expected
+    assert {key: bits(row[1]) for key, row in sql.read(conn, keys)().items()} == expected
+    assert {key: bits(row[1]) for key, row in sql.lock(conn, keys)().rows.items()} == expected
 
 
 @pytest.mark.parametrize("type_name", PRINTED)
@@ -237,7 +237,7 @@ def test_what_is_read_is_what_psql_prints(conn: Session, tables: Callable[[str],
     sent = dict(EXACT)[type_name]
     conn.execute(f"truncate app.{table.name}".encode())
     rows: list[list[Cell]] = [[i, c] for i, c in enumerate(sent)]
-    stored = TableSql("app", table).insert(conn, ("id", "v"), rows)
+    stored = TableSql("app", table).insert(conn, ("id", "v"), rows)()
     # COPY prints by the type's output function; the column alone can't hold a tab or a newline here.
     with conn.cursor().copy(f"copy (select v from app.{table.name} order by id) to stdout".encode()) as copy:
         printed = [bytes(line).decode().removesuffix("\n") for line in copy]
@@ -250,7 +250,7 @@ def test_a_cell_means_what_psql_prints(
 ) -> None:
     table = tables(type_name)
     conn.execute(f"truncate app.{table.name}".encode())
-    TableSql("app", table).insert(conn, ("id", "v"), [[1, sent]])
+    TableSql("app", table).insert(conn, ("id", "v"), [[1, sent]])()
     with conn.cursor().copy(f"copy (select v from app.{table.name}) to stdout".encode()) as copy:
         assert b"".join(map(bytes, copy)).decode() == text + "\n"
 
@@ -262,7 +262,7 @@ def test_xml_comes_back_as_it_was_sent(conn: Session, tables: Callable[[str], Ta
     except errors.FeatureNotSupported as error:
         pytest.skip(f"this Postgres has no xml: {error.diag.message_primary}")
     sent: list[list[Cell]] = [[1, "<a>1</a>"], [2, "text"]]
-    assert list(sql.insert(conn, ("id", "v"), sent).values()) == sent
+    assert list(sql.insert(conn, ("id", "v"), sent)().values()) == sent
 
 
 @pytest.mark.parametrize(("type_name", "sent", "stored"), CORRECTED)
@@ -271,7 +271,7 @@ def test_what_postgres_makes_of_a_value_is_what_comes_back(
 ) -> None:
     table = tables(type_name)
     conn.execute(f"truncate app.{table.name}".encode())
-    (row,) = TableSql("app", table).insert(conn, ("id", "v"), [[1, sent]]).values()
+    (row,) = TableSql("app", table).insert(conn, ("id", "v"), [[1, sent]])().values()
     assert bits(row[1]) == bits(stored)
 
 
@@ -281,7 +281,7 @@ def test_postgres_itself_refuses_what_does_not_fit(
 ) -> None:
     sql = TableSql("app", tables(type_name))
     with pytest.raises(errors.Error) as refused:
-        sql.insert(conn, ("id", "v"), [[99, sent]])
+        sql.insert(conn, ("id", "v"), [[99, sent]])()
     assert refused.value.sqlstate == sqlstate
 
 
@@ -293,11 +293,11 @@ def test_a_timestamp_beyond_64_bits_is_a_literal(conn: Session, tables: Callable
     text = Literal("294276-12-31 23:59:59.999999" + ("+00" if "with time" in type_name else ""))
     first = Literal("294247-01-10 04:00:54.775807" + ("+00" if "with time" in type_name else ""))
     rows: list[list[Cell]] = [[1, text], [2, -1], [3, None], [4, first], [5, TIMESTAMP_INFINITY - 1]]
-    inserted = sql.insert(conn, ("id", "v"), rows)
+    inserted = sql.insert(conn, ("id", "v"), rows)()
     assert [bits(row[1]) for row in inserted.values()] == [bits(row[1]) for row in rows]
     # One row's literal changes how the column is sent: both ways must stay apart.
-    assert sql.update(conn, ["v"], [(1,)], [(7,)])["1"][1] == 7
-    assert sql.update(conn, ["v"], [(1,)], [(text,)])["1"][1] == text
+    assert sql.update(conn, ["v"], [(1,)], [(7,)])()["1"][1] == 7
+    assert sql.update(conn, ["v"], [(1,)], [(text,)])()["1"][1] == text
     printed = conn.execute(f"select v::text from app.{table.name} where id = 1".encode()).fetchone()
     assert printed == (text,)
 
@@ -313,7 +313,7 @@ def test_nul_in_text_is_refused_by_name_before_anything_is_sent(
         second: list[Cell] = [2, cell]
         for rows in ([second], [first, second]):
             with pytest.raises(NulInText, match='column "v"') as refused:
-                sql.insert(conn, ("id", "v"), rows)
+                sql.insert(conn, ("id", "v"), rows)()
             assert refused.value.column == "v"
             assert isinstance(refused.value, ValueError)
         # Had a statement been sent and failed, the transaction would be dead.
@@ -359,5 +359,5 @@ def test_rows_of_every_kind_come_back_bit_for_bit(conn: Session, wide: Table, da
     row = st.tuples(*(cells(c.kind, c.element_kind) for c in wide.columns[1:]))
     rows: list[list[Cell]] = [[i, *drawn] for i, drawn in enumerate(data.draw(st.lists(row, min_size=1, max_size=6)))]
     conn.execute("truncate app.wide")
-    inserted = TableSql("app", wide).insert(conn, wide.column_names, rows)
+    inserted = TableSql("app", wide).insert(conn, wide.column_names, rows)()
     assert [bits(tuple(row)) for row in inserted.values()] == [bits(tuple(row)) for row in rows]

@@ -147,7 +147,7 @@ def test_every_type_comes_back_bit_for_bit(place: Any, reader: Reader) -> None:
         conn.execute(f"insert into {place.schema}.v values ({n}, {', '.join(row)})".encode())
     add_table(conn, place.name, "v")
     table = load_database(conn, place.name).tables["v"]
-    stored = TableSql(f"app_{place.name}", table).read(conn, [(n,) for n in range(most + 1)])
+    stored = TableSql(f"app_{place.name}", table).read(conn, [(n,) for n in range(most + 1)])()
     expected = sorted(stored.values(), key=lambda row: int(str(row[0])))
     found = pulled_cells(reader, table)
     assert len(found) == most + 1
