@@ -11,6 +11,7 @@ db.execute("select count(*) from flights").fetchone()
 """
 
 from anabranch.client.bootstrap import Progress
+from anabranch.client.conflicts import Conflict
 from anabranch.client.db import Status, SyncedDb
 from anabranch.client.errors import (
     BatchState,
@@ -25,16 +26,21 @@ from anabranch.client.errors import (
 from anabranch.client.events import STATE_KINDS, Change, ConflictEvent, DeadLetter, State
 from anabranch.client.remote import RemoteDb, Tls
 from anabranch.client.synced_table import Batch, SyncedTable
+from anabranch.client.verdicts import BatchVerdict, Explanation, MutationVerdict
 
 __all__ = [
     "STATE_KINDS",
     "Batch",
     "BatchState",
+    "BatchVerdict",
     "CallFailed",
     "Change",
     "ClientError",
+    "Conflict",
     "ConflictEvent",
     "DeadLetter",
+    "Explanation",
+    "MutationVerdict",
     "NotReady",
     "Progress",
     "RemoteDb",

@@ -85,9 +85,6 @@ class Applier:
         settle.seen(tx, batches)
         end = max(cursor, reached.server_timestamp_ms)
         touched = settle.leave(tx, self._pendings, end)
-        for name in [name for name in touched if skip.get(name) == _NEVER]:
-            # What it shows of own writes is not in its base before it has been pulled.
-            del touched[name]
         folder = Folder(tx.tables, skip)
         folded = Folded()
         losers: list[change_pb2.Loser] = []
@@ -99,8 +96,13 @@ class Applier:
             newest.update((s.table, s) for s in part.sums)
             if folded.rows > _ROWS_AT_ONCE:
                 settle.show(tx, folded, {}, self._pendings, "remote", lenient)
+                skip.update(dict.fromkeys(folded.misfits, _NEVER))
                 losers += folded.losers
                 folded = Folded()
+        skip.update(dict.fromkeys(folded.misfits, _NEVER))
+        for name in [name for name in touched if skip.get(name) == _NEVER]:
+            # What it shows of own writes is not in its base before it has been pulled.
+            del touched[name]
         settle.show(tx, folded, touched, self._pendings, "remote", lenient)
         losers += folded.losers
         if losers:

@@ -194,7 +194,7 @@ class Bootstrap:
             if newest is None or last > newest.server_timestamp_ms:
                 newest = position_pb2.Position(epoch=epoch, server_timestamp_ms=last, token=token)
             if staged is not None:
-                self._replace(tx, table, staged)
+                self._replace(tx, table, staged, first)
             if first != last or len(digest) != 16:
                 # Parts of several moments: the sum is of what is here, and equals the server's once that has caught up.
                 count, digest = sums.of_rows(tx.conn, table)
@@ -229,8 +229,9 @@ class Bootstrap:
             tx.set(greatest_epoch=newest.epoch, greatest_ms=newest.server_timestamp_ms, greatest_token=newest.token)
         tx.set(cursor_ms=cursor, snapshot_due=0, **state.greatest(tx.state, newest))
 
-    def _replace(self, tx: Tx, table: DeviceTable, staged: str) -> None:
-        """Put what was pulled in the place of what is there; rows that pending batches touch show them on top."""
+    def _replace(self, tx: Tx, table: DeviceTable, staged: str, first_ms: int) -> None:
+        """Put what was pulled, which has everything up to ``first_ms``, in the place of what is there; rows that
+        pending batches touch show them on top."""
         conn = tx.conn
         pending = self._pending_keys(tx, table.name)
         before = table.read_by_text(conn, pending)
@@ -243,7 +244,7 @@ class Bootstrap:
         )
         conn.execute(f"DROP TABLE {quote(staged)}")
         conn.execute("DELETE FROM _db_base WHERE tbl = ?", (table.name,))
-        parts_of = self._pendings.load(tx, table.name, pending)
+        parts_of = self._pendings.load(tx, table.name, pending, first_ms)
         load, store = table.codec.load, table.codec.store
         bases = {text: load(pulled[text]) if text in pulled else None for text in pending}
         write_bases(tx, table, bases.items(), replace=True)

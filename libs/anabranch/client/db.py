@@ -6,16 +6,17 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from anabranch import faults
-from anabranch.client import dead, queue, sums
+from anabranch.client import conflicts, dead, queue, sums, verdicts
 from anabranch.client.bootstrap import Progress
+from anabranch.client.conflicts import Conflict, Filter
 from anabranch.client.errors import BatchState, SyncedElsewhere, WrongPrincipal
 from anabranch.client.events import Change, ConflictEvent, DeadLetter, Listeners, State
 from anabranch.client.file import DeviceFile
@@ -29,8 +30,10 @@ from anabranch.client.sender import Sender
 from anabranch.client.server_clock import ServerClock
 from anabranch.client.sync import SyncLoop
 from anabranch.client.synced_table import Batch, SyncedTable
+from anabranch.client.verdicts import BatchVerdict, Explanation
 from anabranch.client.writes import BatchBuilder, Checks
 from anabranch.clock import clock_from_environment
+from anabranch.v1 import batch_pb2, resolver_pb2
 
 _FLUSH_S = 60.0
 _ENDS_TRANSACTION = re.compile(
@@ -42,7 +45,8 @@ _ENDS_TRANSACTION = re.compile(
 class Status:
     """How the file stands. Positions are in milliseconds. ``unsent``: batches without a verdict; ``queued``: those
     included that have one and wait for the log; ``pulls``: snapshots taken; ``disagreeing``: tables whose sums are not
-    the server's."""
+    the server's; ``clock_skew_ms``: how far the device's clock is ahead of the server's, as the last answer told this
+    process, None before one did."""
 
     node_id: str
     cursor: int
@@ -52,6 +56,7 @@ class Status:
     pulls: int
     leader: bool
     disagreeing: tuple[str, ...]
+    clock_skew_ms: int | None = field(default=None, compare=False)
 
 
 class SyncedDb:
@@ -78,7 +83,7 @@ class SyncedDb:
         self._listeners = Listeners()
         self._file = DeviceFile(Path(path), db_name, node_name, self._now_ms, self._listeners)
         pendings = Pendings(PayloadCache())
-        self._clock = ServerClock()
+        self._clock = ServerClock(self._now_ms)
         self._sender = Sender(self._file, remote, pendings, self._now_ms, self._clock)
         self._reader = Reader(self._file, remote, pendings, self._clock)
         self._lease = Lease(Path(path))
@@ -293,6 +298,7 @@ class SyncedDb:
             pulls=current.pulls,
             leader=self._lease.held,
             disagreeing=tuple(name for (name,) in disagreeing),
+            clock_skew_ms=self._clock.skew_ms,
         )
 
     def table_sums(self) -> dict[str, tuple[int, bytes]]:
@@ -307,7 +313,7 @@ class SyncedDb:
         self._listeners.change.append(callback)
 
     def on_conflict(self, callback: Callable[[ConflictEvent], None]) -> None:
-        """Be told of values that lost a conflict in which an own batch was a party."""
+        """Be told where an own batch met what others did: a value lost, the batch was merged, or it was rejected."""
         self._listeners.conflict.append(callback)
 
     def on_state(self, callback: Callable[[State], None]) -> None:
@@ -318,21 +324,77 @@ class SyncedDb:
         """The batches that were rejected or have expired, in the order in which they were made. Each is kept for two
         weeks after it was first shown here."""
         with self._file.transaction() as tx:
-            return dead.letters(tx, self._now_ms(), self._clock.now_ms())
+            dead.mark_shown(tx, self._now_ms(), self._clock.now_ms())
+            return dead.letters(tx.conn, tx.tables)
 
-    def replay(self, letter_id: str, set: Mapping[str, Any] | None = None) -> str:
-        """Write a dead letter again as a new batch, with the values in ``set`` in the place of its own; gives the new
-        batch's id.
+    def replay(self, letter_id: str, set: Mapping[str, Any] | None = None, leave_out: Collection[str] = ()) -> str:
+        """Write a dead letter again as a new batch, with the values in ``set`` in the place of its own and without the
+        columns ``leave_out``; gives the new batch's id.
 
         Raises:
-            ValueError: there is no such letter, or ``set`` does not fit it.
+            ValueError: there is no such letter, or ``set`` or ``leave_out`` does not fit it.
             RowMissing, RowExists: it does not fit what is shown now. The letter stays in each case.
         """
         with self.batch() as batch:
-            dead.replay(self._open.builder.tx, self._open.builder, letter_id, set or {})
+            dead.replay(self._open.builder.tx, self._open.builder, letter_id, set or {}, leave_out)
         return batch.id
 
     def discard(self, letter_id: str) -> None:
         """Remove a dead letter. Raises ValueError where there is none of that id."""
         with self._file.transaction() as tx:
             dead.discard(tx, letter_id)
+
+    def verdict(self, batch_id: str) -> BatchVerdict | None:
+        """What became of an own batch, as far as the file knows; None of one that it has forgotten."""
+        return verdicts.of_batch(self._file.reader(), self._file.tables(), batch_id)
+
+    def explain(self, batch_id: str) -> Explanation:
+        """Ask the server what would become of a queued batch if it arrived now. Nothing is done.
+
+        Raises:
+            ValueError: no such batch is in the queue.
+            CallFailed: the server can't be reached or refuses.
+        """
+        conn = self._file.reader()
+        found = queue.envelope(conn, batch_id)
+        if found is None:
+            raise ValueError(f"there is no queued batch {batch_id}")
+        current = self._file.current()
+        request = resolver_pb2.ExplainRequest(
+            db_name=current.db_name,
+            node_state=current.node_state,
+            envelope=batch_pb2.Envelope(payload=found.value, basis=found.basis, prev=found.prev),
+        )
+        return verdicts.explanation(self._remote.explain(request), self._file.tables())
+
+    def conflicts(
+        self,
+        table: str | None = None,
+        key: Any = None,
+        *,
+        node_id: str | None = None,
+        from_ms: int = 0,
+        until_ms: int | None = None,
+    ) -> Iterator[Conflict]:
+        """The values that lost a conflict, the newest first: of all tables or one, of all rows or that of ``key`` (in
+        one of the forms that ``delete`` takes), of all nodes or what one won or lost, decided at ``from_ms`` or later
+        and before ``until_ms``, in milliseconds since 1970. Pages are read from the server as they are needed.
+
+        Raises:
+            ValueError: the key does not fit the table.
+            CallFailed: the server can't be reached or refuses, also later, while iterating.
+        """
+        wanted = Filter(table, key, node_id, from_ms, until_ms)
+        first = conflicts.request(self._file.current().db_name, wanted, self._file.tables())
+        return conflicts.pages(self._file, self._remote, first)
+
+    def restore(self, *lost: Conflict | ConflictEvent) -> str:
+        """Put values that lost a conflict back, as a new batch; gives its id ("" inside a batch).
+
+        Raises:
+            ValueError: a value is not known, or does not fit its column any more.
+            RowMissing: the row is not there any more.
+        """
+        with self._write() as (builder, batch):
+            conflicts.restore(builder, lost)
+        return batch.id

@@ -1,15 +1,16 @@
-"""The dead queue as the app sees it."""
+"""The dead queue as an app, or a person with the file, sees it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sqlite3
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from anabranch.client.device_table import DeviceTable
 from anabranch.client.events import DeadLetter, Kind
 from anabranch.client.file import Tx
-from anabranch.client.settle import reason_name
-from anabranch.client.sqlite_values import storer
+from anabranch.client.rebase import read_bases
+from anabranch.client.settle import reason_name, shown_key, shown_values
 from anabranch.client.writes import BatchBuilder
 from anabranch.merge.model import MutationType
 from anabranch.v1 import batch_pb2, value_pb2, verdict_pb2
@@ -19,77 +20,91 @@ _KINDS: dict[MutationType, Kind] = {
     MutationType.UPDATE: "update",
     MutationType.DELETE: "delete",
 }
+_Mutations = list[tuple[Kind, str, tuple[dict[str, Any], ...]]]
 
 
-def _shown_values(table: DeviceTable, columns: list[str], values: list[value_pb2.Value]) -> dict[str, Any]:
-    """Values as a read gives them, by column; what the device does not know is left out."""
-    out: dict[str, Any] = {}
-    for name, value in zip(columns, values, strict=True):
-        column = table.table.by_name.get(name)
-        if column is None or value.WhichOneof("kind") is None:
-            continue
-        cell = table.readers[table.table.index[name]](value)
-        store = storer(column)
-        out[name] = cell if store is None or cell is None else store(cell)
-    return out
-
-
-def _mutations(payload: bytes, tables: Mapping[str, DeviceTable]) -> list[tuple[Kind, str, tuple[dict[str, Any], ...]]]:
-    out: list[tuple[Kind, str, tuple[dict[str, Any], ...]]] = []
+def _mutations(payload: bytes, tables: Mapping[str, DeviceTable]) -> _Mutations:
+    out: _Mutations = []
     for mutation in batch_pb2.DbMutationBatch.FromString(payload).mutations:
         table = tables.get(mutation.table)
-        rows: tuple[dict[str, Any], ...] = ()
-        if table is not None:
-            columns = list(mutation.columns)
-            rows = tuple(_shown_values(table, columns, list(row.values)) for row in mutation.rows)
+        rows = tuple(shown_values(table, mutation.columns, row.values) for row in mutation.rows)
         out.append((_KINDS[MutationType(mutation.type)], mutation.table, rows))
     return out
 
 
-def letters(tx: Tx, now_ms: int, server_ms: int | None) -> list[DeadLetter]:
-    """All dead letters in the order in which they were made; each is now shown. ``now_ms`` is the device's clock,
-    ``server_ms`` the server's, None where it is not known."""
-    rows = tx.conn.execute(
-        "SELECT id, value, verdict, died_ms, first_shown_ms, still_shown FROM _db_mutations_queue_dead ORDER BY id"
+def letters(conn: sqlite3.Connection, tables: Mapping[str, DeviceTable], letter_id: str = "") -> list[DeadLetter]:
+    """All dead letters in the order in which they were made, or the one of that id. Tables and columns that the device
+    no longer knows are told of as they were sent."""
+    rows = conn.execute(
+        "SELECT id, value, verdict, died_ms, first_shown_ms, still_shown FROM _db_mutations_queue_dead "
+        "WHERE ? IN ('', id) ORDER BY id",
+        (letter_id,),
     ).fetchall()
+    return [_letter(conn, tables, *row) for row in rows]
+
+
+def _letter(
+    conn: sqlite3.Connection,
+    tables: Mapping[str, DeviceTable],
+    batch_id: str,
+    value: bytes,
+    data: bytes,
+    died_ms: int,
+    shown_ms: int,
+    still_shown: int,
+) -> DeadLetter:
+    verdict = verdict_pb2.Verdict.FromString(data)
+    mutations = _mutations(value, tables)
+    refused = verdict.mutations[-1] if verdict.mutations else verdict_pb2.MutationVerdict()
+    name = refused.table or (mutations[0][1] if mutations else "")
+    table = tables.get(name)
+    key: tuple[Any, ...] = ()
+    row_now = None
+    if refused.key and table is not None:
+        key = shown_key(table, refused.key)
+        row_now = _row_now(conn, table, refused.key)
+    row = refused.server_row
+    return DeadLetter(
+        id=batch_id,
+        reason=reason_name(verdict),
+        message=verdict.message,
+        table=name,
+        key=key,
+        server_row=shown_values(table, row.columns, row.values) if refused.HasField("server_row") else None,
+        server_row_now=row_now,
+        constraint=verdict.constraint,
+        sqlstate=verdict.sqlstate,
+        mutations=tuple(mutations),
+        died_ms=died_ms,
+        first_shown_ms=shown_ms,
+        still_shown=bool(still_shown),
+    )
+
+
+def _row_now(
+    conn: sqlite3.Connection, table: DeviceTable, values: Sequence[value_pb2.Value]
+) -> Mapping[str, Any] | None:
+    """The base row of a key: what the log, or a pull, has brought."""
+    try:
+        key = tuple(table.readers[i](v) for i, v in zip(table.table.key_index, values, strict=True))
+        text = table.key_text(key)
+    except ValueError:
+        return None  # The key is of another kind now.
+    bases = read_bases(conn, table, [text])
+    if text in bases:
+        base = bases[text]
+        return None if base is None else table.shown(table.codec.store(base))
+    rows = table.read(conn, [key])
+    return table.shown(rows[0]) if rows else None
+
+
+def mark_shown(tx: Tx, now_ms: int, server_ms: int | None) -> None:
+    """The app has now seen every letter, some for the first time: each is kept for two weeks from then. ``now_ms`` is
+    the device's clock, ``server_ms`` the server's, None where it is not known."""
     tx.conn.execute(
         "UPDATE _db_mutations_queue_dead SET first_shown_ms = ?, shown_from_ms = ? WHERE first_shown_ms = 0",
         (now_ms, server_ms or 0),
     )
-    out = []
-    for batch_id, value, data, died_ms, shown_ms, still_shown in rows:
-        verdict = verdict_pb2.Verdict.FromString(data)
-        mutations = _mutations(value, tx.tables)
-        name = mutations[0][1] if mutations else ""
-        key: tuple[Any, ...] = ()
-        server_row = None
-        if verdict.mutations:
-            refused = verdict.mutations[-1]
-            name = refused.table or name
-            table = tx.tables.get(name)
-            if table is not None:
-                named = _shown_values(table, list(table.table.key_columns), list(refused.key)) if refused.key else {}
-                key = tuple(named.values())
-                if refused.HasField("server_row"):
-                    row = refused.server_row
-                    server_row = _shown_values(table, list(row.columns), list(row.values))
-        out.append(
-            DeadLetter(
-                id=batch_id,
-                reason=reason_name(verdict),
-                message=verdict.message,
-                table=name,
-                key=key,
-                server_row=server_row,
-                constraint=verdict.constraint,
-                sqlstate=verdict.sqlstate,
-                mutations=tuple(mutations),
-                died_ms=died_ms,
-                first_shown_ms=shown_ms or now_ms,
-                still_shown=bool(still_shown),
-            )
-        )
-    return out
 
 
 def _take(tx: Tx, letter_id: str) -> bytes:
@@ -106,28 +121,51 @@ def discard(tx: Tx, letter_id: str) -> None:
     _take(tx, letter_id)
 
 
-def replay(tx: Tx, builder: BatchBuilder, letter_id: str, changes: Mapping[str, Any]) -> None:
-    """Write a dead letter's mutations again, as part of ``builder``'s batch. ``changes`` replace values of its inserts
-    and updates, in every row that gives the column.
+def replay(
+    tx: Tx,
+    builder: BatchBuilder,
+    letter_id: str,
+    changes: Mapping[str, Any],
+    leave_out: Collection[str] = (),
+) -> None:
+    """Write a dead letter's mutations again, as part of ``builder``'s batch, edited: inserts and updates lose the
+    columns ``leave_out`` and take the values in ``changes``, in every row that gives the column or, where none does, in
+    every row whose table has it.
 
     Raises:
-        ValueError: there is none of that id, or no row gives a column of ``changes``.
-        RowMissing, RowExists: it does not fit what is shown now; the letter stays.
+        ValueError: there is no letter of that id, or no row takes a column of ``changes`` or gives one to leave out.
+        RowMissing, RowExists: it does not fit what is shown now. The letter stays in each case.
     """
-    payload = _take(tx, letter_id)
-    unused = set(changes)
-    lost = {m.table for m in batch_pb2.DbMutationBatch.FromString(payload).mutations} - set(tx.tables)
+    mutations = _mutations(_take(tx, letter_id), tx.tables)
+    lost = {table for _, table, _ in mutations} - set(tx.tables)
     if lost:
         raise ValueError(f"there is no synced table {min(lost)!r} any more")
-    for kind, table, rows in _mutations(payload, tx.tables):
-        names = tx.tables[table].table.key_columns
+    _edit(tx, mutations, changes, leave_out)
+    for kind, table, rows in mutations:
         if kind == "delete":
             builder.delete(table, rows)
+        else:
+            (builder.insert if kind == "insert" else builder.update)(table, rows)
+
+
+def _edit(tx: Tx, mutations: _Mutations, changes: Mapping[str, Any], leave_out: Collection[str]) -> None:
+    """Change the rows of ``mutations``. Raises ValueError."""
+    for column in sorted({*changes, *leave_out}):
+        taking = [
+            (row, tx.tables[table])
+            for kind, table, rows in mutations
+            if kind == "insert" or (kind == "update" and column not in tx.tables[table].table.key_columns)
+            for row in rows
+        ]
+        giving = [row for row, _ in taking if column in row]
+        if column not in changes:
+            if not giving:
+                raise ValueError(f"no row of the batch gives the column {column!r}")
+            for row in giving:
+                del row[column]
             continue
-        for row in rows:
-            given = {c: v for c, v in changes.items() if c in row and (kind == "insert" or c not in names)}
-            unused -= set(given)
-            row.update(given)
-        (builder.insert if kind == "insert" else builder.update)(table, rows)
-    if unused:
-        raise ValueError(f"no row of the batch gives the column {min(unused)!r}")
+        edited = giving or [row for row, table in taking if column in table.table.index]
+        if not edited:
+            raise ValueError(f"no row of the batch takes the column {column!r}")
+        for row in edited:
+            row[column] = changes[column]

@@ -149,6 +149,14 @@ class DeviceTable:
         cells += [None] * (len(self.readers) - len(cells))
         return tuple(cells)
 
+    def shown_value(self, column: str, value: value_pb2.Value) -> Any:
+        """A Value of ``column`` as a read gives it. Raises KeyError for a column that the table lacks, and ValueError
+        for a Value that is not given or of another kind."""
+        place = self.table.index[column]
+        cell = self.readers[place](value)
+        store = self.storers[place]
+        return cell if store is None or cell is None else store(cell)
+
     def shown(self, stored: Sequence[Any]) -> dict[str, Any]:
         """A stored row by column names."""
         return dict(zip(self.table.column_names, stored, strict=True))

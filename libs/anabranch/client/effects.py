@@ -59,11 +59,13 @@ class Spool:
 @dataclass
 class Folded:
     """What some groups, or some parts of one, come to. ``patches``: table to key text to patch. ``losers``: as the log
-    has them. ``rows``: how many effects were read."""
+    has them. ``rows``: how many effects were read. ``misfits``: tables whose effects are not what their columns here
+    say, and why: they were changed on the server since, or before."""
 
     patches: dict[str, dict[str, Patch]] = field(default_factory=dict)
     losers: list[change_pb2.Loser] = field(default_factory=list)
     rows: int = 0
+    misfits: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +91,7 @@ class Folder:
         self._rest = b""
 
     def fold(self, group: change_pb2.LoggedGroup, into: Folded) -> None:
-        """Add one group, or one part of one.
-
-        Raises:
-            google.protobuf.message.DecodeError, ValueError: an effect is not what the schema says.
-        """
+        """Add one group, or one part of one. Raises google.protobuf.message.DecodeError where an effect is none."""
         position = group.position
         parse = change_pb2.Effect.FromString
         for batch in group.batches:
@@ -105,7 +103,12 @@ class Folder:
             if batch.effect_incomplete:
                 self._rest = effects.pop()
             for data in effects:
-                self._effect(parse(data), position, into)
+                effect = parse(data)
+                try:
+                    self._effect(effect, position, into)
+                except ValueError as error:
+                    into.misfits[effect.table] = str(error)
+                    into.patches.pop(effect.table, None)
 
     def _plan(self, name: str, columns: tuple[str, ...]) -> _Plan | None:
         table = self._tables.get(name)
@@ -114,11 +117,16 @@ class Folder:
         index = table.table.index
         places = {c: p for p, c in enumerate(columns)}
         readers = [(p, index[c], table.readers[index[c]]) for c, p in places.items() if c in index]
-        key = [(places[c], table.readers[index[c]]) for c in table.table.key_columns]
+        key = [(places[c], table.readers[index[c]]) for c in table.table.key_columns if c in places]
+        if len(key) < len(table.table.key_columns):
+            raise ValueError("a row of the log lacks a column of the key")
         return _Plan(table, readers, key, table.readers if columns == table.table.column_names else [])
 
     def _effect(self, effect: change_pb2.Effect, position: int, into: Folded) -> None:
         name = effect.table
+        kind = effect.type
+        if kind not in (INSERT, UPDATE, DELETE) or position <= self._skip.get(name, 0) or name in into.misfits:
+            return
         shape = (name, tuple(effect.columns))
         try:
             plan = self._plans[shape]
@@ -126,9 +134,6 @@ class Folder:
             plan = self._plans[shape] = self._plan(*shape)
         if plan is None:
             # Not synced any more, not yet, or not to be held here: Describe tells where the schema's version is new.
-            return
-        kind = effect.type
-        if kind not in (INSERT, UPDATE, DELETE) or position <= self._skip.get(name, 0):
             return
         table = plan.table
         values = effect.values

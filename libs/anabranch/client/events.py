@@ -33,11 +33,21 @@ class Change:
     origin: Origin
 
 
+ConflictOutcome: TypeAlias = Literal["lost", "overwrote", "merged", "rejected"]
+
+
 @dataclass(frozen=True, slots=True)
 class ConflictEvent:
-    """A value lost a conflict that an own batch was part of. ``outcome`` is "lost" where the own value lost and
-    "overwrote" where it stands. ``column`` is "" where a whole row lost to a delete. ``losing_value`` has the form in
-    which a read gives it; ``value_known`` is False where only the verdict told of the conflict, without the value."""
+    """An own batch met what others did. ``outcome``:
+
+    * "lost": the own value lost, ``losing_value`` is it;
+    * "overwrote": the own value stands, ``losing_value`` is the other's;
+    * "merged": another node changed other columns of the row, and both stand; ``column`` is an own one;
+    * "rejected": the batch ``losing_batch_id`` went to the dead queue for ``reason``; ``server_row`` is the row as the
+      server has it, where it has one. ``table``, ``key`` and ``column`` are empty where the batch was refused whole.
+
+    Values have the form in which a read gives them. ``value_known`` is False where the losing value did not come along;
+    where one lost, ``SyncedDb.conflicts`` has it."""
 
     table: str
     key: tuple[Any, ...]
@@ -45,8 +55,10 @@ class ConflictEvent:
     losing_value: Any
     losing_batch_id: str
     winning_batch_id: str
-    outcome: Literal["lost", "overwrote"]
+    outcome: ConflictOutcome
     value_known: bool = True
+    reason: str = ""
+    server_row: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +84,7 @@ STATE_KINDS = {
     "node_forked": "this file was copied or restored; it goes on under a new node id",
     "leader": "this process syncs the file",
     "follower": "another process syncs the file",
+    "clock_skew": "the device's clock is not the server's, or is again; detail says by how much",
     "changed_elsewhere": "another process wrote to the file",
     "error": "a call was refused; detail holds the reason",
 }
@@ -79,9 +92,10 @@ STATE_KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A batch that ended in the dead queue. ``mutations`` holds (type, table, rows) with rows as dicts. ``table``,
-    ``key`` and ``server_row`` belong to the refused mutation where the server named one. ``still_shown`` is True where
-    what the batch showed could not be taken back. Times are milliseconds since 1970."""
+    """A batch that ended in the dead queue. ``mutations`` holds what was tried: (type, table, rows) with rows as dicts.
+    ``table``, ``key`` and ``server_row`` (the server's row when it refused) belong to the refused mutation where the
+    server named one; ``server_row_now`` is that row as the log has brought it since. ``still_shown`` is True where what
+    the batch showed could not be taken back. Times are milliseconds since 1970."""
 
     id: str
     reason: str
@@ -89,6 +103,7 @@ class DeadLetter:
     table: str
     key: tuple[Any, ...]
     server_row: Mapping[str, Any] | None
+    server_row_now: Mapping[str, Any] | None
     constraint: str
     sqlstate: str
     mutations: tuple[tuple[Kind, str, tuple[Mapping[str, Any], ...]], ...]

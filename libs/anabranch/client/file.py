@@ -131,8 +131,13 @@ class DeviceFile:
             found = conn.execute("PRAGMA user_version").fetchone()[0]
             if found > layout.FORMAT:
                 raise ClientError(f"{self.path} was written by a later version (format {found})")
-            if found == 0:
-                for statement in layout.STATEMENTS:
+            if found < layout.FORMAT:
+                steps = (
+                    [layout.UPGRADES[number] for number in range(found, layout.FORMAT)]
+                    if found
+                    else [layout.STATEMENTS]
+                )
+                for statement in (statement for step in steps for statement in step):
                     conn.execute(statement)
                 conn.execute(f"PRAGMA user_version = {layout.FORMAT}")
             if conn.execute("SELECT 1 FROM _db_state").fetchone() is None:

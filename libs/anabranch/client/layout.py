@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-FORMAT = 1
+FORMAT = 2
 """Kept in ``PRAGMA user_version``; a file of a later format is refused."""
 
 PREFIX = "_db_"
@@ -92,9 +92,15 @@ STATEMENTS = (
         first_shown_ms INTEGER NOT NULL DEFAULT 0,
         shown_from_ms INTEGER NOT NULL DEFAULT 0,
         still_shown INTEGER NOT NULL DEFAULT 0)""",
-    # Accepted batches that have left the queue, kept for as long as a restored server may have lost them.
+    # Accepted batches that have left the queue, kept for as long as a restored server may have lost them. ``verdict``:
+    # the serialized Verdict, NULL where the log told of the batch before its verdict came.
     """CREATE TABLE _db_confirmed (
-        id TEXT PRIMARY KEY, value BLOB NOT NULL, position INTEGER NOT NULL, basis INTEGER NOT NULL)""",
+        id TEXT PRIMARY KEY, value BLOB NOT NULL, position INTEGER NOT NULL, basis INTEGER NOT NULL, verdict BLOB)""",
     # The first batch of every call whose answer has not come.
     "CREATE TABLE _db_unanswered (id TEXT PRIMARY KEY) WITHOUT ROWID",
 )
+
+UPGRADES = {
+    1: ("ALTER TABLE _db_confirmed ADD COLUMN verdict BLOB",),
+}
+"""What makes a file of each older format one of the next."""

@@ -12,6 +12,7 @@ from anabranch.merge.model import MutationType
 from anabranch.merge.overlay import Pending
 from anabranch.schema import Cell
 from anabranch.v1 import batch_pb2, value_pb2
+from anabranch.wire.values import Reader
 
 _NOT_GIVEN = value_pb2.Value()
 _CACHED_ROWS = 50_000
@@ -59,12 +60,27 @@ def _cells(table: DeviceTable, columns: Sequence[str], rows: Sequence[value_pb2.
     out: list[dict[str, Cell]] = []
     for row in rows:
         values = row.values
-        out.append({c: read(values[p]) for p, c, read in known if values[p].WhichOneof("kind") is not None})
+        try:
+            out.append({c: read(values[p]) for p, c, read in known if values[p].WhichOneof("kind") is not None})
+        except ValueError:
+            out.append(_that_fit(known, values))
     return out
 
 
+def _that_fit(known: Sequence[tuple[int, str, Reader]], values: Sequence[value_pb2.Value]) -> dict[str, Cell]:
+    """The cells of a row some of whose columns have become of another kind since it was written."""
+    cells: dict[str, Cell] = {}
+    for place, column, read in known:
+        try:
+            cells[column] = read(values[place])
+        except ValueError:
+            continue
+    return cells
+
+
 def parse(payload: bytes, tables: Mapping[str, DeviceTable]) -> list[RowPart]:
-    """The changes of a batch in the order made; those of tables and columns that the device lacks are left out.
+    """The changes of a batch in the order made. What today's tables have no place for is left out: it is shown nowhere,
+    and the server decides.
 
     Raises:
         google.protobuf.message.DecodeError: ``payload`` is no batch.
@@ -81,7 +97,9 @@ def parse(payload: bytes, tables: Mapping[str, DeviceTable]) -> list[RowPart]:
             undo = _cells(table, mutation.undo.columns, mutation.undo.rows)
         names = table.table.key_columns
         for row, before in zip(rows, undo, strict=True):
-            key = tuple(row[n] for n in names)
+            key = tuple(row.get(n) for n in names)
+            if None in key:
+                continue  # The key has other columns, or another kind, than when the row was written.
             if kind is MutationType.UPDATE:
                 for name in names:
                     del row[name]

@@ -71,15 +71,39 @@ def unsent(conn: sqlite3.Connection, after: str, max_count: int, max_bytes: int,
     return out
 
 
-def find(conn: sqlite3.Connection, ids: Iterable[str]) -> dict[str, tuple[bytes, int, bool]]:
-    """Payload, basis and ``seen`` of those of ``ids`` that are in the queue."""
-    rows = select_in(conn, "SELECT id, value, basis, seen FROM _db_mutations_queue WHERE id IN {in}", ids)
-    return {i: (value, basis, bool(seen)) for i, value, basis, seen in rows}
+def envelope(conn: sqlite3.Connection, batch_id: str) -> Queued | None:
+    """The batch of that id; None where the queue has none."""
+    row = conn.execute(
+        """SELECT id, value, basis, coalesce((SELECT max(p.id) FROM _db_mutations_queue p WHERE p.id < q.id), '')
+           FROM _db_mutations_queue q WHERE id = ?""",
+        (batch_id,),
+    ).fetchone()
+    return None if row is None else Queued(*row)
+
+
+class Found(NamedTuple):
+    """A batch of the queue as the overlay needs it. ``position_ms``: that of its verdict, None before."""
+
+    value: bytes
+    seen: bool
+    position_ms: int | None
+
+
+def find(conn: sqlite3.Connection, ids: Iterable[str]) -> dict[str, Found]:
+    """Those of ``ids`` that are in the queue."""
+    sql = "SELECT id, value, seen, server_timestamp_ms FROM _db_mutations_queue WHERE id IN {in}"
+    return {i: Found(value, bool(seen), position) for i, value, seen, position in select_in(conn, sql, ids)}
 
 
 def which(conn: sqlite3.Connection, ids: Iterable[str]) -> list[str]:
     """Those of ``ids`` that are in the queue, in order."""
     return sorted(i for (i,) in select_in(conn, "SELECT id FROM _db_mutations_queue WHERE id IN {in}", ids))
+
+
+def without_verdict(conn: sqlite3.Connection, ids: Iterable[str]) -> set[str]:
+    """Those of ``ids`` that are in the queue and whose verdict has never come."""
+    sql = "SELECT id FROM _db_mutations_queue WHERE verdict IS NULL AND id IN {in}"
+    return {i for (i,) in select_in(conn, sql, ids)}
 
 
 def accepted(conn: sqlite3.Connection, verdicts: Sequence[tuple[str, int, bytes]]) -> None:
@@ -156,8 +180,9 @@ def confirm(conn: sqlite3.Connection, ids: Sequence[str], position_ms: int) -> N
     """Keep batches that are about to leave, with their position (``position_ms`` where no verdict has come)."""
     change_in(
         conn,
-        """INSERT OR REPLACE INTO _db_confirmed (id, value, position, basis)
-           SELECT id, value, coalesce(server_timestamp_ms, ?), basis FROM _db_mutations_queue WHERE id IN {in}""",
+        """INSERT OR REPLACE INTO _db_confirmed (id, value, position, basis, verdict)
+           SELECT id, value, coalesce(server_timestamp_ms, ?), basis, verdict
+           FROM _db_mutations_queue WHERE id IN {in}""",
         ids,
         (position_ms,),
     )

@@ -134,7 +134,8 @@ class Reader:
 
     def _other_history(self, server: position_pb2.ServerState) -> bool:
         """Take a new snapshot where the server's history is not the one that the file has followed."""
-        self._clock.told(server.server_time_ms)
+        for event in self._clock.told(server.server_time_ms):
+            self._file.listeners.tell(event)
         current = self._file.current()
         if state.told_time(current, server.server_time_ms):
             with self._file.transaction() as tx:

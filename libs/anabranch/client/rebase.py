@@ -43,21 +43,24 @@ class Pendings:
     def __init__(self, cache: PayloadCache) -> None:
         self._cache = cache
 
-    def load(self, tx: Tx, table: str, keys: Iterable[str]) -> dict[str, list[RowPart]]:
+    def load(self, tx: Tx, table: str, keys: Iterable[str], base_ms: int | None = None) -> dict[str, list[RowPart]]:
         """The pending parts of rows of ``table`` by key text, in the order of their batches' ids; rows without any are
-        left out."""
+        left out. The base of the table has everything up to ``base_ms`` (None: what its last pull brought): a batch
+        that was accepted before that, and that the log has yet to show, counts as seen here."""
         batches_of = queue.pending_of(tx.conn, table, keys)
         if not batches_of:
             return {}
-        payloads = queue.find(tx.conn, {b for batches in batches_of.values() for b in batches})
+        if base_ms is None:
+            (base_ms,) = tx.conn.execute("SELECT first_ms FROM _db_tables WHERE name = ?", (table,)).fetchone()
+        found_batches = queue.find(tx.conn, {b for batches in batches_of.values() for b in batches})
         version = tx.state.tables_version
         out: dict[str, list[RowPart]] = {}
         for key, batches in batches_of.items():
             parts: list[RowPart] = []
             for batch in batches:
-                payload, _, seen = payloads[batch]
-                found = self._cache.get(batch, payload, tx.tables, version).get((table, key), ())
-                if seen:
+                queued = found_batches[batch]
+                found = self._cache.get(batch, queued.value, tx.tables, version).get((table, key), ())
+                if queued.seen or (queued.position_ms is not None and queued.position_ms <= base_ms):
                     parts += [
                         RowPart(
                             p.table, p.key_text, p.key, Pending(p.change.type, p.change.values, p.change.before, True)
@@ -72,8 +75,8 @@ class Pendings:
     def keys_of(self, tx: Tx, batch_ids: Sequence[str]) -> dict[str, dict[str, tuple[Any, ...]]]:
         """The rows that batches of the queue touch: table to key text to stored key."""
         out: dict[str, dict[str, tuple[Any, ...]]] = {}
-        for batch, (payload, _, _) in queue.find(tx.conn, batch_ids).items():
-            for part in self._cache.get(batch, payload, tx.tables, tx.state.tables_version).values():
+        for batch, queued in queue.find(tx.conn, batch_ids).items():
+            for part in self._cache.get(batch, queued.value, tx.tables, tx.state.tables_version).values():
                 out.setdefault(part[0].table, {})[part[0].key_text] = part[0].key
         return out
 

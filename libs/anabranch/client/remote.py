@@ -193,10 +193,27 @@ class RemoteDb:
         stub = snapshot_pb2_grpc.SnapshotServiceStub(self._channel("snapshot"))
         return Stream(self._call("pull", stub.Pull, request, STREAM_TIMEOUT_S))
 
+    def compare(
+        self, requests: Iterator[snapshot_pb2.CompareRequest], timeout_s: float = STREAM_TIMEOUT_S
+    ) -> Stream[snapshot_pb2.CompareResponse]:
+        """The answers as they come, for an hour at most."""
+        stub = snapshot_pb2_grpc.SnapshotServiceStub(self._channel("snapshot"))
+        return Stream(self._call("compare", stub.Compare, requests, timeout_s))
+
     def get_verdict(self, request: resolver_pb2.GetVerdictRequest) -> resolver_pb2.GetVerdictResponse:
         """Verdicts that are known."""
         stub = resolver_pb2_grpc.ConflictResolverServiceStub(self._channel("resolver"))
         return self._call("get_verdict", stub.GetVerdict, request, CALL_TIMEOUT_S)
+
+    def explain(self, request: resolver_pb2.ExplainRequest) -> resolver_pb2.ExplainResponse:
+        """What would become of a batch."""
+        stub = resolver_pb2_grpc.ConflictResolverServiceStub(self._channel("resolver"))
+        return self._call("explain", stub.Explain, request, CALL_TIMEOUT_S)
+
+    def list_conflicts(self, request: resolver_pb2.ListConflictsRequest) -> resolver_pb2.ListConflictsResponse:
+        """One page of conflicts."""
+        stub = resolver_pb2_grpc.ConflictResolverServiceStub(self._channel("resolver"))
+        return self._call("list_conflicts", stub.ListConflicts, request, CALL_TIMEOUT_S)
 
 
 M = TypeVar("M", bound=Message)

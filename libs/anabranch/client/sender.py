@@ -174,7 +174,7 @@ class Sender:
 
     def _note(self, tx: Tx, verdicts: Sequence[verdict_pb2.Verdict], server: position_pb2.ServerState) -> None:
         if server.server_time_ms:
-            self._clock.told(server.server_time_ms)
+            tx.events += self._clock.told(server.server_time_ms)
             self._prune(tx, server.server_time_ms)
             tx.set(**state.told_time(tx.state, server.server_time_ms))
         greatest = state.greatest(tx.state, server.settled)
@@ -187,9 +187,12 @@ class Sender:
         accepted = [v for v in verdicts if v.status == verdict_pb2.VERDICT_STATUS_APPLIED]
         rejected = [v for v in verdicts if v.status == verdict_pb2.VERDICT_STATUS_REJECTED]
         if accepted:
+            first = queue.without_verdict(tx.conn, [v.batch_id for v in accepted])
+            settle.tell_merged(tx, [v for v in accepted if v.batch_id in first])
             queue.accepted(tx.conn, [(v.batch_id, v.position, v.SerializeToString()) for v in accepted])
             if same_history:
                 settle.pulled(tx, self._pendings)
+                settle.counted_in(tx, self._pendings, newest)
         if rejected:
             settle.bury(tx, rejected, self._pendings, server.server_time_ms or self._now_ms())
 

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Sequence
-from typing import Any, Literal
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from anabranch.client import queue
+from anabranch.client.device_table import DeviceTable
 from anabranch.client.effects import Folded
-from anabranch.client.events import ConflictEvent, Origin, State
+from anabranch.client.events import ConflictEvent, ConflictOutcome, Origin, State
 from anabranch.client.file import Tx
 from anabranch.client.logs import get_logger
 from anabranch.client.rebase import Pendings, rebase, release
 from anabranch.client.sets import select_in
-from anabranch.v1 import change_pb2, errors_pb2, verdict_pb2
+from anabranch.v1 import change_pb2, errors_pb2, value_pb2, verdict_pb2
+from anabranch.wire.plain import plain_value
 
 log = get_logger(__name__)
 
 Touched = dict[str, dict[str, tuple[Any, ...]]]
+_IN_THE_LOG: Mapping[int, ConflictOutcome] = {
+    verdict_pb2.OUTCOME_SUPERSEDED: "lost",
+    verdict_pb2.OUTCOME_OVERWROTE: "overwrote",
+}
+_IN_VERDICTS_ALONE: Mapping[int, ConflictOutcome] = {verdict_pb2.OUTCOME_MERGED: "merged"}
 
 
 def set_aside(tx: Tx, table: str, reason: str) -> None:
@@ -38,6 +45,9 @@ def show(
 ) -> None:
     """Change the bases by what was folded and show the touched rows again, table by table: one that can't take it is
     set aside and stops no other."""
+    for name, reason in folded.misfits.items():
+        log.warning("table_set_aside", table=name, error=reason)
+        set_aside(tx, name, f"the log's rows do not fit its columns: {reason}")
     for name in {**folded.patches, **touched}:
         table = tx.tables.get(name)
         if table is None:
@@ -85,56 +95,74 @@ def tell_losers(tx: Tx, losers: Sequence[change_pb2.Loser]) -> None:
         table = tx.tables.get(loser.table)
         if table is None:
             continue
-        key = tuple(table.readers[i](v) for i, v in zip(table.table.key_index, loser.key, strict=True))
-        place = table.table.index.get(loser.column)
-        value = None
-        if place is not None:
-            value = table.readers[place](loser.value)
-            store = table.storers[place]
-            value = value if store is None or value is None else store(value)
+        value, known = None, True
+        try:
+            value = table.shown_value(loser.column, loser.value)
+        except (KeyError, ValueError):
+            # Too large for a page of the log, or from before the column was changed: the server still has it.
+            known = False
         tx.events.append(
             ConflictEvent(
                 loser.table,
-                key,
+                shown_key(table, loser.key),
                 loser.column,
                 value,
                 loser.batch_id,
                 loser.winner_batch_id,
                 "lost" if lost else "overwrote",
+                value_known=known,
             )
         )
 
 
+def shown_key(table: DeviceTable, values: Sequence[value_pb2.Value]) -> tuple[Any, ...]:
+    """A key as a read gives it; what is of another kind than today's columns stands as it was sent."""
+    out = []
+    for name, value in zip(table.table.key_columns, values, strict=False):
+        try:
+            out.append(table.shown_value(name, value))
+        except ValueError:
+            out.append(plain_value(value))
+    return tuple(out)
+
+
 def tell_verdicts(tx: Tx, ids: Sequence[str]) -> None:
     """Tell of conflicts that only the verdicts of these batches know of, because a pull took the log's place."""
-    outcomes: dict[int, Literal["lost", "overwrote"]] = {
-        verdict_pb2.OUTCOME_SUPERSEDED: "lost",
-        verdict_pb2.OUTCOME_OVERWROTE: "overwrote",
-    }
     rows = select_in(
         tx.conn, "SELECT id, verdict FROM _db_mutations_queue WHERE verdict IS NOT NULL AND id IN {in}", ids
     )
-    for batch_id, data in rows:
-        for mutation in verdict_pb2.Verdict.FromString(data).mutations:
-            outcome = outcomes.get(mutation.outcome)
-            table = tx.tables.get(mutation.table)
-            if outcome is None or table is None:
-                continue
-            key = tuple(table.readers[i](v) for i, v in zip(table.table.key_index, mutation.key, strict=True))
-            lost, won = (batch_id, "") if outcome == "lost" else ("", batch_id)
-            for column in mutation.columns:
-                tx.events.append(
-                    ConflictEvent(
-                        mutation.table,
-                        key,
-                        column,
-                        None,
-                        lost,
-                        won,
-                        outcome,
-                        value_known=False,
-                    )
+    for _, data in rows:
+        _tell(tx, verdict_pb2.Verdict.FromString(data), _IN_THE_LOG)
+
+
+def tell_merged(tx: Tx, verdicts: Sequence[verdict_pb2.Verdict]) -> None:
+    """Tell what these verdicts, which are new, say and no log will: that another node's changes stand beside."""
+    for verdict in verdicts:
+        _tell(tx, verdict, _IN_VERDICTS_ALONE)
+
+
+def _tell(tx: Tx, verdict: verdict_pb2.Verdict, outcomes: Mapping[int, ConflictOutcome]) -> None:
+    for mutation in verdict.mutations:
+        outcome = outcomes.get(mutation.outcome)
+        table = tx.tables.get(mutation.table) if outcome is not None else None
+        if outcome is None or table is None:
+            continue
+        key = shown_key(table, mutation.key)
+        batch_id = verdict.batch_id
+        lost, won = (batch_id, "") if outcome == "lost" else ("", batch_id)
+        for column in mutation.columns:
+            tx.events.append(
+                ConflictEvent(
+                    mutation.table,
+                    key,
+                    column,
+                    None,
+                    lost,
+                    won,
+                    outcome,
+                    value_known=False,
                 )
+            )
 
 
 def bury(tx: Tx, verdicts: Sequence[verdict_pb2.Verdict], pendings: Pendings, died_ms: int) -> None:
@@ -159,12 +187,61 @@ def bury(tx: Tx, verdicts: Sequence[verdict_pb2.Verdict], pendings: Pendings, di
         tx.conn.executemany("UPDATE _db_mutations_queue_dead SET still_shown = 1 WHERE id = ?", [(i,) for i in ids])
     for i in ids:
         verdict = known[i]
+        tx.events.append(_refused(tx, verdict))
         tx.events.append(State("dead_letter", f"{i}: {reason_name(verdict)}: {verdict.message}"))
+
+
+def _refused(tx: Tx, verdict: verdict_pb2.Verdict) -> ConflictEvent:
+    """The event of a rejection: the row that was refused, where one was, and the server's."""
+    refused = verdict.mutations[-1] if verdict.mutations else verdict_pb2.MutationVerdict()
+    table = tx.tables.get(refused.table)
+    row = refused.server_row
+    return ConflictEvent(
+        table=refused.table,
+        key=() if table is None else shown_key(table, refused.key),
+        column=refused.columns[0] if refused.columns else "",
+        losing_value=None,
+        losing_batch_id=verdict.batch_id,
+        winning_batch_id="",
+        outcome="rejected",
+        value_known=False,
+        reason=reason_name(verdict),
+        server_row=shown_values(table, row.columns, row.values) if refused.HasField("server_row") else None,
+    )
+
+
+def shown_values(
+    table: DeviceTable | None, columns: Sequence[str], values: Sequence[value_pb2.Value]
+) -> dict[str, Any]:
+    """Given values by column, as a read gives them; what today's table has no place for stands as it was sent."""
+    out: dict[str, Any] = {}
+    for name, value in zip(columns, values, strict=False):
+        if value.WhichOneof("kind") is None:
+            continue
+        try:
+            out[name] = plain_value(value) if table is None else table.shown_value(name, value)
+        except (KeyError, ValueError):
+            out[name] = plain_value(value)
+    return out
 
 
 def reason_name(verdict: verdict_pb2.Verdict) -> str:
     """The verdict's reason without the enum's prefix."""
     return errors_pb2.Reason.Name(verdict.reason).removeprefix("REASON_")
+
+
+def counted_in(tx: Tx, pendings: Pendings, newest_ms: int) -> None:
+    """Show again rows whose base has batches that just got their verdicts, at positions up to ``newest_ms``: a pull of
+    their table saw a later moment than the cursor, and came before the verdicts did."""
+    tables = dict(
+        tx.conn.execute(
+            "SELECT name, first_ms FROM _db_tables WHERE stage != 'new' AND first_ms > ?", (tx.state.cursor_ms,)
+        )
+    )
+    if not tables:
+        return
+    touched = pendings.keys_of(tx, queue.covered(tx.conn, min(newest_ms, max(tables.values()))))
+    show(tx, Folded(), {name: keys for name, keys in touched.items() if name in tables}, pendings, "snapshot", {})
 
 
 def pulled(tx: Tx, pendings: Pendings) -> None:
