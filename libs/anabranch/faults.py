@@ -29,12 +29,18 @@ POINTS = frozenset(
 )
 """Of the resolver, of ingest and of a node, three each; of the compactor two."""
 
-_FILE = os.environ.get("ANABRANCH_FAULT_FILE")
+_file = os.environ.get("ANABRANCH_FAULT_FILE")
+
+
+def watch(file: Path) -> None:
+    """Have this process heed ``file`` from now on: for one that was forked, whose environment is another's."""
+    global _file
+    _file = str(file)
 
 
 def reach(point: str) -> None:
     """Die here if a test has armed ``point``."""
-    if _FILE is not None and _disarm(Path(_FILE), point):
+    if _file is not None and _disarm(Path(_file), point):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -51,6 +57,12 @@ def arm(file: Path, point: str) -> None:
 def armed(file: Path) -> list[str]:
     """The points that ``file`` still arms."""
     return file.read_text(encoding="ascii").split() if file.exists() else []
+
+
+def disarm(file: Path) -> list[str]:
+    """Take out of ``file`` all that it still arms; gives what that was."""
+    left = armed(file)
+    return [point for point in left if _disarm(file, point)]
 
 
 def _disarm(file: Path, point: str) -> bool:

@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "table": ("anabranch.cli.table", "Register tables for sync, and list them."),
     "demo": ("anabranch.cli.demo", "Real data, three tablets offline, one Postgres: the main job."),
     "bench": ("anabranch.cli.bench", "Measure, each figure beside its baseline."),
+    "scenario": ("anabranch.cli.scenario", "Tell stories about a server and its nodes, and check how they end."),
     "key": ("anabranch.cli.key", "Create, list and revoke API keys."),
 }
 """Name of a subcommand to the module whose ``app`` it is, and what it does in a line."""

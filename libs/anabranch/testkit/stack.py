@@ -138,6 +138,14 @@ class Stack:
         faults.arm(self._fault_files[name], point)
         return self._fleet.child(name).deaths
 
+    def armed(self, name: str) -> list[str]:
+        """The fault points at which a service is still to die."""
+        return faults.armed(self._fault_files[name])
+
+    def disarm(self, name: str) -> list[str]:
+        """Take back what was armed for a service and not reached; gives what that was."""
+        return faults.disarm(self._fault_files[name])
+
     def wait_died(self, name: str, deaths: int, timeout_s: float = DEATH_TIMEOUT_S) -> None:
         """Wait until a service has died more than ``deaths`` times. Raises TimeoutError."""
         self._fleet.child(name).wait_died(deaths, timeout_s)

@@ -1,0 +1,152 @@
+"""Values of a scenario, and what a column makes of them: what an app would hand over, what Postgres would store, and
+the canonical encoding in which both sides are compared."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from decimal import Decimal
+from typing import Any
+
+from anabranch.canonical import value_encoder
+from anabranch.client.convert import converter
+from anabranch.scenario.values import Json, Timestamp
+from anabranch.schema import Cell, Column, Kind, key_text
+from anabranch.schema.table import Table
+from anabranch.store import binary
+from anabranch.store.availability import is_unavailable
+from anabranch.store.binary_cells import quote, read_expression, row_loader
+from anabranch.store.engine import Session
+
+_TEMPORAL = frozenset({Kind.DATE, Kind.TIME, Kind.TIMESTAMP})
+_WORDS = {"yes": True, "on": True, "no": False, "off": False}
+
+
+def to_json(value: Any) -> str:
+    """The JSON text of a value from YAML. Raises ValueError where it has none."""
+    plain = value.value if isinstance(value, Json) else value
+    return json.dumps(plain, ensure_ascii=False, allow_nan=False, default=_json_number)
+
+
+def _json_number(value: Any) -> Any:
+    if isinstance(value, Timestamp):
+        return value.text
+    raise ValueError(f"{type(value).__name__} has no JSON form")
+
+
+def to_text(value: Any, kind: Kind | None = None) -> str | None:
+    """The text that Postgres takes for a value; ``kind`` is that of the column, where it is known."""
+    if value is None:
+        return None
+    if isinstance(value, Json) or kind is Kind.JSON:
+        return value if isinstance(value, str) else to_json(value)
+    if isinstance(value, Timestamp):
+        return value.text
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return repr(value)
+        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, bytes):
+        return f"\\x{value.hex()}"
+    if isinstance(value, list):
+        return "{" + ",".join(_element(v) for v in value) + "}"
+    return to_json(value) if isinstance(value, Mapping) else str(value)
+
+
+def _element(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, list):
+        return str(to_text(value))
+    text = str(to_text(value))
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def to_write(conn: Session, column: Column | None, value: Any) -> Any:
+    """What an app would hand over for a value: numbers and texts as they are, moments and days as their exact numbers.
+    What does not fit the column goes as it is, for the node to refuse."""
+    if isinstance(value, Json):
+        return to_json(value)
+    if column is None or value is None:
+        return value.text if isinstance(value, Timestamp) else value
+    if column.kind in _TEMPORAL and isinstance(value, str | Timestamp):
+        return _moment(conn, column, value)
+    if column.kind is Kind.JSON and not isinstance(value, str):
+        return to_json(value)
+    if column.kind is Kind.DECIMAL and isinstance(value, float):
+        return Decimal(str(to_text(value)))
+    if column.kind is Kind.BOOL and isinstance(value, str):
+        return _WORDS.get(value.lower(), value)
+    if column.kind is Kind.ARRAY and isinstance(value, list):
+        kind = column.element_kind or Kind.STRING
+        element = Column(column.name, kind, column.postgres_type.removesuffix("[]"))
+        return [to_write(conn, column if isinstance(v, list) else element, v) for v in value]
+    return value.text if isinstance(value, Timestamp) else value
+
+
+def _moment(conn: Session, column: Column, value: str | Timestamp) -> Any:
+    text = value.text if isinstance(value, Timestamp) else value
+    try:
+        cell = cast(conn, [column], [text])[0]
+    except Exception as error:
+        if is_unavailable(error):
+            raise
+        return text
+    if column.kind is Kind.TIMESTAMP and isinstance(cell, str):
+        # Beyond the years that 64 bits of microseconds hold, an app has the text.
+        return text
+    return cell
+
+
+def cast(conn: Session, columns: Sequence[Column], values: Sequence[Any]) -> tuple[Cell, ...]:
+    """The cells that Postgres would store for values, as their columns' types print them. Raises psycopg.Error."""
+    selected = ", ".join(f"(${i}::text)::{c.postgres_type} as {quote(c.name)}" for i, c in enumerate(columns, 1))
+    read = ", ".join(read_expression(column, "v") for column in columns)
+    texts = [to_text(v, c.kind) for c, v in zip(columns, values, strict=True)]
+    parameters = [None if t is None else binary.Parameter(binary.TEXT, t.encode()) for t in texts]
+    cursor = binary.cursor(conn)
+    cursor.execute(f"select {read} from (select {selected}) v".encode(), parameters, prepare=False, binary=True)
+    return tuple(row_loader(columns)(cursor.fetchall())[0])
+
+
+def encoded(column: Column, cell: Cell) -> bytes:
+    """The canonical encoding of a column's cell."""
+    return value_encoder(column.kind, column.element_kind)(cell)
+
+
+def accepted(conn: Session, columns: Sequence[Column], values: Sequence[Any]) -> list[set[bytes]]:
+    """For each value the encodings that stand for it on a node: as Postgres stores it, and as the app wrote it, which a
+    node shows until the log has told it the former."""
+    out = []
+    for column, value, cell in zip(columns, values, cast(conn, columns, values), strict=True):
+        forms = {encoded(column, cell)}
+        if value is not None:
+            # What Postgres takes and an app's write does not can only be meant as it is stored.
+            with suppress(ValueError):
+                forms.add(encoded(column, converter(column)(to_write(conn, column, value))))
+        out.append(forms)
+    return out
+
+
+def named_key(conn: Session, table: Table, key: Any) -> str:
+    """The key text of a key as a scenario writes it: a value, or a mapping of the key's columns.
+
+    Raises:
+        ValueError: it does not name the key's columns.
+    """
+    names = table.key_columns
+    given = key if isinstance(key, Mapping) else {names[0]: key}
+    if set(given) != set(names):
+        raise ValueError(f"a key of {table.name} has exactly the columns {', '.join(names)}")
+    return key_text(cast(conn, [table.by_name[n] for n in names], [given[n] for n in names]))
+
+
+def key_to_write(conn: Session, table: Table | None, key: Any) -> Any:
+    """A key as an app would hand it over."""
+    if isinstance(key, Mapping):
+        return {n: to_write(conn, None if table is None else table.by_name.get(n), v) for n, v in key.items()}
+    return to_write(conn, None if table is None else table.by_name[table.key_columns[0]], key)

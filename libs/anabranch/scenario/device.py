@@ -1,0 +1,152 @@
+"""A node, in a process of its own: a SyncedDb on its file that does what it is told, one line at a time, and says what
+came of it. It never syncs by itself. It ends when its runner does."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from anabranch import faults
+from anabranch.client import CallFailed, RemoteDb, SyncedDb
+from anabranch.client.queue import Queued
+from anabranch.clock import Clock
+from anabranch.scenario.lines import Lines, send
+from anabranch.testkit.network import Network
+from anabranch.v1 import errors_pb2, verdict_pb2
+
+_RESEND_S = 30.0
+
+
+class Device:
+    """The node. Every public method is something that it can be told to do; what it gives goes back as it is."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._verdicts: list[bytes] = []
+        self.network = Network(self._verdicts.append)
+        addresses = options["addresses"]
+        remote = RemoteDb(
+            ingest=addresses["ingest"],
+            snapshot=addresses["snapshot"],
+            resolver=addresses["conflict-resolver"],
+            token=options["token"],
+            interceptors=[self.network],
+        )
+        now_ms = Clock(file=Path(options["clock_file"])).now_ms
+        self._db = SyncedDb(options["file"], remote, options["db_name"], node_name=options["name"], now_ms=now_ms)
+
+    def start(self) -> None:
+        """Begin, by a pull where the file is new."""
+        self._db.start(background=False)
+
+    def stop(self) -> None:
+        """Let go of the file."""
+        self._db.close()
+
+    def write(self, mutations: Sequence[Mapping[str, Any]], batch: bool) -> None:
+        """Make mutations locally: each a batch of its own, or all of them one ``batch``."""
+        if not batch:
+            for mutation in mutations:
+                self._mutate(**mutation)
+            return
+        with self._db.batch():
+            for mutation in mutations:
+                self._mutate(**mutation)
+
+    def _mutate(self, kind: str, table: str, rows: list[Any]) -> None:
+        synced = self._db.table(table)
+        {"insert": synced.insert, "update": synced.update, "delete": synced.delete}[kind](rows)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Send what is queued and wait for verdicts; gives whether all came."""
+        return self._db.flush(timeout_s)
+
+    def send_one(self, batch_id: str, timeout_s: float) -> None:
+        """Send one batch of the queue in a call of its own."""
+        self._db._sender.flush(timeout_s, only=[batch_id])
+
+    def read(self) -> None:
+        """Read the log to its head."""
+        self._db.read()
+
+    def resend(self, batch_id: str, payload: bytes, basis: int, times: int) -> list[str]:
+        """Send bytes again, so many times, one call each; gives what was answered: status and reason."""
+        self._verdicts.clear()
+        for _ in range(times):
+            self._db._sender._call([Queued(batch_id, payload, basis, "")], _RESEND_S)
+        answered = [verdict_pb2.Verdict.FromString(v) for v in self._verdicts]
+        return [
+            f"{verdict_pb2.VerdictStatus.Name(v.status)} {errors_pb2.Reason.Name(v.reason)}"
+            for v in answered
+            if v.batch_id == batch_id
+        ]
+
+    def status(self) -> dict[str, Any]:
+        """How the file stands."""
+        return asdict(self._db.status())
+
+    def dead_letters(self) -> list[dict[str, Any]]:
+        """The dead letters, in the order made."""
+        return [asdict(letter) for letter in self._db.dead_letters()]
+
+    def replay(self, letter_id: str, changes: Mapping[str, Any]) -> None:
+        """Replay a dead letter, changed."""
+        self._db.replay(letter_id, changes)
+
+    def discard(self, letter_id: str) -> None:
+        """Remove a dead letter."""
+        self._db.discard(letter_id)
+
+    def sums(self) -> dict[str, Any]:
+        """Every table's kept sum: count and hash."""
+        return {name: list(kept) for name, kept in self._db.table_sums().items()}
+
+    def time_passed(self) -> None:
+        """Forget what the server said of the time: longer ago than such a word holds."""
+        self._db._clock.forget()
+
+    def cut(self) -> None:
+        """Cut the network."""
+        self.network.cut()
+
+    def restore_network(self) -> None:
+        """Restore it."""
+        self.network.restore()
+
+    def lose_answer(self) -> None:
+        """Lose the answer to the next call that sends batches."""
+        self.network.lose_answers(1)
+
+    def cut_pull(self, after_rows: int) -> None:
+        """Cut the next pull."""
+        self.network.cut_pull(after_rows)
+
+
+def serve(peer: socket.socket, options: Mapping[str, Any]) -> None:
+    """Do what ``peer`` says until it is gone or says ``stop``."""
+    faults.watch(Path(options["fault_file"]))
+    lines = Lines(peer)
+    device: Device | None = None
+    while (told := lines.next()) is not None:
+        answer: dict[str, Any] = {}
+        try:
+            device = device or Device(options)
+            doing: Callable[..., Any] = getattr(device, told["do"])
+            answer["gives"] = doing(**told["with"])
+        # Whatever a call raises is its answer: the runner judges it.
+        except Exception as error:
+            answer["raised"] = {
+                "type": type(error).__name__,
+                "message": str(error),
+                "code": error.code if isinstance(error, CallFailed) else "",
+                "reason": error.reason if isinstance(error, CallFailed) else "",
+                "again": isinstance(error, CallFailed) and error.again,
+            }
+        if device is not None:
+            answer["lost"] = device.network.answers_lost
+            answer["pulls_cut"] = device.network.pulls_cut
+        send(peer, answer)
+        if told["do"] == "stop":
+            return

@@ -1,0 +1,250 @@
+"""The expectations, one function each: what must be true, looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from anabranch.client.sqlite_values import loader
+from anabranch.scenario.cells import accepted, cast, encoded, named_key
+from anabranch.scenario.conflicts import Lost, conflicts
+from anabranch.scenario.model import ConflictSpec, DeadSpec, Expectations, LogSpec
+from anabranch.scenario.node import Node
+from anabranch.scenario.rows import check_node, check_same, check_server, match
+from anabranch.scenario.world import FellShort, NotYetError, World
+from anabranch.schema import Table, key_text
+from anabranch.store.sums import scan_sum, sum_to_bytes
+from anabranch.v1 import errors_pb2, verdict_pb2
+
+_LOGGED = """
+select count(distinct (l.position, l.batch_id)) from anabranch.log l
+join anabranch.databases d on d.id = l.database_id where d.name = %s and l.node_id <> 'server'
+"""
+_VERDICTS = """
+select b.batch_id, b.verdict from anabranch.batches b join anabranch.databases d on d.id = b.database_id
+where d.name = %s and b.batch_id = any(%s)
+"""
+_SUMS = """
+select t.name, s.row_count, s.row_hash from anabranch.table_sums s
+join anabranch.synced_tables t on t.id = s.table_id join anabranch.databases d on d.id = t.database_id where d.name = %s
+"""
+
+
+def check(world: World, given: Expectations) -> None:
+    """Look at everything that is given. Raises FellShort with all that is not so, NotYetError."""
+    wrong: list[str] = []
+    later: list[NotYetError] = []
+    for name, function in _FUNCTIONS.items():
+        wanted = getattr(given, name)
+        if wanted is None:
+            continue
+        try:
+            wrong += [f"{name}: {text}" for text in function(world, wanted)]
+        except NotYetError as error:
+            later.append(error)
+    if wrong:
+        raise FellShort("; ".join([*wrong, *map(str, later)]))
+    if later:
+        raise later[0]
+
+
+def _server(world: World, wanted: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
+    for table, rows in wanted.items():
+        yield from (f"{table}: {text}" for text in check_server(world, table, rows))
+
+
+def _nodes(world: World, wanted: Mapping[str, Any]) -> Iterator[str]:
+    for name, given in wanted.items():
+        node = world.nodes[name]
+        if given == "same":
+            yield from (f"{name}: {text}" for text in check_same(world, node))
+            continue
+        for table, rows in given.items():
+            yield from (f"{name}: {table}: {text}" for text in check_node(world, node, table, rows))
+
+
+def _queue(world: World, wanted: Mapping[str, int]) -> Iterator[str]:
+    yield from _counts(world, wanted, "queued", "batches left")
+
+
+def _pulls(world: World, wanted: Mapping[str, int]) -> Iterator[str]:
+    yield from _counts(world, wanted, "pulls", "snapshots taken")
+
+
+def _counts(world: World, wanted: Mapping[str, int], name: str, what: str) -> Iterator[str]:
+    for node, count in wanted.items():
+        found = _status(world, node)[name]
+        if found != count:
+            yield f"{node}: {found} {what}, not {count}"
+
+
+def _status(world: World, name: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = world.attempt(world.nodes[name], "status", again=True)
+    return found
+
+
+def _dead(world: World, wanted: Mapping[str, Sequence[DeadSpec]]) -> Iterator[str]:
+    for name, specs in wanted.items():
+        letters = world.attempt(world.nodes[name], "dead_letters", again=True)
+        told = ", ".join(f"{x['reason']} {x['table']} ({x['message']})" for x in letters) or "none"
+        if len(letters) != len(specs):
+            yield f"{name}: {len(letters)} dead letters, not {len(specs)}: {told}"
+            continue
+        for number, (spec, letter) in enumerate(zip(specs, letters, strict=True), 1):
+            for text in _letter(world, spec, letter):
+                yield f"{name}: letter {number}: {text}"
+
+
+def _letter(world: World, spec: DeadSpec, letter: Mapping[str, Any]) -> Iterator[str]:
+    table = world.table(letter["table"])
+    for field in sorted(spec.model_fields_set):
+        wanted, found = world.ids.resolve(getattr(spec, field)), letter[field]
+        if field == "key":
+            if table is None or not found or _letter_key(table, found) != named_key(world.conn, table, wanted):
+                yield f"its key is {found}, not {wanted}"
+        elif field == "server_row":
+            yield from _letter_row(world, table, wanted, found)
+        elif found != wanted:
+            yield f"its {field} is {found!r}, not {wanted!r}"
+
+
+def _letter_key(table: Table, key: Sequence[Any]) -> str:
+    loaders = [loader(table.by_name[name]) for name in table.key_columns]
+    return key_text([cell if load is None else load(cell) for load, cell in zip(loaders, key, strict=True)])
+
+
+def _letter_row(world: World, table: Table | None, wanted: Any, found: Any) -> Iterator[str]:
+    if wanted is None or found is None or table is None:
+        if wanted is not found:
+            yield f"its server row is {found}, not {wanted}"
+        return
+    columns = [table.by_name[name] for name in wanted]
+    for column, forms in zip(columns, accepted(world.conn, columns, list(wanted.values())), strict=True):
+        load = loader(column)
+        stored = found.get(column.name)
+        if encoded(column, stored if load is None else load(stored)) not in forms:
+            yield f"its server row has {column.name} {stored!r}, not {wanted[column.name]!r}"
+
+
+def _conflicts(world: World, wanted: Sequence[ConflictSpec]) -> Iterator[str]:
+    found = [_lost(one) for one in conflicts(world)]
+    specs = [_lost_spec(world, spec) for spec in wanted]
+    names = [str(spec.model_dump(exclude_unset=True)) for spec in wanted]
+    yield from (text.replace("row", "conflict") for text in match(specs, found, names))
+
+
+def _lost(one: Lost) -> dict[str, Any]:
+    loser = encoded(one.table.by_name[one.column], one.value) if one.column else b""
+    return {"table": one.table.name, "key": one.key, "column": one.column, "loser": loser}
+
+
+def _lost_spec(world: World, spec: ConflictSpec) -> dict[str, set[Any]]:
+    out: dict[str, set[Any]] = {
+        name: {getattr(spec, name)} for name in ("table", "column") if name in spec.model_fields_set
+    }
+    tables = [table for table in world.database.tables.values() if spec.table in (None, table.name)]
+    if "key" in spec.model_fields_set:
+        out["key"] = {named_key(world.conn, table, world.ids.resolve(spec.key)) for table in tables}
+    if "loser" in spec.model_fields_set:
+        value = world.ids.resolve(spec.loser)
+        columns = [c for table in tables for c in table.columns if spec.column in (None, c.name)]
+        out["loser"] = {encoded(column, cast(world.conn, [column], [value])[0]) for column in columns}
+        if spec.column == "":
+            out["loser"] = {b""}
+    return out
+
+
+def _verdict_of(world: World, node: Node) -> list[verdict_pb2.Verdict | None]:
+    """Of each batch of a node its verdict: the server's, or the one with which it died on the node; None where it has
+    none."""
+    ids = [made.id for made in node.made]
+    rows = world.conn.execute(_VERDICTS, (world.name, ids)).fetchall()
+    known = {batch_id: verdict_pb2.Verdict.FromString(raw) for batch_id, raw in rows}
+    with node.reader() as conn:
+        for batch_id, raw in conn.execute("SELECT id, verdict FROM _db_mutations_queue_dead"):
+            known.setdefault(batch_id, verdict_pb2.Verdict.FromString(raw))
+    return [known.get(batch_id) for batch_id in ids]
+
+
+def _status_name(verdict: verdict_pb2.Verdict | None) -> str:
+    if verdict is None:
+        return "PENDING"
+    return verdict_pb2.VerdictStatus.Name(verdict.status).removeprefix("VERDICT_STATUS_")
+
+
+def _verdicts(world: World, wanted: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    for name, given in wanted.items():
+        verdicts = _verdict_of(world, world.nodes[name])
+        found = [_status_name(verdict) for verdict in verdicts]
+        if found != list(given):
+            why = [errors_pb2.Reason.Name(v.reason).removeprefix("REASON_") for v in verdicts if v and v.reason]
+            reasons = f" ({', '.join(why)})" if why else ""
+            yield f"{name}: {', '.join(found) or 'no batches'}{reasons}, not {', '.join(given)}"
+
+
+def _outcomes(world: World, wanted: Mapping[str, Sequence[Sequence[str]]]) -> Iterator[str]:
+    for name, given in wanted.items():
+        found = [_outcome_names(verdict) for verdict in _verdict_of(world, world.nodes[name])]
+        # A rejected batch has no outcomes; that may also be said in so many words.
+        meant = [[] if set(one) == {"REJECTED"} else list(one) for one in given]
+        if found != meant:
+            yield f"{name}: {found}, not {meant}"
+
+
+def _outcome_names(verdict: verdict_pb2.Verdict | None) -> list[str]:
+    if verdict is None or verdict.status != verdict_pb2.VERDICT_STATUS_APPLIED:
+        return []
+    return [verdict_pb2.Outcome.Name(m.outcome).removeprefix("OUTCOME_") for m in verdict.mutations]
+
+
+def _log(world: World, wanted: LogSpec) -> Iterator[str]:
+    row = world.conn.execute(_LOGGED, (world.name,)).fetchone()
+    found = row[0] if row else 0
+    if found != wanted.batches:
+        yield f"{found} accepted batches, not {wanted.batches}"
+
+
+def _sums(world: World, wanted: str) -> Iterator[str]:
+    database = world.database
+    scanned = {}
+    for name, table in database.tables.items():
+        with world.conn.transaction():
+            count, total = scan_sum(world.conn, world.name, table)
+        scanned[name] = (count, sum_to_bytes(total))
+    kept = {name: (count, bytes(total)) for name, count, total in world.conn.execute(_SUMS, (world.name,))}
+    yield from _differences("the server's kept sum", kept, scanned)
+    for name, node in world.nodes.items():
+        sums = {table: tuple(s) for table, s in world.attempt(node, "sums", again=True).items()}
+        yield from _differences(f"{name}'s sum", sums, scanned)
+        disagreeing = _status(world, name)["disagreeing"]
+        if disagreeing:
+            yield f"{name} itself says that {', '.join(disagreeing)} disagree"
+
+
+def _differences(what: str, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
+    for table in sorted(found.keys() | wanted.keys()):
+        if found.get(table) != wanted.get(table):
+            here, there = found.get(table, (0, b"")), wanted.get(table, (0, b""))
+            shown, stored = (f"{count} {total.hex()}" for count, total in (here, there))
+            yield f"{what} of {table} is {shown}, its rows on the server's {stored}"
+
+
+def _parquet(world: World, wanted: str) -> Iterator[str]:
+    # Here the runner compacts once more and compares the base view with the server's rows.
+    raise NotYetError("parquet")
+
+
+_FUNCTIONS: Mapping[str, Callable[[World, Any], Any]] = {
+    "server": _server,
+    "nodes": _nodes,
+    "dead": _dead,
+    "queue": _queue,
+    "conflicts": _conflicts,
+    "verdicts": _verdicts,
+    "outcomes": _outcomes,
+    "log": _log,
+    "pulls": _pulls,
+    "sums": _sums,
+    "parquet": _parquet,
+}
+assert set(_FUNCTIONS) == set(Expectations.model_fields) - {"as_is"}, "every expectation has its function"

@@ -1,0 +1,330 @@
+"""What a scenario file may say. An unknown key is an error wherever it stands."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Row: TypeAlias = dict[str, Any]
+Rows: TypeAlias = list[Row]
+Name: TypeAlias = Annotated[str, Field(min_length=1)]
+Number: TypeAlias = Annotated[int, Field(ge=1)]
+Number0: TypeAlias = Annotated[int, Field(ge=0)]
+
+RESOLVER_POINTS = frozenset({"after_claim", "before_commit", "after_commit"})
+INGEST_POINTS = frozenset({"before_append", "after_append", "before_answer"})
+NODE_POINTS = frozenset({"after_local_commit", "before_apply", "after_apply"})
+POINTS = {"conflict-resolver": RESOLVER_POINTS, "ingest": INGEST_POINTS}
+SERVICES = frozenset({"ingest", "conflict-resolver", "snapshot", "retention-janitor"})
+NODE_PREFIX = "node:"
+ALL = "all"
+SERVER = "server"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class TableSpec(_Strict):
+    """A table: its columns' Postgres types by name, its key, further constraints as SQL, its policy."""
+
+    name: Name
+    columns: Annotated[dict[Name, Name], Field(min_length=1)]
+    key: Name | Annotated[list[Name], Field(min_length=1)]
+    constraints: list[str] = []
+    policy: dict[str, Any] = {}
+
+    @property
+    def key_columns(self) -> list[str]:
+        """The key's columns, in its order."""
+        return [self.key] if isinstance(self.key, str) else self.key
+
+    @model_validator(mode="after")
+    def _key_is_there(self) -> TableSpec:
+        missing = [name for name in self.key_columns if name not in self.columns]
+        if missing:
+            raise ValueError(f"the key names {missing[0]!r}, which is no column")
+        return self
+
+
+class TableRows(_Strict):
+    """Rows of a table."""
+
+    table: Name
+    rows: Rows
+
+
+class TableKeys(_Strict):
+    """Keys of a table."""
+
+    table: Name
+    keys: list[Any]
+
+
+class Insert(TableRows):
+    """One batch with one insert."""
+
+    node: Name
+
+
+class Update(TableRows):
+    """One batch with one update."""
+
+    node: Name
+
+
+class Delete(TableKeys):
+    """One batch with one delete."""
+
+    node: Name
+
+
+class MutationSpec(_Strict):
+    """One mutation of a batch: exactly one of the three."""
+
+    insert: TableRows | None = None
+    update: TableRows | None = None
+    delete: TableKeys | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> MutationSpec:
+        if len(self.model_fields_set) != 1 or None in (getattr(self, name) for name in self.model_fields_set):
+            raise ValueError("a mutation is one of insert, update, delete")
+        return self
+
+
+class BatchStep(_Strict):
+    """Several mutations in one batch."""
+
+    node: Name
+    mutations: Annotated[list[MutationSpec], Field(min_length=1)]
+
+
+class Send(_Strict):
+    """Unsent batches, by number, one call each."""
+
+    node: Name
+    order: Annotated[list[Number], Field(min_length=1)]
+
+
+class Resend(_Strict):
+    """A batch once more."""
+
+    node: Name
+    batch: Number
+    times: Number = 1
+
+
+class ClockStep(_Strict):
+    """A clock that is off from now on."""
+
+    node: Name
+    offset_ms: int
+
+
+class Advance(_Strict):
+    """Time that passes for all."""
+
+    days: Annotated[int | float, Field(ge=0)]
+
+
+class CrashAt(_Strict):
+    """A fault point to die at."""
+
+    process: Name
+    point: Name
+
+    @model_validator(mode="after")
+    def _has_the_point(self) -> CrashAt:
+        points = NODE_POINTS if self.process.startswith(NODE_PREFIX) else POINTS.get(self.process)
+        if points is None:
+            raise ValueError(f"{self.process!r} has no fault points; those are of {', '.join(POINTS)} and node:NAME")
+        if self.point not in points:
+            raise ValueError(f"{self.process} has the fault points {', '.join(sorted(points))}, not {self.point!r}")
+        return self
+
+
+class Copy(_Strict):
+    """A node's file as a second device."""
+
+    node: Name
+    as_: Name = Field(alias="as")
+
+
+class Save(_Strict):
+    """A node's file, or the server's Postgres, kept under a label."""
+
+    what: Name
+    as_: Name = Field(alias="as")
+
+
+class Rewind(_Strict):
+    """What was kept, put back."""
+
+    what: Name
+    to: Name
+
+
+class PullCut(_Strict):
+    """The node's next pull is cut."""
+
+    node: Name
+    after_rows: Number0
+
+
+class Login(_Strict):
+    """Another person opens the app on the device file."""
+
+    node: Name
+    principal: Name
+
+
+class Dead(_Strict):
+    """A dead letter, by number, replayed or discarded."""
+
+    node: Name
+    replay: Number | None = None
+    discard: Number | None = None
+    set: Row | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Dead:
+        if (self.replay is None) == (self.discard is None):
+            raise ValueError("give replay or discard")
+        if self.set is not None and self.replay is None:
+            raise ValueError("set belongs to replay")
+        return self
+
+
+class Restore(_Strict):
+    """A lost value put back."""
+
+    node: Name
+    conflict: Number
+
+
+NodeRows: TypeAlias = Literal["same"] | dict[Name, Rows]
+Status: TypeAlias = Literal["APPLIED", "REJECTED", "PENDING"]
+OutcomeName: TypeAlias = Literal["APPLIED", "MERGED", "OVERWROTE", "SUPERSEDED", "REJECTED"]
+
+
+class DeadSpec(_Strict):
+    """A dead letter; only what is given is compared."""
+
+    reason: str | None = None
+    table: str | None = None
+    key: Any = None
+    constraint: str | None = None
+    sqlstate: str | None = None
+    message: str | None = None
+    still_shown: bool | None = None
+    server_row: Row | None = None
+
+
+class ConflictSpec(_Strict):
+    """A value that lost; only what is given is compared."""
+
+    table: str | None = None
+    key: Any = None
+    column: str | None = None
+    loser: Any = None
+
+
+class LogSpec(_Strict):
+    """How many accepted batches of nodes the log holds."""
+
+    batches: Number0
+
+
+class Expectations(_Strict):
+    """What must be true; what is left out is not checked."""
+
+    server: dict[Name, Rows] | None = None
+    nodes: dict[Name, NodeRows] | None = None
+    dead: dict[Name, list[DeadSpec]] | None = None
+    queue: dict[Name, Number0] | None = None
+    conflicts: list[ConflictSpec] | None = None
+    verdicts: dict[Name, list[Status]] | None = None
+    outcomes: dict[Name, list[list[OutcomeName]]] | None = None
+    log: LogSpec | None = None
+    pulls: dict[Name, Number0] | None = None
+    sums: Literal["agree"] | None = None
+    parquet: Literal["same"] | None = None
+    as_is: bool = False
+
+
+class Step(_Strict):
+    """One step: exactly one key."""
+
+    insert: Insert | None = None
+    update: Update | None = None
+    delete: Delete | None = None
+    batch: BatchStep | None = None
+    fails: Fails | None = None
+    sync: Name | list[Name] | None = None
+    flush: Name | list[Name] | None = None
+    read: Name | list[Name] | None = None
+    offline: Name | None = None
+    online: Name | None = None
+    send: Send | None = None
+    resend: Resend | None = None
+    drop_ack: Name | None = None
+    clock: ClockStep | None = None
+    advance: Advance | None = None
+    crash: Name | None = None
+    crash_at: CrashAt | None = None
+    copy_: Copy | None = Field(None, alias="copy")
+    save: Save | None = None
+    rewind: Rewind | None = None
+    sql: Name | None = None
+    fresh: Name | None = None
+    pull_cut: PullCut | None = None
+    login: Login | None = None
+    compact: None = None
+    janitor: None = None
+    dead: Dead | None = None
+    restore: Restore | None = None
+    check: Expectations | None = None
+    wait_ms: Number0 | None = None
+
+    @property
+    def name(self) -> str:
+        """Which step it is."""
+        return next(iter(self.model_fields_set)).rstrip("_")
+
+    @property
+    def given(self) -> Any:
+        """What the file gives for it."""
+        return getattr(self, next(iter(self.model_fields_set)))
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Step:
+        if len(self.model_fields_set) != 1:
+            raise ValueError(f"a step has one key, not {len(self.model_fields_set)}")
+        if self.given is None and self.name not in ("compact", "janitor"):
+            raise ValueError(f"{self.name} is given nothing")
+        return self
+
+
+class Fails(_Strict):
+    """A step that must raise, with the word in its error."""
+
+    step: Step
+    error: Name
+
+
+class Scenario(_Strict):
+    """A whole file."""
+
+    name: Name
+    from_: Any = Field("", alias="from")
+    tables: Annotated[list[TableSpec], Field(min_length=1)]
+    setup: list[str] = []
+    policy: dict[str, Any] = {}
+    nodes: list[Name] = []
+    steps: list[Step] = []
+    expect: Expectations = Expectations()
+
+
+Step.model_rebuild()

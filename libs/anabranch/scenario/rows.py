@@ -1,0 +1,153 @@
+"""Rows as a scenario expects them, against rows as they are."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from anabranch.canonical import RowEncoder
+from anabranch.client.sqlite_values import RowCodec
+from anabranch.scenario.cells import accepted, encoded, to_text
+from anabranch.scenario.node import Node
+from anabranch.scenario.world import FellShort, World
+from anabranch.schema import Kind, Table
+from anabranch.store import binary
+from anabranch.store.binary_cells import quote, read_expression, row_loader
+
+_MOST_TOLD = 3
+_LONGEST_TOLD = 500
+_TYPES = """
+select a.attname, format_type(a.atttypid, a.atttypmod) from pg_attribute a
+where a.attrelid = to_regclass(%s) and a.attnum > 0 and not a.attisdropped
+"""
+_JSON_TYPES = frozenset({"json", "jsonb"})
+
+Found = Sequence[Mapping[str, Any]]
+_Row = tuple[bytes | None, Sequence[Any] | None]
+_NONE: _Row = (None, None)
+Wanted = Sequence[Mapping[str, frozenset[Any] | set[Any]]]
+
+
+def match(wanted: Wanted, found: Found, names: Sequence[str]) -> list[str]:
+    """What is wrong, in words: every wanted row takes one of its own, and none is left. ``wanted`` holds for each named
+    column what is taken for it; ``names`` tells each wanted row."""
+    taken: dict[int, int] = {}
+
+    def place(i: int, tried: set[int]) -> bool:
+        for j, row in enumerate(found):
+            if j in tried or any(c not in row or row[c] not in forms for c, forms in wanted[i].items()):
+                continue
+            tried.add(j)
+            if j not in taken or place(taken[j], tried):
+                taken[j] = i
+                return True
+        return False
+
+    missing = [names[i] for i in range(len(wanted)) if not place(i, set())]
+    left = [str(dict(row)) for j, row in enumerate(found) if j not in taken]
+    told = [f"no row {name}" for name in missing[:_MOST_TOLD]] + [f"not expected: {row}" for row in left[:_MOST_TOLD]]
+    more = len(missing) + len(left) - len(told)
+    return [*told, f"and {more} more"] if told and more else told
+
+
+def check_server(world: World, table: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Compare the server's rows, by Postgres's own text of each value."""
+    relation = f"{world.name}.{quote(table)}"
+    types: dict[str, str] = dict(world.conn.execute(_TYPES, (relation,)).fetchall())
+    if not types:
+        return [f"the server has no table {table}"]
+    columns = list(dict.fromkeys(c for row in rows for c in row))
+    unknown = [c for c in columns if c not in types]
+    if unknown:
+        return [f"the server's {table} has no column {unknown[0]}"]
+    resolved = world.ids.resolve(list(rows))
+    wanted = [_stored_texts(world, types, row) for row in resolved]
+    shown = columns or list(types)
+    selected = ", ".join(f"{quote(c)}::text" for c in shown)
+    rows_there = world.conn.execute(f"select {selected} from {relation}".encode()).fetchall()
+    found = [dict(zip(shown, row, strict=True)) for row in rows_there]
+    return match(wanted, found, [str(row) for row in rows])
+
+
+def _stored_texts(world: World, types: Mapping[str, str], row: Mapping[str, Any]) -> dict[str, set[str | None]]:
+    if not row:
+        return {}
+    selected = ", ".join(f"(%s::text)::{types[c].replace('%', '%%')}::text" for c in row)
+    texts = [to_text(v, Kind.JSON if types[c] in _JSON_TYPES and v is not None else None) for c, v in row.items()]
+    stored = world.conn.execute(f"select {selected}".encode(), texts).fetchone()
+    return {c: {text} for c, text in zip(row, stored or (), strict=True)}
+
+
+def device_cells(node: Node, table: Table) -> list[tuple[Any, ...]]:
+    """The rows that a node shows, as cells. Raises FellShort where it does not have the table and its columns."""
+    columns = ", ".join(quote(c) for c in table.column_names)
+    try:
+        with node.reader() as conn:
+            stored = conn.execute(f"SELECT {columns} FROM {quote(table.name)}").fetchall()
+    except sqlite3.OperationalError as error:
+        raise FellShort(f"{node.name} can't show {table.name}: {error}") from None
+    load = RowCodec(table).load
+    return [load(row) for row in stored]
+
+
+def check_node(world: World, node: Node, name: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Compare the rows that a node shows, by their canonical encoding."""
+    table = world.table(name)
+    if table is None:
+        return [f"there is no synced table {name}"]
+    unknown = [c for row in rows for c in row if c not in table.by_name]
+    if unknown:
+        return [f"{name} has no column {unknown[0]}"]
+    wanted = []
+    for row in world.ids.resolve(list(rows)):
+        columns = [table.by_name[c] for c in row]
+        forms = accepted(world.conn, columns, list(row.values())) if columns else []
+        wanted.append(dict(zip(row, forms, strict=True)))
+    shown = list(dict.fromkeys(c for row in rows for c in row)) or list(table.column_names)
+    cells = [dict(zip(table.column_names, row, strict=True)) for row in device_cells(node, table)]
+    found = [_Encoded(table, shown, row) for row in cells]
+    return match(wanted, found, [str(row) for row in rows])
+
+
+class _Encoded(dict[str, bytes]):
+    """A row's encodings by column, told to people as its cells."""
+
+    def __init__(self, table: Table, shown: Sequence[str], row: Mapping[str, Any]) -> None:
+        super().__init__({c: encoded(table.by_name[c], row[c]) for c in shown})
+        self.cells = {c: row[c] for c in shown}
+
+
+def check_same(world: World, node: Node) -> list[str]:
+    """Compare every table, row and column of a node with the server's, by the canonical encoding."""
+    out = []
+    database = world.database
+    for table in database.tables.values():
+        there = _by_key(table, _server_cells(world, table))
+        here = _by_key(table, device_cells(node, table))
+        keys = [k for k in sorted(there.keys() | here.keys()) if there.get(k, _NONE)[0] != here.get(k, _NONE)[0]]
+        for key in keys[:_MOST_TOLD]:
+            mine, theirs = (_told(rows.get(key, _NONE)[1]) for rows in (here, there))
+            out.append(f"{table.name} {key}: {mine} there, {theirs} on the server")
+        if len(keys) > _MOST_TOLD:
+            out.append(f"and {len(keys) - _MOST_TOLD} more rows of {table.name}")
+    return out
+
+
+def _told(row: Sequence[Any] | None) -> str:
+    text = "no row" if row is None else str(tuple(row))
+    return text if len(text) < _LONGEST_TOLD else f"{text[:_LONGEST_TOLD]}…"
+
+
+def _by_key(table: Table, rows: Sequence[Sequence[Any]]) -> dict[str, _Row]:
+    encode = RowEncoder(table).encode
+    return {json.dumps([str(row[i]) for i in table.key_index]): (encode(row), row) for row in rows}
+
+
+def _server_cells(world: World, table: Table) -> Sequence[Sequence[Any]]:
+    columns = ", ".join(read_expression(column, "t") for column in table.columns)
+    cursor = binary.cursor(world.conn)
+    statement = f"select {columns} from {world.name}.{quote(table.name)} t"
+    cursor.execute(statement.encode(), prepare=False, binary=True)
+    return row_loader(table.columns)(cursor.fetchall())

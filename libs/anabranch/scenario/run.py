@@ -1,0 +1,157 @@
+"""Running scenarios: files in, one result each out."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from anabranch.scenario import expectations, steps, syncing
+from anabranch.scenario.ground import Ground
+from anabranch.scenario.model import SERVER, Expectations, Scenario
+from anabranch.scenario.node import Nursery, Raised
+from anabranch.scenario.parse import read_scenario
+from anabranch.scenario.values import FormatError
+from anabranch.scenario.world import FellShort, NotYetError, World
+
+_SUFFIXES = (".yaml", ".yml")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of one file. ``detail`` is "" where all is as it says."""
+
+    file: str
+    name: str
+    ok: bool
+    detail: str
+
+
+def files_of(paths: Sequence[Path]) -> list[Path]:
+    """The scenario files that ``paths`` name: files, and what lies in folders, in order. Raises FileNotFoundError for a
+    path that is not there and a folder without any."""
+    out: list[Path] = []
+    for path in paths:
+        if path.is_file():
+            out.append(path)
+            continue
+        found = sorted(p for p in path.rglob("*") if p.suffix in _SUFFIXES and p.is_file())
+        if not found:
+            raise FileNotFoundError(f"{path} is no file and no folder with scenarios in it")
+        out += found
+    return out
+
+
+class Runner:
+    """Runs scenarios in ``folder``, one after the other, on a ground that they share and that is made when it is first
+    needed. ``close`` ends every process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._count = 0
+        self._ends = ExitStack()
+        self._nursery: Nursery | None = None
+        self._shared: Ground | None = None
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End everything that was started."""
+        self._shared = self._nursery = None
+        self._ends.close()
+
+    def run(self, file: Path) -> Result:
+        """Run one file; whatever is wrong with it is in the result."""
+        try:
+            scenario = read_scenario(file)
+        except (FormatError, OSError) as error:
+            return Result(str(file), "", False, str(error))
+        self._count += 1
+        try:
+            detail = self._tell(scenario, self._folder / f"scenario{self._count}")
+        except Exception as error:
+            # A fault of the runner's own, or of what it stands on: the next scenario begins on new ground.
+            self._shared = None
+            detail = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+        return Result(str(file), scenario.name, not detail, detail)
+
+    def _tell(self, scenario: Scenario, folder: Path) -> str:
+        if _takes_the_server_back(scenario):
+            with Ground(folder / "ground", self._nodes_from()) as own:
+                return tell(World(own, scenario, folder / "nodes"))
+        if self._shared is None:
+            self._shared = self._ends.enter_context(Ground(self._folder / f"ground{self._count}", self._nodes_from()))
+        return tell(World(self._shared, scenario, folder / "nodes"))
+
+    def _nodes_from(self) -> Nursery:
+        if self._nursery is None:
+            self._nursery = Nursery(self._folder / "nursery.log")
+            self._ends.callback(self._nursery.close)
+        return self._nursery
+
+
+def _takes_the_server_back(scenario: Scenario) -> bool:
+    given = [step.given for step in scenario.steps if step.name in ("save", "rewind")]
+    return any(one.what == SERVER for one in given)
+
+
+def tell(world: World) -> str:
+    """Tell a scenario to its end; gives what is not as it says, "" where all is."""
+    place = "the tables"
+    scenario = world.scenario
+    try:
+        world.make_database()
+        place = "the nodes"
+        steps.start_nodes(world, scenario.nodes)
+        for number, step in enumerate(scenario.steps, 1):
+            place = f"step {number} ({step.name})"
+            steps.take(world, step)
+        place = "expect"
+        _expect(world, scenario.expect)
+        place = "the end"
+        unreached = world.never_reached()
+        if unreached:
+            raise FellShort(f"armed, and never reached: {', '.join(unreached)}")
+    except (FellShort, Raised, NotYetError, ValueError, world.conn.Error) as error:
+        return world.ids.told(f"{place}: {error}")
+    finally:
+        world.close()
+    return ""
+
+
+def _expect(world: World, expect: Expectations) -> None:
+    if not expect.as_is:
+        try:
+            syncing.sync_all(world)
+        except Raised as error:
+            if not error.is_of_another_principal:
+                raise
+    expectations.check(world, expect)
+
+
+def run_all(paths: Sequence[Path], folder: Path, say: Callable[[Result, float], None]) -> list[Result]:
+    """Run every file of ``paths``; ``say`` is told of each as it ends, and of the seconds that it took. Raises
+    FileNotFoundError."""
+
+    def results() -> Iterator[Result]:
+        files = files_of(paths)
+        with Runner(folder) as runner:
+            for file in files:
+                began = time.monotonic()
+                result = runner.run(file)
+                say(result, time.monotonic() - began)
+                yield result
+
+    return list(results())
+
+
+def as_report(results: Sequence[Result]) -> list[dict[str, object]]:
+    """The report: a list of file, name, ok and detail."""
+    return [asdict(result) for result in results]

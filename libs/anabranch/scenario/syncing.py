@@ -1,0 +1,186 @@
+"""Nodes and the server brought together: only when the story says so, each half on its own or both."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from anabranch.scenario.model import ALL
+from anabranch.scenario.node import Node, Raised
+from anabranch.scenario.world import FellShort, World
+
+_ROUNDS = 20
+_A_LITTLE_S = 5.0
+_LONGEST_WAIT_S = 60.0
+_PAUSE_S = 0.1
+_TRIES = 50
+_SEND_S = 0.4
+_SENDS = 5
+_DRAIN_S = 10.0
+_DRAIN_LOOK_S = 0.02
+
+# What somebody else wrote and no group has taken up yet. The head says nothing of it.
+_CAPTURED = "select to_regclass('anabranch.captured') is not null"
+_LEFT = """
+select count(*) from anabranch.captured c join anabranch.synced_tables t on t.id = c.table_id
+join anabranch.databases d on d.id = t.database_id where d.name = %s
+"""
+_TAKEN_IN = """
+select 1 from anabranch.databases d where d.name = %(db)s and (
+    exists (select 1 from anabranch.inbox i where i.database_id = d.id and i.batch_id = %(id)s)
+    or exists (select 1 from anabranch.batches b where b.database_id = d.id and b.batch_id = %(id)s))
+"""
+
+
+def named(world: World, given: str | Sequence[str]) -> list[Node]:
+    """The nodes that a step names."""
+    names = [given] if isinstance(given, str) else given
+    return [node for name in names for node in (world.online() if name == ALL else [world.nodes[name]])]
+
+
+def sync(world: World, given: str | Sequence[str], *, flush: bool = True, read: bool = True) -> None:
+    """Each in turn sends and reads; ``all`` again until nothing changes. Raises Raised, FellShort."""
+    names = [given] if isinstance(given, str) else given
+    for name in names:
+        if name == ALL and flush and read:
+            sync_all(world)
+            continue
+        for node in named(world, name):
+            sync_node(world, node, flush=flush, read=read)
+
+
+def sync_all(world: World) -> None:
+    """Every node that has a network, until nothing changes. Raises Raised, FellShort."""
+    refused: list[Raised] = []
+    for _ in range(_ROUNDS):
+        before = _state(world)
+        refused.clear()
+        for node in world.online():
+            try:
+                sync_node(world, node)
+            except Raised as error:
+                if not error.is_of_another_principal:
+                    raise
+                refused.append(error)
+        if _state(world) == before:
+            if refused:
+                raise refused[0]
+            return
+    raise FellShort(f"something still changes after {_ROUNDS} rounds of syncing")
+
+
+def _state(world: World) -> list[object]:
+    return [sorted(world.attempt(node, "status", again=True).items()) for node in world.nodes.values()]
+
+
+def sync_node(world: World, node: Node, *, flush: bool = True, read: bool = True) -> None:
+    """Send what is queued and wait for the verdicts, the park time and a little at most; then read the log to its head.
+    While the network is cut nothing comes of it, and nothing is lost. Raises Raised, FellShort."""
+    if node.network.is_cut:
+        _sync_in_vain(world, node)
+        return
+    world.start(node)
+    if not node.started:
+        return
+    if flush:
+        _flush(world, node)
+    if read:
+        drained(world)
+        _again(world, node, "read")
+
+
+def _sync_in_vain(world: World, node: Node) -> None:
+    if not node.started:
+        return
+    before = world.attempt(node, "status", again=True)
+    for do, arguments in (("flush", {"timeout_s": 1.0}), ("read", {})):
+        try:
+            world.attempt(node, do, again=True, **arguments)
+        except Raised as error:
+            if error.code != "UNAVAILABLE":
+                raise
+    after = world.attempt(node, "status", again=True)
+    if after != before:
+        raise FellShort(f"{node.name}: a sync without a network changed {before} to {after}")
+
+
+def _flush(world: World, node: Node) -> None:
+    wait_s = min(world.park_ms / 1000, _LONGEST_WAIT_S) + _A_LITTLE_S
+    deadline = time.monotonic() + wait_s
+    _again(world, node, "flush", deadline)
+
+
+def _again(world: World, node: Node, do: str, deadline: float | None = None) -> None:
+    """A call of the sync, once more where a service was just dead. An answer that was to be lost is not asked for
+    again, and a pull that was to be cut not either."""
+    for _ in range(_TRIES):
+        lost, cut = node.network.loses_answer, node.network.cut_pull
+        arguments = {} if deadline is None else {"timeout_s": max(0.5, deadline - time.monotonic())}
+        try:
+            world.attempt(node, do, again=True, **arguments)
+            return
+        except Raised as error:
+            if (lost and not node.network.loses_answer) or (cut is not None and node.network.cut_pull is None):
+                return
+            if not error.again or (deadline is not None and time.monotonic() > deadline):
+                raise
+        world.heal()
+        # The channel to a service that was dead tries again by itself, a little later.
+        time.sleep(_PAUSE_S)
+    raise FellShort(f"{node.name}: {do} found no service in {_TRIES} tries")
+
+
+def drained(world: World) -> None:
+    """Wait until what somebody else wrote is in the log, for a while; what takes longer is not waited for."""
+    if world.conn.execute(_CAPTURED).fetchone() != (True,):
+        return
+    deadline = time.monotonic() + _DRAIN_S
+    while time.monotonic() < deadline:
+        row = world.conn.execute(_LEFT, (world.name,)).fetchone()
+        if row is None or not row[0]:
+            return
+        time.sleep(_DRAIN_LOOK_S)
+
+
+def send(world: World, node: Node, order: Sequence[int]) -> None:
+    """Send unsent batches, by number, one call each, in that order, without waiting for verdicts. Raises FellShort."""
+    unsent = node.unsent()
+    if max(order) > len(unsent):
+        raise FellShort(f"{node.name} has {len(unsent)} unsent batches, not {max(order)}")
+    if node.network.is_cut:
+        return
+    for number in order:
+        _send_one(world, node, unsent[number - 1])
+
+
+def _send_one(world: World, node: Node, batch_id: str) -> None:
+    for attempt in range(_SENDS):
+        lost = node.network.loses_answer
+        try:
+            world.attempt(node, "send_one", again=True, batch_id=batch_id, timeout_s=_SEND_S * 2**attempt)
+        except Raised as error:
+            if not error.again:
+                raise
+            if lost and not node.network.loses_answer:
+                return
+            world.heal()
+        # A call that was too short for a busy machine may not have got so far.
+        if world.conn.execute(_TAKEN_IN, {"db": world.name, "id": batch_id}).fetchone() is not None:
+            return
+    raise FellShort(f"{node.name}: the server did not take in the batch in {_SENDS} calls")
+
+
+def resend(world: World, node: Node, number: int, times: int) -> None:
+    """Send a batch again, the bytes as made. Every answer must be the verdict that it has. Raises FellShort."""
+    if number > len(node.made):
+        raise FellShort(f"{node.name} has made {len(node.made)} batches, not {number}")
+    if node.network.is_cut:
+        return
+    world.start(node)
+    made = node.made[number - 1]
+    answers = world.attempt(
+        node, "resend", again=True, batch_id=made.id, payload=made.payload, basis=made.basis, times=times
+    )
+    decided = [answer for answer in answers if "PENDING" not in answer]
+    if len(set(decided)) > 1:
+        raise FellShort(f"{node.name}: batch {number}, sent again, was answered {', '.join(decided)}")

@@ -1,0 +1,235 @@
+"""One scenario's world: its database on the ground, its nodes, its clocks, and what is armed to die.
+
+State model of time: one common offset (``advance``), the servers' own, one for each node; every clock reads a file, so
+that it holds for processes that are started later. Services that were armed to die are watched by a thread each, which
+starts them again once they have.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from anabranch import faults
+from anabranch.scenario.ground import Ground
+from anabranch.scenario.model import Scenario
+from anabranch.scenario.node import Network, Node, NodeDied, Raised
+from anabranch.scenario.values import Ids
+from anabranch.schema import Table
+from anabranch.store import catalog, registration
+from anabranch.store.binary_cells import quote
+
+DEFAULTS = {
+    "order": "server",
+    "resurrect": False,
+    "delete": "rejects",
+    "park_ms": 5000,
+    "retention_days": 30,
+    "max_absence_days": 30,
+}
+"""A database's policy where the file says nothing."""
+_DAY_MS = 24 * 3600 * 1000
+_WATCH_S = 0.2
+
+
+class FellShort(Exception):
+    """Something is not as the file says."""
+
+
+class NotYetError(Exception):
+    """A step that needs a part that does not exist yet."""
+
+    def __init__(self, step: str) -> None:
+        super().__init__(f"not yet: {step}")
+
+
+class World:
+    """The world of ``scenario``; ``folder`` takes the nodes' files."""
+
+    def __init__(self, ground: Ground, scenario: Scenario, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        self.ground = ground
+        self.scenario = scenario
+        self.folder = folder
+        self.ids = Ids()
+        self.nodes: dict[str, Node] = {}
+        self.kept: dict[tuple[str, str], Path] = {}
+        self.name = ground.next_name()
+        self.common_ms = 0
+        self.server_ms = 0
+        self._networks: dict[str, Network] = {}
+        self._offsets: dict[str, int] = {}
+        self._watched: dict[str, threading.Thread] = {}
+        self._over = threading.Event()
+        self.conn = ground.session()
+
+    # The server
+
+    @property
+    def park_ms(self) -> int:
+        """How long a batch of this database waits for what it leans on."""
+        return int(self.scenario.policy.get("park_ms", DEFAULTS["park_ms"]))
+
+    def make_database(self) -> None:
+        """The schema, its tables, and their registration."""
+        self.conn.execute(f"create schema {self.name}".encode())
+        for table in self.scenario.tables:
+            parts = [f"{quote(name)} {kind}" for name, kind in table.columns.items()]
+            parts.append(f"primary key ({', '.join(quote(name) for name in table.key_columns)})")
+            self.run_sql(f"create table {quote(table.name)} ({', '.join([*parts, *table.constraints])})")
+        for statement in self.scenario.setup:
+            self.run_sql(statement)
+        registration.create_database(self.conn, self.name, self.name, {**DEFAULTS, **self.scenario.policy})
+        for table in self.scenario.tables:
+            registration.add_table(self.conn, self.name, table.name, table.policy)
+
+    def run_sql(self, text: str) -> None:
+        """Run SQL as somebody else, in one transaction, with the scenario's schema in front."""
+        with self.conn.transaction():
+            self.conn.execute(f"set local search_path to {self.name}, public".encode())
+            self.conn.execute(self.ids.in_sql(text).encode())
+
+    @property
+    def database(self) -> catalog.Database:
+        """The database as it is registered now."""
+        return catalog.load_database(self.conn, self.name)
+
+    def table(self, name: str) -> Table | None:
+        """A synced table; None where there is none of that name."""
+        return self.database.tables.get(name)
+
+    def reconnect(self) -> None:
+        """A new session, after the server was gone."""
+        self.conn.close()
+        self.conn = self.ground.session()
+
+    # Time
+
+    def set_clocks(self) -> None:
+        """Have every clock show what it should."""
+        self.ground.stack.set_clock_offset(self.common_ms + self.server_ms)
+        for node in self.nodes.values():
+            node.set_clock(self.common_ms)
+
+    def advance(self, days: float) -> None:
+        """Let time pass for all."""
+        self.common_ms += round(days * _DAY_MS)
+        self.set_clocks()
+        for node in self.nodes.values():
+            self.attempt(node, "time_passed")
+
+    def set_node_clock(self, name: str, offset_ms: int) -> None:
+        """Have a node's clock be off, also that of one that comes later."""
+        self._offsets[name] = offset_ms
+        if name in self.nodes:
+            self.nodes[name].offset_ms = offset_ms
+            self.nodes[name].set_clock(self.common_ms)
+
+    # Nodes
+
+    def network(self, name: str) -> Network:
+        """What was done to a node's network, also to that of one that comes later."""
+        return self._networks.setdefault(name, Network())
+
+    def add_node(self, name: str, principal: str | None = None) -> Node:
+        """A node that has no process and, unless a file is put there, no file yet."""
+        file = self.folder / f"{len(self.nodes)}.db"
+        options = {
+            "name": name,
+            "file": str(file),
+            "db_name": self.name,
+            "addresses": dict(self.ground.stack.addresses),
+            "principal": principal or name,
+            "token": self.ground.token(principal or name, self.name),
+            "clock_file": str(file.with_suffix(".clock")),
+            "fault_file": str(file.with_suffix(".faults")),
+            "log": str(file.with_suffix(".log")),
+        }
+        node = Node(name, self.ground.nursery, options, self.network(name), self._offsets.get(name, 0))
+        self.nodes[name] = node
+        node.set_clock(self.common_ms)
+        return node
+
+    def start(self, node: Node) -> None:
+        """Have a node running and, if it can reach the server as far as it needs, started. Raises Raised, FellShort."""
+        node.open()
+        if node.started:
+            return
+        try:
+            self.attempt(node, "start", again=True)
+            node.started = True
+        except Raised as error:
+            # Without a network, or with a pull that was cut, it begins when it is synced.
+            if not error.again:
+                raise
+
+    def attempt(self, node: Node, do: str, *, again: bool = False, **arguments: Any) -> Any:
+        """Have a node do something. Where it dies because that was armed, it is started again, and then, if ``again``,
+        does it once more. Raises Raised; FellShort where it died for no such reason."""
+        for _ in range(len(faults.armed(node.fault_file)) + 1):
+            before = faults.armed(node.fault_file)
+            try:
+                return node.ask(do, **arguments)
+            except NodeDied as error:
+                if faults.armed(node.fault_file) == before:
+                    raise FellShort(f"{error}, and nobody had armed that: {node.log_tail}") from None
+            except TimeoutError as error:
+                raise FellShort(str(error)) from None
+            node.open()
+            if do != "start":
+                self.start(node)
+            if not again:
+                return None
+        raise FellShort(f"{node.name} dies again and again at {do}")
+
+    def online(self) -> list[Node]:
+        """The nodes that have a network."""
+        return [node for node in self.nodes.values() if not node.network.is_cut]
+
+    # What dies
+
+    def crash(self, service: str) -> None:
+        """Kill a service and start it again."""
+        self.ground.stack.kill(service)
+        self.ground.stack.start(service)
+        self.ground.stack.wait_ready(service)
+
+    def arm(self, service: str, point: str) -> None:
+        """Have a service die at a fault point, once, and be started again."""
+        deaths = self.ground.stack.arm(service, point)
+        if service in self._watched:
+            return
+        watcher = threading.Thread(target=self._watch, args=(service, deaths), name=f"watch-{service}", daemon=True)
+        watcher.start()
+        self._watched[service] = watcher
+
+    def _watch(self, service: str, deaths: int) -> None:
+        while not self._over.is_set():
+            try:
+                self.ground.stack.wait_died(service, deaths, _WATCH_S)
+            except TimeoutError:
+                continue
+            deaths += 1
+            self.ground.stack.start(service)
+
+    def never_reached(self) -> list[str]:
+        """The fault points that were armed and that nobody came to."""
+        found = [f"{name}: {p}" for name in self.ground.stack.addresses for p in self.ground.stack.armed(name)]
+        return found + [f"{n.name}: {p}" for n in self.nodes.values() for p in faults.armed(n.fault_file)]
+
+    def heal(self) -> None:
+        """Start the services that are dead, and wait until all are ready."""
+        self.ground.restart_dead()
+        for name in self.ground.stack.addresses:
+            self.ground.stack.wait_ready(name)
+
+    def close(self) -> None:
+        """End the nodes and the watching, and tidy the ground."""
+        self._over.set()
+        for watcher in self._watched.values():
+            watcher.join()
+        for node in self.nodes.values():
+            node.kill()
+        self.conn.close()
+        self.ground.tidy()
