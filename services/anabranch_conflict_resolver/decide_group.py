@@ -10,7 +10,9 @@ from anabranch.schema import Cell
 from anabranch.store import take
 from anabranch.store.waves import DatabaseError, wave
 from anabranch_conflict_resolver.carry_out import Swallowed
+from anabranch_conflict_resolver.cascades import Again, Entangled, apart, finish
 from anabranch_conflict_resolver.decode import RowKey
+from anabranch_conflict_resolver.drain import drain
 from anabranch_conflict_resolver.isolate import Outdated, fault_of, isolate, no_effect
 from anabranch_conflict_resolver.model import Candidate, Rejection, Result
 from anabranch_conflict_resolver.view import View, load_view
@@ -49,14 +51,20 @@ def decide_group(group: Group, candidates: Sequence[Candidate], *, at_hand: Sequ
     refused: list[Result] = []
     left = _before_touched_again(candidates, group.synced.once_a_group)
     schema = group.synced.database.schema_name
+    again = 0
     # Each round ends the loop, takes a batch away, or is counted.
     while left:
         try:
             with wave(group.conn, schema, partial(_load, group, left), judged=True) as view:
                 _ask_pending(group, view, left, at_hand)
-                parts = levels(left)
+                parts = apart(group, levels(left))
                 results = [r for part in parts for r in run_wave(group, view, part, last=part is parts[-1])]
+                finish(group, view, results)
             return Decided(refused + results, view)
+        except Entangled:
+            left = left[:1]
+        except Again:
+            again = _from_the_locks(group, again)
         except Swallowed as swallowed:
             for candidate in left:
                 write = swallowed.culprits.get(candidate.taken.batch_id)
@@ -71,12 +79,35 @@ def decide_group(group: Group, candidates: Sequence[Candidate], *, at_hand: Sequ
                     results = isolate(group, view, left, failed=True, blame_keys=restarts <= 0)
                     if _in_company(left, results):
                         raise _CompanyError
+                    finish(group, view, results)
                 return Decided(refused + results, view)
             except _CompanyError:
                 left = levels(left)[0]
             except Outdated:
+                # Whoever came between was captured, if it was not by a batch.
                 restarts -= 1
-    return Decided(refused, View())
+                group.draining = True
+            except Entangled:
+                left = left[:1]
+            except Again:
+                again = _from_the_locks(group, again)
+    return Decided(refused, _load(group, ()))
+
+
+_AGAIN_AT_MOST = 5
+
+
+def _from_the_locks(group: Group, times: int) -> int:
+    """Have the group drain what has come, and lock the rows that were caused. Gives how often that was so.
+
+    Raises:
+        RuntimeError: too often.
+    """
+    if times >= _AGAIN_AT_MOST:
+        raise RuntimeError(f"rows that were caused had changes that came late, {times} times")
+    group.draining = True
+    group.lock_too.update(group.caused)
+    return times + 1
 
 
 def _before_touched_again(candidates: Sequence[Candidate], tables: frozenset[str]) -> list[Candidate]:
@@ -119,7 +150,12 @@ def _load(group: Group, candidates: Sequence[Candidate]) -> View:
         keys.update(candidate.decoded.keys)
         if candidate.decoded.leaning:
             leaned_on.update(candidate.decoded.keys)
-    view = load_view(group.conn, group.synced.tables, keys, new=keys.keys() - leaned_on)
+    new = keys.keys() - leaned_on
+    keys.update(group.lock_too)
+    group.caused = {}
+    view = load_view(group.conn, group.synced.tables, keys, new=new)
+    if group.draining:
+        group.drained = drain(group, view, keys.keys())
     view.held.update(group.held)
     return view
 

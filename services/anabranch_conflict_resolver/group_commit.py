@@ -8,8 +8,9 @@ batches where they were:
 2. *taken*: up to ``most`` batches of the inbox. Each is at once one of: already decided (it came twice), refused
    (invalid, too old, or failed too often), waiting for its ``prev``, or a candidate.
 3. *decided* (``decide_group``): the candidates' rows are locked and read, the rules asked, and what they accept is
-   written, wave by wave. A candidate becomes applied, rejected or waiting. Captured changes of others will be drained
-   between the locks and the rules.
+   written, wave by wave. A candidate becomes applied, rejected or waiting. Captured changes of others are drained
+   between the locks and the rules (``drain``), and what the group's own statements cause is taken as they run
+   (``cascades``).
 4. *recorded*: log, histories, verdicts, conflicts, sums, group, inbox, notification.
 5. *committed*. If the answer to COMMIT is lost, nobody needs to know which way it went: either the verdicts are there
    and the batches gone from the inbox, or neither, and the next claim finds out by looking.
@@ -24,9 +25,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import structlog
+
 from anabranch import faults
 from anabranch.runtime.telemetry import span, tracing
 from anabranch.store import take
+from anabranch.store.captured import UndecodableError, tables_with_triggers
 from anabranch.store.catalog import load_database
 from anabranch.store.claim import claim
 from anabranch.store.engine import Session
@@ -36,11 +40,14 @@ from anabranch.store.take import Parking, Standing, Taken
 from anabranch.v1 import errors_pb2
 from anabranch_conflict_resolver.decide_group import Decided, decide_group
 from anabranch_conflict_resolver.decode import Decoded, Refusal
+from anabranch_conflict_resolver.drain import Backlog
+from anabranch_conflict_resolver.drain_backlog import drain_backlog
 from anabranch_conflict_resolver.model import Applied, Candidate, Rejection, Result, Waiting
-from anabranch_conflict_resolver.records import Sums, gather, new_sums, write
+from anabranch_conflict_resolver.records import CapturedBetween, Sums, gather, look_between, new_sums, write
 from anabranch_conflict_resolver.tables import SyncedDatabase, compile_database
 from anabranch_conflict_resolver.waves import Group
 
+_log = structlog.get_logger()
 _DAY_MS = 86_400_000
 FAILURES_AT_MOST = 3
 """A batch that failed alone so often, for no fault that could be named, is rejected."""
@@ -60,7 +67,8 @@ class GroupLimits:
 class Memory:
     """What a session keeps of a database between groups. None of it is trusted without a look: ``synced`` counts while
     the schema version is its own, ``sums`` while the chain's last link is ``link``, a decoded batch while the payload's
-    hash is its own. ``more``: the last group was full. ``last_principal``: whose batch it took last."""
+    hash is its own. ``more``: the last group was full. ``last_principal``: whose batch it took last. ``wary``: any
+    table may have got a trigger that causes other changes since its schema was read."""
 
     synced: SyncedDatabase | None = None
     link: bytes = b""
@@ -68,20 +76,22 @@ class Memory:
     read_ahead: dict[tuple[str, bytes], Decoded] = field(default_factory=dict)
     last_principal: str = ""
     more: bool = False
+    wary: bool = False
     attempted: list[str] = field(default_factory=list)
     """The ids of the batches of the last group, whatever became of it."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What a group came to. ``taken`` batches were looked at; none where it could not be claimed or nothing was
-    there."""
+    """What a group came to. ``taken`` batches were looked at, and ``drained`` captured changes taken; none where it
+    could not be claimed or nothing was there."""
 
     claimed: bool
     position: int = 0
     name: str = ""
     taken: int = 0
     results: Sequence[Result] = ()
+    drained: int = 0
 
     @property
     def decided(self) -> int:
@@ -131,19 +141,33 @@ def commit_group(
         synced = current(conn, memory, standing)
         taken = claimed.answer()
         memory.more = len(taken) >= most
-        if not taken:
+        if not taken and not standing.any_captured:
             conn.commit()
             memory.last_principal = ""
             return Outcome(claimed=True, name=standing.name)
         now, later = taken[:most], taken[most:]
-        memory.last_principal = now[-1].principal
+        memory.last_principal = now[-1].principal if now else ""
         memory.attempted = [t.batch_id for t in now]
         position = max(standing.clock_ms + clock_offset_ms, standing.position + 1)
         group = Group(conn, synced, position, now_ms, limits.busy_ms)
         # The group goes on with the trace of its first batch, and is linked with those of the others.
         traces = list(dict.fromkeys(t.traceparent for t in now if t.traceparent)) if tracing() else []
+        group.draining = standing.any_captured
+        group.loud = synced.tables.keys() if memory.wary else synced.loud
         with span("group", parent=traces[0] if traces else None, links=traces[1:]):
             return _commit(group, memory, standing, now, later, limits)
+    except CapturedBetween as between:
+        conn.rollback()
+        memory.more = False
+        memory.wary |= between.own
+        return Outcome(True, name=synced.database.name, taken=len(now), drained=1)
+    except UndecodableError as error:
+        if not conn.closed:
+            conn.rollback()
+        memory.more = False
+        synced.unreadable.add(error.table)
+        _log.error("captured changes are dropped: the table has to be registered anew", detail=str(error))
+        return Outcome(True, name=synced.database.name, taken=len(now), drained=1)
     except BaseException:
         # When it is tried again, nothing is read ahead: a batch would be blamed for another one that was only read.
         memory.more = False
@@ -156,7 +180,9 @@ def current(conn: Session, memory: Memory, standing: Standing) -> SyncedDatabase
     """The database as it is now: its schema may have changed since the last group."""
     synced = memory.synced
     if synced is None or synced.database.schema_version != standing.schema_version:
-        synced = memory.synced = compile_database(load_database(conn, standing.name))
+        database = load_database(conn, standing.name)
+        synced = memory.synced = compile_database(database, triggered=tables_with_triggers(conn, database.schema_name))
+        memory.wary = False
         memory.sums.clear()
         memory.read_ahead.clear()
     return synced
@@ -175,12 +201,17 @@ def _commit(
     taken.sort(key=lambda t: t.batch_id)
     dropped = [t.batch_id for t in taken if t.decided]
     results, candidates = sort_out(group, memory, [t for t in taken if not t.decided])
-    decided: Decided = decide_group(group, candidates, at_hand=[t.batch_id for t in taken], restarts=limits.restarts)
+    try:
+        decided: Decided = decide_group(group, candidates, at_hand=[t.batch_id for t in taken], restarts=limits.restarts)
+    except Backlog as backlog:
+        # The batches wait: what was written before them goes first, and alone.
+        results, dropped, later = [], [], ()
+        decided = drain_backlog(group, backlog.rows)
     results += decided.results
     results.sort(key=lambda result: _id(result))
-    records = gather(synced, position, results)
+    records = gather(synced, position, results, group.drained)
     sums: Sums = {}
-    if records.batches:
+    if records.batches or records.server:
         if memory.link != (standing.chain or EMPTY_CHAIN):
             memory.sums.clear()
         unknown = {synced.tables[name].table.id for name in records.sum_changes} - memory.sums.keys()
@@ -199,6 +230,7 @@ def _commit(
             sums=sums,
             dropped=dropped,
             any_parked=standing.any_parked,
+            drained=group.drained,
             while_waiting=lambda: _read_ahead(synced, memory, later),
         )
     else:
@@ -208,12 +240,14 @@ def _commit(
             notify_group(conn, database_id, standing.position, dropped)
         if records.parkings:
             take.park(conn, database_id, records.parkings)
+        if look_between(conn, database_id, group.drained).fetchone() and group.drained is not None:
+            raise CapturedBetween(own=True)
     faults.reach("before_commit")
     conn.commit()
     faults.reach("after_commit")
     memory.link = link
     memory.sums.update(sums)
-    return Outcome(True, position, standing.name, len(taken), results)
+    return Outcome(True, position, standing.name, len(taken), results, group.drained.changes if group.drained else 0)
 
 
 def _read_ahead(synced: SyncedDatabase, memory: Memory, later: Sequence[Taken]) -> None:

@@ -15,7 +15,8 @@ from anabranch.store.errors import BatchReason, Fault, Remedy, read_error
 from anabranch.store.take import Parking
 from anabranch.store.waves import DatabaseError, wave
 from anabranch.v1 import errors_pb2
-from anabranch_conflict_resolver.carry_out import Swallowed, carry_out
+from anabranch_conflict_resolver.carry_out import Swallowed
+from anabranch_conflict_resolver.cascades import apart, write_step
 from anabranch_conflict_resolver.model import Candidate, Change, Rejection, Result
 from anabranch_conflict_resolver.view import View
 from anabranch_conflict_resolver.waves import Group, applied_result, by_mutation, decide, run_wave, runs, wait
@@ -65,7 +66,7 @@ def isolate(
         trial = view.copy()
         try:
             with wave(group.conn, group.synced.database.schema_name, _nothing):
-                results = [r for part in runs(candidates) for r in run_wave(group, trial, part)]
+                results = [r for part in apart(group, runs(candidates)) for r in run_wave(group, trial, part)]
             view.become(trial)
             return results
         except Swallowed:
@@ -96,7 +97,7 @@ def alone(group: Group, view: View, candidate: Candidate, *, blame_keys: bool) -
         try:
             with wave(group.conn, group.synced.database.schema_name, _nothing):
                 for step in steps:
-                    changes += carry_out(group.conn, group.synced.tables, trial, [(candidate, step)])[0]
+                    changes += write_step(group, trial, candidate, step)
                 # Whatever fails from here on is a constraint that had waited.
                 step = decision.writes
             view.become(trial)

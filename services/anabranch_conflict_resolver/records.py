@@ -11,14 +11,16 @@ from dataclasses import dataclass, field
 from anabranch.canonical import SUM_MODULUS
 from anabranch.merge import MutationType
 from anabranch.runtime.telemetry import current_traceparent
+from anabranch.store import captured, take
 from anabranch.store import group_records as store
-from anabranch.store import take
-from anabranch.store.chain import next_link
+from anabranch.store.binary import Cursor
+from anabranch.store.chain import Joined, next_link
 from anabranch.store.engine import Session
 from anabranch.store.group_records import BatchRow, ConflictRow, GroupRow, LogRow, SumRow, VersionRow
 from anabranch.store.sums import sum_to_bytes
 from anabranch.v1 import position_pb2, verdict_pb2
 from anabranch_conflict_resolver.model import Applied, Rejection, Result
+from anabranch_conflict_resolver.server_batches import Drained
 from anabranch_conflict_resolver.tables import SyncedDatabase, SyncedTable
 from anabranch_conflict_resolver.verdict_bytes import applied_as_written
 from anabranch_conflict_resolver.verdicts import applied_verdict, rejected_verdict
@@ -32,16 +34,18 @@ Sums = dict[int, tuple[int, int]]
 @dataclass(slots=True)
 class Records:
     """``sum_changes``: by table, what to add to its sum's count and hash. ``came``: rows that are there now and were
-    not."""
+    not. ``server``: the verdicts of batches that were captured; ``logged``: how many changes are in the log already."""
 
     log: list[LogRow] = field(default_factory=list)
     batches: list[BatchRow] = field(default_factory=list)
     conflicts: list[ConflictRow] = field(default_factory=list)
     parkings: list[take.Parking] = field(default_factory=list)
-    links: list[tuple[str, list[bytes]]] = field(default_factory=list)
+    links: list[tuple[str, Sequence[bytes] | Joined]] = field(default_factory=list)
     sum_changes: dict[str, tuple[int, int]] = field(default_factory=dict)
     greatest: dict[str, str] = field(default_factory=dict)
     came: list[tuple[int, str]] = field(default_factory=list)
+    server: list[BatchRow] = field(default_factory=list)
+    logged: int = 0
 
     @property
     def decided(self) -> list[str]:
@@ -49,10 +53,27 @@ class Records:
         return [row.batch_id for row in self.batches]
 
 
-def gather(synced: SyncedDatabase, position: int, results: Sequence[Result]) -> Records:
-    """The records of a group's results, which stand in the order of their ids."""
+class CapturedBetween(Exception):
+    """Changes were captured that the group does not know of. ``own``: its own statements have caused them."""
+
+    def __init__(self, *, own: bool) -> None:
+        super().__init__("changes were captured that the group does not know of")
+        self.own = own
+
+
+def gather(synced: SyncedDatabase, position: int, results: Sequence[Result], drained: Drained | None = None) -> Records:
+    """The records of what a group has drained and of its results, which stand in the order of their ids."""
     records = Records()
     tables = synced.tables
+    for batch in drained.batches if drained is not None else ():
+        records.log += batch.log
+        records.links.append((batch.id, batch.link))
+        records.server.append(batch.record())
+        records.came += batch.came
+        records.logged += batch.ordinal - len(batch.log)
+        for name, (more, more_hash) in batch.sum_changes.items():
+            count, total = records.sum_changes.get(name, (0, 0))
+            records.sum_changes[name] = (count + more, total + more_hash)
     for result in results:
         if isinstance(result, Applied):
             _gather_applied(records, synced, position, result)
@@ -167,6 +188,7 @@ def write(
     sums: Sums,
     dropped: Sequence[str],
     any_parked: bool,
+    drained: Drained | None,
     while_waiting: Callable[[], None],
 ) -> bytes:
     """Write the records of a group that decided something; gives the chain's new link. ``sums``: those after the
@@ -174,6 +196,7 @@ def write(
     called when everything has been sent, while Postgres works.
 
     Raises:
+        CapturedBetween: what was captured meanwhile has to come first, or belongs to a batch.
         psycopg.Error: what Postgres refused; no batch is to blame for it.
     """
     link = next_link(previous_link, position, records.links)
@@ -188,10 +211,11 @@ def write(
         store.write_log(conn, database_id, position, records.log)
         store.insert_versions(conn, begun)
         store.update_versions(conn, changed)
-        store.write_batches(conn, database_id, position, now_ms, records.batches)
+        store.write_batches(conn, database_id, position, now_ms, [*records.server, *records.batches])
         store.write_conflicts(conn, database_id, position, records.conflicts)
         store.write_sums(conn, position, [SumRow(n, count, sum_to_bytes(total)) for n, (count, total) in sums.items()])
-        store.write_group(conn, database_id, position, GroupRow(len(records.links), len(records.log), link, serialized))
+        changes = records.logged + len(records.log)
+        store.write_group(conn, database_id, position, GroupRow(len(records.links), changes, link, serialized))
         if records.greatest:
             take.accept(conn, database_id, sorted(records.greatest.items()))
         store.delete_inbox(conn, database_id, [*decided, *dropped])
@@ -200,5 +224,19 @@ def write(
         if any_parked or records.parkings:
             take.free(conn, database_id, decided=decided, rows=records.came)
         store.notify_group(conn, database_id, position, [*decided, *dropped], current_traceparent() or "")
+        unknown = look_between(conn, database_id, drained)
         while_waiting()
+    if unknown.fetchone():
+        own = captured.ask_for_own(conn, database_id, drained.up_to if drained is not None else 0)
+        raise CapturedBetween(own=bool(own.fetchone()))
     return link
+
+
+def look_between(conn: Session, database_id: int, drained: Drained | None) -> Cursor:
+    """Delete what was drained, and ask for what was captured and is not known: where nothing was drained any change
+    counts, since it may be one that stands before the group's; else only what the group itself has caused."""
+    if drained is None:
+        return captured.ask_for_any(conn, database_id)
+    if drained.ids:
+        captured.delete(conn, database_id, drained.ids)
+    return captured.ask_for_own(conn, database_id, drained.up_to)

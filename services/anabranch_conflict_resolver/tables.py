@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from anabranch.schema import Cell, Table
 from anabranch.store.catalog import Database
@@ -13,6 +13,9 @@ from anabranch.wire.effects import EffectBuilder
 from anabranch.wire.values import Writer, column_writer
 from anabranch_conflict_resolver.decode import Decoder
 from anabranch_conflict_resolver.verdict_bytes import Head, mutation_writer
+
+_ACTIONS = frozenset("cnd")
+"""Cascade, set null, set default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +55,14 @@ class SyncedDatabase:
     """By table, what writes the verdict on a mutation that was applied as written."""
     once_a_group: frozenset[str]
     """Tables with a foreign key that old rows may break (``not valid``): a group touches a row of theirs once only."""
+    loud: frozenset[str]
+    """Tables whose changes may cause others, by triggers or by the actions of foreign keys."""
+    unreadable: set[str] = field(default_factory=set)
+    """Tables that have drifted so far from what was registered that what is captured of them can't be read."""
 
 
-def compile_database(database: Database) -> SyncedDatabase:
-    """Compile what the resolver needs of ``database``."""
+def compile_database(database: Database, *, triggered: Collection[str] = ()) -> SyncedDatabase:
+    """Compile what the resolver needs of ``database``, of which the tables ``triggered`` have triggers."""
     ranks = {name: rank for rank, name in enumerate(database.table_order)}
     tables = {}
     for name, table in database.tables.items():
@@ -74,4 +81,11 @@ def compile_database(database: Database) -> SyncedDatabase:
         name for name in tables if not all(key.valid for key in database.constraints[name].foreign_keys)
     )
     writers = {name: mutation_writer(table) for name, table in database.tables.items()}
-    return SyncedDatabase(database, Decoder(database), tables, primary_keys, writers, once_a_group)
+    acted_on = {
+        key.to_table
+        for name in tables
+        for key in database.constraints[name].foreign_keys
+        if {key.on_delete, key.on_update} & _ACTIONS
+    }
+    loud = frozenset(tables.keys() & {*acted_on, *triggered})
+    return SyncedDatabase(database, Decoder(database), tables, primary_keys, writers, once_a_group, loud)

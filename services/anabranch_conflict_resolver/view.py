@@ -38,7 +38,7 @@ class View:
     def become(self, other: View) -> None:
         """Take the state of ``other``, a copy that was carried forward."""
         self.rows, self.states = other.rows, other.states
-        self.changed, self.held = other.changed, other.held
+        self.changed, self.held, self.versioned = other.changed, other.held, other.versioned
 
 
 def load_view(

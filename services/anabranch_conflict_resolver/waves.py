@@ -12,19 +12,22 @@ A batch that touches a row twice has statements of its own, one for each mutatio
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 
 from anabranch.merge import Accepted, Batch, Outcome, Parked, Rejected, Write, resolve
+from anabranch.schema import Cell
 from anabranch.store.engine import Session
 from anabranch.store.rows import Row
 from anabranch.store.take import Parking
 from anabranch.store.waves import judge
 from anabranch.v1 import errors_pb2
 from anabranch_conflict_resolver.carry_out import Job, carry_out
+from anabranch_conflict_resolver.cascades import is_loud, write_step
 from anabranch_conflict_resolver.decode import RowKey
 from anabranch_conflict_resolver.model import Applied, Candidate, Change, Rejection, Result, Waiting
+from anabranch_conflict_resolver.server_batches import Drained
 from anabranch_conflict_resolver.tables import SyncedDatabase
 from anabranch_conflict_resolver.view import View
 
@@ -34,7 +37,10 @@ class Group:
     """What all batches of a group share. ``now_ms`` is the clock's time, ``position`` the group's. ``pending``: by
     node, the least id among its batches that wait in the inbox and are not in the group (only of nodes for which it
     matters). ``busy_ms``: how long a batch rests whose row somebody else holds. ``held``: batches that were taken
-    with the group and wait already, and their nodes."""
+    with the group and wait already, and their nodes.
+
+    ``draining``: captured changes wait, and ``drained`` is what was made of them. ``loud``: tables whose changes may
+    cause others; ``caused``: rows that were changed so, with their keys, and ``lock_too`` those of the last try."""
 
     conn: Session
     synced: SyncedDatabase
@@ -43,6 +49,16 @@ class Group:
     busy_ms: int
     pending: Mapping[str, str] = field(default_factory=dict)
     held: dict[str, str] = field(default_factory=dict)
+    draining: bool = False
+    drained: Drained | None = None
+    loud: Set[str] = frozenset()
+    caused: dict[RowKey, tuple[Cell, ...]] = field(default_factory=dict)
+    lock_too: dict[RowKey, tuple[Cell, ...]] = field(default_factory=dict)
+
+    @property
+    def drained_up_to(self) -> int:
+        """The greatest number of a captured change that was there when the group drained."""
+        return self.drained.up_to if self.drained is not None else 0
 
     @property
     def park_ms(self) -> int:
@@ -98,8 +114,12 @@ def run_wave(group: Group, view: View, wave: Sequence[Candidate], *, last: bool 
             accepted.append((candidate, decided))
         else:
             results.append(decided)
-    together: list[Job] = [(c, decision.writes) for c, decision in accepted if not c.decoded.twice]
-    steps = {c: by_mutation(decision.writes) for c, decision in accepted if c.decoded.twice}
+    steps = {
+        c: by_mutation(decision.writes) if c.decoded.twice else [decision.writes]
+        for c, decision in accepted
+        if c.decoded.twice or is_loud(group, c)
+    }
+    together: list[Job] = [(c, decision.writes) for c, decision in accepted if c not in steps]
     conn, tables = group.conn, group.synced.tables
     at_end = partial(judge, conn) if last else None
     changes = dict(
@@ -112,7 +132,7 @@ def run_wave(group: Group, view: View, wave: Sequence[Candidate], *, last: bool 
     for candidate, of_batch in steps.items():
         changes[candidate] = []
         for step in of_batch:
-            changes[candidate] += carry_out(conn, tables, view, [(candidate, step)])[0]
+            changes[candidate] += write_step(group, view, candidate, step)
     if steps and at_end:
         carry_out(conn, tables, view, [], at_end)
     results += [applied_result(view, candidate, decision, changes[candidate]) for candidate, decision in accepted]

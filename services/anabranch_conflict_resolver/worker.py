@@ -142,10 +142,11 @@ class Worker:
             # Also a fault of this program: one batch that it stumbles over must not hold up all others.
             self._failed(number, memory, pace, error)
             return
-        if outcome.taken:
+        if outcome.taken or outcome.drained:
             took_s = time.perf_counter() - started
             self._bell.ring(number)
-            pace.succeeded(outcome.taken, took_s * 1000)
+            if outcome.taken:
+                pace.succeeded(outcome.taken, took_s * 1000)
             _tell(outcome, took_s)
             if tracing():
                 _trace(outcome)

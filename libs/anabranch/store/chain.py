@@ -9,14 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from typing import NamedTuple
 
 from anabranch.store.seal import CHAIN_BYTES
 
 
-def next_link(previous: bytes, position: int, batches: Iterable[tuple[str, Sequence[bytes]]]) -> bytes:
+class Joined(NamedTuple):
+    """The hashes of so many effects, end to end: for batches of too many to hold each."""
+
+    effects: int
+    data: bytes
+
+
+def next_link(previous: bytes, position: int, batches: Iterable[tuple[str, Sequence[bytes] | Joined]]) -> bytes:
     """The chain's hash after a group. ``batches``: id and effect hashes of each accepted batch, ordered by id."""
     parts = [previous, position.to_bytes(8, "big")]
     for batch_id, hashes in batches:
         raw = batch_id.encode()
-        parts += (len(raw).to_bytes(1, "big"), raw, len(hashes).to_bytes(4, "big"), *hashes)
+        parts += (len(raw).to_bytes(1, "big"), raw)
+        if isinstance(hashes, Joined):
+            parts += (hashes.effects.to_bytes(4, "big"), hashes.data)
+        else:
+            parts += (len(hashes).to_bytes(4, "big"), *hashes)
     return blake2b(b"".join(parts), digest_size=CHAIN_BYTES).digest()

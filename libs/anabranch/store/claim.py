@@ -58,6 +58,12 @@ where pg_catalog.current_setting('transaction_timeout', true) is not null
 TRANSACTION_STATEMENTS = 3
 """A transaction may take as long as so many of the longest statements."""
 
+# Setting it to what it is changes nothing: the time that has begun goes on.
+RENEW = """
+select pg_catalog.set_config('transaction_timeout', '0', true), pg_catalog.set_config('transaction_timeout', s.ms, true)
+from (select pg_catalog.current_setting('transaction_timeout', true) as ms offset 0) s where s.ms is not null
+"""
+
 SILENT_CLAIMS = """
 select a.pid, a.backend_start, a.state_change
 from pg_catalog.pg_locks l join pg_catalog.pg_stat_activity a on a.pid = l.pid
@@ -125,6 +131,11 @@ def claim(conn: Connection, database_id: int, then: Callable[[], Callable[[], T]
         [(ours,)] = claimed.fetchall()
         row = standing.fetchone()
     return Claimed(bool(ours), Standing._make(row) if row else None, answer)
+
+
+def renew(conn: Connection) -> None:
+    """Give the transaction its whole time again: for one that is long because it does much, piece by piece."""
+    conn.execute(RENEW)
 
 
 class SilentClaim(NamedTuple):

@@ -150,6 +150,7 @@ where (select true from anabranch.inbox i
        where i.database_id = d.id and i.park_deadline_ms is null limit 1) is not null
    or (select true from anabranch.inbox i
        where i.database_id = d.id and i.park_deadline_ms <= %(now)s limit 1) is not null
+   or (select true from anabranch.captured c where c.database_id = d.id limit 1) is not null
 order by d.id
 """
 
@@ -168,7 +169,8 @@ STANDING = """
 select coalesce(g.position, 0), g.chain, d.name, d.schema_version,
        (extract(epoch from clock_timestamp()) * 1000)::bigint,
        (select true from anabranch.inbox i
-        where i.database_id = d.id and i.park_deadline_ms is not null limit 1) is not null
+        where i.database_id = d.id and i.park_deadline_ms is not null limit 1) is not null,
+       (select true from anabranch.captured c where c.database_id = d.id limit 1) is not null
 from anabranch.databases d
 left join lateral (
     select x.position, x.chain from anabranch.groups x where x.database_id = d.id order by x.position desc limit 1
@@ -266,7 +268,7 @@ def take(
 
 
 def databases_with_work(conn: Connection, now_ms: int) -> list[int]:
-    """The numbers of the databases in which a batch is ready or due."""
+    """The numbers of the databases in which a batch is ready or due, or captured changes wait."""
     return [row[0] for row in conn.execute(HAS_WORK, {"now": now_ms})]
 
 
@@ -286,7 +288,7 @@ def backlogs(conn: Connection, most: int) -> list[Backlog]:
 
 class Standing(NamedTuple):
     """Where a database stands: its last group (position 0 and no chain where there is none), its name and schema
-    version, Postgres's clock in milliseconds, and whether a batch of it is parked."""
+    version, Postgres's clock in milliseconds, whether a batch of it is parked, and whether captured changes wait."""
 
     position: int
     chain: bytes | None
@@ -294,6 +296,7 @@ class Standing(NamedTuple):
     schema_version: int
     clock_ms: int
     any_parked: bool
+    any_captured: bool
 
 
 def standing(conn: Connection, database_id: int) -> Standing | None:

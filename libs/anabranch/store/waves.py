@@ -6,6 +6,9 @@ judged before the wave counts as done: none is left to speak at COMMIT.
 The application's own code (functions in checks, defaults, generated columns and triggers) often names things without
 their schema. In the waves of a database they are looked for behind the system's catalog in its schema and in
 ``public``, until the transaction ends. Our own statements name every schema, and see no difference.
+
+The session says that it is the resolver, so that what it writes is not captured as if somebody else had (see
+``store.capture``): what it causes beside that is.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from psycopg.pq import ExecStatus
 
 from anabranch.store.binary import run, text
 from anabranch.store.binary_cells import quote
+from anabranch.store.capture import MARK_RESOLVER
 
 T = TypeVar("T")
 Connection = psycopg.Connection[Any]
@@ -28,7 +32,7 @@ DatabaseError = psycopg.Error
 
 SAVEPOINT = b"savepoint anabranch_wave"
 DEFER = b"set constraints all deferred"
-PATH = b"select pg_catalog.set_config('search_path', $1, true)"
+SETTINGS = f"select pg_catalog.set_config('search_path', $1, true), ({MARK_RESOLVER})".encode()
 JUDGE = b"set constraints all immediate"
 RELEASE = b"release savepoint anabranch_wave"
 UNDO = b"rollback to savepoint anabranch_wave; release savepoint anabranch_wave"
@@ -53,7 +57,7 @@ def wave(conn: Connection, schema_name: str, first: Callable[[], T], *, judged: 
         with conn.pipeline():
             run(conn, SAVEPOINT, ())
             run(conn, DEFER, ())
-            run(conn, PATH, [text(f"pg_catalog, {quote(schema_name)}, public, pg_temp")])
+            run(conn, SETTINGS, [text(f"pg_catalog, {quote(schema_name)}, public, pg_temp")])
             begun = first()
         yield begun
         if not judged:

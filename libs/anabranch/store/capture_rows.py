@@ -1,0 +1,178 @@
+"""Rows as the capture triggers wrote them, back to cells.
+
+``anabranch.captured`` holds whole rows as ``record_send`` makes them: 32 bit number of columns, then for each its type's
+oid, 32 bit length (-1 is NULL) and bytes. Nobody but Postgres can read every type, so the images go back to it as one
+array of the table's row type, and come out as the columns that any other reader selects: cells are exactly those of
+``rows.TableSql.read``.
+
+An image may be older than the table is today. Its first columns are those of the registration, in their order: columns
+that were added since stand behind them, and a table that lost one of its own, or holds another type in it, has drifted
+(``drift``). What is behind is cut off or filled up with NULLs; oids that have changed while the type is carried alike
+(``integer`` to ``bigint``, a length taken away, a restored dump) are put right.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import psycopg
+
+from anabranch.schema import Column, Table
+from anabranch.store import binary
+from anabranch.store.binary import Connection, Parameter
+from anabranch.store.binary_cells import Row, quote, read_expression, row_loader
+
+_MOST_ROWS = 5_000
+_MOST_BYTES = 8 * 2**20
+
+_INT2, _INT4, _INT8, _TEXT, _VARCHAR = 21, 23, 20, 25, 1043
+_WIDTHS = {_INT2: 2, _INT4: 4, _INT8: 8}
+_TEXTS = frozenset({_TEXT, _VARCHAR})
+
+_SHAPE = """
+select c.reltype::int8,
+       array(select a.attname::text from pg_attribute a
+             where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped order by a.attnum),
+       array(select a.atttypid::int8 from pg_attribute a
+             where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped order by a.attnum)
+from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where n.nspname = %s and c.relname = %s and c.relkind in ('r', 'p')
+"""
+
+_header = struct.Struct(">iiIii").pack
+_length = struct.Struct(">i").pack
+_count_of = struct.Struct(">i").unpack_from
+_field_of = struct.Struct(">Ii").unpack_from
+_field = struct.Struct(">Ii").pack
+
+
+class UndecodableError(ValueError):
+    """Images of ``table`` can't be read as rows of it: it has drifted. ``sqlstate`` is what Postgres said, "" where it
+    was not asked."""
+
+    def __init__(self, table: str, why: str, sqlstate: str = "") -> None:
+        super().__init__(f'rows captured of table "{table}" can\'t be read: {why}')
+        self.table = table
+        self.sqlstate = sqlstate
+
+
+class _Shape(NamedTuple):
+    """A table of today: its row type's oid, and its columns' names and type oids in order."""
+
+    row_type: int
+    names: list[str]
+    oids: list[int]
+
+
+def decode(conn: Connection, schema_name: str, table: Table, images: Sequence[bytes]) -> list[Row]:
+    """The rows of ``images`` (``captured.old`` or ``captured.new``, none of them NULL), in their order.
+
+    A statement for each ``_MOST_ROWS`` images or ``_MOST_BYTES``. Must be called inside a transaction; one that holds
+    locks on rows of the table can't see it change meanwhile.
+
+    Raises:
+        UndecodableError: the table is no longer what it was when it was registered. With an ``sqlstate`` the
+            transaction has failed.
+    """
+    if not images:
+        return []
+    shape = _shape(conn, schema_name, table)
+    if not _is_current(shape, images):
+        images = [_made_current(table, shape, image) for image in images]
+    relation = f"{quote(schema_name)}.{quote(table.name)}"
+    columns = ", ".join(read_expression(column, "t") for column in table.columns)
+    statement = f"select {columns} from unnest($1::{relation}[]) as t".encode()
+    load = row_loader(table.columns)
+    rows: list[Row] = []
+    cursor = binary.cursor(conn)
+    try:
+        for chunk in _chunks(images):
+            # Prepared, it would outlive a table that is made anew under its name.
+            cursor.execute(statement, [_array(shape.row_type, chunk)], prepare=False, binary=True)
+            rows += load(cursor.fetchall())
+    except (psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError) as error:
+        raise UndecodableError(table.name, "its columns have changed", error.sqlstate or "") from error
+    return rows
+
+
+def _shape(conn: Connection, schema_name: str, table: Table) -> _Shape:
+    found = conn.execute(_SHAPE, (schema_name, table.name)).fetchone()
+    if found is None:
+        raise UndecodableError(table.name, "the table is gone")
+    shape = _Shape(*found)
+    for place, column in enumerate(table.columns):
+        if place >= len(shape.names) or shape.names[place] != column.name:
+            raise UndecodableError(table.name, f'column "{column.name}" is gone')
+    return shape
+
+
+def _is_current(shape: _Shape, images: Sequence[bytes]) -> bool:
+    """Whether Postgres takes all of them as they are. Types change under a lock that keeps writers out: where the first
+    image and the last one hold today's, those between them do, if they have as many columns."""
+    count = _length(len(shape.oids))
+    return all(image.startswith(count) for image in images) and all(
+        [oid for oid, _ in _fields(image)] == shape.oids for image in (images[0], images[-1])
+    )
+
+
+def _fields(image: bytes) -> Iterator[tuple[int, bytes | None]]:
+    """Type oid and bytes of each column."""
+    (count,) = _count_of(image)
+    at = 4
+    for _ in range(count):
+        oid, size = _field_of(image, at)
+        at += 8
+        yield oid, None if size < 0 else image[at : at + size]
+        at += max(size, 0)
+
+
+def _made_current(table: Table, shape: _Shape, image: bytes) -> bytes:
+    """``image`` with the columns and the oids of today."""
+    fields = list(_fields(image))[: len(table.columns)]
+    if len(fields) < len(table.columns):
+        raise UndecodableError(table.name, f"an image has {len(fields)} columns of {len(table.columns)}")
+    parts = [_length(len(shape.oids))]
+    for column, (was, data), oid in zip(table.columns, fields, shape.oids, strict=False):
+        moved = None if data is None else _moved(table, column, was, oid, data)
+        parts.append(_field(oid, -1 if moved is None else len(moved)))
+        parts.append(moved or b"")
+    parts += [_field(oid, -1) for oid in shape.oids[len(fields) :]]
+    return b"".join(parts)
+
+
+def _moved(table: Table, column: Column, was: int, oid: int, data: bytes) -> bytes:
+    """The bytes of a value of type ``was`` as those of type ``oid``."""
+    if was in _WIDTHS and oid in _WIDTHS:
+        try:
+            return int.from_bytes(data, "big", signed=True).to_bytes(_WIDTHS[oid], "big", signed=True)
+        except OverflowError as error:
+            raise UndecodableError(table.name, f'column "{column.name}" has a smaller type now') from error
+    if was == oid or {was, oid} <= _TEXTS:
+        return data
+    if min(was, oid) < _FIRST_USER_OID:
+        raise UndecodableError(table.name, f'column "{column.name}" has another type now')
+    # The application's own type has another number, as after a dump was restored: its input judges the bytes.
+    return data
+
+
+_FIRST_USER_OID = 16_384
+
+
+def _chunks(images: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    first = size = 0
+    for place, image in enumerate(images):
+        if place - first == _MOST_ROWS or size > _MOST_BYTES:
+            yield images[first:place]
+            first, size = place, 0
+        size += len(image)
+    yield images[first:]
+
+
+def _array(row_type: int, images: Sequence[bytes]) -> Parameter:
+    """Images as an array of the row type, which the statement names."""
+    woven = [b""] * (2 * len(images))
+    woven[0::2] = map(_length, map(len, images))
+    woven[1::2] = images
+    return Parameter(0, _header(1, 0, row_type, len(images), 1) + b"".join(woven))

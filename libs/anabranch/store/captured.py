@@ -1,0 +1,211 @@
+"""Captured changes as a resolver meets them: it reads what waits, takes what its own statements caused, and deletes
+what it has drained. How they come into the table, and what is in them, is in ``store.capture``.
+
+``id`` grows with the order of capture. Whoever reads holds the database's claim: nobody else deletes there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from anabranch.schema import Cell
+from anabranch.store.binary import Connection, Cursor, int8, int8_array, run
+from anabranch.store.capture_rows import UndecodableError, decode
+from anabranch.store.catalog import Database
+
+__all__ = [
+    "Captured",
+    "Transaction",
+    "UndecodableError",
+    "ask_for_any",
+    "ask_for_own",
+    "count",
+    "delete",
+    "first_to_end",
+    "images",
+    "read",
+    "read_of",
+    "tables_with_triggers",
+    "take_own",
+    "trial",
+    "unfinished",
+]
+
+
+class Captured(NamedTuple):
+    """A captured change. ``old`` and ``new`` are the row's bytes, None where there is none; ``depth`` says how deep
+    inside other statements it was made; ``xid`` is the transaction, ``role`` and ``application`` its session's."""
+
+    id: int
+    xid: int
+    table_id: int
+    old: bytes | None
+    new: bytes | None
+    depth: int
+    role: str
+    application: str
+
+
+_COLUMNS = "id, xid::text::int8, table_id, old, new, depth::int8, role, application"
+
+READ = f"""
+select {_COLUMNS} from anabranch.captured where database_id = $1::int8::int order by id limit $2::int8
+""".encode()
+
+# Ids that are given out later are greater: what this transaction causes stands behind all that it had read before.
+TAKE_OWN = f"""
+with taken as (
+    delete from anabranch.captured
+    where database_id = $1::int8::int and id > $2::int8 and xid = pg_current_xact_id_if_assigned()
+    returning *
+)
+select {_COLUMNS} from taken order by id
+""".encode()
+
+ANY_OWN = b"""
+select true from anabranch.captured
+where database_id = $1::int8::int and id > $2::int8 and xid = pg_current_xact_id_if_assigned() limit 1
+"""
+
+ANY = b"""
+select true from anabranch.captured where database_id = $1::int8::int limit 1
+"""
+
+COUNT = b"""
+select count(*) from (select from anabranch.captured where database_id = $1::int8::int limit $2::int8) a
+"""
+
+DELETE = b"""
+delete from anabranch.captured where database_id = $1::int8::int and id = any($2::int8[])
+"""
+
+# Of the transactions with a row among the first ones, those that have more behind them.
+UNFINISHED = b"""
+select distinct c.xid::text::int8 from anabranch.captured c
+where c.database_id = $1::int8::int and c.id > $2::int8 and c.xid = any($3::int8[]::text[]::xid8[])
+"""
+
+FIRST_TO_END = b"""
+select c.xid::text::int8, count(*), max(c.depth)::int8 from anabranch.captured c
+where c.database_id = $1::int8::int group by c.xid order by max(c.id) limit 1
+"""
+
+READ_OF = f"""
+select {_COLUMNS} from anabranch.captured
+where database_id = $1::int8::int and id > $2::int8 and xid = $3::int8::text::xid8 order by id limit $4::int8
+""".encode()
+
+# Our own triggers are those whose functions are ours.
+TABLES_WITH_TRIGGERS = """
+select distinct c.relname::text from pg_catalog.pg_trigger t
+join pg_catalog.pg_class c on c.oid = t.tgrelid
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+join pg_catalog.pg_proc p on p.oid = t.tgfoid
+join pg_catalog.pg_namespace f on f.oid = p.pronamespace
+where n.nspname = %(schema)s and not t.tgisinternal and f.nspname <> 'anabranch'
+"""
+
+
+def tables_with_triggers(conn: Connection, schema_name: str) -> set[str]:
+    """The names of the tables of a schema that have triggers of the application's."""
+    return {row[0] for row in conn.execute(TABLES_WITH_TRIGGERS, {"schema": schema_name})}
+
+
+@contextmanager
+def trial(conn: Connection) -> Iterator[None]:
+    """What runs inside is undone if it raises."""
+    with conn.transaction():
+        yield
+
+
+def read(conn: Connection, database_id: int, most: int) -> list[Captured]:
+    """The first ``most`` changes that wait, in order."""
+    return _captured(run(conn, READ, [int8(database_id), int8(most)]))
+
+
+def take_own(conn: Connection, database_id: int, after: int) -> list[Captured]:
+    """Take, out of the table, what this transaction's own statements have caused behind the number ``after``."""
+    return _captured(run(conn, TAKE_OWN, [int8(database_id), int8(after)]))
+
+
+def ask_for_own(conn: Connection, database_id: int, after: int) -> Cursor:
+    """Ask for any change that this transaction's own statements have caused; the answer is a row, or none."""
+    return run(conn, ANY_OWN, [int8(database_id), int8(after)])
+
+
+def ask_for_any(conn: Connection, database_id: int) -> Cursor:
+    """Ask for any change; the answer is a row, or none."""
+    return run(conn, ANY, [int8(database_id)])
+
+
+def count(conn: Connection, database_id: int, most: int) -> int:
+    """How many changes wait, counted no further than ``most``."""
+    [(number,)] = run(conn, COUNT, [int8(database_id), int8(most)]).fetchall()
+    return int(number)
+
+
+def delete(conn: Connection, database_id: int, ids: Sequence[int]) -> Cursor:
+    """Delete changes."""
+    return run(conn, DELETE, [int8(database_id), int8_array(ids)])
+
+
+def unfinished(conn: Connection, database_id: int, after: int, xids: Sequence[int]) -> set[int]:
+    """Those of the transactions ``xids`` that have changes behind the number ``after``."""
+    rows = run(conn, UNFINISHED, [int8(database_id), int8(after), int8_array(xids)])
+    return {row[0] for row in rows}
+
+
+class Transaction(NamedTuple):
+    """A transaction whose changes wait. ``depth``: how deep inside other statements the deepest was made."""
+
+    xid: int
+    changes: int
+    depth: int
+
+
+def first_to_end(conn: Connection, database_id: int) -> Transaction | None:
+    """The transaction whose last change was captured first; None where nothing waits."""
+    row = run(conn, FIRST_TO_END, [int8(database_id)]).fetchone()
+    return Transaction._make(row) if row else None
+
+
+def read_of(conn: Connection, database_id: int, xid: int, after: int, most: int) -> list[Captured]:
+    """The first ``most`` changes of a transaction behind the number ``after``, in order."""
+    return _captured(run(conn, READ_OF, [int8(database_id), int8(after), int8(xid), int8(most)]))
+
+
+def _captured(cursor: Cursor) -> list[Captured]:
+    return [Captured._make(row) for row in cursor.fetchall()]
+
+
+Row = list[Cell]
+
+
+def images(
+    conn: Connection, database: Database, changes: Sequence[Captured], unreadable: Collection[str] = ()
+) -> tuple[list[Row | None], list[Row | None]]:
+    """The rows before and after each change, as cells in the order of their tables' columns; None where there is none,
+    and for changes of tables that are not synced any more or ``unreadable``.
+
+    Raises:
+        UndecodableError: a table is no longer what it was when it was registered; the transaction may have failed.
+    """
+    before: list[Row | None] = [None] * len(changes)
+    after: list[Row | None] = [None] * len(changes)
+    wanted: dict[int, list[tuple[list[Row | None], int, bytes]]] = {}
+    for place, change in enumerate(changes):
+        of_table = wanted.setdefault(change.table_id, [])
+        if change.old is not None:
+            of_table.append((before, place, change.old))
+        if change.new is not None:
+            of_table.append((after, place, change.new))
+    for number, of_table in wanted.items():
+        table = database.tables_by_id.get(number)
+        if table is None or table.name in unreadable:
+            continue
+        rows = decode(conn, database.schema_name, table, [raw for _, _, raw in of_table])
+        for (into, place, _), row in zip(of_table, rows, strict=True):
+            into[place] = row
+    return before, after

@@ -1,0 +1,178 @@
+"""Batches of the node "server": what one transaction that no batch named did to synced rows, as the log keeps it.
+
+Such a batch has one row of the log for each change, its histories are carried forward by the rules' own ``applied``,
+and it has a verdict, whose message says where it came from. Its id is a ULID of the time 0, made from the position and
+the batch's number in it: smaller than every device's, and in the order of the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from ulid import ULID
+
+from anabranch.merge import SERVER_NODE, Batch, MutationType, RowState, Write, applied
+from anabranch.schema import Cell
+from anabranch.store.chain import Joined
+from anabranch.store.group_records import BatchRow, LogRow
+from anabranch.store.rows import Row
+from anabranch.v1 import verdict_pb2
+from anabranch.wire import effects
+from anabranch_conflict_resolver.captured_order import Link
+from anabranch_conflict_resolver.decode import RowKey
+from anabranch_conflict_resolver.tables import SyncedTable
+from anabranch_conflict_resolver.view import View
+
+PRINCIPAL = "sql:"
+"""What stands before the role in the principal of such a batch."""
+_APPLIED = int(verdict_pb2.VERDICT_STATUS_APPLIED)
+_INSERT, _UPDATE, _DELETE = MutationType.INSERT, MutationType.UPDATE, MutationType.DELETE
+_NOTHING: Mapping[str, Cell] = MappingProxyType({})
+
+
+def server_batch_id(position: int, number: int) -> str:
+    """The id of the server's batch ``number`` (from 0) at ``position``."""
+    return str(ULID.from_bytes(bytes(6) + position.to_bytes(6, "big") + number.to_bytes(4, "big")))
+
+
+@dataclass(slots=True)
+class Step:
+    """A change of one row: the row before and after, None where there is none. ``link``: the same as captured;
+    ``depth``: how deep inside other statements it was made."""
+
+    table: SyncedTable
+    at: RowKey
+    before: Row | None
+    after: Row | None
+    link: Link
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a transaction came from."""
+
+    xid: int
+    role: str
+    application: str
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        application = f", application {self.application}" if self.application else ""
+        return f"written by SQL: role {self.role}{application}, transaction {self.xid}"
+
+
+@dataclass(slots=True)
+class ServerBatch:
+    """What is recorded of one transaction. ``sum_changes`` and ``came`` as in ``Records``."""
+
+    id: str
+    origin: Origin
+    position: int
+    log: list[LogRow] = field(default_factory=list)
+    hashes: list[bytes] = field(default_factory=list)
+    sum_changes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    came: list[tuple[int, str]] = field(default_factory=list)
+    ordinal: int = 0
+    gone: bytearray = field(default_factory=bytearray)
+    """The hashes of what was written and let go."""
+
+    @property
+    def link(self) -> Sequence[bytes] | Joined:
+        """Its effects' hashes, for the chain."""
+        return self.hashes if not self.gone else Joined(self.ordinal, bytes(self.gone) + b"".join(self.hashes))
+
+    def let_go(self) -> None:
+        """Keep nothing of the rows that were logged so far but their hashes."""
+        self.gone += b"".join(self.hashes)
+        self.log, self.hashes, self.came = [], [], []
+
+    def add(self, view: View, steps: Iterable[Step], remembering: Mapping[str, bool]) -> None:
+        """Log ``steps``, in the order in which they were made, and carry the histories in ``view`` forward; it has
+        those that are known already. ``remembering``: whether a table's rules ask for overtaken writers."""
+        batch = self._batch()
+        states, changed = view.states, view.changed
+        log, hashes, sums, came = self.log, self.hashes, self.sum_changes, self.came
+        ordinal, batch_id = self.ordinal, self.id
+        for step in steps:
+            table, at, before, after = step.table, step.at, step.before, step.after
+            name, key = at
+            values: Mapping[str, Cell] = _NOTHING
+            if after is None:
+                if before is None:
+                    continue
+                kind, effect = _DELETE, table.effects.delete(before)
+            elif before is None:
+                kind, effect = _INSERT, table.effects.insert(after)
+                came.append((table.table.id, key))
+            else:
+                kind, effect = _UPDATE, table.effects.update(before, after)
+                if effect.type == effects.NONE:
+                    continue
+                index = table.table.index
+                values = {column: after[index[column]] for column in effect.changed}
+            write = Write(name, key, kind, values, 0, ordinal, remember=remembering[name])
+            old = states.get(at)
+            if kind is _UPDATE and (old is None or old.values is None):
+                old = RowState(_NOTHING, old.version if old is not None else None)
+            states[at] = applied(old, batch, write)
+            changed.add(at)
+            log.append(
+                LogRow(
+                    batch_id,
+                    ordinal,
+                    SERVER_NODE,
+                    table.table.id,
+                    key,
+                    effect.type,
+                    effect.data,
+                    effect.changed,
+                    effect.hash,
+                )
+            )
+            hashes.append(effect.hash)
+            count, total = sums.get(name, (0, 0))
+            sums[name] = (count + effect.count_change, total + effect.hash_change)
+            ordinal += 1
+        self.ordinal = ordinal
+
+    def _batch(self) -> Batch:
+        # It has seen everything that was there: it was written upon it.
+        return Batch(self.id, SERVER_NODE, self.position - 1, 0, self.position, self.position, ())
+
+    def record(self) -> BatchRow:
+        """Its verdict."""
+        verdict = verdict_pb2.Verdict(
+            batch_id=self.id,
+            status=verdict_pb2.VERDICT_STATUS_APPLIED,
+            position=self.position,
+            message=self.origin.text,
+        )
+        return BatchRow(
+            self.id,
+            SERVER_NODE,
+            PRINCIPAL + self.origin.role,
+            b"",
+            _APPLIED,
+            0,
+            self.position,
+            verdict.SerializeToString(),
+        )
+
+
+@dataclass(slots=True)
+class Drained:
+    """What a group has drained: its batches in their order; the numbers of the captured rows in them that are still to
+    be deleted; and the greatest number that was read."""
+
+    batches: Sequence[ServerBatch]
+    ids: Sequence[int]
+    up_to: int
+
+    @property
+    def changes(self) -> int:
+        """How many changes were taken."""
+        return max(len(self.ids), sum(batch.ordinal for batch in self.batches))
