@@ -278,6 +278,25 @@ def test_no_page_of_conflicts_looks_at_everything(
         assert pages == [0, 0, 1]
 
 
+def test_the_conflicts_of_a_row_are_found_by_their_index(rig: ResolverRig) -> None:
+    [table] = [table.id for table in rig.database.tables.values()]
+    with rig.conn.transaction():
+        rig.sql(
+            "insert into anabranch.conflicts select %s, 1 + n, 'b', 0, %s, case when n = 7 then 'x' else 'y' || n end,"
+            " 'title', '', 'l', 'n', 'w', 'm' from generate_series(1, 50000) n",
+            [rig.database.id, table],
+        )
+        rig.sql("analyze anabranch.conflicts")
+        plans: list[str] = []
+        steps = conflicts._page(conflicts.Wanted(rig.database.id, [table], "x"), None, 10, 1_000)
+        for statement in (next(steps), steps.send([])):
+            sql = f"explain (analyze, timing off) {statement.sql}".encode()
+            plans.append("\n".join(row[0] for row in rig.conn.execute(sql, statement.parameters).fetchall()))
+    for plan in plans:
+        assert "conflicts_row" in plan, plan
+        assert "Rows Removed by Filter" not in plan, plan
+
+
 def test_a_losing_value_larger_than_a_message_comes_in_parts(service: Service, rig: ResolverRig) -> None:
     a, b = rig.node("a"), rig.node("b")
     decided(service, "user-a", a.insert("todo", MILK))
