@@ -25,6 +25,7 @@ from anabranch.client.errors import (
 )
 from anabranch.client.events import STATE_KINDS, Change, ConflictEvent, DeadLetter, State
 from anabranch.client.remote import RemoteDb, Tls
+from anabranch.client.repair import Repaired
 from anabranch.client.synced_table import Batch, SyncedTable
 from anabranch.client.verdicts import BatchVerdict, Explanation, MutationVerdict
 
@@ -44,6 +45,7 @@ __all__ = [
     "NotReady",
     "Progress",
     "RemoteDb",
+    "Repaired",
     "RowExists",
     "RowMissing",
     "State",

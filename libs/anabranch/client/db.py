@@ -26,6 +26,7 @@ from anabranch.client.principal import subject_of
 from anabranch.client.reader import Reader
 from anabranch.client.rebase import Pendings
 from anabranch.client.remote import RemoteDb
+from anabranch.client.repair import Repaired
 from anabranch.client.sender import Sender
 from anabranch.client.server_clock import ServerClock
 from anabranch.client.sync import SyncLoop
@@ -85,7 +86,7 @@ class SyncedDb:
         pendings = Pendings(PayloadCache())
         self._clock = ServerClock(self._now_ms)
         self._sender = Sender(self._file, remote, pendings, self._now_ms, self._clock)
-        self._reader = Reader(self._file, remote, pendings, self._clock)
+        self._reader = Reader(self._file, remote, pendings, self._clock, self._now_ms)
         self._lease = Lease(Path(path))
         self._loop: SyncLoop | None = None
         self._checks: dict[str, Checks] = {}
@@ -193,7 +194,8 @@ class SyncedDb:
         return self._sender.flush(timeout_s)
 
     def read(self) -> None:
-        """Read the log to its head. Raises CallFailed, SyncedElsewhere, BatchState."""
+        """Read the log to its head. Tables' sums are compared with the server's at every page, and a table's rows with
+        its sum after a pull, and then once a day. Raises CallFailed, SyncedElsewhere, BatchState."""
         self._sync_here()
         self._reader.read()
 
@@ -202,6 +204,41 @@ class SyncedDb:
         done = self.flush(timeout_s)
         self.read()
         return done
+
+    def verify(self, table: str | None = None) -> tuple[str, ...]:
+        """Read all rows of a table, or of every one, and compare them with the sum that is kept while the log is read:
+        finds what a disk, or another program, changed in the file. Gives the names of the tables that now are known to
+        differ from the server's, these and others; ``repair`` mends them. Pending writes don't count.
+
+        Raises:
+            ValueError: there is no such table.
+            BatchState: a batch is open in this thread.
+        """
+        if self._file.in_transaction:
+            raise BatchState("a batch is open in this thread")
+        for name in [table] if table is not None else list(self._file.tables()):
+            self._require_table(name)
+            sums.verify(self._file, name, self._now_ms())
+        return tuple(sums.disagreements(self._file.reader()))
+
+    def repair(self, table: str) -> Repaired:
+        """Compare a table with the server's by key ranges and fetch the rows that differ; writes that wait in the queue
+        are kept and shown on top. Call it where a table's sums disagree; it does no harm where they agree. It reads the
+        log up to one position of the server first, and the whole table, here and there.
+
+        Raises:
+            ValueError: there is no such table.
+            CallFailed: the server can't be reached or refuses, or the table has changed meanwhile; call again.
+            NotReady: the table waits for a pull.
+            SyncedElsewhere, BatchState, WrongPrincipal.
+        """
+        self._sync_here()
+        self._require_table(table)
+        return self._reader.repair(table)
+
+    def _require_table(self, name: str) -> None:
+        if name not in self._file.tables():
+            raise ValueError(f"there is no table {name!r}")
 
     def clear(self) -> None:
         """Make the file empty and a new node, whoever logs in next: rows, queues and dead letters are gone for good.
@@ -288,7 +325,6 @@ class SyncedDb:
             "SELECT count(*) FROM _db_mutations_queue WHERE server_timestamp_ms IS NULL"
         ).fetchone()
         (dead_letters,) = conn.execute("SELECT count(*) FROM _db_mutations_queue_dead").fetchone()
-        disagreeing = conn.execute("SELECT name FROM _db_tables WHERE disagrees ORDER BY name").fetchall()
         return Status(
             node_id=current.node_id,
             cursor=current.cursor_ms,
@@ -297,7 +333,7 @@ class SyncedDb:
             dead=dead_letters,
             pulls=current.pulls,
             leader=self._lease.held,
-            disagreeing=tuple(name for (name,) in disagreeing),
+            disagreeing=tuple(sums.disagreements(conn)),
             clock_skew_ms=self._clock.skew_ms,
         )
 
@@ -309,7 +345,9 @@ class SyncedDb:
 
     def on_change(self, callback: Callable[[Change], None]) -> None:
         """Be told of every change of a shown row, once, after its commit, from the thread that made it. Register before
-        ``start`` to be told of the first pull's rows, too."""
+        ``start`` to be told of the first pull's rows, too. It is told in the process that makes the change: what the
+        server sends in the one that syncs the file, a local write in the one that writes. The others hear that
+        something was changed as the state "changed_elsewhere"."""
         self._listeners.change.append(callback)
 
     def on_conflict(self, callback: Callable[[ConflictEvent], None]) -> None:

@@ -13,15 +13,16 @@ import threading
 import time
 from collections.abc import Callable
 
-from anabranch.client import state
+from anabranch.client import settle, state, sums
 from anabranch.client.apply import Applied, Applier
 from anabranch.client.bootstrap import Bootstrap, Progress
 from anabranch.client.describe import apply_description
-from anabranch.client.errors import CallFailed
+from anabranch.client.errors import CallFailed, NotReady
 from anabranch.client.events import State
 from anabranch.client.file import DeviceFile
 from anabranch.client.rebase import Pendings
 from anabranch.client.remote import RemoteDb, Stream
+from anabranch.client.repair import PullInstead, Repaired, repair
 from anabranch.client.server_clock import ServerClock
 from anabranch.v1 import change_pb2, position_pb2, snapshot_pb2
 
@@ -33,10 +34,19 @@ _PATIENCE_S = 60.0
 class Reader:
     """Reads into ``file``."""
 
-    def __init__(self, file: DeviceFile, remote: RemoteDb, pendings: Pendings, clock: ServerClock) -> None:
+    def __init__(
+        self,
+        file: DeviceFile,
+        remote: RemoteDb,
+        pendings: Pendings,
+        clock: ServerClock,
+        now_ms: Callable[[], int],
+    ) -> None:
         self._file = file
         self._remote = remote
+        self._pendings = pendings
         self._clock = clock
+        self._now_ms = now_ms
         self._bootstrap = Bootstrap(file, remote, pendings)
         self._paging = Applier(file, pendings)
         self._following = Applier(file, pendings)
@@ -44,6 +54,7 @@ class Reader:
         self._generation = 0
         self._stream: Stream[change_pb2.SubscribeResponse] | None = None
         self._patience: dict[str, float] = {}
+        self._told: frozenset[str] = frozenset()
         self.heard_s = time.monotonic()
         """When the subscription last brought something, by the monotonic clock."""
 
@@ -94,7 +105,13 @@ class Reader:
             self._pull(None, progress)
 
     def read(self) -> None:
-        """Read to where the log's head is now. Raises CallFailed and sqlite3.Error."""
+        """Read to where the log's head is now, and verify the tables whose turn it is. Raises CallFailed and
+        sqlite3.Error."""
+        with self._turn:
+            self._read()
+            self.verify()
+
+    def _read(self) -> None:
         with self._turn:
             for attempt in range(1, _ATTEMPTS + 1):
                 self.prepare()
@@ -108,23 +125,68 @@ class Reader:
                     if error.reason in _NEW_SNAPSHOT:
                         self.snapshot()
 
-    def _pages(self) -> None:
+    def verify(self, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Read the rows of the tables whose turn it is; what they come to is noted and told. Raises sqlite3.Error."""
+        now_ms = self._now_ms()
+        sums.date_verified(self._file, now_ms)
+        for name in sums.due(self._file.reader(), now_ms):
+            if stopped():
+                return
+            sums.verify(self._file, name, now_ms, stopped)
+
+    def repair(self, name: str) -> Repaired:
+        """Mend the rows of a table; see ``client.repair``. Raises CallFailed, NotReady and sqlite3.Error."""
+        with self._turn:
+            self.prepare()
+            (stage,) = self._file.reader().execute("SELECT stage FROM _db_tables WHERE name = ?", (name,)).fetchone()
+            if stage != "live":
+                raise NotReady(f"{name} can't be compared: it has to be pulled first")
+            try:
+                return repair(self._file, self._remote, self._pendings, name, self._read_to, self._now_ms())
+            except PullInstead:
+                with self._file.transaction() as tx:
+                    settle.set_aside(tx, name, "too much of it differs")
+                self._file.listeners.deliver()
+                self._pull([name], None)
+            self._read()
+            sums.verify(self._file, name, self._now_ms())
+            return Repaired(0, True, name not in sums.disagreements(self._file.reader()))
+
+    def _read_to(self, position: int) -> None:
+        """Read the log up to just there. Raises CallFailed where that can't be."""
+        if self._file.current().cursor_ms != position:
+            self._pages(position)
+
+    def _node_state(self, current: state.FileState) -> position_pb2.NodeState:
+        """What the node says of itself, and of its tables that disagree."""
+        found = sums.disagreements(self._file.reader())
+        self._told = frozenset(found)
+        node_state = current.node_state
+        node_state.disagreements.extend(
+            position_pb2.Disagreement(table=name, position=position) for name, position in found.items()
+        )
+        return node_state
+
+    def _pages(self, up_to: int | None = None) -> None:
         self._paging.restart()
         token = b""
-        goal: int | None = None
+        goal: int | None = up_to
         while True:
             current = self._file.current()
             response = self._remote.get(
                 change_pb2.GetRequest(
                     db_name=current.db_name,
-                    node_state=current.node_state,
+                    node_state=self._node_state(current),
                     after=current.cursor_ms,
                     page_token=token,
                 )
             )
             if self._other_history(response.state):
                 return
-            applied = self._paging.page(response.page)
+            if up_to is not None and response.page.reached.server_timestamp_ms > up_to:
+                applied = self._paging.page(_cut(response.page, up_to))
+            else:
+                applied = self._paging.page(response.page, response.sums)
             token = response.next_page_token
             if goal is None:
                 goal = response.state.settled.server_timestamp_ms
@@ -180,7 +242,9 @@ class Reader:
             self._following.restart()
         self.heard_s = time.monotonic()
         self._stream = self._remote.subscribe(
-            change_pb2.SubscribeRequest(db_name=current.db_name, node_state=current.node_state, after=current.cursor_ms)
+            change_pb2.SubscribeRequest(
+                db_name=current.db_name, node_state=self._node_state(current), after=current.cursor_ms
+            )
         )
         try:
             for response in self._stream:
@@ -197,6 +261,9 @@ class Reader:
                     self._look(self._following.page(page, response.sums), response.state)
                     if self._generation != generation:
                         return
+                    if not self._told.issuperset(sums.disagreements(self._file.reader())):
+                        # The server is told of it in the next call.
+                        return
         finally:
             self.cancel()
 
@@ -205,3 +272,11 @@ class Reader:
         stream = self._stream
         if stream is not None:
             stream.cancel()
+
+
+def _cut(page: change_pb2.Page, position: int) -> change_pb2.Page:
+    """What of a page lies up to ``position``, which is that of a group or before all of them."""
+    return change_pb2.Page(
+        groups=[group for group in page.groups if group.position <= position],
+        reached=position_pb2.Position(epoch=page.reached.epoch, server_timestamp_ms=position),
+    )

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from tenacity import RetryCallState, Retrying, retry_if_not_exception_type, wait_random_exponential
 from tenacity.stop import stop_base
 
-from anabranch.client import queue, sums
+from anabranch.client import queue
 from anabranch.client.errors import CallFailed, WrongPrincipal
 from anabranch.client.events import State
 from anabranch.client.file import DeviceFile
@@ -213,7 +213,7 @@ class SyncLoop:
 
     def _watch(self) -> None:
         """Notice what other processes queue and what the reader has asked for again, a subscription that has gone
-        silent, and tables not yet verified."""
+        silent, and tables whose rows are to be read again."""
         version = self._file.data_version()
         while not self._stopped.wait(_POLL_S):
             version = self._elsewhere(version)
@@ -222,16 +222,4 @@ class SyncLoop:
             if time.monotonic() - self._reader.heard_s > _SILENCE_S:
                 self._reader.heard_s = time.monotonic()
                 self._reader.cancel()
-            self._verify()
-
-    def _verify(self) -> None:
-        conn = self._file.reader()
-        names = conn.execute("SELECT name FROM _db_tables WHERE NOT verified AND stage = 'live'").fetchall()
-        tables = self._file.tables()
-        for (name,) in names:
-            good = sums.verify(conn, tables[name], self._stopped.is_set)
-            if good is None:
-                return
-            with self._file.transaction() as tx:
-                sums.verified(tx, tables[name], good)
-            self._file.listeners.deliver()
+            self._reader.verify(self._stopped.is_set)

@@ -15,6 +15,7 @@ from anabranch.canonical import RowEncoder, table_sum
 from anabranch.client.errors import CallFailed
 from anabranch.client.remote import RemoteDb
 from anabranch.merge import Mutation, MutationType, RowChange
+from anabranch.ranges import WHOLE, KeyRange, RangeSums, in_ranges
 from anabranch.schema import Cell, Column, Table
 from anabranch.testkit.memory_server import Logged, MemoryServer, Sent
 from anabranch.v1 import (
@@ -54,7 +55,8 @@ class MemoryRemote(RemoteDb):
     that a part of a group has; ``page_parts``: parts of a page; ``chunk_rows``: rows of a chunk of a pull.
 
     Set by tests: ``offline`` fails every call; ``lose_answers`` fails so many Send calls after they were decided;
-    ``cut_pull_after`` breaks the next pull after so many chunks; ``floor``; ``epoch``; ``calls`` counts by name."""
+    ``cut_pull_after`` breaks the next pull after so many chunks; ``floor``; ``epoch``; ``calls`` counts by name;
+    ``during_compare`` is called when a comparison has taken its moment; ``rows_compared`` counts the rows it sent."""
 
     def __init__(self, server: MemoryServer, tables: Sequence[Table], now_ms: Callable[[], int]) -> None:
         super().__init__("localhost:1")
@@ -70,6 +72,8 @@ class MemoryRemote(RemoteDb):
         self.floor = 0
         self.epoch = "epoch-1"
         self.calls: dict[str, int] = {}
+        self.rows_compared = 0
+        self.during_compare: Callable[[], None] = lambda: None
         self._sums: dict[int, list[position_pb2.TableSum]] = {}
 
     def _begin(self, name: str) -> None:
@@ -266,6 +270,7 @@ class MemoryRemote(RemoteDb):
             page=change_pb2.Page(groups=taken, reached=self.position(reached)),
             next_page_token=b"%d %d" % (after, skip + self.page_parts) if more else b"",
             state=self.state(),
+            sums=self.sums() if reached == self.server.head else [],
         )
 
     def pull(self, request: snapshot_pb2.PullRequest) -> Any:
@@ -298,6 +303,43 @@ class MemoryRemote(RemoteDb):
                 )
                 if not rows:
                     break
+
+    def compare(self, requests: Iterator[snapshot_pb2.CompareRequest], timeout_s: float = 0) -> Any:
+        """A table by key ranges."""
+        self._begin("compare")
+        return _Stream(self._answers(requests))
+
+    def _answers(self, requests: Iterator[snapshot_pb2.CompareRequest]) -> Iterator[snapshot_pb2.CompareResponse]:
+        table = self.tables[next(requests).table]
+        encoder, rows, sums = RowEncoder(table), self.rows(table), RangeSums()
+        sums.add(encoder, rows)
+        (total,) = (s for s in self.sums() if s.table == table.name)
+        opening = snapshot_pb2.CompareResponse(as_of=self.position(self.server.head), sum=total, state=self.state())
+        self.during_compare()
+        yield opening
+        yield snapshot_pb2.CompareResponse(sums=_parts(sums, WHOLE), done=True)
+        for request in requests:
+            for one in request.split:
+                yield snapshot_pb2.CompareResponse(sums=_parts(sums, KeyRange(one.bits, one.prefix)))
+            is_in = in_ranges(encoder, [KeyRange(one.bits, one.prefix) for one in request.read])
+            for row in filter(is_in, rows):
+                self.rows_compared += 1
+                values = [column_writer(c)(cell) for c, cell in zip(table.columns, row, strict=True)]
+                data = value_pb2.Row(values=values).SerializeToString()
+                yield snapshot_pb2.CompareResponse(rows=[data[:5]], row_incomplete=True)
+                yield snapshot_pb2.CompareResponse(rows=[data[5:]])
+            yield snapshot_pb2.CompareResponse(done=True)
+
+
+def _parts(sums: RangeSums, of: KeyRange) -> list[snapshot_pb2.RangeSum]:
+    return [
+        snapshot_pb2.RangeSum(
+            range=snapshot_pb2.KeyRange(bits=part.bits, prefix=part.prefix),
+            count=found.rows,
+            hash=found.hash.to_bytes(16, "big"),
+        )
+        for part, found in sums.parts(of).items()
+    ]
 
 
 def _ipc(table: Table, rows: Sequence[Sequence[Cell]]) -> bytes:

@@ -24,7 +24,8 @@ WAIT_S = 20.0
 class Follows:
     """A reader whose subscriptions end as told: it is the loop that is under test."""
 
-    def __init__(self) -> None:
+    def __init__(self, verify: Callable[[Callable[[], bool]], None]) -> None:
+        self.verify = verify
         self.heard_s = time.monotonic()
         self.cancelled = threading.Event()
         self.answers = True
@@ -73,8 +74,8 @@ class Loop(SyncLoop):
 
 
 @pytest.fixture
-def reader() -> Follows:
-    return Follows()
+def reader(device: SyncedDb) -> Follows:
+    return Follows(device._reader.verify)
 
 
 @pytest.fixture
