@@ -4,6 +4,8 @@ quick."""
 from __future__ import annotations
 
 import importlib
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import typer
@@ -17,9 +19,24 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("anabranch.cli.demo", "Real data, three tablets offline, one Postgres: the main job."),
     "bench": ("anabranch.cli.bench", "Measure, each figure beside its baseline."),
     "scenario": ("anabranch.cli.scenario", "Tell stories about a server and its nodes, and check how they end."),
+    "conflicts": ("anabranch.cli.conflicts", "Show values that lost a conflict."),
+    "dead": ("anabranch.cli.dead", "Show, replay and discard dead letters in a device's file."),
     "key": ("anabranch.cli.key", "Create, list and revoke API keys."),
 }
 """Name of a subcommand to the module whose ``app`` it is, and what it does in a line."""
+
+
+class Forwarding(TyperCommand):
+    """The command that leaves all its arguments to ``main`` and ends with the code that it gives."""
+
+    def __init__(self, main: Callable[[list[str]], int]) -> None:
+        settings = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+        super().__init__("forwarding", context_settings=settings)
+        self._main = main
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run it."""
+        raise typer.Exit(self._main(ctx.args))
 
 
 class LazyGroup(TyperGroup):
@@ -39,7 +56,8 @@ class LazyGroup(TyperGroup):
         if name is None or command is None:
             return name, command, rest
         module: Any = importlib.import_module(COMMANDS[name][0])
-        real: Any = typer.main.get_command(module.app)
+        # One that works on a device's file alone knows no typer: a device has none.
+        real: Any = typer.main.get_command(module.app) if hasattr(module, "app") else Forwarding(module.main)
         real.name = name
         return name, real, rest
 
@@ -57,6 +75,8 @@ class LazyGroup(TyperGroup):
 
 def _explain(error: Exception) -> str | None:
     """What is wrong with the database, in words; None where ``error`` says something else."""
+    if "psycopg" not in sys.modules:
+        return None
     from anabranch.store.availability import is_schema_missing, is_unavailable
 
     if is_schema_missing(error):

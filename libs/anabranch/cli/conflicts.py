@@ -1,0 +1,135 @@
+"""``anabranch conflicts``: values that lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as Shown
+
+from anabranch.cli.catalog_session import catalog_session, refuse
+from anabranch.cli.installation import DataDir, PostgresUrl
+from anabranch.schema import Table, key_cells, key_text
+from anabranch.store.catalog import Database, load_database
+from anabranch.store.conflicts import Lost, Wanted, page
+from anabranch.store.engine import Session
+from anabranch.v1 import value_pb2
+from anabranch.wire.plain import plain_value
+
+app = typer.Typer(no_args_is_help=True, help="Show values that lost a conflict.")
+_PAGE_BYTES = 16 * 1024 * 1024
+_SHOWN_CHARACTERS = 200
+
+
+@app.callback()
+def conflicts() -> None:
+    """Show values that lost a conflict."""
+
+
+@app.command("list")
+def list_(
+    database: Annotated[str, typer.Argument(help="The database's name.", show_default=False)],
+    table: Annotated[str | None, typer.Option("--table", help="Only of this table.")] = None,
+    key: Annotated[
+        str | None,
+        typer.Option("--key", help="Only of this row of --table: the key's value, a JSON array of several."),
+    ] = None,
+    node: Annotated[str | None, typer.Option("--node", help="Only what the node with this id won or lost.")] = None,
+    since: Annotated[datetime | None, typer.Option("--since", help="Only decided then or later, UTC.")] = None,
+    until: Annotated[datetime | None, typer.Option("--until", help="Only decided before, UTC.")] = None,
+    most: Annotated[int, typer.Option("--most", help="The most that are shown.", min=1)] = 100,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line, with whole values.")] = False,
+    data_dir: DataDir = None,
+    postgres_url: PostgresUrl = None,
+) -> None:
+    """Show values that lost, the newest first: whose, and to whom."""
+    if key is not None and table is None:
+        raise refuse("INVALID_REQUEST", "--key needs --table")
+    with catalog_session(postgres_url, data_dir, "conflicts") as conn:
+        found = load_database(conn, database)
+        if table is not None and table not in found.tables:
+            raise refuse("UNKNOWN_TABLE", f'there is no synced table "{table}"')
+        tables = [found.tables[table]] if table is not None else list(found.tables.values())
+        text = None if key is None else _key_text(tables[0], key)
+        wanted = Wanted(found.id, [t.id for t in tables], text, node or "", _ms(since) or 0, _ms(until))
+        rows = _rows(conn, found, wanted, most)
+        if as_json:
+            for row in rows:
+                typer.echo(json.dumps(row, ensure_ascii=False, default=bytes.hex))
+        else:
+            Console().print(_table(rows))
+
+
+def _key_text(table: Table, key: str) -> str:
+    width = len(table.key_columns)
+    if width == 1:
+        return key
+    try:
+        parts = json.loads(key)
+    except ValueError:
+        parts = None
+    if not isinstance(parts, list) or len(parts) != width:
+        raise refuse("INVALID_REQUEST", f"the key of {table.name} is given as a JSON array of its {width} values")
+    return key_text(parts)
+
+
+def _ms(moment: datetime | None) -> int | None:
+    return None if moment is None else int(moment.replace(tzinfo=UTC).timestamp() * 1000)
+
+
+def _rows(conn: Session, database: Database, wanted: Wanted, most: int) -> Iterator[dict[str, Any]]:
+    place = None
+    parts: list[bytes] = []
+    shown = 0
+    while shown < most:
+        listed = page(conn, wanted, place, items=most - shown, max_bytes=_PAGE_BYTES)
+        for lost in listed.lost:
+            parts.append(lost.value)
+            if listed.incomplete:
+                break
+            yield _row(database.tables_by_id[lost.table_id], lost, b"".join(parts))
+            parts.clear()
+            shown += 1
+        place = listed.after
+        if place is None:
+            return
+
+
+def _row(table: Table, lost: Lost, value: bytes) -> dict[str, Any]:
+    return {
+        "position": lost.position,
+        "table": table.name,
+        "key": list(key_cells(table, lost.key)),
+        "column": lost.column,
+        "losing_value": plain_value(value_pb2.Value.FromString(value)),
+        "losing_batch_id": lost.losing_batch,
+        "losing_node": {"id": lost.losing_node, "name": lost.losing_node_name},
+        "winning_batch_id": lost.winning_batch,
+        "winning_node": {"id": lost.winning_node, "name": lost.winning_node_name},
+    }
+
+
+def _table(rows: Iterator[dict[str, Any]]) -> Shown:
+    shown = Shown("decided", "table", "key", "column", "lost", "written by", "lost to")
+    for row in rows:
+        losing, winning = row["losing_node"], row["winning_node"]
+        shown.add_row(
+            datetime.fromtimestamp(row["position"] / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z",
+            escape(row["table"]),
+            escape(", ".join(str(part) for part in row["key"])),
+            escape(row["column"]),
+            escape(_short(row["losing_value"])),
+            escape(f"{losing['name'] or losing['id']}"),
+            escape(f"{winning['name'] or winning['id']}"),
+        )
+    return shown
+
+
+def _short(value: Any) -> str:
+    text = "NULL" if value is None else value if isinstance(value, str) else json.dumps(value, default=bytes.hex)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"

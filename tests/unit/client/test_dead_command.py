@@ -1,0 +1,168 @@
+"""``anabranch dead`` on a device's file, with nothing installed but what a device has."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anabranch.client import SyncedDb
+from anabranch.testkit.memory_remote import MemoryRemote
+from anabranch.v1 import errors_pb2, value_pb2, verdict_pb2
+
+# What the server extra brings can't be found, as on a device.
+DEVICE = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in "typer click rich psycopg psycopg_pool pydantic sqlalchemy alembic".split():
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+from anabranch.cli.entry import main
+sys.exit(main())
+"""
+
+
+def dead(*arguments: str | Path) -> tuple[int, str, str]:
+    run = subprocess.run(
+        [sys.executable, "-c", DEVICE, "dead", *map(str, arguments)], capture_output=True, text=True, timeout=60
+    )
+    return run.returncode, run.stdout, run.stderr
+
+
+@pytest.fixture
+def letters(device: SyncedDb, remote: MemoryRemote) -> list[str]:
+    """Two dead letters: an update of two columns, refused by a constraint, whose undo failed; and an insert."""
+    update = device.table("todo").update({"id": "k0", "title": "mine", "n": 5})
+    insert = device.table("todo").insert({"id": "k9", "title": "12"})
+    row = value_pb2.NamedRow(
+        columns=["id", "title", "n"],
+        values=[
+            value_pb2.Value(string_value="k0"),
+            value_pb2.Value(string_value="then"),
+            value_pb2.Value(int64_value=3),
+        ],
+    )
+    key = [value_pb2.Value(string_value="k0")]
+    verdicts = [
+        verdict_pb2.Verdict(
+            batch_id=update,
+            status=verdict_pb2.VERDICT_STATUS_REJECTED,
+            position=2_000,
+            reason=errors_pb2.REASON_CONSTRAINT,
+            message="n is too large",
+            constraint="todo_n_check",
+            sqlstate="23514",
+            mutations=[verdict_pb2.MutationVerdict(table="todo", key=key, columns=["n"], server_row=row)],
+        ),
+        verdict_pb2.Verdict(
+            batch_id=insert,
+            status=verdict_pb2.VERDICT_STATUS_REJECTED,
+            position=2_000,
+            reason=errors_pb2.REASON_ROW_DELETED,
+            message="another node deleted it",
+            mutations=[verdict_pb2.MutationVerdict(table="todo", key=[value_pb2.Value(string_value="k9")])],
+        ),
+    ]
+    with device._file.transaction() as tx:
+        device._sender._note(tx, verdicts, remote.state())
+        tx.conn.execute("UPDATE _db_mutations_queue_dead SET still_shown = 1 WHERE id = ?", (update,))
+    return [update, insert]
+
+
+def test_list_and_show_tell_everything_and_start_no_clock(device: SyncedDb, letters: list[str]) -> None:
+    file = device._file.path
+    code, out, _ = dead("list", file)
+    assert code == 0
+    first, second = out.splitlines()
+    assert first.startswith(letters[0])
+    assert "CONSTRAINT: n is too large  [update todo (1)]; STILL SHOWN" in first
+    assert second.endswith("ROW_DELETED: another node deleted it  [insert todo (1)]")
+    code, out, _ = dead("show", file, letters[0])
+    assert code == 0
+    for line in (
+        "why not     CONSTRAINT: n is too large",
+        "constraint  todo_n_check (SQLSTATE 23514)",
+        'tried       update todo: {"id": "k0", "title": "mine", "n": 5}',
+        "refused     todo, key k0",
+        'server then {"id": "k0", "title": "then", "n": 3}',
+        'server now  {"id": "k0", "title": "title 0", "n": 0}',
+        "undo        FAILED",
+    ):
+        assert line in out
+    code, out, _ = dead("show", file, letters[1], "--json")
+    shown: dict[str, Any] = json.loads(out)
+    assert (shown["server_row_then"], shown["server_row_now"], shown["still_shown"]) == (None, None, False)
+    code, out, _ = dead("list", file, "--json")
+    assert [letter["id"] for letter in json.loads(out)] == letters
+    assert device.execute("SELECT max(first_shown_ms) FROM _db_mutations_queue_dead").fetchone() == (0,)
+
+
+def test_a_letter_is_edited_and_replayed_and_goes_with_the_next_sync(
+    device: SyncedDb, remote: MemoryRemote, letters: list[str]
+) -> None:
+    file = device._file.path
+    code, out, _ = dead("replay", file, letters[0], "--set", "n=7", "--null", "title")
+    assert (code, out.startswith("queued as ")) == (0, True)
+    assert device.execute("SELECT title, n FROM todo WHERE id = 'k0'").fetchone() == (None, 7)
+    code, out, _ = dead("replay", file, letters[1], "--set", "title=13", "--set", "n=1")
+    assert code == 0
+    assert device.sync()
+    assert remote.server.live()["todo", "k0"] == {"id": "k0", "title": None, "n": 7}
+    assert remote.server.live()["todo", "k9"] == {"id": "k9", "title": "13", "n": 1}
+    assert device.dead_letters() == []
+
+
+def test_a_letter_is_discarded_by_the_beginning_of_its_id(device: SyncedDb, letters: list[str]) -> None:
+    file = device._file.path
+    code, _, error = dead("discard", file, letters[0][:2])
+    assert (code, error) == (2, f"anabranch: 2 dead letters have an id that begins with '{letters[0][:2]}'\n")
+    assert dead("discard", file, letters[0])[0] == 0
+    assert [letter.id for letter in device.dead_letters()] == [letters[1]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--set", "n=many"], "todo.n: takes int, not str"),
+        (["--set", "nope=1"], "no table of the letter has a column 'nope'"),
+        (["--set", "n"], "--set takes COLUMN=VALUE, not 'n'"),
+        (["--leave-out", "nope"], "no row of the batch gives the column 'nope'"),
+        (["--leave-out", "title", "--leave-out", "n"], "changes no column"),
+    ],
+)
+def test_a_wrong_edit_says_why_and_leaves_the_letter(
+    device: SyncedDb, letters: list[str], arguments: list[str], why: str
+) -> None:
+    code, _, error = dead("replay", device._file.path, letters[0], *arguments)
+    assert code == 2
+    assert why in error
+    assert len(error.splitlines()) == 1
+    assert len(device.dead_letters()) == 2
+    assert device.status().queued == 0
+
+
+def test_what_is_no_devices_file_is_refused_and_made_nowhere(tmp_path: Path) -> None:
+    assert dead("list", tmp_path / "none.db")[0] == 2
+    assert not (tmp_path / "none.db").exists()
+    (tmp_path / "text").write_text("no database at all, but long enough to be read as one")
+    with sqlite3.connect(tmp_path / "other.db") as conn:
+        conn.execute("CREATE TABLE t (a)")
+    for name in ("text", "other.db"):
+        before = (tmp_path / name).read_bytes()
+        code, _, error = dead("list", tmp_path / name)
+        assert (code, "is no device's file" in error) == (2, True)
+        assert (tmp_path / name).read_bytes() == before
+
+
+def test_other_commands_say_what_they_need() -> None:
+    run = subprocess.run([sys.executable, "-c", DEVICE, "status"], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 1
+    assert run.stderr == 'anabranch: only "anabranch dead" works here: the other commands need anabranch[server]\n'
