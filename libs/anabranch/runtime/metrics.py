@@ -160,6 +160,11 @@ METRICS: tuple[Metric, ...] = (
         "From a group's position to its page's sending",
         SECONDS,
     ),
+    # compactor.
+    Metric("anabranch_compacted_changes", "counter", "1", ("database",), "Changes in published runs"),
+    Metric("anabranch_compaction_bytes", "counter", "By", ("database",), "Bytes of the files of published runs"),
+    Metric("anabranch_compaction_files", "counter", "1", ("database",), "Files of published runs"),
+    Metric("anabranch_compaction_lag", "gauge", "s", ("database",), "From the compacted position to the head"),
 )
 
 BY_NAME: dict[str, Metric] = {metric.name: metric for metric in METRICS}
