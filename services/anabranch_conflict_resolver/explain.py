@@ -1,17 +1,15 @@
 """A dry run: what would become of a batch if it arrived now.
 
-The same steps as a group of this one batch, in a transaction that is always rolled back. It makes no claim, so that it
-holds up no group; rows that a group has locked count as busy, and it waits for no lock longer than its session allows.
-A group that meets a row that a dry run has locked lets that batch rest for a moment.
+What ingest looks at first, then the same steps as a group of this one batch, in a transaction that is always rolled
+back. It makes no claim, so that it holds up no group; rows that a group has locked count as busy, and it waits for no
+lock longer than its session allows. A group that meets a row that a dry run has locked lets that batch rest for a
+moment.
 """
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from threading import Lock
-
-from google.protobuf.message import DecodeError
 
 from anabranch.runtime.errors import Failure
 from anabranch.store import take
@@ -20,6 +18,7 @@ from anabranch.store.engine import Session, SessionOptions
 from anabranch.store.explain import known
 from anabranch.store.take import Taken
 from anabranch.v1 import batch_pb2, change_pb2, errors_pb2, resolver_pb2, value_pb2, verdict_pb2
+from anabranch.wire.envelopes import least_id, receive
 from anabranch_conflict_resolver.decide_group import decide_group
 from anabranch_conflict_resolver.group_commit import Memory, current, sort_out
 from anabranch_conflict_resolver.model import Applied, Rejection, Result
@@ -28,6 +27,7 @@ from anabranch_conflict_resolver.verdicts import applied_verdict, rejected_verdi
 from anabranch_conflict_resolver.waves import Group
 
 _BUSY_MS = 100
+_DAY_MS = 86_400_000
 WAIT_S = 2.0
 """How long a dry run waits for another one of this process."""
 
@@ -86,19 +86,27 @@ class DryRuns:
             raise Failure(errors_pb2.REASON_UNKNOWN_DATABASE, "the database is gone")
         memory = self._memories.setdefault(database_id, Memory())
         synced = current(conn, memory, standing)
-        try:
-            batch_id = batch_pb2.DbMutationBatch.FromString(envelope.payload).id
-        except DecodeError:
-            return _rejected("", errors_pb2.REASON_MALFORMED, "the payload is not a DbMutationBatch")
+        oldest = least_id(now_ms - synced.database.policy.retention_days * _DAY_MS)
+        received = receive(envelope.payload, envelope.basis, envelope.prev, synced.database.name, oldest)
+        batch_id = received.batch_id
+        if not batch_id:
+            # As ingest answers it: stored nowhere, so that nothing can be known of it.
+            assert received.refusal is not None
+            return _rejected(received.shown_id, *received.refusal)
         facts = known(conn, database_id, batch_id, envelope.prev, question.node_id)
         if facts.owner is not None and facts.owner != question.principal:
             raise Failure(errors_pb2.REASON_WRONG_PRINCIPAL, "the node belongs to another principal")
-        digest = hashlib.sha256(envelope.payload).digest()
-        if facts.verdict is not None:
-            if (facts.principal, facts.payload_sha256) != (question.principal, digest):
-                text = "the id was sent before with other content"
-                return _rejected(batch_id, errors_pb2.REASON_ID_REUSED, text)
+        digest = received.payload_sha256
+        own = (question.principal, digest)
+        if facts.verdict is not None and (facts.principal, facts.payload_sha256) == own:
             return resolver_pb2.ExplainResponse(verdict=verdict_pb2.Verdict.FromString(facts.verdict))
+        if facts.verdict is None and (facts.waiting_principal, facts.waiting_sha256) == own:
+            return resolver_pb2.ExplainResponse(verdict=waiting_verdict(batch_id), waits_for=facts.waits_for)
+        if facts.verdict is not None or facts.waiting_principal is not None:
+            text = "the id was sent before with other content"
+            return _rejected(batch_id, errors_pb2.REASON_ID_REUSED, text)
+        if received.refusal is not None:
+            return _rejected(batch_id, *received.refusal)
         taken = Taken(
             batch_id=batch_id,
             node_id=question.node_id,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from anabranch.store.heads import DatabaseHead
 from anabranch.store.seal import position_token
 from anabranch.v1 import errors_pb2, position_pb2, verdict_pb2
-from anabranch_ingest.envelopes import Received, Refusal
+from anabranch.wire.envelopes import Received, Refusal
 
 MAX_VERDICT_BYTES = 1_000_000
 """The largest verdict that is answered whole."""

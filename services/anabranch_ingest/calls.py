@@ -12,8 +12,8 @@ from anabranch.store.heads import DatabaseHead
 from anabranch.store.inbox import Arrival
 from anabranch.store.nodes import Call, Mode
 from anabranch.v1 import errors_pb2, ingest_pb2
+from anabranch.wire.envelopes import Received, is_ulid
 from anabranch_ingest import answers
-from anabranch_ingest.envelopes import Received, is_ulid
 
 TOKEN_BYTES = 16
 

@@ -14,9 +14,9 @@ from anabranch.runtime import metrics
 from anabranch.runtime.principal import require_database
 from anabranch.runtime.telemetry import current_traceparent
 from anabranch.v1 import ingest_pb2
+from anabranch.wire.envelopes import least_id, receive
 from anabranch_ingest import answers
 from anabranch_ingest.calls import check_size, invalid, open_call, sort_batches
-from anabranch_ingest.envelopes import least_id, receive
 from anabranch_ingest.ingest import Ingest
 from anabranch_ingest.stream import serve_stream
 

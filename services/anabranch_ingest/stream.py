@@ -22,9 +22,9 @@ from anabranch.runtime.principal import require_database
 from anabranch.runtime.telemetry import current_traceparent
 from anabranch.store.inbox import LAST_CALL_IDS
 from anabranch.v1 import ingest_pb2
+from anabranch.wire.envelopes import Assembly, Received, least_id, receive
 from anabranch_ingest import answers
 from anabranch_ingest.calls import Opening, Sorted, check_size, invalid, open_call, sort_batches
-from anabranch_ingest.envelopes import Assembly, Received, least_id, receive
 from anabranch_ingest.ingest import Ingest
 from anabranch_ingest.waiting import Ticket
 

@@ -41,7 +41,11 @@ KNOWN = """
 select b.principal, b.payload_sha256, b.verdict,
        %(prev)s = '' or (select true from anabranch.batches p
                          where p.database_id = %(db)s and p.batch_id = %(prev)s limit 1) is not null,
-       n.principal, n.last_accepted
+       n.principal, n.last_accepted,
+       w.principal, w.payload_sha256,
+       coalesce(w.waits_for_batch, case when w.waits_for_key is not null then
+                    coalesce((select t.name from anabranch.synced_tables t where t.id = w.waits_for_table), 'a table')
+                    || ' ' || w.waits_for_key end, 'its turn')
 from (select) one
 left join lateral (
     select x.principal, x.payload_sha256, x.verdict from anabranch.batches x
@@ -51,6 +55,10 @@ left join lateral (
     select y.principal, y.last_accepted from anabranch.nodes y
     where y.database_id = %(db)s and y.node_id = %(node)s limit 1
 ) n on true
+left join lateral (
+    select z.principal, z.payload_sha256, z.waits_for_batch, z.waits_for_table, z.waits_for_key
+    from anabranch.inbox z where z.database_id = %(db)s and z.batch_id = %(id)s limit 1
+) w on true
 """
 
 
@@ -93,7 +101,8 @@ async def find_verdicts(
 
 class Known(NamedTuple):
     """What is known of a batch and of the node that asks. ``principal`` is the one that sent the batch, ``owner`` the
-    one that the node belongs to; None where there is no such batch or node."""
+    one that the node belongs to; None where there is no such batch or node. ``waiting_…``: the same of a batch that has
+    no verdict yet, and ``waits_for`` what it waits for."""
 
     principal: str | None
     payload_sha256: bytes | None
@@ -101,6 +110,9 @@ class Known(NamedTuple):
     prev_decided: bool
     owner: str | None
     last_accepted: str | None
+    waiting_principal: str | None
+    waiting_sha256: bytes | None
+    waits_for: str
 
 
 def known(conn: Connection, database_id: int, batch_id: str, prev: str, node_id: str) -> Known:

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from anabranch.runtime.errors import error_info
 from anabranch.store import api_keys, conflicts
 from anabranch.testkit.resolver_rig import Made, ResolverRig, RigNode
 from anabranch.v1 import batch_pb2, errors_pb2, resolver_pb2, resolver_pb2_grpc, value_pb2, verdict_pb2
+from anabranch.wire.envelopes import receive
 
 MILK = {"id": "x", "title": "milk", "done": False}
 APPLIED, REJECTED, PENDING = (
@@ -206,6 +207,65 @@ def test_explain_of_a_known_batch_is_its_verdict_for_its_sender_only(service: Se
     info = error_info(caught.value)
     assert info is not None
     assert info.reason == "WRONG_PRINCIPAL"
+
+
+def _spoiled(made: Made, spoil: Callable[[batch_pb2.DbMutationBatch], object]) -> Made:
+    batch = batch_pb2.DbMutationBatch.FromString(made.payload)
+    spoil(batch)
+    return Made(made.id, batch.SerializeToString(), made.basis, made.before)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda b: setattr(b, "id", "no ulid"), "INVALID_ID"),
+        (lambda b: setattr(b, "id", "0" * 26), "EXPIRED"),
+        (lambda b: setattr(b.node, "id", "x"), "INVALID_ID"),
+        (lambda b: setattr(b, "db_name", "other"), "WRONG_DATABASE"),
+        (lambda b: b.ClearField("mutations"), "EMPTY"),
+        (lambda b: b.mutations[0].rows.add(), "MALFORMED"),
+        (lambda b: b.mutations[0].ClearField("type"), "MALFORMED"),
+        (lambda b: b.mutations.extend([b.mutations[0]] * 10_000), "LIMIT_EXCEEDED"),
+        (lambda b: setattr(b.mutations[0], "table", "t" * 64), "LIMIT_EXCEEDED"),
+    ],
+)
+def test_explain_refuses_what_ingest_would(
+    service: Service, rig: ResolverRig, spoil: Callable[[batch_pb2.DbMutationBatch], object], reason: str
+) -> None:
+    """By the very check that ingest makes, so that the two can't differ."""
+    a = rig.node("a")
+    made = _spoiled(a.make(("insert", "todo", [MILK])), spoil)
+    verdict = service.explain(a, made).verdict
+    assert (verdict.status, errors_pb2.Reason.Name(verdict.reason)) == (REJECTED, f"REASON_{reason}")
+    refusal = receive(made.payload, made.basis, "", "app", "01").refusal
+    assert refusal is not None
+    assert refusal == (verdict.reason, verdict.message)
+
+
+def test_explain_of_what_is_no_batch(service: Service, rig: ResolverRig) -> None:
+    a = rig.node("a")
+    verdict = service.explain(a, Made("", b"\xff no batch", 0, "")).verdict
+    assert (verdict.status, verdict.reason) == (REJECTED, errors_pb2.REASON_MALFORMED)
+    later = a.make(("insert", "todo", [MILK]))
+    verdict = service.explain(a, later, prev=a.new_id()).verdict
+    assert (verdict.status, verdict.reason) == (REJECTED, errors_pb2.REASON_INVALID_ID)
+
+
+def test_explain_of_a_batch_that_waits_already(service: Service, rig: ResolverRig) -> None:
+    a, b = rig.node("a"), rig.node("b")
+    missing = a.new_id()
+    made = a.make(("update", "todo", [{"id": "x", "title": "t"}]))
+    a.send(made, prev=missing)
+    answer = service.explain(a, made)
+    assert (answer.verdict.status, answer.verdict.batch_id) == (PENDING, made.id)
+    assert answer.waits_for in (missing, "its turn"), "whether the resolver has looked at it yet"
+    end = time.monotonic() + 20
+    while service.explain(a, made).waits_for != missing:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    other = b.make(("insert", "todo", [MILK]), batch_id=made.id)
+    for node, bytes_ in ((b, other), (b, made), (a, _spoiled(made, lambda x: setattr(x, "schema_version", 9)))):
+        assert service.explain(node, bytes_).verdict.reason == errors_pb2.REASON_ID_REUSED
 
 
 def text(value: str) -> bytes:
