@@ -13,8 +13,9 @@ States of a run, in order; a run that ends in any of them before *published* has
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from pyspark.sql import SparkSession
 from ulid import ULID
@@ -24,32 +25,60 @@ from anabranch.clock import Clock
 from anabranch.columnar.file_columns import FileTable
 from anabranch.columnar.manifest import Manifest, TableFiles, manifest_path, to_json
 from anabranch.columnar.proof import Sum
+from anabranch.runtime import metrics
+from anabranch.runtime.telemetry import span
 from anabranch.store import compactions as store
 from anabranch.store.engine import connect
 from anabranch_compactor import table_base, table_changes, table_conflicts
 from anabranch_compactor.hadoop_files import HadoopFiles
 from anabranch_compactor.log_source import LogSource
+from anabranch_compactor.orphans import needed, remove_orphans
 from anabranch_compactor.plan import Plan, TablePlan, planned
 from anabranch_compactor.prove import require
 from anabranch_compactor.run import Run, lake_folder, parts
 
+Say = Callable[..., None]
+"""Takes an event: ``step`` and what belongs to it."""
+DAY_MS = 86_400_000
+
+
+def _nothing(**_event: Any) -> None:
+    """For whoever does not listen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """``root``: a path of Hadoop's. ``orphan_grace_ms``: see ``orphans``."""
+
+    url: str
+    root: str
+    clock: Clock
+    orphan_grace_ms: int = DAY_MS
+    say: Say = _nothing
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run did. ``run_id`` is None where there was nothing to do. ``without_base``: tables whose first base did
-    not fit the table sum, since changes past the services wait to be drained; the next run tries again."""
+    """What a run did. ``run_id`` is None where there was nothing to do. ``rows``, ``bytes`` and ``files`` are what it
+    wrote and published. ``without_base``: tables whose first base did not fit the table sum, since changes past the
+    services wait to be drained; the next run tries again. ``removed``: files that nobody needed any more."""
 
     run_id: str | None
     from_position: int
     to_position: int
     changes: int = 0
-    rows_written: int = 0
-    bytes_written: int = 0
-    files_written: int = 0
-    without_base: tuple[str, ...] = field(default=())
+    rows: int = 0
+    bytes: int = 0
+    files: int = 0
+    without_base: tuple[str, ...] = ()
+    removed: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """For an event."""
+        return asdict(self)
 
 
-def compact(spark: SparkSession, url: str, db_name: str, root: str, clock: Clock) -> Outcome:
+def compact(spark: SparkSession, db_name: str, options: Options) -> Outcome:
     """Compact what the log of a database has since the last published run.
 
     Raises:
@@ -59,20 +88,46 @@ def compact(spark: SparkSession, url: str, db_name: str, root: str, clock: Clock
         NotPublishedError: another run was published meanwhile.
     """
     spark.dataSource.register(LogSource)
-    with planned(url, db_name) as plan:
-        files = HadoopFiles(spark, lake_folder(root, plan))
-        if plan.last is not None:
-            files.put(manifest_path(plan.last.run_id), _text(plan.last))
-        if plan.idle:
-            return Outcome(None, plan.after, plan.upto)
-        size = sum(table.log.bytes for table in plan.tables.values() if table.log is not None)
-        spark.conf.set("spark.sql.shuffle.partitions", max(spark.sparkContext.defaultParallelism, parts(size)))
-        run = Run(spark, url, str(ULID.from_timestamp(clock.now_ms() / 1000)), root, plan, files)
-        tables = {name: _table(run, name, table) for name, table in plan.tables.items()}
-    gone = {} if plan.last is None else {n: t for n, t in plan.last.tables.items() if n not in tables}
-    manifest = _manifest(run, {**gone, **tables})
+    with span("compact") as whole:
+        with planned(options.url, db_name) as plan:
+            whole.set_attribute("anabranch.database", db_name)
+            options.say(step="planned", database=db_name, changes=plan.changes, tables=len(plan.tables))
+            files = HadoopFiles(spark, lake_folder(options.root, plan))
+            if plan.last is not None:
+                files.put(manifest_path(plan.last.run_id), _text(plan.last))
+            if plan.idle:
+                outcome = Outcome(None, plan.after, plan.upto)
+            else:
+                size = sum(table.log.bytes for table in plan.tables.values() if table.log is not None)
+                spark.conf.set("spark.sql.shuffle.partitions", max(spark.sparkContext.defaultParallelism, parts(size)))
+                run_id = str(ULID.from_timestamp(options.clock.now_ms() / 1000))
+                run = Run(spark, options.url, run_id, options.root, plan, files)
+                manifest = _written(run, options.say)
+        if not plan.idle:
+            _publish(run, manifest, options)
+            outcome = _outcome(plan, manifest)
+        removed = _clean(files, plan, options)
+    _count(plan, outcome, options)
+    return replace(outcome, removed=removed)
+
+
+def _written(run: Run, say: Say) -> Manifest:
+    """Everything written and proven."""
+    tables = {}
+    for name, table in run.plan.tables.items():
+        with span("compact table") as one:
+            one.set_attribute("anabranch.table", name)
+            tables[name] = _table(run, name, table)
+        say(step="table", table=name)
+    last = run.plan.last
+    gone = {} if last is None else {n: t for n, t in last.tables.items() if n not in tables}
+    return _manifest(run, {**gone, **tables})
+
+
+def _publish(run: Run, manifest: Manifest, options: Options) -> None:
+    plan = run.plan
     faults.reach("before_publish")
-    with connect(url, application_name="anabranch-compactor-publish", autocommit=True) as conn:
+    with span("publish"), connect(options.url, application_name="anabranch-compactor", autocommit=True) as conn:
         store.publish(
             conn,
             plan.database.id,
@@ -81,13 +136,29 @@ def compact(spark: SparkSession, url: str, db_name: str, root: str, clock: Clock
             after=plan.after,
             upto=plan.upto,
             changes=plan.changes,
-            root=root,
+            root=run.root,
             manifest=to_json(manifest),
-            now_ms=clock.now_ms(),
+            now_ms=options.clock.now_ms(),
         )
     faults.reach("after_publish")
-    files.put(manifest_path(run.run_id), _text(manifest))
-    return _outcome(plan, manifest)
+    run.files.put(manifest_path(run.run_id), _text(manifest))
+
+
+def _clean(files: HadoopFiles, plan: Plan, options: Options) -> int:
+    before_ms = options.clock.now_ms() - options.orphan_grace_ms
+    with connect(options.url, application_name="anabranch-compactor", autocommit=True) as conn:
+        published = store.all_published(conn, plan.database.id)
+    return remove_orphans(files, needed(published, plan.database.epoch, before_ms), before_ms)
+
+
+def _count(plan: Plan, outcome: Outcome, options: Options) -> None:
+    name = plan.database.name
+    metrics.count("anabranch_compacted_changes", outcome.changes, database=name)
+    metrics.count("anabranch_compaction_bytes", outcome.bytes, database=name)
+    metrics.count("anabranch_compaction_files", outcome.files, database=name)
+    with connect(options.url, application_name="anabranch-compactor", autocommit=True) as conn:
+        head = store.read_head(conn, plan.database.id)
+    metrics.gauge("anabranch_compaction_lag", max(0, head - outcome.to_position) / 1000, database=name)
 
 
 def _table(run: Run, name: str, table: TablePlan) -> TableFiles:

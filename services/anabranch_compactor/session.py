@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 import warnings
@@ -39,6 +40,13 @@ SETTINGS: Mapping[str, str] = {
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
 }
 """What every run needs, wherever it runs; ``spark-submit --conf`` may add to it."""
+
+
+def lake_root(given: str) -> str:
+    """A root as Hadoop takes it: a folder of this machine becomes a ``file:`` path."""
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", given):
+        return given.rstrip("/")
+    return f"file:{Path(given).absolute()}"
 
 
 @contextmanager

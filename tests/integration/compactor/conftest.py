@@ -62,11 +62,11 @@ class Lake:
         with connect(self.url, application_name="test", autocommit=True) as conn:
             registration.add_table(conn, "app", name)
 
-    def compact(self) -> Outcome:
+    def compact(self, *, orphan_grace_ms: int = 86_400_000) -> Outcome:
         """One run."""
-        from anabranch_compactor.compact import compact
+        from anabranch_compactor.compact import Options, compact
 
-        return compact(self.spark, self.url, "app", self.root, Clock())
+        return compact(self.spark, "app", Options(self.url, self.root, Clock(), orphan_grace_ms))
 
     def manifest(self) -> Manifest:
         """The newest published one."""

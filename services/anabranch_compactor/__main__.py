@@ -1,0 +1,87 @@
+"""Runs the compactor: ``python -m anabranch_compactor``, or ``spark-submit`` of this file.
+
+Settings come from the environment. Standard output has one JSON object a line: steps as they come, and of each
+database the outcome.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from anabranch.clock import Clock
+from anabranch.runtime import telemetry
+from anabranch.runtime.config import SettingsError, load_settings
+from anabranch.runtime.logs import configure_logs
+from anabranch.store.availability import is_unavailable
+from anabranch.store.catalog import UnknownDatabaseError, schema_versions
+from anabranch.store.compactions import NotPublishedError
+from anabranch.store.engine import connect
+from anabranch_compactor.config import CompactorSettings
+from anabranch_compactor.java import JavaError
+from anabranch_compactor.plan import PlanError
+from anabranch_compactor.prove import ProofError
+from anabranch_compactor.session import lake_root, spark_session
+
+REFUSED = 2
+REASONS: dict[type[Exception], str] = {
+    SettingsError: "INVALID_SETTINGS",
+    JavaError: "NO_JAVA",
+    UnknownDatabaseError: "UNKNOWN_DATABASE",
+    PlanError: "LOG_CUT",
+    ProofError: "PROOF_FAILED",
+    NotPublishedError: "NOT_PUBLISHED",
+}
+
+
+def say(**event: Any) -> None:
+    """Print one event."""
+    print(json.dumps(event), flush=True)
+
+
+def run() -> None:
+    """Compact every database that the settings name."""
+    settings = load_settings(CompactorSettings)
+    configure_logs("compactor", settings.log_level)
+    url = settings.postgres_url.get_secret_value()
+    close = telemetry.start("compactor", settings)
+    try:
+        with connect(url, application_name="anabranch-compactor", autocommit=True) as conn:
+            names = [settings.compact_database] if settings.compact_database else sorted(schema_versions(conn))
+        with spark_session(settings.spark_master, driver_memory_mib=settings.spark_driver_memory_mib) as spark:
+            from anabranch_compactor.compact import Options, compact
+            from anabranch_compactor.progress import watched
+
+            options = Options(
+                url,
+                lake_root(settings.lake_root),
+                Clock(settings.clock_offset_ms, settings.clock_file),
+                settings.orphan_grace_ms,
+                say,
+            )
+            with watched(spark, say):
+                for name in names:
+                    outcome = compact(spark, name, options)
+                    say(step="outcome", database=name, **outcome.as_json())
+    finally:
+        close()
+
+
+def main() -> int:
+    """Exit code 2 for what somebody can do something about, with one line that says what; 1 for anything else."""
+    try:
+        run()
+    except tuple(REASONS) as error:
+        print(f"anabranch: {' '.join(str(error).split())} ({REASONS[type(error)]})", file=sys.stderr)
+        return REFUSED
+    except Exception as error:
+        if not is_unavailable(error):
+            raise
+        print(f"anabranch: Postgres is not available: {error} (UNAVAILABLE)", file=sys.stderr)
+        return REFUSED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""Files that nobody needs: those of runs that were not published, and those that later runs have put together.
+
+A file goes when no manifest that a reader may still follow names it (the newest one, and those published within the
+grace) and its run began before the grace: a run that is still writing has begun later, and a reader that has just taken
+a manifest finds all its files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from ulid import ULID
+
+from anabranch.columnar.manifest import MANIFESTS, from_json
+from anabranch.store.compactions import Published
+from anabranch_compactor.hadoop_files import HadoopFiles
+
+_RUN = re.compile(r"(?:^|/)([0-7][0-9A-HJKMNP-TV-Z]{25})/")
+
+
+def run_of(path: str) -> str | None:
+    """The run whose file this is; None for a file that no run has written."""
+    found = _RUN.search(path)
+    return None if found is None else found[1]
+
+
+def needed(published: Iterable[Published], epoch: str, since_ms: int) -> set[str]:
+    """The files that readers may still want."""
+    manifests = sorted((p for p in published if p.epoch == epoch), key=lambda p: p.to_position)
+    recent = [p for p in manifests if p.published_ms >= since_ms] + manifests[-1:]
+    return {path for one in recent for path in from_json(one.manifest).paths}
+
+
+def remove_orphans(files: HadoopFiles, keep: set[str], before_ms: int) -> int:
+    """Remove the files of runs that began before ``before_ms`` and are not in ``keep``; gives their number."""
+    removed = 0
+    for found in files.below(""):
+        run = run_of(found.path)
+        if found.path.startswith(MANIFESTS) or found.path in keep or run is None:
+            continue
+        if ULID.from_str(run).milliseconds < before_ms:
+            files.remove(found.path)
+            removed += 1
+    return removed

@@ -1,0 +1,160 @@
+"""Exactly once: what is not proven is not published, what is not published is not seen, and what a run leaves behind
+goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tests.integration.compactor.conftest import Lake
+
+from anabranch import faults
+from anabranch.columnar.manifest import manifest_path
+from anabranch.store import compactions
+from anabranch.store.catalog import load_database
+from anabranch.store.engine import connect
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(400)]
+
+Break = Callable[[pa.RecordBatch], pa.RecordBatch]
+
+
+def another_title(batch: pa.RecordBatch) -> pa.RecordBatch:
+    titles = batch.column("c1").to_pylist()
+    return batch.set_column(1 + batch.schema.get_field_index("c0"), "c1", pa.array(["wrong", *titles[1:]]))
+
+
+def a_row_less(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.slice(1)
+
+
+def a_row_twice_another_missing(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.take(pa.array([0, 0, *range(2, batch.num_rows)]))
+
+
+def null_for_text(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.set_column(batch.schema.get_field_index("c1"), "c1", pa.nulls(batch.num_rows, pa.string()))
+
+
+@pytest.mark.parametrize("broken", [another_title, a_row_less, a_row_twice_another_missing, null_for_text])
+def test_a_decoder_that_errs_publishes_nothing(lake: Lake, monkeypatch: pytest.MonkeyPatch, broken: Break) -> None:
+    from anabranch_compactor import decode, table_changes
+    from anabranch_compactor.prove import ProofError
+
+    lake.writer().insert("todo", [(f"k{i}", "t", None, i) for i in range(5)])
+    right = decode.log_decoder
+
+    def wrong(table: Any) -> Any:
+        decode = right(table)
+
+        def decode_wrongly(batches: Any) -> Any:
+            for batch in decode(batches):
+                yield broken(batch)
+
+        return decode_wrongly
+
+    monkeypatch.setattr(table_changes, "log_decoder", wrong)
+    with pytest.raises(ProofError, match="the changes of todo"):
+        lake.compact()
+    assert lake.sql("select * from anabranch.compactions") == []
+    monkeypatch.undo()
+    assert lake.compact().changes == 5
+
+
+def test_a_base_that_is_not_the_table_publishes_nothing(lake: Lake) -> None:
+    from anabranch_compactor.prove import ProofError
+
+    writer = lake.writer()
+    writer.insert("todo", [("a", "t", None, 1), ("b", "t", None, 2)])
+    lake.compact()
+    # Somebody has written into a file of the base.
+    [path] = lake.paths("todo", "base")
+    rows = pq.read_table(path, partitioning=None)
+    pq.write_table(rows.set_column(1, "title", pa.array(["t", "not what was"])), path)
+    writer.update("todo", ("b",), {"n": 3})
+    with pytest.raises(ProofError, match="the base of todo"):
+        lake.compact()
+    assert len(lake.sql("select * from anabranch.compactions")) == 1
+
+
+def test_of_two_runs_over_one_stretch_one_is_published(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    from anabranch_compactor.compact import Outcome
+
+    lake.writer().insert("todo", [("a", "t", None, 1)])
+    inner: list[Outcome] = []
+
+    def reach(point: str) -> None:
+        if point == "before_publish" and not inner:
+            inner.append(Outcome(None, 0, 0))
+            inner[0] = lake.compact()
+
+    monkeypatch.setattr(faults, "reach", reach)
+    with pytest.raises(compactions.NotPublishedError, match=r"run \w+ has published"):
+        lake.compact()
+    assert [row[0] for row in lake.sql("select run_id from anabranch.compactions")] == [inner[0].run_id]
+    assert pq.read_table(lake.paths("todo", "changes")[0], partitioning=None).num_rows == 1
+
+
+def run_job(lake: Lake, fault: str, faults_file: Path) -> subprocess.CompletedProcess[str]:
+    faults.arm(faults_file, fault)
+    environment = {
+        **os.environ,
+        "ANABRANCH_POSTGRES_URL": lake.url,
+        "ANABRANCH_LAKE_ROOT": str(lake.folder),
+        "ANABRANCH_SPARK_MASTER": "local[1]",
+        "ANABRANCH_FAULT_FILE": str(faults_file),
+    }
+    arguments = [sys.executable, "-m", "anabranch_compactor"]
+    return subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+def files_below(folder: Path) -> set[Path]:
+    return set(folder.rglob("*.parquet"))
+
+
+def test_a_driver_killed_before_it_publishes_leaves_orphans_that_nobody_sees(lake: Lake, tmp_path: Path) -> None:
+    lake.writer().insert("todo", [("a", "t", None, 1)])
+    assert run_job(lake, "before_publish", tmp_path / "faults").returncode == -signal.SIGKILL
+    orphans = files_below(lake.folder)
+    assert orphans
+    assert lake.sql("select * from anabranch.compactions") == []
+    assert lake.compact().changes == 1
+    live = {Path(path) for part in ("changes", "base") for path in lake.paths("todo", part)}
+    assert not live & orphans
+    assert files_below(lake.folder) == live | orphans, "within the grace they stay: their run might still be writing"
+    assert lake.compact(orphan_grace_ms=0).removed >= len(orphans)
+    assert files_below(lake.folder) == live
+
+
+def test_a_driver_killed_after_it_published_is_told_of_by_the_next_run(lake: Lake, tmp_path: Path) -> None:
+    lake.writer().insert("todo", [("a", "t", None, 1)])
+    assert run_job(lake, "after_publish", tmp_path / "faults").returncode == -signal.SIGKILL
+    manifest = lake.manifest()
+    file = lake.lake_folder / manifest_path(manifest.run_id)
+    assert not file.exists()
+    assert lake.compact().run_id is None
+    assert json.loads(file.read_text())["run"] == manifest.run_id
+
+
+def test_publishing_the_same_run_again_changes_nothing(lake: Lake) -> None:
+    with connect(lake.url, application_name="test", autocommit=True) as conn:
+        database = load_database(conn, "app")
+        run: dict[str, Any] = {
+            "run_id": "R1", "after": 0, "upto": 5, "changes": 1, "root": "file:/x", "manifest": {}, "now_ms": 1
+        }  # fmt: skip
+        for _ in range(2):
+            compactions.publish(conn, database.id, epoch=database.epoch, **run)
+        with pytest.raises(compactions.NotPublishedError, match="run R1 has published"):
+            compactions.publish(conn, database.id, epoch=database.epoch, **{**run, "run_id": "R2"})
+        with pytest.raises(compactions.NotPublishedError, match="epoch"):
+            compactions.publish(conn, database.id, epoch="another", **{**run, "run_id": "R3", "after": 5, "upto": 6})
+        assert [p.run_id for p in compactions.all_published(conn, database.id)] == ["R1"]
