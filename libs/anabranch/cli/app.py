@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "scenario": ("anabranch.cli.scenario", "Tell stories about a server and its nodes, and check how they end."),
     "conflicts": ("anabranch.cli.conflicts", "Show values that lost a conflict."),
     "dead": ("anabranch.cli.dead", "Show, replay and discard dead letters in a device's file."),
+    "smoke": ("anabranch.cli.smoke", "See that an installation works: a row from one device to another."),
     "key": ("anabranch.cli.key", "Create, list and revoke API keys."),
 }
 """Name of a subcommand to the module whose ``app`` it is, and what it does in a line."""

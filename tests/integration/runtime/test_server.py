@@ -320,6 +320,13 @@ class Authority:
         )
 
 
+def _probe_program(address: str, ca_file: Path, *more: str) -> tuple[int, str]:
+    """The probe that the chart runs where services speak TLS: exit code and what it prints."""
+    arguments = [sys.executable, "-m", "anabranch.runtime.health", address, "--ca-file", str(ca_file), *more]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=30, check=False)
+    return done.returncode, done.stdout.strip()
+
+
 @pytest.mark.parametrize("mutual", [False, True], ids=["server", "mutual"])
 def test_tls(url: str, tmp_path: Path, mutual: bool) -> None:
     authority = Authority(tmp_path)
@@ -336,6 +343,9 @@ def test_tls(url: str, tmp_path: Path, mutual: bool) -> None:
         api_key = echo.new_key("alice")
         assert get(channel, api_key).next_page_token == b"alice"
         assert probe(echo.address, 2.0) == "UNREACHABLE", "it speaks no plaintext"
+        if not mutual:
+            assert _probe_program(echo.address, authority.file) == (0, "SERVING")
+            assert _probe_program(echo.address, authority.file, "--server-name", "gate.example") == (1, "UNREACHABLE")
         (tmp_path / "other").mkdir()
         stranger = grpc.ssl_channel_credentials(Authority(tmp_path / "other").pem)
         refused = [stranger, grpc.ssl_channel_credentials(authority.pem)] if mutual else [stranger]
