@@ -81,7 +81,7 @@ class LogWriter:
     def update(self, table: str, key: tuple[Cell, ...], changes: Mapping[str, Cell]) -> int:
         """Change one row, as one group. Gives its position."""
         known, sql = self.table(table), self._sql[table]
-        (before,) = sql.read(self.conn, [key]).values()
+        (before,) = sql.read(self.conn, [key])().values()
         after = list(before)
         for name, cell in changes.items():
             after[known.index[name]] = cell
@@ -94,7 +94,7 @@ class LogWriter:
     def delete(self, table: str, key: tuple[Cell, ...]) -> int:
         """Delete one row, as one group. Gives its position."""
         sql = self._sql[table]
-        (before,) = sql.read(self.conn, [key]).values()
+        (before,) = sql.read(self.conn, [key])().values()
         effect = self._builders[table].delete(before)
         return self.commit([Logged(table, [(key_text(key), effect)])], lambda: sql.delete(self.conn, [key]))
 
