@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "conflicts": ("anabranch.cli.conflicts", "Show values that lost a conflict."),
     "dead": ("anabranch.cli.dead", "Show, replay and discard dead letters in a device's file."),
     "smoke": ("anabranch.cli.smoke", "See that an installation works: a row from one device to another."),
+    "compact": ("anabranch.cli.compact", "Make Parquet of the log with Spark: history, lake and snapshot in one."),
     "key": ("anabranch.cli.key", "Create, list and revoke API keys."),
 }
 """Name of a subcommand to the module whose ``app`` it is, and what it does in a line."""
