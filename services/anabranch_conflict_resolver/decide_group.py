@@ -13,7 +13,7 @@ from anabranch_conflict_resolver.carry_out import Swallowed
 from anabranch_conflict_resolver.cascades import Again, Entangled, apart, finish
 from anabranch_conflict_resolver.decode import RowKey
 from anabranch_conflict_resolver.drain import drain
-from anabranch_conflict_resolver.isolate import Outdated, fault_of, isolate, no_effect
+from anabranch_conflict_resolver.isolate import Outdated, fault_of, no_effect, pick_out
 from anabranch_conflict_resolver.model import Candidate, Rejection, Result
 from anabranch_conflict_resolver.view import View, load_view
 from anabranch_conflict_resolver.waves import Group, levels, run_wave
@@ -76,7 +76,7 @@ def decide_group(group: Group, candidates: Sequence[Candidate], *, at_hand: Sequ
                 fault_of(group, error, blame_keys=restarts <= 0)
                 with wave(group.conn, schema, partial(_load, group, left)) as view:
                     _ask_pending(group, view, left, at_hand)
-                    results = isolate(group, view, left, failed=True, blame_keys=restarts <= 0)
+                    results = pick_out(group, view, left, blame_keys=restarts <= 0)
                     if _in_company(left, results):
                         raise _CompanyError
                     finish(group, view, results)

@@ -18,6 +18,7 @@ from anabranch.v1 import errors_pb2
 from anabranch_conflict_resolver.carry_out import Swallowed
 from anabranch_conflict_resolver.cascades import apart, write_step
 from anabranch_conflict_resolver.model import Candidate, Change, Rejection, Result
+from anabranch_conflict_resolver.suspects import stages, suspects_of
 from anabranch_conflict_resolver.view import View
 from anabranch_conflict_resolver.waves import Group, applied_result, by_mutation, decide, run_wave, runs, wait
 
@@ -47,6 +48,23 @@ def fault_of(group: Group, error: DatabaseError, *, blame_keys: bool) -> Fault:
     if fault.remedy is Remedy.RETRY and fault.sqlstate != LOCK_NOT_AVAILABLE:
         raise error
     return fault
+
+
+def pick_out(group: Group, view: View, candidates: Sequence[Candidate], *, blame_keys: bool) -> list[Result]:
+    """Decide candidates that have failed together: those that a set query suspects each alone, the others together.
+    Raises as ``isolate``."""
+    suspects = suspects_of(group, view, candidates)
+    if not suspects.batches or len(candidates) == 1:
+        return isolate(group, view, candidates, failed=True, blame_keys=blame_keys)
+    results: list[Result] = []
+    for suspected, part in stages(candidates, suspects):
+        if suspected:
+            for one in part:
+                write = suspects.sure.get(one.taken.batch_id)
+                results.append(alone(group, view, one, blame_keys=blame_keys, suspected=write))
+        else:
+            results += isolate(group, view, part, failed=False, blame_keys=blame_keys)
+    return results
 
 
 def isolate(
@@ -84,13 +102,16 @@ def isolate(
 _FAILURES = frozenset({errors_pb2.REASON_CONSTRAINT, errors_pb2.REASON_NO_EFFECT, errors_pb2.REASON_FORBIDDEN})
 
 
-def alone(group: Group, view: View, candidate: Candidate, *, blame_keys: bool) -> Result:
-    """Decide one batch that may be a bad one. Raises as ``isolate``."""
+def alone(
+    group: Group, view: View, candidate: Candidate, *, blame_keys: bool, suspected: Write | None = None
+) -> Result:
+    """Decide one batch that may be a bad one. ``suspected`` is a write that probably fails in whatever order; where it
+    does, nothing else is tried. Raises as ``isolate``."""
     decision = decide(group, view, candidate)
     if not isinstance(decision, Accepted):
         return decision
     failure: Result | None = None
-    for steps in plans(candidate, decision.writes):
+    for steps in plans(candidate, decision.writes, suspected):
         trial = view.copy()
         changes: list[Change] = []
         step: Sequence[Write] = ()
@@ -110,14 +131,23 @@ def alone(group: Group, view: View, candidate: Candidate, *, blame_keys: bool) -
                 parking = Parking(candidate.taken.batch_id, group.now_ms + group.busy_ms)
                 return wait(view, candidate, parking, "a lock that somebody else holds")
             failure = _refused(view, candidate, step, fault)
+            if len(step) == 1 and step[0] == suspected:
+                break
     assert failure is not None
     return failure
 
 
-def plans(candidate: Candidate, writes: Sequence[Write]) -> list[list[Sequence[Write]]]:
-    """The ways to cut a batch's writes into steps, from the coarsest to the finest; equal ones once."""
+def plans(candidate: Candidate, writes: Sequence[Write], suspected: Write | None = None) -> list[list[Sequence[Write]]]:
+    """The ways to cut a batch's writes into steps, from the coarsest to the finest; equal ones once. Before them the
+    one that has the suspected write in a step of its own."""
     mutations = by_mutation(writes)
     ways: list[list[Sequence[Write]]] = [] if candidate.decoded.twice else [[writes]]
+    for i, write in enumerate(writes):
+        if write == suspected:
+            before, after = writes[:i], writes[i + 1 :]
+            around = (by_mutation(before), by_mutation(after)) if candidate.decoded.twice else ([before], [after])
+            ways.insert(0, [step for step in (*around[0], [write], *around[1]) if step])
+            break
     if not ways or len(mutations) > 1:
         ways.append(list(mutations))
     if len(writes) > len(mutations):

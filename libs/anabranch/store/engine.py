@@ -9,6 +9,7 @@ system's catalog.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -78,6 +79,10 @@ class SessionOptions:
 
 
 DEFAULT_OPTIONS = SessionOptions()
+
+# At the end of a pipeline in which a statement failed the driver warns that the pipeline was aborted; the failure
+# itself is raised.
+logging.getLogger("psycopg").setLevel(logging.ERROR)
 
 
 def connection_arguments(url: str, *, application_name: str, options: SessionOptions | None = None) -> dict[str, Any]:

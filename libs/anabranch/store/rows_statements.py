@@ -64,12 +64,7 @@ class Statements:
 
     def _sent(self, names: Sequence[str], values: Sequence[Cells]) -> list[Sent]:
         """How the columns ``names`` are sent, given their cells."""
-        sent = []
-        for i, name in enumerate(names, 1):
-            column = self._columns[name]
-            literal = column.kind is Kind.TIMESTAMP and Literal in map(type, values[i - 1])
-            sent.append(Sent(column, f"c{i}", literal_sender(column) if literal else sender(column)))
-        return sent
+        return sent_as([self._columns[name] for name in names], values, "c")
 
     def lock(self, keys: Sequence[Cells]) -> tuple[bytes, list[Parameter]]:
         """Rows by key, locked, without those that somebody else holds."""
@@ -142,6 +137,15 @@ class Statements:
             )
 
         return self._text("delete", make), self._keys(keys)
+
+
+def sent_as(columns: Sequence[Column], values: Sequence[Cells], letter: str) -> list[Sent]:
+    """How columns are sent, given their cells; each has a name in ``v`` of ``letter`` and its number."""
+    sent = []
+    for i, (column, cells) in enumerate(zip(columns, values, strict=True), 1):
+        literal = column.kind is Kind.TIMESTAMP and Literal in map(type, cells)
+        sent.append(Sent(column, f"{letter}{i}", literal_sender(column) if literal else sender(column)))
+    return sent
 
 
 def _shape(sent: Sequence[Sent]) -> tuple[tuple[str, str], ...]:

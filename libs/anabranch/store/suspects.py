@@ -1,0 +1,96 @@
+"""Which rows would break a constraint, asked of Postgres for many rows at once and before they are written.
+
+What is found is a suspicion: rows of the same group may bring what is missing, or take away what is in the way. Values
+are tuples of cells in the order of the constraint's columns; the answers are places in the sequence that was given.
+
+The look-ups are scalar subqueries with a LIMIT: probes by key, whatever the statistics say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from anabranch.schema.cells import Cell
+from anabranch.schema.table import Column, Table
+from anabranch.store.binary import Connection, run, text
+from anabranch.store.binary_cells import bare_type, quote
+from anabranch.store.relation import ForeignKey, UniqueKey
+from anabranch.store.rows_statements import Sent, sent_as
+
+CHECKS = b"""
+select pg_get_expr(c.conbin, c.conrelid)
+from pg_catalog.pg_constraint c
+where c.conrelid = (quote_ident($1::text) || '.' || quote_ident($2::text))::regclass and c.contype = 'c'
+order by c.conname
+"""
+"""$1 schema, $2 table. Those over its own columns; what a domain or a generated column says is not among them."""
+
+
+def without_parent(
+    conn: Connection, key: ForeignKey, columns: Sequence[Column], values: Sequence[Sequence[Cell]]
+) -> list[int]:
+    """The places of ``values`` (of the referring ``columns``, none NULL) that no row of the referred table has."""
+    sent = sent_as(columns, _turned(values), "c")
+    where = " and ".join(f"p.{quote(to)} = {one.expression}" for to, one in zip(key.to_columns, sent, strict=True))
+    table = f"{quote(key.to_schema)}.{quote(key.to_table)}"
+    return _places(conn, sent, f"(select true from {table} as p where {where} limit 1) is null", values)
+
+
+def with_children(
+    conn: Connection, key: ForeignKey, schema_name: str, table: Table, to: Table, values: Sequence[Sequence[Cell]]
+) -> list[int]:
+    """The places of ``values`` (of the referred columns of ``to``) that a row of ``table`` refers to."""
+    sent = sent_as([to.by_name[name] for name in key.to_columns], _turned(values), "c")
+    where = " and ".join(f"r.{quote(name)} = {one.expression}" for name, one in zip(key.columns, sent, strict=True))
+    from_table = f"{quote(schema_name)}.{quote(table.name)}"
+    return _places(conn, sent, f"(select true from {from_table} as r where {where} limit 1)", values)
+
+
+def taken_values(
+    conn: Connection,
+    schema_name: str,
+    table: Table,
+    unique: UniqueKey,
+    keys: Sequence[Sequence[Cell]],
+    values: Sequence[Sequence[Cell]],
+) -> list[int]:
+    """The places of ``values`` (of the columns of ``unique``, none NULL) that a row of ``table`` has whose key is
+    another than that of ``keys`` at the same place."""
+    sent = sent_as([table.by_name[name] for name in unique.columns], _turned(values), "c")
+    own = sent_as([table.by_name[name] for name in table.key_columns], _turned(keys), "k")
+    same = " and ".join(one.condition for one in sent)
+    other = " or ".join(f"t.{quote(one.column.name)} <> {one.expression}" for one in own)
+    where = f"(select true from {quote(schema_name)}.{quote(table.name)} as t where {same} and ({other}) limit 1)"
+    return _places(conn, [*sent, *own], where, [[*v, *k] for v, k in zip(values, keys, strict=True)])
+
+
+def check_expressions(conn: Connection, schema_name: str, table: Table) -> list[str]:
+    """The conditions of the table's checks."""
+    return [row[0] for row in run(conn, CHECKS, [text(schema_name), text(table.name)])]
+
+
+def unchecked(conn: Connection, table: Table, expressions: Iterable[str], rows: Sequence[Sequence[Cell]]) -> list[int]:
+    """The places of ``rows`` (whole ones, in the order of the table's columns) for which a check is false.
+
+    Raises:
+        psycopg.Error: an expression can't be judged so (it may name the table, or fail on a value).
+    """
+    sent = sent_as(table.columns, _turned(rows), "c")
+    columns = ", ".join(
+        f"v.{one.alias}::{bare_type(one.column.postgres_type)} as {quote(one.column.name)}" for one in sent
+    )
+    false = " or ".join(f"not ({expression})" for expression in expressions)
+    condition = f"(select true from (select {columns}) as {quote(table.name)} where {false} limit 1)"
+    return _places(conn, sent, condition, rows)
+
+
+def _places(conn: Connection, sent: Sequence[Sent], condition: str, rows: Sequence[Sequence[Cell]]) -> list[int]:
+    arrays = ", ".join(f"${i}::{one.sender.array_type}" for i, one in enumerate(sent, 1))
+    names = ", ".join(one.alias for one in sent)
+    statement = f"select v.i from unnest({arrays}) with ordinality as v ({names}, i) where {condition}"
+    parameters = [one.sender.build(cells) for one, cells in zip(sent, _turned(rows), strict=True)]
+    return [row[0] - 1 for row in run(conn, statement.encode(), parameters)]
+
+
+def _turned(rows: Sequence[Sequence[Cell]]) -> list[Sequence[Cell]]:
+    return list(zip(*rows, strict=True))
