@@ -201,8 +201,9 @@ def _commit(
     taken.sort(key=lambda t: t.batch_id)
     dropped = [t.batch_id for t in taken if t.decided]
     results, candidates = sort_out(group, memory, [t for t in taken if not t.decided])
+    at_hand = [t.batch_id for t in taken]
     try:
-        decided: Decided = decide_group(group, candidates, at_hand=[t.batch_id for t in taken], restarts=limits.restarts)
+        decided: Decided = decide_group(group, candidates, at_hand=at_hand, restarts=limits.restarts)
     except Backlog as backlog:
         # The batches wait: what was written before them goes first, and alone.
         results, dropped, later = [], [], ()

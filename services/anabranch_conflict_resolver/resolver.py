@@ -2,7 +2,7 @@
 
 The listener's session hears notifications as they come; every ``poll_interval_ms`` it also looks which databases have
 batches that are ready or due, for notifications that were missed, for other resolvers that died, and for batches whose
-time is up; and it ends claims that their holders have left lying (see ``store.claim``). A listener without a session
+time is up, and more often for captured changes, of which nothing tells (``captured_watch``); and it ends claims that their holders have left lying (see ``store.claim``). A listener without a session
 opens a new one; until then the workers are rung by nobody, and readiness says so.
 """
 
@@ -29,6 +29,7 @@ from anabranch.store.claim import (
 from anabranch.store.engine import Session
 from anabranch.store.waves import DatabaseError
 from anabranch_conflict_resolver.bell import Bell
+from anabranch_conflict_resolver.captured_watch import CapturedWatch
 from anabranch_conflict_resolver.config import ResolverSettings
 from anabranch_conflict_resolver.group_commit import GroupLimits
 from anabranch_conflict_resolver.worker import Worker
@@ -48,6 +49,7 @@ class Resolver:
         self._url = settings.postgres_url.get_secret_value()
         self._clock = clock
         self._poll_s = settings.poll_interval_ms / 1000
+        self._captured_poll_s = settings.captured_poll_interval_ms / 1000
         self._claim_idle_s = settings.claim_idle_ms / 1000
         self._silent: dict[SilentClaim, float] = {}
         self._options = session_options(
@@ -108,6 +110,7 @@ class Resolver:
 
     def _hear(self, session: Session) -> None:
         polled = gauged = float("-inf")
+        watch = CapturedWatch(self._captured_poll_s)
         while not self._stopping.is_set():
             now = time.monotonic()
             if now - polled >= self._poll_s:
@@ -120,10 +123,14 @@ class Resolver:
                 for backlog in take.backlogs(session, _COUNT_AT_MOST):
                     metrics.gauge("anabranch_inbox_backlog", backlog.ready, database=backlog.name)
                     metrics.gauge("anabranch_inbox_parked", backlog.parked, database=backlog.name)
+            if watch.due_in(now) <= 0:
+                for number in watch.look(session, now):
+                    self._bell.ring(number)
             self._deaf = None
-            for number in heard(session, min(_SLICE_S, self._poll_s)):
+            for number in heard(session, min(_SLICE_S, self._poll_s, watch.due_in(now))):
                 self._bell.ring(number)
-                if time.monotonic() - polled >= self._poll_s:
+                now = time.monotonic()
+                if now - polled >= self._poll_s or watch.due_in(now) <= 0:
                     break
 
     def _end_silent_claims(self, session: Session, now: float) -> None:

@@ -22,6 +22,7 @@ __all__ = [
     "ask_for_any",
     "ask_for_own",
     "count",
+    "databases",
     "delete",
     "first_to_end",
     "images",
@@ -71,6 +72,11 @@ where database_id = $1::int8::int and id > $2::int8 and xid = pg_current_xact_id
 
 ANY = b"""
 select true from anabranch.captured where database_id = $1::int8::int limit 1
+"""
+
+DATABASES = """
+select d.id from anabranch.databases d
+where (select true from anabranch.captured c where c.database_id = d.id limit 1) is not null
 """
 
 COUNT = b"""
@@ -138,6 +144,11 @@ def ask_for_own(conn: Connection, database_id: int, after: int) -> Cursor:
 def ask_for_any(conn: Connection, database_id: int) -> Cursor:
     """Ask for any change; the answer is a row, or none."""
     return run(conn, ANY, [int8(database_id)])
+
+
+def databases(conn: Connection) -> list[int]:
+    """The numbers of the databases in which changes wait."""
+    return [row[0] for row in conn.execute(DATABASES)]
 
 
 def count(conn: Connection, database_id: int, most: int) -> int:

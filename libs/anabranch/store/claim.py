@@ -55,6 +55,11 @@ LIMIT_TRANSACTIONS = """
 select pg_catalog.set_config('transaction_timeout', %(ms)s, false)
 where pg_catalog.current_setting('transaction_timeout', true) is not null
 """
+# Who waits gives up before any other session has waited long enough to look for a deadlock, which would end that one.
+YIELD = """
+select pg_catalog.set_config('lock_timeout', least(%(ms)s::int, greatest(1, s.setting::int / 2))::text, false)
+from pg_catalog.pg_settings s where s.name = 'deadlock_timeout'
+"""
 TRANSACTION_STATEMENTS = 3
 """A transaction may take as long as so many of the longest statements."""
 
@@ -114,6 +119,7 @@ def open_session(url: str, options: SessionOptions) -> Connection:
         psycopg.OperationalError: the server can't be reached, or refuses the session.
     """
     conn = connect(url, application_name="anabranch-conflict-resolver", autocommit=True, options=options)
+    conn.execute(YIELD, {"ms": options.lock_timeout_ms})
     conn.execute(LIMIT_TRANSACTIONS, {"ms": str(TRANSACTION_STATEMENTS * options.statement_timeout_ms)})
     conn.autocommit = False
     return conn
