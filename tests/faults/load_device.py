@@ -27,7 +27,7 @@ from anabranch.testkit.network import Network
 
 PAUSE_S = 0.05
 NETWORK_UP_S = 0.3
-MOST_UNSENT = 60
+MOST_UNSENT = 300
 PATIENCE_S = 60.0
 KEYS = [f"s{n:02}" for n in range(30)]
 CODES = [f"c{n:02}" for n in range(60)]
