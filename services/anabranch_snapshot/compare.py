@@ -25,6 +25,7 @@ from anabranch.store.catalog import Database, UnknownDatabaseError
 from anabranch.store.log_reader import Sums
 from anabranch.store.moment import MomentReader
 from anabranch.store.sums import sum_to_bytes
+from anabranch.store.undrained import UndrainedError
 from anabranch.v1 import errors_pb2, position_pb2, snapshot_pb2, value_pb2
 from anabranch.wire.values import column_writer
 from anabranch_snapshot.config import SnapshotSettings
@@ -82,6 +83,8 @@ async def compare(
                 yield snapshot_pb2.CompareResponse(done=True)
         except UnknownDatabaseError:
             raise Failure(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {database.name!r}") from None
+        except UndrainedError as error:
+            raise Failure(errors_pb2.REASON_UNAVAILABLE, f"{error}: compare later", retry_after_ms="1000") from None
         except Exception as error:
             if session.cut_off is not None and error is not session.cut_off:
                 raise session.cut_off from error

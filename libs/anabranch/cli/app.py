@@ -16,13 +16,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "status": ("anabranch.cli.status", "Show databases, heads, backlog, nodes and lag."),
     "database": ("anabranch.cli.database", "Create and list databases: units of sync."),
     "table": ("anabranch.cli.table", "Register tables for sync, and list them."),
+    "verify": ("anabranch.cli.verify", "Compare tables with the log, or a device's file with the server."),
     "demo": ("anabranch.cli.demo", "Real data, three tablets offline, one Postgres: the main job."),
     "bench": ("anabranch.cli.bench", "Measure, each figure beside its baseline."),
     "scenario": ("anabranch.cli.scenario", "Tell stories about a server and its nodes, and check how they end."),
     "conflicts": ("anabranch.cli.conflicts", "Show values that lost a conflict."),
     "dead": ("anabranch.cli.dead", "Show, replay and discard dead letters in a device's file."),
-    "smoke": ("anabranch.cli.smoke", "See that an installation works: a row from one device to another."),
     "compact": ("anabranch.cli.compact", "Make Parquet of the log with Spark: history, lake and snapshot in one."),
+    "smoke": ("anabranch.cli.smoke", "See that an installation works: a row from one device to another."),
     "key": ("anabranch.cli.key", "Create, list and revoke API keys."),
 }
 """Name of a subcommand to the module whose ``app`` it is, and what it does in a line."""

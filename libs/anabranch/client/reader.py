@@ -142,7 +142,8 @@ class Reader:
             if stage != "live":
                 raise NotReady(f"{name} can't be compared: it has to be pulled first")
             try:
-                return repair(self._file, self._remote, self._pendings, name, self._read_to, self._now_ms())
+                node_state = self._node_state(self._file.current())
+                return repair(self._file, self._remote, self._pendings, name, node_state, self._read_to, self._now_ms())
             except PullInstead:
                 with self._file.transaction() as tx:
                     settle.set_aside(tx, name, "too much of it differs")

@@ -28,7 +28,7 @@ from anabranch.client.rebase import Patch, Pendings
 from anabranch.client.remote import RemoteDb
 from anabranch.ranges import WHOLE, KeyRange, RangeSum, RangeSums
 from anabranch.schema import Cell
-from anabranch.v1 import snapshot_pb2, value_pb2
+from anabranch.v1 import position_pb2, snapshot_pb2, value_pb2
 
 MOST_ROWS = 100_000
 """Rows that are fetched one by one at most; where more would have to be, a pull costs less."""
@@ -103,20 +103,20 @@ def repair(
     remote: RemoteDb,
     pendings: Pendings,
     name: str,
+    node_state: position_pb2.NodeState,
     read_to: Callable[[int], None],
     now_ms: int,
 ) -> Repaired:
-    """Mend the base rows of a live table. ``read_to`` reads the log up to a position. The caller sees to it that
-    nothing else reads the log meanwhile.
+    """Mend the base rows of a live table. ``node_state`` is what the node says of itself, ``read_to`` reads the log up
+    to a position. The caller sees to it that nothing else reads the log meanwhile.
 
     Raises:
         PullInstead: see above.
         CallFailed: a call failed, or the table has changed meanwhile; nothing was changed, and it can be called again.
         sqlite3.Error: the file can't be written.
     """
-    current = file.current()
     asked: queue.SimpleQueue[snapshot_pb2.CompareRequest | None] = queue.SimpleQueue()
-    asked.put(snapshot_pb2.CompareRequest(db_name=current.db_name, node_state=current.node_state, table=name))
+    asked.put(snapshot_pb2.CompareRequest(db_name=file.current().db_name, node_state=node_state, table=name))
     with prefetched(remote.compare(iter(asked.get, None)), _AHEAD, _SILENCE_S) as responses:
         try:
             comparison = _Comparison(responses, asked)

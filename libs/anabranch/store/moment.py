@@ -2,17 +2,19 @@
 
 One transaction in REPEATABLE READ: the table is locked ACCESS SHARE first, because a TRUNCATE that commits between the
 transaction's snapshot and the read of the table would read as an empty one; the snapshot is taken by the next query,
-which gives the head and the sums. Nobody who writes waits for it.
+which gives the head and the sums. Nobody who writes waits for it. What was written directly and is captured, but not
+drained, is ahead of the head: it is taken back (``undrained``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 
 from anabranch.canonical import RowEncoder
 from anabranch.ranges import KeyRange, RangeSums, in_ranges
-from anabranch.schema import Table
+from anabranch.schema import Table, key_text
 from anabranch.store import binary
 from anabranch.store.binary import Connection
 from anabranch.store.binary_cells import Row, quote
@@ -22,6 +24,7 @@ from anabranch.store.log_reader import Sums, sums_of
 from anabranch.store.log_reader_statements import SUMS
 from anabranch.store.pull_reader import APPLICATION, PullOptions
 from anabranch.store.sums import scan_rows
+from anabranch.store.undrained import rows_before
 
 
 def begin(conn: Connection, database: Database, table: Table) -> Sums:
@@ -48,12 +51,26 @@ def moment(conn: Connection, database: Database, table: Table) -> Iterator[Sums]
 
 
 def rows_at(conn: Connection, database: Database, table: Table) -> Iterator[list[Row]]:
-    """The rows of the table at the moment's position, in no order. Raises psycopg.Error."""
-    return scan_rows(conn, database.schema_name, table)
+    """The rows of the table at the moment's position, in no order.
+
+    Raises:
+        UndrainedError: too much waits to be drained.
+        UndecodableError: the table is no longer what it was when it was registered.
+        psycopg.Error: what Postgres refused.
+    """
+    before = rows_before(conn, database, table)
+    key = itemgetter(*table.key_index)
+    single = len(table.key_index) == 1
+    for rows in scan_rows(conn, database.schema_name, table):
+        if before:
+            yield [row for row in rows if key_text((key(row),) if single else key(row)) not in before]
+        else:
+            yield rows
+    yield [row for row in before.values() if row is not None]
 
 
 def range_sums(conn: Connection, database: Database, table: Table) -> RangeSums:
-    """The sums of those rows by key range; every row is read. Raises psycopg.Error."""
+    """The sums of those rows by key range; every row is read. Raises as ``rows_at``."""
     sums, encoder = RangeSums(), RowEncoder(table)
     for rows in rows_at(conn, database, table):
         sums.add(encoder, rows)
@@ -61,7 +78,8 @@ def range_sums(conn: Connection, database: Database, table: Table) -> RangeSums:
 
 
 def rows_in(conn: Connection, database: Database, table: Table, ranges: Iterable[KeyRange]) -> Iterator[list[Row]]:
-    """Those of the rows that are in ``ranges``; every row's key is looked at. Raises psycopg.Error."""
+    """Those of the rows that are in ``ranges``; every row's key is looked at. Raises as
+    ``rows_at``."""
     is_in = in_ranges(RowEncoder(table), ranges)
     for rows in rows_at(conn, database, table):
         if found := list(filter(is_in, rows)):
@@ -72,7 +90,8 @@ class MomentReader:
     """One table at one moment, in a session of its own. It blocks, and is used by one thread at a time; ``pid`` is the
     session's process in Postgres, so that it can be ended from outside (``pull_reader.end_session``).
 
-    ``begin`` first, ``close`` last. Every method but ``close`` raises psycopg.Error.
+    ``begin`` first, ``close`` last. Every method but ``close`` raises psycopg.Error and what ``rows_at``
+    does.
     """
 
     def __init__(self, url: str, options: PullOptions, database: Database, table: Table) -> None:

@@ -1,0 +1,160 @@
+"""``anabranch verify``: a table against the sum that the log carries, and a device's file against the server."""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from anabranch.canonical import RowEncoder, table_sum
+from anabranch.cli.catalog_session import catalog_session, refuse
+from anabranch.cli.installation import DataDir, PostgresUrl
+from anabranch.cli.verify_device import NotComparable, check_device
+from anabranch.cli.verify_log import RowComparison, contradictions
+from anabranch.schema import Table
+from anabranch.store.adoption import Contradiction, adopt, held
+from anabranch.store.catalog import Database, load_database
+from anabranch.store.engine import Session
+from anabranch.store.moment import moment, rows_at
+from anabranch.store.sums import sum_to_bytes
+from anabranch.store.undrained import UndrainedError, rows_before
+
+app = typer.Typer()
+DIFFERS = 1
+"""Exit code where a table differs."""
+MOST_SHOWN = 20
+MOST_ADOPTED = 1_000_000
+"""Rows that one adoption brings into the log."""
+PATIENCE_S = 60.0
+"""How long changes that wait for the resolver are waited for."""
+_PAUSE_S = 0.2
+LOCK_TIMEOUT_MS = 10_000
+STATEMENT_TIMEOUT_MS = 600_000
+
+
+@app.command()
+def verify(
+    db: Annotated[str, typer.Option("--db", help="The database's name.", show_default=False)],
+    table: Annotated[str | None, typer.Option("--table", help="Only this table.", show_default=False)] = None,
+    device: Annotated[
+        Path | None,
+        typer.Option("--device", help="Compare this file of a device instead.", exists=True, dir_okay=False),
+    ] = None,
+    take: Annotated[
+        bool, typer.Option("--adopt", help="Take tables that differ as they are, and bring them into the log.")
+    ] = False,
+    data_dir: DataDir = None,
+    postgres_url: PostgresUrl = None,
+) -> None:
+    """Compare each synced table with the sum that the log carries, at one moment, while everybody goes on writing; or a
+    device's file with the server.
+
+    A table that differs was changed behind the capture triggers (disabled, or a restore): devices don't know of it.
+    Rows of which the log tells something else are named. With --adopt writers wait while the table is read; rows that
+    the log knows are brought into it as changes of the node "server", and the sum becomes the table's: devices that
+    hold something else see that they disagree, and repair it.
+
+    Ends with 1 where something differs, with 2 where it can't be told.
+    """
+    with catalog_session(postgres_url, data_dir, "verify") as conn:
+        database = load_database(conn, db)
+        if table is not None and table not in database.tables:
+            raise refuse("NOT_SYNCED", f'"{table}" is no synced table of "{db}"')
+        if device is not None:
+            if take:
+                raise refuse("INVALID_OPTIONS", "--adopt is for the server's tables: a device mends itself")
+            differs = _device(conn, database, device, table)
+        else:
+            names = [table] if table is not None else list(database.table_order)
+            found = [name for name in names if not _table(conn, database, database.tables[name])]
+            if take:
+                for name in found:
+                    _adopt(conn, database, database.tables[name])
+                found = [name for name in found if not _table(conn, database, database.tables[name])]
+            differs = bool(found)
+    if differs:
+        raise typer.Exit(DIFFERS)
+
+
+def _patiently(what: str) -> Iterator[None]:
+    """Again and again, with pauses, as long as there is patience."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        yield
+        time.sleep(_PAUSE_S)
+    raise refuse("UNDRAINED", f"{what} for {PATIENCE_S:g} s: does a conflict-resolver run?")
+
+
+def _table(conn: Session, database: Database, table: Table) -> bool:
+    """Whether a table is what the log says; what is found is printed."""
+    for _ in _patiently(f"too many changes of {table.name} wait to be drained"):
+        with moment(conn, database, table) as now:
+            kept = next(((row.count, row.hash) for row in now.rows if row.table == table.name), None)
+            if kept is None:
+                raise refuse("NOT_SYNCED", f'"{table.name}" has no sum: it has just been removed')
+            try:
+                count, total = table_sum(
+                    RowEncoder(table), itertools.chain.from_iterable(rows_at(conn, database, table))
+                )
+            except UndrainedError:
+                continue
+            if kept == (count, sum_to_bytes(total)):
+                typer.echo(f"{table.name}: {count} rows are those of the log at {now.head}")
+                return True
+            typer.echo(f"{table.name}: DIFFERS from the log at {now.head}: {count} rows, {kept[0]} logged")
+            _name_rows(table, contradictions(conn, database, table, rows_before(conn, database, table)))
+            return False
+    raise AssertionError("patience ends with an error")
+
+
+def _name_rows(table: Table, found: Iterator[Contradiction]) -> None:
+    comparison = RowComparison(table)
+    number = 0
+    for number, one in enumerate(found, 1):
+        if number <= MOST_SHOWN:
+            names = ("in the table", "in the log")
+            typer.echo(f"  {comparison.describe(one.key, one.stored, one.logged, names)}")
+    if number > MOST_SHOWN:
+        typer.echo(f"  and {number - MOST_SHOWN} more rows")
+    if not number:
+        typer.echo("  rows that the log has never had, or not whole: compare a device's file (--device)")
+
+
+def _adopt(conn: Session, database: Database, table: Table) -> None:
+    for _ in _patiently(f"changes of {table.name} wait to be drained"):
+        with held(conn, database, table, LOCK_TIMEOUT_MS, STATEMENT_TIMEOUT_MS) as drained:
+            if not drained:
+                continue
+            found = list(itertools.islice(contradictions(conn, database, table, {}), MOST_ADOPTED + 1))
+            if len(found) > MOST_ADOPTED:
+                raise refuse("TOO_MANY", f"more than {MOST_ADOPTED} rows of {table.name} differ: register it anew")
+            adopt(conn, database, table, found)
+        typer.echo(f"{table.name}: adopted; {len(found)} rows go into the log")
+        return
+
+
+def _device(conn: Session, database: Database, file: Path, only: str | None) -> bool:
+    """Whether the file differs; what is found is printed."""
+    differs = False
+    try:
+        for check in check_device(conn, database, file, only):
+            left_out = f"; {check.changed} rows changed since are left out" if check.changed else ""
+            told = f"{len(check.differences)} rows DIFFER" if check.differences else "the rows are the server's"
+            typer.echo(f"{check.table}: at {check.position} {told}{left_out}")
+            for difference in check.differences[:MOST_SHOWN]:
+                typer.echo(f"  {difference}")
+            if len(check.differences) > MOST_SHOWN:
+                typer.echo(f"  and {len(check.differences) - MOST_SHOWN} more rows")
+            differs |= bool(check.differences)
+    except NotComparable as error:
+        raise refuse("NOT_COMPARABLE", str(error)) from error
+    except UndrainedError as error:
+        raise refuse("UNDRAINED", str(error)) from error
+    except sqlite3.Error as error:
+        raise refuse("INVALID_FILE", f"{file}: {error}") from error
+    return differs

@@ -1,0 +1,123 @@
+"""A device's file against the server: its base rows at the position that it has read to, by key ranges.
+
+The server's rows are those of its head; rows with an entry in the log between the two positions are left out on both
+sides, since nobody could say what they were.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from anabranch.canonical import RowEncoder
+from anabranch.cli.verify_log import RowComparison
+from anabranch.client import state, sums
+from anabranch.client.device_table import DeviceTable, table_of
+from anabranch.ranges import RangeSums, differing_ranges, in_ranges
+from anabranch.schema import Cell, Table, key_text
+from anabranch.store.catalog import Database
+from anabranch.store.engine import Session
+from anabranch.store.log_rows import keys_since
+from anabranch.store.moment import moment, rows_at
+from anabranch.v1 import snapshot_pb2
+
+FILE_TIMEOUT_S = 30.0
+
+
+class NotComparable(Exception):
+    """The file, or a table of it, can't be compared; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCheck:
+    """What came of one table. ``changed``: rows that were left out; ``differences``: in words."""
+
+    table: str
+    position: int
+    head: int
+    changed: int
+    differences: Sequence[str]
+
+
+def check_device(conn: Session, database: Database, file: Path, only: str | None) -> Iterator[DeviceCheck]:
+    """Each table of the file, or one.
+
+    Raises:
+        NotComparable: see there.
+        sqlite3.Error: it is no file of a device.
+    """
+    with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True, timeout=FILE_TIMEOUT_S)) as device:
+        device.isolation_level = None
+        current = state.load(device)
+        if current.db_name != database.name:
+            raise NotComparable(f"{file} holds the database {current.db_name!r}")
+        if current.greatest_epoch not in ("", database.epoch):
+            raise NotComparable(f"{file} has followed another history: it has to take a new snapshot")
+        if current.cursor_ms < database.floor_ms:
+            raise NotComparable(f"{file} has read to {current.cursor_ms}, and the log goes back to {database.floor_ms}")
+        rows = device.execute("SELECT name, value, stage, last_ms FROM _db_tables ORDER BY ordinal").fetchall()
+        for name, value, stage, last_ms in rows:
+            if only not in (None, name):
+                continue
+            if stage != "live" or last_ms > current.cursor_ms:
+                raise NotComparable(f"{name} is not completely pulled: have the device sync first")
+            yield _check(conn, database, device, DeviceTable(table_of(snapshot_pb2.Table.FromString(value))))
+        if only is not None and only not in (name for name, *_ in rows):
+            raise NotComparable(f"{file} has no table {only!r}")
+
+
+def _check(conn: Session, database: Database, device: sqlite3.Connection, here: DeviceTable) -> DeviceCheck:
+    table = database.tables.get(here.name)
+    if table is None:
+        raise NotComparable(f"{here.name} is not synced any more")
+    if [(c.name, c.kind, c.element_kind) for c in table.columns] != [
+        (c.name, c.kind, c.element_kind) for c in here.table.columns
+    ]:
+        raise NotComparable(f"the columns of {here.name} have changed: have the device sync first")
+    with sums.one_moment(device), moment(conn, database, table) as server:
+        cursor = state.load(device).cursor_ms
+        if cursor > server.head:
+            raise NotComparable(f"the file has read to {cursor}, beyond the server's head {server.head}")
+        changed = keys_since(conn, database.id, table.id, cursor, server.head)
+        try:
+            mine = _sums(here.table, sums.base_rows(device, here), changed)
+        except sums.UNREADABLE as error:
+            raise NotComparable(f"a row of {here.name} can't be read: {error}; repair pulls the table") from error
+        theirs = _sums(table, (row for rows in rows_at(conn, database, table) for row in rows), changed)
+        wanted = differing_ranges(mine, theirs)
+        differences: list[str] = []
+        if wanted:
+            is_in = in_ranges(here.encoder, wanted)
+            rows_here = _by_key(table, filter(is_in, sums.base_rows(device, here)), changed)
+            there = (row for rows in rows_at(conn, database, table) for row in rows)
+            differences = _differences(table, rows_here, _by_key(table, filter(is_in, there), changed))
+    return DeviceCheck(here.name, cursor, server.head, len(changed), differences)
+
+
+def _key(table: Table, row: Sequence[Cell]) -> str:
+    return key_text([row[i] for i in table.key_index])
+
+
+def _sums(table: Table, rows: Iterable[Sequence[Cell]], changed: set[str]) -> RangeSums:
+    found = RangeSums()
+    if changed:
+        rows = (row for row in rows if _key(table, row) not in changed)
+    found.add(RowEncoder(table), rows)
+    return found
+
+
+def _by_key(table: Table, rows: Iterable[Sequence[Cell]], changed: set[str]) -> dict[str, list[Cell]]:
+    found = {_key(table, row): list(row) for row in rows}
+    return {key: row for key, row in found.items() if key not in changed}
+
+
+def _differences(table: Table, here: dict[str, list[Cell]], there: dict[str, list[Cell]]) -> list[str]:
+    comparison = RowComparison(table)
+    return [
+        comparison.describe(key, here.get(key), there.get(key), ("on the device", "on the server"))
+        for key in sorted(here.keys() | there.keys())
+        if key not in here or key not in there or comparison.differing(here[key], dict(enumerate(there[key])))
+    ]
