@@ -42,7 +42,7 @@ class ConflictEvent:
 
     * "lost": the own value lost, ``losing_value`` is it;
     * "overwrote": the own value stands, ``losing_value`` is the other's;
-    * "merged": another node changed other columns of the row, and both stand; ``column`` is an own one;
+    * "merged": another node changed other columns of the row, and both stand; ``column`` is empty;
     * "rejected": the batch ``losing_batch_id`` went to the dead queue for ``reason``; ``server_row`` is the row as the
       server has it, where it has one. ``table``, ``key`` and ``column`` are empty where the batch was refused whole.
 

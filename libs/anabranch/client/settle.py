@@ -150,19 +150,10 @@ def _tell(tx: Tx, verdict: verdict_pb2.Verdict, outcomes: Mapping[int, ConflictO
         key = shown_key(table, mutation.key)
         batch_id = verdict.batch_id
         lost, won = (batch_id, "") if outcome == "lost" else ("", batch_id)
-        for column in mutation.columns:
-            tx.events.append(
-                ConflictEvent(
-                    mutation.table,
-                    key,
-                    column,
-                    None,
-                    lost,
-                    won,
-                    outcome,
-                    value_known=False,
-                )
-            )
+        # A merge was about no column: the other node's are not the batch's.
+        for column in mutation.columns or [""]:
+            event = ConflictEvent(mutation.table, key, column, None, lost, won, outcome, value_known=False)
+            tx.events.append(event)
 
 
 def bury(tx: Tx, verdicts: Sequence[verdict_pb2.Verdict], pendings: Pendings, died_ms: int) -> None:
