@@ -60,6 +60,7 @@ def run() -> None:
                 settings.orphan_grace_ms,
                 say,
             )
+            say(step="started")
             with watched(spark, say):
                 for name in names:
                     outcome = compact(spark, name, options)

@@ -46,7 +46,8 @@ def _prepare(url: str) -> Database:
 
 
 @contextmanager
-def _server(folder: Path) -> Iterator[str]:
+def server(folder: Path) -> Iterator[str]:
+    """URL of the server to measure on: that of ANABRANCH_POSTGRES_URL, else one of its own in ``folder``."""
     given = os.environ.get("ANABRANCH_POSTGRES_URL")
     if given:
         yield given
@@ -71,7 +72,7 @@ def stage(resolvers: int = 1) -> Iterator[Stage]:
     """Everything running; ended and removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="anabranch-bench-") as name:
         folder = Path(name)
-        with _server(folder) as server_url, fresh_database(server_url) as (url, database):
+        with server(folder) as server_url, fresh_database(server_url) as (url, database):
             (folder / "services").mkdir()
             with Stack(url, folder=folder / "services", resolvers=resolvers) as stack:
                 yield Stage(server_url, url, stack, database, folder)

@@ -83,7 +83,9 @@ def _follow(job: subprocess.Popen[str], *, as_json: bool) -> None:
         bar = progress.add_task("starting Spark", total=None, tasks="")
         for line in job.stdout:
             event: dict[str, Any] = json.loads(line)
-            if event["step"] == "planned":
+            if event["step"] == "started":
+                progress.update(bar, description="planning")
+            elif event["step"] == "planned":
                 text = f"{event['database']}: {event['changes']:,} changes"
                 progress.update(bar, description=text, total=max(1, event["tables"]), completed=0)
             elif event["step"] == "tasks":
