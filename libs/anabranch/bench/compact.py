@@ -74,7 +74,7 @@ class LogMaker:
             done = []
             for row in chosen:
                 after = [*row]
-                after[1], after[2] = f"{row[1]} (done)", True
+                after[1], after[2] = f"{row[1]!s} (done)", True
                 done.append((row, self._builder.update(row, after)))
                 row[:] = after
             self._commit(done)

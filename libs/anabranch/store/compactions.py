@@ -71,6 +71,12 @@ WHOSE = """
 select c.run_id from anabranch.compactions c
 where c.database_id = %(db)s and c.epoch = %(epoch)s and c.from_position = %(after)s
 """
+TAIL = """
+select position, batch_id, ordinal, node_id, type, key, changed, effect from anabranch.log
+where database_id = %(db)s and table_id = %(table)s and position > %(after)s
+      and (%(key)s::text is null or key = %(key)s)
+order by position, batch_id, ordinal limit %(limit)s
+"""
 PAGES = "select pg_relation_size(%s::regclass) / current_setting('block_size')::int"
 
 
@@ -162,6 +168,29 @@ def _sum(count: int, limbs: Sequence[str]) -> Sum:
 def read_pages(conn: Session, schema_name: str, table: str) -> int:
     """The number of a table's pages. A row that the moment shows is in one of them."""
     return int(conn.execute(PAGES, (f"{quote(schema_name)}.{quote(table)}",)).fetchall()[0][0])
+
+
+@dataclass(frozen=True, slots=True)
+class TailRow:
+    """A row of the log that is in no file yet. ``effect`` is a serialized ``anabranch.v1.Effect``."""
+
+    position: int
+    batch_id: str
+    ordinal: int
+    node_id: str
+    type: int
+    key: str
+    changed: Sequence[str]
+    effect: bytes
+
+
+def read_tail(
+    conn: Session, database_id: int, table_id: int, after: int, *, key: str | None, limit: int
+) -> list[TailRow]:
+    """The log of a table after a position, in its order: of the row ``key`` (its key text), or of all; ``limit`` rows
+    at the most."""
+    values = {"db": database_id, "table": table_id, "after": after, "key": key, "limit": limit}
+    return [TailRow(*row) for row in conn.execute(TAIL, values).fetchall()]
 
 
 def last_published(conn: Session, database_id: int, epoch: str) -> Published | None:
