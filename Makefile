@@ -10,7 +10,7 @@ LOCK = $(VENV)/uv pip compile --quiet --universal --python-version 3.11 --genera
 	--no-emit-index-url --no-emit-find-links $(LOCK_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check protos protos-check lock clean
+.PHONY: help setup demo test check protos protos-check chart cluster-tools lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,22 +21,29 @@ setup: ## make .venv current with everything locked by hash; does nothing when i
 demo: setup ## three gate tablets, a real day's departures, one Postgres
 	@$(VENV)/anabranch demo $(DEMO_FLAGS)
 
-test: setup ## every test; ends with a list of what was not run and why
+test: setup cluster-tools ## every test; ends with a list of what was not run and why
 	@$(VENV)/python -m pytest $(PYTEST_FLAGS) tests
 
-check: setup protos-check ## linters, types, import rules, contract
+check: setup protos-check cluster-tools ## linters, types, import rules, contract, chart, alerts, dashboards
 	@$(VENV)/ruff check .
 	@$(VENV)/ruff format --check .
 	@$(VENV)/mypy
 	@$(VENV)/lint-imports
 	@$(VENV)/python tools/protos.py lint
 	@$(VENV)/python tools/protos.py breaking
+	@$(VENV)/python tools/chart.py check
 
 protos: setup ## regenerate libs/anabranch/v1 from protos/
 	@$(VENV)/python tools/protos.py generate
 
 protos-check: setup ## fail when libs/anabranch/v1 is not what protos/ generates
 	@$(VENV)/python tools/protos.py check
+
+chart: setup ## write the parts of helm/anabranch that are made from something else
+	@$(VENV)/python tools/chart.py generate
+
+cluster-tools: setup ## Helm and promtool, from their Go modules, where they are not on the PATH
+	@$(VENV)/python tools/cluster_tools.py
 
 lock: setup ## write both lock files anew, keeping pins (LOCK_FLAGS=--upgrade: newest releases)
 	@$(LOCK) requirements-build.in -o requirements-build.lock

@@ -1,0 +1,77 @@
+"""Helm and promtool, for the tests of the chart and its alerts.
+
+A program of that name on the PATH is taken as it is. Otherwise the pinned version is built from its Go module into
+`.cache/tools`, once; without Go the program is missing, and whoever needs it says what was not run.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CACHE = ROOT / ".cache" / "tools"
+MODULES = {
+    "helm": ("helm.sh/helm/v3/cmd/helm", "v3.22.0"),
+    "promtool": ("github.com/prometheus/prometheus/cmd/promtool", "v0.316.0"),
+}
+"""Program to its Go package and version."""
+BUILD_TIMEOUT_S = 3600
+
+
+def find(name: str) -> Path | None:
+    """The program, if it is there. Raises KeyError for one that is not in the table."""
+    built = CACHE / f"{name}-{MODULES[name][1]}"
+    if built.exists():
+        return built
+    found = shutil.which(name)
+    return Path(found) if found else None
+
+
+def missing(name: str) -> str:
+    """Why a program is not there, for what could not be run."""
+    return f"{name} is neither on the PATH nor built, and there is no Go to build it (`make cluster-tools`)"
+
+
+def build(name: str) -> None:
+    """Build a program from its module. Raises CalledProcessError, TimeoutExpired."""
+    package, version = MODULES[name]
+    CACHE.mkdir(parents=True, exist_ok=True)
+    folder = CACHE / f"{name}.building-{os.getpid()}"
+    environment = {**os.environ, "GOBIN": str(folder), "CGO_ENABLED": "0", "GOFLAGS": "-trimpath"}
+    print(f"Building {name} {version} from its Go module …", flush=True)
+    try:
+        subprocess.run(
+            ["go", "install", "-ldflags=-s -w", f"{package}@{version}"],
+            env=environment,
+            check=True,
+            timeout=BUILD_TIMEOUT_S,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        (folder / name).replace(CACHE / f"{name}-{version}")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def main() -> int:
+    """Build what is not there; 1 where a build fails. Without Go nothing is built, and that is said."""
+    for name in MODULES:
+        if find(name) is not None:
+            continue
+        if shutil.which("go") is None:
+            print(f"not there: {missing(name)}")
+            continue
+        try:
+            build(name)
+        except subprocess.CalledProcessError as error:
+            print(f"{name} can't be built:\n{error.stderr}", file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
