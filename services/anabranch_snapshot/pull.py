@@ -5,6 +5,8 @@ States of a pull:
 * *waiting* for its turn: at most ``pull_sessions`` read at once, at most ``pull_waiting`` wait.
 * *reading*: it has a session with an open transaction. While the client takes one chunk, the next is read in a
   thread; that one is all that is ever ahead, so that memory doesn't grow with the table.
+* *waiting for the drain*: where rows that it has read were written directly and are not in the log yet, a table ends
+  when they are.
 * *cut off*: the client has taken nothing for ``pull_stall_ms``, or the transaction is ``pull_max_ms`` old. The session
   is ended at once, so that a transaction that nobody waits for holds nothing up; the client hears of it, with a
   reason, when it takes what was sent. It goes on from its resume tokens, in a new transaction.
@@ -74,7 +76,7 @@ async def pull(
             as_of = to_position(database, moment.head, moment.chain)
             sums = {row.table: row for row in moment.rows}
             for one in wanted:
-                async for response, ipc in _table(session, reader, database, one, as_of, sums):
+                async for response, ipc in _table(session, reader, turns, database, one, as_of, sums):
                     if state is not None:
                         response.state.CopyFrom(state)
                         state = None
@@ -106,6 +108,7 @@ async def pull(
 async def _table(
     session: Session,
     reader: PullReader,
+    turns: Turns,
     database: Database,
     wanted: Wanted,
     as_of: position_pb2.Position,
@@ -138,6 +141,19 @@ async def _table(
             yield part, ipc[start : start + PART_BYTES]
         resume = to_token(database, table, progress)
         yield snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, as_of=as_of, resume=resume), ipc[last:]
+    newest = reader.undrained.get(table.id)
+    if newest is not None:
+        # The rows are of the moment, and some are ahead of its position: a reader is exact only once the log has them.
+        # So this part ends there, and the last one, which has no rows, is of a position that does.
+        resume = to_token(database, table, progress)
+        yield (
+            snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, as_of=as_of, resume=resume),
+            memoryview(b""),
+        )
+        head = to_position(database, *await turns.drained(database.id, table.id, newest))
+        response = snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, done=True, as_of=head)
+        yield response, memoryview(b"")
+        return
     row = sums.get(table.name)
     total = None if row is None else to_sum(row)
     response = snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, done=True, as_of=as_of, sum=total)

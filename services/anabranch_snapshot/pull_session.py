@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
@@ -16,9 +17,14 @@ from anabranch.runtime.errors import Failure
 from anabranch.store.availability import is_unavailable
 from anabranch.store.engine import AsyncPool
 from anabranch.store.pull_reader import PullSource, end_session
+from anabranch.store.undrained import head_when_drained
 from anabranch.v1 import errors_pb2
 
 _END_AGAIN_S = 0.5
+_DRAIN_S = 10.0
+"""How long a pull waits until what it has shown is in the log."""
+_DRAIN_FIRST_S, _DRAIN_MOST_S = 0.005, 0.2
+"""Between two looks; each pause is twice the one before."""
 _T = TypeVar("_T")
 _log = structlog.get_logger()
 
@@ -80,6 +86,29 @@ class Turns:
             if not is_unavailable(error):
                 raise
             _log.warning("a pull's session can't be ended now", error=type(error).__name__, detail=str(error))
+
+    async def drained(self, database_id: int, table_id: int, newest: int) -> tuple[int, bytes]:
+        """Wait until no change of a table up to the number ``newest`` is undrained; gives the head's position and
+        chain.
+
+        Raises:
+            Failure: UNAVAILABLE, where it takes too long.
+            psycopg.Error: it can't be looked at.
+        """
+        deadline = time.monotonic() + _DRAIN_S
+        pause_s = _DRAIN_FIRST_S
+        while True:
+            async with self._pool.connection() as conn:
+                head = await head_when_drained(conn, database_id, table_id, newest)
+            if head is not None:
+                return head
+            if time.monotonic() > deadline:
+                raise Failure(
+                    errors_pb2.REASON_UNAVAILABLE,
+                    f"direct writes have waited {_DRAIN_S:g} s for the resolver: resume the pull",
+                )
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _DRAIN_MOST_S)
 
     def close(self) -> None:
         """End the threads, and the session that is kept."""

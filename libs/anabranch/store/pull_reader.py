@@ -7,6 +7,7 @@ statement that is just being closed. Steps, in order:
 1. ``begin``: locks the tables ACCESS SHARE, because a TRUNCATE that commits between the transaction's snapshot and the
    read of its table would read as an empty table. In REPEATABLE READ the snapshot is taken by the first query, which
    comes after the locks; that query gives the head and the sums, so that rows, position and sums are of one moment.
+   Rows that were written directly and wait to be drained are ahead of it: ``undrained`` tells.
 2. ``open_table``, then ``next_batch`` until None: rows in the order of the key, so that a later pull can go on after
    any of them. For the next table ``open_table`` again.
 3. ``close``: when nothing else is under way, also in the middle of a table.
@@ -35,6 +36,7 @@ from anabranch.store.engine import AsyncSession, SessionOptions, connection_argu
 from anabranch.store.log_reader import Sums, sums_of
 from anabranch.store.log_reader_statements import SUMS
 from anabranch.store.pull_columns import mender, select_list
+from anabranch.store.undrained import NEWEST
 
 APPLICATION = "anabranch-snapshot-pull"
 END_SESSION = """
@@ -100,7 +102,8 @@ class PullSource:
 class PullReader:
     """Reads tables of the schema ``schema_name`` of database number ``database_id``.
 
-    ``pid`` is the session's process in Postgres, once it is there.
+    ``pid`` is the session's process in Postgres, once it is there; ``undrained`` has the tables of which the moment
+    shows captured changes that no group has yet, by number, with the number of the newest.
 
     Every method but ``close`` raises PullUnavailableError for states that pass, and
     ``adbc_driver_manager.Error`` for what Postgres refused otherwise.
@@ -111,6 +114,7 @@ class PullReader:
         self._database_id = database_id
         self._schema_name = schema_name
         self.pid: int | None = None
+        self.undrained: dict[int, int] = {}
         self._conn: driver.Connection | None = None
         self._cursor: driver.Cursor | None = None
         self._batches: pa.RecordBatchReader | None = None
@@ -134,6 +138,9 @@ class PullReader:
             with self._conn.cursor() as cursor:
                 cursor.execute(SUMS.decode(), (self._database_id,))
                 rows = cursor.fetchall()
+            with self._conn.cursor() as cursor:
+                cursor.execute(NEWEST, (self._database_id,))
+                self.undrained = dict(cursor.fetchall())
         except driver.Error as error:
             raise _judged(error) from error
         return sums_of(self._database_id, rows)

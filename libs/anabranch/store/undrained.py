@@ -17,9 +17,23 @@ from anabranch.store.binary import Connection, int8, run
 from anabranch.store.binary_cells import Row
 from anabranch.store.capture_rows import decode
 from anabranch.store.catalog import Database
+from anabranch.store.engine import AsyncSession
 
 MOST = 20_000
 """Changes that are taken back; with more of them the drain is waited for."""
+
+NEWEST = """
+select table_id::int8, max(id) from anabranch.captured where database_id = $1::int8::int group by table_id
+"""
+"""$1 database: the newest change that waits, of each table that has one."""
+
+_DRAINED = """
+select h.position, h.chain
+from (select position, chain from anabranch.groups where database_id = %(database)s order by position desc limit 1) h
+where not exists (
+    select from anabranch.captured where database_id = %(database)s and table_id = %(table)s and id <= %(newest)s
+)
+"""
 
 _WAITING = b"""
 select old, new from anabranch.captured
@@ -33,6 +47,16 @@ class UndrainedError(Exception):
 
     def __init__(self, table: str) -> None:
         super().__init__(f"more than {MOST} changes of {table!r} wait for the resolver")
+
+
+async def head_when_drained(
+    conn: AsyncSession, database_id: int, table_id: int, newest: int
+) -> tuple[int, bytes] | None:
+    """Position and chain of the head, where no change of the table up to the number ``newest`` waits any more. Raises
+    psycopg.Error."""
+    parameters = {"database": database_id, "table": table_id, "newest": newest}
+    row = await (await conn.execute(_DRAINED, parameters)).fetchone()
+    return None if row is None else (row[0], bytes(row[1]))
 
 
 @dataclass

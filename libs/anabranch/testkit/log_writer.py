@@ -15,6 +15,7 @@ from ulid import ULID
 
 from anabranch.canonical import SUM_MODULUS
 from anabranch.schema import Cell, Table, key_text
+from anabranch.store.capture import MARK_RESOLVER
 from anabranch.store.catalog import load_database
 from anabranch.store.channels import CLAIM_LOCK_CLASS
 from anabranch.store.engine import connect
@@ -109,6 +110,7 @@ class LogWriter:
         """Commit a group of ``batches``; ``rows`` writes what they did to the tables. Gives its position."""
         conn, number = self.conn, self.database.id
         with conn.transaction():
+            conn.execute(MARK_RESOLVER)
             conn.execute(CLAIM, (CLAIM_LOCK_CLASS, number))
             head = read_head(conn, number)
             position = max(time.time_ns() // 1_000_000, head.position + 1)

@@ -357,7 +357,7 @@ class PullResponse(_message.Message):
 
     @_builtins.property
     def sum(self) -> _position_pb2.TableSum:
-        """With done: the table's sum at as_of."""
+        """With done: the table's sum at as_of; left out where earlier chunks show rows that the log has only at as_of."""
 
     @_builtins.property
     def state(self) -> _position_pb2.ServerState:

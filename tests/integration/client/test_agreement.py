@@ -251,3 +251,52 @@ def test_verify_refuses_what_it_cannot_tell(here: Any, place: Any) -> None:
 def _compare_nothing(here: Any) -> None:
     with closing(here.remote()) as remote:
         next(remote.compare(iter([snapshot_pb2.CompareRequest(db_name=here.name, table="nothing")])))
+
+
+def test_direct_writes_that_wait_for_the_resolver_are_no_faults(here: Any) -> None:
+    a, b = here.device("a"), here.device("b")
+    states: list[State] = []
+    b.on_state(states.append)
+    a.start(background=False)
+    a.read()
+    before = rows(a)
+    pull = threading.Thread(target=lambda: b.start(background=False))
+    here.stack.kill("conflict-resolver")
+    try:
+        here.sql("update items set title = 'direct' where id <= 5")
+        here.sql("update items set title = 'direct, again' where id = 1")
+        here.sql("update items set title = 'title 2' where id = 2")
+        here.sql("delete from items where id = 6")
+        here.sql("insert into items (id, title) values (6, 'anew')")
+        here.sql("update items set id = 7000 where id = 7")
+        here.sql("insert into items (id, title) values (7001, 'direct')")
+        here.sql("delete from items where id = 8")
+        assert here.sql("select count(*) > 0 from anabranch.captured") == [(True,)]
+        assert run_verify(here)[0] == 0
+        assert run_verify(here, "--device", str(here.folder / "a.db"))[0] == 0
+        with closing(sqlite3.connect(here.folder / "a.db")) as conn, conn:
+            conn.execute("UPDATE items SET title = 'flipped' WHERE id IN (3, 100)")
+        assert a.repair("items") == Repaired(rows=2, pulled=False, agrees=True)
+        assert rows(a) == before
+        pull.start()
+        # Everything has come but the end of the table, which waits for the drain.
+        until(lambda: b.execute("SELECT count(*) FROM sqlite_master WHERE name = 'items'").fetchone() == (1,))
+        until(lambda: b.execute("SELECT count(*) FROM items").fetchone() == (COUNT,))
+        assert b.status().pulls == 0
+    finally:
+        here.stack.restart("conflict-resolver")
+    pull.join()
+    assert b.status().pulls == 1
+    b.read()
+    a.read()
+    assert rows(a) == rows(b) != before
+    assert a.execute("SELECT title FROM items WHERE id IN (1, 2, 6, 7000, 7001) ORDER BY id").fetchall() == [
+        ("direct, again",),
+        ("title 2",),
+        ("anew",),
+        ("title 7",),
+        ("direct",),
+    ]
+    assert a.verify() == b.verify() == ()
+    assert "sums_disagree" not in [state.kind for state in states]
+    assert run_verify(here)[0] == 0

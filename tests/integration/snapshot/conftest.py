@@ -26,7 +26,7 @@ class Place:
     rig: SnapshotRig
     name: str
     conn: Session
-    """In autocommit."""
+    """In autocommit. What it writes is not captured: nobody here would drain it."""
     make_writer: Callable[[], LogWriter]
     make_reader: Callable[..., Reader]
 
@@ -90,6 +90,7 @@ def place(rig: SnapshotRig) -> Iterator[Place]:
         return readers[-1]
 
     with connect(rig.url, application_name="test", autocommit=True) as conn:
+        conn.execute("select set_config('anabranch.resolver', pg_backend_pid()::text, false)")
         conn.execute(f'create schema "app_{name}"'.encode())
         create_database(conn, name, f"app_{name}")
         made = Place(rig, name, conn, make_writer, make_reader)

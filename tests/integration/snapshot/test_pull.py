@@ -254,6 +254,7 @@ def test_o13_a_truncate_that_commits_meanwhile_does_not_read_as_an_empty_table(
     with connect(place.rig.url, application_name="test") as other:
         other.execute(f"truncate {place.schema}.item".encode())
         other.execute(f"insert into {place.schema}.item values ('a', 'after', 1, null)".encode())
+        other.execute("delete from anabranch.captured")
         result: list[Pulled] = []
         thread = threading.Thread(target=lambda: result.append(Pulled().all(reader.pull())))
         thread.start()
