@@ -10,7 +10,6 @@ only for rows that came back different: by defaults, triggers, generated columns
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 from anabranch.merge import MutationType, RowState, Write, applied
 from anabranch.schema import Cell
@@ -39,15 +38,9 @@ class Swallowed(Exception):
         self.culprits = culprits
 
 
-class _Step(NamedTuple):
-    """One write on its way, and what follows from it as far as that is known: the row after it, its effect, and the
-    row's state. ``row`` is None where there is none, and where only Postgres knows it: then the others are, too."""
-
-    at: RowKey
-    write: Write
-    row: Row | None
-    effect: Effect | None
-    state: RowState | None
+_Step = tuple[RowKey, Write, Row | None, Effect | None, RowState | None]
+"""One write on its way, and what follows from it as far as that is known: the row after it, its effect, and the row's
+state. The row is None where there is none, and where only Postgres knows it: then the others are, too."""
 
 
 def carry_out(
@@ -80,7 +73,7 @@ def carry_out(
     for (candidate, _), steps in zip(jobs, expected, strict=True):
         done.append([])
         for step in steps:
-            write = step.write
+            write = step[1]
             kind = write.type
             if kind is _DELETE:
                 came = write.key in gone[write.table]
@@ -89,7 +82,10 @@ def carry_out(
             else:
                 row = stored[write.table].get(write.key)
                 came = row is not None
-                if row is not None and (row != step.row or tables[write.table].effects.differ(row, step.row)):
+                expected_row = step[2]
+                if row is not None and (
+                    expected_row is None or row != expected_row or tables[write.table].effects.differ(row, expected_row)
+                ):
                     step = _derive(tables, view, candidate, write, row, stored=True)
             if not came:
                 swallowed.setdefault(candidate.taken.batch_id, write)
@@ -134,23 +130,35 @@ def _expect(
     tables: Mapping[str, SyncedTable], view: View, candidate: Candidate, writes: Sequence[Write]
 ) -> list[_Step]:
     """What follows from writes if Postgres stores what they say."""
-    rows = view.rows
-    steps = []
+    rows, states, batch = view.rows, view.states, candidate.batch
+    assert batch is not None
+    steps: list[_Step] = []
     for write in writes:
-        table, kind, values = tables[write.table], write.type, write.values
-        row: Row | None = None
+        kind, values = write.type, write.values
+        at = (write.table, write.key)
+        table = tables[write.table]
         if kind is _INSERT:
-            if len(values) == len(table.names):
-                row = [values[name] for name in table.names]
+            if len(values) != len(table.names):
+                steps.append((at, write, None, None, None))
+                continue
+            row = [values[name] for name in table.names]
+            effect = table.effects.insert(row)
         elif kind is _UPDATE and values and not write.defaults:
-            row = rows[write.table, write.key].copy()
+            before = rows[at]
+            row = before.copy()
             index = table.table.index
             for name, cell in values.items():
                 row[index[name]] = cell
-        if row is None and (kind is _INSERT or write.defaults):
-            steps.append(_Step((write.table, write.key), write, None, None, None))
+            effect = table.effects.update(before, row)
         else:
-            steps.append(_derive(tables, view, candidate, write, row, stored=False))
+            known_later = write.defaults and kind is not None
+            steps.append(
+                (at, write, None, None, None)
+                if known_later
+                else _derive(tables, view, candidate, write, None, stored=False)
+            )
+            continue
+        steps.append((at, write, row, effect, applied(states.get(at), batch, write)))
     return steps
 
 
@@ -178,7 +186,7 @@ def _derive(
     else:
         effect = table.effects.update(view.rows[at], row)
     known = dict(zip(table.names, row, strict=True)) if stored and row is not None else None
-    return _Step(at, write, row, effect, applied(view.states.get(at), batch, write, known))
+    return (at, write, row, effect, applied(view.states.get(at), batch, write, known))
 
 
 def _forward(view: View, steps: Sequence[_Step]) -> list[Change]:

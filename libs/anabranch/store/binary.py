@@ -14,6 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import psycopg
 from psycopg.abc import Buffer
@@ -115,17 +116,32 @@ def adapt(adapters: AdaptersMap) -> None:
     adapters.register_dumper(Parameter, _BinaryDumper)
 
 
+def _read_raw(adapters: AdaptersMap) -> None:
+    for oid in (TIMESTAMP, TIMESTAMPTZ, TIME):
+        adapters.register_loader(oid, Int8BinaryLoader)
+    adapters.register_loader(DATE, Int4BinaryLoader)
+    adapters.register_loader(0, TextBinaryLoader)
+
+
+_devoted: WeakSet[Connection] = WeakSet()
+
+
+def devote(conn: Connection) -> None:
+    """Have all cursors of a session take Parameters and read as those of ``cursor`` do: they then cost nothing to make.
+    Only for sessions that read no timestamps in any other way."""
+    adapt(conn.adapters)
+    _read_raw(conn.adapters)
+    _devoted.add(conn)
+
+
 def cursor(conn: Connection) -> Cursor:
     """A cursor whose statements use ``$1`` and take Parameters. Read from it with ``run``: timestamps come as
     microseconds since 2000, dates as days since 2000, times as microseconds, what psycopg doesn't know as
     text."""
     cur: Cursor = psycopg.RawCursor(conn)
-    adapters = cur.adapters
-    adapt(adapters)
-    for oid in (TIMESTAMP, TIMESTAMPTZ, TIME):
-        adapters.register_loader(oid, Int8BinaryLoader)
-    adapters.register_loader(DATE, Int4BinaryLoader)
-    adapters.register_loader(0, TextBinaryLoader)
+    if conn not in _devoted:
+        adapt(cur.adapters)
+        _read_raw(cur.adapters)
     return cur
 
 

@@ -30,6 +30,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import psycopg
 
+from anabranch.store.binary import devote
 from anabranch.store.channels import CATALOG_CHANNEL, CLAIM_LOCK_CLASS, INBOX_CHANNEL
 from anabranch.store.engine import SessionOptions, connect
 from anabranch.store.take import STANDING, Standing
@@ -122,6 +123,7 @@ def open_session(url: str, options: SessionOptions) -> Connection:
     conn.execute(YIELD, {"ms": options.lock_timeout_ms})
     conn.execute(LIMIT_TRANSACTIONS, {"ms": str(TRANSACTION_STATEMENTS * options.statement_timeout_ms)})
     conn.autocommit = False
+    devote(conn)
     return conn
 
 

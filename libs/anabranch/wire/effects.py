@@ -76,8 +76,12 @@ class EffectBuilder:
 
     def differ(self, row: Sequence[Cell], other: Sequence[Cell]) -> bool:
         """Whether two rows that are equal in Python are not the same: -0.0 is not 0.0."""
-        encoders = self._encoder.encoders
-        return any(encoders[i](row[i]) != encoders[i](other[i]) for i in self._unequal)
+        for i in self._unequal:
+            cell = row[i]
+            # Only a zero has a sign that does not show; an array may hold one.
+            if (cell == 0.0 or type(cell) is tuple) and repr(cell) != repr(other[i]):
+                return True
+        return False
 
     def insert(self, row: Sequence[Cell]) -> Effect:
         """``row`` is new."""
