@@ -58,6 +58,10 @@ class Sender:
         """How long a flush may have to take, in seconds, to bring at least what goes first through a poor network."""
         return _patience_s(self._batches("~", None))
 
+    def hang_up(self) -> None:
+        """End every call; the next one opens a connection of its own. From any thread."""
+        self._remote.close()
+
     def flush(self, timeout_s: float, only: Sequence[str] | None = None) -> bool:
         """Send what has no verdict and wait for the verdicts, ``timeout_s`` at most; batches that are queued meanwhile
         are left for the next flush. ``only``: these batches alone, in one call. Gives whether all have verdicts.

@@ -1,10 +1,36 @@
 """The background: one thread follows the log, one sends, both start again after failures.
 
-State model. *follower*: another process holds the lease; every second this one tries for it. *leader*: both loops run.
-The loops fail apart from each other: each waits its own backoff, which ``network_up`` cuts short, and which starts anew
-after a success: a flush, or a subscription that stood for a while, however it ended. A wrong principal ends both until
-the next start; everything else is tried again for ever, and told once as "offline" or "error" until it succeeds.
-``stop`` ends every wait and cancels the stream, and soon every other call.
+State model. *follower*: another process holds the lease; every second this one tries for it. *leader*: both loops run,
+until *stopped*.
+
+=============  ================================================  ============  =========================================
+from           what happens                                      to            told
+=============  ================================================  ============  =========================================
+(start)        the lease is free                                 leader        "leader"
+(start)        another process holds it                          follower      "follower"
+follower       the lease is let go, or its process has died      leader        "leader"
+any            ``stop``                                          stopped       nothing; every wait ends, soon every call
+leader         the file belongs to another principal             stopped       "wrong_principal"; the lease stays held
+=============  ================================================  ============  =========================================
+
+A leader's connection has two halves, reading and sending, that fail apart from each other. Each is *unknown*, *good* or
+*in trouble*, and the two together are told once for each change:
+
+=============  ================================================  ============  =========================================
+from           what happens to a half                            to            told
+=============  ================================================  ============  =========================================
+unknown, good  a call fails that may succeed later               in trouble    "offline"
+unknown, good  its credentials are not taken                     in trouble    "unauthenticated"
+unknown, good  a call is refused, or the file can't be written   in trouble    "error"
+in trouble     it fails in another way                           in trouble    that one's word
+unknown        its first answer; nothing is in trouble           good          "online"
+in trouble     an answer; the other half is not in trouble       good          "online"
+in trouble     an answer; the other half still is                good          nothing
+=============  ================================================  ============  =========================================
+
+A half in trouble tries again after a backoff: somewhere up to 1 s, then 2 s, 4 s and so on up to 60 s. It starts anew
+after a success: a flush, or a subscription that stood for a while, however it ended. ``network_up`` ends the wait at
+once, also where it came while the call was still failing, and hangs up on what has been silent for a while.
 """
 
 from __future__ import annotations
@@ -13,6 +39,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from typing import Literal, TypeAlias
 
 from tenacity import RetryCallState, Retrying, retry_if_not_exception_type, wait_random_exponential
 from tenacity.stop import stop_base
@@ -28,6 +55,9 @@ from anabranch.client.sender import Sender
 
 log = get_logger(__name__)
 
+Half: TypeAlias = Literal["read", "send", "watch"]
+"""What fails apart: the two halves of the connection, and the look at the file itself."""
+
 _LEASE_S = 1.0
 _POLL_S = 0.5
 _SHORT_S = 1.0
@@ -35,6 +65,7 @@ _STEADY_S = 10.0
 _QUIET_S = 10.0
 _SILENCE_S = 90.0
 _GRACE_S = 1.0
+_SPARE_S = 5.0
 _BACKOFF_MIN_S = 0.5
 _BACKOFF_MAX_S = 60.0
 
@@ -45,6 +76,13 @@ class _StopWhen(stop_base):
 
     def __call__(self, retry_state: RetryCallState) -> bool:
         return self._stopped.is_set()
+
+
+def _kind(error: CallFailed) -> str:
+    """The state that a failed call is told as."""
+    if error.code == "UNAUTHENTICATED":
+        return "unauthenticated"
+    return "offline" if error.again else "error"
 
 
 class SyncLoop:
@@ -59,7 +97,10 @@ class SyncLoop:
         self._wake = threading.Event()
         self._network = threading.Condition()
         self._network_ups = 0
+        self._sending_since: float | None = None
+        self._attempted = threading.local()
         self._told = ""
+        self._trouble: dict[Half, tuple[str, str]] = {}
         self._told_lock = threading.Lock()
         self._threads: list[threading.Thread] = []
 
@@ -94,31 +135,38 @@ class SyncLoop:
         self._wake.set()
 
     def network_up(self) -> None:
-        """Try again at once. A subscription that has gone quiet is likely to hang on the network that was before."""
+        """Try again at once. What has gone quiet is likely to hang on the network that was before."""
         with self._network:
             self._network_ups += 1
             self._network.notify_all()
         self._wake.set()
-        if time.monotonic() - self._reader.heard_s > _QUIET_S:
+        now = time.monotonic()
+        if now - self._reader.heard_s > _QUIET_S:
             self._reader.cancel()
+        since = self._sending_since
+        if since is not None and now - since > _QUIET_S:
+            self._sender.hang_up()
 
-    def _tell(self, kind: str, detail: str = "") -> None:
+    def _tell(self, half: Half, kind: str = "", detail: str = "") -> None:
+        """A half of the connection is in trouble of this kind, or, without one, good."""
         with self._told_lock:
+            if kind:
+                self._trouble[half] = (kind, detail)
+            else:
+                self._trouble.pop(half, None)
+                kind, detail = next(iter(self._trouble.values()), ("online", ""))
             if self._told == kind:
                 return
             self._told = kind
         self._file.listeners.tell(State(kind, detail))
 
-    def _online(self) -> None:
-        self._tell("online")
-
     def _pause(self, seconds: float) -> None:
         with self._network:
-            ups = self._network_ups
+            ups = getattr(self._attempted, "ups", self._network_ups)
             self._network.wait_for(lambda: self._network_ups != ups or self._stopped.is_set(), seconds)
 
-    def _forever(self, work: Callable[[], None]) -> None:
-        """Do ``work`` until stopped; after a failure again with backoff, which starts anew after a success."""
+    def _forever(self, half: Half, work: Callable[[], None]) -> None:
+        """Do a half's ``work`` until stopped; after a failure again with backoff, which starts anew after a success."""
         while not self._stopped.is_set():
             retrying = Retrying(
                 wait=wait_random_exponential(multiplier=1, min=_BACKOFF_MIN_S, max=_BACKOFF_MAX_S),
@@ -128,9 +176,9 @@ class SyncLoop:
                 reraise=True,
             )
             try:
-                retrying(self._attempt, work)
+                retrying(self._attempt, half, work)
             except WrongPrincipal as error:
-                self._tell("wrong_principal", str(error))
+                self._file.listeners.tell(State("wrong_principal", str(error)))
                 self._stopped.set()
                 self._wake.set()
                 self._reader.cancel()
@@ -138,7 +186,8 @@ class SyncLoop:
                 if not self._stopped.is_set():
                     raise
 
-    def _attempt(self, work: Callable[[], None]) -> None:
+    def _attempt(self, half: Half, work: Callable[[], None]) -> None:
+        self._attempted.ups = self._network_ups
         try:
             work()
         except WrongPrincipal:
@@ -146,18 +195,18 @@ class SyncLoop:
         except CallFailed as error:
             if self._stopped.is_set():
                 return
-            self._failed(error)
+            self._failed(half, error)
             raise
         except Exception as error:
             if self._stopped.is_set():
                 return
             log.exception("sync_failed")
-            self._tell("error", str(error))
+            self._tell(half, "error", str(error))
             raise
 
-    def _failed(self, error: CallFailed) -> None:
+    def _failed(self, half: Half, error: CallFailed) -> None:
         log.info("call_failed", code=error.code, reason=error.reason, error=error.message)
-        self._tell("offline" if error.again else "error", str(error))
+        self._tell(half, _kind(error), str(error))
 
     def _lead(self) -> None:
         if not self._lease.acquire():
@@ -169,8 +218,8 @@ class SyncLoop:
                 version = self._elsewhere(version)
         self._file.listeners.tell(State("leader"))
         self._spawn("send", self._send)
-        self._spawn("watch", lambda: self._forever(self._watch))
-        self._forever(self._follow)
+        self._spawn("watch", lambda: self._forever("watch", self._watch))
+        self._forever("read", self._follow)
 
     def _follow(self) -> None:
         began = time.monotonic()
@@ -179,7 +228,7 @@ class SyncLoop:
         def online() -> None:
             if not answered:
                 answered.append(time.monotonic())
-            self._online()
+            self._tell("read")
 
         try:
             self._reader.follow(self._stopped.is_set, online)
@@ -188,7 +237,7 @@ class SyncLoop:
         except CallFailed as error:
             if self._stopped.is_set() or not answered or time.monotonic() - answered[0] < _STEADY_S:
                 raise
-            self._failed(error)
+            self._failed("read", error)
             began = time.monotonic()
         if time.monotonic() - began < _SHORT_S:
             # A server that drains ends every stream at once: it is not asked in a busy loop, nor by all in one moment.
@@ -201,21 +250,32 @@ class SyncLoop:
         return now
 
     def _send(self) -> None:
-        self._forever(self._send_once)
+        self._forever("send", self._send_once)
 
     def _send_once(self) -> None:
         self._wake.clear()
-        if queue.has_unsent(self._file.reader()):
-            self._sender.flush(self._sender.patience_s())
-            self._online()
-        else:
+        if not queue.has_unsent(self._file.reader()):
+            if "send" in self._trouble:
+                # What could not be sent has ended otherwise.
+                self._tell("send")
             self._wake.wait()
+            return
+        self._sending_since = time.monotonic()
+        try:
+            # A call's own deadline comes first: one that is not answered has failed.
+            done = self._sender.flush(self._sender.patience_s() + _SPARE_S)
+        finally:
+            self._sending_since = None
+        if done:
+            self._tell("send")
 
     def _watch(self) -> None:
         """Notice what other processes queue and what the reader has asked for again, a subscription that has gone
         silent, and tables whose rows are to be read again."""
         version = self._file.data_version()
         while not self._stopped.wait(_POLL_S):
+            if "watch" in self._trouble:
+                self._tell("watch")
             version = self._elsewhere(version)
             if queue.has_unsent(self._file.reader()):
                 self._wake.set()
