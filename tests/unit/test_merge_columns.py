@@ -50,6 +50,22 @@ from anabranch.testkit.memory_batches import TABLE, batch, live, stamp, update
             5,
             Literal("294249-01-01 00:00:00"),
         ),
+        ("max", 0, Literal("0044-03-15 12:00:00 BC"), 5, 0),
+        ("min", 0, Literal("0044-03-15 12:00:00 BC"), 5, Literal("0044-03-15 12:00:00 BC")),
+        ("max", 0, Literal("-infinity"), 5, 0),
+        ("max", TIMESTAMP_MINUS_INFINITY, Literal("-infinity"), 5, TIMESTAMP_MINUS_INFINITY),
+        ("max", Literal("294250-01-01 00:00:00"), Literal("infinity"), 5, Literal("infinity")),
+        ("min", TIMESTAMP_INFINITY, Literal("infinity"), 5, TIMESTAMP_INFINITY),
+        ("max", 1, Literal("1970-01-01 00:00:00"), 5, 1),
+        ("min", 1, Literal("1970-01-01 01:00:00+01"), 5, Literal("1970-01-01 01:00:00+01")),
+        ("union", ("a", "b"), ("b", "c"), ("b",), ("a", "b", "c")),
+        ("union", ("a", "b"), ("b",), ("a", "b"), ("a", "b")),
+        ("union", None, ("a", "a"), None, ("a", "a")),
+        ("union", ("a",), None, ("a",), ("a",)),
+        ("union", (), (None, "NULL"), (), (None, "NULL")),
+        ("union", (1, 1), (2,), (1,), (1, 2)),
+        ("union", ((1, 2), (3, 4)), (4, 5), (), (1, 2, 3, 4, 5)),
+        ("union", (0.0,), (-0.0,), (), (0.0, -0.0)),
     ],
 )
 def test_what_a_computing_policy_stores(policy: str, stored: Cell, incoming: Cell, before: Cell, result: Cell) -> None:
@@ -100,7 +116,8 @@ def test_a_counter_without_an_undo_is_set() -> None:
 def test_a_counter_that_would_leave_64_bits_is_refused_as_postgres_would(n: int) -> None:
     step = 1 if n > 0 else -1
     decision = decide(update("x", {"n": 0}, n=step), row=RowState({"id": "x", "n": n}, None))
-    assert decision == Rejected(RejectionReason.CONSTRAINT, 0, TABLE, "x", ("n",))
+    text = "the number leaves the range of its type"
+    assert decision == Rejected(RejectionReason.CONSTRAINT, 0, TABLE, "x", ("n",), "22003", text)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +125,8 @@ def test_a_counter_that_would_leave_64_bits_is_refused_as_postgres_would(n: int)
     [
         (Policy(order="newest"), "newest"),
         (Policy(delete="sometimes"), "sometimes"),
-        (Policy(columns={"tags": "union"}), "tags"),
+        (Policy(columns={"tags": "sum"}), "tags"),
+        (Policy(columns={"tags": "function:"}), "tags"),
     ],
 )
 def test_registration_refuses_what_the_rules_do_not_know(policy: Policy, named: str) -> None:
@@ -117,10 +135,27 @@ def test_registration_refuses_what_the_rules_do_not_know(policy: Policy, named: 
 
 
 def test_registration_takes_every_policy_that_there_is() -> None:
-    columns = dict(enumerate(["lww", "reject", *COMPUTED]))
+    columns = dict(enumerate(["lww", "reject", "function:notes", *COMPUTED]))
     for order in ("server", "edit"):
         for delete in ("rejects", "wins"):
             check_policy(Policy(order, True, delete, {str(c): name for c, name in columns.items()}))
+
+
+@pytest.mark.parametrize("text", ["now", "Jan 1 2020", "", "2024-13-01 00:00:00", "infinityx", "x" * 10_000])
+def test_a_moment_in_words_that_could_be_any_is_refused(text: str) -> None:
+    row = RowState({"id": "x", "n": 1, "seen": 9}, None)
+    decision = decide(update("x", {"seen": 9}, seen=Literal(text)), row=row)
+    assert isinstance(decision, Rejected)
+    assert (decision.reason, decision.columns, decision.sqlstate) == (RejectionReason.CONSTRAINT, ("seen",), "22007")
+
+
+def test_an_array_with_bounds_of_its_own_is_no_set() -> None:
+    row = RowState({"id": "x", "tags": ("a",)}, None)
+    decision = decide(
+        update("x", {"tags": ()}, tags=Literal("[2:3]={a,b}")), row=row, policy=Policy(columns={"tags": "union"})
+    )
+    assert isinstance(decision, Rejected)
+    assert (decision.reason, decision.sqlstate) == (RejectionReason.CONSTRAINT, "2202E")
 
 
 # outcomes

@@ -81,7 +81,7 @@ def test_a_table_lays_its_own_over_the_databases() -> None:
     assert effective(database, own) == Policy("server", False, "rejects", {"n": "min"})
 
 
-@pytest.mark.parametrize("column", ["lww", "reject", "counter", "max", "min"])
+@pytest.mark.parametrize("column", ["lww", "reject", "counter", "max", "min", "union", "function:notes"])
 @pytest.mark.parametrize("delete", ["rejects", "wins"])
 @pytest.mark.parametrize("order", ["server", "edit"])
 def test_the_rules_know_whatever_can_be_set(order: str, delete: str, column: str) -> None:

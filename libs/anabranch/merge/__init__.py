@@ -5,11 +5,13 @@ over what was done, ``shown`` lays a device's pending changes over its base. The
 ``order``, the rules and late arrival in ``rows``.
 """
 
-from anabranch.merge.columns import COMPUTED, check_policy
+from anabranch.merge.columns import COMPUTED, FUNCTION, check_policy, function_of
 from anabranch.merge.equality import same
 from anabranch.merge.forward import applied
 from anabranch.merge.model import (
     Accepted,
+    Answers,
+    Asked,
     Batch,
     Conflict,
     Decision,
@@ -19,6 +21,7 @@ from anabranch.merge.model import (
     Outcome,
     Parked,
     Policy,
+    Question,
     Rejected,
     RejectionReason,
     RowChange,
@@ -34,8 +37,11 @@ from anabranch.merge.resolve import resolve
 
 __all__ = [
     "COMPUTED",
+    "FUNCTION",
     "SERVER_NODE",
     "Accepted",
+    "Answers",
+    "Asked",
     "Batch",
     "Conflict",
     "Decision",
@@ -46,6 +52,7 @@ __all__ = [
     "Parked",
     "Pending",
     "Policy",
+    "Question",
     "Rejected",
     "RejectionReason",
     "RowChange",
@@ -56,6 +63,7 @@ __all__ = [
     "Write",
     "applied",
     "check_policy",
+    "function_of",
     "place_of",
     "resolve",
     "same",

@@ -1,26 +1,44 @@
 """Policies of columns: what a column does when two have written it.
 
 ``lww`` (no entry in ``Policy.columns``) and ``reject`` choose between two values and live in ``rows``. The
-ones here compute: they take the stored value, the incoming one and what the device showed before it, and give
-the value to store. None reads a key, so that the order in which updates come can't matter. A further
-policy of this sort is one more entry in ``COMPUTED``; that it is added on both sides, server and device,
-follows from their sharing this table.
+ones in ``COMPUTED`` take the stored value, the incoming one and what the device showed before it, and give
+the value to store. None of them reads a key, so that the order in which updates come can't matter:
+
+* ``max`` and ``min`` are joins of an order, ``union`` of sets: each commutes (of two updates either may come
+  first), associates (devices, server and log may be put together in any grouping) and is idempotent (the same
+  update twice is the update once). NULL is the least of all: it never beats a value. So each only ever moves
+  one way, and what was taken off again comes back.
+* ``counter`` is a group: it adds the difference that was made. It commutes and associates, and is not
+  idempotent: two that each add 1 have added 2. That a batch has one effect is promised elsewhere.
+* A function of one's own has whatever algebra its author gives it; nothing here leans on any.
+
+A further policy of this sort is one more entry in ``COMPUTED``; that it is computed on both sides, server and
+device, follows from their sharing this table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import struct
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
 from anabranch.merge.model import Cell, Policy
+from anabranch.merge.moments import INFINITY, MINUS_INFINITY, moment_rank
 
 Compute = Callable[[Cell, Cell, Cell], Cell]
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+FUNCTION = "function:"
+"""What stands before a function's name in the policy of its column."""
+_bits = struct.Struct(">d").pack
 
 
-class CounterOverflowError(ArithmeticError):
-    """A counter would leave 64 bits."""
+class ComputeError(ArithmeticError):
+    """There is no value to store. ``sqlstate`` is what Postgres would say."""
+
+    def __init__(self, sqlstate: str, text: str) -> None:
+        super().__init__(text)
+        self.sqlstate = sqlstate
 
 
 def _counter(stored: Cell, value: Cell, before: Cell) -> Cell:
@@ -31,31 +49,75 @@ def _counter(stored: Cell, value: Cell, before: Cell) -> Cell:
         return stored
     total = (stored or 0) + added
     if not INT64_MIN <= total <= INT64_MAX:
-        raise CounterOverflowError(total)
+        raise ComputeError("22003", "the number leaves the range of its type")
     return total
 
 
-def _rank(cell: Cell) -> tuple[int, str]:
-    # A timestamp past what 64 bits hold is its text: after every other, before infinity, the year in six
-    # digits.
-    return (INT64_MAX - 1, cell) if isinstance(cell, str) else (cell, "")
+def _rank(cell: Cell) -> tuple[int, int]:
+    if isinstance(cell, str):
+        try:
+            return moment_rank(cell)
+        except ValueError as error:
+            raise ComputeError("22007", str(error)) from None
+    return 0, cell
+
+
+def _moment(cell: Cell) -> tuple[int, int]:
+    """The rank of a cell that meets text, and so is a timestamp."""
+    if cell == INFINITY and not isinstance(cell, str):
+        return 1, 0
+    if cell == MINUS_INFINITY and not isinstance(cell, str):
+        return -1, 0
+    return _rank(cell)
+
+
+def _later(stored: Cell, value: Cell) -> bool:
+    if isinstance(stored, str) or isinstance(value, str):
+        return _moment(value) > _moment(stored)
+    return bool(value > stored)
 
 
 def _max(stored: Cell, value: Cell, before: Cell) -> Cell:
     if stored is None or value is None:
         return value if stored is None else stored
-    return max(stored, value, key=_rank)
+    return value if _later(stored, value) else stored
 
 
 def _min(stored: Cell, value: Cell, before: Cell) -> Cell:
     if stored is None or value is None:
         return value if stored is None else stored
-    return min(stored, value, key=_rank)
+    return value if _later(value, stored) else stored
 
 
-COMPUTED: Mapping[str, Compute] = MappingProxyType({"counter": _counter, "max": _max, "min": _min})
-"""Policy to its function of (stored, incoming, what the device showed before). Cells are 64 bit integers or,
-but for ``counter``, dates, times and timestamps in their integer form; NULL never beats a value."""
+def _elements(cell: Cell) -> Iterator[tuple[Cell, Cell]]:
+    """The elements of an array, those of further dimensions too, each with what it is told apart by (see
+    ``same``)."""
+    if isinstance(cell, str):
+        raise ComputeError("2202E", "an array with bounds of its own is no set")
+    for element in cell:
+        if isinstance(element, tuple):
+            yield from _elements(element)
+        elif isinstance(element, float):
+            yield (float, "nan" if element != element else _bits(element)), element
+        else:
+            yield (type(element), element), element
+
+
+def _union(stored: Cell, value: Cell, before: Cell) -> Cell:
+    """Every element of either, once: those that are stored in their order, then the others in theirs. An array in
+    which nothing is new stays as it is."""
+    if stored is None or value is None:
+        return value if stored is None else stored
+    found = dict(_elements(stored))
+    known = len(found)
+    for name, element in _elements(value):
+        found.setdefault(name, element)
+    return stored if len(found) == known else tuple(found.values())
+
+
+COMPUTED: Mapping[str, Compute] = MappingProxyType({"counter": _counter, "max": _max, "min": _min, "union": _union})
+"""Policy to its function of (stored, incoming, what the device showed before). ``counter`` takes 64 bit integers,
+``union`` arrays, ``max`` and ``min`` integers, dates, times and timestamps. Raise ``ComputeError``."""
 
 _COLUMNS = frozenset({"lww", "reject", *COMPUTED})
 _ORDERS = frozenset({"server", "edit"})
@@ -74,10 +136,16 @@ def check_policy(policy: Policy) -> None:
     if policy.delete not in _DELETES:
         wrong.append(f"delete is {policy.delete!r}, not one of {', '.join(sorted(_DELETES))}")
     for column, name in policy.columns.items():
-        if name not in _COLUMNS:
-            wrong.append(f"the policy of column {column!r} is {name!r}, not one of {', '.join(sorted(_COLUMNS))}")
+        if name not in _COLUMNS and not function_of(name):
+            known = ", ".join(sorted(_COLUMNS))
+            wrong.append(f"the policy of column {column!r} is {name!r}, not one of {known}, or {FUNCTION}NAME")
     if wrong:
         raise ValueError("; ".join(wrong))
+
+
+def function_of(policy: str | None) -> str:
+    """The name of the function that a column's policy asks; "" where it asks none."""
+    return policy[len(FUNCTION) :] if policy is not None and policy.startswith(FUNCTION) else ""
 
 
 def compute(
@@ -87,7 +155,7 @@ def compute(
     added.
 
     Raises:
-        CounterOverflowError: the counter would leave 64 bits.
+        ComputeError: there is none.
     """
     now = stored.get(column)
     return COMPUTED[policy](now, value, before.get(column, now) if before else now)

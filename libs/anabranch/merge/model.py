@@ -41,15 +41,15 @@ class RejectionReason(IntEnum):
     ALREADY_DELETED = 4
     CONCURRENT_UPDATE = 5
     CONSTRAINT = 6
-    """Only where a ``counter`` leaves 64 bits, which Postgres would refuse with SQLSTATE 22003."""
+    """Only where a column's policy has no value to store, as when a ``counter`` leaves 64 bits."""
 
 
 @dataclass(slots=True)
 class RowChange:
     """One row of a mutation. ``key`` is its key text; ``values`` holds every given column of an insert (the
     key's too), the changed columns of an update (the key's never), and nothing for a delete. ``before`` holds
-    what the device showed before, from the batch's undo: only the ``counter`` columns of an update are
-    read."""
+    what the device showed before, from the batch's undo: only the ``counter`` columns of an update, and those
+    that ask a function, are read."""
 
     key: str
     values: Mapping[str, Cell]
@@ -202,13 +202,16 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The whole batch is; ``mutation`` and what follows name the first change that could not be."""
+    """The whole batch is; ``mutation`` and what follows name the first change that could not be. ``sqlstate`` and
+    ``text`` are what Postgres would say (only of CONSTRAINT)."""
 
     reason: RejectionReason
     mutation: int
     table: str
     key: str
     columns: tuple[str, ...] = ()
+    sqlstate: str = ""
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,5 +222,32 @@ class Parked:
     key: str
 
 
-Decision = Accepted | Rejected | Parked
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What to ask a function: the value that the device had seen (``base``, None where it does not say), the one
+    that is stored and the one that comes in. ``mutation``, ``row`` and ``column`` say where the answer belongs."""
+
+    mutation: int
+    row: int
+    column: str
+    table: str
+    key: str
+    function: str
+    base: Cell
+    stored: Cell
+    incoming: Cell
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The batch can't be decided before these are answered: call ``resolve`` again with their answers, and with
+    those it was given. Once is enough unless the batch changes one row several times."""
+
+    questions: Sequence[Question]
+
+
+Answers = Mapping[tuple[int, int], Mapping[str, Cell]]
+"""Answers of functions: (mutation, row) to column to value."""
+
+Decision = Accepted | Rejected | Parked | Asked
 View = Mapping[tuple[str, str], RowState]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from anabranch.merge.columns import COMPUTED, CounterOverflowError, compute
+from anabranch.merge.columns import COMPUTED, ComputeError, compute
 from anabranch.merge.model import Cell, MutationType, Policy
 
 
@@ -28,8 +28,9 @@ def shown(base: Mapping[str, Cell] | None, pending: Sequence[Pending], policy: P
 
     An insert of a row that is there shows as an update of its columns: the base has brought it, by the log or
     another node's hand. Any other change that does not fit (an update or delete of a row that is gone) shows
-    nothing; it is the server that decides. ``counter``, ``max`` and ``min`` columns of an update go by their
-    policy, over what is shown so far.
+    nothing; it is the server that decides. ``counter``, ``max``, ``min`` and ``union`` columns of an update go by
+    their policy, over what is shown so far; one that a function decides shows the device's own value until the
+    server has asked it.
 
     A change that is ``seen`` puts the base back where it wrote, because the base has it, and whatever came
     after it: nothing earlier that is still pending will change that. A counter is left alone then, since
@@ -67,5 +68,5 @@ def _cell(row: Mapping[str, Cell], column: str, cell: Cell, change: Pending, pol
         return cell
     try:
         return compute(policy, row, column, cell, change.before)
-    except CounterOverflowError:
+    except ComputeError:
         return row.get(column)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import MappingProxyType
 
 from anabranch.merge.forward import applied
 from anabranch.merge.model import (
     Accepted,
+    Answers,
+    Asked,
     Batch,
     Conflict,
     Decision,
@@ -15,6 +18,7 @@ from anabranch.merge.model import (
     Outcome,
     Parked,
     Policy,
+    Question,
     Rejected,
     RejectionReason,
     RowState,
@@ -25,9 +29,10 @@ from anabranch.merge.rows import Refusal, rule
 
 _INSERT, _UPDATE = MutationType.INSERT, MutationType.UPDATE
 _APPLIED = Outcome.APPLIED
+_NO_ANSWERS: Answers = MappingProxyType({})
 
 
-def resolve(batch: Batch, view: View, policy_of: Callable[[str], Policy]) -> Decision:
+def resolve(batch: Batch, view: View, policy_of: Callable[[str], Policy], answers: Answers = _NO_ANSWERS) -> Decision:
     """The decision on ``batch``: all of it, or none.
 
     ``view`` maps (table, key text) to the row as it stands, with every batch decided before carried forward
@@ -38,6 +43,10 @@ def resolve(batch: Batch, view: View, policy_of: Callable[[str], Policy]) -> Dec
     without a verdict, may bring; nothing can come for a batch that has none of those, and it is rejected at
     once, ``ROW_NOT_FOUND``.
 
+    Where columns are decided by functions of the application's own, which are none of the rules' business to
+    run, the decision is ``Asked`` until ``answers`` has what they say. A row that waits for an answer is carried
+    forward as if its own value stood, and asks nothing more until it has it.
+
     What is inserted, and what is updated with nobody else's writes or own later ones in sight, is taken as a
     whole; columns are looked at one by one only past that.
     """
@@ -45,6 +54,7 @@ def resolve(batch: Batch, view: View, policy_of: Callable[[str], Policy]) -> Dec
     outcomes: list[MutationOutcome] = []
     conflicts: list[Conflict] = []
     touched: dict[tuple[str, str], tuple[RowState | None, Write]] = {}
+    questions: dict[tuple[str, str], list[Question]] = {}
     batch_id, node, basis = batch.id, batch.node, batch.basis
     for number, mutation in enumerate(batch.mutations):
         table, kind = mutation.table, mutation.type
@@ -74,9 +84,11 @@ def resolve(batch: Batch, view: View, policy_of: Callable[[str], Policy]) -> Dec
                 ):
                     write = Write(table, key, _UPDATE, change.values, number, row, remember=remember)
             if write is None:
-                ruling = rule(batch, policy, kind, change, state)
+                ruling = rule(batch, policy, kind, change, state, answers.get((number, row)))
                 if isinstance(ruling, Refusal):
                     return _refused(batch, ruling, number, table, key)
+                if ruling.questions and at not in questions:
+                    questions[at] = [Question(number, row, q[0], table, key, *q[1:]) for q in ruling.questions]
                 write = Write(
                     table,
                     key,
@@ -99,12 +111,14 @@ def resolve(batch: Batch, view: View, policy_of: Callable[[str], Policy]) -> Dec
         if strongest is _APPLIED:
             deciding = mutation.rows[0].key if mutation.rows else ""
         outcomes.append(MutationOutcome(strongest, table, deciding, columns))
+    if questions:
+        return Asked([question for of_row in questions.values() for question in of_row])
     return Accepted(writes, outcomes, conflicts)
 
 
 def _refused(batch: Batch, refusal: Refusal, mutation: int, table: str, key: str) -> Decision:
     if refusal.reason is not None:
-        return Rejected(refusal.reason, mutation, table, key, refusal.columns)
+        return Rejected(refusal.reason, mutation, table, key, refusal.columns, refusal.sqlstate, refusal.text)
     if batch.earlier_pending:
         return Parked(table, key)
     return Rejected(RejectionReason.ROW_NOT_FOUND, mutation, table, key)

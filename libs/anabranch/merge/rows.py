@@ -33,7 +33,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from anabranch.merge.columns import COMPUTED, CounterOverflowError, compute
+from anabranch.merge.columns import COMPUTED, ComputeError, compute, function_of
 from anabranch.merge.equality import same
 from anabranch.merge.model import (
     Batch,
@@ -73,6 +73,8 @@ class Ruling:
     late_insert: bool = False
     defaults: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
+    questions: tuple[tuple[str, str, Cell, Cell, Cell], ...] = ()
+    """Column, function, base, stored and incoming value: until they are answered, the rest is provisional."""
 
 
 @dataclass(slots=True)
@@ -81,6 +83,8 @@ class Refusal:
 
     reason: RejectionReason | None
     columns: tuple[str, ...] = ()
+    sqlstate: str = ""
+    text: str = ""
 
 
 _NOTHING: Mapping[str, Cell] = MappingProxyType({})
@@ -93,15 +97,21 @@ _NEVER_TOUCHED = RowVersion(0, "", "")
 
 
 def rule(
-    batch: Batch, policy: Policy, type_: MutationType, change: RowChange, state: RowState | None
+    batch: Batch,
+    policy: Policy,
+    type_: MutationType,
+    change: RowChange,
+    state: RowState | None,
+    answers: Mapping[str, Cell] | None = None,
 ) -> Ruling | Refusal:
-    """Applies the rules table to one row. ``state`` is the row as the batch's earlier changes left it."""
+    """Applies the rules table to one row. ``state`` is the row as the batch's earlier changes left it; ``answers`` what
+    functions said of its columns."""
     version = state.version if state is not None else None
     if state is not None and state.values is not None:
         # A live row without a history was there before registration: version 0, behind everything.
         version = version or _NEVER_TOUCHED
         if type_ is MutationType.UPDATE:
-            return _update(batch, policy, change, state.values, version)
+            return _update(batch, policy, change, state.values, version, answers or _NOTHING)
         if type_ is MutationType.DELETE:
             return _delete(batch, policy, state.values, version)
         return _late_insert(batch, policy, change, state.values, version) if _late(version, batch) else _ROW_EXISTS
@@ -198,7 +208,12 @@ def _stamp_key(order: str, stamp: Stamp) -> Key:
 
 
 def _update(
-    batch: Batch, policy: Policy, change: RowChange, values: Mapping[str, Cell], version: RowVersion
+    batch: Batch,
+    policy: Policy,
+    change: RowChange,
+    values: Mapping[str, Cell],
+    version: RowVersion,
+    answers: Mapping[str, Cell],
 ) -> Ruling | Refusal:
     """An update of a live row, column by column.
 
@@ -212,8 +227,11 @@ def _update(
     An insert by another node after the basis means that the row the user changed is another one by now, or
     never was this node's: ROW_DELETED.
 
-    ``counter``, ``max`` and ``min`` compute from what is stored, whichever comes first; only what is older
-    than the row's insert is of an earlier row, and SUPERSEDED.
+    ``counter``, ``max``, ``min`` and ``union`` compute from what is stored, whichever comes first; only what is
+    older than the row's insert is of an earlier row, and SUPERSEDED. A function decides likewise, where what is
+    stored is neither what the device had seen nor what it brings; but what a later batch of the same node wrote
+    was made with this change in sight, and stands. Of the two values that it was asked about, those that its
+    answer is not are kept.
     """
     if version.insert_node != batch.node and version.insert_position > batch.basis:
         return _ROW_DELETED
@@ -228,6 +246,7 @@ def _update(
     superseded: list[str] = []
     kept: list[str] = []
     losses: list[Loss] = []
+    questions: list[tuple[str, str, Cell, Cell, Cell]] = []
     for column, cell in change.values.items():
         stamp = _stamp(version, column)
         column_policy = policies.get(column)
@@ -237,14 +256,42 @@ def _update(
             if later or own_key >= _stamp_key(order, stamp_of_row):
                 try:
                     written[column] = compute(column_policy, values, column, cell, change.before)
-                except CounterOverflowError:
-                    return Refusal(RejectionReason.CONSTRAINT, (column,))
+                except ComputeError as error:
+                    return Refusal(RejectionReason.CONSTRAINT, (column,), error.sqlstate, str(error))
                 if not later:
                     kept.append(column)
                 continue
             stamp = stamp_of_row
         elif column_policy == "reject" and _foreign(stamp, batch):
             return Refusal(RejectionReason.CONCURRENT_UPDATE, (column,))
+        elif function := function_of(column_policy):
+            stamp_of_row = _stamp(version, "")
+            if own_key < _stamp_key(order, stamp_of_row):
+                stamp = stamp_of_row
+            elif later or stamp.node != batch.node:
+                stored = values.get(column)
+                base = change.before.get(column) if change.before else None
+                result = cell
+                if not (same(stored, cell) or (change.before and same(stored, base))):
+                    if column in answers:
+                        result = answers[column]
+                    else:
+                        questions.append((column, function, base, stored, cell))
+                    unseen = True
+                    if not same(result, cell):
+                        losses.append(Loss(column, cell, me, (stamp.batch, stamp.node)))
+                    if same(result, stored):
+                        superseded.append(column)
+                        continue
+                    if same(result, cell):
+                        overwritten.append(column)
+                    if stamp.batch:
+                        # Else nobody that is known wrote it: it was there before registration.
+                        losses.append(Loss(column, stored, (stamp.batch, stamp.node), me))
+                written[column] = result
+                if not later:
+                    kept.append(column)
+                continue
         elif later:
             written[column] = cell
             if _foreign(stamp, batch) and not same(values.get(column), cell):
@@ -267,6 +314,7 @@ def _update(
         tuple(columns),
         tuple(losses),
         kept=tuple(kept),
+        questions=tuple(questions),
     )
 
 

@@ -11,26 +11,36 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from anabranch.merge import check_policy
+from anabranch.merge import COMPUTED, FUNCTION, check_policy, function_of
 from anabranch.merge.model import Policy
 from anabranch.schema import Kind
 
 Order = Literal["server", "edit"]
 Delete = Literal["rejects", "wins"]
-ColumnPolicy = Literal["lww", "reject", "counter", "max", "min"]
+_COLUMN_POLICIES = ("lww", "reject", *sorted(COMPUTED))
+
+
+def _column_policy(name: str) -> str:
+    if name not in _COLUMN_POLICIES and not function_of(name):
+        raise ValueError(f"a column's policy is one of {', '.join(_COLUMN_POLICIES)}, or {FUNCTION}NAME, not {name!r}")
+    return name
+
+
+ColumnPolicy = Annotated[str, AfterValidator(_column_policy)]
 
 # A batch may wait on a device for seven days, and must then still be told from a repeat.
 _SHORTEST_RETENTION_DAYS = 7
 
-# Where the order of cells is the order of values, and a sum is exact.
-POLICY_KINDS: Mapping[ColumnPolicy, frozenset[Kind]] = MappingProxyType(
+# Where the order of cells is the order of values, a sum is exact, and elements can be told apart.
+POLICY_KINDS: Mapping[str, frozenset[Kind]] = MappingProxyType(
     {
         "counter": frozenset({Kind.INT64}),
         "max": frozenset({Kind.INT64, Kind.DATE, Kind.TIME, Kind.TIMESTAMP}),
         "min": frozenset({Kind.INT64, Kind.DATE, Kind.TIME, Kind.TIMESTAMP}),
+        "union": frozenset({Kind.ARRAY}),
     }
 )
 """The kinds of column that a policy fits; one that is not listed fits all."""
@@ -89,7 +99,23 @@ def _parse(model: type[_M], policy: Mapping[str, Any]) -> _M:
 def _wrong(key: str, error: ErrorDetails) -> str:
     if error["type"] == "extra_forbidden":
         return f"{key} is no policy"
-    return f"{key}: {error['msg'][:1].lower()}{error['msg'][1:]}"
+    text = error["msg"].removeprefix("Value error, ")
+    return f"{key}: {text[:1].lower()}{text[1:]}"
+
+
+def changed(policy: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A policy's JSON object with ``changes`` laid over it: a key whose value is None goes, an object within (the
+    columns) is changed likewise, everything else is replaced. Neither is changed, and nothing is checked."""
+    after = dict(policy)
+    for key, value in changes.items():
+        if value is None:
+            after.pop(key, None)
+        elif isinstance(value, Mapping):
+            within = after.get(key)
+            after[key] = changed(within if isinstance(within, Mapping) else {}, value)
+        else:
+            after[key] = value
+    return after
 
 
 def database_policy(policy: Mapping[str, Any]) -> DatabasePolicy:
