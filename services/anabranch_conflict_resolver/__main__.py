@@ -8,6 +8,7 @@ from anabranch.runtime.server import main
 from anabranch.runtime.service import Service, ServiceContext
 from anabranch_conflict_resolver import garbage
 from anabranch_conflict_resolver.config import ResolverSettings
+from anabranch_conflict_resolver.functions import Functions
 from anabranch_conflict_resolver.resolver import Resolver
 from anabranch_conflict_resolver.servicer import SERVICE, ResolverServicer, register
 
@@ -15,14 +16,20 @@ from anabranch_conflict_resolver.servicer import SERVICE, ResolverServicer, regi
 async def build(context: ServiceContext[ResolverSettings]) -> Service:
     """Put the service together."""
     garbage.collect_only_when_told()
-    resolver = Resolver(context.settings, context.clock)
-    servicer = ResolverServicer(context.settings, context.pool, context.clock)
+    functions = Functions(context.settings.function_timeout_ms)
+    resolver = Resolver(context.settings, functions, context.clock)
+    servicer = ResolverServicer(context.settings, functions, context.pool, context.clock)
+
+    async def close() -> None:
+        await servicer.close()
+        functions.close()
+
     return Service(
         names=(SERVICE,),
         register=lambda server: register(server, servicer),
         ready=resolver.ready,
         run=resolver.run,
-        close=servicer.close,
+        close=close,
     )
 
 

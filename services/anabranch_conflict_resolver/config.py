@@ -32,6 +32,9 @@ class ResolverSettings(ServiceSettings):
     """How long a batch rests whose row somebody else holds."""
     rest_ms: int = Field(1_000, ge=1)
     """How long a batch rests that failed alone for no fault that could be named; four times as long the next time."""
+    function_timeout_ms: int = Field(500, ge=10, le=1_000)
+    """The longest that one call of an application's merge function may run. Less than ``claim_idle_ms`` by so much that
+    a group survives several that overrun."""
     explain_lock_timeout_ms: int = Field(100, ge=1)
     """The longest that a dry run waits for somebody else's lock."""
     explain_timeout_ms: int = Field(2_000, ge=10)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError
 
 from anabranch import limits
-from anabranch.merge import Mutation, MutationType, RowChange, ulid_time_ms
+from anabranch.merge import Mutation, MutationType, RowChange, function_of, ulid_time_ms
 from anabranch.schema import Cell, Kind, Table, key_text
 from anabranch.schema.cells import Literal
 from anabranch.store.catalog import Database
@@ -111,7 +111,9 @@ class _Shape:
         keys = set(table.key_columns)
         self.value_at = [i for i, name in enumerate(names) if name not in keys]
         self.counters = (
-            {c.name: column_reader(c) for c in columns if c.policy == "counter"} if kind is MutationType.UPDATE else {}
+            {c.name: column_reader(c) for c in columns if c.policy == "counter" or function_of(c.policy)}
+            if kind is MutationType.UPDATE
+            else {}
         )
 
     def read(self, row: value_pb2.Row, look_for_nul: bool) -> tuple[str, tuple[Cell, ...], dict[str, Cell]]:
@@ -176,7 +178,7 @@ class _Shape:
         return cells, missing
 
     def before(self, undo: batch_pb2.Undo, row: int) -> dict[str, Cell] | None:
-        """What the device showed of the row's counters; None where it does not say."""
+        """What the device showed of the row's counters and of what functions merge; None where it does not say."""
         if row >= len(undo.rows):
             return None
         shown: dict[str, Cell] = {}

@@ -19,7 +19,9 @@ from anabranch.store.explain import known
 from anabranch.store.take import Taken
 from anabranch.v1 import batch_pb2, change_pb2, errors_pb2, resolver_pb2, value_pb2, verdict_pb2
 from anabranch.wire.envelopes import least_id, receive
+from anabranch_conflict_resolver.ask import Asking
 from anabranch_conflict_resolver.decide_group import decide_group
+from anabranch_conflict_resolver.functions import Functions
 from anabranch_conflict_resolver.group_commit import Memory, current, sort_out
 from anabranch_conflict_resolver.model import Applied, Rejection, Result
 from anabranch_conflict_resolver.tables import SyncedDatabase
@@ -48,6 +50,7 @@ class DryRuns:
 
     url: str
     options: SessionOptions
+    functions: Functions
     _lock: Lock = field(default_factory=Lock)
     _session: Session | None = None
     _memories: dict[int, Memory] = field(default_factory=dict)
@@ -126,7 +129,7 @@ class DryRuns:
             size=len(envelope.payload),
         )
         position = max(standing.clock_ms + clock_offset_ms, standing.position + 1)
-        group = Group(conn, synced, position, now_ms, _BUSY_MS)
+        group = Group(conn, synced, position, now_ms, _BUSY_MS, asking=Asking(self.functions))
         results, candidates = sort_out(group, memory, [taken])
         if candidates:
             results = decide_group(group, candidates, at_hand=[batch_id], restarts=1).results

@@ -38,10 +38,12 @@ from anabranch.store.group_records import delete_inbox, notify_group
 from anabranch.store.seal import EMPTY_CHAIN
 from anabranch.store.take import Parking, Standing, Taken
 from anabranch.v1 import errors_pb2
+from anabranch_conflict_resolver.ask import Asking
 from anabranch_conflict_resolver.decide_group import Decided, decide_group
 from anabranch_conflict_resolver.decode import Decoded, Refusal
 from anabranch_conflict_resolver.drain import Backlog
 from anabranch_conflict_resolver.drain_backlog import drain_backlog
+from anabranch_conflict_resolver.functions import Functions
 from anabranch_conflict_resolver.model import Applied, Candidate, Rejection, Result, Waiting
 from anabranch_conflict_resolver.records import CapturedBetween, Sums, gather, look_between, new_sums, write
 from anabranch_conflict_resolver.tables import SyncedDatabase, compile_database
@@ -108,9 +110,11 @@ def commit_group(
     now_ms: int,
     clock_offset_ms: int,
     limits: GroupLimits,
+    functions: Functions | None = None,
 ) -> Outcome:
     """Decide and commit up to ``most`` batches of the database. ``now_ms`` is this process's clock, by which waits and
-    ages are judged; positions follow Postgres's, to which ``clock_offset_ms`` is added.
+    ages are judged; positions follow Postgres's, to which ``clock_offset_ms`` is added. ``functions`` runs the
+    application's merge functions; without it, no column may ask one.
 
     Raises:
         psycopg.Error: nothing was done, or, where the session was lost in COMMIT, perhaps all of it.
@@ -139,6 +143,8 @@ def commit_group(
             return Outcome(claimed.ours)
         faults.reach("after_claim")
         synced = current(conn, memory, standing)
+        if synced.asks and functions is not None:
+            functions.warm()
         taken = claimed.answer()
         memory.more = len(taken) >= most
         if not taken and not standing.any_captured:
@@ -149,7 +155,7 @@ def commit_group(
         memory.last_principal = now[-1].principal if now else ""
         memory.attempted = [t.batch_id for t in now]
         position = max(standing.clock_ms + clock_offset_ms, standing.position + 1)
-        group = Group(conn, synced, position, now_ms, limits.busy_ms)
+        group = Group(conn, synced, position, now_ms, limits.busy_ms, asking=Asking(functions))
         # The group goes on with the trace of its first batch, and is linked with those of the others.
         traces = list(dict.fromkeys(t.traceparent for t in now if t.traceparent)) if tracing() else []
         group.draining = standing.any_captured

@@ -31,6 +31,7 @@ from anabranch.store.waves import DatabaseError
 from anabranch_conflict_resolver.bell import Bell
 from anabranch_conflict_resolver.captured_watch import CapturedWatch
 from anabranch_conflict_resolver.config import ResolverSettings
+from anabranch_conflict_resolver.functions import Functions
 from anabranch_conflict_resolver.group_commit import GroupLimits
 from anabranch_conflict_resolver.worker import Worker
 
@@ -45,7 +46,7 @@ _SLICE_S = 0.25
 class Resolver:
     """Threads and their state; ``run`` is the service's background work."""
 
-    def __init__(self, settings: ResolverSettings, clock: Clock) -> None:
+    def __init__(self, settings: ResolverSettings, functions: Functions, clock: Clock) -> None:
         self._url = settings.postgres_url.get_secret_value()
         self._clock = clock
         self._poll_s = settings.poll_interval_ms / 1000
@@ -67,6 +68,7 @@ class Resolver:
                 limits,
                 clock,
                 self._bell,
+                functions,
                 self._stopping,
                 most_batches=settings.group_max_batches,
                 target_ms=settings.group_target_ms,

@@ -20,6 +20,7 @@ from anabranch.v1 import errors_pb2, position_pb2, resolver_pb2, resolver_pb2_gr
 from anabranch_conflict_resolver.config import ResolverSettings
 from anabranch_conflict_resolver.conflicts import MAX_PAGE_BYTES, answer, read_request
 from anabranch_conflict_resolver.explain import DryRuns, Question
+from anabranch_conflict_resolver.functions import Functions
 from anabranch_conflict_resolver.verdicts import shorten, waiting_verdict
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -33,7 +34,7 @@ _ID_CHARACTERS = 26
 class ResolverServicer(resolver_pb2_grpc.ConflictResolverServiceServicer):
     """Answers about verdicts and conflicts."""
 
-    def __init__(self, settings: ResolverSettings, pool: AsyncPool, clock: Clock) -> None:
+    def __init__(self, settings: ResolverSettings, functions: Functions, pool: AsyncPool, clock: Clock) -> None:
         self._pool = pool
         self._clock = clock
         self._databases: dict[int, Database] = {}
@@ -42,7 +43,7 @@ class ResolverServicer(resolver_pb2_grpc.ConflictResolverServiceServicer):
             lock_timeout_ms=settings.explain_lock_timeout_ms,
             idle_timeout_ms=settings.claim_idle_ms,
         )
-        self._dry_runs = DryRuns(settings.postgres_url.get_secret_value(), options)
+        self._dry_runs = DryRuns(settings.postgres_url.get_secret_value(), options, functions)
 
     async def GetVerdict(  # noqa: N802 - the contract's name
         self, request: resolver_pb2.GetVerdictRequest, context: Context

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from anabranch.merge import function_of
 from anabranch.schema import Cell, Table
 from anabranch.store.catalog import Database
 from anabranch.store.rows import TableSql
@@ -55,6 +56,8 @@ class SyncedDatabase:
     """By table, what writes the verdict on a mutation that was applied as written."""
     once_a_group: frozenset[str]
     """Tables with a foreign key that old rows may break (``not valid``): a group touches a row of theirs once only."""
+    asks: bool
+    """Whether any column is decided by a function of the application's own."""
     loud: frozenset[str]
     """Tables whose changes may cause others, by triggers or by the actions of foreign keys."""
     unreadable: set[str] = field(default_factory=set)
@@ -81,6 +84,7 @@ def compile_database(database: Database, *, triggered: Collection[str] = ()) -> 
         name for name in tables if not all(key.valid for key in database.constraints[name].foreign_keys)
     )
     writers = {name: mutation_writer(table) for name, table in database.tables.items()}
+    asks = any(function_of(column.policy) for table in database.tables.values() for column in table.columns)
     acted_on = {
         key.to_table
         for name in tables
@@ -88,4 +92,4 @@ def compile_database(database: Database, *, triggered: Collection[str] = ()) -> 
         if {key.on_delete, key.on_update} & _ACTIONS
     }
     loud = frozenset(tables.keys() & {*acted_on, *triggered})
-    return SyncedDatabase(database, Decoder(database), tables, primary_keys, writers, once_a_group, loud)
+    return SyncedDatabase(database, Decoder(database), tables, primary_keys, writers, once_a_group, asks, loud)

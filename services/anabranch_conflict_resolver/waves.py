@@ -16,13 +16,14 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 
-from anabranch.merge import Accepted, Batch, Outcome, Parked, Rejected, Write, resolve
+from anabranch.merge import Accepted, Asked, Batch, Outcome, Parked, Rejected, Write, resolve
 from anabranch.schema import Cell
 from anabranch.store.engine import Session
 from anabranch.store.rows import Row
 from anabranch.store.take import Parking
 from anabranch.store.waves import judge
 from anabranch.v1 import errors_pb2
+from anabranch_conflict_resolver.ask import Asking, PutOff, Unanswered, with_answers
 from anabranch_conflict_resolver.carry_out import Job, carry_out
 from anabranch_conflict_resolver.cascades import is_loud, write_step
 from anabranch_conflict_resolver.decode import RowKey
@@ -49,6 +50,7 @@ class Group:
     busy_ms: int
     pending: Mapping[str, str] = field(default_factory=dict)
     held: dict[str, str] = field(default_factory=dict)
+    asking: Asking = field(default_factory=Asking)
     draining: bool = False
     drained: Drained | None = None
     loud: Set[str] = frozenset()
@@ -190,6 +192,16 @@ def decide(group: Group, view: View, candidate: Candidate) -> Accepted | Rejecti
     decision = resolve(candidate.batch, view.states, group.synced.database.table_policy)
     if isinstance(decision, Accepted):
         return decision
+    if isinstance(decision, Asked):
+        answered = with_answers(group.asking, group.synced, candidate.batch, view.states, decision)
+        if isinstance(answered, PutOff):
+            parking = Parking(batch_id, group.now_ms + group.busy_ms)
+            return wait(view, candidate, parking, "a merge function that has no time yet")
+        if isinstance(answered, Unanswered):
+            return _unanswered(view, candidate, answered)
+        if isinstance(answered, Accepted):
+            return answered
+        decision = answered
     if isinstance(decision, Parked):
         number = group.synced.tables[decision.table].table.id
         parking = Parking(batch_id, until, before, number, decision.key)
@@ -220,9 +232,7 @@ _MESSAGES = {
     errors_pb2.REASON_ROW_NOT_FOUND: "there is no such row",
     errors_pb2.REASON_ALREADY_DELETED: "the row was deleted already",
     errors_pb2.REASON_CONCURRENT_UPDATE: "another node changed the row, unseen by this one",
-    errors_pb2.REASON_CONSTRAINT: "the number leaves the range of its type",
 }
-_OUT_OF_RANGE = "22003"
 
 
 def _rejection(view: View, candidate: Candidate, decision: Rejected) -> Rejection:
@@ -231,11 +241,26 @@ def _rejection(view: View, candidate: Candidate, decision: Rejected) -> Rejectio
     return Rejection(
         candidate.taken,
         int(decision.reason),
-        _MESSAGES[reason],
+        decision.text or _MESSAGES[reason],
         decision.mutation,
         decision.table,
         candidate.decoded.keys[at],
         decision.columns,
         view.rows.get(at),
-        sqlstate=_OUT_OF_RANGE if reason == errors_pb2.REASON_CONSTRAINT else "",
+        sqlstate=decision.sqlstate,
+    )
+
+
+def _unanswered(view: View, candidate: Candidate, unanswered: Unanswered) -> Rejection:
+    question = unanswered.question
+    at = (question.table, question.key)
+    return Rejection(
+        candidate.taken,
+        errors_pb2.REASON_MERGE_FUNCTION,
+        f'merge function "{question.function}" of column "{question.column}": {unanswered.why}',
+        question.mutation,
+        question.table,
+        candidate.decoded.keys[at],
+        (question.column,),
+        view.rows.get(at),
     )

@@ -31,6 +31,7 @@ from anabranch.store.waves import DatabaseError
 from anabranch.v1 import errors_pb2, verdict_pb2
 from anabranch_conflict_resolver import garbage
 from anabranch_conflict_resolver.bell import Bell
+from anabranch_conflict_resolver.functions import Functions
 from anabranch_conflict_resolver.group_commit import GroupLimits, Memory, Outcome, commit_group
 from anabranch_conflict_resolver.model import Applied, Rejection, Waiting
 from anabranch_conflict_resolver.pace import Pace
@@ -54,6 +55,7 @@ class Worker:
         limits: GroupLimits,
         clock: Clock,
         bell: Bell,
+        functions: Functions,
         stopping: Event,
         *,
         most_batches: int,
@@ -65,6 +67,7 @@ class Worker:
         self._limits = limits
         self._clock = clock
         self._bell = bell
+        self._functions = functions
         self._stopping = stopping
         self._most_batches = most_batches
         self._target_ms = target_ms
@@ -137,6 +140,7 @@ class Worker:
                 now_ms=now_ms,
                 clock_offset_ms=now_ms - Clock().now_ms(),
                 limits=self._limits,
+                functions=self._functions,
             )
         except Exception as error:
             # Also a fault of this program: one batch that it stumbles over must not hold up all others.

@@ -48,6 +48,10 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """The batch failed alone three times for no fault that could be named. Report it with the server's log."""
     REASON_REWOUND: _Reason.ValueType  # 12
     """The server was restored to a time before this batch. Replay or discard it."""
+    REASON_MERGE_FUNCTION: _Reason.ValueType  # 13
+    """The application's merge function of a column gave no value: it raised, overran its time, or returned what the
+    column can't hold; the message says which. Mend the function, and replay the batch.
+    """
     REASON_MALFORMED: _Reason.ValueType  # 20
     """The payload is not a DbMutationBatch. Update the client."""
     REASON_INVALID_ID: _Reason.ValueType  # 21
@@ -132,6 +136,10 @@ REASON_INTERNAL: Reason.ValueType  # 11
 """The batch failed alone three times for no fault that could be named. Report it with the server's log."""
 REASON_REWOUND: Reason.ValueType  # 12
 """The server was restored to a time before this batch. Replay or discard it."""
+REASON_MERGE_FUNCTION: Reason.ValueType  # 13
+"""The application's merge function of a column gave no value: it raised, overran its time, or returned what the
+column can't hold; the message says which. Mend the function, and replay the batch.
+"""
 REASON_MALFORMED: Reason.ValueType  # 20
 """The payload is not a DbMutationBatch. Update the client."""
 REASON_INVALID_ID: Reason.ValueType  # 21

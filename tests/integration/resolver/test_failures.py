@@ -19,6 +19,7 @@ from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch_conflict_resolver import waves
 from anabranch_conflict_resolver.bell import Bell
 from anabranch_conflict_resolver.decode import Decoded, Decoder
+from anabranch_conflict_resolver.functions import Functions
 from anabranch_conflict_resolver.group_commit import GroupLimits, Memory, commit_group
 from anabranch_conflict_resolver.worker import Worker
 
@@ -54,6 +55,7 @@ def worker_of(migrated_url: str) -> Iterator[Any]:
             GroupLimits(busy_ms=20),
             Clock(),
             bell,
+            Functions(500),
             stopping,
             most_batches=most_batches,
             target_ms=250,
