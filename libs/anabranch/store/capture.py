@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
-from typing import Any, LiteralString
+from typing import Any, LiteralString, NamedTuple
 
 import psycopg
 
@@ -149,11 +149,18 @@ def _arguments(database_id: int, table_id: int) -> bytes:
     return b"%d\0%d\0" % (database_id, table_id)
 
 
+class TriggerFault(NamedTuple):
+    """What is wrong with a table's triggers, in words, and whether there are none at all."""
+
+    text: str
+    all_gone: bool
+
+
 def trigger_faults(
     schema_name: str, database_id: int, tables: Mapping[str, int], resting: Container[str] = ()
-) -> Steps[dict[str, str]]:
-    """What keeps the writes of tables (name to number) from being captured, in words; a table whose triggers are as
-    they were installed is left out. ``resting`` are those that are not captured on purpose."""
+) -> Steps[dict[str, TriggerFault]]:
+    """What keeps the writes of tables (name to number) from being captured; a table whose triggers are as they were
+    installed is left out. ``resting`` are those that are not captured on purpose."""
     arguments = {table: _arguments(database_id, number) for table, number in tables.items()}
     found: dict[tuple[str, str, bytes], dict[str, str]] = {}
     for schema, table, name, enabled, of in (yield Statement(_INSTALLED, {"arguments": list(arguments.values())})):
@@ -164,7 +171,9 @@ def trigger_faults(
         missing = [trigger.name for trigger in _TRIGGERS if trigger.name not in triggers]
         disabled = [name for name, enabled in triggers.items() if enabled != "A"]
         if missing:
-            faults[table] = f"direct writes are not captured: trigger {missing[0]} is gone"
+            text = f"direct writes are not captured: trigger {missing[0]} is gone"
+            faults[table] = TriggerFault(text, all_gone=not triggers)
         elif disabled and table not in resting:
-            faults[table] = f"direct writes are not captured: trigger {disabled[0]} is disabled"
+            text = f"direct writes are not captured: trigger {disabled[0]} is disabled"
+            faults[table] = TriggerFault(text, all_gone=False)
     return faults

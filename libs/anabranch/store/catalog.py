@@ -43,6 +43,8 @@ class Database:
     table_policies: Mapping[str, TablePolicy]
     constraints: Mapping[str, Constraints]
     first_positions: Mapping[str, int]
+    uncaptured: frozenset[str] = frozenset()
+    """Tables whose direct writes are not captured, on purpose."""
 
     @cached_property
     def tables_by_id(self) -> Mapping[int, Table]:
@@ -106,7 +108,8 @@ def columns_from_json(columns: list[dict[str, Any]], policies: Mapping[str, str]
 _DATABASES = """
 select d.id, d.name, d.schema_name, d.epoch, d.floor_ms, d.schema_version, d.policy, d.seal_key,
        coalesce((select jsonb_agg(jsonb_build_array(
-                     t.id, t.name, t.columns, to_jsonb(t.key_columns), t.policy, t.first_position)
+                     t.id, t.name, t.columns, to_jsonb(t.key_columns), t.policy, t.first_position,
+                     t.capture_off_ms)
                      order by t.id)
                  from anabranch.synced_tables t where t.database_id = d.id), '[]')
 from anabranch.databases d
@@ -125,10 +128,13 @@ def _database(row: tuple[Any, ...], constraints: Mapping[tuple[str, str], Constr
     tables: dict[str, Table] = {}
     policies: dict[str, TablePolicy] = {}
     first_positions: dict[str, int] = {}
-    for table_id, table, columns, key_columns, own_policy, first_position in synced:
+    uncaptured = set()
+    for table_id, table, columns, key_columns, own_policy, first_position, off_ms in synced:
         policies[table] = table_policy(own_policy)
         tables[table] = Table(table, columns_from_json(columns, policies[table].columns), tuple(key_columns), table_id)
         first_positions[table] = first_position
+        if off_ms is not None:
+            uncaptured.add(table)
     return Database(
         id=number,
         name=name,
@@ -142,6 +148,7 @@ def _database(row: tuple[Any, ...], constraints: Mapping[tuple[str, str], Constr
         table_policies=policies,
         constraints={table: constraints.get((schema_name, table), Constraints()) for table in tables},
         first_positions=first_positions,
+        uncaptured=frozenset(uncaptured),
     )
 
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from anabranch.schema import Column, Kind
 from anabranch.store import types
 from anabranch.store.policy import POLICY_KINDS, TablePolicy
-from anabranch.store.relation import ForeignKey, Relation
+from anabranch.store.relation import Relation
 from anabranch.store.types import Types
 
 
@@ -40,11 +40,11 @@ class Refusal(StrEnum):
     RESERVED_NAME = "RESERVED_NAME"
     NAME_CLASH = "NAME_CLASH"
     FOREIGN_KEY_OUTSIDE = "FOREIGN_KEY_OUTSIDE"
-    CASCADES = "CASCADES"
-    TRIGGERS = "TRIGGERS"
     RULES = "RULES"
+    SUBSCRIPTION = "SUBSCRIPTION"
     ROW_SECURITY = "ROW_SECURITY"
     MISSING_PRIVILEGE = "MISSING_PRIVILEGE"
+    NOT_OWNED = "NOT_OWNED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,6 @@ _PERSISTENCE: Mapping[str, str] = MappingProxyType(
         "t": "temporary: other sessions can't see it",
     }
 )
-_ACTIONS: Mapping[str, str] = MappingProxyType({"c": "cascade", "n": "set null", "d": "set default"})
 _RESERVED = re.compile(r"(_db_|sqlite_)", re.IGNORECASE)
 _ASCII_UPPER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
 
@@ -151,30 +150,22 @@ def name_clashes(name: str, synced: Collection[str]) -> Iterator[Refused]:
 
 
 def _writers(relation: Relation) -> Iterator[Refused]:
-    """Who else changes rows of the table, in ways that no log entry would tell of."""
+    """Who changes rows of the table in ways that are not captured, or keeps them from those who read it."""
     for key in relation.constraints.foreign_keys:
         if key.to_schema != relation.schema_name:
             text = f'foreign key "{key.name}" points outside the schema, to {key.to_schema}.{key.to_table}'
             yield Refused(Refusal.FOREIGN_KEY_OUTSIDE, text)
-        if actions := _actions(key):
-            text = f'foreign key "{key.name}" changes rows by itself ({actions})'
-            yield Refused(Refusal.CASCADES, text)
-    if relation.triggers:
-        text = f"the table has triggers ({', '.join(relation.triggers)})"
-        yield Refused(Refusal.TRIGGERS, text)
     if relation.rules:
         yield Refused(Refusal.RULES, f"the table has rewrite rules ({', '.join(relation.rules)})")
+    if relation.subscriptions:
+        text = f"subscriptions feed the table ({', '.join(relation.subscriptions)}), past all triggers for statements"
+        yield Refused(Refusal.SUBSCRIPTION, text)
     if relation.row_security_forced or relation.row_security_active:
         text = f"row-level security hides rows from role {relation.role}"
         yield Refused(Refusal.ROW_SECURITY, text)
     if relation.missing_privileges:
         text = f"role {relation.role} lacks {', '.join(relation.missing_privileges)} on the table"
         yield Refused(Refusal.MISSING_PRIVILEGE, text)
-
-
-def _actions(key: ForeignKey) -> str:
-    given = {"on delete": key.on_delete, "on update": key.on_update}
-    return ", ".join(f"{when} {_ACTIONS[what]}" for when, what in given.items() if what in _ACTIONS)
 
 
 def policy_refusals(

@@ -1,10 +1,10 @@
 """Registration: which schema is a database, and which of its tables are synced.
 
-A table's first sum, its ``first_position`` and its registration are one moment. ``add_table`` takes the
-table's lock in SHARE mode before it scans (writers wait, readers don't), and the claim of the database only
-once the sum is known: no group commits while it reads the head and registers. A resolver that claims
-afterwards finds a higher ``schema_version``; it must compare that with its own ``Database`` after every
-claim.
+A table's first sum, its ``first_position``, its registration and the beginning of its capture are one moment.
+``add_table`` takes the table's lock against writers before it scans (readers go on), holds it to its end, and takes the
+claim of the database only once the sum is known: no group commits while it reads the head and registers. Whoever wrote
+before has committed and is in the sum; whoever writes afterwards meets the triggers. A resolver that claims afterwards
+finds a higher ``schema_version``; it must compare that with its own ``Database`` after every claim.
 
 Every function runs in one transaction (a savepoint of the caller's, if there is one), which holds its locks
 to its end. Time is a parameter, in milliseconds since 1970; left out, it is this machine's.
@@ -24,7 +24,7 @@ from psycopg.types.json import Jsonb
 from ulid import ULID
 
 from anabranch.schema import Table
-from anabranch.store.binary_cells import quote
+from anabranch.store import capture
 from anabranch.store.catalog import Database, UnknownDatabaseError, columns_to_json, load_database
 from anabranch.store.channels import CATALOG_CHANNEL, CLAIM_LOCK_CLASS
 from anabranch.store.errors import OWN_SCHEMA, violated
@@ -202,7 +202,9 @@ def add_table(
                 "count": count,
                 "sum": sum_to_bytes(total),
             }
-            conn.execute(_INSERT_TABLE, parameters)
+            number = conn.execute(_INSERT_TABLE, parameters).fetchone()
+            assert number is not None
+            capture.install(conn, found.schema_name, table, found.id, *number)
             _tell(conn, found.id)
             after = load_database(conn, database)
     except psycopg.errors.UniqueViolation as error:
@@ -215,8 +217,9 @@ def add_table(
 
 
 def remove_table(conn: Connection, database: str, table: str, *, limits: RegistrationLimits | None = None) -> None:
-    """Sync ``table`` no longer. The table itself and its entries in the log stay; the history that conflicts
-    are decided by goes, so that a later ``add_table`` starts anew.
+    """Sync ``table`` no longer. The table itself and its entries in the log stay; the history that conflicts are
+    decided by goes, and so do its triggers and what they captured, so that a later ``add_table`` starts anew. Where somebody
+    uses the table, everybody who comes later waits with it, at most ``limits.lock_timeout_ms``.
 
     Raises:
         RegistrationError: UNKNOWN_DATABASE, NOT_SYNCED or BUSY.
@@ -231,6 +234,7 @@ def remove_table(conn: Connection, database: str, table: str, *, limits: Registr
             if row is None:
                 raise _refuse(what, Refusal.NOT_SYNCED, f'"{table}" is no synced table of "{database}"')
             conn.execute(_DELETE_VERSIONS, row)
+            capture.remove(conn, found.id, *row)
             _tell(conn, found.id)
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
         raise _refuse(what, Refusal.BUSY, "the database is being written to; try again") from error
@@ -246,7 +250,7 @@ def _lock_and_judge(conn: Connection, what: str, database: Database, name: str, 
         raise _refuse(what, Refusal.INVALID_POLICY, str(error)) from error
     # Judged before the lock, too: what is no table can't be locked, and nobody is made to wait for a refusal.
     _judge(conn, what, database, name, own_policy)
-    conn.execute(f"lock table {quote(database.schema_name)}.{quote(name)} in share mode".encode())
+    capture.lock(conn, database.schema_name, name)
     return _judge(conn, what, database, name, own_policy)
 
 
@@ -256,7 +260,11 @@ def _judge(conn: Connection, what: str, database: Database, name: str, policy: T
         text = f'there is no table "{name}" in schema "{database.schema_name}"'
         raise _refuse(what, Refusal.UNKNOWN_TABLE, text)
     relation = found[name]
-    if refusals := why_not(relation, known, policy, database.tables):
+    refusals = why_not(relation, known, policy, database.tables)
+    if relation.kind == "r" and not relation.owned:
+        text = f"role {relation.role} does not own the table, and could make no triggers that always fire"
+        refusals.append(Refused(Refusal.NOT_OWNED, text))
+    if refusals:
         raise RegistrationError(what, refusals)
     return Table(name, relation.snapshot(known), relation.key_columns)
 

@@ -81,7 +81,7 @@ class Relation:
     columns: tuple[RelationColumn, ...]
     key_columns: tuple[str, ...]
     constraints: Constraints
-    triggers: tuple[str, ...]
+    subscriptions: tuple[str, ...]
     rules: tuple[str, ...]
     is_partition: bool
     parents: tuple[str, ...]
@@ -89,6 +89,7 @@ class Relation:
     row_security_forced: bool
     row_security_active: bool
     missing_privileges: tuple[str, ...]
+    owned: bool
     role: str
 
     def snapshot(self, known: Types) -> tuple[Column, ...]:
@@ -116,8 +117,8 @@ _RELATION = """
 select c.oid::int8, n.nspname, c.relname, c.relkind::text, c.relpersistence::text, c.relispartition,
        c.relrowsecurity and c.relforcerowsecurity,
        case when c.relkind in ('r', 'p') then row_security_active(c.oid) else false end,
-       array(select t.tgname::text from pg_trigger t
-             where t.tgrelid = c.oid and not t.tgisinternal and t.tgenabled <> 'D' order by t.tgname),
+       array(select s.subname::text from pg_subscription_rel r join pg_subscription s on s.oid = r.srsubid
+             where r.srrelid = c.oid order by s.subname),
        array(select r.rulename::text from pg_rewrite r
              where r.ev_class = c.oid and c.relkind in ('r', 'p') order by r.rulename),
        array(select i.inhparent::regclass::text from pg_inherits i where i.inhrelid = c.oid
@@ -125,7 +126,7 @@ select c.oid::int8, n.nspname, c.relname, c.relkind::text, c.relpersistence::tex
        array(select i.inhrelid::regclass::text from pg_inherits i where i.inhparent = c.oid order by 1),
        array(select p from unnest(array['SELECT', 'INSERT', 'UPDATE', 'DELETE']) as p
              where c.relkind in ('r', 'p') and not has_table_privilege(c.oid, p)),
-       current_user::text
+       pg_has_role(c.relowner, 'USAGE'), current_user::text
 from pg_class c join pg_namespace n on n.oid = c.relnamespace
 where n.nspname = %(schema_name)s and c.relname = any(%(names)s::text[]) and c.relkind not in ('i', 'I', 't')
 """
@@ -239,8 +240,8 @@ def relations_of(schema_name: str, names: Iterable[str]) -> Steps[tuple[dict[str
 def _relation(
     row: tuple[Any, ...], columns: list[RelationColumn], constraints: dict[tuple[str, str], Constraints]
 ) -> Relation:
-    oid, schema_name, name, kind, persistence, is_partition, forced, active, triggers, rules, *rest = row
-    parents, children, missing_privileges, role = rest
+    oid, schema_name, name, kind, persistence, is_partition, forced, active, subscriptions, rules, *rest = row
+    parents, children, missing_privileges, owned, role = rest
     own = constraints.get((schema_name, name), Constraints())
     return Relation(
         oid=oid,
@@ -251,7 +252,7 @@ def _relation(
         columns=tuple(columns),
         key_columns=own.primary_key.columns if own.primary_key else (),
         constraints=own,
-        triggers=tuple(triggers),
+        subscriptions=tuple(subscriptions),
         rules=tuple(rules),
         is_partition=is_partition,
         parents=tuple(parents),
@@ -259,5 +260,6 @@ def _relation(
         row_security_forced=forced,
         row_security_active=active,
         missing_privileges=tuple(missing_privileges),
+        owned=owned,
         role=role,
     )

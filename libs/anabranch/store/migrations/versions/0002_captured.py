@@ -50,39 +50,85 @@ comment on column anabranch.synced_tables.capture_off_ms is
 # Functions of triggers with the arguments (database_id, table_id). They run as the role that owns schema anabranch, so
 # that a writer needs no rights in it. Every name in them has its schema; a whole row is written n.*, since a plain n
 # would be the column of that name where there is one.
+#
+# record_send gives text in the client's encoding: one that can't hold it would fail the writer's statement.
 FUNCTIONS = """
 create function anabranch.capture() returns trigger
-language plpgsql security definer set search_path = pg_catalog, pg_temp
+language plpgsql security definer
 as $$
 #variable_conflict use_variable
 declare
-    anabranch_database constant pg_catalog.int4 := tg_argv[0];
-    anabranch_table constant pg_catalog.int4 := tg_argv[1];
-    anabranch_xid constant pg_catalog.xid8 := pg_catalog.pg_current_xact_id();
-    anabranch_depth constant pg_catalog.int2 := pg_catalog.pg_trigger_depth();
-    anabranch_role constant pg_catalog.text := session_user;
-    anabranch_application constant pg_catalog.text := pg_catalog.current_setting('application_name');
+    client_encoding constant pg_catalog.name := pg_catalog.pg_client_encoding();
 begin
-    if tg_op = 'INSERT' then
+    if client_encoding operator(pg_catalog.<>) 'UTF8' then
+        perform pg_catalog.set_config('client_encoding', 'UTF8', true);
+    end if;
+    if tg_op operator(pg_catalog.=) 'INSERT' then
         insert into anabranch.captured (database_id, table_id, xid, type, depth, new, role, application)
-        select anabranch_database, anabranch_table, anabranch_xid, 1, anabranch_depth,
-               pg_catalog.record_send(n.*), anabranch_role, anabranch_application
+        select tg_argv[0]::pg_catalog.int4, tg_argv[1]::pg_catalog.int4, pg_catalog.pg_current_xact_id(), 1,
+               pg_catalog.pg_trigger_depth(), pg_catalog.record_send(n.*),
+               session_user, pg_catalog.current_setting('application_name')
         from new_rows n;
-    elsif tg_op = 'UPDATE' then
+    elsif tg_op operator(pg_catalog.=) 'UPDATE' then
         -- Both hold the same rows in the same order. A full join can't become a nested loop.
         insert into anabranch.captured (database_id, table_id, xid, type, depth, old, new, role, application)
-        select anabranch_database, anabranch_table, anabranch_xid, 2, anabranch_depth,
-               b.image, a.image, anabranch_role, anabranch_application
+        select tg_argv[0]::pg_catalog.int4, tg_argv[1]::pg_catalog.int4, pg_catalog.pg_current_xact_id(), 2,
+               pg_catalog.pg_trigger_depth(), b.image, a.image,
+               session_user, pg_catalog.current_setting('application_name')
         from (select pg_catalog.record_send(o.*) as image, pg_catalog.row_number() over () as place
               from old_rows o) b
         full join (select pg_catalog.record_send(n.*) as image, pg_catalog.row_number() over () as place
                    from new_rows n) a on a.place operator(pg_catalog.=) b.place;
     else
         insert into anabranch.captured (database_id, table_id, xid, type, depth, old, role, application)
-        select anabranch_database, anabranch_table, anabranch_xid, 3, anabranch_depth,
-               pg_catalog.record_send(o.*), anabranch_role, anabranch_application
+        select tg_argv[0]::pg_catalog.int4, tg_argv[1]::pg_catalog.int4, pg_catalog.pg_current_xact_id(), 3,
+               pg_catalog.pg_trigger_depth(), pg_catalog.record_send(o.*),
+               session_user, pg_catalog.current_setting('application_name')
         from old_rows o;
     end if;
+    if client_encoding operator(pg_catalog.<>) 'UTF8' then
+        perform pg_catalog.set_config('client_encoding', client_encoding, true);
+    end if;
+    return null;
+end
+$$;
+
+create function anabranch.capture_row() returns trigger
+language plpgsql security definer
+as $$
+#variable_conflict use_variable
+declare
+    client_encoding constant pg_catalog.name := pg_catalog.pg_client_encoding();
+begin
+    if client_encoding operator(pg_catalog.<>) 'UTF8' then
+        perform pg_catalog.set_config('client_encoding', 'UTF8', true);
+    end if;
+    insert into anabranch.captured (database_id, table_id, xid, type, depth, old, new, role, application)
+    values (tg_argv[0]::pg_catalog.int4, tg_argv[1]::pg_catalog.int4, pg_catalog.pg_current_xact_id(),
+            case tg_op when 'INSERT' then 1 when 'UPDATE' then 2 else 3 end, pg_catalog.pg_trigger_depth(),
+            case when tg_op operator(pg_catalog.<>) 'INSERT' then pg_catalog.record_send(old) end,
+            case when tg_op operator(pg_catalog.<>) 'DELETE' then pg_catalog.record_send(new) end,
+            session_user, pg_catalog.current_setting('application_name'));
+    if client_encoding operator(pg_catalog.<>) 'UTF8' then
+        perform pg_catalog.set_config('client_encoding', client_encoding, true);
+    end if;
+    return null;
+end
+$$;
+
+create function anabranch.capture_truncate() returns trigger
+language plpgsql security definer set search_path = pg_catalog, pg_temp set row_security = off
+as $$
+declare
+    client_encoding constant name := pg_client_encoding();
+begin
+    perform set_config('client_encoding', 'UTF8', true);
+    execute format(
+        'insert into anabranch.captured (database_id, table_id, xid, type, depth, old, role, application) '
+        'select $1, $2, pg_current_xact_id(), 3, pg_trigger_depth(), record_send(t.*), '
+        'session_user, current_setting(''application_name'') from %s t', tg_relid::regclass)
+    using tg_argv[0]::int4, tg_argv[1]::int4;
+    perform set_config('client_encoding', client_encoding, true);
     return null;
 end
 $$;
@@ -97,6 +143,7 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     """Drop both, and the triggers of every synced table with them."""
-    op.execute("drop function anabranch.capture() cascade")
+    for function in ("capture", "capture_row", "capture_truncate"):
+        op.execute(f"drop function anabranch.{function}() cascade")
     op.execute("drop table anabranch.captured")
     op.execute("alter table anabranch.synced_tables drop column capture_off_ms")
