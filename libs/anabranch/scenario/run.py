@@ -112,6 +112,7 @@ def tell(world: World) -> str:
         steps.start_nodes(world, scenario.nodes)
         for number, step in enumerate(scenario.steps, 1):
             place = f"step {number} ({step.name})"
+            world.left_s()
             steps.take(world, step)
         place = "expect"
         _expect(world, scenario.expect)

@@ -9,6 +9,7 @@ from anabranch.scenario.model import ALL
 from anabranch.scenario.node import Node, Raised
 from anabranch.scenario.world import FellShort, World
 
+_STANDING = ("node_id", "cursor", "unsent", "queued", "dead", "pulls", "disagreeing")
 _ROUNDS = 20
 _A_LITTLE_S = 5.0
 _LONGEST_WAIT_S = 60.0
@@ -52,6 +53,7 @@ def sync(world: World, given: str | Sequence[str], *, flush: bool = True, read: 
 def sync_all(world: World) -> None:
     """Every node that has a network, until nothing changes. Raises Raised, FellShort."""
     refused: list[Raised] = []
+    before: dict[str, object] = {}
     for _ in range(_ROUNDS):
         before = _state(world)
         refused.clear()
@@ -66,16 +68,26 @@ def sync_all(world: World) -> None:
             if refused:
                 raise refused[0]
             return
-    raise FellShort(f"something still changes after {_ROUNDS} rounds of syncing")
+    changes = "; ".join(
+        f"{name}: {before[name]} to {now}" for name, now in _state(world).items() if before[name] != now
+    )
+    raise FellShort(f"something still changes after {_ROUNDS} rounds of syncing: {changes}")
 
 
-def _state(world: World) -> list[object]:
-    return [sorted(world.attempt(node, "status", again=True).items()) for node in world.nodes.values()]
+def _state(world: World) -> dict[str, object]:
+    return {name: _standing(world, node) for name, node in world.nodes.items()}
+
+
+def _standing(world: World, node: Node) -> dict[str, object]:
+    """What of a node's status only a sync or a write changes."""
+    status = world.attempt(node, "status", again=True)
+    return {name: status[name] for name in _STANDING}
 
 
 def sync_node(world: World, node: Node, *, flush: bool = True, read: bool = True) -> None:
     """Send what is queued and wait for the verdicts, the park time and a little at most; then read the log to its head.
     While the network is cut nothing comes of it, and nothing is lost. Raises Raised, FellShort."""
+    world.left_s()
     if node.network.is_cut:
         _sync_in_vain(world, node)
         return
@@ -92,20 +104,20 @@ def sync_node(world: World, node: Node, *, flush: bool = True, read: bool = True
 def _sync_in_vain(world: World, node: Node) -> None:
     if not node.started:
         return
-    before = world.attempt(node, "status", again=True)
+    before = _standing(world, node)
     for do, arguments in (("flush", {"timeout_s": 1.0}), ("read", {})):
         try:
             world.attempt(node, do, again=True, **arguments)
         except Raised as error:
             if error.code != "UNAVAILABLE":
                 raise
-    after = world.attempt(node, "status", again=True)
+    after = _standing(world, node)
     if after != before:
         raise FellShort(f"{node.name}: a sync without a network changed {before} to {after}")
 
 
 def _flush(world: World, node: Node) -> None:
-    wait_s = min(world.park_ms / 1000, _LONGEST_WAIT_S) + _A_LITTLE_S
+    wait_s = min(world.park_ms / 1000 + _A_LITTLE_S, _LONGEST_WAIT_S, world.left_s())
     deadline = time.monotonic() + wait_s
     _again(world, node, "flush", deadline)
 

@@ -8,10 +8,12 @@ starts them again once they have.
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 from anabranch import faults
+from anabranch.runtime.fleet import FleetError
 from anabranch.scenario.ground import Ground
 from anabranch.scenario.model import Scenario
 from anabranch.scenario.node import Network, Node, NodeDied, Raised
@@ -31,6 +33,9 @@ DEFAULTS = {
 """A database's policy where the file says nothing."""
 _DAY_MS = 24 * 3600 * 1000
 _WATCH_S = 0.2
+_HEALS = 3
+_LONGEST_S = 120.0
+"""A story that is told for longer than that falls short."""
 
 
 class FellShort(Exception):
@@ -58,11 +63,19 @@ class World:
         self.name = ground.next_name()
         self.common_ms = 0
         self.server_ms = 0
+        self._deadline = time.monotonic() + _LONGEST_S
         self._networks: dict[str, Network] = {}
         self._offsets: dict[str, int] = {}
         self._watched: dict[str, threading.Thread] = {}
         self._over = threading.Event()
         self.conn = ground.session()
+
+    def left_s(self) -> float:
+        """The seconds that are left to tell the story. Raises FellShort where there are none."""
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise FellShort(f"the story was not at its end after {_LONGEST_S:g} s")
+        return left
 
     # The server
 
@@ -220,9 +233,16 @@ class World:
 
     def heal(self) -> None:
         """Start the services that are dead, and wait until all are ready."""
-        self.ground.restart_dead()
         for name in self.ground.stack.addresses:
-            self.ground.stack.wait_ready(name)
+            for attempt in range(1, _HEALS + 1):
+                self.ground.stack.start(name)
+                try:
+                    self.ground.stack.wait_ready(name)
+                    break
+                except FleetError:
+                    # It died while it was waited for, as was armed.
+                    if attempt == _HEALS:
+                        raise
 
     def close(self) -> None:
         """End the nodes and the watching, and tidy the ground."""
