@@ -1,0 +1,13 @@
+"""What Spark's Python workers are forked from, with all that they need loaded already: a worker is there at once, where
+it would else spend a second on its imports, for each of the several dozen that a run has."""
+
+from __future__ import annotations
+
+from pyspark import daemon
+
+from anabranch_compactor import decode, log_source, prove, table_conflicts
+
+LOADED = (decode, log_source, prove, table_conflicts)
+
+if __name__ == "__main__":
+    daemon.manager()
