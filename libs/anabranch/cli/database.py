@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from anabranch.cli import policy as policies
 from anabranch.cli.catalog_session import PolicyOption, catalog_session, clear_errors, read_policy
 from anabranch.cli.installation import DataDir, PostgresUrl, find_postgres
 from anabranch.store import migrate as migrations
@@ -18,6 +19,8 @@ from anabranch.store.registration import create_database
 
 app = typer.Typer(no_args_is_help=True, help="Create and list databases: units of sync.")
 Name = Annotated[str, typer.Argument(help="The database's name.", show_default=False)]
+
+app.command("policy")(policies.database)
 
 
 @app.command()

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from anabranch.cli import policy as policies
 from anabranch.cli.catalog_session import PolicyOption, catalog_session, read_policy
 from anabranch.cli.installation import DataDir, PostgresUrl
 from anabranch.store.catalog import load_database
@@ -16,6 +17,8 @@ from anabranch.store.registration import add_table, remove_table, warnings
 
 app = typer.Typer(no_args_is_help=True, help="Register tables for sync, and list them.")
 DatabaseName = Annotated[str, typer.Argument(help="The database's name.", show_default=False)]
+
+app.command("policy")(policies.table)
 
 
 @app.command()

@@ -1,0 +1,59 @@
+"""``database policy`` and ``table policy``: show the rules of what is synced, and change them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Annotated, Any
+
+import typer
+
+from anabranch.cli.catalog_session import catalog_session, read_policy, refuse
+from anabranch.cli.installation import DataDir, PostgresUrl
+from anabranch.store.catalog import load_database
+from anabranch.store.set_policy import set_database_policy, set_table_policy
+
+FUNCTION_GROUP = "anabranch.merge_functions"
+Changes = Annotated[
+    str | None,
+    typer.Option(
+        "--set",
+        help='A JSON object of what is to change, as in \'{"delete": "wins"}\'; null takes a key away.',
+        show_default=False,
+    ),
+]
+
+
+def database(
+    name: Annotated[str, typer.Argument(help="The database's name.", show_default=False)],
+    changes: Changes = None,
+    data_dir: DataDir = None,
+    postgres_url: PostgresUrl = None,
+) -> None:
+    """Show a database's policy as JSON, after changing it where --set is given."""
+    given = read_policy(changes)
+    with catalog_session(postgres_url, data_dir, "policy") as conn:
+        found = set_database_policy(conn, name, given) if given else load_database(conn, name)
+    _print(found.policy.model_dump(mode="json"))
+
+
+def table(
+    database: Annotated[str, typer.Argument(help="The database's name.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="TABLE", help="The table's name.", show_default=False)],
+    changes: Changes = None,
+    data_dir: DataDir = None,
+    postgres_url: PostgresUrl = None,
+) -> None:
+    """Show what a table lays over its database's policy as JSON, after changing it where --set is given."""
+    given = read_policy(changes)
+    installed = {point.name for point in entry_points(group=FUNCTION_GROUP)}
+    with catalog_session(postgres_url, data_dir, "policy") as conn:
+        found = set_table_policy(conn, database, name, given, installed) if given else load_database(conn, database)
+    if name not in found.table_policies:
+        raise refuse("NOT_SYNCED", f'"{name}" is no synced table of "{database}"')
+    _print(found.table_policies[name].given())
+
+
+def _print(policy: Mapping[str, Any]) -> None:
+    typer.echo(json.dumps(policy, indent=2, sort_keys=True))
