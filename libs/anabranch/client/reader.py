@@ -92,7 +92,6 @@ class Reader:
         response = self._remote.describe(
             snapshot_pb2.DescribeRequest(db_name=current.db_name, node_state=current.node_state)
         )
-        self._clock.told(response.state.server_time_ms)
         with self._file.transaction() as tx:
             apply_description(tx, response)
             # Where nothing was ever written there is no position that a clock which is behind could be held to.
