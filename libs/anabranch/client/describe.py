@@ -13,8 +13,8 @@ from anabranch.v1 import snapshot_pb2
 
 
 def apply_description(tx: Tx, response: snapshot_pb2.DescribeResponse) -> None:
-    """Make the tables that are new, change those that have changed, drop those that are no longer synced. A new table,
-    and one that has changed, waits to be pulled."""
+    """Make the tables that are new, change those that have changed, drop those that are no longer synced; rows that are
+    so shown no more are told of. A new table, and one that has changed, waits to be pulled."""
     known: dict[str, bytes] = dict(tx.conn.execute("SELECT name, value FROM _db_tables").fetchall())
     changed = False
     for ordinal, message in enumerate(response.tables):
@@ -31,6 +31,7 @@ def apply_description(tx: Tx, response: snapshot_pb2.DescribeResponse) -> None:
     for name in known:
         changed = True
         drop_pull(tx, name)
+        _tell_gone(tx, name)
         tx.conn.execute(f"DROP TABLE IF EXISTS {quote(name)}")
         for ours, column in (("_db_tables", "name"), ("_db_base", "tbl"), ("_db_pending_rows", "tbl")):
             tx.conn.execute(f"DELETE FROM {ours} WHERE {column} = ?", (name,))
@@ -40,6 +41,14 @@ def apply_description(tx: Tx, response: snapshot_pb2.DescribeResponse) -> None:
         policy=response.policy.SerializeToString(),
         **({"tables_version": tx.state.tables_version + 1} if changed else {}),
     )
+
+
+def _tell_gone(tx: Tx, name: str) -> None:
+    """Every row of a table is about to be shown no more."""
+    if tx.wants_rows:
+        keys = ", ".join(quote(k) for k in tx.tables[name].table.key_columns)
+        gone = tx.conn.execute(f"SELECT {keys} FROM {quote(name)}")
+        tx.events += [Change(name, "delete", tuple(key), (), None, "snapshot") for key in gone]
 
 
 def _columns(value: bytes) -> tuple[list[tuple[str, int, int]], list[str]]:
@@ -78,6 +87,7 @@ def _change(tx: Tx, old: DeviceTable, message: snapshot_pb2.Table, value: bytes)
             declared = f"{quote(column.name)} {declared_type(column.kind)}".rstrip()
             tx.conn.execute(f"ALTER TABLE {new.quoted} ADD COLUMN {declared}")
     else:
+        _tell_gone(tx, new.name)
         tx.conn.execute(f"DROP TABLE {new.quoted}")
         tx.conn.execute(new.create_sql())
         tx.conn.execute("DELETE FROM _db_base WHERE tbl = ?", (new.name,))
@@ -98,11 +108,8 @@ def drop_pull(tx: Tx, name: str) -> None:
     if staged is not None:
         tx.conn.execute(f"DROP TABLE IF EXISTS {quote(staged)}")
     elif stage == "new":
-        if tx.wants_rows:
-            # They were told of as they came, and will be again.
-            keys = ", ".join(quote(k) for k in tx.tables[name].table.key_columns)
-            gone = tx.conn.execute(f"SELECT {keys} FROM {quote(name)}")
-            tx.events += [Change(name, "delete", tuple(key), (), None, "snapshot") for key in gone]
+        # They were told of as they came, and will be again.
+        _tell_gone(tx, name)
         tx.conn.execute(f"DELETE FROM {quote(name)}")
     tx.conn.execute(
         """UPDATE _db_tables SET pull_first_ms = NULL, pull_last_ms = NULL, pull_epoch = '', pull_token = x'',

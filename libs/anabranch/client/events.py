@@ -74,6 +74,7 @@ class State:
 STATE_KINDS = {
     "online": "calls succeed again",
     "offline": "calls fail; writes wait in the queue",
+    "unauthenticated": "the server does not take the credentials; detail holds the reason; writes wait in the queue",
     "pulling": "a snapshot is being taken",
     "pulled": "a snapshot is complete",
     "dead_letter": "a batch went to the dead queue; detail holds its id and reason",

@@ -219,3 +219,23 @@ def test_a_table_that_is_registered_later_comes_to_devices_that_run(place: Any) 
 def rows_of_late(device: SyncedDb) -> list[tuple[Any, ...]]:
     known = device.execute("SELECT 1 FROM sqlite_master WHERE name = 'late'").fetchone()
     return rows(device, "late") if known else []
+
+
+def test_the_rows_of_a_table_that_is_no_longer_synced_are_told_of_as_they_go(place: Any) -> None:
+    here = place({**TODO, "gone": "id text primary key"}, setup=["insert into gone values ('one'), ('two')"])
+    a = here.device("a")
+    a.start(background=False)
+    told: list[Any] = []
+    a.on_change(told.append)
+    with connect(here.stack.database_url, application_name="test", autocommit=True) as conn:
+        registration.remove_table(conn, here.name, "gone")
+
+    def is_gone() -> bool:
+        a.read()
+        return a.execute("SELECT 1 FROM sqlite_master WHERE name = 'gone'").fetchone() is None
+
+    until(is_gone)
+    assert sorted((c.table, c.type, c.key, c.row, c.origin) for c in told) == [
+        ("gone", "delete", ("one",), None, "snapshot"),
+        ("gone", "delete", ("two",), None, "snapshot"),
+    ]

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from anabranch.client import CallFailed, RemoteDb, State
-from anabranch.v1 import snapshot_pb2
+from anabranch.v1 import ingest_pb2, snapshot_pb2
 
 TODO = {"todo": "id text primary key, title text"}
 
@@ -86,6 +86,47 @@ def test_behind_the_floor_a_new_snapshot_is_taken_and_the_queue_kept(place: Any)
         a.execute("SELECT * FROM todo ORDER BY id").fetchall() == b.execute("SELECT * FROM todo ORDER BY id").fetchall()
     )
     assert (b.status().queued, b.status().disagreeing) == (0, ())
+
+
+def test_a_revoked_key_is_told_as_what_it_is_and_a_new_one_goes_on(place: Any) -> None:
+    here = place(TODO)
+    keys = [here.stack.new_key("device", database=here.name)]
+    addresses = here.stack.addresses
+
+    def remote(token: Callable[[], str]) -> RemoteDb:
+        names = {"ingest": "ingest", "snapshot": "snapshot", "resolver": "conflict-resolver"}
+        return RemoteDb(token=token, **{name: addresses[service] for name, service in names.items()})
+
+    a = here.device("a", remote=remote(lambda: keys[-1]))
+    states: list[State] = []
+    a.on_state(states.append)
+    a.start()
+    until(lambda: "online" in [s.kind for s in states])
+    key_id = keys[0].split("_")[1]
+    here.sql(f"update anabranch.api_keys set revoked_ms = 1 where id = '{key_id}'")
+    old = remote(lambda: keys[0])
+
+    def refused() -> bool:
+        try:
+            old.send(ingest_pb2.SendRequest(db_name=here.name))
+        except CallFailed as error:
+            return error.code == "UNAUTHENTICATED"
+        return False
+
+    # ingest looks again within a second or so.
+    until(refused)
+    old.close()
+    a.table("todo").insert({"id": "x", "title": "kept"})
+    until(lambda: "unauthenticated" in [s.kind for s in states])
+    (told,) = [s for s in states if s.kind == "unauthenticated"]
+    assert told.detail.startswith("CREDENTIALS_EXPIRED")
+    assert "offline" not in [s.kind for s in states]
+    assert a.status().unsent == 1
+    keys.append(here.stack.new_key("device", database=here.name))
+    a.network_up()
+    until(lambda: a.status().unsent == 0)
+    until(lambda: states[-1].kind == "online")
+    assert here.sql("select id from todo") == [("x",)]
 
 
 def test_another_principal_is_told_so_and_nothing_of_the_queue_leaks(place: Any) -> None:
