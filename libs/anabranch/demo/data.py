@@ -55,6 +55,7 @@ create table airfield.gate_notes (
     id text primary key, flight_date date not null, carrier text not null, flight smallint not null,
     origin text not null, tablet text not null, body text not null, written_at timestamptz not null,
     constraint gate_notes_flight_fkey foreign key (flight_date, carrier, flight, origin) references airfield.flights
+        on delete cascade
 );
 """
 

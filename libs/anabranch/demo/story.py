@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from anabranch.demo import compare, data, plan, tablet, verdicts
+from anabranch.demo import backend, compare, data, plan, tablet, verdicts
 from anabranch.demo.tablet import DATABASE, Tablet
 from anabranch.store import registration
 from anabranch.store.catalog import Database, load_database
@@ -31,6 +31,7 @@ class Outcome:
     work: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     returns: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     reports: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    backend: backend.Done = field(default_factory=lambda: backend.Done(0, 0, 0.0))
     verdicts: verdicts.Verdicts = field(default_factory=verdicts.Verdicts)
     compared: dict[str, tuple[int, int]] = field(default_factory=dict)
     server_sums: dict[str, tuple[int, bytes]] = field(default_factory=dict)
@@ -43,9 +44,18 @@ class Outcome:
         return sums and bool(self.compared) and not any(differing for _, differing in self.compared.values())
 
 
-_REAL_COLUMNS = (*plan.KEY, "sched_dep_time", "dep_time", "dep_delay", "tailnum")
+_REAL_COLUMNS = (
+    *plan.KEY,
+    "sched_dep_time",
+    "dep_time",
+    "dep_delay",
+    "tailnum",
+    "arr_time",
+    "arr_delay",
+    "air_time",
+)
 _REAL = """
-select flight_date, carrier, flight, origin, sched_dep_time, dep_time, dep_delay, tailnum
+select flight_date, carrier, flight, origin, sched_dep_time, dep_time, dep_delay, tailnum, arr_time, arr_delay, air_time
 from airfield.flights where flight_date = %s
 """
 _BLANK = """
@@ -75,6 +85,7 @@ def tell(folder: Path, seed: int, console: Console) -> Outcome:
         tablets = _start_tablets(stack, folder, services_stack)
         _pull(tablets, outcome, console)
         _work(tablets, plan.plan(departures, seed), outcome, console)
+        _backend(url, departures, outcome, console)
         _come_back(tablets, outcome, console)
         outcome.verdicts = verdicts.read(conn, database)
         outcome.server_sums = verdicts.read_sums(conn, database)
@@ -141,6 +152,14 @@ def _work(
         _, value = one.next_event()
         outcome.work[name] = value
         console.print(f"  {name}: {value['batches']:,} batches, {value['mutations']:,} mutations pending")
+
+
+def _backend(url: str, departures: Sequence[Mapping[str, Any]], outcome: Outcome, console: Console) -> None:
+    outcome.backend = done = backend.work(url, departures)
+    console.print(
+        f"\nMeanwhile the airline's own backend changes {done.rows:,} rows with plain SQL, in {done.transactions}"
+        f" transactions and {done.seconds:.1f} s"
+    )
 
 
 def _come_back(tablets: Mapping[str, Tablet], outcome: Outcome, console: Console) -> None:

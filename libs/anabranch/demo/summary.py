@@ -23,6 +23,11 @@ def show(outcome: Outcome, console: Console) -> None:
     batches = sum(int(value["pending"]) for value in outcome.returns.values())
     seconds = sum(float(value["seconds"]) for value in outcome.returns.values())
     console.print(f"drained {batches:,} queued batches in {seconds:.2f} s: {batches / seconds:,.0f} batches/s")
+    batches, changes = outcome.verdicts.captured
+    console.print(
+        f"{outcome.backend.rows:,} rows changed by the backend's SQL; {changes:,} changes in {batches:,} batches of the"
+        ' node "server" in the log, cascades among them'
+    )
     if outcome.equal:
         console.print(f"[bold green]All three tablets and Postgres hold equal rows.[/] {outcome.seconds:.0f} s in all.")
     else:

@@ -32,6 +32,8 @@ class Verdicts:
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
     reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
     lost: list[Lost] = field(default_factory=list)
+    captured: tuple[int, int] = (0, 0)
+    """Batches in the log that no device made, and their changes."""
 
 
 _BATCHES = """
@@ -39,13 +41,16 @@ select n.name, b.verdict from anabranch.batches b join anabranch.nodes n using (
 where b.database_id = %s
 """
 _CONFLICTS = """
-select t.name, c.key, c.column_name, c.losing_value, l.name, w.name
+select t.name, c.key, c.column_name, c.losing_value, coalesce(l.name, c.losing_node), coalesce(w.name, c.winning_node)
 from anabranch.conflicts c
 join anabranch.synced_tables t on t.id = c.table_id
 left join anabranch.nodes l on l.database_id = c.database_id and l.node_id = c.losing_node
 left join anabranch.nodes w on w.database_id = c.database_id and w.node_id = c.winning_node
 where c.database_id = %s
 order by c.position, c.batch_id, c.ordinal
+"""
+_CAPTURED = """
+select count(distinct (position, batch_id)), count(*) from anabranch.log where database_id = %s and node_id = 'server'
 """
 _SUMS = """
 select t.name, s.row_count, s.row_hash
@@ -69,6 +74,8 @@ def read(conn: Session, database: Database) -> Verdicts:
             found.reasons[node, f"{reason} {verdict.constraint}".strip()] += 1
     for table, key, column, raw, loser, winner in conn.execute(_CONFLICTS, (database.id,)):
         found.lost.append(Lost(table, key, column, _shown(database, table, column, raw), loser, winner))
+    for batches, changes in conn.execute(_CAPTURED, (database.id,)):
+        found.captured = (batches, changes)
     return found
 
 

@@ -1,0 +1,93 @@
+"""The airline's own backend: a process that knows nothing of sync, and writes to Postgres with plain SQL while the
+tablets are away.
+
+It enters what the day brought (arrivals, row by row), moves the gates of one airline (one statement over many rows),
+takes a cancelled flight out (its notes go with it), and loads a charter flight. All of it is the same for the same
+departures.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Mapping, Sequence
+from multiprocessing.queues import Queue
+from typing import Any, NamedTuple
+
+from anabranch.demo import plan
+from anabranch.store.engine import connect
+
+APPLICATION = "airline-backend"
+MOVED = "UA"
+"""The airline whose gates are moved."""
+_ROWS_A_TRANSACTION = 50
+_PATIENCE_S = 120.0
+
+_ARRIVED = """
+update airfield.flights set arr_time = %(arr_time)s, arr_delay = %(arr_delay)s, air_time = %(air_time)s
+where (flight_date, carrier, flight, origin) = (%(flight_date)s, %(carrier)s, %(flight)s, %(origin)s)
+"""
+_MOVE = """
+update airfield.flights set gate = 'T' || (1 + flight %% 9) where flight_date = %s and carrier = %s
+"""
+_TAKE_OUT = """
+delete from airfield.flights
+where (flight_date, carrier, flight, origin) = (%(flight_date)s, %(carrier)s, %(flight)s, %(origin)s)
+"""
+_CHARTER = """
+insert into airfield.flights (flight_date, carrier, flight, origin, dest, sched_dep_time, sched_arr_time, distance,
+                              time_hour)
+select flight_date, carrier, 9001, origin, dest, sched_dep_time, sched_arr_time, distance, time_hour
+from airfield.flights where flight_date = %s order by carrier, flight, origin limit 1
+"""
+
+
+class Done(NamedTuple):
+    """What the backend did: rows that it changed by SQL, in how many transactions, in how many seconds."""
+
+    rows: int
+    transactions: int
+    seconds: float
+
+
+def work(url: str, departures: Sequence[Mapping[str, Any]]) -> Done:
+    """Have the backend do its work, in a process of its own.
+
+    Raises:
+        RuntimeError: it failed, or took longer than two minutes.
+    """
+    context = multiprocessing.get_context("spawn")
+    answer: Queue[Done] = context.Queue()
+    process = context.Process(target=_run, args=(url, list(departures), answer), name=APPLICATION, daemon=True)
+    process.start()
+    process.join(_PATIENCE_S)
+    if process.is_alive():
+        process.kill()
+        process.join()
+        raise RuntimeError("the backend did not come to an end")
+    if process.exitcode:
+        raise RuntimeError(f"the backend ended with {process.exitcode}")
+    return answer.get(timeout=1)
+
+
+def _run(url: str, departures: Sequence[Mapping[str, Any]], answer: Queue[Done]) -> None:
+    started = time.perf_counter()
+    arrived = [d for d in departures if d["arr_time"] is not None]
+    cancelled = [d for d in departures if d["dep_time"] is None]
+    rows = transactions = 0
+    with connect(url, application_name=APPLICATION) as conn, conn.cursor() as cursor:
+        for first in range(0, len(arrived), _ROWS_A_TRANSACTION):
+            cursor.executemany(_ARRIVED, arrived[first : first + _ROWS_A_TRANSACTION])
+            rows += cursor.rowcount
+            conn.commit()
+            transactions += 1
+        for statement, parameters in (
+            (_MOVE, (plan.DAY, MOVED)),
+            (_TAKE_OUT, cancelled[-1]),
+            (_CHARTER, (plan.DAY,)),
+        ):
+            cursor.execute(statement, parameters)
+            rows += cursor.rowcount
+            conn.commit()
+            transactions += 1
+    answer.put(Done(rows, transactions, time.perf_counter() - started))
