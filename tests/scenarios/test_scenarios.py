@@ -13,8 +13,6 @@ FILES = sorted(Path(__file__).parent.glob("*.yaml"))
 WAITING = {
     "19-behind-the-floor": "retention",
     "20-server-restored-from-backup": "noticing a rewind",
-    "21-direct-sql-reaches-nodes": "captured writes",
-    "22-cascades-and-triggers-reach-nodes": "captured writes",
 }
 """Files that may fall short until the part that they speak of is there."""
 

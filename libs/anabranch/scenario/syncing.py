@@ -21,10 +21,8 @@ _DRAIN_S = 10.0
 _DRAIN_LOOK_S = 0.02
 
 # What somebody else wrote and no group has taken up yet. The head says nothing of it.
-_CAPTURED = "select to_regclass('anabranch.captured') is not null"
-_LEFT = """
-select count(*) from anabranch.captured c join anabranch.synced_tables t on t.id = c.table_id
-join anabranch.databases d on d.id = t.database_id where d.name = %s
+_CAPTURED = """
+select exists (select 1 from anabranch.captured c join anabranch.databases d on d.id = c.database_id where d.name = %s)
 """
 _TAKEN_IN = """
 select 1 from anabranch.databases d where d.name = %(db)s and (
@@ -144,12 +142,9 @@ def _again(world: World, node: Node, do: str, deadline: float | None = None) -> 
 
 def drained(world: World) -> None:
     """Wait until what somebody else wrote is in the log, for a while; what takes longer is not waited for."""
-    if world.conn.execute(_CAPTURED).fetchone() != (True,):
-        return
     deadline = time.monotonic() + _DRAIN_S
     while time.monotonic() < deadline:
-        row = world.conn.execute(_LEFT, (world.name,)).fetchone()
-        if row is None or not row[0]:
+        if world.conn.execute(_CAPTURED, (world.name,)).fetchone() == (False,):
             return
         time.sleep(_DRAIN_LOOK_S)
 
