@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from anabranch.scenario.world import World
-from anabranch.schema import Cell, Table, key_cells
+from anabranch.schema import Cell, Table
 from anabranch.v1 import value_pb2
 from anabranch.wire.values import column_reader
 
@@ -24,11 +23,6 @@ class Lost:
     key: str
     column: str
     value: Cell
-
-    def as_update(self) -> dict[str, Any]:
-        """The mutation that puts it back, as a node takes it."""
-        key = dict(zip(self.table.key_columns, key_cells(self.table, self.key), strict=True))
-        return {"kind": "update", "table": self.table.name, "rows": [{**key, self.column: self.value}]}
 
 
 def conflicts(world: World) -> list[Lost]:

@@ -99,6 +99,14 @@ class Device:
         """Remove a dead letter."""
         self._db.discard(letter_id)
 
+    def restore(self, number: int) -> int:
+        """Put back the value that lost in the conflict of that number, the oldest first; gives how many there are, and
+        does nothing where there are fewer."""
+        lost = list(self._db.conflicts())
+        if number <= len(lost):
+            self._db.restore(lost[-number])
+        return len(lost)
+
     def sums(self) -> dict[str, Any]:
         """Every table's kept sum: count and hash."""
         return {name: list(kept) for name, kept in self._db.table_sums().items()}

@@ -8,7 +8,6 @@ from typing import Any
 
 from anabranch.scenario import expectations, model, syncing
 from anabranch.scenario.cells import key_to_write, to_write
-from anabranch.scenario.conflicts import conflicts
 from anabranch.scenario.model import NODE_PREFIX, SERVER, Step
 from anabranch.scenario.node import Node, Raised
 from anabranch.scenario.world import FellShort, NotYetError, World
@@ -280,11 +279,13 @@ def _changes(world: World, letter: Mapping[str, Any], given: Mapping[str, Any]) 
 
 
 def _restore(world: World, given: model.Restore) -> None:
-    found = conflicts(world)
-    if given.conflict > len(found):
-        raise FellShort(f"there are {len(found)} conflicts, not {given.conflict}")
-    lost = found[given.conflict - 1]
-    _write(world, given.node, [lost.as_update()], batch=False)
+    node = world.nodes[given.node]
+    try:
+        found = world.attempt(node, "restore", number=given.conflict)
+    finally:
+        node.look_for_batches()
+    if found is not None and given.conflict > found:
+        raise FellShort(f"there are {found} conflicts, not {given.conflict}")
 
 
 def _check(world: World, given: model.Expectations) -> None:
