@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,6 +72,12 @@ class Reader:
             token = answer.next_page_token
             if not token:
                 return
+
+    def compare(self, table: str, requests: Iterator[snapshot_pb2.CompareRequest]) -> Any:
+        """The call of ``Compare``; ``requests`` are those after the first one."""
+        first = snapshot_pb2.CompareRequest(db_name=self.db_name, node_state=self._state, table=table)
+        stub = snapshot_pb2_grpc.SnapshotServiceStub(self.channel)
+        return stub.Compare(itertools.chain([first], requests), timeout=TIMEOUT_S, metadata=self._metadata)
 
     def subscribe(self, after: int = 0) -> Any:
         """An open stream of SubscribeResponse: a grpc.Call. It raises grpc.RpcError; see ``failed``."""
