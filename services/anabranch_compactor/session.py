@@ -74,6 +74,8 @@ def spark_session(master: str | None, *, driver_memory_mib: int = 1024) -> Itera
         if local:
             settings["spark.driver.host"] = settings["spark.driver.bindAddress"] = _LOOPBACK
             settings["spark.local.dir"] = str(folder / "scratch")
+            # Minutes are too short for the optimizing compiler: it takes more time than it saves.
+            settings["spark.driver.extraJavaOptions"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
         settings["spark.driver.memory"] = f"{driver_memory_mib}m"
         # Spark speaks of its pandas functions, of which nothing here makes use.
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
