@@ -6,11 +6,16 @@ VENV := .venv/bin
 PYTEST_FLAGS ?= -n 2 --dist loadgroup
 DEMO_FLAGS ?=
 LOCK_FLAGS ?=
+BASE ?=
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+IMAGE_FLAGS = $(if $(BASE),--build-arg BASE=$(BASE)) --build-arg VERSION=$(VERSION) \
+	--build-arg REVISION=$(shell git rev-parse HEAD) $(DOCKER_FLAGS)
+DOCKER_FLAGS ?=
 LOCK = $(VENV)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
 	--no-emit-index-url --no-emit-find-links $(LOCK_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check protos protos-check chart cluster-tools lock clean
+.PHONY: help setup demo test check protos protos-check chart cluster-tools images lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +37,7 @@ check: setup protos-check cluster-tools ## linters, types, import rules, contrac
 	@$(VENV)/python tools/protos.py lint
 	@$(VENV)/python tools/protos.py breaking
 	@$(VENV)/python tools/chart.py check
+	@$(VENV)/python tools/cluster_tools.py lint
 
 protos: setup ## regenerate libs/anabranch/v1 from protos/
 	@$(VENV)/python tools/protos.py generate
@@ -42,12 +48,18 @@ protos-check: setup ## fail when libs/anabranch/v1 is not what protos/ generates
 chart: setup ## write the parts of helm/anabranch that are made from something else
 	@$(VENV)/python tools/chart.py generate
 
-cluster-tools: setup ## Helm and promtool, from their Go modules, where they are not on the PATH
-	@$(VENV)/python tools/cluster_tools.py
+cluster-tools: setup ## Helm, promtool and Prometheus, from their Go modules, where they are not on the PATH
+	@$(VENV)/python tools/cluster_tools.py build
 
-lock: setup ## write both lock files anew, keeping pins (LOCK_FLAGS=--upgrade: newest releases)
+images: ## both images with Docker (BASE=image: another base than the official Python's)
+	docker build $(IMAGE_FLAGS) -f deploy/docker/service.Dockerfile -t anabranch/service:$(VERSION) .
+	docker build $(IMAGE_FLAGS) -f deploy/docker/compactor.Dockerfile -t anabranch/compactor:$(VERSION) .
+
+lock: setup ## write all lock files anew, keeping pins (LOCK_FLAGS=--upgrade: newest releases)
 	@$(LOCK) requirements-build.in -o requirements-build.lock
 	@$(LOCK) -c requirements-build.lock --extra dev pyproject.toml -o requirements.lock
+	@$(LOCK) -c requirements.lock --extra server pyproject.toml -o deploy/docker/service.lock
+	@$(LOCK) -c requirements.lock --extra compactor pyproject.toml deploy/docker/compactor.in -o deploy/docker/compactor.lock
 
 clean: ## remove everything that the targets above made
 	rm -rf .venv .venv.lock .cache .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist

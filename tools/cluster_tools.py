@@ -1,7 +1,7 @@
-"""Helm and promtool, for the tests of the chart and its alerts.
+"""Helm, promtool and Prometheus, for the tests of the chart, its alerts and its dashboards.
 
 A program of that name on the PATH is taken as it is. Otherwise the pinned version is built from its Go module into
-`.cache/tools`, once; without Go the program is missing, and whoever needs it says what was not run.
+`.cache/tools`, once; without Go the program is missing, and whoever needs it says what was not run. `lint` has them judge the chart and its alerts.
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ CACHE = ROOT / ".cache" / "tools"
 MODULES = {
     "helm": ("helm.sh/helm/v3/cmd/helm", "v3.22.0"),
     "promtool": ("github.com/prometheus/prometheus/cmd/promtool", "v0.316.0"),
+    "prometheus": ("github.com/prometheus/prometheus/cmd/prometheus", "v0.316.0"),
 }
 """Program to its Go package and version."""
 BUILD_TIMEOUT_S = 3600
+LINT_TIMEOUT_S = 120
+CHART = ROOT / "helm" / "anabranch"
+KUBERNETES = "1.34.0"
 
 
 def find(name: str) -> Path | None:
@@ -57,7 +61,7 @@ def build(name: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def main() -> int:
+def build_missing() -> int:
     """Build what is not there; 1 where a build fails. Without Go nothing is built, and that is said."""
     for name in MODULES:
         if find(name) is not None:
@@ -73,5 +77,35 @@ def main() -> int:
     return 0
 
 
+def content(name: str, what: str, *arguments: str) -> bool:
+    """Whether a program is content, or is not there, which is said."""
+    program = find(name)
+    if program is None:
+        print(f"not run: {what}: {missing(name)}")
+        return True
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=LINT_TIMEOUT_S, check=False)
+    if done.returncode != 0:
+        print(f"{what}:\n{done.stdout}{done.stderr}", file=sys.stderr)
+    return done.returncode == 0
+
+
+def lint() -> int:
+    """Lint the chart in every topology, and the alerts; 1 when something is wrong."""
+    good = True
+    for file in sorted((CHART / "tests").glob("*.yaml")):
+        options = ("--strict", "--quiet", "--kube-version", KUBERNETES, "--values", str(file))
+        good &= content("helm", f"helm lint with {file.stem}", "lint", str(CHART), *options)
+    alerts = [str(file) for file in sorted((CHART / "alerts").glob("*.yaml"))]
+    tests = [str(file) for file in sorted((CHART / "tests" / "alerts").glob("*.yaml"))]
+    good &= content("promtool", "promtool check rules", "check", "rules", *alerts)
+    good &= content("promtool", "promtool test rules", "test", "rules", *tests)
+    return 0 if good else 1
+
+
+COMMANDS = {"build": build_missing, "lint": lint}
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    if len(sys.argv) != 2 or sys.argv[1] not in COMMANDS:
+        sys.exit(f"usage: cluster_tools.py {' | '.join(COMMANDS)}")
+    sys.exit(COMMANDS[sys.argv[1]]())

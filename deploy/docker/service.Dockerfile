@@ -1,0 +1,36 @@
+# One image for the four services and the command. Built by `make images`.
+#
+# BASE is any image with Python 3.11 or newer as `python3` and its venv module; by default the official slim one.
+# What runs needs neither a shell nor pip, writes to /tmp only, and runs as any uid.
+ARG BASE=python:3.13-slim-bookworm
+
+FROM ${BASE} AS build
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+RUN python3 -m venv /opt/anabranch
+COPY requirements-build.lock deploy/docker/service.lock /build/
+RUN /opt/anabranch/bin/pip install --require-hashes --only-binary :all: -r /build/requirements-build.lock \
+    && /opt/anabranch/bin/pip install --require-hashes --only-binary :all: -r /build/service.lock
+COPY pyproject.toml README.md LICENSE /build/source/
+COPY libs /build/source/libs
+COPY services /build/source/services
+RUN /opt/anabranch/bin/pip install --no-deps --no-build-isolation /build/source \
+    && /opt/anabranch/bin/pip uninstall --yes hatchling setuptools uv wheel pip \
+    && /opt/anabranch/bin/python -m compileall -q -j 1 /opt/anabranch/lib
+
+FROM ${BASE}
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="Anabranch" \
+      org.opencontainers.image.description="Offline-first sync for Postgres: its services and its command" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
+COPY --from=build /opt/anabranch /opt/anabranch
+ENV PATH=/opt/anabranch/bin:/usr/local/bin:/usr/bin:/bin \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    HOME=/tmp
+USER 10001:10001
+WORKDIR /tmp
+EXPOSE 7400 9464
+CMD ["anabranch", "--help"]
