@@ -7,8 +7,9 @@ it has met, so that a row costs a call for each value and no look-up.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -32,6 +33,7 @@ _which = value_pb2.Value.WhichOneof
 _MOST_SHAPES = 4_096
 _SURELY_SHORT = limits.MAX_KEY_BYTES // 4
 _TYPES = frozenset(int(kind) for kind in MutationType)
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class Refusal(NamedTuple):
@@ -217,12 +219,13 @@ def _quoted(name: str) -> str:
 
 
 class Decoder:
-    """Reads payloads for one database."""
+    """Reads payloads for one database. ``stopped``: tables that can't be synced as they are, and why, in words."""
 
-    __slots__ = ("_shapes", "_tables")
+    __slots__ = ("_shapes", "_stopped", "_tables")
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, stopped: Mapping[str, str] = _NONE) -> None:
         self._tables = database.tables
+        self._stopped = stopped
         self._shapes: dict[tuple[str, int, tuple[str, ...]], _Shape] = {}
 
     def decode(self, batch_id: str, payload: bytes) -> Decoded:
@@ -276,6 +279,8 @@ class Decoder:
         if shape is None:
             if kind not in _TYPES:
                 raise _Refuse(errors_pb2.REASON_MALFORMED, f"there is no mutation type {kind}")
+            if table in self._stopped:
+                raise _Refuse(errors_pb2.REASON_TABLE_CHANGED, self._stopped[table])
             if table not in self._tables:
                 raise _Refuse(errors_pb2.REASON_UNKNOWN_TABLE, f"there is no synced table {_quoted(table)}")
             shape = _Shape(self._tables[table], MutationType(kind), names)

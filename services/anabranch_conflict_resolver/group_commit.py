@@ -22,6 +22,7 @@ for sets it free in the transaction that decides it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -33,6 +34,7 @@ from anabranch.store import take
 from anabranch.store.captured import UndecodableError, tables_with_triggers
 from anabranch.store.catalog import load_database
 from anabranch.store.claim import claim
+from anabranch.store.drift import fingerprint, stopped_tables
 from anabranch.store.engine import Session
 from anabranch.store.group_records import delete_inbox, notify_group
 from anabranch.store.seal import EMPTY_CHAIN
@@ -51,6 +53,10 @@ from anabranch_conflict_resolver.waves import Group
 
 _log = structlog.get_logger()
 _DAY_MS = 86_400_000
+_LOOK_S = 2.0
+"""How long a change of a table's shape may go unseen where nothing fails for it."""
+_LOOK_S = 2.0
+"""How long a change of a table's shape may go unseen where nothing fails for it."""
 FAILURES_AT_MOST = 3
 """A batch that failed alone so often, for no fault that could be named, is rejected."""
 
@@ -70,7 +76,9 @@ class Memory:
     """What a session keeps of a database between groups. None of it is trusted without a look: ``synced`` counts while
     the schema version is its own, ``sums`` while the chain's last link is ``link``, a decoded batch while the payload's
     hash is its own. ``more``: the last group was full. ``last_principal``: whose batch it took last. ``wary``: any
-    table may have got a trigger that causes other changes since its schema was read."""
+    table may have got a trigger that causes other changes since its schema was read. ``shape`` is what the tables
+    looked like when they were compiled, and ``looked_s`` when that was last looked at (``time.monotonic``): after a
+    failure, and every ``_LOOK_S``."""
 
     synced: SyncedDatabase | None = None
     link: bytes = b""
@@ -79,6 +87,8 @@ class Memory:
     last_principal: str = ""
     more: bool = False
     wary: bool = False
+    shape: str = ""
+    looked_s: float | None = None
     attempted: list[str] = field(default_factory=list)
     """The ids of the batches of the last group, whatever became of it."""
 
@@ -167,6 +177,11 @@ def commit_group(
         memory.more = False
         memory.wary |= between.own
         return Outcome(True, name=synced.database.name, taken=len(now), drained=1)
+    except _ChangedBetween:
+        conn.rollback()
+        memory.more = False
+        memory.looked_s = None
+        return Outcome(True, name=synced.database.name, taken=len(now))
     except UndecodableError as error:
         if not conn.closed:
             conn.rollback()
@@ -177,21 +192,47 @@ def commit_group(
     except BaseException:
         # When it is tried again, nothing is read ahead: a batch would be blamed for another one that was only read.
         memory.more = False
+        memory.looked_s = None
         if not conn.closed:
             conn.rollback()
         raise
 
 
 def current(conn: Session, memory: Memory, standing: Standing) -> SyncedDatabase:
-    """The database as it is now: its schema may have changed since the last group."""
+    """The database as it is now: its schema may have changed since the last group, and its tables may have been changed
+    behind our back."""
     synced = memory.synced
-    if synced is None or synced.database.schema_version != standing.schema_version:
+    current = synced is not None and synced.database.schema_version == standing.schema_version
+    if synced is not None and current and _looked(memory):
+        return synced
+    shape = fingerprint(conn, standing.name)
+    if synced is None or not current or shape != memory.shape:
         database = load_database(conn, standing.name)
-        synced = memory.synced = compile_database(database, triggered=tables_with_triggers(conn, database.schema_name))
+        stopped = stopped_tables(conn, database)
+        for text in stopped.values():
+            _log.error("a table is not synced", database=database.name, detail=text)
+        synced = memory.synced = compile_database(
+            database, triggered=tables_with_triggers(conn, database.schema_name), stopped=stopped
+        )
         memory.wary = False
         memory.sums.clear()
         memory.read_ahead.clear()
+    memory.shape = shape
+    memory.looked_s = time.monotonic()
     return synced
+
+
+class _ChangedBetween(Exception):
+    """A table was changed since it was compiled, and a batch would be blamed for it."""
+
+
+def _may_have_drifted(results: Sequence[Result]) -> bool:
+    """Whether Postgres refused a batch for what it is not to blame for: a name or a type that is no longer there."""
+    return any(isinstance(result, Rejection) and result.sqlstate.startswith("42") for result in results)
+
+
+def _looked(memory: Memory) -> bool:
+    return memory.looked_s is not None and time.monotonic() - memory.looked_s < _LOOK_S
 
 
 def _commit(
@@ -214,6 +255,8 @@ def _commit(
         # The batches wait: what was written before them goes first, and alone.
         results, dropped, later = [], [], ()
         decided = drain_backlog(group, backlog.rows)
+    if _may_have_drifted(decided.results) and fingerprint(conn, standing.name) != memory.shape:
+        raise _ChangedBetween
     results += decided.results
     results.sort(key=lambda result: _id(result))
     records = gather(synced, position, results, group.drained)

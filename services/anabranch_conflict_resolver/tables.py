@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from anabranch.merge import function_of
 from anabranch.schema import Cell, Table
@@ -64,8 +65,11 @@ class SyncedDatabase:
     """Tables that have drifted so far from what was registered that what is captured of them can't be read."""
 
 
-def compile_database(database: Database, *, triggered: Collection[str] = ()) -> SyncedDatabase:
-    """Compile what the resolver needs of ``database``, of which the tables ``triggered`` have triggers."""
+def compile_database(
+    database: Database, *, triggered: Collection[str] = (), stopped: Mapping[str, str] = MappingProxyType({})
+) -> SyncedDatabase:
+    """Compile what the resolver needs of ``database``, of which the tables ``triggered`` have triggers, and ``stopped``
+    can't be synced as they are, for the reasons given."""
     ranks = {name: rank for rank, name in enumerate(database.table_order)}
     tables = {}
     for name, table in database.tables.items():
@@ -92,4 +96,5 @@ def compile_database(database: Database, *, triggered: Collection[str] = ()) -> 
         if {key.on_delete, key.on_update} & _ACTIONS
     }
     loud = frozenset(tables.keys() & {*acted_on, *triggered})
-    return SyncedDatabase(database, Decoder(database), tables, primary_keys, writers, once_a_group, asks, loud)
+    decoder = Decoder(database, stopped)
+    return SyncedDatabase(database, decoder, tables, primary_keys, writers, once_a_group, asks, loud)

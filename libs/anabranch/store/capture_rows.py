@@ -1,9 +1,9 @@
 """Rows as the capture triggers wrote them, back to cells.
 
 ``anabranch.captured`` holds whole rows as ``record_send`` makes them: 32 bit number of columns, then for each the oid
-of its type, 32 bit length (-1 is NULL) and bytes. Nobody but Postgres can read every type, so the images go back to it as one
-array of the table's row type, and come out as the columns that any other reader selects: cells are exactly those of
-``rows.TableSql.read``.
+of its type, 32 bit length (-1 is NULL) and bytes. Nobody but Postgres can read every type, so the images go back to it
+as one array of the table's row type, and come out as the columns that any other reader selects: cells are exactly those
+of ``rows.TableSql.read``.
 
 An image may be older than the table is today. Its first columns are those of the registration, in their order: columns
 that were added since stand behind them, and a table that lost one of its own, or holds another type in it, has drifted

@@ -73,14 +73,14 @@ from anabranch.synced_tables s
 join anabranch.databases d on d.id = s.database_id
 left join pg_catalog.pg_namespace n on n.nspname = d.schema_name
 left join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = s.name
-where d.id = %s
+where d.name = %s
 """
 """What changes whenever a synced table of a database does, in ways that may be drift."""
 
 
-def fingerprint(conn: psycopg.Connection[Any], database_id: int) -> str:
+def fingerprint(conn: psycopg.Connection[Any], database: str) -> str:
     """``FINGERPRINT`` of a database: one statement, cheap enough to be asked every few seconds."""
-    row = conn.execute(FINGERPRINT, (database_id,)).fetchone()
+    row = conn.execute(FINGERPRINT, (database,)).fetchone()
     return str(row[0]) if row else ""
 
 

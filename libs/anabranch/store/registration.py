@@ -218,8 +218,8 @@ def add_table(
 
 def remove_table(conn: Connection, database: str, table: str, *, limits: RegistrationLimits | None = None) -> None:
     """Sync ``table`` no longer. The table itself and its entries in the log stay; the history that conflicts are
-    decided by goes, and so do its triggers and what they captured, so that a later ``add_table`` starts anew. Where somebody
-    uses the table, everybody who comes later waits with it, at most ``limits.lock_timeout_ms``.
+    decided by goes, and so do its triggers and what they captured, so that a later ``add_table`` starts anew. Where
+    somebody uses the table, everybody who comes later waits with it, at most ``limits.lock_timeout_ms``.
 
     Raises:
         RegistrationError: UNKNOWN_DATABASE, NOT_SYNCED or BUSY.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ulid import ULID
@@ -39,7 +39,7 @@ values (%s, %s, %s, %s, '', '', 0)
 
 class ResolverRig:
     """``tables``: SQL that makes the tables of schema ``app`` (the search path while it runs); they are registered in
-    the order of ``names``, each with its policy. ``forced``: tables registered without asking whether they can be.
+    the order of ``names``, each with its policy.
     ``commit`` commits one group: database id, most batches, offset of the clock; it gives how many were taken."""
 
     def __init__(
@@ -50,7 +50,6 @@ class ResolverRig:
         *,
         policy: Mapping[str, Any] | None = None,
         database: str = "app",
-        forced: Iterable[str] = (),
         commit: Callable[[int, int, int], int] | None = None,
     ) -> None:
         self.url = url
@@ -63,19 +62,8 @@ class ResolverRig:
         self.sql(f"set search_path to {database}; {tables}; reset search_path")
         registration.create_database(self.conn, database, database, policy)
         for name, own in names.items():
-            if name in forced:
-                self._force(name)
-            else:
-                registration.add_table(self.conn, database, name, own)
+            registration.add_table(self.conn, database, name, own)
         self.database = catalog.load_database(self.conn, database)
-
-    def _force(self, name: str) -> None:
-        """Register a table that registration would refuse, as a copy of it without what it is refused for."""
-        plain = f"{name}_plain"
-        self.sql(f"create table {self.name}.{plain} (like {self.name}.{name} including constraints including indexes)")
-        registration.add_table(self.conn, self.name, plain)
-        self.sql(f"update anabranch.synced_tables set name = '{name}' where name = '{plain}'")
-        self.sql(f"drop table {self.name}.{plain}")
 
     def close(self) -> None:
         """End the rig's session."""

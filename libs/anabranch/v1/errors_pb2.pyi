@@ -52,6 +52,10 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """The application's merge function of a column gave no value: it raised, overran its time, or returned what the
     column can't hold; the message says which. Mend the function, and replay the batch.
     """
+    REASON_TABLE_CHANGED: _Reason.ValueType  # 14
+    """The table is no longer what was registered: a column or the table is gone, has another name or type, or was made
+    anew; the message says which. Undo the change, or remove the table and add it again; then replay the batch.
+    """
     REASON_MALFORMED: _Reason.ValueType  # 20
     """The payload is not a DbMutationBatch. Update the client."""
     REASON_INVALID_ID: _Reason.ValueType  # 21
@@ -139,6 +143,10 @@ REASON_REWOUND: Reason.ValueType  # 12
 REASON_MERGE_FUNCTION: Reason.ValueType  # 13
 """The application's merge function of a column gave no value: it raised, overran its time, or returned what the
 column can't hold; the message says which. Mend the function, and replay the batch.
+"""
+REASON_TABLE_CHANGED: Reason.ValueType  # 14
+"""The table is no longer what was registered: a column or the table is gone, has another name or type, or was made
+anew; the message says which. Undo the change, or remove the table and add it again; then replay the batch.
 """
 REASON_MALFORMED: Reason.ValueType  # 20
 """The payload is not a DbMutationBatch. Update the client."""

@@ -31,7 +31,7 @@ create constraint trigger note after insert on t deferrable initially deferred f
 
 
 def test_names_without_a_schema_are_found_in_the_databases_own(make_rig: Any) -> None:
-    rig: ResolverRig = make_rig(TABLES, {"t": None}, forced=["t"])
+    rig: ResolverRig = make_rig(TABLES, {"t": None})
     a = rig.node("a")
     good = a.insert("t", {"id": "1", "word": "good"})
     bad = a.insert("t", {"id": "2", "word": "bad"})

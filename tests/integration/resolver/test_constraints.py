@@ -289,7 +289,7 @@ create trigger swallow before insert or update or delete on t for each row execu
 
 
 def test_a_trigger_that_swallows_a_write_is_an_error_of_that_batch(make_rig: Any) -> None:
-    rig: ResolverRig = make_rig(SWALLOW, {"t": None}, forced=["t"])
+    rig: ResolverRig = make_rig(SWALLOW, {"t": None})
     a = rig.node("a")
     good = a.insert("t", {"id": "1", "a": "x"}, {"id": "9", "a": "y"})
     bad = a.write(("insert", "t", [{"id": "2", "a": "x"}]), ("insert", "t", [{"id": "3", "a": "gone"}]))
@@ -310,7 +310,7 @@ def test_what_a_trigger_changes_in_the_row_itself_is_the_effect(make_rig: Any) -
     create function fill() returns trigger language plpgsql as $$ begin new.b := upper(new.a); return new; end $$;
     create trigger fill before insert or update on t for each row execute function fill();
     """
-    rig: ResolverRig = make_rig(tables, {"t": None}, forced=["t"])
+    rig: ResolverRig = make_rig(tables, {"t": None})
     a = rig.node("a")
     a.insert("t", {"id": "1", "a": "x"})
     rig.group()
@@ -332,7 +332,7 @@ def test_what_an_application_raises_is_a_constraint_and_a_denial_is_forbidden(ma
     end $$;
     create trigger no before insert on t for each row execute function no();
     """
-    rig: ResolverRig = make_rig(tables, {"t": None}, forced=["t"])
+    rig: ResolverRig = make_rig(tables, {"t": None})
     a = rig.node("a")
     codes = {"P0001": "CONSTRAINT", "22012": "CONSTRAINT", "ZZ123": "CONSTRAINT", "42501": "FORBIDDEN"}
     sent = {code: a.insert("t", {"id": code, "a": f"raise {code}"}) for code in codes}

@@ -85,7 +85,7 @@ def until(rig: ResolverRig, left: int = 0, timeout_s: float = 20.0) -> None:
 def test_a_batch_that_fails_alone_three_times_is_rejected_internal(
     make_rig: Any, worker_of: Any, code: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rig: ResolverRig = make_rig(RAISE, {"t": None}, forced=["t"])
+    rig: ResolverRig = make_rig(RAISE, {"t": None})
     a, b = rig.node("a"), rig.node("b")
     good = [b.insert("t", {"id": f"{i}"}) for i in range(20)]
     bad = a.insert("t", {"id": "bad", "a": f"raise {code}"})
@@ -143,7 +143,7 @@ def test_a_batch_is_not_blamed_for_the_one_that_is_read_ahead(
 
 
 def test_a_passing_fault_blames_nobody(make_rig: Any, worker_of: Any) -> None:
-    rig: ResolverRig = make_rig(RAISE, {"t": None}, forced=["t"])
+    rig: ResolverRig = make_rig(RAISE, {"t": None})
     rig.sql(
         "create or replace function app.fail() returns trigger language plpgsql as $$ begin"
         " if nextval('app.tries') < 4 then raise exception 'no' using errcode = '40P01'; end if; return new; end $$"
@@ -157,7 +157,7 @@ def test_a_passing_fault_blames_nobody(make_rig: Any, worker_of: Any) -> None:
 
 
 def test_attempts_survive_the_rollback(make_rig: Any, worker_of: Any) -> None:
-    rig: ResolverRig = make_rig(RAISE, {"t": None}, forced=["t"])
+    rig: ResolverRig = make_rig(RAISE, {"t": None})
     rig.node("a").insert("t", {"id": "bad", "a": "raise 40001"})
     worker_of(rig)
     seen = set()
