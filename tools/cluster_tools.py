@@ -1,7 +1,8 @@
 """Helm, promtool and Prometheus, for the tests of the chart, its alerts and its dashboards.
 
 A program of that name on the PATH is taken as it is. Otherwise the pinned version is built from its Go module into
-`.cache/tools`, once; without Go the program is missing, and whoever needs it says what was not run. `lint` has them judge the chart and its alerts.
+`.cache/tools`, once; without Go the program is missing, and whoever needs it says what was not run. `lint` has them
+judge the chart and its alerts.
 """
 
 from __future__ import annotations
