@@ -14,6 +14,7 @@ from anabranch.client.file import Tx
 from anabranch.client.logs import get_logger
 from anabranch.client.rebase import Pendings, rebase, release
 from anabranch.client.sets import select_in
+from anabranch.client.sums import UNREADABLE
 from anabranch.v1 import change_pb2, errors_pb2, value_pb2, verdict_pb2
 from anabranch.wire.plain import plain_value
 
@@ -60,6 +61,10 @@ def show(
         except (sqlite3.IntegrityError, sqlite3.DataError, OverflowError) as error:
             log.warning("table_set_aside", table=name, error=str(error))
             set_aside(tx, name, f"SQLite refused a row: {error}")
+        except UNREADABLE as error:
+            # Another program, or the disk, has put something there that the column can't hold.
+            log.warning("table_set_aside", table=name, error=repr(error))
+            set_aside(tx, name, f"a row of it can't be read: {error!r}")
         else:
             if missing:
                 set_aside(tx, name, f"the log changes the row {missing[0]}, which is not here")

@@ -208,6 +208,19 @@ def test_a_table_with_rows_that_cannot_be_read_is_pulled(
     assert device.verify() == ()
 
 
+def test_a_row_that_cannot_be_read_does_not_stop_the_log(
+    device: SyncedDb, file: sqlite3.Connection, remote: MemoryRemote, tmp_path: Path
+) -> None:
+    device.read()
+    told = states_of(device)
+    file.execute("UPDATE todo SET title = x'00ff' WHERE id = 'k1'")
+    write(remote, tmp_path, {"id": "k1", "n": 8})
+    device.read()
+    assert [(s.kind, s.table) for s in told if s.kind == "set_aside"] == [("set_aside", "todo")]
+    assert rows(device)[1] == ("k1", "title 1", 8)
+    assert device.verify() == ()
+
+
 def test_where_most_of_it_differs_the_table_is_pulled(
     device: SyncedDb, file: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
