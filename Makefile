@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV := .venv/bin
 PYTEST_FLAGS ?= -n 2 --dist loadgroup
 DEMO_FLAGS ?=
+SECONDS ?= 60
+SEED ?=
 LOCK_FLAGS ?=
 BASE ?=
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
@@ -15,7 +17,7 @@ LOCK = $(VENV)/uv pip compile --quiet --universal --python-version 3.11 --genera
 	--no-emit-index-url --no-emit-find-links $(LOCK_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check protos protos-check chart cluster-tools images lock clean
+.PHONY: help setup demo test torture check protos protos-check chart cluster-tools images lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +30,9 @@ demo: setup ## three gate tablets, a real day's departures, one Postgres
 
 test: setup cluster-tools ## every test; ends with a list of what was not run and why
 	@$(VENV)/python -m pytest $(PYTEST_FLAGS) tests
+
+torture: setup ## one fault run; SECONDS=60 SEED=n, the seed is printed
+	@$(VENV)/python -m anabranch.testkit.torture --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 check: setup protos-check cluster-tools ## linters, types, import rules, contract, chart, alerts, dashboards
 	@$(VENV)/ruff check .

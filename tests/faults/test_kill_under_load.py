@@ -33,6 +33,7 @@ from anabranch.store.sums import scan_sum
 from anabranch.testkit import oracle
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.stack import Stack
+from anabranch.testkit.torture import follower as follower_program
 from anabranch.v1 import batch_pb2, ingest_pb2, position_pb2, verdict_pb2
 
 SEED = int(os.environ.get("ANABRANCH_TEST_SEED", "20250607"))
@@ -70,11 +71,11 @@ create table {NAME}.strict (
 class Process:
     """A process of the test: told over its input, heard over its output."""
 
-    def __init__(self, program: str, config: Mapping[str, Any]) -> None:
-        self.name = program
+    def __init__(self, program: Path, config: Mapping[str, Any]) -> None:
+        self.name = program.name
         self.record = Path(config["record"])
         self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name(program)), json.dumps(config)],
+            [sys.executable, str(program), json.dumps(config)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -250,13 +251,18 @@ def test_promises_1_to_4_and_6_hold_while_every_service_is_killed_under_load(url
         a = stack.addresses
         common = {"db": NAME, "ingest": a["ingest"], "snapshot": a["snapshot"], "resolver": a["conflict-resolver"]}
         follower = Process(
-            "log_follower.py", {**common, "key": stack.key, "seed": SEED, "record": str(tmp_path / "followed")}
+            Path(follower_program.__file__),
+            {**common, "key": stack.key, "seed": SEED, "record": str(tmp_path / "followed")},
         )
         leave.callback(follower.close)
         devices = []
         for number, key in enumerate(keys):
             own = {"file": str(tmp_path / f"{number}.db"), "record": str(tmp_path / f"{number}.record")}
-            devices.append(Process("load_device.py", {**common, **own, "key": key, "seed": SEED + number}))
+            devices.append(
+                Process(
+                    Path(__file__).with_name("load_device.py"), {**common, **own, "key": key, "seed": SEED + number}
+                )
+            )
             leave.callback(devices[-1].close)
         for process in (follower, *devices):
             assert process.hear() == "started"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from anabranch.merge import (
     Accepted,
+    Asked,
     Batch,
     Conflict,
     Mutation,
@@ -149,6 +150,7 @@ class MemoryServer:
         place = place_of(sent.id, position, self._accepted.get(sent.node, ()))
         batch = Batch(sent.id, sent.node, sent.basis, sent.time_ms, position, place, sent.mutations, earlier_pending)
         decision: Decision = resolve(batch, self.rows, self.policy_of)
+        assert not isinstance(decision, Asked), "functions are not run in memory"
         if isinstance(decision, Parked):
             return False
         if isinstance(decision, Rejected):

@@ -60,12 +60,13 @@ class Server:
 
 
 def read_rows(conn: Session, database: Database) -> Rows:
-    """All rows of the synced tables. For types whose Python form is the cell: text, integers, booleans."""
+    """All rows of the synced tables. For types whose Python form is the cell (text, integers, booleans) and arrays of
+    them."""
     found: Rows = {}
     for table in database.tables.values():
         columns = ", ".join(quote(name) for name in table.column_names)
         for row in conn.execute(f"select {columns} from {quote(database.schema_name)}.{quote(table.name)}".encode()):
-            cells = dict(zip(table.column_names, row, strict=True))
+            cells = {c: tuple(v) if isinstance(v, list) else v for c, v in zip(table.column_names, row, strict=True)}
             found[table.name, key_text([cells[name] for name in table.key_columns])] = cells
     return found
 

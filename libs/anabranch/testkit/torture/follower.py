@@ -1,9 +1,9 @@
 """A reader that follows the log all the time, by pages and by subscription in turns, and writes down all that it is
 given.
 
-Usage: log_follower.py CONFIG, a JSON object {db, snapshot, key, seed, record}. Into ``record`` goes a JSON object a
-line: {"group": position, "batches": [[id, digest of its effects], …]} for each whole group, and {"read": position}
-where an answer has moved the cursor without one. It keeps its cursor as a device would.
+Usage: ``python -m anabranch.testkit.torture.follower CONFIG``, a JSON object {db, snapshot, key, seed, record}. Into
+``record`` goes a JSON object a line: {"group": position, "batches": [[id, digest of its effects], …]} for each whole
+group, and {"read": position} where an answer has moved the cursor without one. It keeps its cursor as a device would.
 
 "until P" over its input ends it once P is read; the end of its input ends it at once.
 """
@@ -91,6 +91,7 @@ class Follower:
 
 
 def main() -> None:
+    """The process."""
     follower = Follower(json.loads(sys.argv[1]))
     ended = threading.Event()
 

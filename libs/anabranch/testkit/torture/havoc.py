@@ -1,0 +1,168 @@
+"""What the fault run does to the processes, one thing after the other, and how often it did each."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from anabranch import clock, faults
+from anabranch.store.engine import connect
+from anabranch.store.waves import DatabaseError
+from anabranch.testkit.postgres import EmbeddedPostgres
+from anabranch.testkit.stack import Stack
+from anabranch.testkit.torture.processes import Node
+from anabranch.testkit.torture.proxy import KINDS as NETWORK_KINDS
+from anabranch.testkit.torture.proxy import Proxy
+
+RESOLVERS = ("conflict-resolver", "conflict-resolver-2")
+SERVICES = ("ingest", "snapshot", *RESOLVERS)
+SERVICE_POINTS: Mapping[str, Sequence[str]] = {
+    "after_claim": RESOLVERS,
+    "before_commit": RESOLVERS,
+    "after_commit": RESOLVERS,
+    "before_append": ("ingest",),
+    "after_append": ("ingest",),
+    "before_answer": ("ingest",),
+}
+NODE_POINTS = ("after_local_commit", "before_apply", "after_apply")
+ELSEWHERE = frozenset({"before_publish", "after_publish"})
+"""Of the compactor, which takes no part: its own tests kill it there."""
+PATIENCE_S = 40.0
+YEAR_2038_MS = 13 * 365 * 86_400_000
+SERVER_STEPS_MS = (-20_000, 20_000)
+
+
+def _ways() -> dict[str, str]:
+    points = {f"at {point}": point for point in (*SERVICE_POINTS, *NODE_POINTS)}
+    kills = {f"SIGKILL {name}": name for name in (*SERVICES, "a node")}
+    return {**points, **kills, "Postgres restarted": "", "server clock stepped": "", "node clock stepped": ""}
+
+
+WAYS = _ways()
+WANTED = frozenset(WAYS) | NETWORK_KINDS
+assert frozenset(faults.POINTS) == frozenset(SERVICE_POINTS) | frozenset(NODE_POINTS) | ELSEWHERE
+
+
+@dataclass
+class Havoc:
+    """``done`` counts what was done, ``story`` tells when (seconds since the start)."""
+
+    stack: Stack
+    postgres: EmbeddedPostgres
+    url: str
+    nodes: Sequence[Node]
+    proxies: Sequence[Proxy]
+    chance: random.Random
+    say: Callable[[str], None]
+    done: Counter[str] = field(default_factory=Counter)
+    story: list[tuple[float, str]] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
+
+    def run(self, seconds: float) -> None:
+        """Everything once, in an order that the seed gives, and then again and again until the time is over."""
+        plan = sorted(WAYS)
+        while plan or time.monotonic() - self.started < seconds:
+            self.chance.shuffle(plan)
+            for what in plan or [self.chance.choice(sorted(WAYS))]:
+                self.partition()
+                self.await_groups(1)
+                self.do(what)
+            plan = []
+        for proxy in self.proxies:
+            proxy.mend()
+
+    def do(self, what: str) -> None:
+        """One of ``WAYS``."""
+        subject = WAYS[what]
+        if what.startswith("at ") and subject in SERVICE_POINTS:
+            who = self._at_service_point(subject)
+        elif what.startswith("at "):
+            who = self._at_node_point(subject)
+        elif subject == "a node":
+            who = self._kill_node()
+        elif what.startswith("SIGKILL"):
+            who = self._kill_service(subject)
+        elif what == "Postgres restarted":
+            who = self._restart_postgres()
+        elif what == "server clock stepped":
+            who = f"by {(step := self.chance.choice(SERVER_STEPS_MS))} ms"
+            self.stack.set_clock_offset(step)
+        else:
+            who = self._step_node_clock()
+        self.done[what] += 1
+        self.story.append((time.monotonic() - self.started, f"{what}: {who}"))
+        self.say(f"{self.story[-1][0]:6.1f} s  {self.story[-1][1]}")
+
+    def partition(self) -> None:
+        """Cut one node's network or mend it; never all of them, or nothing would go on."""
+        proxy = self.chance.choice(self.proxies[1:])
+        if self.chance.random() < 0.5:
+            proxy.cut()
+        else:
+            proxy.mend()
+
+    def await_groups(self, count: int) -> None:
+        """Wait until more groups have been committed: the load goes on."""
+        first = self.groups()
+        deadline = time.monotonic() + PATIENCE_S
+        while (now := self.groups()) < first + count:
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{now - first} groups in {PATIENCE_S} s after {self.story[-3:]}")
+            time.sleep(0.05)  # between looks at a server that may be down
+
+    def groups(self) -> int:
+        """How many groups there are; -1 while Postgres is down."""
+        try:
+            with connect(self.url, application_name="torture", autocommit=True) as conn:
+                row = conn.execute("select count(*) from anabranch.groups").fetchone()
+        except DatabaseError:
+            return -1
+        return int(row[0]) if row else 0
+
+    def _at_service_point(self, point: str) -> str:
+        service = self.chance.choice(SERVICE_POINTS[point])
+        deaths = self.stack.arm(service, point)
+        self.stack.wait_died(service, deaths, PATIENCE_S)
+        assert self.stack.armed(service) == [], f"{service} died, but not at {point}"
+        self.stack.start(service)
+        return service
+
+    def _kill_service(self, service: str) -> str:
+        self.stack.kill(service)
+        self.stack.start(service)
+        return service
+
+    def _at_node_point(self, point: str) -> str:
+        number = self.chance.randrange(len(self.nodes))
+        self.proxies[number].mend()
+        node = self.nodes[number]
+        faults.arm(node.faults, point)
+        node.await_death(PATIENCE_S)
+        assert faults.armed(node.faults) == [], f"node {number} died, but not at {point}"
+        node.start()
+        return f"node {number}"
+
+    def _kill_node(self) -> str:
+        number = self.chance.randrange(len(self.nodes))
+        self.nodes[number].kill()
+        self.nodes[number].start()
+        return f"node {number}"
+
+    def _restart_postgres(self) -> str:
+        crash = self.chance.random() < 0.5
+        if crash:
+            self.postgres.kill()
+        else:
+            self.postgres.stop("fast")
+        self.postgres.start()
+        assert self.postgres.url.rpartition("/")[0] == self.url.rpartition("/")[0], "it came back elsewhere"
+        return "after a crash" if crash else "in order"
+
+    def _step_node_clock(self) -> str:
+        number = self.chance.randrange(len(self.nodes))
+        step = self.chance.choice((-3_600_000, 0, 3_600_000, YEAR_2038_MS))
+        clock.set_offset(self.nodes[number].clock, step)
+        return f"node {number} by {step} ms"

@@ -1,0 +1,197 @@
+"""A node of the fault run, as a process: it syncs in the background over its proxy, and writes rows that others write.
+
+Usage: ``python -m anabranch.testkit.torture.node CONFIG``, a JSON object {file, db, address, key, seed, record}. It is
+killed and started again on the same file and the same ``record``, to which it appends a JSON object a line: {"made":
+id, "payload": hex} after each local commit, {"verdict": hex} for each verdict before the device itself sees it. What it
+had committed and not written down when it was killed it finds in the file before it begins to sync.
+
+Told over its input: "stop" ends the writing; "drained?" waits until every batch has its verdict and prints "yes", or
+"no" after a while; "reach P" waits until the queue is empty and position P is read, then prints a JSON object {sums,
+dead, disagreeing} and ends. Where its input ends, it ends at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import random
+import sqlite3
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from anabranch.client import RemoteDb, RowExists, RowMissing, Status, SyncedDb
+from anabranch.testkit.network import Network
+
+PAUSE_S = 0.08
+NETWORK_UP_S = 0.3
+MOST_UNSENT = 60
+PATIENCE_S = 60.0
+ROWS = 30
+CODES = 60
+SIZES = (1, 1, 1, 1, 2, 2, 4, 4, 15, 200)
+_TABLES = ("_db_mutations_queue", "_db_confirmed", "_db_mutations_queue_dead")
+
+
+class Record:
+    """What the node has made and been told; each line is one write, so that a kill leaves whole lines."""
+
+    def __init__(self, file: str) -> None:
+        self._out = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def note(self, **what: str) -> None:
+        os.write(self._out, (json.dumps(what) + "\n").encode())
+
+    def catch_up(self, file: str) -> None:
+        """Write down every batch that the device's file holds."""
+        with sqlite3.connect(file) as conn:
+            for table in _TABLES:
+                for batch_id, payload in conn.execute(f"SELECT id, value FROM {table}"):
+                    self.note(made=batch_id, payload=bytes(payload).hex())
+        conn.close()
+
+
+def write(db: SyncedDb, chance: random.Random, mark: str) -> str:
+    """One batch of 1 to 200 rows; its id, "" where nothing fitted what is shown."""
+    size = chance.choice(SIZES)
+    with db.batch() as batch:
+        if size == 200:
+            _many(db, chance, mark)
+        for part in range(size if size < 200 else 1):
+            try:
+                _one(db, chance, f"{mark}.{part}")
+            except (RowMissing, RowExists):
+                continue
+    return batch.id
+
+
+def _many(db: SyncedDb, chance: random.Random, mark: str) -> None:
+    if chance.random() < 0.5:
+        rows = [_strict_row(chance, f"{mark}.m{i}", poison=0.0005) for i in range(chance.randint(100, 199))]
+        db.table("strict").insert(rows)
+        return
+    found = [key for (key,) in db.execute("SELECT id FROM strict ORDER BY id LIMIT 150")]
+    if found:
+        db.table("strict").delete(found)
+
+
+def _strict_row(chance: random.Random, mark: str, poison: float) -> dict[str, Any]:
+    return {
+        "id": f"{mark}-{chance.getrandbits(40):x}",
+        "shared_id": "nobody" if chance.random() < poison else f"s{chance.randrange(ROWS):02}",
+        "code": f"c{chance.randrange(CODES):02}" if chance.random() < poison * 3 else None,
+        "qty": -1 if chance.random() < poison else chance.randint(0, 9),
+    }
+
+
+def _one(db: SyncedDb, chance: random.Random, mark: str) -> None:
+    key = f"s{chance.randrange(ROWS):02}"
+    what = chance.random()
+    shared, strict = db.table("shared"), db.table("strict")
+    if what < 0.55:
+        row: dict[str, Any] = {"id": key}
+        for column in chance.sample(["title", "note", "n", "top", "tags"], chance.randint(1, 3)):
+            row[column] = _value(db, chance, column, key, mark)
+        shared.update(row)
+    elif what < 0.63:
+        shared.delete(key)
+    elif what < 0.72:
+        shared.insert({"id": key, "title": f"new {mark}", "n": 0})
+    elif what < 0.80:
+        rows = db.execute("SELECT id FROM strict ORDER BY id").fetchall()
+        if rows and chance.random() < 0.5:
+            strict.delete(chance.choice(rows)[0])
+        elif rows:
+            strict.update({"id": chance.choice(rows)[0], "qty": -1 if chance.random() < 0.1 else chance.randint(0, 9)})
+    else:
+        strict.insert(_strict_row(chance, mark, poison=0.08))
+
+
+def _value(db: SyncedDb, chance: random.Random, column: str, key: str, mark: str) -> Any:
+    if column == "tags":
+        return [f"t{chance.randrange(12)}" for _ in range(chance.randint(0, 3))]
+    if column in ("n", "top"):
+        return chance.randint(0, 1000)
+    # Equal values are no conflict: some are.
+    return "the same" if chance.random() < 0.1 else f"{column} {mark}"
+
+
+def until(db: SyncedDb, condition: Callable[[Status], bool], timeout_s: float) -> bool:
+    """Wait until the device stands so."""
+    deadline = time.monotonic() + timeout_s
+    while not condition(db.status()):
+        if time.monotonic() > deadline:
+            return False
+        db.network_up()
+        time.sleep(0.05)  # between looks: no event tells of a cursor that moves
+    return True
+
+
+def reach(db: SyncedDb, position: int) -> dict[str, Any]:
+    """Wait until everything is sent, seen and read; how the device then stands."""
+    if not until(db, lambda status: not status.queued and status.cursor >= position, PATIENCE_S):
+        return {"stuck": repr(db.status())}
+    return {
+        "sums": {name: [count, total.hex()] for name, (count, total) in db.table_sums().items()},
+        "dead": {letter.id: letter.reason for letter in db.dead_letters()},
+        "disagreeing": db.status().disagreeing,
+        "node": db.status().node_id,
+    }
+
+
+def main() -> None:
+    """The process."""
+    config = json.loads(sys.argv[1])
+    # What it prints is for the run alone.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(open(f"{config['record']}.log", "a")))  # noqa: SIM115
+    record = Record(config["record"])
+    chance = random.Random(config["seed"])
+    told: queue.Queue[list[str]] = queue.Queue()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            told.put(line.split())
+        told.put(["end"])
+
+    threading.Thread(target=listen, daemon=True).start()
+    network = Network(verdicts=lambda verdict: record.note(verdict=verdict.hex()))
+    remote = RemoteDb(config["address"], token=config["key"], interceptors=[network])
+    db = SyncedDb(config["file"], remote, config["db"])
+    record.catch_up(config["file"])
+    db.start()
+    print("started", flush=True)
+    command = ["write"]
+    number = 0
+    network_up = 0.0
+    while command == ["write"]:
+        if db.status().unsent < MOST_UNSENT:
+            made = write(db, chance, f"{config['seed']:x}.{number}")
+            number += 1
+            if made:
+                query = " UNION ALL ".join(f"SELECT value FROM {table} WHERE id = :id" for table in _TABLES)
+                (payload,) = db.execute(query, {"id": made}).fetchone()
+                record.note(made=made, payload=bytes(payload).hex())
+        if time.monotonic() > network_up:
+            # A device's own backoff would have it sit out most of so short a run.
+            network_up = time.monotonic() + NETWORK_UP_S
+            db.network_up()
+        try:
+            command = told.get(timeout=chance.uniform(0, PAUSE_S))
+        except queue.Empty:
+            continue
+    while command[0] == "stop" or command[0] == "drained?":
+        if command[0] == "drained?":
+            print("yes" if until(db, lambda status: not status.unsent, 5.0) else "no", flush=True)
+        command = told.get()
+    if command[0] == "reach":
+        print(json.dumps(reach(db, int(command[1]))), flush=True)
+    db.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+"""The network between one node and the services, as a gRPC proxy that delays calls, repeats them, loses them or their
+answers, lets later ones overtake, and is cut and mended when told.
+
+It knows no message but Send's, whose envelopes it writes down (``seen``: batch id to basis), and forwards bytes, so
+that what a node gets is what a service sent. State: *up*, or *cut*: every call fails at once, and open streams end.
+
+Every call takes a number when it comes. One that ends after another with a higher number has ended is *reordered*.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from anabranch.v1 import batch_pb2, ingest_pb2
+
+_THREADS = 64
+_CALL_S = 30.0
+_LONGEST_DELAY_S = 0.4
+_STREAMS_OUT = frozenset({"Subscribe", "Pull"})
+_STREAMS_BOTH = frozenset({"SendStream"})
+_SENDS = frozenset({"Send", "SendStream"})
+_OURS = ("grpc-", "user-agent", "te", "content-type", ":")
+_REPEATED_REQUESTS = 64
+_DETAILS = "grpc-status-details-bin"
+KINDS = frozenset(
+    {"call delayed", "call repeated", "call lost", "answer lost", "call reordered", "stream broken", "network cut"}
+)
+"""What it counts."""
+
+
+def _plain(data: bytes) -> bytes:
+    return data
+
+
+class Proxy(grpc.GenericRpcHandler):
+    """One node's network. ``upstreams``: service name (as in ``/anabranch.v1.NAME/…``) to host:port. ``address`` is
+    where the node finds it. ``rough``: how often something is done to a call, 0 to 1."""
+
+    def __init__(self, upstreams: Mapping[str, str], seed: int, rough: float = 0.25) -> None:
+        self.counts: Counter[str] = Counter()
+        self.seen: dict[str, int] = {}
+        self.rough = rough
+        self._chance = random.Random(seed)
+        self._lock = threading.Lock()
+        self._cut = threading.Event()
+        self._number = 0
+        self._last_ended = 0
+        self._channels = {
+            name: grpc.insecure_channel(
+                address,
+                options=[
+                    ("grpc.max_receive_message_length", -1),
+                    ("grpc.initial_reconnect_backoff_ms", 100),
+                    ("grpc.max_reconnect_backoff_ms", 500),
+                ],
+            )
+            for name, address in upstreams.items()
+        }
+        self._server = grpc.server(
+            ThreadPoolExecutor(_THREADS, "proxy"), handlers=[self], options=[("grpc.max_receive_message_length", -1)]
+        )
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server.start()
+
+    def close(self) -> None:
+        """End every call and the server."""
+        self._cut.set()
+        self._server.stop(0.5).wait()
+        for channel in self._channels.values():
+            channel.close()
+
+    def cut(self) -> None:
+        """From now on nothing comes through."""
+        self._cut.set()
+        self._count("network cut")
+
+    def mend(self) -> None:
+        """Calls come through again."""
+        self._cut.clear()
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """Called by gRPC."""
+        method = handler_call_details.method
+        name = method.rpartition("/")[2]
+        if name in _STREAMS_BOTH:
+            return grpc.stream_stream_rpc_method_handler(lambda requests, ctx: self._both(method, requests, ctx))
+        if name in _STREAMS_OUT:
+            return grpc.unary_stream_rpc_method_handler(lambda request, ctx: self._out(method, request, ctx))
+        return grpc.unary_unary_rpc_method_handler(lambda request, ctx: self._unary(method, request, ctx))
+
+    def _count(self, what: str) -> None:
+        with self._lock:
+            self.counts[what] += 1
+
+    def _draws(self, what: str, share: float) -> bool:
+        with self._lock:
+            if self._chance.random() >= self.rough * share:
+                return False
+            self.counts[what] += 1
+            return True
+
+    def _begin(self, context: grpc.ServicerContext) -> int:
+        with self._lock:
+            self._number += 1
+            number = self._number
+            wait_s = self._chance.uniform(0, _LONGEST_DELAY_S) if self._chance.random() < self.rough else 0.0
+            self.counts["call delayed"] += bool(wait_s)
+        if self._cut.wait(wait_s) if wait_s else self._cut.is_set():
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the network is cut")
+        return number
+
+    def _end(self, number: int) -> None:
+        with self._lock:
+            if number < self._last_ended:
+                self.counts["call reordered"] += 1
+            self._last_ended = max(self._last_ended, number)
+
+    def _note(self, method: str, request: bytes) -> None:
+        if method.rpartition("/")[2] not in _SENDS:
+            return
+        for envelope in ingest_pb2.SendRequest.FromString(request).envelopes:
+            try:
+                batch_id = batch_pb2.DbMutationBatch.FromString(envelope.payload).id
+            except DecodeError:
+                continue  # a part of a batch; the fault run makes none so large
+            with self._lock:
+                self.seen[batch_id] = envelope.basis
+
+    def _call(self, method: str, kind: str, request: Any, context: grpc.ServicerContext) -> Any:
+        channel = self._channels[method.split("/")[1].rpartition(".")[2]]
+        multi = getattr(channel, kind)(method, request_serializer=_plain, response_deserializer=_plain)
+        metadata = [(k, v) for k, v in context.invocation_metadata() if not k.startswith(_OURS)]
+        left = context.time_remaining()
+        return multi(request, timeout=min(_CALL_S * 20, left) if left else _CALL_S * 20, metadata=metadata)
+
+    def _fail(self, error: Any, context: grpc.ServicerContext) -> None:
+        # A client-side RpcError is a call; what a service said in it goes on as it is.
+        said: Any = error.trailing_metadata() or ()
+        context.set_trailing_metadata(tuple((k, v) for k, v in said if k == _DETAILS or not k.startswith(_OURS)))
+        context.abort(error.code(), error.details() or "")
+
+    def _unary(self, method: str, request: bytes, context: grpc.ServicerContext) -> bytes:
+        number = self._begin(context)
+        self._note(method, request)
+        if self._draws("call lost", 0.3):
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the call was lost")
+        try:
+            response: bytes = self._call(method, "unary_unary", request, context)
+            if self._draws("call repeated", 0.5):
+                # The network delivers a call twice; which answer arrives is not for it to choose.
+                response = self._call(method, "unary_unary", request, context)
+        except grpc.RpcError as error:
+            self._fail(error, context)
+        finally:
+            self._end(number)
+        if self._cut.is_set() or self._draws("answer lost", 0.3):
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the answer was lost")
+        return response
+
+    def _out(self, method: str, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        self._begin(context)
+        call = self._call(method, "unary_stream", request, context)
+        yield from self._responses(call, context)
+
+    def _both(self, method: str, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        number = self._begin(context)
+        kept: list[bytes] = []
+
+        def noted() -> Iterator[bytes]:
+            for request in requests:
+                self._note(method, request)
+                if len(kept) < _REPEATED_REQUESTS:
+                    kept.append(request)
+                yield request
+
+        call = self._call(method, "stream_stream", noted(), context)
+        yield from self._responses(call, context)
+        self._end(number)
+        if kept and self._draws("call repeated", 0.5):
+            self._again(method, kept, context)
+
+    def _again(self, method: str, requests: Sequence[bytes], context: grpc.ServicerContext) -> None:
+        """The same stream once more, its answers to nobody."""
+        try:
+            for _ in self._call(method, "stream_stream", iter(requests), context):
+                continue
+        except grpc.RpcError:
+            self._count("repeated call refused")
+
+    def _responses(self, call: Any, context: grpc.ServicerContext) -> Iterator[bytes]:
+        """A stream's responses, heard in another thread, so that a cut ends it though nothing comes."""
+        heard: queue.Queue[Any] = queue.Queue(256)
+        done = threading.Event()
+
+        def hear() -> None:
+            last: Any = None
+            try:
+                for response in call:
+                    _put(heard, response, done)
+            except grpc.RpcError as error:
+                last = error
+            _put(heard, last, done)
+
+        threading.Thread(target=hear, daemon=True).start()
+        try:
+            while True:
+                if self._cut.is_set():
+                    context.abort(grpc.StatusCode.UNAVAILABLE, "the network is cut")
+                try:
+                    response = heard.get(timeout=0.05)
+                except queue.Empty:
+                    if not context.is_active():
+                        return
+                    continue
+                if response is None:
+                    return
+                if isinstance(response, grpc.RpcError):
+                    self._fail(response, context)
+                yield response
+                if self._draws("stream broken", 0.05):
+                    context.abort(grpc.StatusCode.UNAVAILABLE, "the stream broke")
+        finally:
+            done.set()
+            call.cancel()
+
+
+def _put(heard: queue.Queue[Any], what: Any, done: threading.Event) -> None:
+    while not done.is_set():
+        try:
+            heard.put(what, timeout=0.1)
+        except queue.Full:
+            continue
+        return
