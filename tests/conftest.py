@@ -38,7 +38,7 @@ def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield POSTGRES_URL
         return
     folder = tmp_path_factory.mktemp("postgres")
-    with EmbeddedPostgres(folder) as server:
+    with EmbeddedPostgres(folder, settings={"max_prepared_transactions": "8"}) as server:
         yield server.url
     shutil.rmtree(folder)
 

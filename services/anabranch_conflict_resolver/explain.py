@@ -2,8 +2,9 @@
 
 What ingest looks at first, then the same steps as a group of this one batch, in a transaction that is always rolled
 back. It makes no claim, so that it holds up no group; rows that a group has locked count as busy, and it waits for no
-lock longer than its session allows. A group that meets a row that a dry run has locked lets that batch rest for a
-moment.
+lock longer than its session allows. Changes that were made by SQL and are not in the log yet count, as they would in
+that group, and the answer says how many they were. A group that meets a row that a dry run has locked lets that batch
+rest for a moment.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from threading import Lock
 
 from anabranch.runtime.errors import Failure
 from anabranch.store import take
+from anabranch.store.captured import UndecodableError
 from anabranch.store.claim import open_session
 from anabranch.store.engine import Session, SessionOptions
 from anabranch.store.explain import known
@@ -21,6 +23,7 @@ from anabranch.v1 import batch_pb2, change_pb2, errors_pb2, resolver_pb2, value_
 from anabranch.wire.envelopes import least_id, receive
 from anabranch_conflict_resolver.ask import Asking
 from anabranch_conflict_resolver.decide_group import decide_group
+from anabranch_conflict_resolver.drain import Backlog
 from anabranch_conflict_resolver.functions import Functions
 from anabranch_conflict_resolver.group_commit import Memory, current, sort_out
 from anabranch_conflict_resolver.model import Applied, Rejection, Result
@@ -130,10 +133,20 @@ class DryRuns:
         )
         position = max(standing.clock_ms + clock_offset_ms, standing.position + 1)
         group = Group(conn, synced, position, now_ms, _BUSY_MS, asking=Asking(self.functions))
+        group.draining, group.loud = standing.any_captured, synced.loud
         results, candidates = sort_out(group, memory, [taken])
-        if candidates:
-            results = decide_group(group, candidates, at_hand=[batch_id], restarts=1).results
-        return _answer(synced, group.position, results[0])
+        try:
+            if candidates:
+                results = decide_group(group, candidates, at_hand=[batch_id], restarts=1).results
+        except Backlog:
+            text = "more changes that were made by SQL wait to enter the log than a dry run counts"
+            raise Failure(errors_pb2.REASON_OVERLOADED, text) from None
+        except UndecodableError as error:
+            synced.unreadable.add(error.table)
+            raise Failure(errors_pb2.REASON_OVERLOADED, str(error)) from error
+        answer = _answer(synced, group.position, results[0])
+        answer.undrained = len(group.drained.ids) if group.drained is not None else 0
+        return answer
 
 
 def _rejected(batch_id: str, reason: errors_pb2.Reason.ValueType, message: str) -> resolver_pb2.ExplainResponse:

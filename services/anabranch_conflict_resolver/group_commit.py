@@ -261,9 +261,10 @@ def _commit(
     results.sort(key=lambda result: _id(result))
     records = gather(synced, position, results, group.drained)
     sums: Sums = {}
+    if memory.link != (standing.chain or EMPTY_CHAIN):
+        # Somebody else has committed groups meanwhile.
+        memory.sums.clear()
     if records.batches or records.server:
-        if memory.link != (standing.chain or EMPTY_CHAIN):
-            memory.sums.clear()
         unknown = {synced.tables[name].table.id for name in records.sum_changes} - memory.sums.keys()
         if unknown:
             memory.sums.update(take.read_sums(conn, unknown))

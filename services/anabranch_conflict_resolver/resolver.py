@@ -2,8 +2,9 @@
 
 The listener's session hears notifications as they come; every ``poll_interval_ms`` it also looks which databases have
 batches that are ready or due, for notifications that were missed, for other resolvers that died, and for batches whose
-time is up, and more often for captured changes, of which nothing tells (``captured_watch``); and it ends claims that their holders have left lying (see ``store.claim``). A listener without a session
-opens a new one; until then the workers are rung by nobody, and readiness says so.
+time is up, and more often for captured changes, of which nothing tells (``captured_watch``); and it ends claims that
+their holders have left lying (see ``store.claim``). A listener without a session opens a new one; until then the
+workers are rung by nobody, and readiness says so.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ from anabranch.testkit.stack import Stack
 from anabranch.v1 import batch_pb2, errors_pb2, ingest_pb2, position_pb2, value_pb2, verdict_pb2
 
 _numbers = itertools.count(1)
+_LOOK_S = 0.01
 _SYNC_ROUNDS = 10
 _SEND_S = 1.0
 _DAY_MS = 24 * 3600 * 1000
@@ -125,6 +126,7 @@ class Story:
 
     def sync(self, *nodes: StoryNode) -> None:
         """Have the nodes (all that are online, where none are named) send and read, again until nothing changes."""
+        self.drained()
         for _ in range(_SYNC_ROUNDS):
             before = self._state()
             for node in nodes or [n for n in self.nodes if not n.network.is_cut]:
@@ -132,6 +134,13 @@ class Story:
             if self._state() == before:
                 return
         raise AssertionError(f"something still changes after {_SYNC_ROUNDS} rounds")
+
+    def drained(self) -> None:
+        """Wait until everything that was written by SQL so far is in the log."""
+        end = time.monotonic() + _SEND_S
+        while self.sql("select 1 from anabranch.captured where database_id = %s limit 1", [self.database.id]):
+            assert time.monotonic() < end, "what was written by SQL does not come into the log"
+            time.sleep(_LOOK_S)
 
     def _state(self) -> list[tuple[int, int, int]]:
         return [(s.cursor, s.queued, s.dead) for s in (n.db.status() for n in self.nodes)]

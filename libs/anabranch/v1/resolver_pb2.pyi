@@ -126,8 +126,11 @@ class ExplainResponse(_message.Message):
     LOSERS_FIELD_NUMBER: _builtins.int
     WAITS_FOR_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
+    UNDRAINED_FIELD_NUMBER: _builtins.int
     waits_for: _builtins.str
     """What it would wait for, where it would: a batch id, or a table and key in words."""
+    undrained: _builtins.int
+    """How many changes that were made by SQL, and are not in the log yet, it was judged against."""
     @_builtins.property
     def verdict(self) -> _verdict_pb2.Verdict:
         """The verdict it would get; PENDING where it would wait."""
@@ -152,10 +155,11 @@ class ExplainResponse(_message.Message):
         losers: _abc.Iterable[_change_pb2.Loser] | None = ...,
         waits_for: _builtins.str = ...,
         state: _position_pb2.ServerState | None = ...,
+        undrained: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["effects", b"effects", "losers", b"losers", "state", b"state", "verdict", b"verdict", "waits_for", b"waits_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["effects", b"effects", "losers", b"losers", "state", b"state", "undrained", b"undrained", "verdict", b"verdict", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

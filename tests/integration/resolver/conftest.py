@@ -35,7 +35,7 @@ def make_rig(migrated_url: str) -> Iterator[Any]:
             clock_offset_ms=offset_ms,
             limits=limits,
         )
-        return outcome.taken
+        return outcome.taken + outcome.drained
 
     def make(tables: str = TODO, names: Any = None, **more: Any) -> ResolverRig:
         rig = ResolverRig(migrated_url, tables, names or {"todo": None}, commit=commit, **more)

@@ -18,6 +18,7 @@ import pytest
 from anabranch.clock import Clock
 from anabranch.runtime.errors import error_info
 from anabranch.store import api_keys, conflicts
+from anabranch.store.channels import CLAIM_LOCK_CLASS
 from anabranch.testkit.resolver_rig import Made, ResolverRig, RigNode
 from anabranch.v1 import batch_pb2, errors_pb2, resolver_pb2, resolver_pb2_grpc, value_pb2, verdict_pb2
 from anabranch.wire.envelopes import receive
@@ -173,6 +174,22 @@ def test_explain_tells_what_would_happen_and_changes_nothing(service: Service, r
     # The rows that it looked at are free again.
     b.see()
     assert decided(service, "user-b", b.delete("todo", {"id": "x"})).status == APPLIED
+
+
+def test_explain_counts_what_was_written_by_sql_and_is_not_in_the_log_yet(service: Service, rig: ResolverRig) -> None:
+    a = rig.node("a")
+    made = a.make(("insert", "todo", [{"id": "x", "title": "mine"}]))
+    with rig.session() as holder:
+        # Nobody can commit a group.
+        holder.execute("select pg_advisory_xact_lock(%s, %s)", [CLAIM_LOCK_CLASS, rig.database.id])
+        rig.sql("insert into app.todo values ('x', 'by sql', false), ('y', 'by sql', false)")
+        answer = service.explain(a, made)
+        assert answer.verdict.reason == errors_pb2.REASON_ROW_EXISTS
+        assert answer.undrained == 2
+        assert rig.sql("select count(*) from anabranch.captured") == [(2,)]
+        assert service.explain(a, a.make(("delete", "todo", [{"id": "y"}]))).verdict.reason == (
+            errors_pb2.REASON_CONCURRENT_UPDATE
+        )
 
 
 def test_explain_of_what_would_be_rejected_or_wait(service: Service, rig: ResolverRig) -> None:

@@ -1,0 +1,144 @@
+"""More captured changes than a group holds: backlogs, and transactions that are taken in pieces."""
+
+from __future__ import annotations
+
+import resource
+from typing import Any
+
+import pytest
+
+from anabranch.merge import SERVER_NODE
+from anabranch.testkit.oracle import read_server, replay
+from anabranch.testkit.resolver_rig import ResolverRig
+from anabranch_conflict_resolver import drain, drain_backlog
+
+MOST, PIECE = 40, 15
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups hold few captured changes."""
+    monkeypatch.setattr(drain, "MOST_ROWS", MOST)
+    monkeypatch.setattr(drain_backlog, "MOST_ROWS", MOST)
+    monkeypatch.setattr(drain_backlog, "PIECE_ROWS", PIECE)
+
+
+def check(rig: ResolverRig) -> None:
+    """The log leads to the rows, and nothing waits."""
+    rig.check()
+    server = read_server(rig.conn, rig.database)
+    assert replay(server, {}) == server.rows
+    assert rig.sql("select count(*) from anabranch.captured") == [(0,)]
+
+
+def drain_all(rig: ResolverRig) -> None:
+    """Commit groups until nothing waits; in between the rows are ahead of the log."""
+    assert rig.commit is not None
+    for _ in range(100):
+        if not rig.commit(rig.database.id, 1_000, 0):
+            break
+    check(rig)
+
+
+def groups(rig: ResolverRig) -> list[tuple[int, int]]:
+    """Batches and changes of each group."""
+    return rig.sql("select batches, changes from anabranch.groups order by position")  # type: ignore[return-value]
+
+
+@pytest.mark.usefixtures("small")
+def test_a_backlog_is_drained_before_the_batches_by_whole_transactions(rig: ResolverRig) -> None:
+    node = rig.node("a")
+    for i in range(10):
+        rig.sql(f"insert into app.todo select '{i}-' || j, 'milk', false from generate_series(1, 12) j")
+    made = node.send(node.make(("insert", "todo", [{"id": "mine", "title": "t"}])))
+    drain_all(rig)
+    assert rig.outcome(made) == ["APPLIED"]
+    assert groups(rig) == [(3, 36), (3, 36), (3, 36), (2, 13)]
+    check(rig)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_large_transaction_is_one_batch_of_one_group(rig: ResolverRig) -> None:
+    node = rig.node("a")
+    waits = node.send(node.make(("update", "todo", [{"id": "n7", "done": True}])))
+    rig.sql("insert into app.todo select 'n' || j, 'milk', false from generate_series(1, 100) j")
+    drain_all(rig)
+    assert groups(rig)[0] == (1, 100)
+    assert rig.outcome(waits) == "ROW_DELETED", "somebody else inserted it after the basis"
+    ordinals = [o for (o,) in rig.sql("select ordinal from anabranch.log where node_id = %s order by 1", [SERVER_NODE])]
+    assert ordinals == list(range(100))
+    rig.sql("truncate app.todo")
+    rig.sql("insert into app.todo values ('n1', 'anew', true)")
+    drain_all(rig)
+    [(tombstones,)] = rig.sql("select count(*) from anabranch.row_versions where tombstone_batch is not null")
+    assert tombstones == 99
+
+
+@pytest.mark.usefixtures("small")
+def test_a_row_changed_in_several_pieces(rig: ResolverRig) -> None:
+    with rig.session() as somebody:
+        for title in ("one", "two", "three"):
+            somebody.execute(
+                "insert into app.todo select 'n' || j, %s, false from generate_series(1, 50) j"
+                " on conflict (id) do update set title = excluded.title",
+                [title],
+            )
+        somebody.execute("delete from app.todo where id < 'n3'")
+    drain_all(rig)
+    assert groups(rig)[0][0] == 1
+    check(rig)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_large_transaction_in_which_keys_change_places(make_rig: Any) -> None:
+    rig = make_rig("create table todo (id int, title text, primary key (id) deferrable initially deferred)")
+    rig.sql("insert into app.todo select j, 'n' || j from generate_series(1, 100) j")
+    drain_all(rig)
+    rig.sql("update app.todo set id = id + 1")
+    drain_all(rig)
+    assert groups(rig) == [(1, 100), (1, 200)]
+    check(rig)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_large_transaction_with_triggers_that_change_its_rows_again(make_rig: Any) -> None:
+    again = """;
+    create function again() returns trigger language plpgsql as $f$ begin
+        if new.title not like '%!' then update app.todo set title = title || '!' where id = new.id; end if;
+        return null;
+    end $f$;
+    create trigger again after insert or update on todo for each row execute function again()
+    """
+    rig = make_rig("create table todo (id text primary key, title text)" + again)
+    rig.sql("insert into app.todo select 'n' || j, 'milk' from generate_series(1, 60) j")
+    drain_all(rig)
+    assert groups(rig) == [(1, 120)]
+    check(rig)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_crowd_of_transactions_that_overlap_is_drained_in_an_order_that_fits(rig: ResolverRig) -> None:
+    rig.sql("insert into app.todo values ('shared', '0', false)")
+    long = rig.session()
+    long.execute("insert into app.todo select 'l' || j, 'long', false from generate_series(1, 30) j")
+    for i in range(1, 15):
+        rig.sql(f"update app.todo set title = '{i}' where id = 'shared'")
+        rig.sql(f"insert into app.todo select '{i}-' || j, 'milk', false from generate_series(1, 5) j")
+    long.execute("update app.todo set title = 'last' where id = 'shared'")
+    long.commit()
+    long.close()
+    drain_all(rig)
+    assert rig.sql("select count(distinct position) from anabranch.log where key like 'l%'") == [(1,)]
+
+
+@pytest.mark.timeout(300)
+def test_memory_does_not_follow_the_size_of_a_transaction(rig: ResolverRig) -> None:
+    rows = 150_000
+    rig.sql("insert into app.todo select 'w' || j, repeat('x', 200), false from generate_series(1, 30000) j")
+    drain_all(rig)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    rig.sql(f"insert into app.todo select 'n' || j, repeat('x', 200), false from generate_series(1, {rows}) j")
+    rig.group()
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    assert groups(rig)[-1] == (1, rows)
+    assert grown < 60 * 2**20, f"{grown / 2**20:.0f} MiB for images of {rows * 250 / 2**20:.0f} MiB"
