@@ -17,7 +17,7 @@ WAITING = {
 """Files that may fall short until the part that they speak of is there."""
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_scenario(runner: Runner, file: Path) -> None:
     result = runner.run(file)

@@ -8,9 +8,11 @@ from typing import Any
 from anabranch.client.sqlite_values import loader
 from anabranch.scenario.cells import accepted, cast, encoded, named_key
 from anabranch.scenario.conflicts import Lost, conflicts
+from anabranch.scenario.lake import base_differences, compact
 from anabranch.scenario.model import ConflictSpec, DeadSpec, Expectations, LogSpec
 from anabranch.scenario.node import Node
 from anabranch.scenario.rows import check_node, check_same, check_server, match
+from anabranch.scenario.syncing import drained
 from anabranch.scenario.world import FellShort, NotYetError, World
 from anabranch.schema import Table, key_text
 from anabranch.store.sums import scan_sum, sum_to_bytes
@@ -230,8 +232,9 @@ def _differences(what: str, found: Mapping[str, Any], wanted: Mapping[str, Any])
 
 
 def _parquet(world: World, wanted: str) -> Iterator[str]:
-    # Here the runner compacts once more and compares the base view with the server's rows.
-    raise NotYetError("parquet")
+    drained(world)
+    compact(world)
+    yield from base_differences(world)
 
 
 _FUNCTIONS: Mapping[str, Callable[[World, Any], Any]] = {

@@ -121,17 +121,23 @@ class _Encoded(dict[str, bytes]):
 
 def check_same(world: World, node: Node) -> list[str]:
     """Compare every table, row and column of a node with the server's, by the canonical encoding."""
-    out = []
-    database = world.database
-    for table in database.tables.values():
-        there = _by_key(table, _server_cells(world, table))
-        here = _by_key(table, device_cells(node, table))
-        keys = [k for k in sorted(there.keys() | here.keys()) if there.get(k, _NONE)[0] != here.get(k, _NONE)[0]]
-        for key in keys[:_MOST_TOLD]:
-            mine, theirs = (_told(rows.get(key, _NONE)[1]) for rows in (here, there))
-            out.append(f"{table.name} {key}: {mine} there, {theirs} on the server")
-        if len(keys) > _MOST_TOLD:
-            out.append(f"and {len(keys) - _MOST_TOLD} more rows of {table.name}")
+    return [
+        text
+        for table in world.database.tables.values()
+        for text in differences(table, device_cells(node, table), server_cells(world, table))
+    ]
+
+
+def differences(table: Table, here: Sequence[Sequence[Any]], there: Sequence[Sequence[Any]]) -> list[str]:
+    """What differs between rows of a table ``here`` and on the server, by the canonical encoding, in words."""
+    mine, theirs = _by_key(table, here), _by_key(table, there)
+    out = [] if len(mine) == len(here) else [f"{table.name}: a key is there twice"]
+    keys = [key for key in sorted(mine.keys() | theirs.keys()) if mine.get(key, _NONE)[0] != theirs.get(key, _NONE)[0]]
+    for key in keys[:_MOST_TOLD]:
+        shown, stored = (_told(rows.get(key, _NONE)[1]) for rows in (mine, theirs))
+        out.append(f"{table.name} {key}: {shown} there, {stored} on the server")
+    if len(keys) > _MOST_TOLD:
+        out.append(f"and {len(keys) - _MOST_TOLD} more rows of {table.name}")
     return out
 
 
@@ -145,7 +151,8 @@ def _by_key(table: Table, rows: Sequence[Sequence[Any]]) -> dict[str, _Row]:
     return {json.dumps([str(row[i]) for i in table.key_index]): (encode(row), row) for row in rows}
 
 
-def _server_cells(world: World, table: Table) -> Sequence[Sequence[Any]]:
+def server_cells(world: World, table: Table) -> Sequence[Sequence[Any]]:
+    """The rows that the server has, as cells."""
     columns = ", ".join(read_expression(column, "t") for column in table.columns)
     cursor = binary.cursor(world.conn)
     statement = f"select {columns} from {world.name}.{quote(table.name)} t"

@@ -8,6 +8,7 @@ from typing import Any
 
 from anabranch.scenario import expectations, model, syncing
 from anabranch.scenario.cells import key_to_write, to_write
+from anabranch.scenario.lake import compact
 from anabranch.scenario.model import NODE_PREFIX, SERVER, Step
 from anabranch.scenario.node import Node, Raised
 from anabranch.scenario.world import FellShort, NotYetError, World
@@ -241,8 +242,7 @@ def _sql(world: World, given: str) -> None:
 
 
 def _compact(world: World, given: None) -> None:
-    # Here one run of the compactor is plugged in, over the world's database.
-    raise NotYetError("compact")
+    compact(world)
 
 
 def _janitor(world: World, given: None) -> None:

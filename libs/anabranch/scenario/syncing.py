@@ -40,12 +40,21 @@ def named(world: World, given: str | Sequence[str]) -> list[Node]:
 def sync(world: World, given: str | Sequence[str], *, flush: bool = True, read: bool = True) -> None:
     """Each in turn sends and reads; ``all`` again until nothing changes. Raises Raised, FellShort."""
     names = [given] if isinstance(given, str) else given
+    refused: list[Raised] = []
     for name in names:
         if name == ALL and flush and read:
             sync_all(world)
             continue
         for node in named(world, name):
-            sync_node(world, node, flush=flush, read=read)
+            try:
+                sync_node(world, node, flush=flush, read=read)
+            except Raised as error:
+                # A file of somebody else's: those that come after it are synced all the same.
+                if not error.is_of_another_principal:
+                    raise
+                refused.append(error)
+    if refused:
+        raise refused[0]
 
 
 def sync_all(world: World) -> None:

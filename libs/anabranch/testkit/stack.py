@@ -155,6 +155,11 @@ class Stack:
         """Move the clocks of all services."""
         clock.set_offset(self._clock_file, offset_ms)
 
+    @property
+    def clock_file(self) -> Path:
+        """What the services' clocks read: for a process beside them."""
+        return self._clock_file
+
     def log(self, name: str) -> str:
         """All that a service has logged."""
         return self._fleet.child(name).program.log.read_text(errors="replace")
