@@ -19,8 +19,10 @@ from hypothesis import strategies as st
 
 from anabranch.canonical import table_sum
 from anabranch.client import CallFailed, Change, RowExists, RowMissing, SyncedDb
+from anabranch.client import pendings as pendings_module
 from anabranch.client.payload import PayloadCache
-from anabranch.client.rebase import Pendings, overlaid, read_bases
+from anabranch.client.pendings import Pendings
+from anabranch.client.rebase import overlaid, read_bases
 from anabranch.client.sums import base_rows
 from anabranch.merge import Policy
 from anabranch.schema import Column, Kind, Table
@@ -171,8 +173,10 @@ def shown(device: SyncedDb) -> dict[tuple[str, str], Any]:
 
 
 def check_invariants(device: SyncedDb) -> None:
-    pendings = Pendings(PayloadCache())
-    with device._file.transaction() as tx:
+    pendings = Pendings(PayloadCache(), lambda: 1)
+    with device._file.transaction() as tx, pytest.MonkeyPatch.context() as patch:
+        # Every change itself, one after the other.
+        patch.setattr(pendings_module, "_MANY", 2**31)
         for table in tx.tables.values():
             kept = {k for (k,) in tx.conn.execute("SELECT key FROM _db_base WHERE tbl = ?", (table.name,))}
             touched = {k for (k,) in tx.conn.execute("SELECT key FROM _db_pending_rows WHERE tbl = ?", (table.name,))}
@@ -191,13 +195,15 @@ def check_invariants(device: SyncedDb) -> None:
                 assert (sum_count, digest) == (count, total.to_bytes(16, "big"))
 
 
+@pytest.mark.parametrize("many", [16, 1], ids=["as it is", "every row squeezed"])
 @pytest.mark.parametrize("order", ["server", "edit"])
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(history=histories, delete=st.sampled_from(["rejects", "wins"]))
 def test_every_history_ends_with_equal_rows_and_nothing_lost(
-    order: str, history: list[tuple[str, int, Any]], delete: str
+    order: str, many: int, history: list[tuple[str, int, Any]], delete: str
 ) -> None:
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pendings_module, "_MANY", many)
         world = World(Path(folder), order, delete)
         try:
             for action, i, argument in history:

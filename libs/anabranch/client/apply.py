@@ -10,7 +10,7 @@ from anabranch.client import queue, settle, state, sums
 from anabranch.client.effects import Folded, Folder, Spool
 from anabranch.client.events import State
 from anabranch.client.file import DeviceFile, Tx
-from anabranch.client.rebase import Pendings
+from anabranch.client.pendings import Pendings
 from anabranch.v1 import change_pb2, position_pb2
 
 _ROWS_AT_ONCE = 20_000

@@ -22,8 +22,9 @@ from anabranch.client.errors import CallFailed
 from anabranch.client.events import Change, State
 from anabranch.client.file import DeviceFile, Tx
 from anabranch.client.logs import get_logger
+from anabranch.client.pendings import Pendings
 from anabranch.client.prefetch import prefetched
-from anabranch.client.rebase import Pendings, change_of, overlaid, write_bases
+from anabranch.client.rebase import change_of, overlaid, write_bases
 from anabranch.client.remote import RemoteDb
 from anabranch.v1 import position_pb2, snapshot_pb2
 

@@ -22,9 +22,9 @@ from anabranch.client.events import Change, ConflictEvent, DeadLetter, Listeners
 from anabranch.client.file import DeviceFile
 from anabranch.client.lease import Lease
 from anabranch.client.payload import PayloadCache
+from anabranch.client.pendings import Pendings
 from anabranch.client.principal import subject_of
 from anabranch.client.reader import Reader
-from anabranch.client.rebase import Pendings
 from anabranch.client.remote import RemoteDb
 from anabranch.client.repair import Repaired
 from anabranch.client.sender import Sender
@@ -83,11 +83,11 @@ class SyncedDb:
         self._remote = remote
         self._listeners = Listeners()
         self._file = DeviceFile(Path(path), db_name, node_name, self._now_ms, self._listeners)
-        pendings = Pendings(PayloadCache())
+        self._lease = Lease(Path(path))
+        pendings = Pendings(PayloadCache(), lambda: self._lease.taken)
         self._clock = ServerClock(self._now_ms)
         self._sender = Sender(self._file, remote, pendings, self._now_ms, self._clock)
         self._reader = Reader(self._file, remote, pendings, self._clock, self._now_ms)
-        self._lease = Lease(Path(path))
         self._loop: SyncLoop | None = None
         self._checks: dict[str, Checks] = {}
         self._open = threading.local()

@@ -34,7 +34,7 @@ _STATEMENTS_CACHED = 512
 class Tx:
     """A write transaction. ``state`` follows ``set``; ``events`` are delivered after the commit."""
 
-    __slots__ = ("conn", "events", "state", "tables", "wants_rows")
+    __slots__ = ("conn", "events", "on_undo", "state", "tables", "wants_rows")
 
     def __init__(
         self, conn: sqlite3.Connection, current: FileState, tables: dict[str, DeviceTable], wants_rows: bool
@@ -43,6 +43,8 @@ class Tx:
         self.state = current
         self.tables = tables
         self.events: list[Event] = []
+        self.on_undo: list[Callable[[], None]] = []
+        """Called where the transaction, or a part of it, is undone: what was kept in memory may not hold."""
         self.wants_rows = wants_rows
         """Whether anybody listens to changes, so that telling them is worth the work."""
 
@@ -62,8 +64,14 @@ class Tx:
             self.conn.execute("RELEASE part")
             del self.events[kept:]
             self.state = state.load(self.conn)
+            self.undone()
             raise
         self.conn.execute("RELEASE part")
+
+    def undone(self) -> None:
+        """The transaction, or a part of it, was."""
+        for forget in self.on_undo:
+            forget()
 
 
 class _Connection(sqlite3.Connection):
@@ -175,6 +183,7 @@ class DeviceFile:
             self._owner = threading.get_ident()
             try:
                 self._write.execute("BEGIN IMMEDIATE")
+                tx: Tx | None = None
                 try:
                     current = state.load(self._write)
                     tx = Tx(self._write, current, self._compiled(self._write, current), bool(self.listeners.change))
@@ -183,6 +192,8 @@ class DeviceFile:
                 except BaseException:
                     if self._write.in_transaction:
                         self._write.execute("ROLLBACK")
+                    if tx is not None:
+                        tx.undone()
                     raise
             finally:
                 self._owner = None

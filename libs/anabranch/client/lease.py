@@ -13,6 +13,8 @@ class Lease:
     def __init__(self, path: Path) -> None:
         self._path = path.with_name(path.name + "-sync")
         self._file: IO[bytes] | None = None
+        self.taken = 0
+        """How often this object has taken it."""
 
     @property
     def held(self) -> bool:
@@ -28,6 +30,7 @@ class Lease:
             file.close()
             return False
         self._file = file
+        self.taken += 1
         return True
 
     def release(self) -> None:

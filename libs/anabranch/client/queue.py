@@ -188,6 +188,33 @@ def confirm(conn: sqlite3.Connection, ids: Sequence[str], position_ms: int) -> N
     )
 
 
+def pending_after(conn: sqlite3.Connection, table: str, key: str, after: str) -> list[tuple[str, bytes]]:
+    """The batches after the one called ``after`` that touch a row, in order, with their payloads."""
+    return conn.execute(
+        """SELECT p.batch, q.value FROM _db_pending_rows p CROSS JOIN _db_mutations_queue q ON q.id = p.batch
+           WHERE p.tbl = ? AND p.key = ? AND p.batch > ? ORDER BY p.batch""",
+        (table, key, after),
+    ).fetchall()
+
+
+def is_before(conn: sqlite3.Connection, table: str, key: str, batch: str) -> bool:
+    """Whether an earlier batch than this one touches a row."""
+    found = conn.execute(
+        "SELECT 1 FROM _db_pending_rows WHERE tbl = ? AND key = ? AND batch < ? LIMIT 1", (table, key, batch)
+    ).fetchone()
+    return found is not None
+
+
+def rows_of_seen(conn: sqlite3.Connection, table: str) -> set[str]:
+    """The key texts of rows of ``table`` that batches touch which were seen and have not left."""
+    rows = conn.execute(
+        """SELECT p.key FROM _db_mutations_queue q CROSS JOIN _db_pending_rows p ON p.batch = q.id
+           WHERE q.seen AND p.tbl = ?""",
+        (table,),
+    )
+    return {key for (key,) in rows}
+
+
 def pending_of(conn: sqlite3.Connection, table: str, keys: Iterable[str]) -> dict[str, list[str]]:
     """The batches that touch rows of ``table``, by key text, in order."""
     rows = select_in(

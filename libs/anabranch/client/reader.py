@@ -20,7 +20,7 @@ from anabranch.client.describe import apply_description
 from anabranch.client.errors import CallFailed, NotReady
 from anabranch.client.events import State
 from anabranch.client.file import DeviceFile
-from anabranch.client.rebase import Pendings
+from anabranch.client.pendings import Pendings
 from anabranch.client.remote import RemoteDb, Stream
 from anabranch.client.repair import PullInstead, Repaired, repair
 from anabranch.client.server_clock import ServerClock
@@ -199,7 +199,8 @@ class Reader:
 
     def _other_history(self, server: position_pb2.ServerState) -> bool:
         """Take a new snapshot where the server's history is not the one that the file has followed."""
-        for event in self._clock.told(server.server_time_ms):
+        self._clock.told(server.server_time_ms)
+        for event in self._clock.events():
             self._file.listeners.tell(event)
         current = self._file.current()
         if state.told_time(current, server.server_time_ms):

@@ -17,9 +17,10 @@ from anabranch.client import queue
 from anabranch.client.device_table import DeviceTable
 from anabranch.client.events import Change, Origin
 from anabranch.client.file import Tx
-from anabranch.client.payload import PayloadCache, RowPart
+from anabranch.client.payload import RowPart
+from anabranch.client.pendings import Pendings
 from anabranch.client.sets import change_in, select_in
-from anabranch.merge.overlay import Pending, shown
+from anabranch.merge.overlay import shown
 from anabranch.schema import Cell
 
 _HASH_BYTES = 16
@@ -35,50 +36,6 @@ class Patch:
     row: tuple[Cell, ...] | None
     changes: dict[int, Cell] | None
     position: int
-
-
-class Pendings:
-    """The pending changes of rows, read through a cache of parsed batches."""
-
-    def __init__(self, cache: PayloadCache) -> None:
-        self._cache = cache
-
-    def load(self, tx: Tx, table: str, keys: Iterable[str], base_ms: int | None = None) -> dict[str, list[RowPart]]:
-        """The pending parts of rows of ``table`` by key text, in the order of their batches' ids; rows without any are
-        left out. The base of the table has everything up to ``base_ms`` (None: what its last pull brought): a batch
-        that was accepted before that, and that the log has yet to show, counts as seen here."""
-        batches_of = queue.pending_of(tx.conn, table, keys)
-        if not batches_of:
-            return {}
-        if base_ms is None:
-            (base_ms,) = tx.conn.execute("SELECT first_ms FROM _db_tables WHERE name = ?", (table,)).fetchone()
-        found_batches = queue.find(tx.conn, {b for batches in batches_of.values() for b in batches})
-        version = tx.state.tables_version
-        out: dict[str, list[RowPart]] = {}
-        for key, batches in batches_of.items():
-            parts: list[RowPart] = []
-            for batch in batches:
-                queued = found_batches[batch]
-                found = self._cache.get(batch, queued.value, tx.tables, version).get((table, key), ())
-                if queued.seen or (queued.position_ms is not None and queued.position_ms <= base_ms):
-                    parts += [
-                        RowPart(
-                            p.table, p.key_text, p.key, Pending(p.change.type, p.change.values, p.change.before, True)
-                        )
-                        for p in found
-                    ]
-                else:
-                    parts += found
-            out[key] = parts
-        return out
-
-    def keys_of(self, tx: Tx, batch_ids: Sequence[str]) -> dict[str, dict[str, tuple[Any, ...]]]:
-        """The rows that batches of the queue touch: table to key text to stored key."""
-        out: dict[str, dict[str, tuple[Any, ...]]] = {}
-        for batch, queued in queue.find(tx.conn, batch_ids).items():
-            for part in self._cache.get(batch, queued.value, tx.tables, tx.state.tables_version).values():
-                out.setdefault(part[0].table, {})[part[0].key_text] = part[0].key
-        return out
 
 
 def overlaid(table: DeviceTable, base: Sequence[Cell] | None, parts: Sequence[RowPart]) -> tuple[Cell, ...] | None:
@@ -224,5 +181,7 @@ def rebase(
 def release(tx: Tx, batch_ids: Sequence[str], pendings: Pendings) -> dict[str, dict[str, tuple[Any, ...]]]:
     """Take batches out of the queue; gives the rows that are to be shown again, for ``rebase``."""
     touched = pendings.keys_of(tx, batch_ids)
+    left = pendings.squeezed_of(tx, batch_ids)
     queue.remove(tx.conn, batch_ids)
+    pendings.leave(tx, left)
     return touched

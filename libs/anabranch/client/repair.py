@@ -23,8 +23,9 @@ from anabranch.client.device_table import DeviceTable
 from anabranch.client.effects import Folded
 from anabranch.client.errors import CallFailed
 from anabranch.client.file import DeviceFile
+from anabranch.client.pendings import Pendings
 from anabranch.client.prefetch import prefetched
-from anabranch.client.rebase import Patch, Pendings
+from anabranch.client.rebase import Patch
 from anabranch.client.remote import RemoteDb
 from anabranch.ranges import WHOLE, KeyRange, RangeSum, RangeSums
 from anabranch.schema import Cell

@@ -19,8 +19,8 @@ from anabranch.client.errors import CallFailed
 from anabranch.client.events import State
 from anabranch.client.file import DeviceFile, Tx
 from anabranch.client.ids import first_id_at, next_id
+from anabranch.client.pendings import Pendings
 from anabranch.client.queue import Queued
-from anabranch.client.rebase import Pendings
 from anabranch.client.remote import SEND_TIMEOUT_S, SLOWEST_BYTES_PER_S, RemoteDb
 from anabranch.client.send_stream import Flush, overhead
 from anabranch.client.server_clock import ServerClock
@@ -178,7 +178,8 @@ class Sender:
 
     def _note(self, tx: Tx, verdicts: Sequence[verdict_pb2.Verdict], server: position_pb2.ServerState) -> None:
         if server.server_time_ms:
-            tx.events += self._clock.told(server.server_time_ms)
+            self._clock.told(server.server_time_ms)
+            tx.events += self._clock.events()
             self._prune(tx, server.server_time_ms)
             tx.set(**state.told_time(tx.state, server.server_time_ms))
         greatest = state.greatest(tx.state, server.settled)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 
 from anabranch.client.events import State
@@ -21,20 +22,30 @@ class ServerClock:
         self._device_ms = device_ms
         self._told: tuple[int, float] | None = None
         self._skew_told_ms = 0
+        self._events: deque[State] = deque()
         self.skew_ms: int | None = None
         """The device's clock less the server's, in milliseconds, when an answer last came; None before."""
 
-    def told(self, server_ms: int) -> list[State]:
-        """An answer said so (milliseconds since 1970). Gives what is to be told of that."""
+    def told(self, server_ms: int) -> None:
+        """An answer said so (milliseconds since 1970)."""
         if not server_ms:
-            return []
+            return
         self._told = (server_ms, time.monotonic())
         skew = self.skew_ms = self._device_ms() - server_ms
         if abs(skew - self._skew_told_ms) <= _SKEW_MS:
-            return []
+            return
         self._skew_told_ms = skew if abs(skew) > _SKEW_MS else 0
         direction = "ahead of" if skew > 0 else "behind"
-        return [State("clock_skew", f"the device's clock is {abs(skew) / 1000:.0f} s {direction} the server's")]
+        self._events.append(
+            State("clock_skew", f"the device's clock is {abs(skew) / 1000:.0f} s {direction} the server's")
+        )
+
+    def events(self) -> list[State]:
+        """What is to be told of that, once."""
+        events = []
+        while self._events:
+            events.append(self._events.popleft())
+        return events
 
     def forget(self) -> None:
         """A call failed: who knows how long the device has been away when the next one succeeds."""

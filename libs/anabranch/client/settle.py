@@ -12,7 +12,8 @@ from anabranch.client.effects import Folded
 from anabranch.client.events import ConflictEvent, ConflictOutcome, Origin, State
 from anabranch.client.file import Tx
 from anabranch.client.logs import get_logger
-from anabranch.client.rebase import Pendings, rebase, release
+from anabranch.client.pendings import Pendings
+from anabranch.client.rebase import rebase, release
 from anabranch.client.sets import select_in
 from anabranch.client.sums import UNREADABLE
 from anabranch.v1 import change_pb2, errors_pb2, value_pb2, verdict_pb2

@@ -1,0 +1,130 @@
+"""Many pending changes of one row, squeezed: the same is shown, and it costs the same however many they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anabranch.client import SyncedDb
+from anabranch.client.payload import RowPart
+from anabranch.client.squeeze import Squeezed
+from anabranch.merge.model import MutationType, Policy
+from anabranch.merge.overlay import Pending, shown
+from anabranch.testkit.memory_remote import MemoryRemote
+
+POLICY = Policy(columns={"n": "counter", "m": "max"})
+numbers = st.none() | st.integers(-2, 2)
+cells = st.fixed_dictionaries({}, optional={"a": numbers, "b": numbers, "n": numbers, "m": numbers})
+
+
+@st.composite
+def changes(draw: st.DrawFn) -> Pending:
+    kind = draw(st.sampled_from([MutationType.UPDATE] * 8 + [MutationType.INSERT, MutationType.DELETE]))
+    if kind is MutationType.DELETE:
+        return Pending(kind, {})
+    values = draw(cells)
+    before = {c: draw(numbers) for c in values if draw(st.integers(0, 9))}
+    return Pending(kind, values, before if kind is MutationType.UPDATE else None)
+
+
+batches = st.lists(st.lists(changes(), min_size=1, max_size=2), min_size=1, max_size=8)
+bases = st.none() | st.fixed_dictionaries({"a": numbers, "b": numbers, "n": numbers, "m": numbers})
+
+
+@settings(max_examples=500, deadline=None)
+@given(history=batches, base=bases, gone=st.lists(st.integers(0, 7), max_size=8))
+def test_what_is_squeezed_shows_the_same_over_any_base_whoever_leaves(
+    history: list[list[Pending]], base: dict[str, Any] | None, gone: list[int]
+) -> None:
+    kept = Squeezed(POLICY.columns)
+    left: dict[str, list[RowPart]] = {}
+    for number, batch in enumerate(history):
+        name = f"b{number}"
+        parts = [RowPart("t", "k", ("k",), change) for change in batch]
+        if not kept.add(name, parts):
+            return
+        left[name] = parts
+    for leaving in [None, *(f"b{number}" for number in gone)]:
+        if leaving is not None:
+            if leaving not in left:
+                continue
+            parts = left.pop(leaving)
+            if not kept.leave(leaving, parts, leaving < min(left, default="~")):
+                return
+        squeezed = kept.parts()
+        if squeezed is None:
+            continue
+        assert len(squeezed) <= 2
+        whole = shown(base, [p.change for ps in left.values() for p in ps], POLICY)
+        assert shown(base, [p.change for p in squeezed], POLICY) == whole
+
+
+def test_a_row_with_ten_thousand_pending_writes_costs_what_one_with_a_hundred_does(
+    device: SyncedDb, remote: MemoryRemote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Local writes, another node's changes of the row, and own writes that the log shows: counted in steps of SQLite's
+    machine, and in batches that are looked at."""
+    writer = device._file._write
+    steps = [0]
+    looked_at = [0]
+    cache = device._sender._pendings._cache
+    parsed = cache.get
+
+    def count() -> int:
+        steps[0] += 1
+        return 0
+
+    def get(*arguments: Any) -> Any:
+        looked_at[0] += 1
+        return parsed(*arguments)
+
+    monkeypatch.setattr(cache, "get", get)
+    other = SyncedDb(tmp_path / "other.db", remote, "d")
+    other.start(background=False)
+    todo = device.table("todo")
+
+    def cost(action: Callable[[], object]) -> tuple[int, int]:
+        steps[0] = looked_at[0] = 0
+        writer.set_progress_handler(count, 1)
+        action()
+        writer.set_progress_handler(None, 1)
+        return steps[0], looked_at[0]
+
+    def theirs() -> None:
+        other.table("todo").update({"id": "k0", "title": f"theirs {steps[0]}"})
+        assert other.flush()
+
+    def measure() -> list[tuple[int, int]]:
+        theirs()
+        device.read()  # the first time since the row was written counts no more
+        out = [cost(lambda: todo.update({"id": "k0", "n": 7}))]
+        theirs()
+        out.append(cost(device.read))
+        first = device.execute("SELECT min(id) FROM _db_mutations_queue").fetchone()[0]
+        device._sender.flush(5.0, only=[first])
+        out.append(cost(device.read))
+        return out
+
+    def write(times: int) -> None:
+        writer.execute("PRAGMA synchronous = OFF")
+        for n in range(times):
+            todo.update({"id": "k0", "n": n})
+        writer.execute("PRAGMA synchronous = FULL")
+
+    write(100)
+    measure()
+    before = measure()
+    write(10_000)
+    after = measure()
+    assert device.status().queued > 10_000
+    assert before[0][0] > 50
+    for (ours, batches_now), (then, batches_then) in zip(after, before, strict=True):
+        assert ours <= then * 1.2, (after, before)
+        assert batches_now <= batches_then + 2, (after, before)
+    assert device.execute("SELECT title, n FROM todo WHERE id = 'k0'").fetchone()[1] == 7
+    other.close()
