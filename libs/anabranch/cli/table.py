@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -13,12 +14,19 @@ from anabranch.cli import policy as policies
 from anabranch.cli.catalog_session import PolicyOption, catalog_session, read_policy
 from anabranch.cli.installation import DataDir, PostgresUrl
 from anabranch.store.catalog import load_database
-from anabranch.store.registration import add_table, remove_table, warnings
+from anabranch.store.registration import add_table, capture_off, remove_table, restart_capture, warnings
 
 app = typer.Typer(no_args_is_help=True, help="Register tables for sync, and list them.")
 DatabaseName = Annotated[str, typer.Argument(help="The database's name.", show_default=False)]
 
 app.command("policy")(policies.table)
+
+
+class Switch(StrEnum):
+    """What to do with a table's capture."""
+
+    ON = "on"
+    OFF = "off"
 
 
 @app.command()
@@ -55,6 +63,26 @@ def remove(
             remove_table(conn, database, name)
     for name in tables:
         typer.echo(f'table "{name}" is no longer synced')
+
+
+@app.command("capture")
+def capture_(
+    switch: Annotated[Switch, typer.Argument(help="on or off.", show_default=False)],
+    database: DatabaseName,
+    tables: Annotated[list[str], typer.Argument(help="Names of synced tables.", show_default=False)],
+    data_dir: DataDir = None,
+    postgres_url: PostgresUrl = None,
+) -> None:
+    """Turn the capture of direct writes off before a restore or a load of many rows, and on again after it. "on"
+    registers the tables anew with their policies: their rows are read once, and devices compare with the new sum."""
+    with catalog_session(postgres_url, data_dir, "table") as conn, conn.transaction():
+        for name in tables:
+            if switch is Switch.OFF:
+                capture_off(conn, database, name)
+                typer.echo(f'direct writes to table "{name}" are not captured until capture is turned on')
+            else:
+                added = restart_capture(conn, database, name)
+                typer.echo(f'direct writes to table "{name}" are captured: {added.rows} rows')
 
 
 @app.command("list")

@@ -240,6 +240,62 @@ def remove_table(conn: Connection, database: str, table: str, *, limits: Registr
         raise _refuse(what, Refusal.BUSY, "the database is being written to; try again") from error
 
 
+_CAPTURE_OFF = """
+update anabranch.synced_tables set capture_off_ms = %s
+where database_id = %s and name = %s returning id
+"""
+
+
+def capture_off(
+    conn: Connection,
+    database: str,
+    table: str,
+    *,
+    now_ms: int | None = None,
+    limits: RegistrationLimits | None = None,
+) -> None:
+    """Let what is written to the table directly go uncaptured, for a restore or a load of many rows: its triggers rest.
+    To sync it again it is removed and added anew (``restart_capture``), which sums its rows up afresh.
+
+    Raises:
+        RegistrationError: UNKNOWN_DATABASE, NOT_SYNCED or BUSY.
+    """
+    what = f'capture of table "{table}" can\'t be turned off'
+    try:
+        with conn.transaction():
+            _limit(conn, limits)
+            found = _database(conn, what, database)
+            if table not in found.tables:
+                raise _refuse(what, Refusal.NOT_SYNCED, f'"{table}" is no synced table of "{database}"')
+            capture.lock(conn, found.schema_name, table)
+            capture.switch(conn, found.schema_name, table, on=False)
+            conn.execute(_CAPTURE_OFF, (_now(now_ms), found.id, table))
+            _tell(conn, found.id)
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
+        raise _refuse(what, Refusal.BUSY, "somebody else holds a lock on it; try again") from error
+
+
+def restart_capture(
+    conn: Connection,
+    database: str,
+    table: str,
+    *,
+    now_ms: int | None = None,
+    limits: RegistrationLimits | None = None,
+) -> Added:
+    """Register a table anew, with the policy that it had: its triggers work again, its sum is that of the rows that are
+    there now, and the history of its rows begins. In one transaction.
+
+    Raises:
+        RegistrationError: as ``remove_table`` and ``add_table``.
+    """
+    with conn.transaction():
+        found = _database(conn, f'capture of table "{table}" can\'t be turned on', database)
+        policy = found.table_policies[table].given() if table in found.tables else {}
+        remove_table(conn, database, table, limits=limits)
+        return add_table(conn, database, table, policy, now_ms=now_ms, limits=limits)
+
+
 def _lock_and_judge(conn: Connection, what: str, database: Database, name: str, policy: Mapping[str, Any]) -> Table:
     """The table as it is once its lock is held."""
     if name in database.tables:

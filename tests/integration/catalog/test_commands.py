@@ -131,3 +131,23 @@ def test_the_server_is_found_by_folder_and_environment(conn: Session, migrated_u
     assert result.exit_code == 0
     assert set(load_databases(conn)) == {"one", "two"}
     assert command("database", "list").exit_code != 0
+
+
+def test_capture_rests_for_a_load_and_the_sum_is_made_anew(conn: Session, migrated_url: str) -> None:
+    conn.execute(TABLES)
+    at = ("--postgres-url", migrated_url)
+    done("database", "create", "gates", "--schema", "app", *at)
+    done("table", "add", "gates", "planes", *at)
+    assert "are not captured until" in done("table", "capture", "off", "gates", "planes", *at)
+    assert load_database(conn, "gates").uncaptured == {"planes"}
+    assert "changed since" not in done("database", "show", "gates", *at)
+    conn.execute("insert into app.planes select 'L' || i from generate_series(1, 100) i; truncate anabranch.captured")
+    conn.execute("update app.planes set seats = 1")
+    assert conn.execute("select count(*) from anabranch.captured").fetchone() == (0,)
+    assert "are captured: 102 rows" in done("table", "capture", "on", "gates", "planes", *at)
+    database = load_database(conn, "gates")
+    assert database.uncaptured == frozenset()
+    assert conn.execute("select row_count from anabranch.table_sums").fetchall() == [(102,)]
+    conn.execute("delete from app.planes where id = 'L1'")
+    captured = conn.execute("select table_id, type from anabranch.captured").fetchall()
+    assert captured == [(database.tables["planes"].id, 3)]

@@ -1,0 +1,93 @@
+"""What capture costs the application's own writes: the same statements on a table with its triggers and on one without.
+
+Statements of one row, of 100 and of 10,000 rows, each a transaction of its own that is durable when it returns, over a
+connection of the application's. The two tables take turns, round by round, so that what else the machine does meets
+both; the best round of each counts.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+from anabranch.bench.report import Result
+from anabranch.bench.stage import fresh_database, server
+from anabranch.store.engine import Session, connect
+from anabranch.store.registration import add_table
+
+TARGETS = {1: 1.5, 100: 2.0, 10_000: 3.5}
+"""Rows a statement to how many times as long it may take."""
+STATEMENTS = {1: 300, 100: 40, 10_000: 2}
+"""Rows a statement to statements a round."""
+ROUNDS = 3
+
+_TABLES = """
+create table {schema}.plain (id text collate "C" primary key, title text, seats int, at timestamptz, price numeric);
+create table {schema}.captured (id text collate "C" primary key, title text, seats int, at timestamptz, price numeric)
+"""
+_INSERT = """
+insert into {table} select 'key' || lpad(i::text, 20, '0'), 'a title of ' || i, i, '2024-01-01', i * 1.5
+from generate_series(%s::int, %s::int) i
+"""
+_UPDATE = """
+update {table} set title = title || '!', seats = seats + 1
+where id between 'key' || lpad((%s::int)::text, 20, '0') and 'key' || lpad((%s::int)::text, 20, '0')
+"""
+_DELETE = """
+delete from {table}
+where id between 'key' || lpad((%s::int)::text, 20, '0') and 'key' || lpad((%s::int)::text, 20, '0')
+"""
+_KINDS = {"insert": _INSERT, "update": _UPDATE, "delete": _DELETE}
+
+
+def _round(conn: Session, table: str, size: int) -> dict[str, float]:
+    """Seconds of one round's statements, by kind. The table is empty before it and after it."""
+    took = {}
+    for kind, statement in _KINDS.items():
+        text = statement.format(table=table).encode()
+        started = time.perf_counter()
+        for number in range(STATEMENTS[size]):
+            conn.execute(text, (number * size + 1, (number + 1) * size), prepare=True)
+        took[kind] = time.perf_counter() - started
+        # The planner shall know the rows that the next kind finds by their keys.
+        conn.execute(f"vacuum analyze {table}".encode())
+    conn.execute(b"truncate anabranch.captured")
+    return took
+
+
+def capture_writer() -> Result:
+    """Time of the application's statements with capture against without. The figures are those of the pair that is
+    nearest to its target, or furthest beyond it; every other pair is a condition."""
+    best: dict[tuple[int, str, str], float] = {}
+    with (
+        tempfile.TemporaryDirectory(prefix="anabranch-bench-") as folder,
+        server(Path(folder)) as url,
+        fresh_database(url) as (database_url, database),
+        connect(database_url, application_name="bench", autocommit=True) as conn,
+    ):
+        conn.execute(_TABLES.format(schema=database.schema_name).encode())
+        add_table(conn, database.name, "captured")
+        for size in TARGETS:
+            for _ in range(ROUNDS):
+                for table in ("plain", "captured"):
+                    for kind, took in _round(conn, f"{database.schema_name}.{table}", size).items():
+                        best[size, kind, table] = min(took, best.get((size, kind, table), took))
+    pairs = {(size, kind): (best[size, kind, "captured"], best[size, kind, "plain"]) for size, kind, _ in best}
+    ratios = {pair: captured / plain for pair, (captured, plain) in pairs.items()}
+    size, kind = max(ratios, key=lambda pair: ratios[pair] / TARGETS[pair[0]])
+    rows = size * STATEMENTS[size]
+    captured, plain = pairs[size, kind]
+    return Result(
+        bench="capture_writer",
+        value=captured / rows * 1e6,
+        baseline=plain / rows * 1e6,
+        unit=f"µs a row, {kind}, {size:,} a statement",
+        target=TARGETS[size],
+        direction="at most",
+        conditions={
+            f"{kind} of {size:,} rows ≤ {TARGETS[size]:g} × (is {ratio:.2f})": ratio <= TARGETS[size]
+            for (size, kind), ratio in ratios.items()
+        },
+        details={f"{kind}_{size}": round(ratio, 3) for (size, kind), ratio in ratios.items()},
+    )
