@@ -129,6 +129,16 @@ def test_what_does_not_happen_falls_short(runner: Runner, tmp_path: Path, more: 
     assert told in run(runner, tmp_path, expect, more)
 
 
+BEHIND_THE_TRIGGERS = """
+  - sql: alter table todo disable trigger user; update todo set n = 5; alter table todo enable trigger user
+"""
+
+
+@pytest.mark.timeout(900)
+def test_a_lake_that_is_not_the_server_falls_short(runner: Runner, tmp_path: Path) -> None:
+    assert "parquet: todo" in run(runner, tmp_path, "{parquet: same}", BEHIND_THE_TRIGGERS)
+
+
 def test_a_file_that_is_not_in_the_format_falls_short(runner: Runner, tmp_path: Path) -> None:
     assert run(runner, tmp_path, "{colour: red}") == "expect.colour: unknown"
 

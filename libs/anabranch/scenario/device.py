@@ -71,11 +71,10 @@ class Device:
         """Read the log to its head."""
         self._db.read()
 
-    def resend(self, batch_id: str, payload: bytes, basis: int, times: int) -> list[str]:
-        """Send bytes again, so many times, one call each; gives what was answered: status and reason."""
+    def resend(self, batch_id: str, payload: bytes, basis: int) -> list[str]:
+        """Send bytes again; gives what was answered: status and reason."""
         self._verdicts.clear()
-        for _ in range(times):
-            self._db._sender._call([Queued(batch_id, payload, basis, "")], _RESEND_S)
+        self._db._sender._call([Queued(batch_id, payload, basis, "")], _RESEND_S)
         answered = [verdict_pb2.Verdict.FromString(v) for v in self._verdicts]
         return [
             f"{verdict_pb2.VerdictStatus.Name(v.status)} {errors_pb2.Reason.Name(v.reason)}"

@@ -104,7 +104,7 @@ def _letter(world: World, spec: DeadSpec, letter: Mapping[str, Any]) -> Iterator
         if field == "key":
             if table is None or not found or _letter_key(table, found) != named_key(world.conn, table, wanted):
                 yield f"its key is {found}, not {wanted}"
-        elif field == "server_row":
+        elif field in ("server_row", "server_row_now"):
             yield from _letter_row(world, table, wanted, found)
         elif found != wanted:
             yield f"its {field} is {found!r}, not {wanted!r}"

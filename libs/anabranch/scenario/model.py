@@ -220,6 +220,7 @@ class DeadSpec(_Strict):
     message: str | None = None
     still_shown: bool | None = None
     server_row: Row | None = None
+    server_row_now: Row | None = None
 
 
 class ConflictSpec(_Strict):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from anabranch.scenario.model import ALL
-from anabranch.scenario.node import Node, Raised
+from anabranch.scenario.node import Made, Node, Raised
 from anabranch.scenario.world import FellShort, World
 
 _STANDING = ("node_id", "cursor", "unsent", "queued", "dead", "pulls", "disagreeing")
@@ -24,10 +24,11 @@ _DRAIN_LOOK_S = 0.02
 _CAPTURED = """
 select exists (select 1 from anabranch.captured c join anabranch.databases d on d.id = c.database_id where d.name = %s)
 """
-_TAKEN_IN = """
-select 1 from anabranch.databases d where d.name = %(db)s and (
-    exists (select 1 from anabranch.inbox i where i.database_id = d.id and i.batch_id = %(id)s)
-    or exists (select 1 from anabranch.batches b where b.database_id = d.id and b.batch_id = %(id)s))
+_SENT = """
+select i.batch_id from anabranch.inbox i join anabranch.databases d on d.id = i.database_id
+where d.name = %(db)s and i.batch_id = any(%(ids)s)
+union select b.batch_id from anabranch.batches b join anabranch.databases d on d.id = b.database_id
+where d.name = %(db)s and b.batch_id = any(%(ids)s)
 """
 
 
@@ -159,8 +160,11 @@ def drained(world: World) -> None:
 
 
 def send(world: World, node: Node, order: Sequence[int]) -> None:
-    """Send unsent batches, by number, one call each, in that order, without waiting for verdicts. Raises FellShort."""
-    unsent = node.unsent()
+    """Send unsent batches, by number, one call each, in that order, without waiting for verdicts. One that the server
+    has is not unsent, whether or not its verdict has come back. Raises FellShort."""
+    waiting = node.unsent()
+    sent = {batch_id for (batch_id,) in world.conn.execute(_SENT, {"db": world.name, "ids": waiting}).fetchall()}
+    unsent = [batch_id for batch_id in waiting if batch_id not in sent]
     if max(order) > len(unsent):
         raise FellShort(f"{node.name} has {len(unsent)} unsent batches, not {max(order)}")
     if node.network.is_cut:
@@ -181,7 +185,7 @@ def _send_one(world: World, node: Node, batch_id: str) -> None:
                 return
             world.heal()
         # A call that was too short for a busy machine may not have got so far.
-        if world.conn.execute(_TAKEN_IN, {"db": world.name, "id": batch_id}).fetchone() is not None:
+        if world.conn.execute(_SENT, {"db": world.name, "ids": [batch_id]}).fetchone() is not None:
             return
     raise FellShort(f"{node.name}: the server did not take in the batch in {_SENDS} calls")
 
@@ -194,9 +198,27 @@ def resend(world: World, node: Node, number: int, times: int) -> None:
         return
     world.start(node)
     made = node.made[number - 1]
-    answers = world.attempt(
-        node, "resend", again=True, batch_id=made.id, payload=made.payload, basis=made.basis, times=times
-    )
+    answers: list[str] = []
+    for _ in range(times):
+        answers += _resend_once(world, node, made)
     decided = [answer for answer in answers if "PENDING" not in answer]
     if len(set(decided)) > 1:
         raise FellShort(f"{node.name}: batch {number}, sent again, was answered {', '.join(decided)}")
+
+
+def _resend_once(world: World, node: Node, made: Made) -> list[str]:
+    for _ in range(_SENDS):
+        lost = node.network.loses_answer
+        try:
+            answers: list[str] | None = world.attempt(
+                node, "resend", again=True, batch_id=made.id, payload=made.payload, basis=made.basis
+            )
+            return answers or []
+        except Raised as error:
+            if lost and not node.network.loses_answer:
+                return []
+            if not error.again:
+                raise
+        world.heal()
+        time.sleep(_PAUSE_S)
+    raise FellShort(f"{node.name}: the batch could not be sent again in {_SENDS} calls")
