@@ -25,7 +25,7 @@ from typing import Any
 
 import structlog
 
-from anabranch.client import RemoteDb, RowExists, RowMissing, Status, SyncedDb
+from anabranch.client import CallFailed, RemoteDb, RowExists, RowMissing, Status, SyncedDb
 from anabranch.testkit.network import Network
 
 PAUSE_S = 0.08
@@ -121,6 +121,19 @@ def _value(db: SyncedDb, chance: random.Random, column: str, key: str, mark: str
     return "the same" if chance.random() < 0.1 else f"{column} {mark}"
 
 
+def start(db: SyncedDb) -> None:
+    """The first pull goes on where it broke off; it is tried until it is done. Raises CallFailed."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            db.start()
+            return
+        except CallFailed as error:
+            if not error.again or time.monotonic() > deadline:
+                raise
+            time.sleep(PAUSE_S)  # a network that breaks says nothing of when it won't
+
+
 def until(db: SyncedDb, condition: Callable[[Status], bool], timeout_s: float) -> bool:
     """Wait until the device stands so."""
     deadline = time.monotonic() + timeout_s
@@ -163,7 +176,7 @@ def main() -> None:
     remote = RemoteDb(config["address"], token=config["key"], interceptors=[network])
     db = SyncedDb(config["file"], remote, config["db"])
     record.catch_up(config["file"])
-    db.start()
+    start(db)
     print("started", flush=True)
     command = ["write"]
     number = 0

@@ -24,7 +24,9 @@ from anabranch.v1 import batch_pb2, ingest_pb2
 
 _THREADS = 64
 _CALL_S = 30.0
+_LONGEST_CALL_S = 600.0
 _LONGEST_DELAY_S = 0.4
+_LATEST_S = 3.0
 _STREAMS_OUT = frozenset({"Subscribe", "Pull"})
 _STREAMS_BOTH = frozenset({"SendStream"})
 _SENDS = frozenset({"Send", "SendStream"})
@@ -32,9 +34,23 @@ _OURS = ("grpc-", "user-agent", "te", "content-type", ":")
 _REPEATED_REQUESTS = 64
 _DETAILS = "grpc-status-details-bin"
 KINDS = frozenset(
-    {"call delayed", "call repeated", "call lost", "answer lost", "call reordered", "stream broken", "network cut"}
+    {
+        "call delayed",
+        "call repeated",
+        "call lost",
+        "call late",
+        "answer lost",
+        "call reordered",
+        "stream broken",
+        "network cut",
+    }
 )
 """What it counts."""
+
+
+def _metadata(context: grpc.ServicerContext) -> list[tuple[str, Any]]:
+    given: Any = context.invocation_metadata()
+    return [(k, v) for k, v in given if not k.startswith(_OURS)]
 
 
 def _plain(data: bytes) -> bytes:
@@ -136,11 +152,13 @@ class Proxy(grpc.GenericRpcHandler):
                 self.seen[batch_id] = envelope.basis
 
     def _call(self, method: str, kind: str, request: Any, context: grpc.ServicerContext) -> Any:
-        channel = self._channels[method.split("/")[1].rpartition(".")[2]]
-        multi = getattr(channel, kind)(method, request_serializer=_plain, response_deserializer=_plain)
-        metadata = [(k, v) for k, v in context.invocation_metadata() if not k.startswith(_OURS)]
         left = context.time_remaining()
-        return multi(request, timeout=min(_CALL_S * 20, left) if left else _CALL_S * 20, metadata=metadata)
+        timeout_s = min(_LONGEST_CALL_S, left) if left else _LONGEST_CALL_S
+        return self._multi(method, kind)(request, timeout=timeout_s, metadata=_metadata(context))
+
+    def _multi(self, method: str, kind: str) -> Any:
+        channel = self._channels[method.split("/")[1].rpartition(".")[2]]
+        return getattr(channel, kind)(method, request_serializer=_plain, response_deserializer=_plain)
 
     def _fail(self, error: Any, context: grpc.ServicerContext) -> None:
         # A client-side RpcError is a call; what a service said in it goes on as it is.
@@ -152,6 +170,10 @@ class Proxy(grpc.GenericRpcHandler):
         number = self._begin(context)
         self._note(method, request)
         if self._draws("call lost", 0.3):
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the call was lost")
+        if method.rpartition("/")[2] in _SENDS and self._draws("call late", 0.5):
+            # It arrives when its node has long given it up, sent it again, and sent more.
+            self._later(method, "unary_unary", [request], context)
             context.abort(grpc.StatusCode.UNAVAILABLE, "the call was lost")
         try:
             response: bytes = self._call(method, "unary_unary", request, context)
@@ -186,15 +208,31 @@ class Proxy(grpc.GenericRpcHandler):
         yield from self._responses(call, context)
         self._end(number)
         if kept and self._draws("call repeated", 0.5):
-            self._again(method, kept, context)
+            self._later(method, "stream_stream", kept, context)
 
-    def _again(self, method: str, requests: Sequence[bytes], context: grpc.ServicerContext) -> None:
-        """The same stream once more, its answers to nobody."""
-        try:
-            for _ in self._call(method, "stream_stream", iter(requests), context):
-                continue
-        except grpc.RpcError:
-            self._count("repeated call refused")
+    def _later(self, method: str, kind: str, requests: Sequence[bytes], context: grpc.ServicerContext) -> None:
+        """Make a call after a while, its answers for nobody."""
+        metadata = _metadata(context)
+        multi = self._multi(method, kind)
+        with self._lock:
+            wait_s, number = self._chance.uniform(0, _LATEST_S), self._number
+
+        def make() -> None:
+            try:
+                if kind == "unary_unary":
+                    multi(requests[0], timeout=_CALL_S, metadata=metadata)
+                else:
+                    for _ in multi(iter(requests), timeout=_CALL_S, metadata=metadata):
+                        continue
+            except (grpc.RpcError, ValueError):
+                # Refused, as what comes late may be; or the run is over, and the channel is closed.
+                self._count("late call refused")
+            with self._lock:
+                self.counts["call reordered"] += self._number > number
+
+        timer = threading.Timer(wait_s, make)
+        timer.daemon = True
+        timer.start()
 
     def _responses(self, call: Any, context: grpc.ServicerContext) -> Iterator[bytes]:
         """A stream's responses, heard in another thread, so that a cut ends it though nothing comes."""
