@@ -8,18 +8,21 @@ files. Of every bucket the manifest has the proven sum of its rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import types as T  # noqa: N812
 
 from anabranch.columnar.file_columns import OWN
 from anabranch.columnar.manifest import Base, Bucket, File
 from anabranch.schema import Table
+from anabranch.store.binary_cells import Row
 from anabranch.store.log_files import read_rows
-from anabranch_compactor.decode import Batches, pulled
+from anabranch_compactor.decode import Batches, as_batch, pulled, without
 from anabranch_compactor.shape import OLD, Shape
 
 MOST_DELTAS = 8
@@ -36,25 +39,37 @@ def bucket(shape: Shape, number: int) -> Column:
     return F.pmod(F.xxhash64(*shape.keys), F.lit(number)).cast("int")
 
 
-def pull(spark: SparkSession, shape: Shape, url: str, snapshot: str, schema_name: str, pages: int) -> DataFrame:
-    """All rows of a table, as of an exported snapshot (``c…`` and ``x…``)."""
-    reads = max(1, -(-pages // PAGES_PER_READ))
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """What to pull: all rows of a table as of an exported snapshot, in its pages; those of ``taken_back`` (by key text)
+    as they are there (None: not at all)."""
+
+    url: str
+    snapshot: str
+    schema_name: str
+    pages: int
+    taken_back: Mapping[str, Row | None]
+
+
+def pull(spark: SparkSession, shape: Shape, what: Pull) -> DataFrame:
+    """The rows (``c…`` and ``x…``)."""
+    reads = max(1, -(-what.pages // PAGES_PER_READ))
     table = shape.table
-    schema = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in shape.cells)
-    return spark.range(0, reads, 1, reads).mapInArrow(
-        lambda batches: _pull(table, url, snapshot, schema_name, reads, batches), schema
-    )
+    schema = T.StructType(shape.cells)
+    return spark.range(0, reads, 1, reads).mapInArrow(lambda batches: _pull(table, what, reads, batches), schema)
 
 
-def _pull(
-    table: Table, url: str, snapshot: str, schema_name: str, reads: int, batches: Batches
-) -> Iterator[pa.RecordBatch]:
+def _pull(table: Table, what: Pull, reads: int, batches: Batches) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         for number in batch.column("id").to_pylist():
             first = number * PAGES_PER_READ
             # The last one reads to the end, wherever that is by now.
             end = first + PAGES_PER_READ if number < reads - 1 else 2**32 - 1
-            yield from pulled(table, read_rows(url, snapshot, schema_name, table, first, end, BATCH_BYTES))
+            rows = read_rows(what.url, what.snapshot, what.schema_name, table, first, end, BATCH_BYTES)
+            for found in pulled(table, rows):
+                yield without(table, found, what.taken_back) if what.taken_back else found
+            if number == 0 and what.taken_back:
+                yield as_batch(table, [row for row in what.taken_back.values() if row is not None])
 
 
 def base_rows(shape: Shape, rows: DataFrame, buckets: int) -> DataFrame:

@@ -60,8 +60,8 @@ class Options:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What a run did. ``run_id`` is None where there was nothing to do. ``rows``, ``bytes`` and ``files`` are what it
-    wrote and published. ``without_base``: tables whose first base did not fit the table sum, since changes past the
-    services wait to be drained; the next run tries again. ``removed``: files that nobody needed any more."""
+    wrote and published. ``without_base``: tables whose first base waits for the next run, because too many changes past
+    the services are in no group yet. ``removed``: files that nobody needed any more."""
 
     run_id: str | None
     from_position: int

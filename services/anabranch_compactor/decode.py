@@ -5,14 +5,14 @@ Every function takes record batches and gives record batches, as ``mapInArrow`` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from anabranch.columnar.file_cells import FileCodec
 from anabranch.columnar.file_columns import may_need_text
-from anabranch.schema import Cell, Table, key_cells
+from anabranch.schema import Cell, Table, key_cells, key_text
 from anabranch.store.file_codecs import file_codecs
 from anabranch.v1 import change_pb2, value_pb2
 from anabranch.wire.values import NotGiven, column_reader
@@ -75,6 +75,20 @@ def pulled(table: Table, batches: Batches) -> Batches:
         written = [codec.from_pull(values) for codec, values in zip(codecs, batch.columns, strict=True)]
         arrays, names = _named(table, written, batch.num_rows)
         yield pa.RecordBatch.from_arrays(arrays, names=names)
+
+
+def without(table: Table, batch: pa.RecordBatch, keys: Collection[str]) -> pa.RecordBatch:
+    """The rows (``c…`` and ``x…``) but for those of some keys (as texts)."""
+    cells = cells_of(table, file_codecs(table.columns), batch)
+    of_key = zip(*(cells[i] for i in table.key_index), strict=True)
+    return batch.filter(pa.array([key_text(key) not in keys for key in of_key], pa.bool_()))
+
+
+def as_batch(table: Table, rows: Sequence[Sequence[Cell]]) -> pa.RecordBatch:
+    """Rows of cells as ``c…`` and ``x…``."""
+    columns: Columns = [[row[i] for row in rows] for i in range(len(table.columns))]
+    arrays, names = _arrays(table, file_codecs(table.columns), columns)
+    return pa.RecordBatch.from_arrays(arrays, names=names)
 
 
 def conflict_decoder(table: Table) -> Callable[[Batches], Batches]:

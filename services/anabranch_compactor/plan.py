@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from anabranch.columnar.file_columns import file_table
 from anabranch.columnar.manifest import Manifest, from_json
 from anabranch.columnar.proof import Sum
+from anabranch.schema import Table
 from anabranch.store import compactions as store
+from anabranch.store.binary_cells import Row
 from anabranch.store.catalog import Database, load_database
 from anabranch.store.engine import Session, SessionOptions, connect
+from anabranch.store.undrained import UndrainedError, rows_before
 from anabranch_compactor.shape import Shape
 
 CHANGES_PER_READ = 100_000
@@ -31,13 +34,16 @@ class PlanError(Exception):
 @dataclass(frozen=True, slots=True)
 class TablePlan:
     """``log``: the sum of the table's effects in the run's stretch, None where there are none. ``conflicts``: that of
-    its conflicts. ``table_sum``: its rows at the moment. ``pages``: its pages, where its first base is to be pulled."""
+    its conflicts. ``table_sum``: its rows at the moment. ``pages``: its pages, where its first base is to be pulled;
+    ``taken_back``: of the rows that it has then those that changes past the services have touched which are in no group
+    yet, by key text, as they were before (None: not there)."""
 
     shape: Shape
     log: store.LogSum | None
     conflicts: Sum | None
     table_sum: Sum
     pages: int | None
+    taken_back: Mapping[str, Row | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +124,20 @@ def _plan(conn: Session, db_name: str, locked: Sequence[str]) -> Plan:
     for name, table in database.tables.items():
         known = None if last is None else last.tables.get(name)
         shape = Shape(file_table(table, () if known is None else known.columns.ever))
-        pages = store.read_pages(conn, database.schema_name, name) if name in lacking else None
-        tables[name] = TablePlan(shape, logs.get(table.id), conflicts.get(table.id), sums[table.id], pages)
+        pages, taken_back = _rows_to_pull(conn, database, table) if name in lacking else (None, {})
+        log, lost = logs.get(table.id), conflicts.get(table.id)
+        tables[name] = TablePlan(shape, log, lost, sums[table.id], pages, taken_back)
     strays = (logs.keys() | conflicts.keys()) - database.tables_by_id.keys()
     if strays:
         raise PlanError(f"the log has changes of tables that are not registered: {sorted(strays)}")
     cuts = store.read_cuts(conn, number, after, upto, CHANGES_PER_READ)
     return Plan(database, after, upto, tuple(cuts), last, tables, snapshot)
+
+
+def _rows_to_pull(conn: Session, database: Database, table: Table) -> tuple[int | None, Mapping[str, Row | None]]:
+    try:
+        taken_back = rows_before(conn, database, table)
+    except UndrainedError:
+        # The table's first base waits for the next run, when the resolver has come to them.
+        return None, {}
+    return store.read_pages(conn, database.schema_name, table.name), taken_back

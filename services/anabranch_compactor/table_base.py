@@ -9,7 +9,17 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from anabranch.columnar.manifest import Base, Bucket, File, table_folder
 from anabranch.columnar.proof import Sum
-from anabranch_compactor.base import base_rows, bucket, due_for_merge, latest, pull, same_key, with_delta, with_merged
+from anabranch_compactor.base import (
+    Pull,
+    base_rows,
+    bucket,
+    due_for_merge,
+    latest,
+    pull,
+    same_key,
+    with_delta,
+    with_merged,
+)
 from anabranch_compactor.history import last_of
 from anabranch_compactor.plan import TablePlan
 from anabranch_compactor.prove import FileSum, require, row_sums
@@ -60,19 +70,21 @@ def _written(run: Run, shape: Shape, folder: str, number: int, *, delta: bool) -
     return run.found(folder, list(files.values()), delta=delta), Base(buckets)
 
 
-def first_base(run: Run, table: TablePlan) -> Base | None:
-    """A table's first base, pulled as of the run's moment. None where its rows are not those of the table sum: changes
-    past the services wait to be drained into the log, and the next run will find them there."""
+def first_base(run: Run, table: TablePlan) -> Base:
+    """A table's first base, pulled as of the run's moment, without what is in no group yet.
+
+    Raises:
+        ProofError: its rows are not those of the table sum.
+    """
     shape, pages = table.shape, table.pages
     assert pages is not None
     number = max(1, math.ceil(pages * PAGE_BYTES / FILE_BYTES))
-    rows = pull(run.spark, shape, run.url, run.plan.snapshot, run.plan.database.schema_name, pages)
-    rows = rows.withColumns({"position": F.lit(run.plan.upto), "deleted": F.lit(False)})
+    what = Pull(run.url, run.plan.snapshot, run.plan.database.schema_name, pages, table.taken_back)
+    rows = pull(run.spark, shape, what).withColumns({"position": F.lit(run.plan.upto), "deleted": F.lit(False)})
     folder = table_folder("base", shape.table.name)
     run.write(base_rows(shape, rows, number), folder, row_bytes=pages * PAGE_BYTES / max(1, table.table_sum.count))
     files, sums = _written(run, shape, folder, number, delta=False)
-    if _total(sums.buckets) != table.table_sum:
-        return None
+    require(f"the first base of {shape.table.name}", _total(sums.buckets), table.table_sum)
     return Base(sums.buckets, files)
 
 

@@ -28,6 +28,7 @@ from anabranch.canonical import SUM_MODULUS
 from anabranch.columnar.manifest import Manifest, epoch_folder, from_json
 from anabranch.schema import Cell
 from anabranch.store import compactions, group_records, log_files
+from anabranch.store.capture import MARK_RESOLVER
 from anabranch.store.catalog import Database, load_database
 from anabranch.store.engine import Session, connect
 from anabranch.store.group_records import GroupRow, LogRow, SumRow
@@ -56,6 +57,7 @@ class LogMaker:
 
     def write(self, changes: int) -> None:
         """Half of the changes insert rows, the others update some, spread over all."""
+        self._conn.execute(MARK_RESOLVER)
         inserts = changes // 2
         for size in _sizes(inserts):
             first = len(self._rows)
@@ -174,19 +176,22 @@ def compact(changes: int = 1_000_000) -> Result:
     """A first run over ``changes`` changes, and one over a hundredth more."""
     with tempfile.TemporaryDirectory(prefix="anabranch-bench-") as name:
         folder = Path(name)
-        with server(folder) as server_url, fresh_database(server_url) as (url, database):
-            with connect(url, application_name="anabranch-bench") as conn:
-                maker = LogMaker(conn, database)
-                maker.write(changes)
-                conn.commit()
-                root = folder / "lake"
-                first = run_job(url, root)
-                manifest = _manifest(conn)
-                conn.commit()
-                baseline = bare(url, database, root, manifest)
-                maker.write(changes // 100)
-                conn.commit()
-                later = run_job(url, root)
+        with (
+            server(folder) as server_url,
+            fresh_database(server_url) as (url, database),
+            connect(url, application_name="anabranch-bench") as conn,
+        ):
+            maker = LogMaker(conn, database)
+            maker.write(changes)
+            conn.commit()
+            root = folder / "lake"
+            first = run_job(url, root)
+            manifest = _manifest(conn)
+            conn.commit()
+            baseline = bare(url, database, root, manifest)
+            maker.write(changes // 100)
+            conn.commit()
+            later = run_job(url, root)
     share = later.run_s / first.run_s
     return Result(
         bench="compact",

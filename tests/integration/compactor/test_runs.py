@@ -105,3 +105,15 @@ def test_rows_older_than_the_log_come_from_a_pull(lake: Lake) -> None:
     assert [str(row["anabranch"]["before"]["price"]) for row in known] == ["7.50", "None"]
     assert dict(known[1]["anabranch"]["exact_before"]) == {"price": "NaN"}
     assert len(rows_of_base(lake, "old")) == 50
+
+
+def test_a_first_base_leaves_out_what_is_in_no_group_yet(lake: Lake) -> None:
+    writer = lake.writer()
+    writer.insert("todo", [("a", "milk", False, 1), ("b", "tea", False, None), ("c", "oats", None, 3)])
+    wanted = {row[0]: dict(zip(("id", "title", "done", "n"), row, strict=True)) for row in lake.sql("table todo")}
+    # Past the services, and no resolver that would make a group of it.
+    lake.sql("insert into todo values ('direct', 'x', true, 9)")
+    lake.sql("update todo set title = 'other' where id = 'a'")
+    lake.sql("delete from todo where id = 'b'")
+    assert lake.compact().without_base == ()
+    assert rows_of_base(lake) == wanted
