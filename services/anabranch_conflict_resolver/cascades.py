@@ -2,9 +2,12 @@
 
 Such rows are captured in the group's own transaction, and are effects of the batch that caused them: they get further
 ordinals in its log entry and count in histories and sums like what it wrote itself. Which batch it was is known by
-having it alone between two looks: a batch that writes to a table whose changes can cause others (``loud``) has a wave
-of its own, and is decided only when what was caused before it is in the view. Batches that write to quiet tables share
-waves as ever.
+having it alone between two looks: a batch whose changes can cause others (``loud``) has a wave of its own, and is
+decided only when what was caused before it is in the view. Batches that can't share waves as ever.
+
+Most triggers cause nothing that is synced, and most groups hold nothing that cascades. So a group is first run as if
+all were quiet, in hope (``hoping``), and one look at its end tells whether anything was caused (``Caused``); only then
+it is run again with the loud ones apart, and the next groups are run so at once until nothing was caused any more.
 
 A row that a batch named itself and that a trigger changed besides has an effect for each.
 
@@ -41,6 +44,13 @@ if TYPE_CHECKING:
     from anabranch_conflict_resolver.waves import Group
 
 _MOST_ARRIVED = 1_000
+_INSERT, _UPDATE, _DELETE = MutationType.INSERT, MutationType.UPDATE, MutationType.DELETE
+_BECOMES = {_INSERT: {_INSERT, _UPDATE}, _UPDATE: {_UPDATE}, _DELETE: {_DELETE}}
+"""What a mutation is written as: a late insert of a live row is an update."""
+
+
+class Caused(Exception):
+    """Rows were changed by a group that was run as if that could not be."""
 
 
 class Entangled(Exception):
@@ -53,12 +63,17 @@ class Again(Exception):
 
 def is_loud(group: Group, candidate: Candidate) -> bool:
     """Whether what a batch writes may change other rows."""
-    return bool(group.loud) and any(table in group.loud for table, _ in candidate.decoded.keys)
+    if group.hoping or not group.loud:
+        return False
+    return any(
+        not _BECOMES[mutation.type].isdisjoint(group.loud.get(mutation.table, ()))
+        for mutation in candidate.decoded.mutations
+    )
 
 
 def apart(group: Group, waves: Sequence[list[Candidate]]) -> Sequence[list[Candidate]]:
     """The waves, with each loud batch in one of its own, in the order of the ids within each."""
-    if not group.loud:
+    if group.hoping or not group.loud:
         return waves
     result: list[list[Candidate]] = []
     for wave in waves:
@@ -171,11 +186,13 @@ def finish(group: Group, view: View, results: Sequence[Result]) -> None:
     group came before its turn.
 
     Raises:
-        Entangled, Again: see above.
+        Caused, Entangled, Again: see above.
     """
     if not group.loud:
         return
     if captured.ask_for_own(group.conn, group.synced.database.id, group.drained_up_to).fetchone():
+        if group.hoping:
+            raise Caused
         accepted = [result for result in results if isinstance(result, Applied)]
         if len(accepted) != 1:
             raise Entangled

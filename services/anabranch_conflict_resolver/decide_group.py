@@ -10,7 +10,7 @@ from anabranch.schema import Cell
 from anabranch.store import take
 from anabranch.store.waves import DatabaseError, wave
 from anabranch_conflict_resolver.carry_out import Swallowed
-from anabranch_conflict_resolver.cascades import Again, Entangled, apart, finish
+from anabranch_conflict_resolver.cascades import Again, Caused, Entangled, apart, finish
 from anabranch_conflict_resolver.decode import RowKey
 from anabranch_conflict_resolver.drain import drain
 from anabranch_conflict_resolver.isolate import Outdated, fault_of, no_effect, pick_out
@@ -61,6 +61,8 @@ def decide_group(group: Group, candidates: Sequence[Candidate], *, at_hand: Sequ
                 results = [r for part in parts for r in run_wave(group, view, part, last=part is parts[-1])]
                 finish(group, view, results)
             return Decided(refused + results, view)
+        except Caused:
+            group.hoping = False
         except Entangled:
             left = left[:1]
         except Again:
@@ -72,6 +74,7 @@ def decide_group(group: Group, candidates: Sequence[Candidate], *, at_hand: Sequ
                     refused.append(no_effect(View(), candidate, write))
             left = [c for c in left if c.taken.batch_id not in swallowed.culprits]
         except DatabaseError as error:
+            group.hoping = False
             try:
                 fault_of(group, error, blame_keys=restarts <= 0)
                 with wave(group.conn, schema, partial(_load, group, left)) as view:

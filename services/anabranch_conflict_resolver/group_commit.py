@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from anabranch import faults
+from anabranch.merge import MutationType
 from anabranch.runtime.telemetry import span, tracing
 from anabranch.store import take
 from anabranch.store.captured import UndecodableError, tables_with_triggers
@@ -78,7 +79,7 @@ class Memory:
     hash is its own. ``more``: the last group was full. ``last_principal``: whose batch it took last. ``wary``: any
     table may have got a trigger that causes other changes since its schema was read. ``shape`` is what the tables
     looked like when they were compiled, and ``looked_s`` when that was last looked at (``time.monotonic``): after a
-    failure, and every ``_LOOK_S``."""
+    failure, and every ``_LOOK_S``. ``hopeful``: the last group caused no changes beside what it wrote."""
 
     synced: SyncedDatabase | None = None
     link: bytes = b""
@@ -89,6 +90,7 @@ class Memory:
     wary: bool = False
     shape: str = ""
     looked_s: float | None = None
+    hopeful: bool = True
     attempted: list[str] = field(default_factory=list)
     """The ids of the batches of the last group, whatever became of it."""
 
@@ -169,7 +171,8 @@ def commit_group(
         # The group goes on with the trace of its first batch, and is linked with those of the others.
         traces = list(dict.fromkeys(t.traceparent for t in now if t.traceparent)) if tracing() else []
         group.draining = standing.any_captured
-        group.loud = synced.tables.keys() if memory.wary else synced.loud
+        group.loud = dict.fromkeys(synced.tables, frozenset(MutationType)) if memory.wary else synced.loud
+        group.hoping = memory.hopeful
         with span("group", parent=traces[0] if traces else None, links=traces[1:]):
             return _commit(group, memory, standing, now, later, limits)
     except CapturedBetween as between:
@@ -296,6 +299,7 @@ def _commit(
     faults.reach("before_commit")
     conn.commit()
     faults.reach("after_commit")
+    memory.hopeful = not group.caused
     memory.link = link
     memory.sums.update(sums)
     return Outcome(True, position, standing.name, len(taken), results, group.drained.changes if group.drained else 0)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from anabranch.merge import function_of
+from anabranch.merge import MutationType, function_of
 from anabranch.schema import Cell, Table
 from anabranch.store.catalog import Database
 from anabranch.store.rows import TableSql
@@ -59,17 +59,24 @@ class SyncedDatabase:
     """Tables with a foreign key that old rows may break (``not valid``): a group touches a row of theirs once only."""
     asks: bool
     """Whether any column is decided by a function of the application's own."""
-    loud: frozenset[str]
-    """Tables whose changes may cause others, by triggers or by the actions of foreign keys."""
+    loud: Mapping[str, frozenset[MutationType]]
+    """Tables of which some changes may cause others, by triggers or by the actions of foreign keys; and which."""
     unreadable: set[str] = field(default_factory=set)
     """Tables that have drifted so far from what was registered that what is captured of them can't be read."""
 
 
+_QUIET: Mapping[str, frozenset[MutationType]] = MappingProxyType({})
+_WHOLE: Mapping[str, str] = MappingProxyType({})
+
+
 def compile_database(
-    database: Database, *, triggered: Collection[str] = (), stopped: Mapping[str, str] = MappingProxyType({})
+    database: Database,
+    *,
+    triggered: Mapping[str, frozenset[MutationType]] = _QUIET,
+    stopped: Mapping[str, str] = _WHOLE,
 ) -> SyncedDatabase:
-    """Compile what the resolver needs of ``database``, of which the tables ``triggered`` have triggers, and ``stopped``
-    can't be synced as they are, for the reasons given."""
+    """Compile what the resolver needs of ``database``. ``triggered``: its tables that have triggers, and for which
+    changes. ``stopped``: those that can't be synced as they are, and why."""
     ranks = {name: rank for rank, name in enumerate(database.table_order)}
     tables = {}
     for name, table in database.tables.items():
@@ -89,12 +96,20 @@ def compile_database(
     )
     writers = {name: mutation_writer(table) for name, table in database.tables.items()}
     asks = any(function_of(column.policy) for table in database.tables.values() for column in table.columns)
-    acted_on = {
-        key.to_table
-        for name in tables
-        for key in database.constraints[name].foreign_keys
-        if {key.on_delete, key.on_update} & _ACTIONS
-    }
-    loud = frozenset(tables.keys() & {*acted_on, *triggered})
+    loud = _loud(database, triggered)
     decoder = Decoder(database, stopped)
     return SyncedDatabase(database, decoder, tables, primary_keys, writers, once_a_group, asks, loud)
+
+
+def _loud(database: Database, triggered: Mapping[str, frozenset[MutationType]]) -> dict[str, frozenset[MutationType]]:
+    loud = {name: set(triggered.get(name, ())) for name in database.tables}
+    for name in database.tables:
+        for key in database.constraints[name].foreign_keys:
+            if key.to_table not in loud or key.to_schema != database.schema_name:
+                continue
+            if key.on_delete in _ACTIONS:
+                loud[key.to_table].add(MutationType.DELETE)
+            # Nobody updates a key.
+            if key.on_update in _ACTIONS and not set(key.to_columns) <= set(database.tables[key.to_table].key_columns):
+                loud[key.to_table].add(MutationType.UPDATE)
+    return {name: frozenset(kinds) for name, kinds in loud.items() if kinds}

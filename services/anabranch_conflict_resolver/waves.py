@@ -12,11 +12,11 @@ A batch that touches a row twice has statements of its own, one for each mutatio
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from anabranch.merge import Accepted, Asked, Batch, Outcome, Parked, Rejected, Write, resolve
+from anabranch.merge import Accepted, Asked, Batch, MutationType, Outcome, Parked, Rejected, Write, resolve
 from anabranch.schema import Cell
 from anabranch.store.engine import Session
 from anabranch.store.rows import Row
@@ -40,8 +40,9 @@ class Group:
     matters). ``busy_ms``: how long a batch rests whose row somebody else holds. ``held``: batches that were taken
     with the group and wait already, and their nodes.
 
-    ``draining``: captured changes wait, and ``drained`` is what was made of them. ``loud``: tables whose changes may
-    cause others; ``caused``: rows that were changed so, with their keys, and ``lock_too`` those of the last try."""
+    ``draining``: captured changes wait, and ``drained`` is what was made of them. ``loud``: by table,
+    changes that may cause others; ``hoping``: the group is run as if there were none; ``caused``: rows that were
+    changed so, with their keys, and ``lock_too`` those of the last try."""
 
     conn: Session
     synced: SyncedDatabase
@@ -53,7 +54,8 @@ class Group:
     asking: Asking = field(default_factory=Asking)
     draining: bool = False
     drained: Drained | None = None
-    loud: Set[str] = frozenset()
+    loud: Mapping[str, frozenset[MutationType]] = field(default_factory=dict)
+    hoping: bool = False
     caused: dict[RowKey, tuple[Cell, ...]] = field(default_factory=dict)
     lock_too: dict[RowKey, tuple[Cell, ...]] = field(default_factory=dict)
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from anabranch.merge import MutationType
 from anabranch.schema import Cell
 from anabranch.store.binary import Connection, Cursor, int8, int8_array, run
 from anabranch.store.capture_rows import UndecodableError, decode
@@ -105,18 +106,22 @@ where database_id = $1::int8::int and id > $2::int8 and xid = $3::int8::text::xi
 
 # Our own triggers are those whose functions are ours.
 TABLES_WITH_TRIGGERS = """
-select distinct c.relname::text from pg_catalog.pg_trigger t
+select c.relname::text, bit_or(t.tgtype)::int8 from pg_catalog.pg_trigger t
 join pg_catalog.pg_class c on c.oid = t.tgrelid
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 join pg_catalog.pg_proc p on p.oid = t.tgfoid
 join pg_catalog.pg_namespace f on f.oid = p.pronamespace
 where n.nspname = %(schema)s and not t.tgisinternal and f.nspname <> 'anabranch'
+group by c.relname
 """
+_EVENTS = ((4, MutationType.INSERT), (8, MutationType.DELETE), (16, MutationType.UPDATE))
+"""Bits of ``pg_trigger.tgtype``."""
 
 
-def tables_with_triggers(conn: Connection, schema_name: str) -> set[str]:
-    """The names of the tables of a schema that have triggers of the application's."""
-    return {row[0] for row in conn.execute(TABLES_WITH_TRIGGERS, {"schema": schema_name})}
+def tables_with_triggers(conn: Connection, schema_name: str) -> dict[str, frozenset[MutationType]]:
+    """The tables of a schema that have triggers of the application's, and for which changes these fire."""
+    rows = conn.execute(TABLES_WITH_TRIGGERS, {"schema": schema_name})
+    return {name: frozenset(kind for bit, kind in _EVENTS if bits & bit) for name, bits in rows}
 
 
 @contextmanager
