@@ -112,7 +112,6 @@ def test_a_trigger_that_mends_a_row_clears_it(make_rig: Any) -> None:
         create trigger mend before insert on t for each row execute function mend();
         """,
         {"t": None},
-        forced=("t",),
     )
     nodes = [rig.node(f"{i}") for i in range(6)]
     sent = [nodes[i].insert("t", {"id": f"{i}", "n": [1, None, -1, 2, None, 3][i]}) for i in range(6)]
