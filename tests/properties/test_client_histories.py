@@ -8,7 +8,10 @@ queue (promises 5 and 6, and the overlay of the client).
 
 from __future__ import annotations
 
+import contextlib
+import random
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -227,6 +230,59 @@ def test_every_history_ends_with_equal_rows_and_nothing_lost(
         finally:
             for device in world.devices:
                 device.close()
+
+
+def counted(function: Callable[..., Any], times: list[int]) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
+        times[0] += 1
+        return function(*arguments)
+
+    return call
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_that_are_written_often_show_the_same_squeezed(seed: int, tmp_path: Path) -> None:
+    """Long histories of few rows, of which some batches go while others stay."""
+    chance = random.Random(seed)
+    world = World(tmp_path, "server", "rejects")
+    squeezed = [0]
+
+    def write(i: int) -> None:
+        table, key = chance.choice([("todo", "x"), ("note", "y")])
+        kind = chance.choice(["update"] * 15 + ["delete", "insert"])
+        # Of "todo" the title or the counter; the third column is one that is not squeezed.
+        value = chance.choice([v for v in range(-3, 9) if table == "note" or v % 3 != 2 or chance.random() < 0.02])
+        world.step("write", i, [(table, kind, key, value)])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pendings_module, "_MANY", 1)
+        for device in world.devices:
+            pendings = device._sender._pendings
+            patch.setattr(pendings, "_kept_parts", counted(pendings._kept_parts, squeezed))
+        for _ in range(120):
+            i = chance.randint(0, 1)
+            action = chance.choice(["write"] * 5 + ["read", "read", "some", "flush", "lose"])
+            if action == "write":
+                write(i)
+            elif action == "some":
+                device = world.devices[i]
+                unsent = device.execute(
+                    "SELECT id FROM _db_mutations_queue WHERE server_timestamp_ms IS NULL ORDER BY id LIMIT ?",
+                    (chance.randint(1, 3),),
+                )
+                with contextlib.suppress(CallFailed):
+                    device._sender.flush(0.05, only=[batch_id for (batch_id,) in unsent.fetchall()])
+            else:
+                world.step(action, i, 1)
+            check_invariants(world.devices[i])
+            assert world.mirrors[i] == shown(world.devices[i])
+        world.settle()
+    assert squeezed[0] > 5, "rows were squeezed, and more than once"
+    live = {key: dict(row) for key, row in world.server.live().items()}
+    for device in world.devices:
+        check_invariants(device)
+        assert shown(device) == live
+        device.close()
 
 
 def test_the_check_of_invariants_can_fail(tmp_path: Path) -> None:

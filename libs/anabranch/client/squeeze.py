@@ -88,7 +88,9 @@ class Squeezed:
 
     def parts(self) -> list[RowPart] | None:
         """What shows the same, or None where only the changes themselves tell: a counter that came back to where it
-        was is 0 where nothing was counted before, and not NULL."""
+        was is 0 where nothing was counted before, and not NULL. Empty where nothing is pending."""
+        if not self._changes:
+            return []
         out = [] if self._insert is None else [self._insert[1]]
         values: dict[str, Cell] = {column: cell for column, (cell, _) in self._last.items()}
         for column, total in self._sums.items():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.client import SyncedDb
+from anabranch.client import SyncedDb, pendings, queue
 from anabranch.client.payload import RowPart
+from anabranch.client.rebase import release
 from anabranch.client.squeeze import Squeezed
 from anabranch.merge.model import MutationType, Policy
 from anabranch.merge.overlay import Pending, shown
 from anabranch.testkit.memory_remote import MemoryRemote
+from anabranch.v1 import verdict_pb2
 
 POLICY = Policy(columns={"n": "counter", "m": "max"})
 numbers = st.none() | st.integers(-2, 2)
@@ -128,3 +131,68 @@ def test_a_row_with_ten_thousand_pending_writes_costs_what_one_with_a_hundred_do
         assert batches_now <= batches_then + 2, (after, before)
     assert device.execute("SELECT title, n FROM todo WHERE id = 'k0'").fetchone()[1] == 7
     other.close()
+
+
+@pytest.fixture
+def hot(
+    device: SyncedDb, remote: MemoryRemote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[SyncedDb, Callable[[dict[str, Any]], None]]]:
+    """A device that keeps every row squeezed, and another node's change of a row, read by it."""
+    monkeypatch.setattr(pendings, "_MANY", 1)
+    other = SyncedDb(tmp_path / "other.db", remote, "d")
+    other.start(background=False)
+
+    def theirs(row: dict[str, Any]) -> None:
+        other.table("todo").update({"id": "k0", **row})
+        assert other.flush()
+        device.read()
+
+    yield device, theirs
+    other.close()
+
+
+def k0(device: SyncedDb) -> tuple[Any, ...]:
+    row: tuple[Any, ...] = device.execute("SELECT title, n FROM todo WHERE id = 'k0'").fetchone()
+    return row
+
+
+def test_a_batch_that_is_rejected_from_the_middle_shows_the_one_before_again(
+    hot: tuple[SyncedDb, Callable[[dict[str, Any]], None]],
+) -> None:
+    device, theirs = hot
+    todo = device.table("todo")
+    todo.update({"id": "k0", "title": "one"})
+    second = todo.update({"id": "k0", "title": "two"})
+    todo.update({"id": "k0", "n": 3})
+    theirs({"n": 9})
+    verdict = verdict_pb2.Verdict(batch_id=second, status=verdict_pb2.VERDICT_STATUS_REJECTED, position=2)
+    with device._file.transaction() as tx:
+        device._sender._note(tx, [verdict], device._remote.state())  # type: ignore[attr-defined]
+    assert k0(device) == ("one", 3)
+
+
+def test_what_an_undone_transaction_let_go_is_shown_still(
+    hot: tuple[SyncedDb, Callable[[dict[str, Any]], None]],
+) -> None:
+    device, theirs = hot
+    first = device.table("todo").update({"id": "k0", "title": "mine"})
+    device.table("todo").update({"id": "k0", "n": 3})
+    theirs({"n": 9})
+    with suppress(ValueError), device._file.transaction() as tx:
+        release(tx, [first], device._sender._pendings)
+        raise ValueError("undone")
+    theirs({"n": 10})
+    assert k0(device) == ("mine", 3)
+
+
+def test_a_batch_that_was_seen_and_waits_shows_what_came_after_it(
+    hot: tuple[SyncedDb, Callable[[dict[str, Any]], None]],
+) -> None:
+    device, theirs = hot
+    device.table("todo").update({"id": "k0", "title": "one"})
+    second = device.table("todo").update({"id": "k0", "title": "two"})
+    theirs({"n": 9})
+    with device._file.transaction() as tx:
+        queue.mark_seen(tx.conn, [second])
+    theirs({"title": "theirs"})
+    assert k0(device) == ("theirs", 9)
