@@ -17,9 +17,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from anabranch.schema import Cell
+from anabranch.schema import Cell, Table
 from anabranch.schema.cells import key_text
-from anabranch.store.catalog import Database
 from anabranch.v1 import batch_pb2, errors_pb2, verdict_pb2
 from anabranch.wire.values import column_reader
 
@@ -91,11 +90,13 @@ class _Refused(Exception):
 @dataclass
 class Judge:
     """``rules``: of each table its order and the policies of its columns. ``broken``: what the tables ask of their
-    rows. ``faults`` says, in words, where the server decided otherwise."""
+    rows. ``defaults``: values of columns that an insert leaves out, NULL where there are none. ``faults`` says, in words,
+    where the server decided otherwise."""
 
-    database: Database
+    tables: Mapping[str, Table]
     rules: Mapping[str, tuple[str, Mapping[str, str]]]
     broken: Broken
+    defaults: Mapping[str, Mapping[str, Cell]] = field(default_factory=dict)
     lines: dict[At, Line] = field(default_factory=dict)
     lost: list[Lost] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
@@ -201,7 +202,7 @@ class _Turn:
 
     def row(self, mutation: batch_pb2.DbMutation, number: int) -> str:
         """The outcome of one row. Raises _Refused."""
-        table = self.judge.database.tables[mutation.table]
+        table = self.judge.tables[mutation.table]
         given: dict[str, Cell] = {}
         for name, value in zip(mutation.columns, mutation.rows[number].values, strict=True):
             if value.WhichOneof("kind") is not None:
@@ -209,7 +210,11 @@ class _Turn:
         at = (table.name, key_text([given[name] for name in table.key_columns]))
         line = copy.deepcopy(self.after.get(at) or self.judge.lines.get(at))
         if mutation.type == _INSERT:
-            full: dict[str, Cell] = {name: given.get(name) for name in table.column_names}
+            full: dict[str, Cell] = {
+                **dict.fromkeys(table.column_names),
+                **self.judge.defaults.get(table.name, {}),
+                **given,
+            }
             return self._insert(at, line, full, given)
         if line is None or (line.cells is None and line.buried_by is None):
             raise _Refused("ROW_NOT_FOUND")

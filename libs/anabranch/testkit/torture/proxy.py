@@ -224,9 +224,12 @@ class Proxy(grpc.GenericRpcHandler):
                 else:
                     for _ in multi(iter(requests), timeout=_CALL_S, metadata=metadata):
                         continue
-            except (grpc.RpcError, ValueError):
-                # Refused, as what comes late may be; or the run is over, and the channel is closed.
-                self._count("late call refused")
+            except grpc.RpcError as error:
+                # As what comes with an old token may be.
+                code: Any = error
+                self._count(f"late call refused, {code.code().name}")
+            except ValueError:
+                return  # the run is over, and the channel closed
             with self._lock:
                 self.counts["call reordered"] += self._number > number
 

@@ -302,7 +302,7 @@ def _judge(
         for batch_id, payload in device.made.items():
             verdict = verdict_pb2.Verdict.FromString(server.verdicts[batch_id])
             groups.setdefault(verdict.position, []).append((Sent(batch_id, basis[batch_id], payload), verdict))
-    judge = Judge(server.database, tables.rules(order), tables.broken)
+    judge = Judge(server.database.tables, tables.rules(order), tables.broken)
     judge.preset(before)
     for position in sorted(groups):
         judge.group(position, groups[position])
