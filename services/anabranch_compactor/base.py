@@ -24,6 +24,7 @@ from anabranch.store.binary_cells import Row
 from anabranch.store.log_files import read_rows
 from anabranch_compactor.decode import Batches, as_batch, pulled, without
 from anabranch_compactor.shape import OLD, Shape
+from anabranch_compactor.tracing import traced
 
 MOST_DELTAS = 8
 """Delta files of one bucket."""
@@ -56,7 +57,9 @@ def pull(spark: SparkSession, shape: Shape, what: Pull) -> DataFrame:
     reads = max(1, -(-what.pages // PAGES_PER_READ))
     table = shape.table
     schema = T.StructType(shape.cells)
-    return spark.range(0, reads, 1, reads).mapInArrow(lambda batches: _pull(table, what, reads, batches), schema)
+    return spark.range(0, reads, 1, reads).mapInArrow(
+        traced("pull task", lambda batches: _pull(table, what, reads, batches)), schema
+    )
 
 
 def _pull(table: Table, what: Pull, reads: int, batches: Batches) -> Iterator[pa.RecordBatch]:

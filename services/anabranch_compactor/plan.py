@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from anabranch.columnar.file_columns import file_table
 from anabranch.columnar.manifest import Manifest, from_json
 from anabranch.columnar.proof import Sum
+from anabranch.runtime.telemetry import span
 from anabranch.schema import Table
 from anabranch.store import compactions as store
 from anabranch.store.binary_cells import Row
@@ -84,7 +85,8 @@ def planned(url: str, db_name: str) -> Iterator[Plan]:
         store.begin_moment(conn)
         lacking = _without_base(database, before)
         store.lock_rows(conn, database.schema_name, lacking)
-        plan = _plan(conn, db_name, lacking)
+        with span("plan"):
+            plan = _plan(conn, db_name, lacking)
         if all(table.pages is None for table in plan.tables.values()):
             conn.execute("commit")
         yield plan

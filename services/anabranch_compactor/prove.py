@@ -13,10 +13,12 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from anabranch.columnar.proof import Prover, Sum
+from anabranch.runtime.telemetry import span
 from anabranch.schema import Table
 from anabranch.store.file_codecs import file_codecs
 from anabranch_compactor.decode import Batches, cells_of
 from anabranch_compactor.shape import KINDS, Shape
+from anabranch_compactor.tracing import traced
 
 
 class ProofError(Exception):
@@ -114,7 +116,9 @@ def row_sums(shape: Shape, rows: DataFrame, name: Column, position: Column) -> l
 def collect(rows: DataFrame, add: Callable[[Batches], Iterator[pa.RecordBatch]]) -> list[FileSum]:
     """What ``add`` (see ``grouped``) makes of rows, by name."""
     found: dict[str, FileSum] = {}
-    for row in rows.mapInArrow(add, _SCHEMA).collect():
+    with span("prove"):
+        parts = rows.mapInArrow(traced("prove task", add), _SCHEMA).collect()
+    for row in parts:
         one = FileSum(row["name"], Sum(row["count"], int.from_bytes(row["total"], "big")), row["first"], row["last"])
         before = found.get(one.name)
         if before is not None:

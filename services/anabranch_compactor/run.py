@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T  # noqa: N812
 
 from anabranch.columnar.manifest import File, epoch_folder
+from anabranch.runtime.telemetry import span
 from anabranch_compactor.hadoop_files import HadoopFiles
 from anabranch_compactor.log_source import FORMAT
 from anabranch_compactor.plan import Plan
@@ -54,7 +55,9 @@ class Run:
         """Write rows into ``<folder>/<run>``. A partition is a file, or several where it is too large."""
         most = max(1_000, int(FILE_BYTES / max(row_bytes, 1.0)))
         writer = rows.write.option("maxRecordsPerFile", most).option("parquet.block.size", ROW_GROUP_BYTES)
-        writer.mode("errorifexists").parquet(f"{self.folder}/{folder}/{self.run_id}")
+        with span("write") as one:
+            one.set_attribute("anabranch.folder", folder)
+            writer.mode("errorifexists").parquet(f"{self.folder}/{folder}/{self.run_id}")
 
     def read(self, shape: Shape, files: Sequence[File], kind: T.StructType) -> DataFrame:
         """The rows of files of the lake, as ``Shape.read`` gives them."""

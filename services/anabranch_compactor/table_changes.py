@@ -17,6 +17,7 @@ from anabranch_compactor.plan import TablePlan
 from anabranch_compactor.prove import effect_sums, require, total_of
 from anabranch_compactor.run import Run, parts
 from anabranch_compactor.shape import Shape, quoted
+from anabranch_compactor.tracing import traced
 
 MOST_OF_A_SIZE = 8
 """Files of about one size before they are put together into one."""
@@ -41,7 +42,7 @@ def write_changes(run: Run, table: TablePlan, known: TableFiles | None) -> Writt
     """
     shape, log = table.shape, table.log
     assert log is not None
-    decoded = run.log(shape, "log").mapInArrow(log_decoder(shape.table), shape.log)
+    decoded = run.log(shape, "log").mapInArrow(traced("decode task", log_decoder(shape.table)), shape.log)
     old = None
     if known is not None and known.base is not None:
         decoded = decoded.persist(StorageLevel.DISK_ONLY)

@@ -22,6 +22,7 @@ from anabranch_compactor.plan import TablePlan
 from anabranch_compactor.prove import FileSum, collect, grouped, require, total_of
 from anabranch_compactor.run import Run
 from anabranch_compactor.shape import Shape
+from anabranch_compactor.tracing import traced
 
 _FIELDS = (
     "position",
@@ -46,7 +47,9 @@ def write_conflicts(run: Run, table: TablePlan) -> tuple[File, ...]:
     """
     shape, wanted = table.shape, table.conflicts
     assert wanted is not None
-    decoded = run.log(shape, "conflicts").mapInArrow(conflict_decoder(shape.table), _decoded(shape))
+    decoded = run.log(shape, "conflicts").mapInArrow(
+        traced("decode task", conflict_decoder(shape.table)), _decoded(shape)
+    )
     own = F.struct(
         *(F.col(_LOG_NAMES.get(name, name)).alias(name) for name in _FIELDS),
         "untyped",

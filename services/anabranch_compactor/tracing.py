@@ -1,0 +1,51 @@
+"""The trace of a run goes on into Spark's tasks: each is a child of the driver's span that was under way when it was asked
+for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+
+import pyarrow as pa
+from opentelemetry.trace import Tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from anabranch.runtime import telemetry
+
+ENDPOINT_VARIABLE = "ANABRANCH_OTLP_ENDPOINT"
+Work = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+def traced(name: str, work: Work) -> Work:
+    """``work`` for ``mapInArrow``, with a span around each task where the driver makes spans."""
+    endpoint, parent = os.environ.get(ENDPOINT_VARIABLE), telemetry.current_traceparent()
+    if not telemetry.tracing() or endpoint is None or parent is None:
+        return work
+
+    def in_span(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TraceContextTextMapPropagator().extract({"traceparent": parent})
+        with _tracer(endpoint).start_as_current_span(name, context=context) as span:
+            rows = 0
+            for batch in work(batches):
+                rows += batch.num_rows
+                yield batch
+            span.set_attribute("anabranch.rows", rows)
+
+    return in_span
+
+
+@lru_cache(maxsize=1)
+def _tracer(endpoint: str) -> Tracer:
+    """A worker's own. It sends each span at its end, because nobody tells a worker when its last task is over."""
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+
+    resource = Resource.create({"service.name": "anabranch-compactor", "service.namespace": "anabranch"})
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(
+        SimpleSpanProcessor(OTLPSpanExporter(endpoint, insecure=endpoint.startswith("http://"), timeout=5))
+    )
+    return provider.get_tracer("anabranch")

@@ -1,0 +1,18 @@
+"""The compactor's bench measures what it says: a small run, whose figures are looked at for sense and not for size."""
+
+from __future__ import annotations
+
+import pytest
+
+from anabranch.bench.compact import compact
+
+
+@pytest.mark.xdist_group("spark")
+@pytest.mark.timeout(400)
+def test_the_bench_of_the_compactor_runs_the_job_twice() -> None:
+    result = compact(changes=2_000)
+    assert result.value > 0
+    assert result.baseline > 0
+    assert result.details["changes"] == 2_000
+    assert result.details["later_run_s"] > 0
+    assert list(result.conditions) == ["a run with 1 % new costs ≤ 15% of the first"]
