@@ -102,7 +102,7 @@ def test_the_judge_and_the_rules_decide_alike(
     groups: dict[int, list[tuple[Sent, verdict_pb2.Verdict]]] = {}
     for sent in {arrival.sent.id: arrival.sent for arrival in arrivals}.values():
         verdict = verdict_of(server, sent.id)
-        groups.setdefault(verdict.position, []).append((Sent(sent.id, sent.basis, payload(sent)), verdict))
+        groups.setdefault(verdict.position, []).append((Sent(sent.id, sent.node, sent.basis, payload(sent)), verdict))
     for position in sorted(groups):
         judge.group(position, groups[position])
     assert judge.faults == []

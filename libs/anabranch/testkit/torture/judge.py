@@ -31,9 +31,11 @@ _INSERT, _UPDATE, _DELETE = 1, 2, 3
 
 
 class Sent(NamedTuple):
-    """A batch as it was made, and the basis that travelled beside it."""
+    """A batch as it was made, the node that sent it (by the call, not by its bytes), and the basis that travelled
+    beside it."""
 
     id: str
+    node: str
     basis: int
     payload: bytes
 
@@ -90,8 +92,8 @@ class _Refused(Exception):
 @dataclass
 class Judge:
     """``rules``: of each table its order and the policies of its columns. ``broken``: what the tables ask of their
-    rows. ``defaults``: values of columns that an insert leaves out, NULL where there are none. ``faults`` says, in words,
-    where the server decided otherwise."""
+    rows. ``defaults``: values of columns that an insert leaves out, NULL where there are none. ``faults`` says, in
+    words, where the server decided otherwise."""
 
     tables: Mapping[str, Table]
     rules: Mapping[str, tuple[str, Mapping[str, str]]]
@@ -123,7 +125,7 @@ class Judge:
 
     def _batch(self, position: int, sent: Sent, verdict: verdict_pb2.Verdict) -> set[At]:
         batch = batch_pb2.DbMutationBatch.FromString(sent.payload)
-        node = batch.node.id
+        node = sent.node
         own = [at for batch_id, at in self.accepted.get(node, ()) if batch_id > sent.id]
         turn = _Turn(self, position, sent, node, min([*own, position]), min(sent.basis, position - 1))
         reason, outcomes = "", []

@@ -1,8 +1,9 @@
 """The network between one node and the services, as a gRPC proxy that delays calls, repeats them, loses them or their
 answers, lets later ones overtake, and is cut and mended when told.
 
-It knows no message but Send's, whose envelopes it writes down (``seen``: batch id to basis), and forwards bytes, so
-that what a node gets is what a service sent. State: *up*, or *cut*: every call fails at once, and open streams end.
+It knows no message but Send's, whose envelopes it writes down (``seen``: batch id to basis; ``nodes``: who sent), and
+forwards bytes, so that what a node gets is what a service sent. State: *up*, or *cut*: every call fails at once, and
+open streams end.
 
 Every call takes a number when it comes. One that ends after another with a higher number has ended is *reordered*.
 """
@@ -64,6 +65,7 @@ class Proxy(grpc.GenericRpcHandler):
     def __init__(self, upstreams: Mapping[str, str], seed: int, rough: float = 0.25) -> None:
         self.counts: Counter[str] = Counter()
         self.seen: dict[str, int] = {}
+        self.nodes: set[str] = set()
         self.rough = rough
         self._chance = random.Random(seed)
         self._lock = threading.Lock()
@@ -143,7 +145,12 @@ class Proxy(grpc.GenericRpcHandler):
     def _note(self, method: str, request: bytes) -> None:
         if method.rpartition("/")[2] not in _SENDS:
             return
-        for envelope in ingest_pb2.SendRequest.FromString(request).envelopes:
+        sent = ingest_pb2.SendRequest.FromString(request)
+        if sent.node_state.node.id:
+            # Of a stream only the first request says it.
+            with self._lock:
+                self.nodes.add(sent.node_state.node.id)
+        for envelope in sent.envelopes:
             try:
                 batch_id = batch_pb2.DbMutationBatch.FromString(envelope.payload).id
             except DecodeError:
