@@ -21,14 +21,16 @@ from anabranch.store.captured import Captured, Transaction
 from anabranch.store.claim import renew
 from anabranch_conflict_resolver.captured_steps import know, steps_of
 from anabranch_conflict_resolver.decide_group import Decided
-from anabranch_conflict_resolver.drain import MOST_ROWS, in_order, log_rows, remembers
+from anabranch_conflict_resolver.drain import in_order, log_rows, remembers
 from anabranch_conflict_resolver.records import changed_versions
 from anabranch_conflict_resolver.server_batches import Drained, Origin, ServerBatch, Step, server_batch_id
 from anabranch_conflict_resolver.view import View
 from anabranch_conflict_resolver.waves import Group
 
-PIECE_ROWS = 5_000
+PIECE_ROWS = 2_500
 """Captured rows that are read and logged at a time."""
+HELD_ROWS = 20_000
+"""Captured rows that are held in memory where pieces are cut by key."""
 
 
 class _KeyChanged(Exception):
@@ -66,7 +68,7 @@ def drain_large(group: Group) -> Drained:
                 return _in_pieces(group, transaction, 1)
         except _KeyChanged:
             pass
-    return _in_pieces(group, transaction, -(-transaction.changes // MOST_ROWS))
+    return _in_pieces(group, transaction, -(-transaction.changes // HELD_ROWS))
 
 
 def _in_pieces(group: Group, transaction: Transaction, passes: int) -> Drained:
@@ -106,15 +108,17 @@ def _pieces(group: Group, transaction: Transaction) -> Iterator[list[Captured]]:
 
 def _log(group: Group, batch: ServerBatch, steps: list[Step], remembering: Mapping[str, bool]) -> None:
     conn, synced = group.conn, group.synced
-    view = View()
     [ordered] = in_order(group, [steps])
-    know(conn, synced, view, {step.at for step in ordered})
-    batch.add(view, ordered, remembering)
-    begun, changed = changed_versions(synced.tables, view)
-    with store.together(conn):
-        store.write_log(conn, synced.database.id, group.position, batch.log)
-        store.insert_versions(conn, begun)
-        store.update_versions(conn, changed)
-        if batch.came:
-            take.free(conn, synced.database.id, decided=(), rows=batch.came)
-    batch.let_go()
+    for first in range(0, len(ordered), PIECE_ROWS):
+        piece = ordered[first : first + PIECE_ROWS]
+        view = View()
+        know(conn, synced, view, {step.at for step in piece})
+        batch.add(view, piece, remembering)
+        begun, changed = changed_versions(synced.tables, view)
+        with store.together(conn):
+            store.write_log(conn, synced.database.id, group.position, batch.log)
+            store.insert_versions(conn, begun)
+            store.update_versions(conn, changed)
+            if batch.came:
+                take.free(conn, synced.database.id, decided=(), rows=batch.came)
+        batch.let_go()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from anabranch.bench import ingest, latency, workload
+from anabranch.bench import capture_drain, ingest, latency, workload
 from anabranch.bench.report import Result, percentile, print_json
 from anabranch.v1 import batch_pb2
 
@@ -20,6 +20,7 @@ from anabranch.v1 import batch_pb2
         pytest.param(lambda: ingest.ingest1(changes=320), id="ingest1"),
         pytest.param(lambda: latency.latency(times=20), id="latency"),
         pytest.param(lambda: latency.propagate(times=20), id="propagate"),
+        pytest.param(lambda: capture_drain.capture(rows=1_000, paced=100), id="capture"),
     ],
 )
 def test_a_bench_prints_one_object_of_the_agreed_shape(

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from anabranch.bench import capture, compact, ingest, latency
+from anabranch.bench import capture, capture_drain, compact, ingest, latency
 from anabranch.bench.report import Result, print_json, print_table
 
 BENCHES: dict[str, Callable[[], Result]] = {
@@ -17,6 +17,7 @@ BENCHES: dict[str, Callable[[], Result]] = {
     "ingest1": ingest.ingest1,
     "latency": latency.latency,
     "propagate": latency.propagate,
+    "capture": capture_drain.capture,
     "capture_writer": capture.capture_writer,
     "compact": compact.compact,
 }

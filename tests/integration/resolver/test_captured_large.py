@@ -19,7 +19,7 @@ MOST, PIECE = 40, 15
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups hold few captured changes."""
     monkeypatch.setattr(drain, "MOST_ROWS", MOST)
-    monkeypatch.setattr(drain_backlog, "MOST_ROWS", MOST)
+    monkeypatch.setattr(drain_backlog, "HELD_ROWS", MOST)
     monkeypatch.setattr(drain_backlog, "PIECE_ROWS", PIECE)
 
 

@@ -187,7 +187,7 @@ def test_a_caused_change_waits_for_an_earlier_one_that_is_not_drained(make_rig: 
 
     monkeypatch.setattr(decide_group, "_load", and_then_somebody_writes)
     rig.group()
-    assert len(loads) == 2
+    assert len(loads) > 1, "the group started again from the locks"
     assert rig.outcome(made) == ["APPLIED"]
     of_row = rig.sql("select node_id, type from anabranch.log where key = 't' order by position, batch_id, ordinal")
     assert of_row[1:] == [(SERVER_NODE, 2), (node.id, 3)]

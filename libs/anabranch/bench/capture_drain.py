@@ -1,0 +1,150 @@
+"""Direct SQL on its way to a device: how many rows a second come through, and how long one takes.
+
+The application writes over a connection of its own, by ``executemany`` in transactions of 100 rows; a device, a process
+of its own, follows the log. The time is from the first statement until the device's file has every row. The lag is
+measured at 1,000 rows a second, in transactions of 10 rows every 10 ms, from the end of COMMIT to the moment when the
+device shows the row.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from anabranch.bench.report import Result, percentile
+from anabranch.bench.stage import Stage, stage
+from anabranch.bench.workload import DATABASE, SCHEMA, TABLE
+from anabranch.client import Change, RemoteDb, SyncedDb
+from anabranch.store.engine import Session, connect
+
+ROWS_A_SECOND = 15_000
+LAG_P50_MS = 12.0
+_TRANSACTION_ROWS = 100
+_PACED_ROWS = 10
+_PACE_S = 0.01
+_PATIENCE_S = 120.0
+_LOOK_S = 0.01
+_INSERT = (
+    f"insert into {SCHEMA}.{{table}} (id, title, done, position, score, changed)"
+    " values (%s, %s, false, %s, null, '2024-01-01')"
+)
+
+
+def _device(pipe: Connection, file: str, addresses: dict[str, str], key: str, rows: int) -> None:
+    """Tells when ``rows`` rows are in its file; from then on, of every row when it came."""
+
+    def changed(change: Change) -> None:
+        pipe.send((str(change.key[0]), time.time_ns()))
+
+    remote = RemoteDb(
+        ingest=addresses["ingest"], snapshot=addresses["snapshot"], resolver=addresses["conflict-resolver"], token=key
+    )
+    with SyncedDb(file, remote=remote, db_name=DATABASE) as db:
+        pipe.send(("ready", time.time_ns()))
+        while db.execute(f"SELECT count(*) FROM {TABLE}").fetchone()[0] < rows:
+            time.sleep(_LOOK_S)
+        db.on_change(changed)
+        pipe.send(("all", time.time_ns()))
+        pipe.recv()
+
+
+def _write(conn: Session, table: str, numbers: Sequence[int], name: str) -> int:
+    """Rows in one transaction; when its COMMIT came back, in nanoseconds."""
+    with conn.cursor() as cursor:
+        statement = _INSERT.format(table=table).encode()
+        cursor.executemany(statement, [(f"{name}-{n:07d}", f"a title of {n}", n) for n in numbers])
+    conn.commit()
+    return time.time_ns()
+
+
+def _bare(conn: Session, rows: int) -> float:
+    """Rows a second into a table that nobody captures."""
+    conn.execute(f"create table {SCHEMA}.bare (like {SCHEMA}.{TABLE} including all)".encode())
+    conn.commit()
+    started = time.perf_counter()
+    for first in range(0, rows, _TRANSACTION_ROWS):
+        _write(conn, "bare", range(first, first + _TRANSACTION_ROWS), "bare")
+    return rows / (time.perf_counter() - started)
+
+
+def _lags(conn: Session, pipe: Connection, rows: int) -> list[float]:
+    """Milliseconds from COMMIT to the device, for each row."""
+    committed: dict[str, int] = {}
+    due = time.perf_counter()
+    for first in range(0, rows, _PACED_ROWS):
+        time.sleep(max(0.0, due - time.perf_counter()))
+        due += _PACE_S
+        numbers = range(first, first + _PACED_ROWS)
+        moment = _write(conn, TABLE, numbers, "paced")
+        committed.update((f"paced-{n:07d}", moment) for n in numbers)
+    lags: list[float] = []
+    deadline = time.monotonic() + _PATIENCE_S
+    while len(lags) < len(committed) and pipe.poll(max(0.0, deadline - time.monotonic())):
+        name, moment = pipe.recv()
+        if name in committed:
+            lags.append((moment - committed[name]) / 1e6)
+    if len(lags) < len(committed):
+        raise TimeoutError(f"{len(committed) - len(lags)} rows did not come within {_PATIENCE_S:g} s")
+    return lags
+
+
+def _await(pipe: Connection, wanted: str) -> int:
+    """The moment that the device names for ``wanted``. Raises TimeoutError."""
+    if not pipe.poll(_PATIENCE_S):
+        raise TimeoutError(f"the device does not say {wanted!r} within {_PATIENCE_S:g} s")
+    name, moment = pipe.recv()
+    assert name == wanted, f"{name} came before {wanted}"
+    return int(moment)
+
+
+def _run(on: Stage, file: str, rows: int, paced: int) -> tuple[float, float, list[float], float]:
+    """Rows a second to the device, and of the bare writer; the lags; seconds that the writer took."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    arguments = (there, file, dict(on.stack.addresses), on.stack.key, rows)
+    device = context.Process(target=_device, args=arguments, daemon=True)
+    device.start()
+    try:
+        _await(here, "ready")
+        with connect(on.url, application_name="anabranch-bench-backend") as conn:
+            bare = _bare(conn, rows)
+            started = time.time_ns()
+            for first in range(0, rows, _TRANSACTION_ROWS):
+                written = _write(conn, TABLE, range(first, first + _TRANSACTION_ROWS), "row")
+            arrived = _await(here, "all")
+            lags = _lags(conn, here, paced)
+        here.send("done")
+        device.join(_PATIENCE_S)
+    finally:
+        if device.is_alive():
+            device.kill()
+            device.join()
+    return rows / ((arrived - started) / 1e9), bare, lags, (written - started) / 1e9
+
+
+def capture(rows: int = 100_000, paced: int = 5_000) -> Result:
+    """``rows`` rows by direct SQL to a device; then the lag of ``paced`` rows. The baseline is the rate that is asked
+    for; what a bare writer reaches is among the details."""
+    with stage() as on, tempfile.TemporaryDirectory(prefix="anabranch-bench-") as folder:
+        rate, bare, lags, wrote_s = _run(on, str(Path(folder) / "device.db"), rows, paced)
+    p50 = percentile(lags, 0.5)
+    return Result(
+        bench="capture",
+        value=rate,
+        baseline=ROWS_A_SECOND,
+        unit="rows/s",
+        target=1.0,
+        direction="at least",
+        conditions={f"lag p50 ≤ {LAG_P50_MS:g} ms at 1,000 rows/s": p50 <= LAG_P50_MS},
+        details={
+            "rows": rows,
+            "bare_rows_per_s": round(bare),
+            "writer_rows_per_s": round(rows / wrote_s),
+            "lag_p50_ms": round(p50, 2),
+            "lag_p99_ms": round(percentile(lags, 0.99), 2),
+        },
+    )
