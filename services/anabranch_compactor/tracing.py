@@ -1,5 +1,4 @@
-"""The trace of a run goes on into Spark's tasks: each is a child of the driver's span that was under way when it was asked
-for."""
+"""The trace of a run goes on into Spark's tasks: each is a child of the driver's span under way when it was made."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -59,15 +60,17 @@ def compact(
         environment["ANABRANCH_SPARK_MASTER"] = master
     arguments = [sys.executable, "-m", "anabranch_compactor"]
     # Spark's own words at its start are nobody's; what goes wrong is printed last.
-    with subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
-        assert job.stdout is not None
-        assert job.stderr is not None
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors,
+        subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True) as job,
+    ):
         _follow(job, as_json=as_json)
-        errors = job.stderr.read()
         code = job.wait()
+        errors.seek(0)
+        said = errors.read()
     if code:
-        own = [line for line in errors.splitlines() if line.startswith("anabranch: ")]
-        typer.echo("\n".join(own) or errors, err=True)
+        own = [line for line in said.splitlines() if line.startswith("anabranch: ")]
+        typer.echo("\n".join(own) or said, err=True)
         raise typer.Exit(code)
 
 

@@ -1,0 +1,47 @@
+"""``anabranch compact``: the job as a process, its steps as they come, and one clear line for what can't be done."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.integration.compactor.conftest import Lake
+from typer.testing import CliRunner
+
+from anabranch.cli.compact import app
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(400)]
+
+
+def test_a_run_tells_its_steps_and_what_it_did(lake: Lake) -> None:
+    lake.writer().insert("todo", [("a", "t", None, 1), ("b", "t", None, 2)])
+    arguments = ["--root", str(lake.folder), "--postgres-url", lake.url, "--master", "local[1]"]
+    done = CliRunner().invoke(app, [*arguments, "--db", "app", "--json"])
+    assert done.exit_code == 0, done.output
+    steps = [json.loads(line) for line in done.output.splitlines()]
+    named = [event["step"] for event in steps if event["step"] != "tasks"]
+    assert named == ["started", "planned", "table", "outcome"]
+    assert (steps[-1]["changes"], steps[-1]["run_id"]) == (2, lake.manifest().run_id)
+    # Without --json, over all databases, in words.
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert f"app: nothing new since {lake.manifest().to_position}" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "reason"),
+    [
+        (["--db", "nowhere"], {}, "UNKNOWN_DATABASE"),
+        (["--db", "app"], {"JAVA_HOME": "/nowhere"}, "NO_JAVA"),
+        (["--db", "app"], {"ANABRANCH_SPARK_DRIVER_MEMORY_MIB": "1"}, "INVALID_SETTINGS"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_with_its_reason(
+    lake: Lake, arguments: list[str], environment: dict[str, str], reason: str
+) -> None:
+    all_of_them = [*arguments, "--root", str(lake.folder), "--postgres-url", lake.url]
+    done = CliRunner().invoke(app, all_of_them, env=environment)
+    assert done.exit_code == 2
+    [line] = done.output.strip().splitlines()
+    assert line.startswith("anabranch: ")
+    assert line.endswith(f"({reason})")
