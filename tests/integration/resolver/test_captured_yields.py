@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from anabranch.store.engine import Session
 from anabranch.store.errors import PostgresError
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch_conflict_resolver import carry_out
@@ -100,3 +101,25 @@ def test_prepared_transactions_come_when_they_are_committed(rig: ResolverRig) ->
     rig.sql("commit prepared 'anabranch test kept'")
     rig.drain()
     assert rig.sql("select key from anabranch.log order by position") == [("c",), ("a",)]
+
+
+def test_a_long_transaction_has_its_whole_time_again_after_each_piece(migrated_url: str) -> None:
+    from anabranch.store.claim import open_session, renew, session_options
+
+    options = session_options(statement_timeout_ms=200, lock_timeout_ms=100, idle_timeout_ms=5_000)
+    with open_session(migrated_url, options) as session:
+        [(limit,)] = session.execute("select current_setting('transaction_timeout', true)").fetchall()
+        if limit is None:
+            pytest.skip("this Postgres has no transaction_timeout")
+        session.rollback()
+        for _ in range(8):
+            session.execute("select pg_sleep(0.15)")
+            renew(session)
+        session.commit()
+        with pytest.raises(PostgresError):
+            _sleep(session, 8)
+
+
+def _sleep(session: Session, times: int) -> None:
+    for _ in range(times):
+        session.execute("select pg_sleep(0.15)")
