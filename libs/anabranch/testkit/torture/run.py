@@ -37,8 +37,6 @@ from anabranch.v1 import batch_pb2, ingest_pb2, position_pb2, value_pb2, verdict
 from anabranch.wire.values import column_reader
 
 NODES = 3
-DIRECT_SQL = False
-"""Whether sessions of the application's own write, too. Switched in once the resolver drains what they write."""
 DRAIN_S = 120.0
 RESEND_AT_ONCE = 200
 _MODULES = "anabranch.testkit.torture"
