@@ -170,14 +170,17 @@ class Play:
         """A group, into which somebody may write at any of its stages."""
         draw = self.random
         self.meanwhile = draw.choice([None, self.direct, self.at_once, self.at_once])
+        self.committed(draw.choice([1, 3, 100]))
+        self.meanwhile = None
+
+    def committed(self, most: int) -> int:
+        """Commit a group; how much it took. What fails for nobody's fault is tried again later, as a worker does."""
         assert self.rig.commit is not None
         try:
-            self.rig.commit(self.rig.database.id, draw.choice([1, 3, 100]), 0)
+            return self.rig.commit(self.rig.database.id, most, 0)
         except PostgresError:
-            # Nobody's fault: the worker would try again.
             assert not self.session.closed
-        finally:
-            self.meanwhile = None
+            return 1
 
     def play(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -186,8 +189,7 @@ class Play:
         for session in self.open:
             (session.commit if self.random.random() < 0.7 else session.rollback)()
         for _ in range(200):
-            assert self.rig.commit is not None
-            if not self.rig.commit(self.rig.database.id, 100, 0) and not self.rig.sql(
+            if not self.committed(100) and not self.rig.sql(
                 "select from anabranch.inbox where park_deadline_ms < extract(epoch from clock_timestamp()) * 1000 + 50"
             ):
                 break
