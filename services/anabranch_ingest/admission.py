@@ -63,6 +63,8 @@ async def look(session: Session, strangers: Sequence[Submission], now_ms: int) -
         admission.admitted.append(of[call.number])
         if ruling is Ruling.IN:
             rotated.append(call)
+        elif ruling is Ruling.REPEATED:
+            call.new_token = row.token
     if rotated:
         await nodes.rotate(session, rotated, now_ms)
     return admission

@@ -9,10 +9,12 @@ from anabranch.store.nodes import Call, NodeRow
 
 
 class Ruling(Enum):
-    """IN: the call is let in and its node gets the new token. IN_ALREADY: it was, and has it. The others fail it."""
+    """IN: the call is let in and its node gets the new token. IN_ALREADY: it was, and has it. REPEATED: it is let in,
+    and its node keeps the token that it has. The others fail it."""
 
     IN = auto()
     IN_ALREADY = auto()
+    REPEATED = auto()
     WRONG_PRINCIPAL = auto()
     FORKED = auto()
 
@@ -38,5 +40,5 @@ def judge(call: Call, unanswered: Collection[str], node: NodeRow) -> Ruling:
         return Ruling.FORKED
     lost = node.last_call
     if not lost or not lost.isdisjoint(call.batch_ids) or not lost.isdisjoint(unanswered):
-        return Ruling.IN
+        return Ruling.REPEATED
     return Ruling.FORKED

@@ -94,6 +94,22 @@ def test_several_answers_in_a_row_may_be_lost(device: Device) -> None:
     assert device.send(device.payload(), unanswered=sent).verdicts[0].status == APPLIED
 
 
+def test_a_repetition_that_comes_late_does_not_make_its_node_a_fork(device: Device) -> None:
+    """The network holds a copy of a call back until its node has sent it again and got an answer."""
+    device.send(device.payload())
+    before = device.token
+    payload = device.payload()
+    device.send(payload, keep_token=True)
+    answered = device.send(payload)
+    assert answered.verdicts[0].status == APPLIED
+    held = device.token
+    assert held != before
+    late = Device(device.address, device.key, device.db_name, device.node_id, before)
+    assert late.send(payload).verdicts[0].status == APPLIED
+    assert late.token == held, "it gets the token that its node has"
+    assert device.send(device.payload()).verdicts[0].status == APPLIED
+
+
 def test_the_answer_of_the_first_call_may_be_lost(device: Device) -> None:
     payload = device.payload()
     device.send(payload, keep_token=True)

@@ -27,21 +27,21 @@ def node(
         (call(CURRENT, "x"), (), node(), Ruling.IN),
         (call(CURRENT), (), node(), Ruling.IN),
         # The one before: only who names a batch of the lost call.
-        (call(PREVIOUS, "a"), (), node(), Ruling.IN),
-        (call(PREVIOUS, "x"), ("b",), node(), Ruling.IN),
+        (call(PREVIOUS, "a"), (), node(), Ruling.REPEATED),
+        (call(PREVIOUS, "x"), ("b",), node(), Ruling.REPEATED),
         (call(PREVIOUS, "x"), (), node(), Ruling.FORKED),
         (call(PREVIOUS, "x"), ("y",), node(), Ruling.FORKED),
         (call(PREVIOUS), (), node(), Ruling.FORKED),
         # Nothing was in that call.
-        (call(PREVIOUS, "x"), (), node(last=()), Ruling.IN),
+        (call(PREVIOUS, "x"), (), node(last=()), Ruling.REPEATED),
         # An older one, or none: naming helps only against the call before.
         (call(OTHER, "a"), ("b",), node(), Ruling.FORKED),
         (call(b"", "a"), (), node(), Ruling.FORKED),
         (call(OTHER, "x"), (), node(last=()), Ruling.FORKED),
         # The first answer was lost.
-        (call(b"", "a"), (), node(previous=b""), Ruling.IN),
+        (call(b"", "a"), (), node(previous=b""), Ruling.REPEATED),
         (call(b"", "x"), (), node(previous=b""), Ruling.FORKED),
-        (call(b"", "x"), (), node(previous=b"", last=()), Ruling.IN),
+        (call(b"", "x"), (), node(previous=b"", last=()), Ruling.REPEATED),
         # The node has only read so far; where it brings a token, the server had forgotten it.
         (call(b"", "x"), (), node(token=b"", previous=b"", last=()), Ruling.IN),
         (call(OTHER, "x"), (), node(token=b"", previous=b"", last=()), Ruling.IN),
