@@ -4,17 +4,11 @@ Three things can be done about a statement that failed. BLAME: one of the batche
 replay them one by one, and reject the one that fails alone. RESTART: the view that was decided on is out of
 date; start again from the locks. RETRY: nobody's data is at fault; roll back and try again.
 
-=====================  =======
-================================================================================== SQLSTATE
-remedy   because =====================  =======
-================================================================================== 22, 23, 42, 44, 54
-BLAME    data, constraint, access rule, check option, program limit P0                     BLAME    a function
-of the application raised it unknown class          BLAME    Postgres has none such: a function of the
-application chose it 23505 on a primary key RESTART  the row was not there when it was looked for: somebody
-wrote in between anything else          RETRY    08, 40, 53, 55, 57, 58 and the rest: connection, deadlock,
-resources, operator anything of ours       RETRY    an error in schema ``anabranch`` is a fault of this
-product, never of a batch =====================  =======
-==================================================================================
+* 22, 23, 42, 44, 54 (data, constraint, access rule, check option, program limit): BLAME.
+* P0, and any class that Postgres does not have: BLAME; a function of the application raised it.
+* 23505 on a primary key: RESTART; the row was not there when it was looked for, so somebody wrote in between.
+* 08, 40, 53, 55, 57, 58 and the rest (connection, deadlock, resources, operator): RETRY.
+* Anything of ours: RETRY; an error in schema ``anabranch`` is a fault of this product, never of a batch.
 
 Classes: Appendix A of the Postgres manual.
 """
