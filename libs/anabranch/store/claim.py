@@ -61,6 +61,8 @@ YIELD = """
 select pg_catalog.set_config('lock_timeout', least(%(ms)s::int, greatest(1, s.setting::int / 2))::text, false)
 from pg_catalog.pg_settings s where s.name = 'deadlock_timeout'
 """
+PREPARED_AT_MOST = 300
+"""Prepared statements of one session: those of a group, and those on the tables, for each set of columns."""
 TRANSACTION_STATEMENTS = 3
 """A transaction may take as long as so many of the longest statements."""
 
@@ -124,6 +126,10 @@ def open_session(url: str, options: SessionOptions) -> Connection:
     conn.execute(LIMIT_TRANSACTIONS, {"ms": str(TRANSACTION_STATEMENTS * options.statement_timeout_ms)})
     conn.autocommit = False
     devote(conn)
+    # At once, and not after some uses: only then the driver looks whether a statement came to be prepared. One of an
+    # aborted pipeline did not, and would be missing ever after.
+    conn.prepare_threshold = 0
+    conn.prepared_max = PREPARED_AT_MOST
     return conn
 
 

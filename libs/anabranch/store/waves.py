@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg.pq import ExecStatus
@@ -75,9 +76,18 @@ def judge(conn: Connection) -> None:
     run(conn, JUDGE, ())
 
 
+_undone: WeakKeyDictionary[Connection, int] = WeakKeyDictionary()
+_FORGET_EVERY = 200
+
+
 def _undo(conn: Connection, error: BaseException) -> None:
     # Not through the driver's cursor: at every ROLLBACK, also one to a savepoint, that forgets its prepared statements,
-    # and all would have to be planned anew.
+    # and all would have to be planned anew. Now and then it shall: a statement that fails the first time that it runs
+    # stays with Postgres, and the driver does not know it.
+    _undone[conn] = _undone.get(conn, 0) + 1
+    if _undone[conn] % _FORGET_EVERY == 0:
+        conn.execute(UNDO, prepare=False)
+        return
     result = conn.pgconn.exec_(UNDO)
     if result.status != ExecStatus.COMMAND_OK:
         raise psycopg.OperationalError(f"what failed can't be undone: {result.get_error_message()}") from error
