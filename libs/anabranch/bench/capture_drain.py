@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from threading import Event
 
 from anabranch.bench.report import Result, percentile
 from anabranch.bench.stage import Stage, stage
@@ -34,11 +35,16 @@ _INSERT = (
 )
 
 
-def _device(pipe: Connection, file: str, addresses: dict[str, str], key: str, rows: int) -> None:
-    """Tells when ``rows`` rows are in its file; from then on, of every row when it came."""
+def _device(pipe: Connection, file: str, addresses: dict[str, str], key: str, rows: int, paced: int) -> None:
+    """Tells when ``rows`` rows are in its file; then, of each of ``paced`` more, when it came, all at once: a pipe that
+    nobody reads meanwhile would hold the device up."""
+    came: list[tuple[str, int]] = []
+    all_came = Event()
 
     def changed(change: Change) -> None:
-        pipe.send((str(change.key[0]), time.time_ns()))
+        came.append((str(change.key[0]), time.time_ns()))
+        if len(came) >= paced:
+            all_came.set()
 
     remote = RemoteDb(
         ingest=addresses["ingest"], snapshot=addresses["snapshot"], resolver=addresses["conflict-resolver"], token=key
@@ -49,6 +55,8 @@ def _device(pipe: Connection, file: str, addresses: dict[str, str], key: str, ro
             time.sleep(_LOOK_S)
         db.on_change(changed)
         pipe.send(("all", time.time_ns()))
+        all_came.wait(_PATIENCE_S)
+        pipe.send(came)
         pipe.recv()
 
 
@@ -81,15 +89,12 @@ def _lags(conn: Session, pipe: Connection, rows: int) -> list[float]:
         numbers = range(first, first + _PACED_ROWS)
         moment = _write(conn, TABLE, numbers, "paced")
         committed.update((f"paced-{n:07d}", moment) for n in numbers)
-    lags: list[float] = []
-    deadline = time.monotonic() + _PATIENCE_S
-    while len(lags) < len(committed) and pipe.poll(max(0.0, deadline - time.monotonic())):
-        name, moment = pipe.recv()
-        if name in committed:
-            lags.append((moment - committed[name]) / 1e6)
-    if len(lags) < len(committed):
-        raise TimeoutError(f"{len(committed) - len(lags)} rows did not come within {_PATIENCE_S:g} s")
-    return lags
+    if not pipe.poll(_PATIENCE_S):
+        raise TimeoutError(f"the device says nothing within {_PATIENCE_S:g} s")
+    came = [(name, moment) for name, moment in pipe.recv() if name in committed]
+    if len(came) < len(committed):
+        raise TimeoutError(f"{len(committed) - len(came)} rows did not come within {_PATIENCE_S:g} s")
+    return [(moment - committed[name]) / 1e6 for name, moment in came]
 
 
 def _await(pipe: Connection, wanted: str) -> int:
@@ -105,7 +110,7 @@ def _run(on: Stage, file: str, rows: int, paced: int) -> tuple[float, float, lis
     """Rows a second to the device, and of the bare writer; the lags; seconds that the writer took."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    arguments = (there, file, dict(on.stack.addresses), on.stack.key, rows)
+    arguments = (there, file, dict(on.stack.addresses), on.stack.key, rows, paced)
     device = context.Process(target=_device, args=arguments, daemon=True)
     device.start()
     try:
