@@ -17,7 +17,7 @@ LOCK = $(VENV)/uv pip compile --quiet --universal --python-version 3.11 --genera
 	--no-emit-index-url --no-emit-find-links $(LOCK_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test torture check protos protos-check chart cluster-tools images lock clean
+.PHONY: help setup demo test torture check protos protos-check chart helm cluster-tools images lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,13 +28,13 @@ setup: ## make .venv current with everything locked by hash; does nothing when i
 demo: setup ## three gate tablets, a real day's departures, one Postgres
 	@$(VENV)/anabranch demo $(DEMO_FLAGS)
 
-test: setup cluster-tools ## every test; ends with a list of what was not run and why
+test: setup helm ## every test; ends with a list of what was not run and why
 	@$(VENV)/python -m pytest $(PYTEST_FLAGS) tests
 
 torture: setup ## one fault run; SECONDS=60 SEED=n, the seed is printed
 	@$(VENV)/python -m anabranch.testkit.torture --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
-check: setup protos-check cluster-tools ## linters, types, import rules, contract, chart, alerts, dashboards
+check: setup protos-check helm ## linters, types, import rules, contract, chart, alerts, dashboards
 	@$(VENV)/ruff check .
 	@$(VENV)/ruff format --check .
 	@$(VENV)/mypy
@@ -53,8 +53,11 @@ protos-check: setup ## fail when libs/anabranch/v1 is not what protos/ generates
 chart: setup ## write the parts of helm/anabranch that are made from something else
 	@$(VENV)/python tools/chart.py generate
 
-cluster-tools: setup ## Helm, promtool and Prometheus, from their Go modules, where they are not on the PATH
-	@$(VENV)/python tools/cluster_tools.py build
+helm: setup # quick to build, so that the chart is tested wherever there is Go
+	@$(VENV)/python tools/cluster_tools.py build helm
+
+cluster-tools: setup ## Helm, promtool and Prometheus, from their Go modules, where they are not on the PATH (minutes)
+	@$(VENV)/python tools/cluster_tools.py build helm promtool prometheus
 
 images: ## both images with Docker (BASE=image: another base than the official Python's)
 	docker build $(IMAGE_FLAGS) -f deploy/docker/service.Dockerfile -t anabranch/service:$(VERSION) .

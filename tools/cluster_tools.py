@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,7 +39,7 @@ def find(name: str) -> Path | None:
 
 def missing(name: str) -> str:
     """Why a program is not there, for what could not be run."""
-    return f"{name} is neither on the PATH nor built, and there is no Go to build it (`make cluster-tools`)"
+    return f"{name} is neither on the PATH nor built; `make cluster-tools` builds it where there is Go"
 
 
 def build(name: str) -> None:
@@ -62,9 +63,10 @@ def build(name: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def build_missing() -> int:
-    """Build what is not there; 1 where a build fails. Without Go nothing is built, and that is said."""
-    for name in MODULES:
+def build_missing(names: Iterable[str]) -> int:
+    """Build those of ``names`` that are not there; 1 where a build fails. Without Go nothing is built, and that is
+    said."""
+    for name in names:
         if find(name) is not None:
             continue
         if shutil.which("go") is None:
@@ -103,10 +105,11 @@ def lint() -> int:
     return 0 if good else 1
 
 
-COMMANDS = {"build": build_missing, "lint": lint}
-
-
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or sys.argv[1] not in COMMANDS:
-        sys.exit(f"usage: cluster_tools.py {' | '.join(COMMANDS)}")
-    sys.exit(COMMANDS[sys.argv[1]]())
+    match sys.argv[1:]:
+        case ["lint"]:
+            sys.exit(lint())
+        case ["build", *names] if names and MODULES.keys() >= set(names):
+            sys.exit(build_missing(names))
+        case _:
+            sys.exit(f"usage: cluster_tools.py lint | build {' '.join(MODULES)}")
