@@ -25,9 +25,11 @@ POINTS = frozenset(
         "after_apply",
         "before_publish",
         "after_publish",
+        "after_floor",
+        "after_removal",
     }
 )
-"""Of the resolver, of ingest and of a node, three each; of the compactor two."""
+"""Of the resolver, of ingest and of a node, three each; of the compactor and of the janitor two each."""
 
 _file = os.environ.get("ANABRANCH_FAULT_FILE")
 

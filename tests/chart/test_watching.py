@@ -34,6 +34,7 @@ VALUES = {
     "reason": 40,
     "cause": 12,
     "state": 2,
+    "what": 7,
 }
 """Most values of a label in one process."""
 TOGETHER = {("method", "code"): 40, ("database", "status", "reason"): DATABASES * 25}

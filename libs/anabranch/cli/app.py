@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "dead": ("anabranch.cli.dead", "Show, replay and discard dead letters in a device's file."),
     "compact": ("anabranch.cli.compact", "Make Parquet of the log with Spark: history, lake and snapshot in one."),
     "smoke": ("anabranch.cli.smoke", "See that an installation works: a row from one device to another."),
+    "retention": ("anabranch.cli.retention", "Show what holds a database's floor back, and what goes; sweep now."),
     "lake": ("anabranch.cli.lake", "Show what happened to a row, and a table as it was."),
     "key": ("anabranch.cli.key", "Create, list and revoke API keys."),
 }

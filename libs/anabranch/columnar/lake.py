@@ -58,7 +58,7 @@ class LakeTable:
         self.table: Table = self.files.columns.table
         self._codecs = codecs
         self._names = [column.file_name for column in self.files.columns.columns]
-        self._filesystem, path = _file_system(root)
+        self._filesystem, path = file_system(root)
         self._folder = f"{path.rstrip('/')}/{epoch_folder(manifest.database, manifest.epoch)}"
 
     def changes(self, *, key: Key | None = None) -> list[Change]:
@@ -145,7 +145,8 @@ class LakeTable:
         )
 
 
-def _file_system(root: str) -> tuple[fs.FileSystem, str]:
+def file_system(root: str) -> tuple[fs.FileSystem, str]:
+    """Where a lake's root lies: a file system, and the path in it. Raises OSError, ValueError."""
     place = root.removeprefix("file:")
     if place.startswith("/"):
         return fs.LocalFileSystem(), place

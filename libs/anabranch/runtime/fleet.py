@@ -22,6 +22,7 @@ SERVICES: Mapping[str, str] = {
     "ingest": "anabranch_ingest",
     "snapshot": "anabranch_snapshot",
     "conflict-resolver": "anabranch_conflict_resolver",
+    "retention-janitor": "anabranch_retention_janitor",
 }
 """Name of a service to the module that runs it."""
 

@@ -165,6 +165,17 @@ METRICS: tuple[Metric, ...] = (
     Metric("anabranch_compaction_bytes", "counter", "By", ("database",), "Bytes of the files of published runs"),
     Metric("anabranch_compaction_files", "counter", "1", ("database",), "Files of published runs"),
     Metric("anabranch_compaction_lag", "gauge", "s", ("database",), "From the compacted position to the head"),
+    # retention-janitor.
+    Metric("anabranch_sweeps", "counter", "1", ("outcome",), "Sweeps: done, unfinished, failed, or another's turn"),
+    Metric("anabranch_retention_removed", "counter", "1", ("database", "what"), "Rows removed by sweeps, by kind"),
+    Metric("anabranch_floor_age", "gauge", "s", ("database",), "From the floor to the last sweep: how much is kept"),
+    Metric(
+        "anabranch_proof_broken",
+        "gauge",
+        "1",
+        ("database",),
+        "1 while the log is not cut because its files are not as proven",
+    ),
 )
 
 BY_NAME: dict[str, Metric] = {metric.name: metric for metric in METRICS}

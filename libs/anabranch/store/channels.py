@@ -18,5 +18,8 @@ CLAIM_LOCK_CLASS = 0x616E6162
 """First key of the advisory lock by which a resolver claims a database; the second is the database's
 number."""
 
+JANITOR_LOCK_CLASS = 0x616E616A
+"""First key of the advisory lock by which one janitor sweeps; the second is 0."""
+
 MIGRATION_LOCK = 0x616E61626D696772
 """The advisory lock under which migrations run."""

@@ -5,9 +5,9 @@
         stack.kill("conflict-resolver")
         stack.restart("conflict-resolver")
 
-Names: ``ingest``, ``snapshot``, ``conflict-resolver``, and ``conflict-resolver-2`` where two were asked for.
-A process that dies stays dead until ``restart``. Leaving the block ends every process that was started, by
-its id; when it is left by an exception, the ends of all logs are printed first.
+Names: ``ingest``, ``snapshot``, ``conflict-resolver``, ``retention-janitor``, and ``conflict-resolver-2`` where two
+were asked for. A process that dies stays dead until ``restart``. Leaving the block ends every process that was started,
+by its id; when it is left by an exception, the ends of all logs are printed first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Self
 
 from anabranch import clock, faults
-from anabranch.runtime.fleet import READY_TIMEOUT_S, Fleet
+from anabranch.runtime.fleet import READY_TIMEOUT_S, SERVICES, Fleet
 from anabranch.store import api_keys, migrate
 from anabranch.store.engine import connect
 
@@ -52,7 +52,7 @@ class Stack:
         """Which service was killed, and when (time.monotonic), for a test's report."""
         self._ready_timeout_s = ready_timeout_s
         self._clock_file = folder / "clock"
-        names = ["ingest", "snapshot", "conflict-resolver"]
+        names = list(SERVICES)
         names += [f"conflict-resolver-{number}" for number in range(2, resolvers + 1)]
         self._fault_files = {name: folder / f"{name}.faults" for name in names}
         self._fleet = Fleet(

@@ -1,0 +1,50 @@
+"""Proof, once more, right before the log is cut: what is to go is added up in Postgres and in the files.
+
+The compactor proved each stretch when it published it. Since then files may have been lost, changed or put together
+anew; so the janitor looks at both sides again, and cuts nothing that does not add up.
+"""
+
+from __future__ import annotations
+
+from anabranch.columnar.evidence import Evidence, EvidenceError
+from anabranch.columnar.manifest import ManifestError, from_json
+from anabranch.store.compactions import Published
+from anabranch.store.engine import Session
+from anabranch.store.file_codecs import file_codecs
+from anabranch.store.retention import Kept, log_sum
+
+
+class Proof:
+    """The newest published run, with its manifest's file looked at.
+
+    Raises:
+        EvidenceError: the manifest is not there, or is not what was published.
+    """
+
+    def __init__(self, published: Published) -> None:
+        try:
+            manifest = from_json(published.manifest)
+        except ManifestError as error:
+            raise EvidenceError(f"run {published.run_id}: {error}") from error
+        self._evidence = Evidence(published.root, manifest, file_codecs)
+        self._evidence.require_manifest()
+
+    def require_files(self, after: int, upto: int) -> None:
+        """The files of (``after``, ``upto``] are there, as large as they were. Raises EvidenceError."""
+        self._evidence.require_files(after, upto)
+
+    def require(self, conn: Session, kept: Kept, after: int, upto: int) -> None:
+        """The log of (``after``, ``upto``] and the files' rows of it are equal, by number and sum.
+
+        Raises:
+            EvidenceError: they are not.
+            psycopg.Error: the log can't be added up, or not in time.
+        """
+        self._evidence.require_files(after, upto)
+        wanted = log_sum(conn, kept, after, upto)
+        found = self._evidence.changes_sum(after, upto)
+        if found != wanted:
+            raise EvidenceError(
+                f"of ({after}, {upto}] the files have {found.count} changes with the sum {found.total:032x}, "
+                f"the log has {wanted.count} with {wanted.total:032x}"
+            )

@@ -1,0 +1,29 @@
+"""Runs the retention-janitor: ``python -m anabranch_retention_janitor``, with settings from the environment."""
+
+from __future__ import annotations
+
+import sys
+
+import grpc
+
+from anabranch.runtime.server import main
+from anabranch.runtime.service import Service, ServiceContext
+from anabranch_retention_janitor import servicer
+from anabranch_retention_janitor.config import JanitorSettings
+from anabranch_retention_janitor.janitor import Janitor
+from anabranch_retention_janitor.servicer import JanitorServicer
+
+
+async def build(context: ServiceContext[JanitorSettings]) -> Service:
+    """Put the service together."""
+    janitor = Janitor(context.settings, context.clock)
+    answers = JanitorServicer(janitor, context.pool)
+
+    def register(server: grpc.aio.Server) -> None:
+        servicer.register(server, answers)
+
+    return Service(names=(servicer.SERVICE,), register=register, run=janitor.run, close=janitor.close)
+
+
+if __name__ == "__main__":
+    sys.exit(main(JanitorSettings, "retention-janitor", build))

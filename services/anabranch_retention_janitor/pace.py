@@ -1,0 +1,95 @@
+"""How many rows a statement takes, and removal by such statements.
+
+It begins at the most; a statement that runs into its time limit halves it, and each that takes less than a fifth of
+that doubles it again. So a slow disk or a busy server gets smaller pieces, and even with one row a statement there is
+progress. After each statement the janitor rests as long as it took: at most half of a session's time is used.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from anabranch import faults
+from anabranch.store.retention import is_timeout
+
+_log = structlog.get_logger()
+_TRIES_AT_LEAST = 3
+
+
+class StoppedError(Exception):
+    """The process is about to end: the sweep ends where it is."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """``rows``: how many a statement takes now, from 1 to ``most``."""
+
+    most: int
+    rows: int = 0
+
+    def __post_init__(self) -> None:
+        self.rows = self.rows or self.most
+
+    def shrink(self) -> bool:
+        """Half as many; False where it is one already."""
+        was, self.rows = self.rows, max(1, self.rows // 2)
+        return was > 1
+
+    def grow(self) -> None:
+        """Twice as many."""
+        self.rows = min(self.most, self.rows * 2)
+
+
+@dataclass(slots=True)
+class Turn:
+    """One sweep's time. ``still``: raises where the lead is lost. ``until``: by the monotonic clock."""
+
+    still: Callable[[], None]
+    stopping: threading.Event
+    until: float
+    timeout_s: float
+
+    def over(self) -> bool:
+        """Whether the sweep's time is up. Raises StoppedError, psycopg.Error (the lead is lost)."""
+        if self.stopping.is_set():
+            raise StoppedError
+        self.still()
+        return time.monotonic() >= self.until
+
+    def rest(self, took_s: float) -> None:
+        """Let others go first."""
+        self.stopping.wait(min(took_s, self.timeout_s))
+
+
+def in_pieces(turn: Turn, pace: Pace, piece: Callable[[int], int]) -> tuple[int, bool]:
+    """``piece`` removes at most so many rows and gives how many; again and again, until it finds fewer, the time is up,
+    or one row takes too long. Gives the rows removed, and whether nothing is left."""
+    removed, misses = 0, 0
+    while not turn.over():
+        began, asked = time.monotonic(), pace.rows
+        try:
+            found = piece(asked)
+        except Exception as error:
+            if not is_timeout(error):
+                raise
+            misses += 0 if pace.shrink() else 1
+            if misses >= _TRIES_AT_LEAST:
+                _log.warning("a row takes too long; it is left for a later sweep", detail=str(error))
+                return removed, False
+            turn.rest(time.monotonic() - began)
+            continue
+        removed += found
+        if found:
+            faults.reach("after_removal")
+        if found < asked:
+            return removed, True
+        took_s = time.monotonic() - began
+        if took_s < turn.timeout_s / 5:
+            pace.grow()
+        turn.rest(took_s)
+    return removed, False
