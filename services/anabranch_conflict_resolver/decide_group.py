@@ -8,15 +8,16 @@ from functools import partial
 
 from anabranch.schema import Cell
 from anabranch.store import take
-from anabranch.store.waves import DatabaseError, wave
+from anabranch.store.take import Parking
+from anabranch.store.waves import DatabaseError, locked_tables, wave
 from anabranch_conflict_resolver.carry_out import Swallowed
 from anabranch_conflict_resolver.cascades import Again, Caused, Entangled, apart, finish
 from anabranch_conflict_resolver.decode import RowKey
 from anabranch_conflict_resolver.drain import drain
-from anabranch_conflict_resolver.isolate import Outdated, fault_of, no_effect, pick_out
+from anabranch_conflict_resolver.isolate import LOCK_NOT_AVAILABLE, Outdated, fault_of, no_effect, pick_out
 from anabranch_conflict_resolver.model import Candidate, Rejection, Result
 from anabranch_conflict_resolver.view import View, load_view
-from anabranch_conflict_resolver.waves import Group, levels, run_wave
+from anabranch_conflict_resolver.waves import Group, levels, run_wave, wait
 
 FOREIGN_KEY_VIOLATION = "23503"
 
@@ -66,7 +67,10 @@ def decide_group(group: Group, candidates: Sequence[Candidate], *, at_hand: Sequ
         except Entangled:
             left = left[:1]
         except Again:
-            again = _from_the_locks(group, again)
+            again += 1
+            if again > _AGAIN_AT_MOST:
+                return _put_off(group, left, refused)
+            _from_the_locks(group)
         except Swallowed as swallowed:
             for candidate in left:
                 write = swallowed.culprits.get(candidate.taken.batch_id)
@@ -74,6 +78,10 @@ def decide_group(group: Group, candidates: Sequence[Candidate], *, at_hand: Sequ
                     refused.append(no_effect(View(), candidate, write))
             left = [c for c in left if c.taken.batch_id not in swallowed.culprits]
         except DatabaseError as error:
+            if held := _of_locked_tables(group, left, error):
+                refused += [_rest(group, candidate, "a table that somebody else has locked") for candidate in held]
+                left = [c for c in left if c.taken.batch_id not in group.held]
+                continue
             group.hoping = False
             try:
                 fault_of(group, error, blame_keys=restarts <= 0)
@@ -93,24 +101,44 @@ def decide_group(group: Group, candidates: Sequence[Candidate], *, at_hand: Sequ
             except Entangled:
                 left = left[:1]
             except Again:
-                again = _from_the_locks(group, again)
+                again += 1
+                if again > _AGAIN_AT_MOST:
+                    return _put_off(group, left, refused)
+                _from_the_locks(group)
     return Decided(refused, _load(group, ()))
 
 
 _AGAIN_AT_MOST = 5
 
 
-def _from_the_locks(group: Group, times: int) -> int:
-    """Have the group drain what has come, and lock the rows that were caused. Gives how often that was so.
-
-    Raises:
-        RuntimeError: too often.
-    """
-    if times >= _AGAIN_AT_MOST:
-        raise RuntimeError(f"rows that were caused had changes that came late, {times} times")
+def _from_the_locks(group: Group) -> None:
+    """Have the group drain what has come, and lock the rows that were caused."""
     group.draining = True
     group.lock_too.update(group.caused)
-    return times + 1
+
+
+def _put_off(group: Group, candidates: Sequence[Candidate], results: Sequence[Result]) -> Decided:
+    """The candidates rest for a moment: what they cause is changed by others too often now, for which nobody is to
+    blame. What was drained is recorded all the same."""
+    group.lock_too = {}
+    resting = [_rest(group, c, "rows that it changes beside its own, and others at the same time") for c in candidates]
+    return Decided([*results, *resting], _load(group, ()))
+
+
+def _rest(group: Group, candidate: Candidate, why: str) -> Result:
+    """The candidate rests as long as one whose row is busy, and so do those that wait for it."""
+    taken = candidate.taken
+    group.held[taken.batch_id] = taken.node_id
+    return wait(View(), candidate, Parking(taken.batch_id, group.now_ms + group.busy_ms), why)
+
+
+def _of_locked_tables(group: Group, candidates: Sequence[Candidate], error: DatabaseError) -> list[Candidate]:
+    """Where a statement waited too long for a lock: the candidates that touch a table which somebody has locked as a
+    whole. They fail for as long as that lasts, and would take all others of their groups with them."""
+    if error.sqlstate != LOCK_NOT_AVAILABLE:
+        return []
+    locked = locked_tables(group.conn, group.synced.database.schema_name)
+    return [c for c in candidates if any(table in locked for table, _ in c.decoded.keys)]
 
 
 def _before_touched_again(candidates: Sequence[Candidate], tables: frozenset[str]) -> list[Candidate]:

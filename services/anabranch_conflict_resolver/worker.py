@@ -33,6 +33,7 @@ from anabranch_conflict_resolver import garbage
 from anabranch_conflict_resolver.bell import Bell
 from anabranch_conflict_resolver.functions import Functions
 from anabranch_conflict_resolver.group_commit import GroupLimits, Memory, Outcome, commit_group
+from anabranch_conflict_resolver.isolate import LOCK_NOT_AVAILABLE
 from anabranch_conflict_resolver.model import Applied, Rejection, Waiting
 from anabranch_conflict_resolver.pace import Pace
 
@@ -166,8 +167,11 @@ class Worker:
     def _failed(self, number: int, memory: Memory, pace: Pace, error: Exception) -> None:
         name = memory.synced.database.name if memory.synced else str(number)
         batches = len(memory.attempted)
+        blamed = True
         if isinstance(error, DatabaseError):
             fault = read_error(error)
+            # Whom somebody else's lock holds up has not failed.
+            blamed = fault.sqlstate != LOCK_NOT_AVAILABLE
             cause = fault.sqlstate[:2] or "connection"
             _log.warning(
                 "group rolled back",
@@ -187,7 +191,7 @@ class Worker:
         pace.failed(len(memory.attempted))
         # What else the session's loss has left behind is not known.
         memory.sums.clear()
-        if len(memory.attempted) == 1:
+        if blamed and len(memory.attempted) == 1:
             self._count_attempt(number, memory.attempted[0], name)
         # Halving is quick; what still fails then is nothing that haste would mend.
         self._pause(max(0, pace.failures - _QUICK_FAILURES))

@@ -71,6 +71,21 @@ def wave(conn: Connection, schema_name: str, first: Callable[[], T], *, judged: 
         raise
 
 
+LOCKED_TABLES = b"""
+select distinct c.relname::text from pg_catalog.pg_locks l
+join pg_catalog.pg_class c on c.oid = l.relation join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where l.locktype = 'relation' and l.pid is distinct from pg_backend_pid() and n.nspname = $1::text
+  and l.database = (select d.oid from pg_catalog.pg_database d where d.datname = pg_catalog.current_database())
+  and l.mode = any(array['ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock'])
+"""
+"""$1 schema. Also those for which somebody waits: whoever comes later waits behind."""
+
+
+def locked_tables(conn: Connection, schema_name: str) -> set[str]:
+    """The tables of a schema that others have locked against writers as a whole, or are about to."""
+    return {row[0] for row in run(conn, LOCKED_TABLES, [text(schema_name)])}
+
+
 def judge(conn: Connection) -> None:
     """Have the constraints that waited speak, and from now on at every statement."""
     run(conn, JUDGE, ())

@@ -268,3 +268,18 @@ def test_two_sessions_never_hold_one_database(rig: ResolverRig, migrated_url: st
         assert len(rig.waiting()) == 1
         other.rollback()
     assert rig.group() == 1
+
+
+def test_a_lock_that_lasts_is_no_failure_of_a_batch(make_rig: Any, worker_of: Any) -> None:
+    rig: ResolverRig = make_rig("create table t (id text primary key)", {"t": None})
+    made = rig.node("a").insert("t", {"id": "1"})
+    with rig.session() as somebody:
+        somebody.execute("lock table anabranch.row_versions in access exclusive mode")
+        worker = worker_of(rig)
+        end = time.monotonic() + 30
+        while worker._paces.get(rig.database.id) is None or worker._paces[rig.database.id].failures < 5:
+            assert time.monotonic() < end, "the group does not fail"
+            rig.sql("select pg_sleep(0.01)")
+        assert rig.outcome(made) == "PENDING"
+    until(rig)
+    assert rig.outcome(made) == ["APPLIED"]
