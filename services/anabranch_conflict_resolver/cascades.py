@@ -36,7 +36,7 @@ from anabranch_conflict_resolver.captured_steps import know, steps_of
 from anabranch_conflict_resolver.carry_out import carry_out
 from anabranch_conflict_resolver.decode import RowKey
 from anabranch_conflict_resolver.model import Applied, Candidate, Change, Result
-from anabranch_conflict_resolver.server_batches import Step
+from anabranch_conflict_resolver.server_batches import Drained, Step
 from anabranch_conflict_resolver.tables import SyncedTable
 from anabranch_conflict_resolver.view import View
 
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from anabranch_conflict_resolver.waves import Group
 
 _MOST_ARRIVED = 1_000
+_ANY_SIZE = 2**62
 _INSERT, _UPDATE, _DELETE = MutationType.INSERT, MutationType.UPDATE, MutationType.DELETE
 _BECOMES = {_INSERT: {_INSERT, _UPDATE}, _UPDATE: {_UPDATE}, _DELETE: {_DELETE}}
 """What a mutation is written as: a late insert of a live row is an update."""
@@ -188,9 +189,7 @@ def finish(group: Group, view: View, results: Sequence[Result]) -> None:
     Raises:
         Caused, Entangled, Again: see above.
     """
-    if not group.loud:
-        return
-    if captured.ask_for_own(group.conn, group.synced.database.id, group.drained_up_to).fetchone():
+    if group.loud and captured.ask_for_own(group.conn, group.synced.database.id, group.drained_up_to).fetchone():
         if group.hoping:
             raise Caused
         accepted = [result for result in results if isinstance(result, Applied)]
@@ -200,13 +199,35 @@ def finish(group: Group, view: View, results: Sequence[Result]) -> None:
         only.changes = [*only.changes, *absorb(group, view, only.candidate)]
     if group.caused:
         _check_turn(group)
+    if group.drained is not None:
+        _check_gone(group, group.drained, results)
 
 
 def _check_turn(group: Group) -> None:
     drained = set(group.drained.ids) if group.drained is not None else set()
-    rows = captured.read(group.conn, group.synced.database.id, _MOST_ARRIVED + len(drained))
+    rows = captured.read(group.conn, group.synced.database.id, _MOST_ARRIVED + len(drained), _ANY_SIZE)
     arrived = [row for row in rows if row.id not in drained]
     if len(arrived) == _MOST_ARRIVED or any(
         step.at in group.caused for steps in steps_of(group.conn, group.synced, arrived).values() for step in steps
+    ):
+        raise Again
+
+
+def _check_gone(group: Group, drained: Drained, results: Sequence[Result]) -> None:
+    """A row that a batch inserts is locked by nobody before it is there: it may have come and gone again since the
+    group drained. Where nothing was drained, any change at all is looked for in the end (``records``)."""
+    came = {
+        (change.write.table, change.write.key)
+        for result in results
+        if isinstance(result, Applied)
+        for change in result.changes
+        if change.write.type is _INSERT
+    }
+    if not came:
+        return
+    tables = {group.synced.tables[name].table.id for name, _ in came}
+    rows = captured.read_removing(group.conn, group.synced.database.id, tables, drained.ids, _MOST_ARRIVED)
+    if len(rows) == _MOST_ARRIVED or any(
+        step.at in came for steps in steps_of(group.conn, group.synced, rows).values() for step in steps
     ):
         raise Again

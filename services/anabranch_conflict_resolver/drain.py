@@ -46,6 +46,8 @@ from anabranch_conflict_resolver.waves import Group
 MOST_ROWS = 5_000
 """The most captured rows that a group takes at once. Between two statements it thinks about all of them, for less than
 a tenth of the time after which a silent session loses its claim."""
+MOST_BYTES = captured.MOST_BYTES
+"""The bytes of their images, likewise."""
 
 
 class Backlog(Exception):
@@ -61,11 +63,11 @@ def drain(group: Group, view: View, touched: Set[RowKey]) -> Drained:
     rows that the group's own batches touch, which are locked.
 
     Raises:
-        Backlog: that is more than ``MOST_ROWS``.
+        Backlog: that is more than ``MOST_ROWS``, or than ``MOST_BYTES``.
         psycopg.Error: what Postgres refused.
     """
-    rows = captured.read(group.conn, group.synced.database.id, MOST_ROWS + 1)
-    if len(rows) > MOST_ROWS:
+    rows = captured.read(group.conn, group.synced.database.id, MOST_ROWS + 1, MOST_BYTES)
+    if len(rows) > MOST_ROWS or captured.size(rows) > MOST_BYTES:
         raise Backlog(rows)
     return log_rows(group, view, rows, touched)
 

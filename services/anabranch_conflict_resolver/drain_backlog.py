@@ -29,6 +29,8 @@ from anabranch_conflict_resolver.waves import Group
 
 PIECE_ROWS = 2_500
 """Captured rows that are read and logged at a time."""
+PIECE_BYTES = captured.MOST_BYTES
+"""The bytes of their images, likewise."""
 HELD_ROWS = 20_000
 """Captured rows that are held in memory where pieces are cut by key."""
 
@@ -101,7 +103,8 @@ def _in_pieces(group: Group, transaction: Transaction, passes: int) -> Drained:
 
 def _pieces(group: Group, transaction: Transaction) -> Iterator[list[Captured]]:
     after = 0
-    while rows := captured.read_of(group.conn, group.synced.database.id, transaction.xid, after, PIECE_ROWS):
+    number = group.synced.database.id
+    while rows := captured.read_of(group.conn, number, transaction.xid, after, PIECE_ROWS, PIECE_BYTES):
         after = rows[-1].id
         yield rows
 

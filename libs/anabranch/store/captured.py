@@ -29,6 +29,8 @@ __all__ = [
     "images",
     "read",
     "read_of",
+    "read_removing",
+    "size",
     "tables_with_triggers",
     "take_own",
     "trial",
@@ -50,10 +52,29 @@ class Captured(NamedTuple):
     application: str
 
 
+MOST_BYTES = 16 * 2**20
+"""The bytes of images that are read at once; one change more, which may be larger."""
 _COLUMNS = "id, xid::text::int8, table_id, old, new, depth::int8, role, application"
 
-READ = f"""
-select {_COLUMNS} from anabranch.captured where database_id = $1::int8::int order by id limit $2::int8
+
+def _as_many_as_fit(where: str, most: str, most_bytes: str) -> bytes:
+    """The first ``most`` changes, as far as those before each have no more than ``most_bytes``. Sizes are known without
+    reading what is stored apart."""
+    return f"""
+select {_COLUMNS} from (
+    select c.*, sum(coalesce(octet_length(old), 0) + coalesce(octet_length(new), 0))
+                    over (order by id rows between unbounded preceding and 1 preceding) as before
+    from (select * from anabranch.captured where {where} order by id limit {most}) c
+) s where coalesce(before, 0) <= {most_bytes} order by id
+""".encode()
+
+
+READ = _as_many_as_fit("database_id = $1::int8::int", "$2::int8", "$3::int8")
+
+READ_REMOVING = f"""
+select {_COLUMNS} from anabranch.captured
+where database_id = $1::int8::int and type <> 1 and table_id = any($2::int8[]) and not (id = any($3::int8[]))
+  and xid <> pg_current_xact_id() order by id limit $4::int8
 """.encode()
 
 # Ids that are given out later are greater: what this transaction causes stands behind all that it had read before.
@@ -99,10 +120,9 @@ select c.xid::text::int8, count(*), max(c.depth)::int8 from anabranch.captured c
 where c.database_id = $1::int8::int group by c.xid order by max(c.id) limit 1
 """
 
-READ_OF = f"""
-select {_COLUMNS} from anabranch.captured
-where database_id = $1::int8::int and id > $2::int8 and xid = $3::int8::text::xid8 order by id limit $4::int8
-""".encode()
+READ_OF = _as_many_as_fit(
+    "database_id = $1::int8::int and id > $2::int8 and xid = $3::int8::text::xid8", "$4::int8", "$5::int8"
+)
 
 # Our own triggers are those whose functions are ours.
 TABLES_WITH_TRIGGERS = """
@@ -131,9 +151,24 @@ def trial(conn: Connection) -> Iterator[None]:
         yield
 
 
-def read(conn: Connection, database_id: int, most: int) -> list[Captured]:
-    """The first ``most`` changes that wait, in order."""
-    return _captured(run(conn, READ, [int8(database_id), int8(most)]))
+def read(conn: Connection, database_id: int, most: int, most_bytes: int = MOST_BYTES) -> list[Captured]:
+    """The first ``most`` changes that wait, in order; fewer where they have more than ``most_bytes``, and then one more
+    than fits."""
+    return _captured(run(conn, READ, [int8(database_id), int8(most), int8(most_bytes)]))
+
+
+def size(rows: Sequence[Captured]) -> int:
+    """How many bytes the images of changes have."""
+    return sum(len(row.old or b"") + len(row.new or b"") for row in rows)
+
+
+def read_removing(
+    conn: Connection, database_id: int, tables: Collection[int], but: Sequence[int], most: int
+) -> list[Captured]:
+    """The first ``most`` changes of ``tables`` after which a key may have no row, those of the numbers ``but`` left
+    out."""
+    parameters = [int8(database_id), int8_array(sorted(tables)), int8_array(but), int8(most)]
+    return _captured(run(conn, READ_REMOVING, parameters))
 
 
 def take_own(conn: Connection, database_id: int, after: int) -> list[Captured]:
@@ -187,9 +222,12 @@ def first_to_end(conn: Connection, database_id: int) -> Transaction | None:
     return Transaction._make(row) if row else None
 
 
-def read_of(conn: Connection, database_id: int, xid: int, after: int, most: int) -> list[Captured]:
-    """The first ``most`` changes of a transaction behind the number ``after``, in order."""
-    return _captured(run(conn, READ_OF, [int8(database_id), int8(after), int8(xid), int8(most)]))
+def read_of(
+    conn: Connection, database_id: int, xid: int, after: int, most: int, most_bytes: int = MOST_BYTES
+) -> list[Captured]:
+    """The first ``most`` changes of a transaction behind the number ``after``, in order; fewer as in ``read``."""
+    parameters = [int8(database_id), int8(after), int8(xid), int8(most), int8(most_bytes)]
+    return _captured(run(conn, READ_OF, parameters))
 
 
 def _captured(cursor: Cursor) -> list[Captured]:

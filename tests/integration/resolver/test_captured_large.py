@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from anabranch.merge import SERVER_NODE
+from anabranch.store import captured
 from anabranch.testkit.oracle import read_server, replay
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch_conflict_resolver import drain, drain_backlog
@@ -142,3 +143,27 @@ def test_memory_does_not_follow_the_size_of_a_transaction(rig: ResolverRig) -> N
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     assert groups(rig)[-1] == (1, rows)
     assert grown < 60 * 2**20, f"{grown / 2**20:.0f} MiB for images of {rows * 250 / 2**20:.0f} MiB"
+
+
+def test_large_rows_are_taken_by_their_bytes(rig: ResolverRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drain, "MOST_BYTES", 2_000)
+    monkeypatch.setattr(drain_backlog, "PIECE_BYTES", 2_000)
+    sizes: list[int] = []
+    for name in ("read", "read_of"):
+        real = getattr(captured, name)
+
+        def measured(*arguments: Any, real: Any = real) -> Any:
+            rows = real(*arguments)
+            sizes.append(captured.size(rows))
+            return rows
+
+        monkeypatch.setattr(captured, name, measured)
+    for i in range(10):
+        rig.sql(f"insert into app.todo values ('{i}', repeat('x', 500), false)")
+    rig.sql("insert into app.todo select 'n' || i, repeat('x', 500), false from generate_series(1, 20) i")
+    rig.sql("insert into app.todo values ('large', repeat('x', 5000), false)")
+    drain_all(rig)
+    assert [batches for batches, _ in groups(rig)] == [4, 4, 2, 1, 1]
+    assert (1, 20) in groups(rig)
+    assert max(sizes) < 2_000 + 5_100
+    assert sorted(sizes)[-2] < 2_700

@@ -9,8 +9,9 @@ import pytest
 
 from anabranch.store.engine import Session
 from anabranch.store.errors import PostgresError
+from anabranch.testkit.oracle import read_server, replay
 from anabranch.testkit.resolver_rig import ResolverRig
-from anabranch_conflict_resolver import carry_out
+from anabranch_conflict_resolver import carry_out, decide_group
 
 UNIQUE = "create table todo (id text primary key, title text unique, done boolean)"
 
@@ -123,3 +124,95 @@ def test_a_long_transaction_has_its_whole_time_again_after_each_piece(migrated_u
 def _sleep(session: Session, times: int) -> None:
     for _ in range(times):
         session.execute("select pg_sleep(0.15)")
+
+
+def test_a_table_that_somebody_locks_holds_up_only_its_own_batches(make_rig: Any) -> None:
+    rig: ResolverRig = make_rig("create table t (id text primary key); create table u (id text primary key)", U)
+    nodes = [rig.node("a"), rig.node("b")]
+    rig.sql("insert into app.t values ('by sql')")
+    rig.drain()
+    rig.sql("insert into app.t values ('by sql, too')")
+    with rig.session() as somebody:
+        somebody.execute("lock table app.t in access exclusive mode")
+        held, other = nodes[0].insert("t", {"id": "1"}), nodes[1].insert("u", {"id": "1"})
+        assert rig.commit is not None
+        rig.commit(rig.database.id, 100, 0)
+        assert rig.outcome(other) == ["APPLIED"]
+        assert rig.outcome(held) == "PENDING"
+    _until_decided(rig, held)
+    assert rig.outcome(held) == ["APPLIED"]
+
+
+U = {"t": None, "u": None}
+
+
+def _until_decided(rig: ResolverRig, batch_id: str) -> None:
+    for _ in range(200):
+        rig.drain()
+        if rig.outcome(batch_id) != "PENDING":
+            return
+        rig.sql("select pg_sleep(0.005)")
+    raise AssertionError("the batch waits for ever")
+
+
+HOT = """
+create table counter (id text primary key, n bigint);
+create table item (id text primary key);
+create function tally() returns trigger language plpgsql as
+    $$ begin update app.counter set n = n + 1 where id = 'c'; return null; end $$;
+create trigger tally after insert on item for each row execute function tally();
+insert into counter values ('c', 0);
+"""
+
+
+def test_a_batch_that_changes_what_others_change_all_the_time_waits_and_is_not_blamed(
+    make_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its trigger counts in a row that somebody holds whenever the group would lock it."""
+    rig: ResolverRig = make_rig(HOT, {"counter": None, "item": None})
+    made = rig.node("a").insert("item", {"id": "i"})
+    load, writer = decide_group._load, rig.session()
+    loads: list[int] = []
+
+    def while_somebody_writes(*arguments: Any) -> Any:
+        writer.execute("update app.counter set n = n + 10")
+        view = load(*arguments)
+        writer.commit()
+        loads.append(1)
+        return view
+
+    monkeypatch.setattr(decide_group, "_load", while_somebody_writes)
+    rig.sql("insert into app.item values ('by sql')")
+    assert rig.commit is not None
+    rig.commit(rig.database.id, 100, 0)
+    assert len(loads) > decide_group._AGAIN_AT_MOST
+    assert rig.outcome(made) == "PENDING"
+    monkeypatch.undo()
+    writer.close()
+    _until_decided(rig, made)
+    assert rig.outcome(made) == ["APPLIED"]
+    assert rig.rows("counter", "n") == [(10 * len(loads) + 2,)]
+
+
+def test_a_row_that_came_and_went_before_a_batch_inserts_it_stands_before_it_in_the_log(
+    make_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig: ResolverRig = make_rig()
+    made = rig.node("a").insert("todo", {"id": "x", "title": "device"})
+    rig.sql("insert into app.todo values ('other', 'drained by the group', false)")
+    load = decide_group._load
+    loads: list[int] = []
+
+    def and_then_somebody_writes(*arguments: Any) -> Any:
+        view = load(*arguments)
+        if not loads:
+            rig.sql("insert into app.todo values ('x', 'sql', false)")
+            rig.sql("delete from app.todo where id = 'x'")
+        loads.append(1)
+        return view
+
+    monkeypatch.setattr(decide_group, "_load", and_then_somebody_writes)
+    rig.drain()
+    server = read_server(rig.conn, rig.database)
+    assert replay(server, {}) == server.rows
+    assert rig.outcome(made) == "ROW_DELETED"
