@@ -11,7 +11,6 @@ from anabranch.scenario.run import Runner
 FILES = sorted(Path(__file__).parent.glob("*.yaml"))
 
 WAITING = {
-    "19-behind-the-floor": "retention",
     "20-server-restored-from-backup": "noticing a rewind",
 }
 """Files that may fall short until the part that they speak of is there."""
