@@ -35,9 +35,10 @@ from anabranch.store import take
 from anabranch.store.captured import UndecodableError, tables_with_triggers
 from anabranch.store.catalog import load_database
 from anabranch.store.claim import claim
-from anabranch.store.drift import fingerprint, stopped_tables
+from anabranch.store.drift import drift, fingerprint, stopped_tables
 from anabranch.store.engine import Session
 from anabranch.store.group_records import delete_inbox, notify_group
+from anabranch.store.registration import tear
 from anabranch.store.seal import EMPTY_CHAIN
 from anabranch.store.take import Parking, Standing, Taken
 from anabranch.v1 import errors_pb2
@@ -54,8 +55,6 @@ from anabranch_conflict_resolver.waves import Group
 
 _log = structlog.get_logger()
 _DAY_MS = 86_400_000
-_LOOK_S = 2.0
-"""How long a change of a table's shape may go unseen where nothing fails for it."""
 _LOOK_S = 2.0
 """How long a change of a table's shape may go unseen where nothing fails for it."""
 FAILURES_AT_MOST = 3
@@ -189,7 +188,8 @@ def commit_group(
         if not conn.closed:
             conn.rollback()
         memory.more = False
-        synced.unreadable.add(error.table)
+        # Kept in the database before anything is dropped, so that nobody goes on as if the log had it.
+        tear(conn, database_id, error.table, now_ms=now_ms)
         _log.error("captured changes are dropped: the table has to be registered anew", detail=str(error))
         return Outcome(True, name=synced.database.name, taken=len(now), drained=1)
     except BaseException:
@@ -211,7 +211,12 @@ def current(conn: Session, memory: Memory, standing: Standing) -> SyncedDatabase
     shape = fingerprint(conn, standing.name)
     if synced is None or not current or shape != memory.shape:
         database = load_database(conn, standing.name)
-        stopped = stopped_tables(conn, database)
+        differences = drift(conn, database)
+        for one in differences:
+            if not one.stops:
+                text = "a table is synced, but is not what was registered"
+                _log.warning(text, database=database.name, table=one.table, detail=one.text)
+        stopped = stopped_tables(differences)
         for text in stopped.values():
             _log.error("a table is not synced", database=database.name, detail=text)
         synced = memory.synced = compile_database(

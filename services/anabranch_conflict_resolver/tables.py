@@ -98,7 +98,8 @@ def compile_database(
     asks = any(function_of(column.policy) for table in database.tables.values() for column in table.columns)
     loud = _loud(database, triggered)
     decoder = Decoder(database, stopped)
-    return SyncedDatabase(database, decoder, tables, primary_keys, writers, once_a_group, asks, loud)
+    torn = set(database.torn)
+    return SyncedDatabase(database, decoder, tables, primary_keys, writers, once_a_group, asks, loud, torn)
 
 
 def _loud(database: Database, triggered: Mapping[str, frozenset[MutationType]]) -> dict[str, frozenset[MutationType]]:

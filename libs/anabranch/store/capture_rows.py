@@ -92,8 +92,10 @@ def decode(conn: Connection, schema_name: str, table: Table, images: Sequence[by
             # Prepared, it would outlive a table that is made anew under its name.
             cursor.execute(statement, [_array(shape.row_type, chunk)], prepare=False, binary=True)
             rows += load(cursor.fetchall())
-    except (psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError) as error:
-        raise UndecodableError(table.name, "its columns have changed", error.sqlstate or "") from error
+    except (psycopg.ProgrammingError, psycopg.DataError, psycopg.IntegrityError, psycopg.NotSupportedError) as error:
+        # Also a value that its domain or its enumeration has no longer.
+        why = f"its columns or their types have changed (SQLSTATE {error.sqlstate})"
+        raise UndecodableError(table.name, why, error.sqlstate or "") from error
     return rows
 
 

@@ -45,6 +45,8 @@ class Database:
     first_positions: Mapping[str, int]
     uncaptured: frozenset[str] = frozenset()
     """Tables whose direct writes are not captured, on purpose."""
+    torn: frozenset[str] = frozenset()
+    """Tables of which direct writes are missing in the log, since they could not be read."""
 
     @cached_property
     def tables_by_id(self) -> Mapping[int, Table]:
@@ -109,7 +111,7 @@ _DATABASES = """
 select d.id, d.name, d.schema_name, d.epoch, d.floor_ms, d.schema_version, d.policy, d.seal_key,
        coalesce((select jsonb_agg(jsonb_build_array(
                      t.id, t.name, t.columns, to_jsonb(t.key_columns), t.policy, t.first_position,
-                     t.capture_off_ms)
+                     t.capture_off_ms, t.torn_ms)
                      order by t.id)
                  from anabranch.synced_tables t where t.database_id = d.id), '[]')
 from anabranch.databases d
@@ -129,12 +131,15 @@ def _database(row: tuple[Any, ...], constraints: Mapping[tuple[str, str], Constr
     policies: dict[str, TablePolicy] = {}
     first_positions: dict[str, int] = {}
     uncaptured = set()
-    for table_id, table, columns, key_columns, own_policy, first_position, off_ms in synced:
+    torn = set()
+    for table_id, table, columns, key_columns, own_policy, first_position, off_ms, torn_ms in synced:
         policies[table] = table_policy(own_policy)
         tables[table] = Table(table, columns_from_json(columns, policies[table].columns), tuple(key_columns), table_id)
         first_positions[table] = first_position
         if off_ms is not None:
             uncaptured.add(table)
+        if torn_ms is not None:
+            torn.add(table)
     return Database(
         id=number,
         name=name,
@@ -149,6 +154,7 @@ def _database(row: tuple[Any, ...], constraints: Mapping[tuple[str, str], Constr
         constraints={table: constraints.get((schema_name, table), Constraints()) for table in tables},
         first_positions=first_positions,
         uncaptured=frozenset(uncaptured),
+        torn=frozenset(torn),
     )
 
 

@@ -8,7 +8,7 @@ default, a type that is carried as before.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,10 +47,10 @@ async def adrift(conn: psycopg.AsyncConnection[Any], database: Database) -> list
     return await arun(conn, _differences(database))
 
 
-def stopped_tables(conn: psycopg.Connection[Any], database: Database) -> dict[str, str]:
+def stopped_tables(differences: Iterable[Drift]) -> dict[str, str]:
     """The tables that can't be synced as they are, each with the first reason and what to do about it."""
     stopped: dict[str, str] = {}
-    for difference in drift(conn, database):
+    for difference in differences:
         if difference.stops:
             text = (
                 f'table "{difference.table}" is no longer what was registered ({difference.text}): '
@@ -90,6 +90,8 @@ def _differences(database: Database) -> Steps[list[Drift]]:
     faults = yield from trigger_faults(database.schema_name, database.id, numbers, database.uncaptured)
     differences = []
     for name, table in sorted(database.tables.items()):
+        if name in database.torn:
+            differences.append(Drift(name, "direct writes of it could not be read, and the log lacks them"))
         if name not in found:
             differences.append(Drift(name, "the table is gone"))
             continue

@@ -275,6 +275,20 @@ def capture_off(
         raise _refuse(what, Refusal.BUSY, "somebody else holds a lock on it; try again") from error
 
 
+_TEAR = """
+update anabranch.synced_tables set torn_ms = %s
+where database_id = %s and name = %s and torn_ms is null returning id
+"""
+
+
+def tear(conn: Connection, database_id: int, table: str, *, now_ms: int | None = None) -> None:
+    """Have a table not be synced any more until it is removed and added anew, since the log will lack what was written
+    to it directly. Tells everybody; a table that is torn already stays so."""
+    with conn.transaction():
+        if conn.execute(_TEAR, (_now(now_ms), database_id, table)).fetchone() is not None:
+            _tell(conn, database_id)
+
+
 def restart_capture(
     conn: Connection,
     database: str,

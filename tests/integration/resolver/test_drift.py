@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from anabranch.store.waves import DatabaseError
 from anabranch.testkit.resolver_rig import ResolverRig
@@ -81,6 +82,25 @@ def test_a_table_that_is_changed_back_is_synced_again(make_rig: Any, monkeypatch
     applied = a.insert("t", {"id": "2", "n": 2})
     rig.drain()
     assert [rig.outcome(refused), rig.outcome(applied)] == ["TABLE_CHANGED", ["APPLIED"]]
+
+
+def test_triggers_that_rest_unasked_are_told_of_and_the_table_goes_on(
+    make_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ``pg_restore --disable-triggers`` leaves behind."""
+    monkeypatch.setattr(group_commit, "_LOOK_S", 0.0)
+    rig: ResolverRig = make_rig(TABLES, {"t": None})
+    a = rig.node("a")
+    a.insert("t", {"id": "1"})
+    rig.drain()
+    rig.sql("alter table app.t disable trigger all; alter table app.t enable trigger all")
+    applied = a.insert("t", {"id": "2"})
+    with capture_logs() as logs:
+        rig.drain()
+    assert rig.outcome(applied) == ["APPLIED"]
+    [told] = [entry for entry in logs if entry.get("table") == "t"]
+    assert told["log_level"] == "warning"
+    assert "direct writes are not captured" in told["detail"]
 
 
 def committed(rig: ResolverRig) -> None:
