@@ -31,6 +31,7 @@ def describe(database: Database, sums: Sums) -> snapshot_pb2.DescribeResponse:
             park_ms=policy.park_ms,
             retention_days=policy.retention_days,
             max_absence_days=policy.absence_days,
+            on_rewind=policy.on_rewind,
         ),
         limits=LIMITS,
     )

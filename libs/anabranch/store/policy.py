@@ -20,6 +20,7 @@ from anabranch.schema import Kind
 
 Order = Literal["server", "edit"]
 Delete = Literal["rejects", "wins"]
+OnRewind = Literal["dead_letter", "resupply"]
 _COLUMN_POLICIES = ("lww", "reject", *sorted(COMPUTED))
 
 
@@ -70,7 +71,8 @@ class TablePolicy(_Model):
 class DatabasePolicy(_Model):
     """The rules of a database. ``park_ms`` is how long a batch waits for what it leans on; ``retention_days``
     how long the log, verdicts and tombstones are kept; ``max_absence_days`` how long a node may be away
-    before its log is cut (None: the retention)."""
+    before its log is cut (None: the retention). ``on_rewind``: what a node does with its confirmed batches that a
+    restored server has lost."""
 
     order: Order = "server"
     resurrect: bool = False
@@ -78,6 +80,7 @@ class DatabasePolicy(_Model):
     park_ms: Annotated[int, Field(ge=0, le=86_400_000)] = 30_000
     retention_days: Annotated[int, Field(ge=_SHORTEST_RETENTION_DAYS, le=36_500)] = 30
     max_absence_days: Annotated[int, Field(ge=1, le=36_500)] | None = None
+    on_rewind: OnRewind = "dead_letter"
 
     @property
     def absence_days(self) -> int:

@@ -405,3 +405,67 @@ class SubscribeResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SubscribeResponse: _TypeAlias = SubscribeResponse  # noqa: Y015
+
+@_typing.final
+class FindCommonRequest(_message.Message):
+    """Positions that a node has seen."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DB_NAME_FIELD_NUMBER: _builtins.int
+    NODE_STATE_FIELD_NUMBER: _builtins.int
+    SEEN_FIELD_NUMBER: _builtins.int
+    db_name: _builtins.str
+    """The database."""
+    @_builtins.property
+    def node_state(self) -> _position_pb2.NodeState:
+        """Who asks; greatest_seen is not judged."""
+
+    @_builtins.property
+    def seen(self) -> _containers.RepeatedCompositeFieldContainer[_position_pb2.Position]:
+        """The positions in any order, at most 1,000."""
+
+    def __init__(
+        self,
+        *,
+        db_name: _builtins.str = ...,
+        node_state: _position_pb2.NodeState | None = ...,
+        seen: _abc.Iterable[_position_pb2.Position] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["node_state", b"node_state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["db_name", b"db_name", "node_state", b"node_state", "seen", b"seen"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindCommonRequest: _TypeAlias = FindCommonRequest  # noqa: Y015
+
+@_typing.final
+class FindCommonResponse(_message.Message):
+    """What of them the server's history has."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMON_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def common(self) -> _position_pb2.Position:
+        """The greatest of them that it has, in today's epoch; the position 0 where it has none."""
+
+    @_builtins.property
+    def state(self) -> _position_pb2.ServerState:
+        """The server's state when it answered."""
+
+    def __init__(
+        self,
+        *,
+        common: _position_pb2.Position | None = ...,
+        state: _position_pb2.ServerState | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["common", b"common", "state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["common", b"common", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindCommonResponse: _TypeAlias = FindCommonResponse  # noqa: Y015

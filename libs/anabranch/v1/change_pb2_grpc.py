@@ -45,6 +45,11 @@ class ChangeServiceStub:
                 request_serializer=anabranch_dot_v1_dot_change__pb2.SubscribeRequest.SerializeToString,
                 response_deserializer=anabranch_dot_v1_dot_change__pb2.SubscribeResponse.FromString,
                 _registered_method=True)
+        self.FindCommon = channel.unary_unary(
+                '/anabranch.v1.ChangeService/FindCommon',
+                request_serializer=anabranch_dot_v1_dot_change__pb2.FindCommonRequest.SerializeToString,
+                response_deserializer=anabranch_dot_v1_dot_change__pb2.FindCommonResponse.FromString,
+                _registered_method=True)
 
 
 class ChangeServiceServicer:
@@ -65,6 +70,13 @@ class ChangeServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FindCommon(self, request, context):
+        """The last of a node's positions that lies in the server's history: for a node whose greatest one does not.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ChangeServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +89,11 @@ def add_ChangeServiceServicer_to_server(servicer, server):
                     servicer.Subscribe,
                     request_deserializer=anabranch_dot_v1_dot_change__pb2.SubscribeRequest.FromString,
                     response_serializer=anabranch_dot_v1_dot_change__pb2.SubscribeResponse.SerializeToString,
+            ),
+            'FindCommon': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindCommon,
+                    request_deserializer=anabranch_dot_v1_dot_change__pb2.FindCommonRequest.FromString,
+                    response_serializer=anabranch_dot_v1_dot_change__pb2.FindCommonResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +151,33 @@ class ChangeService:
             '/anabranch.v1.ChangeService/Subscribe',
             anabranch_dot_v1_dot_change__pb2.SubscribeRequest.SerializeToString,
             anabranch_dot_v1_dot_change__pb2.SubscribeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindCommon(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/anabranch.v1.ChangeService/FindCommon',
+            anabranch_dot_v1_dot_change__pb2.FindCommonRequest.SerializeToString,
+            anabranch_dot_v1_dot_change__pb2.FindCommonResponse.FromString,
             options,
             channel_credentials,
             insecure,

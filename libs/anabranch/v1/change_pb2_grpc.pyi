@@ -37,6 +37,8 @@ class ChangeServiceStub:
     """One page of the log after a position."""
     Subscribe: _grpc.UnaryStreamMultiCallable[_change_pb2.SubscribeRequest, _change_pb2.SubscribeResponse]
     """Follows the log: pages as groups commit, heartbeats in between. A slow reader falls back to paging."""
+    FindCommon: _grpc.UnaryUnaryMultiCallable[_change_pb2.FindCommonRequest, _change_pb2.FindCommonResponse]
+    """The last of a node's positions that lies in the server's history: for a node whose greatest one does not."""
 
 @_typing.type_check_only
 class ChangeServiceAsyncStub(ChangeServiceStub):
@@ -47,6 +49,8 @@ class ChangeServiceAsyncStub(ChangeServiceStub):
     """One page of the log after a position."""
     Subscribe: _aio.UnaryStreamMultiCallable[_change_pb2.SubscribeRequest, _change_pb2.SubscribeResponse]  # type: ignore[assignment]
     """Follows the log: pages as groups commit, heartbeats in between. A slow reader falls back to paging."""
+    FindCommon: _aio.UnaryUnaryMultiCallable[_change_pb2.FindCommonRequest, _change_pb2.FindCommonResponse]  # type: ignore[assignment]
+    """The last of a node's positions that lies in the server's history: for a node whose greatest one does not."""
 
 class ChangeServiceServicer(metaclass=_abc_1.ABCMeta):
     """Serves the log: whole groups, in order, without gaps."""
@@ -66,5 +70,13 @@ class ChangeServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_change_pb2.SubscribeResponse], _abc.AsyncIterator[_change_pb2.SubscribeResponse]]:
         """Follows the log: pages as groups commit, heartbeats in between. A slow reader falls back to paging."""
+
+    @_abc_1.abstractmethod
+    def FindCommon(
+        self,
+        request: _change_pb2.FindCommonRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_change_pb2.FindCommonResponse, _abc.Awaitable[_change_pb2.FindCommonResponse]]:
+        """The last of a node's positions that lies in the server's history: for a node whose greatest one does not."""
 
 def add_ChangeServiceServicer_to_server(servicer: ChangeServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

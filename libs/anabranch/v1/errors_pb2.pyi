@@ -101,13 +101,19 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     REASON_BEHIND_FLOOR: _Reason.ValueType  # 49
     """The reader's position is older than the log goes back. Take a new snapshot; the queue is kept."""
     REASON_INVALID_POSITION: _Reason.ValueType  # 50
-    """The reader's position is beyond the head, from another history, or damaged. Take a new snapshot."""
+    """The reader's position is beyond the head, not one that this server gave, or damaged. Go on as after
+    HISTORY_REWOUND.
+    """
     REASON_INVALID_TOKEN: _Reason.ValueType  # 51
     """A page or resume token is damaged or from another call. Start that read again."""
     REASON_SERVER_FAULT: _Reason.ValueType  # 52
     """The server failed in a way that it did not foresee. Try again; report it with the trace id."""
     REASON_MESSAGE_TOO_LARGE: _Reason.ValueType  # 53
     """The message is above the size that the service takes. Send it in parts over SendStream."""
+    REASON_HISTORY_REWOUND: _Reason.ValueType  # 54
+    """The server was restored to a time before what the node has seen. Ask FindCommon for the last position that both
+    have, lower the basis of what is queued to it, and take a new snapshot; unsent work is kept.
+    """
 
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
     """Every reason for which a batch is rejected or a call fails. A failed call is a gRPC status with exactly one
@@ -193,11 +199,17 @@ REASON_UNAVAILABLE: Reason.ValueType  # 48
 REASON_BEHIND_FLOOR: Reason.ValueType  # 49
 """The reader's position is older than the log goes back. Take a new snapshot; the queue is kept."""
 REASON_INVALID_POSITION: Reason.ValueType  # 50
-"""The reader's position is beyond the head, from another history, or damaged. Take a new snapshot."""
+"""The reader's position is beyond the head, not one that this server gave, or damaged. Go on as after
+HISTORY_REWOUND.
+"""
 REASON_INVALID_TOKEN: Reason.ValueType  # 51
 """A page or resume token is damaged or from another call. Start that read again."""
 REASON_SERVER_FAULT: Reason.ValueType  # 52
 """The server failed in a way that it did not foresee. Try again; report it with the trace id."""
 REASON_MESSAGE_TOO_LARGE: Reason.ValueType  # 53
 """The message is above the size that the service takes. Send it in parts over SendStream."""
+REASON_HISTORY_REWOUND: Reason.ValueType  # 54
+"""The server was restored to a time before what the node has seen. Ask FindCommon for the last position that both
+have, lower the basis of what is queued to it, and take a new snapshot; unsent work is kept.
+"""
 Global___Reason: _TypeAlias = Reason  # noqa: Y015

@@ -67,7 +67,9 @@ class NodeState(_message.Message):
 
     @_builtins.property
     def greatest_seen(self) -> Global___Position:
-        """The greatest position that it ever saw, from the log, from a verdict or from a snapshot."""
+        """The greatest position that it ever saw, from the log, from a verdict or from a snapshot. Every call is refused with
+        HISTORY_REWOUND or INVALID_POSITION where it contradicts the server's history.
+        """
 
     @_builtins.property
     def disagreements(self) -> _containers.RepeatedCompositeFieldContainer[Global___Disagreement]:

@@ -148,6 +148,7 @@ class DatabasePolicy(_message.Message):
     PARK_MS_FIELD_NUMBER: _builtins.int
     RETENTION_DAYS_FIELD_NUMBER: _builtins.int
     MAX_ABSENCE_DAYS_FIELD_NUMBER: _builtins.int
+    ON_REWIND_FIELD_NUMBER: _builtins.int
     order: _builtins.str
     """"server" or "edit": how two writes of one column are ordered."""
     resurrect: _builtins.bool
@@ -160,6 +161,8 @@ class DatabasePolicy(_message.Message):
     """How long verdicts and tombstones are kept, in days."""
     max_absence_days: _builtins.int
     """How long a node may be away without a new snapshot, in days."""
+    on_rewind: _builtins.str
+    """"dead_letter" or "resupply": what a node does with its confirmed batches that a restored server has lost."""
     def __init__(
         self,
         *,
@@ -169,10 +172,11 @@ class DatabasePolicy(_message.Message):
         park_ms: _builtins.int = ...,
         retention_days: _builtins.int = ...,
         max_absence_days: _builtins.int = ...,
+        on_rewind: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delete", b"delete", "max_absence_days", b"max_absence_days", "order", b"order", "park_ms", b"park_ms", "resurrect", b"resurrect", "retention_days", b"retention_days"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delete", b"delete", "max_absence_days", b"max_absence_days", "on_rewind", b"on_rewind", "order", b"order", "park_ms", b"park_ms", "resurrect", b"resurrect", "retention_days", b"retention_days"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
