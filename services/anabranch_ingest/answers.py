@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from anabranch.store.heads import DatabaseHead
-from anabranch.store.seal import position_token
 from anabranch.v1 import errors_pb2, position_pb2, verdict_pb2
 from anabranch.wire.envelopes import Received, Refusal
 
@@ -116,7 +115,7 @@ def state_head(head: DatabaseHead) -> bytes:
         settled=position_pb2.Position(
             epoch=head.epoch,
             server_timestamp_ms=head.position,
-            token=position_token(head.seal_key, head.epoch, head.position, head.chain),
+            token=head.token,
         ),
         floor=head.floor_ms,
         schema_version=head.schema_version,

@@ -256,7 +256,7 @@ class Appender:
                 elif known.payload_sha256 != arrival.payload_sha256 or known.principal != arrival.principal:
                     submission.ticket.refuse(arrival.batch_id, answers.reused(arrival.batch_id))
                 elif known.verdict is not None:
-                    submission.ticket.deliver(arrival.batch_id, known.verdict)
+                    submission.ticket.deliver(arrival.batch_id, known.verdict, known.position or 0)
                 else:
                     same[arrival.batch_id] = arrival.payload_sha256
             self._watch(submission, same)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+from dataclasses import replace
 
 import structlog
 
@@ -11,6 +13,7 @@ from anabranch.runtime.errors import Failure
 from anabranch.store.availability import is_unavailable
 from anabranch.store.heads import DatabaseHead, read_heads
 from anabranch.store.listening import Heard
+from anabranch.store.verdicts import Head
 from anabranch.v1 import errors_pb2
 from anabranch_ingest import answers
 from anabranch_ingest.sessions import SessionSource
@@ -24,7 +27,7 @@ _log = structlog.get_logger()
 
 
 class Databases:
-    """All databases. A head here is never newer than what is committed, and never goes back."""
+    """All databases. A head here is never newer than what is committed."""
 
     def __init__(self, source: SessionSource) -> None:
         self._source = source
@@ -34,6 +37,8 @@ class Databases:
         self._stale = asyncio.Event()
         self._all_read = -_UNKNOWN_PAUSE_S
         self._reading: asyncio.Task[None] | None = None
+        self.on_head: Callable[[DatabaseHead], None] = lambda _: None
+        """Is told every head that answers bring."""
 
     async def read_all(self) -> None:
         """Read every database anew.
@@ -44,6 +49,8 @@ class Databases:
         async with self._source.session() as session:
             heads = await read_heads(session)
         states = {head.id: answers.state_head(head) for head in heads}
+        for head in heads:
+            self.on_head(head)
         self._by_name = {head.name: head for head in heads}
         self._by_id = {head.id: head for head in heads}
         self._states = states
@@ -80,6 +87,25 @@ class Databases:
     def position(self, database: DatabaseHead) -> int:
         """The settled position as far as it is known here, in milliseconds."""
         return self._by_id.get(database.id, database).position
+
+    def advance(self, head: Head) -> None:
+        """A database's head was read beside something else."""
+        known = self._by_id.get(head.database_id)
+        if known is not None and head.position > known.position:
+            moved = replace(known, position=head.position, chain=head.chain)
+            self._by_id[known.id] = self._by_name[known.name] = moved
+            self._states[known.id] = answers.state_head(moved)
+            self.on_head(moved)
+
+    async def reach(self, database: DatabaseHead, position: int) -> None:
+        """See to it that the head is at ``position`` at least, which is that of a verdict: an answer's settled position
+        is the proof of what its verdicts say, should the server lose them.
+
+        Raises:
+            psycopg.Error: it can't be read.
+        """
+        if self.position(database) < position:
+            await self.read_all()
 
     def hear(self, heard: Heard) -> None:
         """Take in a notification: its database is looked at soon."""

@@ -24,6 +24,7 @@ from anabranch_ingest.config import IngestSettings
 from anabranch_ingest.databases import Databases
 from anabranch_ingest.queueing import Submission
 from anabranch_ingest.quota import Memory, Quota
+from anabranch_ingest.seen import SeenPositions
 from anabranch_ingest.sessions import SessionSource
 from anabranch_ingest.waiting import Ticket, Waiting
 
@@ -44,11 +45,14 @@ class Ingest:
         self._url = url
         self._look_ups = SessionSource(url, settings.append_timeout_ms)
         self._fetches = SessionSource(url, settings.append_timeout_ms)
+        self._histories = SessionSource(url, settings.append_timeout_ms)
         self._tickets: set[Ticket] = set()
         self._listening = False
         self.waiting = Waiting()
         self.memory = Memory(settings.memory_max_bytes)
         self.databases = Databases(self._look_ups)
+        self.seen = SeenPositions(self._histories, self.databases, clock)
+        self.databases.on_head = self.seen.told
         self._quota = Quota(self._look_ups, settings.principal_max_waiting_batches)
         self._appender = Appender(url, settings, self.waiting, clock)
 
@@ -135,12 +139,14 @@ class Ingest:
         finally:
             await self._look_ups.close()
             await self._fetches.close()
+            await self._histories.close()
 
     async def _listen(self) -> None:
         async def listen() -> None:
             conn = await open_listener(self._url, application_name="anabranch-ingest-listener")
             try:
                 self._listening = True
+                self.seen.remember(True)
                 # What was told before the session listened is looked up.
                 self.databases.look()
                 self.waiting.look_at_all()
@@ -149,6 +155,7 @@ class Ingest:
                     self.waiting.hear(heard)
             finally:
                 self._listening = False
+                self.seen.remember(False)
                 await conn.close()
 
         while True:
@@ -160,8 +167,11 @@ class Ingest:
 
             async def fetch(keys: list[Key] = keys) -> None:
                 async with self._fetches.session() as session:
-                    for key, found in await decided(session, keys):
-                        self.waiting.decide(key, found)
+                    found, heads = await decided(session, keys)
+                for head in heads:
+                    self.databases.advance(head)
+                for key, verdict in found:
+                    self.waiting.decide(key, verdict)
 
             await _insist(fetch)
 

@@ -44,6 +44,7 @@ class IngestServicer:
     async def _send(self, request: ingest_pb2.SendRequest, principal: str, context: Context) -> bytes:
         ingest = self._ingest
         database = await ingest.databases.find(request.db_name)
+        database = await ingest.seen.check(database, request.node_state.greatest_seen)
         opening = open_call(
             request, database, principal, ingest.databases.position(database), current_traceparent() or ""
         )
@@ -63,6 +64,7 @@ class IngestServicer:
             if batches.arrivals and not ticket.missing:
                 metrics.record("anabranch_verdict_wait", time.monotonic() - appended, database=database.name)
             verdicts = answers.in_place(batches.places, ticket.found)
+            await ingest.databases.reach(database, ticket.newest)
         faults.reach("before_answer")
         return answers.answer(verdicts, call.new_token, ingest.databases.state(database, ingest.clock.now_ms()))
 

@@ -38,7 +38,7 @@ async def serve_stream(ingest: Ingest, requests: Requests, remaining_s: float | 
     """The responses of a stream. ``remaining_s``: seconds until its deadline, None for none.
 
     Raises:
-        Failure: as ``Ingest.append``, and INVALID_REQUEST.
+        Failure: as ``Ingest.append`` and ``SeenPositions.check``, and INVALID_REQUEST.
     """
     longest_s = ingest.settings.stream_max_ms / 1000
     if remaining_s is not None:
@@ -53,6 +53,7 @@ async def serve_stream(ingest: Ingest, requests: Requests, remaining_s: float | 
         raise invalid("the stream's first request did not come before its deadline") from None
     principal = require_database(first.db_name)
     database = await ingest.databases.find(first.db_name)
+    database = await ingest.seen.check(database, first.node_state.greatest_seen)
     opening = open_call(
         first,
         database,
@@ -154,6 +155,7 @@ class _Flow:
             while ticket.found or ticket.placeless:
                 verdicts = self._take()
                 faults.reach("before_answer")
+                await self._ingest.databases.reach(self._opening.database, ticket.newest)
                 yield self.response(verdicts)
                 self._room.set()
             if reader.done():

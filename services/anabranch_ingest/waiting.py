@@ -27,9 +27,10 @@ REMEMBERED_IDS = 20_000
 class Ticket:
     """The verdicts of one call, serialized. ``found`` holds those delivered and not yet taken, by batch id;
     ``placeless`` those that belong to no id, or to an id that is watched for other content; ``missing`` the batches
-    watched, with the SHA-256 of their payloads. ``given_up``: nobody is to wait any longer."""
+    watched, with the SHA-256 of their payloads. ``given_up``: nobody is to wait any longer. ``newest``: the greatest
+    position of a verdict that was delivered, in milliseconds."""
 
-    __slots__ = ("_changed", "found", "given_up", "missing", "placeless", "principal")
+    __slots__ = ("_changed", "found", "given_up", "missing", "newest", "placeless", "principal")
 
     def __init__(self, principal: str) -> None:
         self.principal = principal
@@ -37,18 +38,20 @@ class Ticket:
         self.placeless: list[bytes] = []
         self.missing: dict[str, bytes] = {}
         self.given_up = False
+        self.newest = 0
         self._changed: asyncio.Future[None] | None = None
 
-    def deliver(self, batch_id: str, verdict: bytes) -> None:
-        """Put a verdict on the ticket."""
+    def deliver(self, batch_id: str, verdict: bytes, position: int = 0) -> None:
+        """Put a verdict on the ticket; it was given at ``position``, in milliseconds."""
         self.found[batch_id] = verdict
+        self.newest = max(self.newest, position)
         self.missing.pop(batch_id, None)
         self.wake()
 
     def decide(self, batch_id: str, decided: Decided) -> None:
         """Put the verdict on a watched batch on the ticket, if it is one on what the ticket watches."""
         if decided.payload_sha256 == self.missing.get(batch_id) and decided.principal == self.principal:
-            self.deliver(batch_id, decided.verdict)
+            self.deliver(batch_id, decided.verdict, decided.position)
         elif batch_id in self.missing:
             self.deliver(batch_id, answers.reused(batch_id))
 

@@ -9,6 +9,7 @@ import grpc
 
 from anabranch.runtime import metrics
 from anabranch.runtime.errors import Failure
+from anabranch.runtime.principal import require_database
 from anabranch.v1 import change_pb2, errors_pb2
 from anabranch_snapshot.log import beyond_head
 from anabranch_snapshot.page_tokens import Place, from_token, place_after, to_token
@@ -19,6 +20,8 @@ from anabranch_snapshot.subscribe import follow
 Context = grpc.aio.ServicerContext[Any, Any]
 SERVICE = "anabranch.v1.ChangeService"
 LEAST_PAGE_BYTES = 1024
+MOST_SEEN = 1_000
+"""Positions that FindCommon takes."""
 
 
 class ChangeServicer:
@@ -57,6 +60,23 @@ class ChangeServicer:
         async for response in follow(snapshot.log, database, tail, place, snapshot.settings.page_bytes):
             yield response
 
+    async def find_common(
+        self, request: change_pb2.FindCommonRequest, context: Context
+    ) -> change_pb2.FindCommonResponse:
+        """``ChangeService.FindCommon``."""
+        snapshot = self._snapshot
+        principal = require_database(request.db_name)
+        if len(request.seen) > MOST_SEEN:
+            raise Failure(errors_pb2.REASON_INVALID_REQUEST, f"seen has more than {MOST_SEEN} positions")
+        database = await snapshot.databases.read(request.db_name)
+        await snapshot.nodes.admit(database, principal.subject, request.node_state, 0)
+        common = await snapshot.log.find_common(database, request.seen)
+        sums = await snapshot.log.sums(database)
+        return change_pb2.FindCommonResponse(
+            common=common,
+            state=snapshot.log.state(database, sums.head, sums.chain, sums.floor, sums.schema_version),
+        )
+
 
 def _place(after: int, head: int) -> Place:
     """Where a reader stands that has applied ``after``.
@@ -78,5 +98,10 @@ def register(server: grpc.aio.Server, servicer: ChangeServicer) -> None:
             servicer.get, change_pb2.GetRequest.FromString, change_pb2.GetResponse.SerializeToString
         ),
         "Subscribe": grpc.unary_stream_rpc_method_handler(servicer.subscribe, change_pb2.SubscribeRequest.FromString),
+        "FindCommon": grpc.unary_unary_rpc_method_handler(
+            servicer.find_common,
+            change_pb2.FindCommonRequest.FromString,
+            change_pb2.FindCommonResponse.SerializeToString,
+        ),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from anabranch.clock import Clock
 from anabranch.runtime.errors import Failure
+from anabranch.runtime.rewind import check_seen, seen_of
 from anabranch.store.catalog import Database, UnknownDatabaseError
 from anabranch.store.engine import AsyncPool, AsyncSession
-from anabranch.store.log_reader import (
-    NO_LIMIT,
-    Stretch,
-    Sums,
-    read_seen,
-    read_stretch,
-    read_sums,
-)
-from anabranch.store.seal import EMPTY_CHAIN, chain_of
+from anabranch.store.history import History, Judgement, judge, read_history
+from anabranch.store.log_reader import NO_LIMIT, Stretch, Sums, read_stretch, read_sums
+from anabranch.store.seal import EMPTY_CHAIN, position_token
 from anabranch.v1 import change_pb2, errors_pb2, position_pb2
 from anabranch_snapshot.databases import Databases
 from anabranch_snapshot.nodes import Nodes
@@ -56,7 +51,7 @@ class Log:
         """The next page from ``place`` on, of positions up to ``up_to``.
 
         Raises:
-            Failure: BEHIND_FLOOR, INVALID_POSITION, UNKNOWN_DATABASE.
+            Failure: BEHIND_FLOOR, INVALID_POSITION, UNAVAILABLE, UNKNOWN_DATABASE.
             psycopg.Error: the log can't be read.
         """
         try:
@@ -80,6 +75,8 @@ class Log:
                 errors_pb2.REASON_INVALID_POSITION, f"no group was ever committed at {place.base}: take a new snapshot"
             )
         known = self._databases.current(database)
+        if known.epoch != database.epoch:
+            known = database
         names = await self._nodes.names(database.id, (item.node_id for item in stretch.items))
         end = Place(stretch.reached, stretch.end)
         return Reading(to_page(stretch, known, names), end, stretch, end != place)
@@ -88,7 +85,7 @@ class Log:
         """Head and sums of one moment.
 
         Raises:
-            Failure: INVALID_POSITION, UNKNOWN_DATABASE.
+            Failure: UNAVAILABLE, UNKNOWN_DATABASE.
             psycopg.Error: they can't be read.
         """
         try:
@@ -99,34 +96,38 @@ class Log:
         self._check_history(database, sums.epoch, sums.schema_version)
         return sums
 
-    async def check_seen(self, database: Database, seen: position_pb2.Position) -> int:
-        """Check the greatest position that a node ever saw. Gives the head's position.
+    async def check_seen(self, database: Database, seen: position_pb2.Position) -> History:
+        """Check the greatest position that a node ever saw. Gives the history that has it.
 
         Raises:
-            Failure: INVALID_POSITION.
-            psycopg.Error: the log can't be read.
+            Failure: HISTORY_REWOUND, INVALID_POSITION, UNKNOWN_DATABASE.
+            psycopg.Error: the history can't be read.
         """
-        position = seen.server_timestamp_ms
         async with self._session() as conn:
-            head, chain, floor = await read_seen(conn, database.id, position)
-        if not seen.epoch and not position and not seen.token:
-            return head
-        if seen.epoch != database.epoch:
-            raise Failure(errors_pb2.REASON_INVALID_POSITION, "greatest_seen is of another history")
-        if not seen.token and position <= head:
-            # Given without a seal where its chain was not known any more: nothing can be compared.
-            return head
-        sealed = chain_of(database.seal_key, database.epoch, position, seen.token)
-        if sealed is None:
-            raise Failure(errors_pb2.REASON_INVALID_POSITION, "greatest_seen is damaged: its seal does not fit")
-        if position > head:
-            raise beyond_head(position, head)
-        if position == 0:
-            chain = EMPTY_CHAIN
-        # At the floor and below it groups may be gone; above it, one that is not there was lost.
-        if chain != sealed and (chain is not None or position > floor):
-            raise Failure(errors_pb2.REASON_INVALID_POSITION, "greatest_seen contradicts the log: history was rewound")
-        return head
+            try:
+                return await check_seen(conn, database.id, database.name, seen, self._clock)
+            except Failure:
+                # The epoch may just have moved.
+                self._databases.look()
+                raise
+
+    async def find_common(self, database: Database, seen: Sequence[position_pb2.Position]) -> position_pb2.Position:
+        """The greatest of these positions that the history has, sealed in its epoch; the position 0 where it has none.
+
+        Raises:
+            Failure: UNKNOWN_DATABASE.
+            psycopg.Error: the history can't be read.
+        """
+        candidates = list(map(seen_of, seen))
+        async with self._session() as conn:
+            history = await read_history(conn, database.id, [one.position for one in candidates])
+        if history is None:
+            raise self._gone(database)
+        fitting = [one for one in candidates if one.token and judge(history, one) is Judgement.FITS]
+        common = max((one.position for one in fitting), default=0)
+        chain = EMPTY_CHAIN if common == 0 else history.chains.get(common)
+        token = b"" if chain is None else position_token(history.seal_key, history.epoch, common, chain)
+        return position_pb2.Position(epoch=history.epoch, server_timestamp_ms=common, token=token)
 
     def state(
         self, database: Database, position: int, chain: bytes | None, floor: int, schema_version: int
@@ -144,7 +145,8 @@ class Log:
             self._databases.look()
         if epoch != database.epoch:
             self._databases.look()
-            raise Failure(errors_pb2.REASON_INVALID_POSITION, "the position is of another history: it was rewound")
+            # Who calls again is judged anew, and goes on where its position lies in this history as well.
+            raise Failure(errors_pb2.REASON_UNAVAILABLE, "a new epoch has begun: call again")
 
     def _gone(self, database: Database) -> Failure:
         self._databases.look()

@@ -76,14 +76,17 @@ class Snapshot:
         """The database that a call may use, and its head; what the node says of itself is checked and noted.
 
         Raises:
-            Failure: PERMISSION_DENIED, UNKNOWN_DATABASE, INVALID_REQUEST, WRONG_PRINCIPAL, INVALID_POSITION.
+            Failure: PERMISSION_DENIED, UNKNOWN_DATABASE, INVALID_REQUEST, WRONG_PRINCIPAL, INVALID_POSITION,
+            HISTORY_REWOUND.
             psycopg.Error: the database can't be read.
         """
         principal = require_database(db_name)
         database = await self.databases.find(db_name)
-        head = await self.log.check_seen(database, state.greatest_seen)
-        await self.nodes.admit(database, principal.subject, state, head)
-        return database, head
+        history = await self.log.check_seen(database, state.greatest_seen)
+        if history.epoch != database.epoch:
+            database = await self.databases.read(db_name)
+        await self.nodes.admit(database, principal.subject, state, history.head)
+        return database, history.head
 
     def tail(self, database: Database) -> Tail:
         """The tail of a database in its epoch."""

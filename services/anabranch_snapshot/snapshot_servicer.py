@@ -86,11 +86,12 @@ class SnapshotServicer:
             raise Failure(errors_pb2.REASON_UNAVAILABLE, "the tables have just changed: call again")
 
     async def _fresh(self, db_name: str, state: position_pb2.NodeState) -> Database:
-        """The database that a call may use, as the catalog has it now. A node that comes for a new snapshot may do so
-        because its positions are no good any more: they are not judged here."""
+        """The database that a call may use, as the catalog has it now. A node that comes for a new snapshot because
+        its positions are no good any more says of none that it has seen it."""
         snapshot = self._snapshot
         principal = require_database(db_name)
         database = await snapshot.databases.read(db_name)
+        await snapshot.log.check_seen(database, state.greatest_seen)
         await snapshot.nodes.admit(database, principal.subject, state, 0)
         return database
 

@@ -55,6 +55,8 @@ class Tail:
         self._settings = settings
         self._clock = clock
         self._place: Place | None = None
+        # The chain at the place's base, as it was read there: None where it is not known.
+        self._chain: bytes | None = None
         self._subscribers: set[Subscriber] = set()
         self._recent: deque[Shared] = deque()
         self._recent_bytes = 0
@@ -136,6 +138,7 @@ class Tail:
         # Nothing was awaited since the last look at the subscribers: who comes from now on starts it anew.
         self._task = None
         self._place = None
+        self._chain = None
         self._recent.clear()
         self._recent_bytes = 0
         self._traces.clear()
@@ -156,6 +159,11 @@ class Tail:
         while self._subscribers:
             assert self._place is not None
             reading = await self._log.read(self.database, self._place, settings.page_bytes)
+            base_chain = reading.stretch.base_chain
+            if None not in (self._chain, base_chain) and base_chain != self._chain:
+                # The server was restored under the tail, and another group has taken the place of the last one.
+                raise Failure(errors_pb2.REASON_UNAVAILABLE, "the log is no longer what was read of it: call again")
+            self._chain = reading.stretch.chain
             if not reading.moved:
                 break
             traces = list(self._traces)

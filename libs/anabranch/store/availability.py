@@ -9,6 +9,8 @@ import sqlalchemy.exc
 _PASSING_CLASSES = frozenset({"08", "40", "53", "55", "57", "58"})
 """SQLSTATE classes of states that pass: connection, rollback, resources, objects in use, intervention,
 system."""
+_STANDBY = "25006"
+"""What a standby says that has yet to take over: it can't write, or listen. None of our sessions is read-only itself."""
 
 
 def is_unavailable(error: BaseException) -> bool:
@@ -27,7 +29,7 @@ def is_unavailable(error: BaseException) -> bool:
 
 def is_passing(sqlstate: str) -> bool:
     """Whether an error of this SQLSTATE is of a state that passes."""
-    return sqlstate[:2] in _PASSING_CLASSES
+    return sqlstate[:2] in _PASSING_CLASSES or sqlstate == _STANDBY
 
 
 def is_schema_missing(error: BaseException) -> bool:

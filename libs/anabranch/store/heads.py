@@ -8,7 +8,7 @@ from typing import Any
 from anabranch.store import binary
 from anabranch.store.ingest_session import Session, run
 from anabranch.store.policy import database_policy
-from anabranch.store.seal import EMPTY_CHAIN
+from anabranch.store.seal import EMPTY_CHAIN, position_token
 
 HEADS = b"""
 select d.id, d.name, d.epoch, d.floor_ms, d.schema_version, d.policy, d.seal_key, coalesce(g.position, 0), g.chain
@@ -35,6 +35,11 @@ class DatabaseHead:
     seal_key: bytes = field(repr=False)
     position: int = 0
     chain: bytes = EMPTY_CHAIN
+
+    @property
+    def token(self) -> bytes:
+        """The token of its position."""
+        return position_token(self.seal_key, self.epoch, self.position, self.chain)
 
 
 async def read_heads(session: Session, database_id: int = 0) -> list[DatabaseHead]:

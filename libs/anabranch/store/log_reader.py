@@ -21,7 +21,7 @@ import psycopg
 from anabranch.store import binary
 from anabranch.store.catalog import UnknownDatabaseError
 from anabranch.store.engine import AsyncPool, AsyncSession, SessionOptions, async_pool
-from anabranch.store.log_reader_statements import FLOOR, SEEN, STRETCH, SUMS
+from anabranch.store.log_reader_statements import FLOOR, STRETCH, SUMS
 from anabranch.store.seal import EMPTY_CHAIN
 
 _LOSERS_FROM = 1 << 30
@@ -94,7 +94,7 @@ class Stretch:
     that goes on; ``end`` the cursor for the next read. ``reached`` is the last position of which nothing is missing,
     and ``chain`` its chain, None where the log has no group at the position that the read started from. ``exhausted``:
     nothing more was there up to where the read was to stop, ``at_head``: nothing more at all. ``known_base``: the log
-    has a group at ``base``, or ``base`` is 0 or the floor.
+    has a group at ``base``, or ``base`` is 0 or the floor; ``base_chain`` is its chain, None where it is not known.
     """
 
     items: Sequence[Item]
@@ -108,6 +108,7 @@ class Stretch:
     head: int
     head_chain: bytes
     known_base: bool
+    base_chain: bytes | None
     epoch: str
     floor: int
     schema_version: int
@@ -186,6 +187,7 @@ def _stretch(rows: Sequence[tuple[Any, ...]], state: tuple[Any, ...], base: int,
     head, head_chain, base_chain = rows[0][:3]
     head, head_chain = (0, EMPTY_CHAIN) if head is None else (head, head_chain)
     chain: bytes | None = EMPTY_CHAIN if base == 0 else base_chain
+    first_chain = chain
     known_base = chain is not None or base == floor
     items: list[Item] = []
     ends: dict[int, GroupEnd] = {}
@@ -220,6 +222,7 @@ def _stretch(rows: Sequence[tuple[Any, ...]], state: tuple[Any, ...], base: int,
         head,
         head_chain,
         known_base,
+        first_chain,
         epoch,
         floor,
         schema_version,
@@ -277,13 +280,3 @@ def sums_of(database_id: int, rows: Sequence[tuple[Any, ...]]) -> Sums:
     head, chain, epoch, floor, schema_version = rows[0][:5]
     sums = [SumRow(*row[5:]) for row in rows if row[6] is not None]
     return Sums(head, chain or EMPTY_CHAIN, epoch, floor, schema_version, sums)
-
-
-async def read_seen(conn: AsyncSession, database_id: int, position: int) -> tuple[int, bytes | None, int]:
-    """The head's position; the chain of the group at ``position``, None where there is none; and the floor: groups
-    above it are all there."""
-    cursor = _cursor(conn)
-    await cursor.execute(SEEN, [binary.int8(database_id), binary.int8(position)], prepare=True, binary=True)
-    row = await cursor.fetchone()
-    assert row is not None
-    return row[0], row[1], row[2]

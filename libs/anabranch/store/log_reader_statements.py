@@ -83,9 +83,3 @@ left join anabranch.table_sums s on s.table_id = t.id
 where d.id = $1::int8
 order by t.name
 """
-
-SEEN = b"""
-select coalesce((select max(position) from anabranch.groups where database_id = $1::int8), 0),
-       (select chain from anabranch.groups where database_id = $1::int8 and position = $2::int8),
-       coalesce((select floor_ms from anabranch.databases where id = $1::int8), 0)
-"""

@@ -14,10 +14,10 @@ Key = tuple[int, str]
 # Inbox and batches by one snapshot: a batch is in one of them, or in neither, and is not missed on its way.
 FIND = b"""
 select q.database_id, q.batch_id, coalesce(b.payload_sha256, i.payload_sha256), coalesce(b.principal, i.principal),
-       b.verdict
+       b.verdict, b.position
 from unnest($1::bigint[], $2::text[]) q(database_id, batch_id)
 left join lateral (
-    select x.payload_sha256, x.principal, x.verdict from anabranch.batches x
+    select x.payload_sha256, x.principal, x.verdict, x.position from anabranch.batches x
     where x.database_id = q.database_id and x.batch_id = q.batch_id limit 1
 ) b on true
 left join lateral (
@@ -27,30 +27,49 @@ left join lateral (
 where b.payload_sha256 is not null or i.payload_sha256 is not null
 """
 
+# The heads come from the same snapshot, without a batch id: none of the verdicts is beyond them.
 DECIDED = b"""
-select q.database_id, q.batch_id, b.payload_sha256, b.principal, b.verdict
+select q.database_id, q.batch_id, b.payload_sha256, b.principal, b.verdict, b.position
 from unnest($1::bigint[], $2::text[]) q(database_id, batch_id)
 cross join lateral (
-    select x.payload_sha256, x.principal, x.verdict from anabranch.batches x
+    select x.payload_sha256, x.principal, x.verdict, x.position from anabranch.batches x
     where x.database_id = q.database_id and x.batch_id = q.batch_id limit 1
 ) b
+union all
+select d.id, '', g.chain, '', ''::bytea, g.position
+from (select distinct x.id from unnest($1::bigint[]) x(id)) d
+cross join lateral (
+    select x.position, x.chain from anabranch.groups x where x.database_id = d.id order by x.position desc limit 1
+) g
 """
 
 
 class Known(NamedTuple):
-    """A batch that was sent before. ``verdict`` is a serialized ``anabranch.v1.Verdict``, None while it waits."""
+    """A batch that was sent before. ``verdict`` is a serialized ``anabranch.v1.Verdict`` and ``position`` that of its
+    group in milliseconds; None while it waits."""
 
     payload_sha256: bytes
     principal: str
     verdict: bytes | None
+    position: int | None
 
 
 class Decided(NamedTuple):
-    """A verdict (a serialized ``anabranch.v1.Verdict``), and for which content of whom it was given."""
+    """A verdict (a serialized ``anabranch.v1.Verdict``) at a position in milliseconds, and for which content of whom it
+    was given."""
 
     payload_sha256: bytes
     principal: str
     verdict: bytes
+    position: int = 0
+
+
+class Head(NamedTuple):
+    """A database's last group: its position in milliseconds, and the chain there."""
+
+    database_id: int
+    position: int
+    chain: bytes
 
 
 def _columns(keys: Sequence[Key]) -> list[binary.Parameter]:
@@ -60,10 +79,16 @@ def _columns(keys: Sequence[Key]) -> list[binary.Parameter]:
 async def find(session: Session, keys: Sequence[Key]) -> dict[Key, Known]:
     """What is known of each batch, decided or waiting; nothing of one that is neither."""
     rows = await run(session, FIND, _columns(keys))
-    return {(d, b): Known(sha256, principal, verdict) for d, b, sha256, principal, verdict in rows}
+    return {(d, b): Known(sha256, principal, verdict, position) for d, b, sha256, principal, verdict, position in rows}
 
 
-async def decided(session: Session, keys: Sequence[Key]) -> list[tuple[Key, Decided]]:
-    """The verdicts of those batches that have one."""
-    rows = await run(session, DECIDED, _columns(keys))
-    return [((d, b), Decided(sha256, principal, verdict)) for d, b, sha256, principal, verdict in rows]
+async def decided(session: Session, keys: Sequence[Key]) -> tuple[list[tuple[Key, Decided]], list[Head]]:
+    """The verdicts of those batches that have one, and the heads of their databases, which no verdict is beyond."""
+    found: list[tuple[Key, Decided]] = []
+    heads: list[Head] = []
+    for number, batch_id, sha256, principal, verdict, position in await run(session, DECIDED, _columns(keys)):
+        if batch_id:
+            found.append(((number, batch_id), Decided(sha256, principal, verdict, position)))
+        else:
+            heads.append(Head(number, position, sha256))
+    return found, heads

@@ -147,7 +147,7 @@ class Failed(Exception):
 
 @dataclass
 class Device:
-    """A node of a database. ``token`` is the one of its last answer."""
+    """A node of a database. ``token`` is the one of its last answer, ``seen`` the position that its calls present."""
 
     address: str
     key: str
@@ -155,6 +155,7 @@ class Device:
     node_id: str = field(default_factory=lambda: str(ULID()))
     token: bytes = b""
     acknowledged: int = 0
+    seen: position_pb2.Position | None = None
 
     def payload(
         self, batch_id: str = "", *, rows: int = 1, change: Callable[[batch_pb2.DbMutationBatch], None] | None = None
@@ -185,7 +186,9 @@ class Device:
         return ingest_pb2.SendRequest(
             db_name=self.db_name,
             node_state=position_pb2.NodeState(
-                node=batch_pb2.Node(id=self.node_id, name="test"), acknowledged=self.acknowledged
+                node=batch_pb2.Node(id=self.node_id, name="test"),
+                acknowledged=self.acknowledged,
+                greatest_seen=self.seen,
             ),
             node_token=self.token if token is None else token,
             unanswered_batch_ids=unanswered,

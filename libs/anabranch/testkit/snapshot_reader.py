@@ -63,6 +63,17 @@ class Reader:
             raise failed(error) from error
         return answer
 
+    def find_common(self, seen: Sequence[position_pb2.Position]) -> change_pb2.FindCommonResponse:
+        """``FindCommon``. Raises Failed."""
+        request = change_pb2.FindCommonRequest(db_name=self.db_name, node_state=self._state, seen=seen)
+        try:
+            answer: change_pb2.FindCommonResponse = change_pb2_grpc.ChangeServiceStub(self.channel).FindCommon(
+                request, timeout=TIMEOUT_S, metadata=self._metadata
+            )
+        except grpc.RpcError as error:
+            raise failed(error) from error
+        return answer
+
     def pages(self, after: int = 0, max_bytes: int = 0) -> Iterator[change_pb2.Page]:
         """All pages up to the head. Raises Failed."""
         token = b""

@@ -7,6 +7,7 @@ each (REJECTED where ingest had found a reason, else APPLIED), commits a group, 
 from __future__ import annotations
 
 import threading
+from hashlib import blake2b
 from types import TracebackType
 from typing import Any, Self
 
@@ -116,11 +117,16 @@ class VerdictWriter:
                 "verdicts": [_verdict(batch, position) for batch in taken],
             },
         )
-        conn.execute(GROUP, (database_id, position, len(taken), position.to_bytes(16, "big")))
+        conn.execute(GROUP, (database_id, position, len(taken), _chain(ids)))
         if self._telling:
             for start in range(0, len(ids), _NOTIFY_IDS):
                 part = ",".join(ids[start : start + _NOTIFY_IDS])
                 conn.execute(TELL, (GROUPS_CHANNEL, f"{database_id}:{position}:{part}"))
+
+
+def _chain(ids: list[str]) -> bytes:
+    """Two histories have the same one at a position only where they have the same batches there."""
+    return blake2b(",".join(ids).encode(), digest_size=16).digest()
 
 
 def _verdict(batch: tuple[Any, ...], position: int) -> bytes:

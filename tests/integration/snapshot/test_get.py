@@ -20,6 +20,7 @@ from anabranch.wire.effects import EffectBuilder
 MIB = 1024 * 1024
 MOST_MESSAGE_BYTES = 4 * MIB
 INVALID_POSITION = (grpc.StatusCode.OUT_OF_RANGE, "INVALID_POSITION")
+HISTORY_REWOUND = (grpc.StatusCode.OUT_OF_RANGE, "HISTORY_REWOUND")
 INVALID_TOKEN = (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_TOKEN")
 
 
@@ -201,8 +202,11 @@ def test_o09_a_cursor_that_never_was_is_told_to_take_a_new_snapshot(
     assert token
     assert refusal(reader, token=token[:-1] + bytes([token[-1] ^ 1])) == INVALID_TOKEN
     other = place.make_reader()
+    # In a new epoch a page's token is no good, and a position is, wherever the history has it.
+    token = other.get(max_bytes=1).next_page_token
     place.conn.execute("update anabranch.databases set epoch = 'other' where name = %s", (place.name,))
-    assert refusal(other, after=head) == INVALID_POSITION
+    assert other.get(head).page.reached.epoch == "other"
+    assert refusal(other, token=token) == INVALID_TOKEN
 
 
 def test_o09_the_greatest_position_seen_must_be_one_of_this_history(
@@ -226,7 +230,7 @@ def test_o09_the_greatest_position_seen_must_be_one_of_this_history(
     # The same server wrote another history at that position: its own seal fits, the chain does not.
     reader.seen = sealed
     place.conn.execute("update anabranch.groups set chain = %s where database_id = %s", (b"x" * 16, writer.database.id))
-    assert refusal(reader) == INVALID_POSITION
+    assert refusal(reader) == HISTORY_REWOUND
 
 
 def test_o09_a_position_that_a_restored_server_lost_is_noticed_also_when_it_has_gone_on(
@@ -234,6 +238,7 @@ def test_o09_a_position_that_a_restored_server_lost_is_noticed_also_when_it_has_
 ) -> None:
     """The node has seen more than it has applied: its cursor is one that both histories have."""
     common = writer.insert("item", rows(1))
+    kept = reader.get().page.reached
     lost = writer.insert("item", rows(1))
     seen = reader.get(common).page.reached
     assert seen.server_timestamp_ms == lost
@@ -243,7 +248,18 @@ def test_o09_a_position_that_a_restored_server_lost_is_noticed_also_when_it_has_
     writer.insert("item", rows(1))
     assert reader.get(common).page.groups
     reader.seen = seen
-    assert refusal(reader, after=common) == INVALID_POSITION
+    assert refusal(reader, after=common) == HISTORY_REWOUND
+    moved = epoch_of(place)
+    assert moved != seen.epoch
+    # It is known from now on: who says it again moves nothing, and who lost nothing goes on in the new epoch.
+    assert refusal(reader, after=common) == HISTORY_REWOUND
+    assert epoch_of(place) == moved
+    answer = reader.find_common([seen, kept])
+    assert (answer.common.epoch, answer.common.server_timestamp_ms) == (moved, common)
+    assert reader.find_common([seen]).common.server_timestamp_ms == 0
+    reader.seen = kept
+    assert reader.get(common).state.settled.epoch == moved
+    reader.seen = seen
     # Where groups may have been removed, nothing can be said.
     move_floor(place, lost)
     assert reader.get(lost).page.groups
@@ -305,6 +321,11 @@ def test_what_a_node_acknowledged_is_kept_and_never_beyond_the_head(
         reader.acknowledged = said
         reader.get()
         wait_for(lambda kept=kept: place.conn.execute(query, (reader.node.id,)).fetchone() == (kept, b""))
+
+
+def epoch_of(place: Any) -> str:
+    (epoch,) = place.conn.execute("select epoch from anabranch.databases where name = %s", (place.name,)).fetchone()
+    return str(epoch)
 
 
 def move_floor(place: Any, floor: int) -> None:

@@ -230,7 +230,27 @@ def test_a_live_subscriber_is_told_when_history_is_rewound(place: Any, writer: L
     with pytest.raises(grpc.RpcError) as caught:
         for _ in stream:
             pass
-    assert failed(caught.value).reason == "INVALID_POSITION"
+    # Who calls again presents what it has seen, and is told whether the history still has it.
+    assert failed(caught.value).reason == "UNAVAILABLE"
+
+
+def test_a_live_subscriber_is_not_led_into_another_history(place: Any, writer: LogWriter, reader: Reader) -> None:
+    """The server was restored under the process: at the position where the subscriber stands is another group."""
+    position = writer.insert("item", rows(1))
+    stream = reader.subscribe(position)
+    next(stream)
+    lost = writer.insert("item", rows(1))
+    assert pages_until(stream, lost)
+    place.conn.execute(
+        "update anabranch.groups set chain = %s where database_id = %s and position = %s",
+        (b"x" * 16, writer.database.id, lost),
+    )
+    writer.insert("item", rows(1))
+    got = []
+    with pytest.raises(grpc.RpcError) as caught:
+        got.extend(stream)
+    assert failed(caught.value).reason == "UNAVAILABLE"
+    assert not [response for response in got if response.page.groups]
 
 
 def test_two_processes_side_by_side_and_a_kill_lose_nothing(module_url: str, place: Any, tmp_path: Any) -> None:
