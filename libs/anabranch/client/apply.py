@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from anabranch import faults
-from anabranch.client import queue, settle, state, sums
+from anabranch.client import queue, seen, settle, sums
 from anabranch.client.effects import Folded, Folder, Spool
 from anabranch.client.events import State
 from anabranch.client.file import DeviceFile, Tx
@@ -108,7 +108,8 @@ class Applier:
         if losers:
             settle.tell_losers(tx, losers)
         if end > cursor:
-            tx.set(cursor_ms=end, **state.greatest(tx.state, reached))
+            tx.set(cursor_ms=end)
+            seen.saw(tx, reached)
         newest.update((s.table, s) for s in sums_at_end)
         if newest and reached.server_timestamp_ms == tx.state.cursor_ms:
             sums.compare(tx, newest.values(), tx.state.cursor_ms)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from anabranch.client import settle, state, sums
+from anabranch.client import seen, settle, sums
 from anabranch.client.arrow_rows import ArrowRows
 from anabranch.client.describe import drop_pull
 from anabranch.client.device_table import DeviceTable, quote
@@ -26,6 +26,7 @@ from anabranch.client.pendings import Pendings
 from anabranch.client.prefetch import prefetched
 from anabranch.client.rebase import change_of, overlaid, write_bases
 from anabranch.client.remote import RemoteDb
+from anabranch.client.rewind import RECOVERING
 from anabranch.v1 import position_pb2, snapshot_pb2
 
 log = get_logger(__name__)
@@ -210,7 +211,7 @@ class Bootstrap:
         if whole and newest is not None:
             self._new_history(tx, newest)
         elif newest is not None:
-            tx.set(**state.greatest(tx.state, newest))
+            seen.saw(tx, newest)
         tx.set(pulls=tx.state.pulls + 1)
         tx.conn.execute(
             "UPDATE _db_mutations_queue_dead SET still_shown = 0 "
@@ -224,11 +225,12 @@ class Bootstrap:
         (cursor,) = tx.conn.execute("SELECT min(first_ms) FROM _db_tables WHERE stage = 'live'").fetchone()
         current = tx.state
         moved = current.greatest_epoch not in ("", newest.epoch) or newest.server_timestamp_ms < current.greatest_ms
-        if moved:
+        if moved or current.snapshot_due == RECOVERING:
             tx.conn.execute("UPDATE _db_mutations_queue SET server_timestamp_ms = NULL, verdict = NULL, seen = 0")
             tx.conn.execute("UPDATE _db_mutations_queue SET basis = ? WHERE basis > ?", (cursor, cursor))
-            tx.set(greatest_epoch=newest.epoch, greatest_ms=newest.server_timestamp_ms, greatest_token=newest.token)
-        tx.set(cursor_ms=cursor, snapshot_due=0, **state.greatest(tx.state, newest))
+            seen.begin_anew(tx, newest)
+        tx.set(cursor_ms=cursor, snapshot_due=0)
+        seen.saw(tx, newest)
 
     def _replace(self, tx: Tx, table: DeviceTable, staged: str, first_ms: int) -> None:
         """Put what was pulled, which has everything up to ``first_ms``, in the place of what is there; rows that

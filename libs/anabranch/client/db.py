@@ -86,8 +86,8 @@ class SyncedDb:
         self._lease = Lease(Path(path))
         pendings = Pendings(PayloadCache(), lambda: self._lease.taken)
         self._clock = ServerClock(self._now_ms)
-        self._sender = Sender(self._file, remote, pendings, self._now_ms, self._clock)
         self._reader = Reader(self._file, remote, pendings, self._clock, self._now_ms)
+        self._sender = Sender(self._file, remote, pendings, self._now_ms, self._clock, self._reader.rewound)
         self._loop: SyncLoop | None = None
         self._checks: dict[str, Checks] = {}
         self._open = threading.local()

@@ -82,6 +82,7 @@ STATE_KINDS = {
     "sums_agree": "a table that disagreed agrees again",
     "set_aside": "a table could not take a change and is asked for again",
     "wrong_principal": "the file belongs to another principal; syncing has stopped",
+    "rewound": "the server was restored to a time before what this file has seen; position is what both still have",
     "node_forked": "this file was copied or restored; it goes on under a new node id",
     "leader": "this process syncs the file",
     "follower": "another process syncs the file",

@@ -277,6 +277,7 @@ class DeviceFile:
                 "_db_mutations_queue_dead",
                 "_db_confirmed",
                 "_db_unanswered",
+                "_db_seen",
                 "_db_state",
             ):
                 tx.conn.execute(f"DELETE FROM {table}")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-FORMAT = 2
+FORMAT = 3
 """Kept in ``PRAGMA user_version``; a file of a later format is refused."""
 
 PREFIX = "_db_"
+
+_SEEN = """CREATE TABLE _db_seen (
+    position INTEGER PRIMARY KEY, epoch TEXT NOT NULL, token BLOB NOT NULL)"""
 
 STATEMENTS = (
     # One row: who this file is and how far it has come. Times and positions are milliseconds. ``greatest_*`` is the
     # greatest Position seen with its token, ``seen_ms`` the greatest position seen anywhere, or the server's time
     # where that is an hour later; ``tables_version`` grows when ``_db_tables`` changes, so that every process notices;
     # ``pruned_ms`` is when old batches were last removed, by the server's clock; ``snapshot_due``: the log can't be
-    # read from the cursor, all tables are to be pulled.
+    # read from the cursor, all tables are to be pulled; 2: into another history, see ``rewind``.
     """CREATE TABLE _db_state (
         one INTEGER PRIMARY KEY CHECK (one = 1),
         db_name TEXT NOT NULL,
@@ -98,9 +101,16 @@ STATEMENTS = (
         id TEXT PRIMARY KEY, value BLOB NOT NULL, position INTEGER NOT NULL, basis INTEGER NOT NULL, verdict BLOB)""",
     # The first batch of every call whose answer has not come.
     "CREATE TABLE _db_unanswered (id TEXT PRIMARY KEY) WITHOUT ROWID",
+    # Positions seen with their tokens, ever sparser the older they are: see ``seen``.
+    _SEEN,
 )
 
 UPGRADES = {
     1: ("ALTER TABLE _db_confirmed ADD COLUMN verdict BLOB",),
+    2: (
+        _SEEN,
+        "INSERT INTO _db_seen (position, epoch, token) "
+        "SELECT greatest_ms, greatest_epoch, greatest_token FROM _db_state WHERE greatest_token != x''",
+    ),
 }
 """What makes a file of each older format one of the next."""

@@ -78,6 +78,10 @@ class Pendings:
             for p in found
         ]
 
+    def forget(self) -> None:
+        """Forget everything kept: batches have come between those of the queue."""
+        self._kept.clear()
+
     def _usable(self, tx: Tx) -> bool:
         """Whether anything is kept that holds in this transaction."""
         now = (tx.state.tables_version, self._term())

@@ -227,3 +227,18 @@ def pending_of(conn: sqlite3.Connection, table: str, keys: Iterable[str]) -> dic
     for key, batch in sorted(rows):
         out.setdefault(key, []).append(batch)
     return out
+
+
+def confirmed_after(conn: sqlite3.Connection, position_ms: int) -> list[str]:
+    """The ids of batches that were accepted after a position, whether they have left the queue or not, in order."""
+    rows = conn.execute(
+        """SELECT id FROM _db_confirmed WHERE position > :after
+           UNION SELECT id FROM _db_mutations_queue WHERE server_timestamp_ms > :after ORDER BY 1""",
+        {"after": position_ms},
+    )
+    return [i for (i,) in rows]
+
+
+def which_confirmed(conn: sqlite3.Connection, ids: Iterable[str]) -> list[str]:
+    """Those of ``ids`` that have left the queue as accepted, in order."""
+    return sorted(i for (i,) in select_in(conn, "SELECT id FROM _db_confirmed WHERE id IN {in}", ids))

@@ -3,7 +3,8 @@
 State model. Pages may come from two sources at once, a subscription and an explicit ``read``; each has its own
 ``Applier``, and the file's cursor decides what is new. ``_turn`` is held while a page is applied and during a whole
 pull, so that no page comes between a pull's ``as_of`` and its end. ``_generation`` counts pulls: a subscription that
-began before one is started again, because the cursor may have gone back.
+began before one is started again, because the cursor may have gone back. So it does when the file turns out to have
+followed a history that the server does not have: see ``rewind``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from anabranch.client import settle, state, sums
+from anabranch.client import rewind, seen, settle, state, sums
 from anabranch.client.apply import Applied, Applier
 from anabranch.client.bootstrap import Bootstrap, Progress
 from anabranch.client.describe import apply_description
@@ -26,7 +27,6 @@ from anabranch.client.repair import PullInstead, Repaired, repair
 from anabranch.client.server_clock import ServerClock
 from anabranch.v1 import change_pb2, position_pb2, snapshot_pb2
 
-_NEW_SNAPSHOT = frozenset({"BEHIND_FLOOR", "INVALID_POSITION"})
 _ATTEMPTS = 4
 _PATIENCE_S = 60.0
 
@@ -66,7 +66,11 @@ class Reader:
             conn = self._file.reader()
             stages = dict(conn.execute("SELECT name, stage FROM _db_tables ORDER BY ordinal").fetchall())
             new = [name for name, stage in stages.items() if stage == "new"]
-            if self._file.current().snapshot_due or (new and len(new) == len(stages)):
+            due = self._file.current().snapshot_due
+            if due:
+                # What was behind the floor, or in another history, may know the tables as they no longer are.
+                self._describe()
+            if due or (new and len(new) == len(stages)):
                 self._pull(None, progress)
                 return
             if new:
@@ -101,10 +105,37 @@ class Reader:
     def snapshot(self, progress: Callable[[Progress], None] | None = None) -> None:
         """Take the whole database anew into the same file; the queue is kept. Raises CallFailed."""
         with self._turn:
-            with self._file.transaction() as tx:
-                tx.set(snapshot_due=1)
-            self._describe()
-            self._pull(None, progress)
+            self._due()
+            self.prepare(progress)
+
+    def _due(self) -> None:
+        with self._file.transaction() as tx:
+            tx.set(snapshot_due=max(1, tx.state.snapshot_due))
+
+    def rewound(self, pulls: int) -> None:
+        """The server does not have what the file has seen, or the file was found so before: take the server's history.
+        ``pulls`` is the file's number of pulls when that was seen, so that it is done once.
+
+        Raises:
+            CallFailed: it could not be done, or not to its end; call again.
+        """
+        with self._turn:
+            current = self._file.current()
+            if current.pulls != pulls:
+                return
+            if current.snapshot_due != rewind.RECOVERING:
+                self._generation += 1
+                rewind.recover(self._file, self._remote, self._pendings)
+            self.prepare()
+
+    def _mended(self, error: CallFailed, pulls: int) -> bool:
+        """Do what a failed call asks for; False where that is nothing that is known here. Raises CallFailed."""
+        self._clock.forget()
+        if error.reason in rewind.REASONS:
+            self.rewound(pulls)
+        elif error.reason == "BEHIND_FLOOR":
+            self._due()
+        return error.reason in rewind.REASONS | {"BEHIND_FLOOR", "INVALID_TOKEN"}
 
     def read(self) -> None:
         """Read to where the log's head is now, and verify the tables whose turn it is. Raises CallFailed and
@@ -116,16 +147,14 @@ class Reader:
     def _read(self) -> None:
         with self._turn:
             for attempt in range(1, _ATTEMPTS + 1):
-                self.prepare()
+                pulls = self._file.current().pulls
                 try:
+                    self.prepare()
                     self._pages()
                     return
                 except CallFailed as error:
-                    self._clock.forget()
-                    if attempt == _ATTEMPTS or error.reason not in _NEW_SNAPSHOT | {"INVALID_TOKEN"}:
+                    if not self._mended(error, pulls) or attempt == _ATTEMPTS:
                         raise
-                    if error.reason in _NEW_SNAPSHOT:
-                        self.snapshot()
 
     def verify(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Read the rows of the tables whose turn it is; what they come to is noted and told. Raises sqlite3.Error."""
@@ -184,8 +213,7 @@ class Reader:
                     page_token=token,
                 )
             )
-            if self._other_history(response.state):
-                return
+            self._hear(response.state, current)
             if up_to is not None and response.page.reached.server_timestamp_ms > up_to:
                 applied = self._paging.page(_cut(response.page, up_to))
             else:
@@ -197,8 +225,12 @@ class Reader:
             if not token or (again is False and applied.cursor_ms >= goal):
                 return
 
-    def _other_history(self, server: position_pb2.ServerState) -> bool:
-        """Take a new snapshot where the server's history is not the one that the file has followed."""
+    def _hear(self, server: position_pb2.ServerState, presented: state.FileState) -> None:
+        """Note what an answer says of the server, which has found what was ``presented`` to it in its history.
+
+        Raises:
+            CallFailed: it is in another epoch, and the file has seen more meanwhile, which is to be presented first.
+        """
         self._clock.told(server.server_time_ms)
         for event in self._clock.events():
             self._file.listeners.tell(event)
@@ -206,11 +238,12 @@ class Reader:
         if state.told_time(current, server.server_time_ms):
             with self._file.transaction() as tx:
                 tx.set(**state.told_time(tx.state, server.server_time_ms))
-        epoch = current.greatest_epoch
-        if not server.settled.epoch or epoch in ("", server.settled.epoch):
-            return False
-        self.snapshot()
-        return True
+        if not server.settled.epoch or current.greatest_epoch in ("", server.settled.epoch):
+            return
+        with self._file.transaction() as tx:
+            taken = seen.take_epoch(tx, presented, server.settled)
+        if not taken:
+            raise CallFailed("ABORTED", "INVALID_TOKEN", "a new epoch has begun during the call", again=True)
 
     def _look(self, applied: Applied, server: position_pb2.ServerState) -> bool:
         """What a page asks for beside its rows: new tables, tables to be pulled again, a new snapshot."""
@@ -230,13 +263,13 @@ class Reader:
     def follow(self, stopped: Callable[[], bool], online: Callable[[], None]) -> None:
         """Follow the log until the server ends the stream or ``stopped``; ``online`` is told when the first answer
         has come. Raises CallFailed and sqlite3.Error."""
+        pulls = self._file.current().pulls
         try:
             self._follow(stopped, online)
         except CallFailed as error:
-            self._clock.forget()
-            if error.reason not in _NEW_SNAPSHOT:
+            if not self._mended(error, pulls):
                 raise
-            self.snapshot()
+            self.prepare()
 
     def _follow(self, stopped: Callable[[], bool], online: Callable[[], None]) -> None:
         self.prepare()
@@ -257,8 +290,9 @@ class Reader:
                 self.heard_s = time.monotonic()
                 online()
                 with self._turn:
-                    if self._generation != generation or self._other_history(response.state):
+                    if self._generation != generation:
                         return
+                    self._hear(response.state, current)
                     page = response.page
                     if not response.HasField("page"):
                         page = change_pb2.Page(reached=response.state.settled)

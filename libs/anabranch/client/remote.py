@@ -183,6 +183,11 @@ class RemoteDb:
         stub = change_pb2_grpc.ChangeServiceStub(self._channel("changes"))
         return Stream(self._call("subscribe", stub.Subscribe, request, STREAM_TIMEOUT_S))
 
+    def find_common(self, request: change_pb2.FindCommonRequest) -> change_pb2.FindCommonResponse:
+        """The last of some positions that the server has."""
+        stub = change_pb2_grpc.ChangeServiceStub(self._channel("changes"))
+        return self._call("find_common", stub.FindCommon, request, CALL_TIMEOUT_S)
+
     def describe(self, request: snapshot_pb2.DescribeRequest) -> snapshot_pb2.DescribeResponse:
         """The database's tables."""
         stub = snapshot_pb2_grpc.SnapshotServiceStub(self._channel("snapshot"))

@@ -4,7 +4,8 @@ State model. Batches go in the order of their ids; one call of this file is unde
 node's token changes with each. Before a call the id of its first batch is kept as unanswered, durably; the answer's
 token and the removal of those ids are one transaction. A batch is *unsent* until a verdict is noted; PENDING leaves it
 so, and sending it again finds the verdict. Batches older than ``EXPIRY_MS`` are not sent before the server's clock and
-its memory of them are known.
+its memory of them are known. Where the server turns out not to have what the file has seen nothing is sent before the
+reader has taken the server's history.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from anabranch import limits
-from anabranch.client import queue, settle, state
+from anabranch.client import queue, rewind, seen, settle, state
 from anabranch.client.errors import CallFailed
 from anabranch.client.events import State
 from anabranch.client.file import DeviceFile, Tx
@@ -30,7 +31,8 @@ EXPIRY_MS = 7 * 24 * 3600 * 1000
 _CALL_ENVELOPES = 500
 _CALL_BYTES = 1_000_000
 _ASK_AGAIN_S = 0.05
-_FORKS = 2
+_MENDED = 4
+"""How often a flush begins anew, after a fork or a rewind."""
 _VERDICTS_ASKED = 1_000
 _PRUNE_MS = 3600 * 1000
 _DAY_MS = 24 * 3600 * 1000
@@ -42,10 +44,16 @@ def _patience_s(batches: Sequence[Queued]) -> float:
 
 
 class Sender:
-    """Sends the queue of ``file``; ``now_ms`` is the device's clock, ``schema_seen`` is told every schema version."""
+    """Sends the queue of ``file``; ``now_ms`` is the device's clock; ``rewound`` is ``Reader.rewound``."""
 
     def __init__(
-        self, file: DeviceFile, remote: RemoteDb, pendings: Pendings, now_ms: Callable[[], int], clock: ServerClock
+        self,
+        file: DeviceFile,
+        remote: RemoteDb,
+        pendings: Pendings,
+        now_ms: Callable[[], int],
+        clock: ServerClock,
+        rewound: Callable[[int], None],
     ) -> None:
         self._file = file
         self._remote = remote
@@ -53,6 +61,7 @@ class Sender:
         self._now_ms = now_ms
         self._turn = threading.Lock()
         self._clock = clock
+        self._rewound = rewound
 
     def patience_s(self) -> float:
         """How long a flush may have to take, in seconds, to bring at least what goes first through a poor network."""
@@ -74,13 +83,19 @@ class Sender:
         if not self._turn.acquire(timeout=timeout_s):
             return False
         try:
-            for _ in range(_FORKS):
+            for _ in range(_MENDED):
+                current = self._file.current()
                 try:
+                    if current.snapshot_due == rewind.RECOVERING:
+                        self._rewound(current.pulls)
                     return self._flush(deadline, only)
                 except CallFailed as error:
-                    if error.reason != "NODE_FORKED":
+                    if error.reason in rewind.REASONS:
+                        self._rewound(current.pulls)
+                    elif error.reason == "NODE_FORKED":
+                        self._fork()
+                    else:
                         raise
-                    self._fork()
             return self._flush(deadline, only)
         except CallFailed as error:
             if error.code == "DEADLINE_EXCEEDED" and time.monotonic() >= deadline:
@@ -142,7 +157,7 @@ class Sender:
             envelopes=[batch_pb2.Envelope(payload=b.value, basis=b.basis, prev=b.prev) for b in batches],
         )
         response = self._remote.send(request, min(_patience_s(batches), timeout_s))
-        self._answer(response.node_token, response.verdicts, response.state)
+        self._answer(response.node_token, response.verdicts, response.state, current)
         return response.state.server_time_ms
 
     def _stream(self, before: str, timeout_s: float) -> None:
@@ -158,7 +173,7 @@ class Sender:
         responses = self._remote.send_stream(flush.requests(), timeout_s)
         try:
             for response in responses:
-                self._answer(response.node_token, response.verdicts, response.state)
+                self._answer(response.node_token, response.verdicts, response.state, current)
                 flush.decided(len(response.verdicts))
         finally:
             flush.end()
@@ -168,27 +183,43 @@ class Sender:
         told = snapshot_pb2.Limits.FromString(current.limits).max_request_bytes
         return min(told or limits.MAX_REQUEST_BYTES, limits.MAX_REQUEST_BYTES)
 
-    def _answer(self, token: bytes, verdicts: Sequence[verdict_pb2.Verdict], server: position_pb2.ServerState) -> None:
+    def _answer(
+        self,
+        token: bytes,
+        verdicts: Sequence[verdict_pb2.Verdict],
+        server: position_pb2.ServerState,
+        presented: state.FileState,
+    ) -> None:
         with self._file.transaction() as tx:
             if token:
                 tx.conn.execute("DELETE FROM _db_unanswered")
                 tx.set(node_token=token)
-            self._note(tx, verdicts, server)
+            self._note(tx, verdicts, server, presented)
         self._file.listeners.deliver()
 
-    def _note(self, tx: Tx, verdicts: Sequence[verdict_pb2.Verdict], server: position_pb2.ServerState) -> None:
+    def _note(
+        self,
+        tx: Tx,
+        verdicts: Sequence[verdict_pb2.Verdict],
+        server: position_pb2.ServerState,
+        presented: state.FileState | None = None,
+    ) -> None:
+        """Note what an answer says. ``presented``: what the server found in its history before it answered; None where
+        it was not asked, so that its settled position may be of another."""
         if server.server_time_ms:
             self._clock.told(server.server_time_ms)
             tx.events += self._clock.events()
             self._prune(tx, server.server_time_ms)
             tx.set(**state.told_time(tx.state, server.server_time_ms))
-        greatest = state.greatest(tx.state, server.settled)
         newest = max([v.position for v in verdicts], default=0)
-        if newest > max(tx.state.seen_ms, greatest.get("seen_ms", 0)):
-            greatest["seen_ms"] = newest
-        same_history = tx.state.greatest_epoch in ("", server.settled.epoch)
+        if presented is not None and tx.state.greatest_epoch not in ("", server.settled.epoch):
+            seen.take_epoch(tx, presented, server.settled)
+        recovering = tx.state.snapshot_due == rewind.RECOVERING
+        same_history = not recovering and tx.state.greatest_epoch in ("", server.settled.epoch)
         if same_history:
-            tx.set(**greatest)
+            if presented is not None:
+                seen.saw(tx, server.settled)
+            tx.set(seen_ms=max(tx.state.seen_ms, newest))
         accepted = [v for v in verdicts if v.status == verdict_pb2.VERDICT_STATUS_APPLIED]
         rejected = [v for v in verdicts if v.status == verdict_pb2.VERDICT_STATUS_REJECTED]
         if accepted:
@@ -258,6 +289,7 @@ class Sender:
         policy = snapshot_pb2.DatabasePolicy.FromString(tx.state.policy)
         days = policy.max_absence_days or 30
         tx.conn.execute("DELETE FROM _db_confirmed WHERE position < ?", (server_ms - days * _DAY_MS,))
+        seen.prune(tx, server_ms, days * _DAY_MS)
         tx.conn.execute(
             "UPDATE _db_mutations_queue_dead SET shown_from_ms = ? WHERE first_shown_ms != 0 AND shown_from_ms = 0",
             (server_ms,),

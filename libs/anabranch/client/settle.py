@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from anabranch.client import queue
@@ -182,10 +182,14 @@ def bury(tx: Tx, verdicts: Sequence[verdict_pb2.Verdict], pendings: Pendings, di
     show(tx, Folded(), touched, pendings, "rejected", {})
     if any(isinstance(e, State) and e.kind == "set_aside" for e in tx.events[asides:]):
         tx.conn.executemany("UPDATE _db_mutations_queue_dead SET still_shown = 1 WHERE id = ?", [(i,) for i in ids])
-    for i in ids:
-        verdict = known[i]
+    tell_dead(tx, [known[i] for i in ids])
+
+
+def tell_dead(tx: Tx, verdicts: Iterable[verdict_pb2.Verdict]) -> None:
+    """Tell of batches that have become dead letters."""
+    for verdict in verdicts:
         tx.events.append(_refused(tx, verdict))
-        tx.events.append(State("dead_letter", f"{i}: {reason_name(verdict)}: {verdict.message}"))
+        tx.events.append(State("dead_letter", f"{verdict.batch_id}: {reason_name(verdict)}: {verdict.message}"))
 
 
 def _refused(tx: Tx, verdict: verdict_pb2.Verdict) -> ConflictEvent:

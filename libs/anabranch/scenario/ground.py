@@ -8,6 +8,7 @@ points are disarmed, clocks put back. A scenario that takes the whole server bac
 from __future__ import annotations
 
 import itertools
+import os
 import secrets
 import shutil
 import subprocess
@@ -26,6 +27,7 @@ from anabranch.testkit.stack import Stack
 _TOKEN_YEARS = 60
 _YEAR_S = 366 * 24 * 3600
 _COPY_S = 60.0
+_LOOK_S = 0.02
 _PULL_CHUNK_BYTES = "4096"
 """So small that a pull of a hundred rows has chunks between which it can be cut."""
 
@@ -125,6 +127,24 @@ class Ground:
         shutil.rmtree(self._cluster)
         _copy(self._kept(label), self._cluster)
         self._back()
+
+    def fail_over(self) -> None:
+        """Have a standby take over that has everything: the same cluster on a new timeline, while the services run."""
+        self._postgres.stop()
+        owner = self._cluster.stat()
+        with (self._cluster / "postgresql.auto.conf").open("a") as file:
+            file.write("restore_command = 'false'\n")
+        signal = self._cluster / "recovery.signal"
+        signal.touch()
+        os.chown(signal, owner.st_uid, owner.st_gid)
+        self._postgres.start()
+        deadline = time.monotonic() + _COPY_S
+        with self.session() as conn:
+            while conn.execute("select pg_is_in_recovery()").fetchone() != (False,):
+                assert time.monotonic() < deadline, "the standby does not take over"
+                time.sleep(_LOOK_S)
+        for name in self.stack.addresses:
+            self.stack.wait_ready(name)
 
     @property
     def _cluster(self) -> Path:

@@ -55,8 +55,9 @@ class MemoryRemote(RemoteDb):
     that a part of a group has; ``page_parts``: parts of a page; ``chunk_rows``: rows of a chunk of a pull.
 
     Set by tests: ``offline`` fails every call; ``lose_answers`` fails so many Send calls after they were decided;
-    ``cut_pull_after`` breaks the next pull after so many chunks; ``floor``; ``epoch``; ``calls`` counts by name;
-    ``during_compare`` is called when a comparison has taken its moment; ``rows_compared`` counts the rows it sent."""
+    ``cut_pull_after`` breaks the next pull after so many chunks; ``floor``; ``epoch``; ``on_rewind``; ``calls``
+    counts by name; ``during_compare`` is called when a comparison has taken its moment; ``rows_compared`` counts the
+    rows it sent."""
 
     def __init__(self, server: MemoryServer, tables: Sequence[Table], now_ms: Callable[[], int]) -> None:
         super().__init__("localhost:1")
@@ -71,15 +72,27 @@ class MemoryRemote(RemoteDb):
         self.cut_pull_after: int | None = None
         self.floor = 0
         self.epoch = "epoch-1"
+        self.on_rewind = "dead_letter"
         self.calls: dict[str, int] = {}
         self.rows_compared = 0
         self.during_compare: Callable[[], None] = lambda: None
         self._sums: dict[int, list[position_pb2.TableSum]] = {}
 
-    def _begin(self, name: str) -> None:
+    def _begin(self, name: str, node_state: position_pb2.NodeState | None = None) -> None:
         self.calls[name] = self.calls.get(name, 0) + 1
         if self.offline:
             raise CallFailed("UNAVAILABLE", "", "offline", again=True)
+        if node_state is not None and not self._has(node_state.greatest_seen):
+            raise CallFailed("OUT_OF_RANGE", "HISTORY_REWOUND", "the server was restored", again=False)
+
+    def _has(self, seen: position_pb2.Position) -> bool:
+        return seen.server_timestamp_ms <= self.server.head
+
+    def find_common(self, request: change_pb2.FindCommonRequest) -> change_pb2.FindCommonResponse:
+        """The last of the given positions that the server's history has."""
+        self._begin("find_common")
+        common = max((p.server_timestamp_ms for p in request.seen if self._has(p)), default=0)
+        return change_pb2.FindCommonResponse(common=self.position(common), state=self.state())
 
     def position(self, at: int) -> position_pb2.Position:
         """A position of the history, in milliseconds."""
@@ -119,7 +132,7 @@ class MemoryRemote(RemoteDb):
 
     def describe(self, request: snapshot_pb2.DescribeRequest) -> snapshot_pb2.DescribeResponse:
         """Every table."""
-        self._begin("describe")
+        self._begin("describe", request.node_state)
         tables = [
             snapshot_pb2.Table(
                 name=t.name,
@@ -136,11 +149,12 @@ class MemoryRemote(RemoteDb):
             )
             for t in self.tables.values()
         ]
-        return snapshot_pb2.DescribeResponse(tables=tables, state=self.state())
+        policy = snapshot_pb2.DatabasePolicy(on_rewind=self.on_rewind)
+        return snapshot_pb2.DescribeResponse(tables=tables, policy=policy, state=self.state())
 
     def send(self, request: ingest_pb2.SendRequest, timeout_s: float = 0) -> ingest_pb2.SendResponse:
         """Take batches in and decide them."""
-        self._begin("send")
+        self._begin("send", request.node_state)
         for envelope in request.envelopes:
             self.server.send(self.sent(envelope, request.node_state.node.id), self.now_ms())
         self.commit()
@@ -256,7 +270,7 @@ class MemoryRemote(RemoteDb):
 
     def get(self, request: change_pb2.GetRequest) -> change_pb2.GetResponse:
         """One page of the log."""
-        self._begin("get")
+        self._begin("get", request.node_state)
         if request.after < self.floor:
             raise CallFailed("OUT_OF_RANGE", "BEHIND_FLOOR", "behind the floor", again=False)
         token = request.page_token
@@ -275,7 +289,7 @@ class MemoryRemote(RemoteDb):
 
     def pull(self, request: snapshot_pb2.PullRequest) -> Any:
         """The tables asked for."""
-        self._begin("pull")
+        self._begin("pull", request.node_state)
         return _Stream(self._chunks(request))
 
     def _chunks(self, request: snapshot_pb2.PullRequest) -> Iterator[snapshot_pb2.PullResponse]:

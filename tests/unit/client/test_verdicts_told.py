@@ -247,9 +247,12 @@ def test_a_file_of_the_format_before_opens_and_keeps_what_it_has(tmp_path: Path,
     device.close()
     with sqlite3.connect(tmp_path / "d.db") as conn:
         conn.execute("ALTER TABLE _db_confirmed DROP COLUMN verdict")
+        conn.execute("DROP TABLE _db_seen")
         conn.execute("PRAGMA user_version = 1")
     device = SyncedDb(tmp_path / "d.db", remote, "d")
     assert device.execute("PRAGMA user_version").fetchone() == (layout_module.FORMAT,)
+    greatest = device.execute("SELECT greatest_ms FROM _db_state").fetchall()
+    assert device.execute("SELECT position FROM _db_seen").fetchall() == greatest
     device.start(background=False)
     assert device.status().unsent == 1
     assert device.sync()

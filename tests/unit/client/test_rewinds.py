@@ -1,0 +1,226 @@
+"""A device whose server was restored: what becomes of its confirmed and of its unsent work."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anabranch.client import CallFailed, State, SyncedDb
+from anabranch.client.seen import last_common, positions, prune, saw
+from anabranch.testkit.memory_remote import MemoryRemote
+from anabranch.v1 import position_pb2
+
+HOUR_MS = 3_600_000
+
+
+def titles(device: SyncedDb) -> dict[str, str]:
+    return dict(device.execute("SELECT id, title FROM todo").fetchall())
+
+
+def dead(device: SyncedDb) -> list[tuple[str, str]]:
+    return [(letter.id, letter.reason) for letter in device.dead_letters()]
+
+
+@pytest.fixture
+def backup(remote: MemoryRemote) -> Callable[[], Callable[[], None]]:
+    """Take a backup; what it gives restores it."""
+
+    def take() -> Callable[[], None]:
+        kept = copy.deepcopy(remote.server)
+
+        def restore() -> None:
+            kept.policy_of = lambda _: kept.policy
+            remote.server = kept
+            remote.epoch += "'"
+
+        return restore
+
+    return take
+
+
+def test_confirmed_work_that_was_lost_becomes_dead_letters_and_other_work_does_not(
+    device: SyncedDb, remote: MemoryRemote, backup: Callable[[], Callable[[], None]]
+) -> None:
+    told: list[State] = []
+    device.on_state(told.append)
+    device.table("todo").update({"id": "k0", "title": "kept"})
+    assert device.sync()
+    restore = backup()
+    lost = device.table("todo").insert({"id": "new", "title": "lost"})
+    assert device.sync()
+    device.table("todo").update({"id": "k1", "title": "unsent"})
+    restore()
+    assert device.sync()
+    assert dead(device) == [(lost, "REWOUND")]
+    assert device.verdict(lost).reason == "REWOUND"  # type: ignore[union-attr]
+    shown = titles(device)
+    assert (shown["k0"], shown["k1"], "new" in shown) == ("kept", "unsent", False)
+    assert remote.server.live()["todo", "k1"]["title"] == "unsent"
+    assert (device.status().queued, device.status().disagreeing) == (0, ())
+    assert [s.kind for s in told if s.kind in ("rewound", "dead_letter")] == ["dead_letter", "rewound"]
+    # It is over: the next sync is an ordinary one.
+    pulls = device.status().pulls
+    assert device.sync()
+    assert device.status().pulls == pulls
+    device.replay(lost)
+    assert device.sync()
+    assert remote.server.live()["todo", "new"]["title"] == "lost"
+
+
+def test_lost_work_is_sent_again_where_the_policy_says_so(
+    tmp_path: Path, remote: MemoryRemote, backup: Callable[[], Callable[[], None]]
+) -> None:
+    remote.on_rewind = "resupply"
+    device = SyncedDb(tmp_path / "d.db", remote, "d", "device")
+    device.start(background=False)
+    restore = backup()
+    todo = device.table("todo")
+    made = [todo.insert({"id": "new", "title": "first"})]
+    assert device.sync()
+    made.append(todo.update({"id": "new", "title": "second"}))
+    made.append(todo.delete("k2"))
+    assert device.sync()
+    assert device.status().queued == 0
+    made.append(todo.update({"id": "new", "n": 7}))
+    restore()
+    common = remote.server.head
+    remote.cut_pull_after = 0
+    with pytest.raises(CallFailed):
+        device.sync()
+    # Before the snapshot is there they are shown on top of what was there, and nothing is sent.
+    assert titles(device)["new"] == "second"
+    assert [i for (i,) in device.execute("SELECT id FROM _db_mutations_queue ORDER BY id")] == made
+    assert {basis for (basis,) in device.execute("SELECT basis FROM _db_mutations_queue")} == {common}
+    assert not remote.server.log
+    assert device.sync()
+    assert [entry.id for entry in remote.server.log] == made
+    assert remote.server.live()["todo", "new"] == {"id": "new", "title": "second", "n": 7}
+    assert ("todo", "k2") not in remote.server.live()
+    assert titles(device)["new"] == "second"
+    assert "k2" not in titles(device)
+    assert (device.status().queued, device.status().dead, device.status().disagreeing) == (0, 0, ())
+    device.close()
+
+
+@pytest.mark.parametrize("first", ["flush", "read"])
+def test_a_verdict_alone_is_enough_to_notice(
+    device: SyncedDb, remote: MemoryRemote, backup: Callable[[], Callable[[], None]], first: str
+) -> None:
+    restore = backup()
+    lost = device.table("todo").update({"id": "k0", "title": "lost"})
+    assert device.flush()
+    assert device.status().queued == 1
+    restore()
+    unsent = device.table("todo").update({"id": "k1", "title": "unsent"})
+    if first == "read":
+        device.read()
+    assert device.sync()
+    assert dead(device) == [(lost, "REWOUND")]
+    assert titles(device)["k0"] == "title 0"
+    assert [entry.id for entry in remote.server.log] == [unsent]
+    assert device.status().queued == 0
+
+
+def test_a_new_epoch_in_which_nothing_was_lost_is_taken_without_a_snapshot(
+    device: SyncedDb, remote: MemoryRemote
+) -> None:
+    device.table("todo").update({"id": "k0", "title": "kept"})
+    assert device.sync()
+    pulls = remote.calls["pull"]
+    device.table("todo").update({"id": "k1", "title": "unsent"})
+    remote.epoch = "epoch-2"
+    assert device.sync()
+    remote.epoch = "epoch-3"
+    device.read()
+    assert remote.calls["pull"] == pulls
+    assert device.execute("SELECT greatest_epoch FROM _db_state").fetchone() == ("epoch-3",)
+    assert (device.status().queued, device.status().dead) == (0, 0)
+
+
+def test_a_kill_before_the_snapshot_leaves_it_to_be_taken_and_new_work_sees_no_more_than_what_is_common(
+    device: SyncedDb, remote: MemoryRemote, backup: Callable[[], Callable[[], None]], tmp_path: Path
+) -> None:
+    restore = backup()
+    lost = device.table("todo").update({"id": "k0", "title": "lost"})
+    assert device.sync()
+    restore()
+    common = remote.server.head
+    remote.cut_pull_after = 0
+    with pytest.raises(CallFailed):
+        device.read()
+    assert dead(device) == [(lost, "REWOUND")]
+    device.close()
+    again = SyncedDb(tmp_path / "device.db", remote, "d", "device")
+    again.start(background=False)
+    written = again.table("todo").update({"id": "k1", "title": "between"})
+    assert again.execute("SELECT basis FROM _db_mutations_queue").fetchall() == [(common,)]
+    sends = remote.calls["send"]
+    remote.cut_pull_after = 0
+    with pytest.raises(CallFailed):
+        again.flush()
+    assert remote.calls["send"] == sends
+    assert again.sync()
+    assert [entry.id for entry in remote.server.log] == [written]
+    assert dead(again) == [(lost, "REWOUND")]
+    assert (again.status().queued, again.status().disagreeing) == (0, ())
+    again.close()
+
+
+def test_a_pull_of_one_table_does_not_hide_that_history_was_rewound(
+    device: SyncedDb, remote: MemoryRemote, backup: Callable[[], Callable[[], None]]
+) -> None:
+    restore = backup()
+    lost = device.table("todo").update({"id": "k0", "title": "lost"})
+    assert device.sync()
+    with device._file.transaction() as tx:
+        tx.conn.execute("UPDATE _db_tables SET stage = 'aside'")
+    restore()
+    device.read()
+    assert dead(device) == [(lost, "REWOUND")]
+    assert titles(device)["k0"] == "title 0"
+
+
+def at(position: int) -> position_pb2.Position:
+    return position_pb2.Position(epoch="e", server_timestamp_ms=position, token=b"t")
+
+
+@given(st.sets(st.integers(1, 10_000), max_size=3_000), st.integers(0, 10_001))
+def test_the_last_common_position_is_found_in_a_few_calls(known: set[int], end: int) -> None:
+    calls = 0
+
+    def ask(some: Sequence[position_pb2.Position]) -> position_pb2.Position:
+        nonlocal calls
+        calls += 1
+        assert 0 < len(some) <= 500
+        return at(max((p.server_timestamp_ms for p in some if p.server_timestamp_ms <= end), default=0))
+
+    found = last_common([at(p) for p in sorted(known)], ask)
+    assert found == max((p for p in known if p <= end), default=0)
+    assert calls <= 2
+
+
+def test_positions_are_kept_ever_sparser(device: SyncedDb) -> None:
+    conn = device._file.reader()
+    with device._file.transaction() as tx:
+        start = tx.state.greatest_ms
+        for number in range(1, 401):
+            saw(tx, at(start + 250 * number))
+    kept = [p.server_timestamp_ms for p in positions(conn)]
+    assert kept[0] == start
+    assert all(1_000 <= b - a <= 1_250 for a, b in itertools.pairwise(kept))
+    assert len(kept) == 101
+    with device._file.transaction() as tx:
+        prune(tx, kept[-1] + 2 * HOUR_MS, 30 * 24 * HOUR_MS)
+    minutes = [p.server_timestamp_ms // 60_000 for p in positions(conn)]
+    assert len(minutes) == len(set(minutes)) >= 2
+    with device._file.transaction() as tx:
+        prune(tx, kept[-1] + 31 * 24 * HOUR_MS, 30 * 24 * HOUR_MS)
+    # In a database that rests the last one is as old as it may be.
+    (last,) = positions(conn)
+    assert last.server_timestamp_ms // 60_000 == minutes[-1]
