@@ -32,6 +32,8 @@ def one_row(told: Story) -> tuple[StoryNode, str]:
 
 def test_a_row_that_differs_on_the_server_is_noticed(told: Story) -> None:
     _, x = one_row(told)
+    # Behind the triggers' back: what they see comes into the log.
+    told.sql(f"alter table {told.name}.todo disable trigger user")
     told.sql(f"update {told.name}.todo set title = 'soy' where id = %s", [x])
     with pytest.raises(AssertionError, match="the server's own sums"):
         told.check()
