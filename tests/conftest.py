@@ -26,6 +26,20 @@ pytest_plugins = ["pytester"]
 POSTGRES_URL = os.environ.get("ANABRANCH_POSTGRES_URL")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--long`` runs what is left out otherwise."""
+    parser.addoption("--long", action="store_true", help="also run the tests that take minutes each")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the long tests out unless they were asked for, and say so."""
+    if config.getoption("--long"):
+        return
+    for item in items:
+        if item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.skip(reason="it takes minutes: make test PYTEST_FLAGS='-n 2 --long' runs it"))
+
+
 def pytest_report_header() -> str:
     """Say which server the tests use."""
     return "postgres: the server of ANABRANCH_POSTGRES_URL" if POSTGRES_URL else "postgres: embedded"

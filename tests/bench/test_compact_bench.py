@@ -7,6 +7,7 @@ import pytest
 from anabranch.bench.compact import compact
 
 
+@pytest.mark.long
 @pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(400)
 def test_the_bench_of_the_compactor_runs_the_job_twice() -> None:

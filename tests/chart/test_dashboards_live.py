@@ -125,6 +125,7 @@ def _write_and_collide(stack: Stack, folder: Path, key: str, stop: threading.Eve
             device.close()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_every_panel_shows_data_under_load(prometheus: Path, databases: TestDatabases, tmp_path: Path) -> None:
     url = databases.fresh()

@@ -86,6 +86,7 @@ def _series(address: str) -> list[str]:
     return [line.rpartition(" ")[0] for line in text.splitlines() if line and not line.startswith("#")]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_ten_thousand_devices_make_no_series_of_their_own(databases: TestDatabases, tmp_path: Path) -> None:
     url = databases.fresh()
