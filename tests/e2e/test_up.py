@@ -223,7 +223,7 @@ def test_ports_and_postgres_are_those_asked_for(tmp_path: Path, database_url: st
     environment = {"ANABRANCH_POSTGRES_URL": database_url}
     with running(tmp_path / "data", "--port-base", str(base), environment=environment) as up:
         ports = [int(address.rpartition(":")[2]) for address in up.endpoints["addresses"].values()]
-        assert ports == [base, base + 1, base + 2]
+        assert ports == list(range(base, base + len(SERVICES)))
         assert up.endpoints["postgres_url"] == database_url
         assert not (tmp_path / "data" / "postgres").exists()
         assert describe(up.endpoints) is grpc.StatusCode.NOT_FOUND
