@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from anabranch.clock import Clock
+from anabranch.runtime.errors import Failure
 from anabranch.runtime.rewind import check_seen
 from anabranch.store.availability import is_unavailable
 from anabranch.store.heads import DatabaseHead
@@ -58,11 +59,17 @@ class SeenPositions:
             psycopg.Error: the history can't be read.
         """
         position = (database.id, seen.epoch, seen.server_timestamp_ms, seen.token)
-        if position in self._known or not (seen.epoch or seen.server_timestamp_ms or seen.token):
+        if not (seen.epoch or seen.server_timestamp_ms or seen.token):
+            return database
+        if position in self._known and seen.epoch == database.epoch:
             return database
         generation = self._generation
         try:
             history = await self._look(database, seen)
+        except Failure:
+            # A new epoch may have begun, in which the next call's token is judged.
+            await self._databases.read_all()
+            raise
         except Exception as error:
             if not is_unavailable(error):
                 raise
