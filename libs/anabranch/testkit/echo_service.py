@@ -71,6 +71,13 @@ class EchoServicer(change_pb2_grpc.ChangeServiceServicer):
             async with self._service.pool.connection(timeout=1.0) as conn:
                 await conn.execute("select 1")
 
+    async def FindCommon(  # noqa: N802
+        self, request: change_pb2.FindCommonRequest, context: Context
+    ) -> change_pb2.FindCommonResponse:
+        """Nothing in common."""
+        require_database(request.db_name)
+        return change_pb2.FindCommonResponse()
+
     async def Subscribe(  # noqa: N802
         self, request: change_pb2.SubscribeRequest, context: Context
     ) -> AsyncIterator[change_pb2.SubscribeResponse]:

@@ -16,6 +16,7 @@ from anabranch.v1 import value_pb2
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(400)]
 
 
+@pytest.mark.long
 def test_runs_are_put_together_and_the_history_stays_whole(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     from anabranch_compactor import base, table_changes
 
@@ -46,6 +47,7 @@ def test_runs_are_put_together_and_the_history_stays_whole(lake: Lake, monkeypat
     assert {str(path) for path in lake.folder.rglob("*.parquet")} == live
 
 
+@pytest.mark.long
 def test_losing_values_are_typed_like_the_column_that_lost(make_lake: Any) -> None:
     lake = make_lake(
         "note", "create table note (id text primary key, at timestamptz, price numeric(6,2), tags text[], body text)"
@@ -74,6 +76,7 @@ def test_losing_values_are_typed_like_the_column_that_lost(make_lake: Any) -> No
     assert {row["id"] for row in rows.values()} == {"a"}
 
 
+@pytest.mark.long
 def test_a_table_that_is_registered_later_comes_with_its_rows(lake: Lake) -> None:
     lake.writer().insert("todo", [("a", "t", None, 1)])
     first = lake.compact()

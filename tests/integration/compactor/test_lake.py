@@ -54,6 +54,7 @@ def states(lake: Lake) -> dict[int, Rows]:
     return found
 
 
+@pytest.mark.long
 def test_history_tells_every_change_with_the_values_before(lake: Lake) -> None:
     states(lake)
     told = [(c["type"], c["before"], c["row"] and c["row"]["title"]) for c in command(lake, "history", "--key", "a")]
@@ -69,6 +70,7 @@ def test_history_tells_every_change_with_the_values_before(lake: Lake) -> None:
     ]
 
 
+@pytest.mark.long
 def test_a_table_as_it_was_at_every_position(lake: Lake) -> None:
     found = states(lake)
     compacted = lake.manifest().to_position
@@ -85,6 +87,7 @@ def test_a_table_as_it_was_at_every_position(lake: Lake) -> None:
         assert [row[2] for row in conn.execute(history).fetchall()] == ["insert", "update"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

@@ -45,6 +45,7 @@ def null_for_text(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.set_column(batch.schema.get_field_index("c1"), "c1", pa.nulls(batch.num_rows, pa.string()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("broken", [another_title, a_row_less, a_row_twice_another_missing, null_for_text])
 def test_a_decoder_that_errs_publishes_nothing(lake: Lake, monkeypatch: pytest.MonkeyPatch, broken: Break) -> None:
     from anabranch_compactor import decode, table_changes
@@ -137,6 +138,7 @@ def test_a_driver_killed_before_it_publishes_leaves_orphans_that_nobody_sees(lak
     assert files_below(lake.folder) == live
 
 
+@pytest.mark.long
 def test_a_driver_killed_after_it_published_is_told_of_by_the_next_run(lake: Lake, tmp_path: Path) -> None:
     lake.writer().insert("todo", [("a", "t", None, 1)])
     assert run_job(lake, "after_publish", tmp_path / "faults").returncode == -signal.SIGKILL
@@ -147,6 +149,7 @@ def test_a_driver_killed_after_it_published_is_told_of_by_the_next_run(lake: Lak
     assert json.loads(file.read_text())["run"] == manifest.run_id
 
 
+@pytest.mark.long
 def test_publishing_the_same_run_again_changes_nothing(lake: Lake) -> None:
     with connect(lake.url, application_name="test", autocommit=True) as conn:
         database = load_database(conn, "app")

@@ -42,6 +42,7 @@ def damage(file: Path) -> None:
     file.write_bytes(content)
 
 
+@pytest.mark.long
 def test_the_floor_follows_the_compactor(lake: Lake) -> None:
     writer = lake.writer()
     for i in range(3):

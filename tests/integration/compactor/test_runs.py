@@ -85,6 +85,7 @@ def test_later_runs_take_what_is_new_and_the_base_follows(lake: Lake) -> None:
     assert deleted["anabranch"]["before"] == {"title": "title 4", "done": False, "n": 4}
 
 
+@pytest.mark.long
 def test_rows_older_than_the_log_come_from_a_pull(lake: Lake) -> None:
     lake.sql("create table old (id bigint primary key, price numeric(12,2), body text)")
     lake.sql("insert into old select n, n + 0.5, 'body ' || n from generate_series(1, 50) n")
@@ -107,6 +108,7 @@ def test_rows_older_than_the_log_come_from_a_pull(lake: Lake) -> None:
     assert len(rows_of_base(lake, "old")) == 50
 
 
+@pytest.mark.long
 def test_a_first_base_leaves_out_what_is_in_no_group_yet(lake: Lake) -> None:
     writer = lake.writer()
     writer.insert("todo", [("a", "milk", False, 1), ("b", "tea", False, None), ("c", "oats", None, 3)])

@@ -46,6 +46,7 @@ def test_the_packaged_java_lacks_the_module_and_runs_spark_all_the_same(monkeypa
     assert f"rows [0, 1, 2, 3, 4] {java.version}" in run(str(java.home))
 
 
+@pytest.mark.long
 def test_the_machines_java_runs_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     java = find_java()

@@ -29,6 +29,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
 
+@pytest.mark.long
 def test_a_run_is_one_trace_down_to_its_tasks(lake: Lake) -> None:
     lake.writer().insert("todo", [("a", "t", None, 1)])
     collector = Collector()

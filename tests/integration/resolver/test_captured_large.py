@@ -43,7 +43,7 @@ def drain_all(rig: ResolverRig) -> None:
 
 def groups(rig: ResolverRig) -> list[tuple[int, int]]:
     """Batches and changes of each group."""
-    return rig.sql("select batches, changes from anabranch.groups order by position")  # type: ignore[return-value]
+    return rig.sql("select batches, changes from anabranch.groups order by position")
 
 
 @pytest.mark.usefixtures("small")

@@ -176,7 +176,8 @@ def test_a_caused_change_waits_for_an_earlier_one_that_is_not_drained(make_rig: 
     node = rig.node("a")
     node.see()
     made = node.send(node.make(("delete", "list", [{"id": "l"}])))
-    load, loads = decide_group._load, []
+    load = decide_group._load
+    loads: list[int] = []
 
     def and_then_somebody_writes(*arguments: Any) -> Any:
         view = load(*arguments)
