@@ -18,6 +18,7 @@ def test_what_is_left_out_has_its_default() -> None:
         "park_ms": 30_000,
         "retention_days": 30,
         "max_absence_days": None,
+        "on_rewind": "dead_letter",
     }
     assert policy.absence_days == 30
 
