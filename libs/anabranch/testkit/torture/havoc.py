@@ -28,8 +28,8 @@ SERVICE_POINTS: Mapping[str, Sequence[str]] = {
     "before_answer": ("ingest",),
 }
 NODE_POINTS = ("after_local_commit", "before_apply", "after_apply")
-ELSEWHERE = frozenset({"before_publish", "after_publish"})
-"""Of the compactor, which takes no part: its own tests kill it there."""
+ELSEWHERE = frozenset({"before_publish", "after_publish", "after_floor", "after_removal"})
+"""Of the compactor and the janitor, which take no part: their own tests kill them there."""
 PATIENCE_S = 40.0
 YEAR_2038_MS = 13 * 365 * 86_400_000
 SERVER_STEPS_MS = (-20_000, 20_000)
