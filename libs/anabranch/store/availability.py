@@ -10,7 +10,7 @@ _PASSING_CLASSES = frozenset({"08", "40", "53", "55", "57", "58"})
 """SQLSTATE classes of states that pass: connection, rollback, resources, objects in use, intervention,
 system."""
 _STANDBY = "25006"
-"""What a standby says that has yet to take over: it can't write, or listen. None of our sessions is read-only itself."""
+"""What a standby says that has yet to take over: it can't write, or listen. Our own sessions are never read-only."""
 
 
 def is_unavailable(error: BaseException) -> bool:
