@@ -289,7 +289,7 @@ def test_a_device_that_slept_past_its_tokens_end_gets_a_new_one_and_drops_nothin
     # The services notice within seconds; what they take before that is no matter here.
     until(lambda: bool(a.insert("todo", {"id": new_id()})) and refused())
     a.db.start()
-    until(lambda: any(s.kind in ("offline", "error") for s in states))
+    until(lambda: any(s.kind == "unauthenticated" for s in states))
     a.insert("todo", {"id": "y", "title": "made while it slept"})
     keys.append(told.stack.new_key("user-a", database=told.name))
     asked = len(tried)
