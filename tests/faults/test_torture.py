@@ -11,7 +11,6 @@ import pytest
 from anabranch.testkit.torture.run import torture
 
 
-@pytest.mark.long
 @pytest.mark.timeout(420)
 def test_promises_1_to_7_and_every_rule_hold_whatever_goes_wrong(tmp_path: Path) -> None:
     seed = int(os.environ.get("ANABRANCH_TEST_SEED") or secrets.randbelow(1_000_000))

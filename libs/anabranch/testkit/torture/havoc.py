@@ -62,9 +62,10 @@ class Havoc:
     started: float = field(default_factory=time.monotonic)
 
     def run(self, seconds: float) -> None:
-        """Everything once, in an order that the seed gives, and then again and again until the time is over."""
+        """Everything once, in an order that the seed gives, and then again and again until the time is over and the
+        network, which does as it draws, has done everything, too (or had ``PATIENCE_S`` more for it)."""
         plan = sorted(WAYS)
-        while plan or time.monotonic() - self.started < seconds:
+        while plan or self._goes_on(seconds):
             self.chance.shuffle(plan)
             for what in plan or [self.chance.choice(sorted(WAYS))]:
                 self.partition()
@@ -73,6 +74,13 @@ class Havoc:
             plan = []
         for proxy in self.proxies:
             proxy.mend()
+
+    def _goes_on(self, seconds: float) -> bool:
+        over_s = time.monotonic() - self.started - seconds
+        if over_s < 0:
+            return True
+        seen = {kind for proxy in self.proxies for kind, count in proxy.counts.items() if count}
+        return over_s < PATIENCE_S and not seen >= NETWORK_KINDS
 
     def do(self, what: str) -> None:
         """One of ``WAYS``."""
