@@ -15,7 +15,6 @@ from anabranch.merge import MutationType, RowState, Write, applied
 from anabranch.schema import Cell
 from anabranch.store.engine import Session
 from anabranch.store.rows import Answer, Row
-from anabranch.store.waves import pipeline
 from anabranch.wire.effects import Effect
 from anabranch_conflict_resolver.decode import RowKey
 from anabranch_conflict_resolver.model import Candidate, Change
@@ -58,7 +57,7 @@ def carry_out(
         psycopg.Error: what Postgres refused. In both cases ``view`` is still as it was, and the statements' savepoint
             has to be rolled back.
     """
-    with pipeline(conn):
+    with conn.pipeline():
         pending, deleted = _send(conn, tables, jobs)
         if judge is not None:
             judge()

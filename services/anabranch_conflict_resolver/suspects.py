@@ -65,11 +65,8 @@ def suspects_of(group: Group, view: View, candidates: Sequence[Candidate]) -> Su
         _look(group, suspects, group.synced.tables[name].table, rows)
     for name, rows in after.items():
         for key in group.synced.database.constraints[name].foreign_keys:
-            to = group.synced.tables.get(key.to_table)
-            if to is not None and key.to_schema == group.synced.database.schema_name:
-                _orphans(group, suspects, key, group.synced.tables[name].table, rows, after.get(key.to_table, ()))
-            else:
-                _orphans(group, suspects, key, group.synced.tables[name].table, rows, ())
+            brought = after.get(key.to_table, ()) if key.to_schema == group.synced.database.schema_name else ()
+            _orphans(group, suspects, key, group.synced.tables[name].table, rows, brought)
     for name in group.synced.tables:
         for key in group.synced.database.constraints[name].foreign_keys:
             deleted = gone.get(key.to_table, ())

@@ -14,7 +14,7 @@ The session says that it is the resolver, so that what it writes is not captured
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -37,11 +37,6 @@ SETTINGS = f"select pg_catalog.set_config('search_path', $1, true), ({MARK_RESOL
 JUDGE = b"set constraints all immediate"
 RELEASE = b"release savepoint anabranch_wave"
 UNDO = b"rollback to savepoint anabranch_wave; release savepoint anabranch_wave"
-
-
-def pipeline(conn: Connection) -> AbstractContextManager[object]:
-    """What is sent within does not wait for answers until one is asked for, or the end."""
-    return conn.pipeline()
 
 
 @contextmanager

@@ -61,7 +61,7 @@ def test_the_floor_follows_the_compactor(lake: Lake) -> None:
     assert logged(lake) == 0
 
 
-def test_a_file_that_is_missing_or_changed_stops_the_cut(lake: Lake) -> None:
+def test_promise_8_a_file_that_is_missing_or_changed_stops_the_cut(lake: Lake) -> None:
     writer = lake.writer()
     writer.insert("todo", [[f"{i:05}", f"title {i}", True, i] for i in range(500)])
     lake.compact()

@@ -59,7 +59,7 @@ def test_the_floor_does_not_move_past_a_node_that_comes_back_meanwhile(ground: G
     assert not retention.move_floor(ground.conn, kept, positions[0], now_ms), "it saw another floor"
 
 
-def test_a_stretch_that_no_run_has_proven_stays(ground: Ground) -> None:
+def test_promise_8_a_stretch_that_no_run_has_proven_stays(ground: Ground) -> None:
     """Compaction lags: whatever the window says, only published runs let the log go; and a run whose files are not to
     be found lets nothing go."""
     positions = ground.write(3)
