@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
 import structlog
 
 from anabranch.runtime.errors import Failure
+from anabranch.runtime.look_again import LookAgain
 from anabranch.store.availability import is_unavailable
 from anabranch.store.heads import DatabaseHead, read_heads
 from anabranch.store.listening import Heard
@@ -35,8 +35,7 @@ class Databases:
         self._by_id: dict[int, DatabaseHead] = {}
         self._states: dict[int, bytes] = {}
         self._stale = asyncio.Event()
-        self._all_read = -_UNKNOWN_PAUSE_S
-        self._reading: asyncio.Task[None] | None = None
+        self._again = LookAgain(self.read_all, _UNKNOWN_PAUSE_S)
         self.on_head: Callable[[DatabaseHead], None] = lambda _: None
         """Is told every head that answers bring."""
 
@@ -54,7 +53,7 @@ class Databases:
         self._by_name = {head.name: head for head in heads}
         self._by_id = {head.id: head for head in heads}
         self._states = states
-        self._all_read = time.monotonic()
+        self._again.has_read()
 
     async def find(self, name: str) -> DatabaseHead:
         """The database of that name; one that was made a moment ago as well.
@@ -63,22 +62,10 @@ class Databases:
             Failure: UNKNOWN_DATABASE.
             psycopg.Error: they can't be read.
         """
-        found = self._by_name.get(name)
-        for _ in range(2):
-            # A look that was under way already may have begun before the database was made; the second one did not.
-            if found is None:
-                if self._reading is None or self._reading.done():
-                    self._reading = asyncio.create_task(self._read_after_pause())
-                await asyncio.shield(self._reading)
-                found = self._by_name.get(name)
+        found = await self._again.until(lambda: self._by_name.get(name))
         if found is None:
             raise Failure(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {name!r}")
         return found
-
-    async def _read_after_pause(self) -> None:
-        """A look for an unknown name, not more often than the pause allows, however many ask."""
-        await asyncio.sleep(max(0.0, self._all_read + _UNKNOWN_PAUSE_S - time.monotonic()))
-        await self.read_all()
 
     def state(self, database: DatabaseHead, now_ms: int) -> bytes:
         """A serialized ServerState of the database."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import structlog
 
 from anabranch.runtime.errors import Failure
+from anabranch.runtime.look_again import LookAgain
 from anabranch.store.availability import is_unavailable
 from anabranch.store.catalog import Database, UnknownDatabaseError, aload_database, aload_databases
 from anabranch.store.engine import AsyncPool
@@ -27,8 +27,7 @@ class Databases:
         self._by_name: dict[str, Database] = {}
         self._by_id: dict[int, Database] = {}
         self._stale = asyncio.Event()
-        self._read_at = -_PAUSE_S
-        self._reading: asyncio.Task[None] | None = None
+        self._again = LookAgain(self.read_all, _PAUSE_S)
 
     async def read_all(self) -> None:
         """Read all anew.
@@ -40,7 +39,7 @@ class Databases:
             found = await aload_databases(conn)
         self._by_name = found
         self._by_id = {database.id: database for database in found.values()}
-        self._read_at = time.monotonic()
+        self._again.has_read()
 
     async def find(self, name: str) -> Database:
         """The database of that name; one that was made a moment ago as well.
@@ -49,22 +48,10 @@ class Databases:
             Failure: UNKNOWN_DATABASE.
             psycopg.Error: they can't be read.
         """
-        found = self._by_name.get(name)
-        for _ in range(2):
-            # A look that was under way already may have begun before the database was made; the second one did not.
-            if found is None:
-                if self._reading is None or self._reading.done():
-                    self._reading = asyncio.create_task(self._read_after_pause())
-                await asyncio.shield(self._reading)
-                found = self._by_name.get(name)
+        found = await self._again.until(lambda: self._by_name.get(name))
         if found is None:
             raise Failure(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {name!r}")
         return found
-
-    async def _read_after_pause(self) -> None:
-        """A look for an unknown name, not more often than the pause allows, however many ask."""
-        await asyncio.sleep(max(0.0, self._read_at + _PAUSE_S - time.monotonic()))
-        await self.read_all()
 
     async def read(self, name: str) -> Database:
         """The database of that name as it is now, read anew. Raises as ``find``."""
