@@ -116,11 +116,13 @@ def _work(db: SyncedDb, pipe: Connection, batches: Sequence[Batch]) -> dict[str,
 
 
 def _come_back(db: SyncedDb, pipe: Connection, _: Any) -> dict[str, Any]:
-    """The network is there: what is queued is sent, then the log is read to its head."""
+    """The network is there: what is queued is sent, then the log is read to its head. ``seconds`` are those until the
+    last verdict; the first reading after a pull also holds every row against its table's sum."""
     pending = db.status().unsent
     started = time.perf_counter()
-    whole = db.sync()
-    return {"pending": pending, "whole": whole, "seconds": time.perf_counter() - started}
+    flushed = db.flush()
+    seconds = time.perf_counter() - started
+    return {"pending": pending, "whole": db.sync() and flushed, "seconds": seconds}
 
 
 def _report(db: SyncedDb, pipe: Connection, _: Any) -> dict[str, Any]:
