@@ -45,8 +45,7 @@ class Databases:
         Raises:
             psycopg.Error: they can't be read.
         """
-        async with self._source.session() as session:
-            heads = await read_heads(session)
+        heads = await self._source.again(read_heads)
         states = {head.id: answers.state_head(head) for head in heads}
         for head in heads:
             self.on_head(head)

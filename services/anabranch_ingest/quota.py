@@ -38,8 +38,8 @@ class Quota:
         key = (database_id, principal)
         left = self._left.get(key, 0)
         if left < batches:
-            async with self._source.session() as session:
-                waiting = (await count_waiting(session, [key], self._limit)).get(key, 0)
+            counts = await self._source.again(lambda session: count_waiting(session, [key], self._limit))
+            waiting = counts.get(key, 0)
             free = self._limit - waiting
             if free < batches:
                 raise Failure(

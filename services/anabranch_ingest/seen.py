@@ -12,7 +12,6 @@ from collections import OrderedDict
 from anabranch.clock import Clock
 from anabranch.runtime.errors import Failure
 from anabranch.runtime.rewind import check_seen
-from anabranch.store.availability import is_unavailable
 from anabranch.store.heads import DatabaseHead
 from anabranch.store.history import History
 from anabranch.v1 import position_pb2
@@ -70,11 +69,6 @@ class SeenPositions:
             # A new epoch may have begun, in which the next call's token is judged.
             await self._databases.read_all()
             raise
-        except Exception as error:
-            if not is_unavailable(error):
-                raise
-            # The session may have been one with a server that is gone.
-            history = await self._look(database, seen)
         if self._remembering and generation == self._generation and seen.epoch == history.epoch:
             self._add(position)
         if history.epoch != database.epoch:
@@ -83,5 +77,6 @@ class SeenPositions:
         return database
 
     async def _look(self, database: DatabaseHead, seen: position_pb2.Position) -> History:
-        async with self._source.session() as session:
-            return await check_seen(session.conn, database.id, database.name, seen, self._clock)
+        return await self._source.again(
+            lambda session: check_seen(session.conn, database.id, database.name, seen, self._clock)
+        )

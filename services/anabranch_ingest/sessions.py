@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
 
+from anabranch.store.availability import is_unavailable
 from anabranch.store.ingest_session import Session, open_session
+
+T = TypeVar("T")
 
 
 class SessionSource:
@@ -29,6 +33,23 @@ class SessionSource:
             if self._session is None or self._session.broken:
                 self._session = await open_session(self._url, statement_timeout_ms=self._statement_timeout_ms)
             yield self._session
+
+    async def again(self, work: Callable[[Session], Awaitable[T]]) -> T:
+        """What ``work`` gives, with the session; a second time on a new one where the first broke: nobody knows that a
+        server has gone from an idle session until it is used. ``work`` must bear being done twice.
+
+        Raises:
+            psycopg.OperationalError: it can't be opened, or broke twice.
+            Exception: what ``work`` raised.
+        """
+        try:
+            async with self.session() as session:
+                return await work(session)
+        except Exception as error:
+            if not is_unavailable(error):
+                raise
+        async with self.session() as session:
+            return await work(session)
 
     async def close(self) -> None:
         """End it."""

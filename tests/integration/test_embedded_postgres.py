@@ -286,11 +286,13 @@ def test_the_copy_for_an_unprivileged_user_is_made_once_and_whole(
 
 def test_names_of_databases_are_quoted(postgres_server: str, databases: TestDatabases) -> None:
     url = create_database(postgres_server, 'Übung "1" %41/x')
-    databases.release(url)
-    write(url, "here")
-    assert show(url, "server_version_num") != ""
-    with psycopg.connect(url) as connection:
-        assert connection.info.dbname == 'Übung "1" %41/x'
+    try:
+        write(url, "here")
+        assert show(url, "server_version_num") != ""
+        with psycopg.connect(url) as connection:
+            assert connection.info.dbname == 'Übung "1" %41/x'
+    finally:
+        databases.release(url)
 
 
 def test_a_prepared_database_is_prepared_once_and_its_copies_are_apart(databases: TestDatabases) -> None:

@@ -56,11 +56,38 @@ def sessions_end(sql: Sql) -> None:
         time.sleep(0.01)
 
 
+def working_sessions_end(sql: Sql) -> None:
+    """End every session but the one that listens: each is found broken by whoever uses it next."""
+    ended = sql(
+        "select pg_terminate_backend(pid, 10000) from pg_stat_activity"
+        " where datname = current_database() and application_name = 'anabranch-ingest' and pid > %s",
+        0,
+    )
+    assert len(ended) > 1
+
+
 def test_an_answer_proves_what_its_verdicts_say(device: Device, resolver: VerdictWriter, sql: Sql) -> None:
     for _ in range(20):
         answer = device.send(device.payload())
         (verdict,) = answer.verdicts
         assert answer.state.settled.server_timestamp_ms >= verdict.position
+
+
+def test_promise_9_a_broken_session_does_not_hide_a_rewind(
+    device: Device, new_device: Devices, resolver: VerdictWriter, sql: Sql
+) -> None:
+    other = new_device()
+    other.send(other.payload())
+    device.seen = device.send(device.payload()).state.settled
+    sql("delete from anabranch.groups where database_id = @ and position = %s", device.seen.server_timestamp_ms)
+    sql("delete from anabranch.batches where database_id = @ and position = %s", device.seen.server_timestamp_ms)
+    sessions_end(sql)
+    # All are open again once a call without a position has gone through.
+    other.send(other.payload())
+    working_sessions_end(sql)
+    assert refusal(device, device.payload()) == "HISTORY_REWOUND"
+    # And the next call is judged in the new epoch: any token is taken once.
+    assert other.send(other.payload(), token=b"0123456789abcdef").verdicts[0].status == APPLIED
 
 
 def test_promise_9_a_send_notices_a_rewind_by_a_verdict_alone_and_appends_nothing(
