@@ -57,17 +57,17 @@ def clear_errors() -> Iterator[None]:
 
 @contextmanager
 def catalog_session(postgres_url: str | None, data_dir: Path | None, name: str) -> Iterator[Session]:
-    """A session with the Postgres that the options name. Its schema must be this release's."""
+    """A session with the Postgres that the options name. Its schema must fit this release."""
     url = find_postgres(postgres_url, data_dir)
     with clear_errors():
-        _require_current(url)
+        _require_schema(url)
         with connect(url, application_name=f"anabranch-{name}", autocommit=True) as conn:
             yield conn
 
 
-def _require_current(url: str) -> None:
-    found = migrate.current(url)
-    if found != migrate.head():
+def _require_schema(url: str) -> None:
+    if not migrate.fits(url):
+        found = migrate.current(url)
         what = "there is no schema anabranch" if found is None else f"schema anabranch is at revision {found}"
         raise refuse(
             "SCHEMA_NOT_CURRENT",

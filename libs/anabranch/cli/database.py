@@ -68,10 +68,13 @@ def show(name: Name, data_dir: DataDir = None, postgres_url: PostgresUrl = None)
 
 @app.command()
 def migrate(data_dir: DataDir = None, postgres_url: PostgresUrl = None) -> None:
-    """Bring schema anabranch to this release's revision. Does nothing when it is there."""
+    """Bring schema anabranch to this release's revision. Does nothing when it is there, or is a newer one that this
+    release works with."""
     with clear_errors():
-        changed = migrations.upgrade(find_postgres(postgres_url, data_dir))
-    typer.echo(f"schema anabranch {'is now' if changed else 'was already'} at revision {migrations.head()}")
+        url = find_postgres(postgres_url, data_dir)
+        changed = migrations.upgrade(url)
+        revision = migrations.current(url)
+    typer.echo(f"schema anabranch {'is now' if changed else 'was already'} at revision {revision}")
 
 
 def _show(console: Console, database: Database, differences: list[Drift]) -> None:

@@ -25,7 +25,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 import grpc
@@ -167,7 +167,7 @@ async def _until(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> bo
 
 async def _start(pool: AsyncPool, stack: contextlib.AsyncExitStack) -> None:
     await pool.open(wait=False)
-    head = migrate.head()
+    known = migrate.revisions()
     retrying = tenacity.AsyncRetrying(
         retry=tenacity.retry_if_exception_type(NotReadyError),
         wait=tenacity.wait_exponential(multiplier=0.05, max=1.0),
@@ -176,15 +176,15 @@ async def _start(pool: AsyncPool, stack: contextlib.AsyncExitStack) -> None:
     )
     async for attempt in retrying:
         with attempt:
-            objection = await _database_objection(pool, head, 5.0)
+            objection = await _database_objection(pool, known, 5.0)
             if objection is not None:
                 raise NotReadyError(objection)
 
 
-async def _database_objection(pool: AsyncPool, head: str, timeout_s: float) -> str | None:
+async def _database_objection(pool: AsyncPool, known: Sequence[str], timeout_s: float) -> str | None:
     try:
         async with asyncio.timeout(timeout_s), pool.connection() as conn:
-            return await not_ready(conn, head)
+            return await not_ready(conn, known)
     except TimeoutError:
         return "the database does not answer in time"
     except Exception as error:
@@ -308,10 +308,10 @@ async def _watch_readiness(
     settings: ServiceSettings, service: Service, pool: AsyncPool, states: health.aio.HealthServicer
 ) -> None:
     interval_s = settings.ready_interval_ms / 1000
-    head = migrate.head()
+    known = migrate.revisions()
     last: str | None = "starting"
     while True:
-        objection = await _objection(service, pool, head, max(interval_s, 1.0))
+        objection = await _objection(service, pool, known, max(interval_s, 1.0))
         serving = (
             health_pb2.HealthCheckResponse.SERVING if objection is None else health_pb2.HealthCheckResponse.NOT_SERVING
         )
@@ -327,8 +327,8 @@ async def _watch_readiness(
         await asyncio.sleep(interval_s)
 
 
-async def _objection(service: Service, pool: AsyncPool, head: str, timeout_s: float) -> str | None:
-    objection = await _database_objection(pool, head, timeout_s)
+async def _objection(service: Service, pool: AsyncPool, known: Sequence[str], timeout_s: float) -> str | None:
+    objection = await _database_objection(pool, known, timeout_s)
     if objection is not None:
         return objection
     try:

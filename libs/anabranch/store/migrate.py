@@ -2,6 +2,15 @@
 
 Any number of processes may do so at once: the whole upgrade is one transaction that first takes the advisory
 lock ``MIGRATION_LOCK``. Who waits there finds the work done. A failed upgrade leaves nothing behind.
+
+Services go on working meanwhile. A change that adds (*expand*) runs before the release that uses it; what nothing uses
+any more is removed (*contract*) by a later release. Each migration says in ``works_from`` which is the oldest revision
+whose release works with the schema once it has run (left out: its own). From these every upgrade makes the list of
+revisions in ``code_revisions``, which releases that know nothing of newer migrations can read.
+
+A lock on a table is waited for ``_LOCK_MS`` at most, since whoever comes behind waits as well: then the upgrade is
+taken back and tried again. What takes long in a migration comes before the first such lock, or into a release of its
+own.
 """
 
 from __future__ import annotations
@@ -15,19 +24,27 @@ from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, text
+from psycopg.errors import LockNotAvailable
+from sqlalchemy import Connection, inspect, text
 from sqlalchemy.exc import DBAPIError
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random
 
 from anabranch.store.channels import MIGRATION_LOCK
 from anabranch.store.engine import SessionOptions, core_engine
 
 SCHEMA = "anabranch"
 VERSION_TABLE = "schema_revision"
+CODE_TABLE = "code_revisions"
 OLDEST_SERVER = 14
 _APPLICATION_NAME = "anabranch-migrate"
 _OPTIONS = SessionOptions(
     statement_timeout_ms=600_000, lock_timeout_ms=300_000, idle_in_transaction_session_timeout_ms=600_000
 )
+_LOCK_MS = 2_000
+_PATIENCE_S = 300.0
+_CLEAR_CODE_REVISIONS = f"delete from {SCHEMA}.{CODE_TABLE}"
+_ADD_CODE_REVISIONS = f"insert into {SCHEMA}.{CODE_TABLE} (revision) select unnest(cast(:revisions as text[]))"
+_IS_SERVED = f"select exists (select from {SCHEMA}.{CODE_TABLE} where revision = :revision)"
 # Alembic keeps its context in module globals, so that one process can run one upgrade at a time.
 _one_at_a_time = threading.Lock()
 
@@ -50,34 +67,76 @@ def require_server(version_num: int) -> None:
 
 def head() -> str:
     """The revision that this release works with."""
-    revision = _scripts().get_current_head()
-    if revision is None:
+    return revisions()[0]
+
+
+def revisions() -> tuple[str, ...]:
+    """All revisions that this release knows, the newest, which is its own, first."""
+    found = tuple(script.revision for script in _scripts().walk_revisions())
+    if not found:
         raise MigrationError("this installation has no migrations")
-    return revision
+    return found
+
+
+def code_revisions() -> tuple[str, ...]:
+    """The revisions of the releases that work with this release's schema, the newest, its own, first."""
+    scripts = list(_scripts().walk_revisions())
+    places = {script.revision: place for place, script in enumerate(scripts)}
+    oldest = len(scripts) - 1
+    for place, script in enumerate(scripts):
+        if place > oldest:
+            break
+        oldest = min(oldest, places[getattr(script.module, "works_from", script.revision)])
+    return tuple(script.revision for script in scripts[: oldest + 1])
 
 
 def upgrade(url: str) -> bool:
-    """Upgrade schema ``anabranch`` on the server at ``url``. True when there was something to do.
+    """Upgrade schema ``anabranch`` on the server at ``url``. True when there was something to do: there is
+    nothing, too, where a newer release has made a schema that this one works with.
 
     Raises:
-        MigrationError: the server is too old, or its schema was made by a newer release.
-        psycopg.Error: the server can't be reached, or refuses something.
+        MigrationError: the server is too old, or its schema was made by a newer release and is not for this one any
+            more.
+        psycopg.Error: the server can't be reached, or refuses something; LockNotAvailable: somebody has held a table
+            for five minutes.
     """
+    retrying = Retrying(
+        retry=retry_if_exception_type(LockNotAvailable),
+        wait=wait_random(0.5, 1.5),
+        stop=stop_after_delay(_PATIENCE_S),
+        reraise=True,
+    )
+    with _one_at_a_time:
+        return retrying(_upgrade, url)
+
+
+def _upgrade(url: str) -> bool:
     config = _config()
-    with _one_at_a_time, _transaction(url) as connection:
+    with _transaction(url) as connection:
         require_server(connection.scalar(text("select current_setting('server_version_num')::int")) or 0)
         connection.execute(text("select pg_advisory_xact_lock(:lock)"), {"lock": MIGRATION_LOCK})
-        before = _current(connection)
-        if before == head():
+        before, known = _current(connection), revisions()
+        if before == known[0]:
             return False
-        if before is not None and before not in {script.revision for script in _scripts().walk_revisions()}:
+        if before is not None and before not in known:
+            if _is_served(connection, known[0]):
+                return False
             raise MigrationError(
-                f"schema {SCHEMA} is at revision {before}, which this release doesn't know: it was made by a newer one"
+                f"schema {SCHEMA} is at revision {before}, which this release ({known[0]}) doesn't know and doesn't "
+                "work with: it was made by a newer one"
             )
+        connection.execute(text("select set_config('lock_timeout', :ms, true)"), {"ms": str(_LOCK_MS)})
         connection.execute(text(f"create schema if not exists {SCHEMA}"))
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
+        connection.execute(text(_CLEAR_CODE_REVISIONS))
+        connection.execute(text(_ADD_CODE_REVISIONS), {"revisions": list(code_revisions())})
         return True
+
+
+def _is_served(connection: Connection, revision: str) -> bool:
+    there = inspect(connection).has_table(CODE_TABLE, schema=SCHEMA)
+    return there and bool(connection.scalar(text(_IS_SERVED), {"revision": revision}))
 
 
 def current(url: str) -> str | None:
@@ -93,6 +152,16 @@ def current(url: str) -> str | None:
 def is_current(url: str) -> bool:
     """Whether the schema is at this release's revision."""
     return current(url) == head()
+
+
+def fits(url: str) -> bool:
+    """Whether this release works with the schema: it is at its revision, or a newer release made it so that it does.
+
+    Raises:
+        psycopg.OperationalError: the server can't be reached.
+    """
+    with _transaction(url) as connection:
+        return _current(connection) == head() or _is_served(connection, head())
 
 
 @contextmanager

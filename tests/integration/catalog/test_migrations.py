@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from types import SimpleNamespace
 
 import psycopg
 import pytest
 from alembic import command
+from sqlalchemy import text
 
 from anabranch.store import migrate
 from anabranch.store.channels import MIGRATION_LOCK
@@ -24,6 +26,14 @@ from pg_constraint where connamespace = 'anabranch'::regnamespace
 union all
 select 'relation', relname, relkind::text, coalesce(array_to_string(reloptions, ','), ''), '', '', '', ''
 from pg_class where relnamespace = 'anabranch'::regnamespace
+union all
+select 'function', oid::regprocedure::text, prosrc, pg_get_function_result(oid), coalesce(proconfig::text, ''),
+       '', '', ''
+from pg_proc where pronamespace = 'anabranch'::regnamespace
+union all
+select 'comment', objoid::regclass::text, objsubid::text, description, '', '', '', ''
+from pg_description where classoid = 'pg_class'::regclass
+  and objoid in (select oid from pg_class where relnamespace = 'anabranch'::regnamespace)
 order by 1, 2, 3, 4
 """
 
@@ -34,6 +44,7 @@ def schema_text(url: str) -> list[tuple[object, ...]]:
 
 
 def test_five_at_once_run_it_once_and_leave_what_one_leaves(databases_pair: tuple[str, str]) -> None:
+    """P05."""
     alone, together = databases_pair
     assert migrate.upgrade(alone)
     context = multiprocessing.get_context("spawn")
@@ -93,15 +104,94 @@ def test_one_that_fails_leaves_nothing(database_url: str) -> None:
     assert migrate.current(database_url) is None
 
 
+def newer_schema(url: str, revision: str, serves: tuple[str, ...]) -> None:
+    """What a newer release's upgrade leaves."""
+    migrate.upgrade(url)
+    with psycopg.connect(url, autocommit=True) as conn:
+        conn.execute(f"update anabranch.{migrate.VERSION_TABLE} set version_num = %s", (revision,))
+        conn.execute(f"delete from anabranch.{migrate.CODE_TABLE}")
+        for served in serves:
+            conn.execute(f"insert into anabranch.{migrate.CODE_TABLE} values (%s)", (served,))
+
+
 def test_a_newer_schema_is_left_alone(database_url: str) -> None:
-    migrate.upgrade(database_url)
-    with psycopg.connect(database_url, autocommit=True) as conn:
-        conn.execute(f"update anabranch.{migrate.VERSION_TABLE} set version_num = '9999'")
+    newer_schema(database_url, "9999", ("9998", "9999"))
     before = schema_text(database_url)
     with pytest.raises(migrate.MigrationError, match=r"revision 9999.*newer"):
         migrate.upgrade(database_url)
     assert not migrate.is_current(database_url)
+    assert not migrate.fits(database_url)
     assert schema_text(database_url) == before
+
+
+def test_a_newer_schema_that_serves_this_release_is_good(database_url: str) -> None:
+    """As where an upgrade is rolled back whose migration only added."""
+    newer_schema(database_url, "9999", (migrate.head(), "9999"))
+    before = schema_text(database_url)
+    assert not migrate.upgrade(database_url)
+    assert not migrate.is_current(database_url)
+    assert migrate.fits(database_url)
+    assert schema_text(database_url) == before
+
+
+def test_an_upgrade_says_which_releases_the_schema_serves(database_url: str) -> None:
+    migrate.upgrade(database_url)
+    with psycopg.connect(database_url) as conn:
+        served = conn.execute(f"select revision from anabranch.{migrate.CODE_TABLE} order by 1 desc").fetchall()
+    assert [revision for (revision,) in served] == list(migrate.code_revisions())
+    assert migrate.head() in migrate.code_revisions()
+
+
+@pytest.mark.parametrize(
+    ("works_from", "served"),
+    [
+        ({"0002": "0002", "0003": "0003"}, ["0003"]),
+        ({"0002": "0001", "0003": "0002"}, ["0003", "0002"]),
+        ({"0002": "0001", "0003": "0001"}, ["0003", "0002", "0001"]),
+        ({"0002": "0002", "0003": "0001"}, ["0003", "0002"]),
+        ({"0003": "0002"}, ["0003", "0002"]),
+    ],
+    ids=["nothing older", "contracted", "expanded twice", "not beyond one that serves nobody older", "unsaid: its own"],
+)
+def test_who_is_served_goes_back_as_far_as_every_migration_allows(
+    monkeypatch: pytest.MonkeyPatch, works_from: dict[str, str], served: list[str]
+) -> None:
+    modules = {revision: SimpleNamespace() for revision in ("0003", "0002", "0001")}
+    for revision, oldest in works_from.items():
+        modules[revision].works_from = oldest
+    scripts = [SimpleNamespace(revision=revision, module=module) for revision, module in modules.items()]
+    monkeypatch.setattr(migrate, "_scripts", lambda: SimpleNamespace(walk_revisions=lambda: iter(scripts)))
+    assert list(migrate.code_revisions()) == served
+
+
+def test_an_upgrade_that_waits_for_a_table_stops_nobody(database_url: str) -> None:
+    """Who holds a table for long (a pull, a dump) is waited for by the upgrade, and not by writers behind it."""
+    with migrate._transaction(database_url) as connection:
+        connection.execute(text("create schema anabranch"))
+        config = migrate._config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0006")  # 0007 alters a table that is there
+    with (
+        psycopg.connect(database_url) as holder,
+        psycopg.connect(database_url, autocommit=True) as writer,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        holder.execute("select from anabranch.synced_tables")
+        upgrading = thread.submit(migrate.upgrade, database_url)
+        waits = "select count(*) from pg_locks where not granted and relation = 'anabranch.synced_tables'::regclass"
+        for _ in range(600):
+            if writer.execute(waits).fetchone() == (1,):
+                break
+            writer.execute("select pg_sleep(0.01)")
+        else:
+            raise AssertionError("the upgrade doesn't come to the table")
+        # Behind the upgrade in the table's queue: it has to give up its place.
+        writer.execute("set lock_timeout = '10s'")
+        writer.execute("delete from anabranch.synced_tables")
+        assert not upgrading.done()
+        holder.rollback()
+        assert upgrading.result(timeout=30)
+    assert migrate.is_current(database_url)
 
 
 def test_a_server_that_is_not_there_is_the_drivers_error() -> None:

@@ -12,6 +12,9 @@ revision = ${repr(up_revision)}
 down_revision: str | None = ${repr(down_revision)}
 branch_labels = ${repr(branch_labels)}
 depends_on = ${repr(depends_on)}
+# The oldest revision whose release works with the schema once this has run: the one before where this only adds (tables,
+# columns that are nullable or have a default), its own where it doesn't.
+works_from = ${repr(down_revision)}
 
 
 def upgrade() -> None:
