@@ -97,7 +97,7 @@ class Memory:
 @dataclass(slots=True)
 class Outcome:
     """What a group came to. ``taken`` batches were looked at, and ``drained`` captured changes taken; none where it
-    could not be claimed or nothing was there."""
+    could not be claimed or nothing was there. ``all_heard``: whatever there is to do beside, the listener rings for."""
 
     claimed: bool
     position: int = 0
@@ -105,6 +105,7 @@ class Outcome:
     taken: int = 0
     results: Sequence[Result] = ()
     drained: int = 0
+    all_heard: bool = False
 
     @property
     def decided(self) -> int:
@@ -307,7 +308,11 @@ def _commit(
     memory.hopeful = not group.caused
     memory.link = link
     memory.sums.update(sums)
-    return Outcome(True, position, standing.name, len(taken), results, group.drained.changes if group.drained else 0)
+    drained = group.drained.changes if group.drained else 0
+    # A full group leaves batches behind, one that ended early its own, and a verdict may set free who waited for it.
+    left = memory.more or drained or len(results) + len(dropped) < len(taken)
+    freed = standing.any_parked or records.parkings
+    return Outcome(True, position, standing.name, len(taken), results, drained, all_heard=not (left or freed))
 
 
 def _read_ahead(synced: SyncedDatabase, memory: Memory, later: Sequence[Taken]) -> None:

@@ -1,9 +1,9 @@
 """A worker: one thread with one session, which commits groups of whatever database has something to do.
 
 States: *without a session* (opens one, with a growing pause between attempts); *idle* (waits for the bell, outside of
-any transaction); *in a group* (see ``group_commit``). After a group that found something it rings for the same
-database again, behind those that were rung before, so that a group never waits for more to come and no database waits
-for another one to be done.
+any transaction); *in a group* (see ``group_commit``). After a group that may have left something to do it rings for the
+same database again, behind those that were rung before, so that a group never waits for more to come and no database
+waits for another one to be done. What was appended while it worked has rung already.
 
 A group that fails for no fault of anybody's data, be it the program's own, is rolled back and tried again with half the
 batches, after a pause that grows. One batch that fails alone is counted, in a transaction of its own, and rests while
@@ -127,7 +127,7 @@ class Worker:
         self._stopping.wait(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(failures, 10)))
 
     def _work(self, session: Session, number: int) -> None:
-        """One group. Where there was something, there may be more: the database is rung again, behind the others."""
+        """One group. Where it may have left something, the database is rung again, behind the others."""
         memory = self._memories.setdefault(number, Memory())
         pace = self._paces.setdefault(number, Pace(self._most_batches, self._target_ms))
         started = time.perf_counter()
@@ -149,7 +149,8 @@ class Worker:
             return
         if outcome.taken or outcome.drained:
             took_s = time.perf_counter() - started
-            self._bell.ring(number)
+            if not outcome.all_heard:
+                self._bell.ring(number)
             if outcome.taken:
                 pace.succeeded(outcome.taken, took_s * 1000)
             _tell(outcome, took_s)

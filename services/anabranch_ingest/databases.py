@@ -35,6 +35,8 @@ class Databases:
         self._by_id: dict[int, DatabaseHead] = {}
         self._states: dict[int, bytes] = {}
         self._stale = asyncio.Event()
+        self._told: dict[int, int] = {}
+        self._all = False
         self._again = LookAgain(self.read_all, _UNKNOWN_PAUSE_S)
         self.on_head: Callable[[DatabaseHead], None] = lambda _: None
         """Is told every head that answers bring."""
@@ -96,24 +98,38 @@ class Databases:
     def hear(self, heard: Heard) -> None:
         """Take in a notification: its database is looked at soon."""
         known = self._by_id.get(heard.database_id)
-        if known is None or heard.position == 0 or heard.position > known.position:
+        if known is None or heard.position == 0:
+            self.look()
+        elif heard.position > known.position:
+            self._told[heard.database_id] = heard.position
             self._stale.set()
 
     def look(self) -> None:
         """Have the databases looked at soon: something may have been missed."""
+        self._all = True
         self._stale.set()
 
     async def follow(self) -> None:
         """Keep the heads current, for ever."""
         while True:
             await self._stale.wait()
+            # Verdicts that are looked up bring the heads along: as a rule nothing is left to read after the pause.
+            await asyncio.sleep(0 if self._all else _PAUSE_S)
             self._stale.clear()
+            told, self._told = self._told, {}
+            if not self._all and all(self._is_at(number, position) for number, position in told.items()):
+                continue
+            self._all = False
             try:
                 await self.read_all()
             except Exception as error:
                 if not is_unavailable(error):
                     raise
                 _log.warning("heads can't be read", error=type(error).__name__, detail=str(error))
-                self._stale.set()
+                self.look()
                 await asyncio.sleep(_RETRY_S)
             await asyncio.sleep(_PAUSE_S)
+
+    def _is_at(self, number: int, position: int) -> bool:
+        known = self._by_id.get(number)
+        return known is not None and known.position >= position
