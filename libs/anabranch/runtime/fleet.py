@@ -10,6 +10,7 @@ import random
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -28,6 +29,7 @@ SERVICES: Mapping[str, str] = {
 
 HOST = "127.0.0.1"
 PORTS = range(20_000, 32_000)
+RESERVED = 256
 READY_TIMEOUT_S = 30.0
 STOP_PATIENCE_S = 15.0
 
@@ -128,16 +130,30 @@ def _inherited() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("ANABRANCH_TLS_")}
 
 
-def free_port() -> int:
-    """A port of this machine that nobody listens on now.
+_reserved: deque[socket.socket] = deque()
 
-    Below the range from which the kernel gives ports to connections, which come and go: so that it is hardly taken
-    before it is used, or while a service is dead and about to be started again on it. Raises FleetError where none is
-    free.
+
+def free_port() -> int:
+    """A port of this machine that is nobody else's, also not between now and when a service listens on it, or while one
+    is dead and about to be started again on it.
+
+    This process keeps it: by a socket that is bound and does not listen, so that another ``free_port``, in whatever
+    process, does not get it, while a server, which sets SO_REUSEADDR, may listen. Ports are below the range from which
+    the kernel gives them to connections. Kept are the last ``RESERVED``. Raises FleetError where none is free.
     """
     for port in random.sample(PORTS, 100):
-        if is_free(port):
-            return port
+        own = socket.socket()
+        try:
+            own.bind((HOST, port))
+        except OSError:
+            own.close()
+            continue
+        # Only now: with it, the bind above would pass beside another reservation.
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _reserved.append(own)
+        while len(_reserved) > RESERVED:
+            _reserved.popleft().close()
+        return port
     raise FleetError(f"no free port between {PORTS.start} and {PORTS.stop}")
 
 
