@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
 
-from anabranch.bench import capture_drain, ingest, latency, workload
+from anabranch.bench import capture_drain, drain, growth, ingest, latency, poison, sending, workload
+from anabranch.bench.cpu import spent
 from anabranch.bench.report import Result, percentile, print_json
-from anabranch.v1 import batch_pb2
+from anabranch.v1 import batch_pb2, errors_pb2, verdict_pb2
 
 
 @pytest.mark.timeout(180)
@@ -21,6 +24,9 @@ from anabranch.v1 import batch_pb2
         pytest.param(lambda: latency.latency(times=20), id="latency"),
         pytest.param(lambda: latency.propagate(times=20), id="propagate"),
         pytest.param(lambda: capture_drain.capture(rows=1_000, paced=100), id="capture"),
+        pytest.param(lambda: drain.drain(batches=160), id="drain"),
+        pytest.param(lambda: poison.poison(changes=1_600), id="poison"),
+        pytest.param(lambda: growth.growth(changes=20_000, measured=800), id="growth"),
     ],
 )
 def test_a_bench_prints_one_object_of_the_agreed_shape(
@@ -72,3 +78,71 @@ def test_the_workload_has_the_changes_that_it_says() -> None:
     parsed = batch_pb2.DbMutationBatch.FromString(batches[0].payload)
     assert parsed.id == batches[0].id
     assert len(parsed.mutations[0].rows) == 10
+
+
+def test_the_drain_has_the_conflicts_that_it_says() -> None:
+    planned = drain.plan(100, 1_700_000_000_000)
+    kinds = [kind for kind, _ in planned.batches]
+    assert {kind: kinds.count(kind) for kind in drain.KINDS} == {
+        "insert": 40,
+        "update": 40,
+        "overwrite": 10,
+        "refused": 10,
+    }
+    updated = {row["id"] for kind, rows in planned.batches if kind != "insert" for row in rows}
+    there = {row[0] for batch in planned.there.batches for row in batch.rows}
+    meanwhile = {row[0] for batch in planned.meanwhile.batches for row in batch.rows}
+    assert updated == there
+    assert meanwhile <= there
+    assert planned.there.node_id != planned.meanwhile.node_id
+
+
+@pytest.mark.parametrize("broken", poison.CONSTRAINTS)
+def test_one_poisoned_batch_in_ten_has_one_bad_value(broken: poison.Constraint) -> None:
+    clean = poison.client(1, 200, 1_700_000_000_000, None)
+    sick = poison.client(1, 200, 1_700_000_000_000, broken)
+    assert (len(clean.refused), len(sick.refused)) == (0, 20)
+    of_sick = {batch.id: batch for batch in sick.batches}
+    for batch_id in sick.refused:
+        batch = of_sick[batch_id]
+        columns = poison.COLUMNS if batch.insert else poison.UPDATED
+        wrong = {
+            "foreign key": [row for row in batch.rows if row[columns.index("list")] == "no list"],
+            "check": [row for row in batch.rows if str(row[columns.index("position")]).startswith("-")],
+            "not null": [row for row in batch.rows if row[columns.index("title")] is None],
+            "unique": [row for row in batch.rows if batch.rows.index(row) == 5],
+        }[broken]
+        assert len(wrong) == 1
+    refused = {row[0] for batch in sick.batches if batch.id in sick.refused and batch.insert for row in batch.rows}
+    assert not refused & {row[0] for batch in sick.batches if not batch.insert for row in batch.rows}
+
+
+def test_a_bench_that_meets_another_verdict_than_expected_says_so() -> None:
+    made = poison.client(1, 20, 1_700_000_000_000, "check")
+    bad = next(iter(made.refused))
+    good = next(batch.id for batch in made.batches if batch.id not in made.refused)
+    sender = sending.Sender(made, stub=None, key="", per_call=1)  # type: ignore[arg-type]
+
+    def verdict(batch_id: str, status: str, reason: str = "UNSPECIFIED") -> verdict_pb2.Verdict:
+        return verdict_pb2.Verdict(
+            batch_id=batch_id,
+            status=verdict_pb2.VerdictStatus.Value(f"VERDICT_STATUS_{status}"),
+            reason=errors_pb2.Reason.Value(f"REASON_{reason}"),
+        )
+
+    assert sender.all_decided([verdict(good, "APPLIED"), verdict(bad, "REJECTED", "CONSTRAINT")])
+    assert not sender.all_decided([verdict(good, "PENDING")])
+    for wrong in (
+        verdict(bad, "APPLIED"),
+        verdict(good, "REJECTED", "CONSTRAINT"),
+        verdict(bad, "REJECTED", "ROW_NOT_FOUND"),
+    ):
+        with pytest.raises(sending.NotAppliedError):
+            sender.all_decided([wrong])
+
+
+def test_processor_time_is_counted_of_what_was_started_too() -> None:
+    with spent() as took:
+        subprocess.run([sys.executable, "-c", "x = 0\nfor i in range(3_000_000): x += i"], check=True)
+    assert took.cpu_s > 0.02
+    assert took.wall_s > 0

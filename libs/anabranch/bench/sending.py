@@ -5,20 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import grpc
 
 from anabranch.bench.workload import DATABASE, Client, Made
-from anabranch.v1 import batch_pb2, ingest_pb2, ingest_pb2_grpc, position_pb2, verdict_pb2
+from anabranch.v1 import batch_pb2, errors_pb2, ingest_pb2, ingest_pb2_grpc, position_pb2, verdict_pb2
 
 CALL_TIMEOUT_S = 30.0
 MAX_ATTEMPTS = 20
 
 
 class NotAppliedError(Exception):
-    """A batch of the workload was not applied: the figure would mean nothing."""
+    """A batch of the workload did not get the verdict that it was to get: the figure would mean nothing."""
 
 
 @dataclass(slots=True)
@@ -33,10 +33,14 @@ class Sender:
     calls: int = 0
 
     async def send(self, batches: Sequence[Made], prev: str) -> str:
-        """Send and wait until every batch is applied; the last id."""
+        """Send and wait until every batch has its verdict; the last id.
+
+        Raises:
+            NotAppliedError: a verdict is another than expected, or does not come.
+        """
         envelopes = []
         for batch in batches:
-            envelopes.append(batch_pb2.Envelope(payload=batch.payload, basis=0, prev=prev))
+            envelopes.append(batch_pb2.Envelope(payload=batch.payload, basis=self.client.basis, prev=prev))
             prev = batch.id
         for _ in range(MAX_ATTEMPTS):
             request = ingest_pb2.SendRequest(
@@ -50,13 +54,21 @@ class Sender:
             )
             self.token = response.node_token
             self.calls += 1
-            statuses = {verdict.status for verdict in response.verdicts}
-            if statuses == {verdict_pb2.VERDICT_STATUS_APPLIED}:
+            if self.all_decided(response.verdicts):
                 return prev
-            if verdict_pb2.VERDICT_STATUS_REJECTED in statuses:
-                bad = next(v for v in response.verdicts if v.status == verdict_pb2.VERDICT_STATUS_REJECTED)
-                raise NotAppliedError(f"batch {bad.batch_id}: {bad.message}")
         raise NotAppliedError(f"no verdict after {MAX_ATTEMPTS} calls")
+
+    def all_decided(self, verdicts: Iterable[verdict_pb2.Verdict]) -> bool:
+        """Whether none is pending. Raises NotAppliedError where one is another than expected."""
+        decided = True
+        for verdict in verdicts:
+            if verdict.status == verdict_pb2.VERDICT_STATUS_PENDING:
+                decided = False
+            elif (verdict.status == verdict_pb2.VERDICT_STATUS_REJECTED) != (verdict.batch_id in self.client.refused):
+                raise NotAppliedError(f"batch {verdict.batch_id}: {verdict.message or 'it was applied'}")
+            elif verdict.batch_id in self.client.refused and verdict.reason != errors_pb2.REASON_CONSTRAINT:
+                raise NotAppliedError(f"batch {verdict.batch_id} broke no constraint: {verdict.message}")
+        return decided
 
     async def send_all(self) -> None:
         """Send everything, call after call."""
@@ -89,6 +101,6 @@ def send_all(address: str, key: str, clients: Sequence[Client], per_call: int) -
     """Have all clients send all that they have at the same time; seconds from the first call to the last verdict.
 
     Raises:
-        NotAppliedError: a batch was rejected, or got no verdict.
+        NotAppliedError: a batch got another verdict than expected, or none.
     """
     return asyncio.run(_all(address, key, clients, per_call))

@@ -1,11 +1,11 @@
-"""What a bench runs on: Postgres, the services as real processes, one database with one table."""
+"""What a bench runs on: Postgres, the services as real processes, one database with its tables."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,16 +31,17 @@ class Stage:
 
     @property
     def table(self) -> Table:
-        """The one synced table."""
+        """The synced table that is written to."""
         return self.database.tables[TABLE]
 
 
-def _prepare(url: str) -> Database:
+def _prepare(url: str, definition: str, tables: Sequence[str]) -> Database:
     migrate.upgrade(url)
     with connect(url, application_name="anabranch-bench", autocommit=True) as conn:
-        conn.execute(DEFINITION)
+        conn.execute(definition.encode())
         registration.create_database(conn, DATABASE, SCHEMA)
-        registration.add_table(conn, DATABASE, TABLE)
+        for table in tables:
+            registration.add_table(conn, DATABASE, table)
         conn.execute("analyze")
         return load_database(conn, DATABASE)
 
@@ -57,22 +58,35 @@ def server(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def fresh_database(server_url: str) -> Iterator[tuple[str, Database]]:
-    """A new Postgres database with the schema, the table and nothing else, dropped at the end."""
+def fresh_database(
+    server_url: str, definition: str = DEFINITION, tables: Sequence[str] = (TABLE,)
+) -> Iterator[tuple[str, Database]]:
+    """A new Postgres database with the schema that ``definition`` makes, its ``tables`` registered in this order, and
+    nothing else; dropped at the end."""
     name = f"anabranch_bench_{time.time_ns()}"
     url = create_database(server_url, name)
     try:
-        yield url, _prepare(url)
+        yield url, _prepare(url, definition, tables)
     finally:
         drop_database(server_url, name)
 
 
 @contextmanager
-def stage(resolvers: int = 1) -> Iterator[Stage]:
+def staged(server_url: str, folder: Path, url: str, database: Database, resolvers: int = 1) -> Iterator[Stage]:
+    """The services on a database that is there. ``folder`` takes their logs and is made."""
+    folder.mkdir()
+    with Stack(url, folder=folder, resolvers=resolvers) as stack:
+        yield Stage(server_url, url, stack, database, folder)
+
+
+@contextmanager
+def stage(definition: str = DEFINITION, tables: Sequence[str] = (TABLE,)) -> Iterator[Stage]:
     """Everything running; ended and removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="anabranch-bench-") as name:
         folder = Path(name)
-        with server(folder) as server_url, fresh_database(server_url) as (url, database):
-            (folder / "services").mkdir()
-            with Stack(url, folder=folder / "services", resolvers=resolvers) as stack:
-                yield Stage(server_url, url, stack, database, folder)
+        with (
+            server(folder) as server_url,
+            fresh_database(server_url, definition, tables) as (url, database),
+            staged(server_url, folder / "services", url, database) as on,
+        ):
+            yield on

@@ -3,9 +3,10 @@ columns of the same rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from google.protobuf import struct_pb2
 from ulid import ULID
 
 from anabranch.v1 import batch_pb2, value_pb2
@@ -25,6 +26,9 @@ UPDATED = ("id", "title", "done")
 _CHANGED_US = 1_700_000_000_000_000
 
 
+Row = tuple[object, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Made:
     """One batch: its id and payload, and what it does, in cells, for the baseline."""
@@ -32,15 +36,18 @@ class Made:
     id: str
     payload: bytes
     insert: bool
-    rows: tuple[tuple[object, ...], ...]
+    rows: tuple[Row, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A node and everything that it has queued."""
+    """A node and everything that it has queued. ``refused``: the ids of the batches that break a constraint.
+    ``basis``: the position that it had applied when it made them."""
 
     node_id: str
     batches: tuple[Made, ...]
+    refused: frozenset[str] = frozenset()
+    basis: int = 0
 
 
 def clients(number: int, changes: int, rows_per_batch: int, now_ms: int) -> list[Client]:
@@ -50,18 +57,23 @@ def clients(number: int, changes: int, rows_per_batch: int, now_ms: int) -> list
 
 
 def _client(number: int, batches: int, rows_per_batch: int, now_ms: int) -> Client:
-    node_id = str(ULID.from_timestamp(now_ms / 1000))
-    ids = _ids(now_ms - 60_000, number)
+    node_id = new_node(now_ms)
+    ids = ids_from(now_ms - 60_000, number)
     inserts = batches // 2
-    made = [_insert(next(ids), node_id, _rows(ids, rows_per_batch, i)) for i in range(inserts)]
+    made = [insert_batch(next(ids), node_id, rows_of(ids, rows_per_batch, i)) for i in range(inserts)]
     updates = [
-        _update(next(ids), node_id, tuple((row[0], f"{row[1]} (done)", True) for row in made[i % inserts].rows))
+        update_batch(next(ids), node_id, tuple((row[0], f"{row[1]} (done)", True) for row in made[i % inserts].rows))
         for i in range(batches - inserts)
     ]
     return Client(node_id, (*made, *updates))
 
 
-def _ids(start_ms: int, number: int) -> Iterator[str]:
+def new_node(now_ms: int) -> str:
+    """The id of a node that is made at ``now_ms``."""
+    return str(ULID.from_timestamp(now_ms / 1000))
+
+
+def ids_from(start_ms: int, number: int) -> Iterator[str]:
     """ULIDs of one millisecond, one after the other; each client has numbers of its own."""
     first = (start_ms << 80) | (number << 60)
     step = 0
@@ -70,7 +82,8 @@ def _ids(start_ms: int, number: int) -> Iterator[str]:
         yield str(ULID.from_int(first + step))
 
 
-def _rows(ids: Iterator[str], count: int, at: int) -> tuple[tuple[object, ...], ...]:
+def rows_of(ids: Iterator[str], count: int, at: int) -> tuple[Row, ...]:
+    """``count`` new rows of the table, as cells in the order of COLUMNS."""
     return tuple(
         (next(ids), f"title {at} of the day", False, at * 100 + i, i / 7, _CHANGED_US + at) for i in range(count)
     )
@@ -82,6 +95,8 @@ def _batch(batch_id: str, node_id: str) -> batch_pb2.DbMutationBatch:
 
 
 def _value(cell: object) -> value_pb2.Value:
+    if cell is None:
+        return value_pb2.Value(null_value=struct_pb2.NULL_VALUE)
     if isinstance(cell, bool):
         return value_pb2.Value(bool_value=cell)
     if isinstance(cell, int):
@@ -91,15 +106,23 @@ def _value(cell: object) -> value_pb2.Value:
     return value_pb2.Value(string_value=str(cell))
 
 
-def _insert(batch_id: str, node_id: str, rows: tuple[tuple[object, ...], ...]) -> Made:
+def insert_batch(batch_id: str, node_id: str, rows: tuple[Row, ...]) -> Made:
+    """A batch that inserts rows of COLUMNS."""
+    return batch_of(batch_id, node_id, COLUMNS, rows, insert=True)
+
+
+def batch_of(batch_id: str, node_id: str, columns: Sequence[str], rows: Sequence[Row], *, insert: bool) -> Made:
+    """A batch that inserts or updates rows of ``columns``, without an undo."""
     batch = _batch(batch_id, node_id)
-    mutation = batch.mutations.add(table=TABLE, type=batch_pb2.MUTATION_TYPE_INSERT, columns=COLUMNS)
+    kind = batch_pb2.MUTATION_TYPE_INSERT if insert else batch_pb2.MUTATION_TYPE_UPDATE
+    mutation = batch.mutations.add(table=TABLE, type=kind, columns=columns)
     for row in rows:
         mutation.rows.add(values=[_value(cell) for cell in row])
-    return Made(batch_id, batch.SerializeToString(), True, rows)
+    return Made(batch_id, batch.SerializeToString(), insert, tuple(rows))
 
 
-def _update(batch_id: str, node_id: str, rows: tuple[tuple[object, ...], ...]) -> Made:
+def update_batch(batch_id: str, node_id: str, rows: tuple[Row, ...]) -> Made:
+    """A batch that updates rows of UPDATED."""
     batch = _batch(batch_id, node_id)
     mutation = batch.mutations.add(table=TABLE, type=batch_pb2.MUTATION_TYPE_UPDATE, columns=UPDATED)
     mutation.undo.columns.extend(UPDATED[1:])
@@ -108,3 +131,12 @@ def _update(batch_id: str, node_id: str, rows: tuple[tuple[object, ...], ...]) -
         before = str(row[1]).removesuffix(" (done)")
         mutation.undo.rows.add(values=[_value(before), _value(False)])
     return Made(batch_id, batch.SerializeToString(), False, rows)
+
+
+def delete_batch(batch_id: str, node_id: str, keys: tuple[str, ...]) -> Made:
+    """A batch that deletes rows by their keys."""
+    batch = _batch(batch_id, node_id)
+    mutation = batch.mutations.add(table=TABLE, type=batch_pb2.MUTATION_TYPE_DELETE, columns=COLUMNS[:1])
+    for key in keys:
+        mutation.rows.add(values=[_value(key)])
+    return Made(batch_id, batch.SerializeToString(), False, tuple((key,) for key in keys))
