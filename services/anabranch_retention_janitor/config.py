@@ -15,6 +15,8 @@ class JanitorSettings(ServiceSettings):
 
     sweep_interval_ms: int = Field(600_000, ge=100)
     """From the end of a sweep to the begin of the next one."""
+    census_interval_ms: int = Field(15_000, ge=100)
+    """How often the nodes are counted and the floor's bounds looked at, for the metrics."""
     sweep_max_ms: int = Field(300_000, ge=100)
     """How long a sweep may take; the next one goes on where it ended."""
     sweep_statement_timeout_ms: int = Field(2_000, ge=10)

@@ -134,6 +134,7 @@ async def _table(
             continue
         rows_done += batch.num_rows
         metrics.count("anabranch_pull_rows", batch.num_rows, database=database.name)
+        metrics.count("anabranch_pull_bytes", len(ipc), database=database.name)
         progress = Progress(tuple(key_of_last(table, batch)), rows_done, progress.earliest)
         last = range(0, len(ipc), PART_BYTES)[-1]
         for start in range(0, last, PART_BYTES):

@@ -35,6 +35,8 @@ VALUES = {
     "cause": 12,
     "state": 2,
     "what": 7,
+    "seen": 5,
+    "hold": 5,
 }
 """Most values of a label in one process."""
 TOGETHER = {("method", "code"): 40, ("database", "status", "reason"): DATABASES * 25}

@@ -18,6 +18,7 @@ from google.rpc import (  # type: ignore[import-untyped]
 )
 from grpc_status import rpc_status
 
+from anabranch.runtime import metrics
 from anabranch.v1 import errors_pb2
 from anabranch.v1.errors_pb2 import Reason
 
@@ -82,6 +83,7 @@ async def abort(
     """End the call with the status of ``Failure(reason, message, **metadata)``. Raises grpc.aio.AbortError,
     always."""
     status = to_status(Failure(reason, message, **metadata))
+    metrics.count("anabranch_failures", reason=reason_name(reason))
     await context.abort(status.code, status.details, tuple(status.trailing_metadata))
     raise AssertionError("abort returned")
 

@@ -65,7 +65,12 @@ METRICS: tuple[Metric, ...] = (
     Metric("anabranch_refused_credentials", "counter", "1", ("reason",), "Calls refused for their credentials"),
     Metric("anabranch_ready", "gauge", "1", (), "1 while the service is ready, else 0"),
     Metric("anabranch_pool_in_use", "gauge", "1", (), "Connections of the pool that are in use"),
+    Metric("anabranch_pool_open", "gauge", "1", (), "Connections of the pool"),
     Metric("anabranch_pool_waiting", "gauge", "1", (), "Requests that wait for a connection of the pool"),
+    Metric("anabranch_pool_refused", "counter", "1", (), "Requests that got no connection of the pool in time"),
+    Metric(
+        "anabranch_failures", "counter", "1", ("reason",), "Calls that failed, by the reason that the caller was told"
+    ),
     # ingest.
     Metric("anabranch_batches_received", "counter", "1", ("database",), "Batches taken in, repeats included"),
     Metric(
@@ -152,6 +157,7 @@ METRICS: tuple[Metric, ...] = (
         "Tables that a node found not to have the server's rows",
     ),
     Metric("anabranch_pull_rows", "counter", "1", ("database",), "Rows sent by pulls"),
+    Metric("anabranch_pull_bytes", "counter", "By", ("database",), "Bytes of the rows sent by pulls, as Arrow"),
     Metric(
         "anabranch_delivery_lag",
         "histogram",
@@ -164,8 +170,25 @@ METRICS: tuple[Metric, ...] = (
     Metric("anabranch_compacted_changes", "counter", "1", ("database",), "Changes in published runs"),
     Metric("anabranch_compaction_bytes", "counter", "By", ("database",), "Bytes of the files of published runs"),
     Metric("anabranch_compaction_files", "counter", "1", ("database",), "Files of published runs"),
-    Metric("anabranch_compaction_lag", "gauge", "s", ("database",), "From the compacted position to the head"),
+    Metric(
+        "anabranch_compaction_lag",
+        "gauge",
+        "s",
+        ("database",),
+        "From the compacted position to the head; told by the janitor, too, when no run is under way",
+    ),
     # retention-janitor.
+    Metric(
+        "anabranch_nodes", "gauge", "1", ("database", "seen"), "Nodes, by the shortest time within which they called"
+    ),
+    Metric(
+        "anabranch_floor_bound_age",
+        "gauge",
+        "s",
+        ("database", "hold"),
+        "From where each bound would let the floor be to now: the oldest one is what holds it",
+    ),
+    Metric("anabranch_epochs_ended", "gauge", "1", ("database",), "Epochs that ended because the history was rewound"),
     Metric("anabranch_sweeps", "counter", "1", ("outcome",), "Sweeps: done, unfinished, failed, or another's turn"),
     Metric("anabranch_retention_removed", "counter", "1", ("database", "what"), "Rows removed by sweeps, by kind"),
     Metric("anabranch_floor_age", "gauge", "s", ("database",), "From the floor to the last sweep: how much is kept"),
@@ -244,6 +267,15 @@ def record(name: str, value: float, **labels: str) -> None:
 def gauge(name: str, value: float, **labels: str) -> None:
     """Set a gauge. Raises as ``count``."""
     _levels[name][_label_values(name, labels)] = value
+
+
+def gauges(name: str, values: Values) -> None:
+    """Set all of a gauge, by its labels' values in the table's order: what is not among them is gone. Raises KeyError
+    for a name that is no gauge in the table."""
+    levels = _levels[name]
+    levels.update(values)
+    for labels in [labels for labels in levels if labels not in values]:
+        del levels[labels]
 
 
 _UNIT_SUFFIX = {"1": "", "s": "_seconds", "By": "_bytes"}

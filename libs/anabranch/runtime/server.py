@@ -174,10 +174,14 @@ async def _start(pool: AsyncPool, stack: contextlib.AsyncExitStack) -> None:
         stop=tenacity.stop_after_delay(START_TIMEOUT_S),
         reraise=True,
     )
+    last: str | None = None
     async for attempt in retrying:
         with attempt:
             objection = await _database_objection(pool, known, 5.0)
             if objection is not None:
+                if objection != last:
+                    last = objection
+                    _log.warning("not ready", detail=objection)
                 raise NotReadyError(objection)
 
 
@@ -310,6 +314,7 @@ async def _watch_readiness(
     interval_s = settings.ready_interval_ms / 1000
     known = migrate.revisions()
     last: str | None = "starting"
+    refused = 0
     while True:
         objection = await _objection(service, pool, known, max(interval_s, 1.0))
         serving = (
@@ -323,7 +328,10 @@ async def _watch_readiness(
         metrics.gauge("anabranch_ready", 1 if objection is None else 0)
         pool_state = pool.get_stats()
         metrics.gauge("anabranch_pool_in_use", pool_state["pool_size"] - pool_state["pool_available"])
+        metrics.gauge("anabranch_pool_open", pool_state["pool_size"])
         metrics.gauge("anabranch_pool_waiting", pool_state["requests_waiting"])
+        metrics.count("anabranch_pool_refused", pool_state.get("requests_errors", 0) - refused)
+        refused = pool_state.get("requests_errors", 0)
         await asyncio.sleep(interval_s)
 
 
