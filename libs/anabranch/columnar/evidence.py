@@ -31,17 +31,42 @@ class EvidenceError(Exception):
     """What stands for the log is not there, can't be read, or is not what was published. The message names the file."""
 
 
+def manifest_folder(root: str, manifest: Manifest) -> tuple[fs.FileSystem, str]:
+    """Where the files of a manifest lie below ``root``: the file system, and the folder of the epoch.
+
+    Raises:
+        EvidenceError: the file system is not to be had.
+    """
+    try:
+        filesystem, path = file_system(root)
+    except (OSError, ValueError) as error:
+        raise EvidenceError(f"{root}: {error}") from error
+    return filesystem, f"{path.rstrip('/')}/{epoch_folder(manifest.database, manifest.epoch)}"
+
+
+def require_manifest(filesystem: fs.FileSystem, folder: str, manifest: Manifest) -> None:
+    """The manifest's own file is there, and says what was published.
+
+    Raises:
+        EvidenceError: it does not.
+    """
+    path = f"{folder}/{manifest_path(manifest.run_id)}"
+    try:
+        with filesystem.open_input_stream(path) as stream:
+            found = from_json(json.loads(stream.read()))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise EvidenceError(f"{path}: {error}") from error
+    if found != manifest:
+        raise EvidenceError(f"{path} is not what run {manifest.run_id} published")
+
+
 class Evidence:
     """The files of one published manifest below ``root``."""
 
     def __init__(self, root: str, manifest: Manifest, codecs: Codecs) -> None:
         self._manifest = manifest
         self._codecs = codecs
-        try:
-            self._filesystem, path = file_system(root)
-        except (OSError, ValueError) as error:
-            raise EvidenceError(f"{root}: {error}") from error
-        self._folder = f"{path.rstrip('/')}/{epoch_folder(manifest.database, manifest.epoch)}"
+        self._filesystem, self._folder = manifest_folder(root, manifest)
 
     def require_manifest(self) -> None:
         """The manifest's own file is there, and says what was published.
@@ -49,14 +74,7 @@ class Evidence:
         Raises:
             EvidenceError: it does not.
         """
-        path = f"{self._folder}/{manifest_path(self._manifest.run_id)}"
-        try:
-            with self._filesystem.open_input_stream(path) as stream:
-                found = from_json(json.loads(stream.read()))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise EvidenceError(f"{path}: {error}") from error
-        if found != self._manifest:
-            raise EvidenceError(f"{path} is not what run {self._manifest.run_id} published")
+        require_manifest(self._filesystem, self._folder, self._manifest)
 
     def require_files(self, after: int, upto: int) -> None:
         """The files that overlap (``after``, ``upto``] are there, with the sizes and numbers of rows as published.

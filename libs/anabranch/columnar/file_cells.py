@@ -18,6 +18,7 @@ from anabranch.schema.cells import Literal
 _NUMBERS: dict[Kind, pa.DataType] = {Kind.TIMESTAMP: pa.int64(), Kind.DATE: pa.int32(), Kind.TIME: pa.int64()}
 _CODES = {pa.int64(): "q", pa.int32(): "i", pa.float64(): "d"}
 _NAN = "NaN"
+_MOST_DIGITS = 38
 Exact = Sequence[str | None] | None
 """The texts of values that the file column can't hold, each where it stands; None where there are none."""
 
@@ -104,6 +105,44 @@ class FileCodec:
                 return plain.cast(self.type), pc.if_else(special, values, pa.scalar(None, pa.string())).to_pylist()
             return values.cast(self.type), None
         return (values if values.type == self.type else values.cast(self.type)), None
+
+    def to_pull(self, values: pa.Array, exact: pa.Array | None = None) -> pa.Array:
+        """A file column as a Pull carries it: the way back from ``from_pull``. ``exact``: the texts of values that the
+        file column can't hold, null elsewhere."""
+        kind = self.column.kind
+        if kind is Kind.TIME:
+            return values.view(pa.time64("us"))
+        if exact is not None and exact.null_count == len(exact):
+            exact = None
+        if kind is Kind.TIMESTAMP and exact is not None:
+            return pc.coalesce(exact, values.view(pa.int64()).cast(pa.string()))
+        if self._digits is not None:
+            texts = _printed(values, self._digits[1])
+            return texts if exact is None else pc.coalesce(exact, texts)
+        return values
+
+    def pulled_cells(self, values: pa.Array) -> list[Cell]:
+        """The cells of a column as a Pull carries it.
+
+        Raises:
+            ValueError: the values are not what carries the column.
+        """
+        return to_cells(self.column, values, self._read)
+
+
+def _printed(values: pa.Array, scale: int) -> pa.Array:
+    """Decimals as Postgres prints a numeric of ``scale``; a cast would write 1E-8."""
+    whole = pa.Array.from_buffers(
+        pa.decimal128(_MOST_DIGITS, 0), len(values), values.buffers(), values.null_count, values.offset
+    )
+    digits = whole.cast(pa.string())
+    if scale == 0:
+        return digits
+    sign = pc.if_else(pc.starts_with(digits, "-"), "-", "")
+    padded = pc.utf8_lpad(pc.utf8_ltrim(digits, "-"), scale + 1, "0")
+    before = pc.utf8_slice_codeunits(padded, 0, -scale)
+    after = pc.utf8_slice_codeunits(padded, -scale)
+    return pc.binary_join_element_wise(sign, before, ".", after, "")
 
 
 def _plain(number: Decimal) -> str:

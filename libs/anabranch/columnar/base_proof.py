@@ -1,0 +1,154 @@
+"""Proof that a published base is what was published, before anybody is given its rows.
+
+Each bucket is proven once by whoever holds a ``BaseProver``: its rows, as a Pull would carry them, are encoded anew,
+and their number and sum have to be those of the manifest, which the compactor compared with the table's own. From then
+on the same files, by path, size and time of change, are taken as proven; the compactor never changes one that it has
+published.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyarrow import fs
+
+from anabranch.columnar.base_reader import BaseReader
+from anabranch.columnar.evidence import EvidenceError, manifest_folder, require_manifest
+from anabranch.columnar.file_cells import FileCodec
+from anabranch.columnar.manifest import Base, Bucket, Manifest, TableFiles
+from anabranch.columnar.proof import Prover, Sum
+from anabranch.schema import Column
+
+Codecs = Callable[[Iterable[Column]], Sequence[FileCodec]]
+_KEPT = 100_000
+"""Buckets that are remembered as proven."""
+_BATCH_BYTES = 512 * 1024
+_Identity = tuple[str, int, str, tuple[tuple[str, int, int], ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Unproven:
+    """A bucket of a table whose rows nobody has held against its sum yet."""
+
+    table: str
+    bucket: int
+    identity: _Identity
+
+
+class PublishedBase:
+    """The bases of a published manifest below ``root``. Any thread.
+
+    Raises:
+        EvidenceError: the file system is not to be had.
+    """
+
+    def __init__(self, root: str, manifest: Manifest, codecs: Codecs) -> None:
+        self.manifest = manifest
+        self._codecs = codecs
+        self._filesystem, self._folder = manifest_folder(root, manifest)
+
+    def require_manifest(self) -> None:
+        """The manifest's own file says what was published. Raises EvidenceError."""
+        require_manifest(self._filesystem, self._folder, self.manifest)
+
+    def reader(self, table: str, batch_bytes: int) -> BaseReader:
+        """A reader of a table that has a base."""
+        files = self.manifest.tables[table]
+        codecs = self._codecs(files.columns.table.columns)
+        return BaseReader(self._filesystem, self._folder, files, codecs, batch_bytes)
+
+    def sum(self, table: str) -> Sum:
+        """The proven sum of a table's rows."""
+        total = Sum()
+        for bucket in _base_of(self.manifest.tables[table]).buckets:
+            total += bucket.sum
+        return total
+
+    def bucket_of(self, one: Unproven) -> Bucket:
+        """What was published of a bucket."""
+        return _base_of(self.manifest.tables[one.table]).buckets[one.bucket]
+
+    def identities(self, table: str) -> list[Unproven]:
+        """What each bucket of a table has for files now.
+
+        Raises:
+            EvidenceError: a file is missing, or its size is not the one that was published.
+        """
+        base = _base_of(self.manifest.tables[table])
+        paths = [f"{self._folder}/{file.path}" for file in base.files]
+        try:
+            infos = self._filesystem.get_file_info(paths)
+        except OSError as error:
+            raise EvidenceError(f"{self._folder}: {error}") from error
+        found: list[list[tuple[str, int, int]]] = [[] for _ in base.buckets]
+        for file, info in zip(base.files, infos, strict=True):
+            if info.type != fs.FileType.File:
+                raise EvidenceError(f"{info.path} is missing")
+            if info.size != file.bytes:
+                raise EvidenceError(f"{info.path} has {info.size} bytes; {file.bytes} were published")
+            found[file.bucket].append((info.path, info.size, info.mtime_ns or 0))
+        return [
+            Unproven(table, number, (table, bucket.count, bucket.total, tuple(files)))
+            for number, (bucket, files) in enumerate(zip(base.buckets, found, strict=True))
+        ]
+
+    def bucket_sum(self, table: str, number: int) -> Sum:
+        """Number and sum of the rows of a bucket, made anew from what a Pull would carry.
+
+        Raises:
+            EvidenceError: a file can't be read, or holds what it can't have held.
+        """
+        files = self.manifest.tables[table]
+        codecs, prover = self._codecs(files.columns.table.columns), Prover(files.columns.table)
+        total = Sum()
+        for batch in self.reader(table, _BATCH_BYTES).bucket(number):
+            try:
+                cells = [codec.pulled_cells(values) for codec, values in zip(codecs, batch.columns, strict=True)]
+                total += prover.rows(cells)
+            except (ValueError, TypeError, pa.ArrowException) as error:
+                raise EvidenceError(f"the base of {table} in {self._folder}: {error!r}") from error
+        return total
+
+
+def _base_of(files: TableFiles) -> Base:
+    assert files.base is not None
+    return files.base
+
+
+class BaseProver:
+    """Remembers which buckets are proven. ``unproven`` from any thread, ``prove`` from one."""
+
+    def __init__(self) -> None:
+        self._proven: OrderedDict[_Identity, None] = OrderedDict()
+
+    def unproven(self, base: PublishedBase, tables: Iterable[str]) -> list[Unproven]:
+        """The buckets of some tables that are still to be proven.
+
+        Raises:
+            EvidenceError: the manifest or a file is not there, or not as it was published.
+        """
+        base.require_manifest()
+        return [one for table in tables for one in base.identities(table) if one.identity not in self._proven]
+
+    def prove(self, base: PublishedBase, buckets: Iterable[Unproven]) -> None:
+        """Hold the rows of some buckets against their sums.
+
+        Raises:
+            EvidenceError: they are others.
+        """
+        for one in buckets:
+            if one.identity in self._proven:
+                continue
+            wanted = base.bucket_of(one).sum
+            found = base.bucket_sum(one.table, one.bucket)
+            if found != wanted:
+                raise EvidenceError(
+                    f"bucket {one.bucket} of the base of {one.table} has {found.count} rows with the sum "
+                    f"{found.total:032x}; {wanted.count} with {wanted.total:032x} were published"
+                )
+            self._proven[one.identity] = None
+            while len(self._proven) > _KEPT:
+                self._proven.popitem(last=False)

@@ -1,0 +1,193 @@
+"""Reads a table's published base without Spark: its rows in record batches as a Pull carries them.
+
+The order of rows is the manifest's, and the same each time: bucket by bucket, of each first what its whole files hold
+and no delta has otherwise, then what the deltas left. So a place in it, a bucket and a number of its rows, can be gone
+back to. In memory are a chunk, and of one bucket the deltas, which the compactor keeps below a quarter of its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from anabranch.columnar.evidence import EvidenceError
+from anabranch.columnar.file_cells import FileCodec
+from anabranch.columnar.file_columns import OWN, may_need_text
+from anabranch.columnar.manifest import File, TableFiles
+from anabranch.schema import Kind
+
+_AT = "at"
+_BUFFER_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """After ``rows`` rows of bucket ``bucket``, and all of the buckets before."""
+
+    bucket: int = 0
+    rows: int = 0
+
+
+class BaseReader:
+    """Reads the base of one table, whose files lie in ``folder``; batches of about ``batch_bytes``. Pages are held
+    against their checksums."""
+
+    def __init__(
+        self, filesystem: fs.FileSystem, folder: str, files: TableFiles, codecs: Sequence[FileCodec], batch_bytes: int
+    ) -> None:
+        assert files.base is not None
+        self._filesystem = filesystem
+        self._folder = folder
+        self._base = files.base
+        self._codecs = codecs
+        self._batch_bytes = batch_bytes
+        self._table = files.columns.table
+        self._names = [column.file_name for column in files.columns.columns]
+        self._own = [f"{OWN}.exact"] if any(map(may_need_text, self._table.columns)) else []
+
+    def batches(self, after: Place) -> Generator[tuple[pa.RecordBatch, Place], None, None]:
+        """The rows after a place, each batch with the place after it; none is empty.
+
+        Raises:
+            EvidenceError: a file is not there, can't be read, or is none that holds this table.
+        """
+        for number in range(after.bucket, len(self._base.buckets)):
+            done = after.rows if number == after.bucket else 0
+            for batch in self.bucket(number, done):
+                done += batch.num_rows
+                yield batch, Place(number, done)
+
+    def bucket(self, number: int, skip: int = 0) -> Iterator[pa.RecordBatch]:
+        """The rows of one bucket after the first ``skip``; no batch is empty. Raises as ``batches``."""
+        files = [file for file in self._base.files if file.bucket == number]
+        deltas = [file for file in files if file.delta]
+        latest = self._latest(deltas) if deltas else None
+        for file in files:
+            if file.delta:
+                continue
+            try:
+                with self._open(file) as opened:
+                    for group in range(opened.num_row_groups):
+                        shown = None if latest is None else self._shown(opened, group, latest)
+                        rows = opened.metadata.row_group(group).num_rows if shown is None else shown.true_count
+                        if rows > skip:
+                            yield from self._group(opened, group, shown, skip)
+                        skip = max(0, skip - rows)
+            except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+                raise EvidenceError(f"{self._folder}/{file.path}: {error}") from error
+        if latest is not None:
+            left = latest.filter(pc.invert(_own(latest, "deleted"))).slice(skip)
+            size = max(1, int(self._batch_bytes / max(1, left.nbytes) * left.num_rows))
+            for batch in left.combine_chunks().to_batches(max_chunksize=size):
+                yield self._pulled(batch)
+
+    def _open(self, file: File) -> pq.ParquetFile:
+        return pq.ParquetFile(
+            f"{self._folder}/{file.path}",
+            filesystem=self._filesystem,
+            buffer_size=_BUFFER_BYTES,
+            # What is read ahead would be kept until the file is closed.
+            pre_buffer=False,
+            page_checksum_verification=True,
+        )
+
+    def _group(
+        self, opened: pq.ParquetFile, group: int, shown: pa.BooleanArray | None, skip: int
+    ) -> Iterator[pa.RecordBatch]:
+        about = opened.metadata.row_group(group)
+        size = max(1, int(self._batch_bytes / max(1, about.total_byte_size) * about.num_rows))
+        columns = [*self._names, *self._own]
+        at = 0
+        for batch in opened.iter_batches(size, row_groups=[group], columns=columns, use_threads=False):
+            read = batch.num_rows
+            if shown is not None:
+                batch = batch.filter(shown.slice(at, read))
+            at += read
+            if skip < batch.num_rows:
+                yield self._pulled(batch.slice(skip))
+            skip = max(0, skip - batch.num_rows)
+
+    def _pulled(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        exact = batch.column(OWN).field("exact") if self._own else None
+        columns = []
+        for codec, name in zip(self._codecs, self._names, strict=True):
+            if name not in batch.schema.names:
+                # A column that is younger than the file.
+                columns.append(codec.to_pull(pa.nulls(batch.num_rows, codec.type)))
+                continue
+            values = batch.column(name)
+            if values.type != codec.type:
+                values = values.cast(codec.type)
+            columns.append(codec.to_pull(values, _texts(codec, exact, name)))
+        return pa.RecordBatch.from_arrays(columns, names=self._table.column_names)
+
+    def _latest(self, deltas: Sequence[File]) -> pa.Table:
+        """Of a bucket's deltas the last row of each key, also where it is deleted."""
+        columns = [*self._names, OWN]
+        read = []
+        for file in deltas:
+            try:
+                with self._open(file) as opened:
+                    read.append(opened.read(columns=columns, use_threads=False))
+            except (OSError, ValueError, pa.ArrowException) as error:
+                raise EvidenceError(f"{self._folder}/{file.path}: {error}") from error
+        rows = pa.concat_tables(read, promote_options="default").combine_chunks()
+        keys = self._keys(rows)
+        order = [(name, "ascending") for name in keys.column_names]
+        indices = pc.sort_indices(
+            keys.append_column("position", _own(rows, "position")), [*order, ("position", "descending")]
+        )
+        keys, rows = keys.take(indices), rows.take(indices)
+        other = None
+        for values in keys.columns:
+            one = pc.not_equal(values.slice(1), values.slice(0, max(0, len(values) - 1)))
+            other = one if other is None else pc.or_(other, one)
+        first = pa.chunked_array([pa.array([True] if rows.num_rows else [], pa.bool_()), *_chunks(other)])
+        return rows.filter(first)
+
+    def _keys(self, rows: pa.Table | pa.RecordBatch) -> pa.Table:
+        """What tells rows apart, without nulls."""
+        columns: dict[str, pa.ChunkedArray | pa.Array] = {}
+        for i in self._table.key_index:
+            values = rows.column(self._names[i])
+            if self._table.columns[i].kind is Kind.TIMESTAMP:
+                texts = _texts(self._codecs[i], _own(rows, "exact"), self._names[i])
+                columns[f"x{i}"] = pc.fill_null(pa.nulls(rows.num_rows, pa.string()) if texts is None else texts, "")
+                values = pc.fill_null(values.cast(pa.int64()), 0)
+            columns[f"c{i}"] = values
+        return pa.table(columns)
+
+    def _shown(self, opened: pq.ParquetFile, group: int, latest: pa.Table) -> pa.BooleanArray:
+        """Which rows of a row group no delta has otherwise."""
+        wanted = [self._names[i] for i in self._table.key_index]
+        keys = self._keys(opened.read_row_group(group, columns=[*wanted, *self._own], use_threads=False))
+        at = pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), keys.num_rows))
+        found = keys.append_column(_AT, at).join(
+            self._keys(latest), keys.column_names, join_type="left semi", use_threads=False
+        )
+        return pc.invert(pc.is_in(at, found.column(_AT).combine_chunks()))
+
+
+def _chunks(values: pa.ChunkedArray | pa.Array | None) -> Sequence[pa.Array]:
+    if values is None:
+        return ()
+    return values.chunks if isinstance(values, pa.ChunkedArray) else (values,)
+
+
+def _own(rows: pa.Table | pa.RecordBatch, name: str) -> pa.Array:
+    own = rows.column(OWN)
+    if isinstance(own, pa.ChunkedArray):
+        own = own.combine_chunks()
+    return own.field(name)
+
+
+def _texts(codec: FileCodec, exact: pa.Array | None, name: str) -> pa.Array | None:
+    """The exact texts of one column; None where there are none."""
+    if exact is None or not may_need_text(codec.column) or exact.null_count == len(exact):
+        return None
+    return pc.map_lookup(exact, pa.scalar(name), "first")
