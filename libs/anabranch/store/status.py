@@ -1,4 +1,4 @@
-"""How an installation is doing: what ``anabranch status`` shows. Everything is read in one transaction."""
+"""How an installation is doing: what ``anabranch status`` shows. All but what holds the floors is of one moment."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+
+from anabranch.merge.retention import Bound, Hold, plan
+from anabranch.store.census import SEEN, count_nodes
+from anabranch.store.retention import databases as kept_databases
+from anabranch.store.retention import read_facts
 
 SHOWN_NODES = 1_000
 """The most nodes of a database that are listed; those seen last come first."""
@@ -47,6 +52,14 @@ order by n.database_id, n.place
 """
 """The nodes seen last in each database, and how many there are."""
 
+RECENT_MS = 10_000
+RECENT = """
+select g.database_id, sum(g.batches)
+from anabranch.databases d join anabranch.groups g on g.database_id = d.id and g.position > %s
+group by g.database_id
+"""
+"""Batches of the groups after a position."""
+
 SERVER_TIME = "select (extract(epoch from clock_timestamp()) * 1000)::bigint"
 """Postgres's clock, by which positions are given."""
 
@@ -81,6 +94,15 @@ class DatabaseStatus:
     """How long the oldest batch without a verdict has waited."""
     node_count: int
     nodes: tuple[NodeStatus, ...]
+    decided_per_s: float
+    """Accepted batches a second, over the last ten."""
+    nodes_seen: dict[str, int]
+    """Nodes by the shortest time within which they called (``census.SEEN``)."""
+    bounds: tuple[tuple[str, int, str], ...]
+    """What holds the floor, the strictest first: the hold's name, the position up to which it lets it go, and why. None
+    before the first group."""
+    compaction_behind_ms: int | None
+    """How far the compacted position is behind the head; None where the log is not compacted."""
 
 
 def read_status(conn: psycopg.Connection[tuple[Any, ...]]) -> tuple[int, list[DatabaseStatus]]:
@@ -93,11 +115,16 @@ def read_status(conn: psycopg.Connection[tuple[Any, ...]]) -> tuple[int, list[Da
         tables = conn.execute(TABLES).fetchall()
         backlog = {number: rest for number, *rest in conn.execute(BACKLOG).fetchall()}
         nodes = conn.execute(NODES, (SHOWN_NODES,)).fetchall()
-    now_ms = int(row[0]) if row else 0
+        now_ms = int(row[0]) if row else 0
+        recent = dict(conn.execute(RECENT, (now_ms - RECENT_MS,)).fetchall())
+        seen = count_nodes(conn, [database[1] for database in databases], now_ms)
+    bounds = _bounds(conn, now_ms)
     found = []
     for number, name, schema_name, epoch, floor, schema_version, head in databases:
         ready, parked, oldest = backlog.get(number, (0, 0, None))
         own = [node for node in nodes if node[0] == number]
+        held = bounds.get(name, ()) if head else ()
+        compacted = next((bound.position for bound in held if bound.hold is Hold.COMPACTION), None)
         found.append(
             DatabaseStatus(
                 name=name,
@@ -115,6 +142,14 @@ def read_status(conn: psycopg.Connection[tuple[Any, ...]]) -> tuple[int, list[Da
                     NodeStatus(node_id, node_name, principal, seen_ms, acknowledged, max(0, head - acknowledged))
                     for _, _, node_id, node_name, principal, seen_ms, acknowledged in own
                 ),
+                decided_per_s=int(recent.get(number, 0)) / (RECENT_MS / 1000),
+                nodes_seen={place: seen[name, place] for place in SEEN},
+                bounds=tuple((bound.hold.name, bound.position, bound.detail) for bound in held),
+                compaction_behind_ms=None if compacted is None else max(0, head - compacted),
             )
         )
     return now_ms, found
+
+
+def _bounds(conn: psycopg.Connection[tuple[Any, ...]], now_ms: int) -> dict[str, tuple[Bound, ...]]:
+    return {kept.name: plan(read_facts(conn, kept, now_ms)[0]).bounds for kept in kept_databases(conn)}
