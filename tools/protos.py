@@ -21,6 +21,7 @@ PACKAGE = Path("anabranch/v1")
 STUBS = ROOT / "libs" / PACKAGE
 GENERATED = re.compile(r".+_pb2(_grpc)?\.pyi?")
 INIT = '"""Generated from protos/anabranch/v1 by `make protos`. Do not edit."""\n'
+BASELINE = ROOT / "protos" / "baseline.binpb"
 RELEASE_TAG = "v[0-9]*"
 
 
@@ -80,7 +81,7 @@ def lint() -> None:
 
 
 def breaking() -> None:
-    """Compare with the last release; before the first one there is nothing that could break."""
+    """Compare with the last release; before the first one, with the baseline that is committed."""
     described = subprocess.run(
         ["git", "describe", "--tags", "--abbrev=0", "--match", RELEASE_TAG],
         cwd=ROOT,
@@ -88,15 +89,18 @@ def breaking() -> None:
         text=True,
         check=False,
     )
-    if described.returncode != 0:
-        print("No release tag yet: no contract to break.")
-        return
-    buf("breaking", "--against", f".git#tag={described.stdout.strip()}")
+    released = described.returncode == 0
+    buf("breaking", "--against", f".git#tag={described.stdout.strip()}" if released else str(BASELINE))
+
+
+def baseline() -> None:
+    """Take the contract as it is for what must not be broken until the first release."""
+    buf("build", "--exclude-source-info", "--output", str(BASELINE))
 
 
 def main() -> None:
     """Run the one command named on the command line."""
-    commands = {command.__name__: command for command in (generate, check, lint, breaking)}
+    commands = {command.__name__: command for command in (generate, check, lint, breaking, baseline)}
     if len(sys.argv) != 2 or sys.argv[1] not in commands:
         raise SystemExit(f"usage: protos.py {'|'.join(commands)}")
     try:

@@ -1,0 +1,1 @@
+"""Programs in several languages, on the contract's stubs alone."""

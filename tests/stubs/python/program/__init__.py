@@ -1,0 +1,1 @@
+"""A client of Anabranch on the generated stubs alone."""
