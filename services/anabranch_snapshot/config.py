@@ -49,3 +49,8 @@ class SnapshotSettings(ServiceSettings):
     """The longest that one pull's transaction stays open; then the pull ends and can be resumed."""
     pull_batch_bytes: int = Field(2 * 1024 * 1024, ge=4 * 1024, le=64 * 1024 * 1024)
     """About how many bytes one chunk of a pull has."""
+
+    base_proof_wait_ms: int = Field(10_000, ge=0)
+    """How long a pull waits while the published base is proven by this process; then it reads from Postgres."""
+    base_retry_ms: int = Field(60_000, ge=0)
+    """How long a published base that was found missing or changed is not looked at again."""

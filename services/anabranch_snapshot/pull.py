@@ -1,4 +1,4 @@
-"""The verb of Pull: whole tables of one moment, a chunk at a time, as fast as the client takes them.
+"""The verb of Pull from Postgres: whole tables of one moment, a chunk at a time, as fast as the client takes them.
 
 States of a pull:
 
@@ -32,12 +32,10 @@ from anabranch.store.pull_reader import PullReader, PullUnavailableError, key_of
 from anabranch.v1 import errors_pb2, position_pb2, snapshot_pb2
 from anabranch_snapshot.config import SnapshotSettings
 from anabranch_snapshot.pages import to_position, to_sum
+from anabranch_snapshot.pull_responses import Response, in_parts, with_ipc
 from anabranch_snapshot.pull_session import Session, Turns
 from anabranch_snapshot.resume_tokens import Progress, to_token
 
-PART_BYTES = 3_500_000
-"""The most of a chunk that one response carries; below the 4 MiB that a gRPC channel takes by default."""
-_ARROW_IPC = bytes((snapshot_pb2.PullResponse.ARROW_IPC_FIELD_NUMBER << 3 | 2,))
 _log = structlog.get_logger()
 
 
@@ -86,7 +84,7 @@ async def pull(
                         f"nothing was taken for {settings.pull_stall_ms} ms: resume the pull",
                     )
                     try:
-                        yield _with_ipc(response, ipc)
+                        yield with_ipc(response, ipc)
                     finally:
                         stalled.cancel()
                     if session.cut_off is not None:
@@ -113,7 +111,7 @@ async def _table(
     wanted: Wanted,
     as_of: position_pb2.Position,
     sums: Mapping[str, SumRow],
-) -> AsyncIterator[tuple[snapshot_pb2.PullResponse, memoryview]]:
+) -> AsyncIterator[Response]:
     table, progress = wanted.table, wanted.progress or Progress(None, 0, as_of.server_timestamp_ms)
     key, rows_done = progress.key, progress.rows_done
 
@@ -136,12 +134,10 @@ async def _table(
         metrics.count("anabranch_pull_rows", batch.num_rows, database=database.name)
         metrics.count("anabranch_pull_bytes", len(ipc), database=database.name)
         progress = Progress(tuple(key_of_last(table, batch)), rows_done, progress.earliest)
-        last = range(0, len(ipc), PART_BYTES)[-1]
-        for start in range(0, last, PART_BYTES):
-            part = snapshot_pb2.PullResponse(table=table.name, arrow_ipc_incomplete=True, as_of=as_of)
-            yield part, ipc[start : start + PART_BYTES]
         resume = to_token(database, table, progress)
-        yield snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, as_of=as_of, resume=resume), ipc[last:]
+        whole = snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, as_of=as_of, resume=resume)
+        for part in in_parts(whole, ipc, as_of):
+            yield part
     newest = reader.undrained.get(table.id)
     if newest is not None:
         # The rows are of the moment, and some are ahead of its position: a reader is exact only once the log has them.
@@ -159,19 +155,3 @@ async def _table(
     total = None if row is None else to_sum(row)
     response = snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, done=True, as_of=as_of, sum=total)
     yield response, memoryview(b"")
-
-
-def _with_ipc(response: snapshot_pb2.PullResponse, ipc: memoryview) -> bytes:
-    """The response with its field arrow_ipc, which so is copied once and not three times."""
-    if not ipc:
-        return response.SerializeToString()
-    return b"".join((response.SerializeToString(), _ARROW_IPC, _varint(len(ipc)), ipc))
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)

@@ -1,4 +1,5 @@
-"""Resume tokens: how far a pull of one table has come, sealed."""
+"""Resume tokens: how far a pull of one table has come, sealed. One of rows from Postgres says after which key to go on,
+one of rows from Parquet after which place of which run's base."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from anabranch.columnar.base_reader import Place
 from anabranch.runtime.errors import Failure
 from anabranch.schema import Table
 from anabranch.store.catalog import Database
@@ -14,13 +16,23 @@ from anabranch.v1 import errors_pb2
 
 
 @dataclass(frozen=True, slots=True)
+class BasePlace:
+    """A place in the base that the run ``run_id`` published."""
+
+    run_id: str
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """``key`` of the last row that was sent, as ``pull_reader`` takes it (None: none was); ``rows_done`` over all
-    parts; ``earliest``: the position that the first part showed, from which the node will follow the log."""
+    parts; ``earliest``: the position that the first part showed, from which the node will follow the log. ``base``:
+    where the rows are read from Parquet, the place of the last one; there is no key then."""
 
     key: tuple[str, ...] | None
     rows_done: int
     earliest: int
+    base: BasePlace | None = None
 
 
 def _purpose(database: Database) -> str:
@@ -29,7 +41,9 @@ def _purpose(database: Database) -> str:
 
 def to_token(database: Database, table: Table, progress: Progress) -> bytes:
     """The token of a table's progress. It holds for this table in this epoch."""
-    content = json.dumps([table.id, progress.key, progress.rows_done, progress.earliest], separators=(",", ":"))
+    base = progress.base
+    place = [] if base is None else [base.run_id, base.place.bucket, base.place.rows]
+    content = json.dumps([table.id, progress.key, progress.rows_done, progress.earliest, *place], separators=(",", ":"))
     return seal_content(database.seal_key, _purpose(database), content.encode())
 
 
@@ -46,5 +60,6 @@ def from_token(database: Database, table: Table, token: bytes) -> Progress:
             errors_pb2.REASON_INVALID_TOKEN,
             f"resume is not one that was given for table {table.name!r}: pull that table from its start",
         )
-    _, key, rows_done, earliest = parsed
-    return Progress(None if key is None else tuple(key), rows_done, earliest)
+    _, key, rows_done, earliest, *place = parsed
+    base = BasePlace(place[0], Place(place[1], place[2])) if place else None
+    return Progress(None if key is None else tuple(key), rows_done, earliest, base)

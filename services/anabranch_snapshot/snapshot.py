@@ -16,6 +16,7 @@ from anabranch.store.listening import hear, open_listener
 from anabranch.store.log_reader import log_pool
 from anabranch.store.pull_reader import PullOptions, PullSource
 from anabranch.v1 import position_pb2
+from anabranch_snapshot.bases import Bases
 from anabranch_snapshot.config import SnapshotSettings
 from anabranch_snapshot.databases import Databases
 from anabranch_snapshot.log import Log
@@ -43,6 +44,7 @@ class Snapshot:
         )
         self.log = Log(self._log_pool, self.databases, self.nodes, clock, settings.log_sessions)
         self.turns = Turns(_pull_source(settings), pool, settings.pull_sessions, settings.pull_waiting)
+        self.bases = Bases(settings, clock, pool)
         self._tails: dict[int, Tail] = {}
         self._listening = False
 
@@ -66,6 +68,7 @@ class Snapshot:
                 raise
             _log.warning("nodes can't be stored", error=type(error).__name__, detail=str(error))
         self.turns.close()
+        self.bases.close()
         await self._log_pool.close()
 
     async def ready(self) -> str | None:

@@ -16,6 +16,8 @@ from anabranch.v1 import errors_pb2, position_pb2, snapshot_pb2
 from anabranch_snapshot.compare import compare
 from anabranch_snapshot.describe import describe
 from anabranch_snapshot.pull import Wanted, pull
+from anabranch_snapshot.pull_base import pull_base
+from anabranch_snapshot.pull_source import choose_source
 from anabranch_snapshot.resume_tokens import from_token
 from anabranch_snapshot.snapshot import Snapshot
 
@@ -44,6 +46,24 @@ class SnapshotServicer:
         database = await self._fresh(request.db_name, request.node_state)
         wanted = _wanted(database, request.required)
         principal = require_database(request.db_name)
+        served = await choose_source(snapshot, database, wanted, request.node_state, principal.subject)
+        if served is not None:
+            state = snapshot.log.state(
+                database, served.found.head, served.found.head_chain, served.found.floor, served.found.schema_version
+            )
+            responses = pull_base(
+                snapshot.turns,
+                snapshot.settings.pull_batch_bytes,
+                database,
+                wanted,
+                served,
+                state,
+                lambda error: snapshot.bases.broke(database, served, error),
+            )
+            async with contextlib.aclosing(responses):
+                async for response in responses:
+                    yield response
+            return
 
         def began(moment: Sums) -> position_pb2.ServerState:
             self._unchanged(database, moment)

@@ -108,7 +108,7 @@ class PublishedBase:
             try:
                 cells = [codec.pulled_cells(values) for codec, values in zip(codecs, batch.columns, strict=True)]
                 total += prover.rows(cells)
-            except (ValueError, TypeError, pa.ArrowException) as error:
+            except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
                 raise EvidenceError(f"the base of {table} in {self._folder}: {error!r}") from error
         return total
 

@@ -159,6 +159,20 @@ METRICS: tuple[Metric, ...] = (
     Metric("anabranch_pull_rows", "counter", "1", ("database",), "Rows sent by pulls"),
     Metric("anabranch_pull_bytes", "counter", "By", ("database",), "Bytes of the rows sent by pulls, as Arrow"),
     Metric(
+        "anabranch_pull_sources",
+        "counter",
+        "1",
+        ("database", "source", "why"),
+        "Pulls by what they were served from, parquet or postgres, and why Postgres",
+    ),
+    Metric(
+        "anabranch_base_broken",
+        "gauge",
+        "1",
+        ("database",),
+        "1 while pulls go to Postgres because the published base is not as proven",
+    ),
+    Metric(
         "anabranch_delivery_lag",
         "histogram",
         "s",

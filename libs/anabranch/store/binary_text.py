@@ -138,8 +138,10 @@ _PRINT: dict[Kind, Callable[..., str]] = {
     Kind.DATE: date_text,
     Kind.TIME: _time,
 }
+# As an array's own text has it, and as a cast of its elements to text does.
+_BOOLS = {"t": True, "true": True, "f": False, "false": False}
 _PARSE: dict[Kind, Callable[[str], Cell]] = {
-    Kind.BOOL: lambda text: text == "t",
+    Kind.BOOL: _BOOLS.__getitem__,
     Kind.INT64: int,
     Kind.DOUBLE: float,
     Kind.BYTES: lambda text: bytes.fromhex(text[2:]),

@@ -72,7 +72,8 @@ class DatabasePolicy(_Model):
     """The rules of a database. ``park_ms`` is how long a batch waits for what it leans on; ``retention_days``
     how long the log, verdicts and tombstones are kept; ``max_absence_days`` how long a node may be away
     before its log is cut (None: the retention). ``on_rewind``: what a node does with its confirmed batches that a
-    restored server has lost."""
+    restored server has lost. ``pull_base_max_age_minutes``: how old the oldest change may be that a published base
+    lacks, for pulls to be served from it (0: never)."""
 
     order: Order = "server"
     resurrect: bool = False
@@ -81,6 +82,7 @@ class DatabasePolicy(_Model):
     retention_days: Annotated[int, Field(ge=_SHORTEST_RETENTION_DAYS, le=36_500)] = 30
     max_absence_days: Annotated[int, Field(ge=1, le=36_500)] | None = None
     on_rewind: OnRewind = "dead_letter"
+    pull_base_max_age_minutes: Annotated[int, Field(ge=0, le=525_600)] = 360
 
     @property
     def absence_days(self) -> int:

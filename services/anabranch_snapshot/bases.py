@@ -1,0 +1,216 @@
+"""Whether a pull is served from Parquet: from which published base, or why not.
+
+States of a base, for one process:
+
+* *unproven*: nobody here has held its rows against their sums. The first pull that would be served from it has it
+  proven, in a thread beside those that read, and waits for ``base_proof_wait_ms``; then it goes to Postgres, and a
+  later one finds it proven. Buckets that an earlier base had as well, in the same files, are proven already.
+* *proven*: each pull still looks whether its files are the same, by name, size and time of change.
+* *broken*: a file is missing, or not what was published. It is said once, pulls go to Postgres, and after
+  ``base_retry_ms`` it is looked at again.
+
+What a base is not good for, whatever its state, is decided by ``why_not``, pull by pull.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import StrEnum
+
+import structlog
+
+from anabranch.clock import Clock
+from anabranch.columnar.base_proof import BaseProver, PublishedBase
+from anabranch.columnar.evidence import EvidenceError
+from anabranch.columnar.manifest import Manifest, ManifestError, from_json
+from anabranch.runtime import metrics
+from anabranch.schema import Column, Kind, Table
+from anabranch.store.catalog import Database
+from anabranch.store.engine import AsyncPool
+from anabranch.store.file_codecs import file_codecs
+from anabranch.store.published_bases import FoundBase, find_base, read_manifest
+from anabranch.v1 import position_pb2
+from anabranch_snapshot.config import SnapshotSettings
+
+_MINUTE_MS = 60_000
+_KEPT = 16
+"""Manifests that are remembered."""
+_log = structlog.get_logger()
+
+
+class Why(StrEnum):
+    """Why a pull is not served from Parquet: the values of a label of ``anabranch_pull_sources``."""
+
+    RESUMED = "resumed"
+    """It goes on from where a pull of rows from Postgres broke."""
+    NONE = "none"
+    """Nothing is published in this epoch, or the policy says never."""
+    OLD = "old"
+    FLOOR = "floor"
+    """The log no longer goes back to it."""
+    SCHEMA = "schema"
+    """It is of another schema version, or lacks a table."""
+    NODE = "node"
+    """The node has seen more than it shows: it would take that for a history that was rewound."""
+    UNPROVEN = "unproven"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The base that a pull is served from."""
+
+    found: FoundBase
+    base: PublishedBase
+    chain: bytes
+
+
+def why_not(
+    found: FoundBase, database: Database, state: position_pb2.NodeState, now_ms: int, *, resumed: bool
+) -> Why | None:
+    """Why a published base is not good for a pull, but for what its manifest and its files say. A pull that is
+    ``resumed`` goes on with an old one."""
+    if found.chain is None or found.floor > found.position:
+        return Why.FLOOR
+    if found.schema_version != database.schema_version:
+        return Why.SCHEMA
+    age_ms = 0 if found.lacks_since is None else now_ms - found.lacks_since
+    if not resumed and age_ms > database.policy.pull_base_max_age_minutes * _MINUTE_MS:
+        return Why.OLD
+    if max(state.acknowledged, state.greatest_seen.server_timestamp_ms, found.acknowledged) > found.position:
+        return Why.NODE
+    return None
+
+
+def lacks(manifest: Manifest, database: Database, tables: Sequence[Table]) -> bool:
+    """Whether a manifest is of another schema version, or lacks the base of one of some tables as they are now."""
+    if manifest.schema_version != database.schema_version:
+        return True
+    for table in tables:
+        files = manifest.tables.get(table.name)
+        if files is None or files.base is None or files.table_id != table.id:
+            return True
+        known = files.columns.table
+        if known.key_columns != table.key_columns or list(map(_form, known.columns)) != list(map(_form, table.columns)):
+            return True
+    return False
+
+
+def _form(column: Column) -> tuple[str, Kind, Kind | None, str]:
+    """What a manifest says of a column."""
+    return column.name, column.kind, column.element_kind, column.postgres_type
+
+
+class Bases:
+    """The published bases of all databases, as this process knows them."""
+
+    def __init__(self, settings: SnapshotSettings, clock: Clock, pool: AsyncPool) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._pool = pool
+        self._prover = BaseProver()
+        self._looking = ThreadPoolExecutor(settings.pull_sessions, thread_name_prefix="base-look")
+        self._proving = ThreadPoolExecutor(1, thread_name_prefix="base-proof")
+        self._opened: OrderedDict[tuple[int, str], PublishedBase] = OrderedDict()
+        self._broken: dict[int, tuple[str, float]] = {}
+        self._proofs: set[asyncio.Task[bool]] = set()
+
+    async def choose(
+        self, database: Database, tables: Sequence[Table], state: position_pb2.NodeState, run_id: str | None = None
+    ) -> Served | Why:
+        """The base for a pull of some tables, or why there is none. ``run_id``: the run that the pull goes on from.
+
+        Raises:
+            psycopg.Error: what is published can't be read.
+        """
+        if run_id is None and not database.policy.pull_base_max_age_minutes:
+            return Why.NONE
+        async with self._pool.connection() as conn:
+            found = await find_base(conn, database.id, database.epoch, state.node.id, run_id)
+        if found is None:
+            return Why.NONE
+        why = why_not(found, database, state, self._clock.now_ms(), resumed=run_id is not None)
+        if why is not None or found.chain is None:
+            return why or Why.FLOOR
+        if self._is_broken(database, found.run_id):
+            return Why.BROKEN
+        try:
+            base = await self._open(database, found)
+        except EvidenceError as error:
+            self._break(database, found.run_id, error)
+            return Why.BROKEN
+        if base is None:
+            return Why.NONE
+        if lacks(base.manifest, database, tables):
+            return Why.SCHEMA
+        proof = asyncio.create_task(self._prove(database, base, [table.name for table in tables]))
+        self._proofs.add(proof)
+        proof.add_done_callback(self._proofs.discard)
+        done, _ = await asyncio.wait({proof}, timeout=self._settings.base_proof_wait_ms / 1000)
+        if not done:
+            return Why.UNPROVEN
+        return Served(found, base, found.chain) if proof.result() else Why.BROKEN
+
+    def broke(self, database: Database, served: Served, error: EvidenceError) -> None:
+        """A base turned out to be broken while it was read: nothing is taken as proven any more."""
+        self._prover = BaseProver()
+        self._break(database, served.found.run_id, error)
+
+    def _is_broken(self, database: Database, run_id: str) -> bool:
+        run, since = self._broken.get(database.id, ("", 0.0))
+        return run == run_id and time.monotonic() - since < self._settings.base_retry_ms / 1000
+
+    def _break(self, database: Database, run_id: str, error: EvidenceError) -> None:
+        self._broken[database.id] = run_id, time.monotonic()
+        metrics.gauge("anabranch_base_broken", 1, database=database.name)
+        text = "pulls go to Postgres: the published base is not as proven"
+        _log.error(text, database=database.name, run=run_id, detail=str(error))
+
+    async def _open(self, database: Database, found: FoundBase) -> PublishedBase | None:
+        key = database.id, found.run_id
+        opened = self._opened.get(key)
+        if opened is None:
+            async with self._pool.connection() as conn:
+                content = await read_manifest(conn, database.id, found.run_id)
+            if content is None:
+                return None
+            try:
+                manifest = from_json(content)
+            except ManifestError as error:
+                raise EvidenceError(f"run {found.run_id}: {error}") from error
+            opened = self._opened[key] = PublishedBase(found.root, manifest, file_codecs)
+            while len(self._opened) > _KEPT:
+                self._opened.popitem(last=False)
+        return opened
+
+    async def _prove(self, database: Database, base: PublishedBase, names: Sequence[str]) -> bool:
+        """Whether a base is proven, now or already."""
+        loop = asyncio.get_running_loop()
+        began = time.monotonic()
+        try:
+            unproven = await loop.run_in_executor(self._looking, self._prover.unproven, base, names)
+            if unproven:
+                await loop.run_in_executor(self._proving, self._prover.prove, base, unproven)
+        except EvidenceError as error:
+            self._break(database, base.manifest.run_id, error)
+            return False
+        if self._broken.get(database.id, (base.manifest.run_id,))[0] == base.manifest.run_id:
+            self._broken.pop(database.id, None)
+            metrics.gauge("anabranch_base_broken", 0, database=database.name)
+        if unproven:
+            rows, seconds = sum(base.bucket_of(one).count for one in unproven), round(time.monotonic() - began, 2)
+            run_id = base.manifest.run_id
+            _log.info("proved a published base", database=database.name, run=run_id, rows=rows, seconds=seconds)
+        return True
+
+    def close(self) -> None:
+        """End the threads; a proof that is under way ends after its table."""
+        for proof in self._proofs:
+            proof.cancel()
+        self._looking.shutdown(wait=False, cancel_futures=True)
+        self._proving.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,386 @@
+"""Pulls from Parquet: the same rows as from Postgres, whose tables nobody touches, or Postgres itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+from tests.integration.snapshot.test_pull import MIB, Pulled, apply, rows
+from tests.integration.snapshot.test_types import ODD_TABLE, TYPES, VALUES, exact, pulled_cells
+
+from anabranch.columnar.chunks import from_ipc
+from anabranch.store.binary_cells import quote
+from anabranch.store.catalog import load_database
+from anabranch.store.engine import connect
+from anabranch.store.registration import add_table
+from anabranch.store.rows import TableSql
+from anabranch.testkit.base_writer import BaseWriter, FileRows
+from anabranch.testkit.ingest_rig import failed
+from anabranch.testkit.log_writer import LogWriter
+from anabranch.testkit.snapshot_reader import Reader, whole_groups
+
+SOURCES = "anabranch_pull_sources_total"
+
+
+@pytest.fixture(scope="module")
+def rig_environment() -> dict[str, str]:
+    return {"ANABRANCH_PULL_BATCH_BYTES": str(64 * 1024), "ANABRANCH_BASE_RETRY_MS": "0"}
+
+
+@pytest.fixture
+def lake(place: Any, tmp_path: Path) -> BaseWriter:
+    """Whoever publishes bases of the place."""
+    return BaseWriter(place.conn, place.rig.url, place.name, tmp_path / "lake")
+
+
+@pytest.fixture
+def from_parquet(place: Any) -> Callable[[], float]:
+    """How many pulls of this place came from Parquet."""
+    return lambda: place.rig.metric(SOURCES, database=place.name, source="parquet")
+
+
+def from_postgres(place: Any, why: str) -> float:
+    """How many pulls of this place came from Postgres, for that reason."""
+    return float(place.rig.metric(SOURCES, database=place.name, source="postgres", why=why))
+
+
+def allow(place: Any, minutes: int) -> None:
+    """Set the policy, but not by the way that makes another schema version of it."""
+    policy = json.dumps({"pull_base_max_age_minutes": minutes})
+    place.conn.execute("update anabranch.databases set policy = %s where name = %s", (policy, place.name))
+
+
+def damage(file: Path) -> None:
+    """The first half of the data turned over, size and footer as they were."""
+    content = file.read_bytes()
+    file.write_bytes(bytes(b ^ 0xFF if 4 <= i < len(content) // 2 else b for i, b in enumerate(content)))
+
+
+def test_a_base_is_pulled_while_nobody_may_touch_the_table_and_the_log_is_followed_from_there(
+    place: Any, lake: BaseWriter, writer: LogWriter, from_parquet: Callable[[], float]
+) -> None:
+    made = rows(3_000)
+    as_of = writer.insert("item", made)
+    lake.publish(buckets=3)
+    writer.update("item", (made[0][0],), {"n": -1})
+    writer.delete("item", (made[1][0],))
+    writer.insert("item", rows(2))
+    reader = place.make_reader()
+    with connect(place.rig.url, application_name="test") as other:
+        other.execute(f"lock table {place.schema}.item in access exclusive mode".encode())
+        pulled = Pulled().all(reader.pull())
+    assert sorted(pulled.rows["item"]) == sorted(made)
+    assert {response.as_of.server_timestamp_ms for response in pulled.responses} == {as_of}
+    assert pulled.done["item"].rows_done == 3_000
+    assert pulled.responses[0].state.settled.server_timestamp_ms > as_of
+    assert from_parquet() == 1
+    groups = whole_groups(reader.pages())
+    assert pulled.done["item"].sum == next(g for g in groups if g.position == as_of).sums[0]
+    # What it has seen, the history has: the position is sealed with the chain that it had there.
+    reader.seen = pulled.responses[-1].as_of
+    held = {row[0]: row for row in pulled.rows["item"]}
+    for group in whole_groups(reader.pages(as_of)):
+        apply(held, group)
+    assert held == {row[0]: row for row in place.conn.execute(f"select * from {place.schema}.item".encode())}
+
+
+def test_tables_that_the_service_may_not_read_are_pulled_all_the_same(
+    place: Any, lake: BaseWriter, writer: LogWriter, from_parquet: Callable[[], float]
+) -> None:
+    place.add_table("create table {schema}.a (id text primary key, item text references {schema}.item)", "a")
+    place.make_writer().insert("item", rows(5))
+    lake.publish()
+    place.conn.execute(f"alter table {place.schema}.item rename to hidden".encode())
+    try:
+        pulled = Pulled().all(place.make_reader().pull())
+    finally:
+        place.conn.execute(f"alter table {place.schema}.hidden rename to item".encode())
+    assert {name: len(found) for name, found in pulled.rows.items()} == {"item": 5, "a": 0}
+    assert pulled.done["a"].sum.count == 0
+    assert from_parquet() == 1
+
+
+def test_every_type_comes_back_bit_for_bit_from_parquet(
+    place: Any, lake: BaseWriter, writer: LogWriter, from_parquet: Callable[[], float]
+) -> None:
+    conn = place.conn
+    writer.insert("item", rows(1))
+    conn.execute("drop schema if exists app cascade")
+    conn.execute(TYPES.encode())
+    columns = ", ".join(f'"c{i}" {kind}' for i, (kind, _) in enumerate(VALUES))
+    conn.execute(f"create table {place.schema}.v (id bigint primary key, {columns})".encode())
+    most = max(len(values) for _, values in VALUES)
+    for n in range(most + 1):
+        row = [values[n] if n < len(values) else "null" for _, values in VALUES]
+        conn.execute(f"insert into {place.schema}.v values ({n}, {', '.join(row)})".encode())
+    add_table(conn, place.name, "v")
+    table = load_database(conn, place.name).tables["v"]
+    stored = TableSql(f"app_{place.name}", table).read(conn, [(n,) for n in range(most + 1)])()
+    expected = sorted(stored.values(), key=lambda row: int(str(row[0])))
+    lake.publish()
+    found = pulled_cells(place.make_reader(), table)
+    assert from_parquet() == 1
+    assert len(found) == most + 1
+    for i, column in enumerate(table.columns):
+        have, want = [exact(row[i]) for row in found], [exact(row[i]) for row in expected]
+        assert have == want, f"{column.name} {column.postgres_type}"
+    # And as a pull from Postgres has it, types of columns included.
+    allow(place, 0)
+    assert [list(map(exact, row)) for row in pulled_cells(place.make_reader(), table)] == [
+        list(map(exact, row)) for row in found
+    ]
+    assert from_parquet() == 1
+
+
+def test_odd_names_are_columns_of_files_like_any_others(
+    place: Any, lake: BaseWriter, writer: LogWriter, from_parquet: Callable[[], float]
+) -> None:
+    writer.insert("item", rows(1))
+    names = ["anabranch", "a", "a.b", 'q"q', "Mixed Case", "mixed case", "%s", "tab\t", "deleted", "anabranch.exact"]
+    names = [name for name in names if name != "mixed case"]
+    columns = ", ".join(f"{quote(name)} numeric(9,3)" for name in names)
+    relation = f"{place.schema}.{quote(ODD_TABLE)}"
+    place.conn.execute(f"create table {relation} (id timestamp primary key, {columns})".encode())
+    values = ", ".join(str(i + 0.5) for i in range(len(names)))
+    place.conn.execute(f"insert into {relation} values ('infinity', {values}), ('294270-1-1', {values})".encode())
+    add_table(place.conn, place.name, ODD_TABLE)
+    wanted = pulled_cells(place.make_reader(), load_database(place.conn, place.name).tables[ODD_TABLE])
+    lake.publish()
+    table = load_database(place.conn, place.name).tables[ODD_TABLE]
+    found = pulled_cells(place.make_reader(), table)
+    assert from_parquet() == 1
+    assert sorted(map(repr, found)) == sorted(map(repr, wanted))
+    assert found[0][1:] == [f"{i + 0.5:.3f}" for i in range(len(names))]
+
+
+def test_l10_a_pull_from_parquet_that_is_cut_again_and_again_ends_complete(
+    place: Any, lake: BaseWriter, writer: LogWriter, from_parquet: Callable[[], float]
+) -> None:
+    made = rows(4_000, 200)
+    as_of = writer.insert("item", made)
+    changed = [(made[i][0], "changed", i, None) for i in range(0, 900, 3)]
+    gone = [(made[i][0], None, None, None) for i in range(1, 900, 3)]
+    whole, left = made[:2_000], made[2_000:]
+    files = [
+        FileRows(whole, 1),
+        FileRows(left, 1, bucket=1),
+        FileRows(changed, as_of, delta=True),
+        FileRows(gone, as_of, True, True),
+    ]
+    lake.publish({"item": files}, buckets=2)
+    reader, pulled, resume = place.make_reader(), Pulled(), b""
+    for cut in range(200):
+        stream = reader.pull([("item", resume)])
+        for number, response in enumerate(stream):
+            pulled.take(response)
+            if number == 1 or response.done:
+                break
+        stream.cancel()
+        if response.done:
+            break
+        resume = response.resume
+        # What is written and published meanwhile is nothing to it.
+        writer.update("item", (made[0][0],), {"n": cut})
+        if cut == 3:
+            lake.publish(buckets=2)
+    assert response.done
+    assert cut >= 4
+    assert from_parquet() == cut + 1
+    assert {response.as_of.server_timestamp_ms for response in pulled.responses} == {as_of}
+    dropped = {row[0] for row in gone}
+    server = {row[0]: row for row in [*made, *changed] if row[0] not in dropped}
+    found = pulled.rows["item"]
+    assert len(found) == len(server) == response.rows_done
+    assert {row[0]: row for row in found} == server
+    # One that goes on from rows of Postgres stays with Postgres.
+    first = next(iter(by_postgres(place, reader)))
+    assert Pulled().all(reader.pull([("item", first.resume)])).done["item"].rows_done == 4_000
+    assert from_postgres(place, "resumed") == 1
+
+
+def by_postgres(place: Any, reader: Reader) -> Any:
+    """A pull with the policy that says Postgres; then that policy is gone again."""
+    allow(place, 0)
+    stream = reader.pull()
+    found = [next(stream)]
+    stream.cancel()
+    allow(place, 360)
+    return found
+
+
+def test_a_base_that_is_not_good_for_a_pull_is_left_and_why_is_counted(
+    place: Any, lake: BaseWriter, writer: LogWriter, from_parquet: Callable[[], float]
+) -> None:
+    made = rows(50)
+    writer.insert("item", made)
+
+    def pull(reader: Reader | None = None) -> Pulled:
+        pulled = Pulled().all((reader or place.make_reader()).pull([("item", b"")]))
+        assert pulled.done["item"].rows_done == len(pulled.rows["item"]) == len(made)
+        return pulled
+
+    pull()
+    assert from_postgres(place, "none") == 1
+    manifest = lake.publish()
+    pull()
+    assert from_parquet() == 1
+    # The node has seen, or acknowledged, what the base does not show.
+    head = writer.update("item", (made[0][0],), {"n": 5})
+    seen, acknowledging = place.make_reader(), place.make_reader()
+    seen.seen = seen.get(manifest.to_position).state.settled
+    pull(seen)
+    acknowledging.get(manifest.to_position)
+    acknowledging.acknowledged = head
+    pull(acknowledging)
+    assert from_postgres(place, "node") == 2
+    # What it lacks is older than the policy allows; what it lacks, not it itself.
+    allow(place, 1)
+    pull()
+    assert from_parquet() == 2
+    place.conn.execute("update anabranch.groups set position = position - 61000 where position = %s", (head,))
+    place.conn.execute(
+        "update anabranch.compactions set to_position = to_position - 70000, from_position = from_position - 70000"
+    )
+    place.conn.execute("update anabranch.groups set position = position - 70000 where position = %s",
+                       (manifest.to_position,))  # fmt: skip
+    pull()
+    assert from_postgres(place, "old") == 1
+    allow(place, 2)
+    pull()
+    assert from_parquet() == 3
+    # A column more: another schema version.
+    place.conn.execute("update anabranch.databases set schema_version = schema_version + 1 where name = %s",
+                       (place.name,))  # fmt: skip
+    pull()
+    assert from_postgres(place, "schema") == 1
+    place.conn.execute("update anabranch.databases set schema_version = schema_version - 1 where name = %s",
+                       (place.name,))  # fmt: skip
+    # The log no longer goes back to it.
+    place.conn.execute("update anabranch.databases set floor_ms = %s where name = %s",
+                       (manifest.to_position - 69_999, place.name))  # fmt: skip
+    pull()
+    assert from_postgres(place, "floor") == 1
+    assert from_parquet() == 3
+
+
+def test_a_file_that_is_missing_or_changed_sends_pulls_to_postgres_and_is_told(
+    place: Any, lake: BaseWriter, writer: LogWriter, from_parquet: Callable[[], float]
+) -> None:
+    made = rows(2_000)
+    writer.insert("item", made)
+    lake.publish(buckets=2)
+
+    def pull() -> None:
+        assert sorted(Pulled().all(place.make_reader().pull()).rows["item"]) == sorted(made)
+
+    def broken() -> float:
+        return float(place.rig.metric("anabranch_base_broken", database=place.name))
+
+    (first, second) = lake.files("item")
+    whole = first.read_bytes(), second.read_bytes()
+    first.unlink()
+    pull()
+    assert (from_parquet(), from_postgres(place, "broken"), broken()) == (0, 1, 1)
+    first.write_bytes(whole[0])
+    pull()
+    assert (from_parquet(), broken()) == (1, 0)
+    damage(second)
+    pull()
+    assert (from_parquet(), from_postgres(place, "broken"), broken()) == (1, 2, 1)
+    second.write_bytes(whole[1])
+    pull()
+    assert (from_parquet(), broken()) == (2, 0)
+    manifest = next((lake.root).rglob("_manifests/*.json"))
+    content = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**content, "to_position": content["to_position"] + 1}))
+    pull()
+    assert (from_parquet(), from_postgres(place, "broken"), broken()) == (2, 3, 1)
+    assert "the published base is not as proven" in place.rig.children[0].program.log.read_text()
+
+
+def test_a_file_that_goes_while_it_is_read_ends_the_pull_and_the_next_one_is_postgres(
+    place: Any, lake: BaseWriter, writer: LogWriter, from_parquet: Callable[[], float]
+) -> None:
+    made = sorted(rows(1_500, 20_000))
+    writer.insert("item", made)
+    lake.publish(buckets=3)
+    stream = place.make_reader().pull()
+    next(stream)
+    for file in lake.files("item"):
+        file.unlink()
+    with pytest.raises(grpc.RpcError) as caught:
+        Pulled().all(stream)
+    assert failed(caught.value).reason == "INVALID_TOKEN"
+    assert from_parquet() == 1
+    assert Pulled().all(place.make_reader().pull()).done["item"].rows_done == 1_500
+    assert from_postgres(place, "broken") == 1
+
+
+def test_a_pull_that_can_not_go_on_from_its_base_is_told_to_begin_anew(
+    place: Any, lake: BaseWriter, writer: LogWriter
+) -> None:
+    writer.insert("item", rows(3_000, 100))
+    manifest = lake.publish()
+    reader = place.make_reader()
+    stream = reader.pull()
+    resume = next(stream).resume
+    stream.cancel()
+    last = writer.insert("item", rows(1))
+    place.conn.execute("update anabranch.databases set floor_ms = %s where name = %s", (last, place.name))
+    assert last > manifest.to_position
+    with pytest.raises(grpc.RpcError) as caught:
+        next(reader.pull([("item", resume)]))
+    assert failed(caught.value).reason == "INVALID_TOKEN"
+    assert Pulled().all(reader.pull()).done["item"].rows_done == 3_001
+
+
+def test_the_log_is_kept_from_the_base_on_for_who_has_pulled_it(
+    place: Any, lake: BaseWriter, writer: LogWriter, reader: Reader
+) -> None:
+    as_of = writer.insert("item", rows(10))
+    lake.publish()
+    writer.insert("item", rows(10))
+    next(reader.pull())
+    stored = "select acknowledged from anabranch.nodes where node_id = %s"
+    assert place.conn.execute(stored, (reader.node.id,)).fetchone() == (as_of,)
+
+
+def test_the_servers_memory_does_not_follow_the_tables_size(
+    place: Any, lake: BaseWriter, writer: LogWriter, from_parquet: Callable[[], float]
+) -> None:
+    made = rows(600, 100_000)
+    writer.insert("item", made)
+    lake.publish(buckets=4)
+    (pid,) = [child.pid for child in place.rig.children]
+    process = psutil.Process(pid)
+
+    def pull() -> int:
+        most = count = 0
+        for response in place.make_reader().pull():
+            most = max(most, process.memory_info().rss)
+            count += len(from_ipc(response.arrow_ipc)) if response.arrow_ipc else 0
+        assert count == 600
+        return most
+
+    # The first one proves the base, too.
+    first = pull()
+    assert max(pull() for _ in range(3)) < first + 40 * MIB
+    assert from_parquet() == 4
+
+
+def test_readers_that_come_at_once_wait_for_one_proof(
+    place: Any, lake: BaseWriter, writer: LogWriter, from_parquet: Callable[[], float]
+) -> None:
+    writer.insert("item", rows(5_000))
+    lake.publish()
+    streams = [place.make_reader().pull() for _ in range(4)]
+    assert [Pulled().all(stream).done["item"].rows_done for stream in streams] == [5_000] * 4
+    assert from_parquet() == 4
+    log = place.rig.children[0].program.log.read_text().splitlines()
+    proofs = [line for line in log if "proved a published base" in line and place.name in line]
+    assert len(proofs) >= 1
