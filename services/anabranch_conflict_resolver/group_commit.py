@@ -73,7 +73,7 @@ class GroupLimits:
 
 @dataclass(slots=True)
 class Memory:
-    """What a session keeps of a database between groups. None of it is trusted without a look: ``synced`` counts while
+    """What is kept of a database between groups. None of it is trusted without a look: ``synced`` counts while
     the schema version is its own, ``sums`` while the chain's last link is ``link``, a decoded batch while the payload's
     hash is its own. ``more``: the last group was full. ``last_principal``: whose batch it took last. ``wary``: any
     table may have got a trigger that causes other changes since its schema was read. ``shape`` is what the tables
@@ -285,6 +285,7 @@ def _commit(
             position=position,
             now_ms=group.now_ms,
             previous_link=standing.chain or EMPTY_CHAIN,
+            seal_key=synced.database.seal_key,
             records=records,
             view=decided.view,
             sums=sums,

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from anabranch.canonical import SUM_MODULUS
 from anabranch.merge import MutationType
 from anabranch.runtime.telemetry import current_traceparent
-from anabranch.store import captured, take
+from anabranch.store import captured, take, told
 from anabranch.store import group_records as store
 from anabranch.store.binary import Cursor
 from anabranch.store.chain import Joined, next_link
@@ -27,6 +28,8 @@ from anabranch_conflict_resolver.verdicts import applied_verdict, rejected_verdi
 from anabranch_conflict_resolver.view import View
 
 _APPLIED, _REJECTED = int(verdict_pb2.VERDICT_STATUS_APPLIED), int(verdict_pb2.VERDICT_STATUS_REJECTED)
+FEW = 64
+"""Up to so many changes and verdicts a group's records are written by one statement."""
 Sums = dict[int, tuple[int, int]]
 """By table id: number of rows, and the sum of their hashes modulo 2**128."""
 
@@ -183,6 +186,7 @@ def write(
     position: int,
     now_ms: int,
     previous_link: bytes,
+    seal_key: bytes,
     records: Records,
     view: View,
     sums: Sums,
@@ -207,23 +211,38 @@ def write(
     ]
     begun, changed = changed_versions(tables, view)
     decided = records.decided
-    with store.together(conn):
+    changes = records.logged + len(records.log)
+    few = len(records.log) + len(decided) <= FEW
+    with store.together(conn, few=few) as send:
         store.write_log(conn, database_id, position, records.log)
         store.insert_versions(conn, begun)
         store.update_versions(conn, changed)
         store.write_batches(conn, database_id, position, now_ms, [*records.server, *records.batches])
         store.write_conflicts(conn, database_id, position, records.conflicts)
         store.write_sums(conn, position, [SumRow(n, count, sum_to_bytes(total)) for n, (count, total) in sums.items()])
-        changes = records.logged + len(records.log)
         store.write_group(conn, database_id, position, GroupRow(len(records.links), changes, link, serialized))
-        if records.greatest:
-            take.accept(conn, database_id, sorted(records.greatest.items()))
+        store.accept(conn, database_id, sorted(records.greatest.items()))
         store.delete_inbox(conn, database_id, [*decided, *dropped])
+        store.notify_group(
+            conn,
+            database_id,
+            position,
+            [*decided, *dropped],
+            current_traceparent() or "",
+            partial(
+                told.tell,
+                seal_key,
+                database_id,
+                position,
+                link,
+                [told.Verdict(r.batch_id, r.payload_sha256, r.principal, r.verdict) for r in records.batches],
+            ),
+        )
+        send()
         if records.parkings:
             take.park(conn, database_id, records.parkings)
         if any_parked or records.parkings:
             take.free(conn, database_id, decided=decided, rows=records.came)
-        store.notify_group(conn, database_id, position, [*decided, *dropped], current_traceparent() or "")
         unknown = look_between(conn, database_id, drained)
         while_waiting()
     if unknown.fetchone():

@@ -34,7 +34,7 @@ from anabranch_conflict_resolver.captured_watch import CapturedWatch
 from anabranch_conflict_resolver.config import ResolverSettings
 from anabranch_conflict_resolver.functions import Functions
 from anabranch_conflict_resolver.group_commit import GroupLimits
-from anabranch_conflict_resolver.worker import Worker
+from anabranch_conflict_resolver.worker import Known, Worker
 
 _log = structlog.get_logger()
 _PAUSE_S = 0.5
@@ -61,6 +61,7 @@ class Resolver:
         )
         self._stopping = Event()
         self._bell = Bell()
+        known = Known()
         limits = GroupLimits(settings.group_max_bytes, settings.busy_ms)
         self._workers = [
             Worker(
@@ -69,6 +70,7 @@ class Resolver:
                 limits,
                 clock,
                 self._bell,
+                known,
                 functions,
                 self._stopping,
                 most_batches=settings.group_max_batches,

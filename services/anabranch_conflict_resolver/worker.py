@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from dataclasses import dataclass, field
 from threading import Event
 
 import structlog
@@ -46,6 +47,15 @@ _REST_GROWS = 4
 _IDLE_S = 30.0
 
 
+@dataclass(slots=True)
+class Known:
+    """What the workers of a process know of each database, by its number. The bell has one of them at most on a
+    database at a time: what it keeps there is the next one's."""
+
+    memories: dict[int, Memory] = field(default_factory=dict)
+    paces: dict[int, Pace] = field(default_factory=dict)
+
+
 class Worker:
     """``run`` is the thread's body. ``broken`` says why it has no session, None where it has one."""
 
@@ -56,6 +66,7 @@ class Worker:
         limits: GroupLimits,
         clock: Clock,
         bell: Bell,
+        known: Known,
         functions: Functions,
         stopping: Event,
         *,
@@ -73,8 +84,7 @@ class Worker:
         self._most_batches = most_batches
         self._target_ms = target_ms
         self._rest_ms = rest_ms
-        self._memories: dict[int, Memory] = {}
-        self._paces: dict[int, Pace] = {}
+        self._known = known
         self._session: Session | None = None
         self._lost = 0
         self._idle_since: float | None = None
@@ -128,8 +138,8 @@ class Worker:
 
     def _work(self, session: Session, number: int) -> None:
         """One group. Where it may have left something, the database is rung again, behind the others."""
-        memory = self._memories.setdefault(number, Memory())
-        pace = self._paces.setdefault(number, Pace(self._most_batches, self._target_ms))
+        memory = self._known.memories.setdefault(number, Memory())
+        pace = self._known.paces.setdefault(number, Pace(self._most_batches, self._target_ms))
         started = time.perf_counter()
         now_ms = self._clock.now_ms()
         try:

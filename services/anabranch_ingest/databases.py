@@ -68,6 +68,10 @@ class Databases:
             raise Failure(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {name!r}")
         return found
 
+    def by_id(self, number: int) -> DatabaseHead | None:
+        """The database of that number, if it is known already."""
+        return self._by_id.get(number)
+
     def state(self, database: DatabaseHead, now_ms: int) -> bytes:
         """A serialized ServerState of the database."""
         return answers.state(self._states.get(database.id) or answers.state_head(database), now_ms)

@@ -14,9 +14,10 @@ from anabranch.runtime import metrics
 from anabranch.runtime.errors import Failure
 from anabranch.store.availability import is_unavailable
 from anabranch.store.inbox import Arrival
-from anabranch.store.listening import hear, open_listener
+from anabranch.store.listening import Heard, hear, open_listener
 from anabranch.store.nodes import Call
-from anabranch.store.verdicts import Key, decided
+from anabranch.store.told import believe
+from anabranch.store.verdicts import Head, Key, decided
 from anabranch.v1 import errors_pb2
 from anabranch_ingest.append import Appender
 from anabranch_ingest.calls import Opening
@@ -151,6 +152,7 @@ class Ingest:
                 self.databases.look()
                 self.waiting.look_at_all()
                 async for heard in hear(conn, self.settings.poll_interval_ms / 1000):
+                    self._take_verdicts(heard)
                     self.databases.hear(heard)
                     self.waiting.hear(heard)
             finally:
@@ -160,6 +162,20 @@ class Ingest:
 
         while True:
             await _insist(listen)
+
+    def _take_verdicts(self, heard: Heard) -> None:
+        """Deliver what a notification brings along; the rest is looked up."""
+        head = self.databases.by_id(heard.database_id) if heard.told else None
+        if head is None:
+            return
+        believed = believe(head.seal_key, head.id, heard.position, heard.told)
+        if believed is None:
+            _log.warning("verdicts in a notification that are not sealed by the resolver", database=head.name)
+            return
+        chain, verdicts = believed
+        self.databases.advance(Head(head.id, heard.position, chain))
+        for batch_id, verdict in verdicts:
+            self.waiting.decide((head.id, batch_id), verdict)
 
     async def _fetch(self) -> None:
         while True:

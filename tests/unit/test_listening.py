@@ -11,6 +11,8 @@ from anabranch.store.listening import Heard, understood
 def test_a_group_and_a_change_of_the_catalog() -> None:
     assert understood(GROUPS_CHANNEL, "3:17:A,B") == Heard(3, 17, ("A", "B"))
     assert understood(GROUPS_CHANNEL, "3:17:A;00-ab-cd-01") == Heard(3, 17, ("A",), "00-ab-cd-01")
+    assert understood(GROUPS_CHANNEL, "3:17:A;00-ab-cd-01;AbC=") == Heard(3, 17, ("A",), "00-ab-cd-01", "AbC=")
+    assert understood(GROUPS_CHANNEL, "3:17:A;;AbC=") == Heard(3, 17, ("A",), "", "AbC=")
     assert understood(CATALOG_CHANNEL, "3") == Heard(3, 0, ())
 
 

@@ -1,19 +1,22 @@
-"""What a group commit records beside the rows themselves: one set statement for each kind of record."""
+"""What a group commit records beside the rows themselves: one set statement for each kind of record; and for a small
+group one for all kinds (``together``)."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from anabranch.merge.model import RowVersion, Stamp
 from anabranch.schema.table import Kind
+from anabranch.store import at_once
 from anabranch.store import group_records_statements as statements
+from anabranch.store.at_once import Part
 from anabranch.store.binary import (
     Connection,
     Cursor,
@@ -118,8 +121,10 @@ class Head:
     chain: bytes
 
 
+T = TypeVar("T")
 NOTIFY_BYTES = 7_500
 """The most that one notification carries; Postgres takes less than 8,000."""
+_TRACEPARENT_BYTES = 64
 
 _log_fields = attrgetter(
     "batch_id", "ordinal", "node_id", "table_id", "key", "type", "effect", "changed", "effect_hash"
@@ -190,13 +195,13 @@ def write_log(conn: Connection, database_id: int, position: int, rows: Sequence[
         text_array(list(map(_names_text, changed)), "changed"),
         bytea_array(hashes),
     ]
-    run(conn, statements.WRITE_LOG, parameters)
+    _send(conn, statements.WRITE_LOG, parameters)
 
 
 def insert_versions(conn: Connection, rows: Sequence[VersionRow]) -> None:
     """Store the history of rows that had none."""
     if rows:
-        run(conn, statements.INSERT_VERSIONS, _version_parameters(rows))
+        _send(conn, statements.INSERT_VERSIONS, _version_parameters(rows))
 
 
 def update_versions(conn: Connection, rows: Sequence[VersionRow]) -> None:
@@ -206,7 +211,7 @@ def update_versions(conn: Connection, rows: Sequence[VersionRow]) -> None:
         RuntimeError: one had none, or is named twice.
     """
     if rows:
-        _expect(conn, len(rows), run(conn, statements.UPDATE_VERSIONS, _version_parameters(rows)))
+        _send(conn, statements.UPDATE_VERSIONS, _version_parameters(rows), named=len(rows))
 
 
 def write_batches(conn: Connection, database_id: int, position: int, decided_ms: int, rows: Sequence[BatchRow]) -> None:
@@ -227,7 +232,7 @@ def write_batches(conn: Connection, database_id: int, position: int, decided_ms:
         int8_array(places),
         bytea_array(verdicts),
     ]
-    run(conn, statements.WRITE_BATCHES, parameters)
+    _send(conn, statements.WRITE_BATCHES, parameters)
 
 
 def write_conflicts(conn: Connection, database_id: int, position: int, rows: Sequence[ConflictRow]) -> None:
@@ -246,7 +251,7 @@ def write_conflicts(conn: Connection, database_id: int, position: int, rows: Seq
         bytea_array(values),
         *(text_array(cells, "losing and winning") for cells in who),
     ]
-    run(conn, statements.WRITE_CONFLICTS, parameters)
+    _send(conn, statements.WRITE_CONFLICTS, parameters)
 
 
 def write_sums(conn: Connection, position: int, rows: Sequence[SumRow]) -> None:
@@ -254,11 +259,8 @@ def write_sums(conn: Connection, position: int, rows: Sequence[SumRow]) -> None:
     if not rows:
         return
     tables, counts, hashes = _columns(_sum_fields, rows)
-    run(
-        conn,
-        statements.WRITE_SUMS,
-        [int8(position), int8_array(tables), int8_array(counts), bytea_array(hashes)],
-    )
+    parameters = [int8(position), int8_array(tables), int8_array(counts), bytea_array(hashes)]
+    _send(conn, statements.WRITE_SUMS, parameters)
 
 
 def write_group(conn: Connection, database_id: int, position: int, row: GroupRow) -> None:
@@ -271,7 +273,7 @@ def write_group(conn: Connection, database_id: int, position: int, row: GroupRow
         bytea(row.chain),
         bytea_array(row.sums),
     ]
-    run(conn, statements.WRITE_GROUP, parameters)
+    _send(conn, statements.WRITE_GROUP, parameters)
 
 
 def delete_inbox(conn: Connection, database_id: int, batch_ids: Sequence[str]) -> None:
@@ -282,18 +284,35 @@ def delete_inbox(conn: Connection, database_id: int, batch_ids: Sequence[str]) -
     """
     if batch_ids:
         ids = text_array(sorted(batch_ids), "batch_id")
-        _expect(conn, len(batch_ids), run(conn, statements.DELETE_INBOX, [int8(database_id), ids]))
+        _send(conn, statements.DELETE_INBOX, [int8(database_id), ids], named=len(batch_ids))
+
+
+def accept(conn: Connection, database_id: int, greatest: Sequence[tuple[str, str]]) -> None:
+    """Keep for each ``(node id, batch id)`` the greatest accepted id of the node."""
+    if greatest:
+        nodes, ids = zip(*greatest, strict=True)
+        parameters = [int8(database_id), text_array(nodes, "node_id"), text_array(ids, "batch_id")]
+        _send(conn, statements.ACCEPT, parameters)
 
 
 def notify_group(
-    conn: Connection, database_id: int, position: int, batch_ids: Sequence[str], traceparent: str = ""
+    conn: Connection,
+    database_id: int,
+    position: int,
+    batch_ids: Sequence[str],
+    traceparent: str = "",
+    told: Callable[[int], str | None] = lambda _: None,
 ) -> None:
     """Tell who listens on GROUPS_CHANNEL, at commit; as many payloads as the ids need, at least one. ``traceparent`` is
-    that of the group's span, by which the trace goes on to who follows the log."""
+    that of the group's span, by which the trace goes on to who follows the log. ``told`` gives the group's verdicts
+    (``store.told``), if they have room in so many characters."""
     payloads = list(_payloads(f"{database_id}:{position}:", batch_ids))
-    if traceparent:
+    verdicts = told(NOTIFY_BYTES - len(payloads[0]) - _TRACEPARENT_BYTES) if len(payloads) == 1 else None
+    if traceparent or verdicts:
         payloads[-1] += f";{traceparent}"
-    run(conn, statements.NOTIFY, [text(GROUPS_CHANNEL), text_array(payloads, "payload")])
+    if verdicts:
+        payloads[-1] += f";{verdicts}"
+    _send(conn, statements.NOTIFY, [text(GROUPS_CHANNEL), text_array(payloads, "payload")])
 
 
 def _payloads(head: str, ids: Sequence[str]) -> Iterable[str]:
@@ -312,35 +331,63 @@ def _columns(fields: Any, rows: Iterable[Any]) -> list[tuple[Any, ...]]:
     return list(zip(*map(fields, rows), strict=True))
 
 
-# By connection: what a `together` has still to check.
-_expected: WeakKeyDictionary[Connection, list[tuple[int, Cursor]]] = WeakKeyDictionary()
+@dataclass(slots=True)
+class _Together:
+    """What a ``together`` has sent and has still to check, and what it holds back to send as one."""
+
+    holds_back: bool
+    parts: list[Part] = field(default_factory=list)
+    named: list[int | None] = field(default_factory=list)
+    counted: Cursor | None = None
+    sent: list[tuple[int, Cursor]] = field(default_factory=list)
+
+
+_together: WeakKeyDictionary[Connection, _Together] = WeakKeyDictionary()
 
 
 @contextmanager
-def together(conn: Connection) -> Iterator[None]:
+def together(conn: Connection, *, few: bool = False) -> Iterator[Callable[[], None]]:
     """Send the statements within without waiting for one another's answers: nothing within may need one. What would be
-    raised by a statement may be raised by a later one or at the end."""
-    expected = _expected[conn] = []
+    raised by a statement may be raised by a later one or at the end. ``few``: they have few rows, and are held back
+    until the end, or until what is given is called; then they are sent as one."""
+    state = _together[conn] = _Together(few)
+
+    def send() -> None:
+        if state.parts:
+            state.counted = at_once.send(conn, state.parts)
+        state.parts = []
+
     try:
         with conn.pipeline():
-            yield
-        for named, cursor in expected:
-            _compare(named, cursor)
+            yield send
+            send()
+        for named, cursor in state.sent:
+            _compare(named, cursor.rowcount)
+        if state.counted is not None:
+            for expected, found in zip(state.named, state.counted.fetchall()[0], strict=True):
+                if expected is not None:
+                    _compare(expected, found)
     finally:
-        del _expected[conn]
+        del _together[conn]
 
 
-def _expect(conn: Connection, named: int, cursor: Cursor) -> None:
-    expected = _expected.get(conn)
-    if expected is None:
-        _compare(named, cursor)
-    else:
-        expected.append((named, cursor))
+def _send(conn: Connection, statement: bytes, parameters: Sequence[Parameter], *, named: int | None = None) -> None:
+    """``named``: how many rows the statement must find."""
+    state = _together.get(conn)
+    if state is not None and state.holds_back:
+        state.parts.append(Part(statement, parameters))
+        state.named.append(named)
+        return
+    cursor = run(conn, statement, parameters)
+    if named is not None and state is not None:
+        state.sent.append((named, cursor))
+    elif named is not None:
+        _compare(named, cursor.rowcount)
 
 
-def _compare(named: int, cursor: Cursor) -> None:
-    if named != cursor.rowcount:
-        raise RuntimeError(f"{named} records named, {cursor.rowcount} there")
+def _compare(named: int, there: int) -> None:
+    if named != there:
+        raise RuntimeError(f"{named} records named, {there} there")
 
 
 def _version_parameters(rows: Sequence[VersionRow]) -> list[Parameter]:

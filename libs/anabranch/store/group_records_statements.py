@@ -88,6 +88,13 @@ DELETE_INBOX = b"""
 delete from anabranch.inbox where database_id = $1::int8 and batch_id = any($2::text[])
 """
 
+ACCEPT = b"""
+update anabranch.nodes n set last_accepted = q.batch_id
+from unnest($2::text[], $3::text[]) q (node_id, batch_id)
+where n.database_id = $1::int8 and n.node_id = q.node_id
+  and (n.last_accepted is null or n.last_accepted < q.batch_id)
+"""
+
 NOTIFY = b"""
 select pg_notify($1::text, v.payload) from unnest($2::text[]) as v (payload)
 """

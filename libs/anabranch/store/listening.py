@@ -15,13 +15,15 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A notification. Of a group: its position and the ids of its batches, or some of them, and the traceparent of its
-    span where it has one. Of a change of the catalog: position 0 and no ids."""
+    """A notification. Of a group: its position and the ids of its batches, or some of them, the traceparent of its span
+    where it has one, and its verdicts (``store.told``) where they have room. Of a change of the catalog: position 0 and
+    no ids."""
 
     database_id: int
     position: int
     batch_ids: tuple[str, ...]
     traceparent: str = ""
+    told: str = ""
 
 
 async def open_listener(url: str, *, application_name: str) -> AsyncSession:
@@ -61,7 +63,8 @@ def understood(channel: str, payload: str) -> Heard | None:
         if channel == CATALOG_CHANNEL:
             return Heard(int(payload), 0, ())
         database, position, rest = payload.split(":", 2)
-        ids, _, traceparent = rest.partition(";")
-        return Heard(int(database), int(position), tuple(ids.split(",")), traceparent)
+        ids, _, rest = rest.partition(";")
+        traceparent, _, told = rest.partition(";")
+        return Heard(int(database), int(position), tuple(ids.split(",")), traceparent, told)
     except ValueError:
         return None

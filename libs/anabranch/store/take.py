@@ -238,13 +238,6 @@ where database_id = %(db)s and batch_id = %(id)s
 returning attempts
 """
 
-ACCEPT = """
-update anabranch.nodes n set last_accepted = q.batch_id
-from unnest(%(nodes)s::text[], %(ids)s::text[]) q(node_id, batch_id)
-where n.database_id = %(db)s and n.node_id = q.node_id
-  and (n.last_accepted is null or n.last_accepted < q.batch_id)
-"""
-
 
 def take(
     conn: Connection, database_id: int, *, most: int, most_bytes: int, now_ms: int, start: str, few: bool
@@ -381,8 +374,3 @@ def count_attempt(
     parameters = {"db": database_id, "id": batch_id, "now": now_ms, "rest": rest_ms, "grows": grows}
     row = conn.execute(COUNT_ATTEMPT, parameters).fetchone()
     return row[0] if row else None
-
-
-def accept(conn: Connection, database_id: int, greatest: Sequence[tuple[str, str]]) -> None:
-    """Keep for each ``(node id, batch id)`` the greatest accepted id of the node."""
-    conn.execute(ACCEPT, {"db": database_id, "nodes": [n for n, _ in greatest], "ids": [b for _, b in greatest]})

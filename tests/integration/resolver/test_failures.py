@@ -21,7 +21,7 @@ from anabranch_conflict_resolver.bell import Bell
 from anabranch_conflict_resolver.decode import Decoded, Decoder
 from anabranch_conflict_resolver.functions import Functions
 from anabranch_conflict_resolver.group_commit import GroupLimits, Memory, commit_group
-from anabranch_conflict_resolver.worker import Worker
+from anabranch_conflict_resolver.worker import Known, Worker
 
 OPTIONS = session_options(statement_timeout_ms=5_000, lock_timeout_ms=250, idle_timeout_ms=2_000)
 
@@ -55,6 +55,7 @@ def worker_of(migrated_url: str) -> Iterator[Any]:
             GroupLimits(busy_ms=20),
             Clock(),
             bell,
+            Known(),
             Functions(500),
             stopping,
             most_batches=most_batches,
@@ -216,6 +217,8 @@ class LosesTheAnswer(threading.Thread):
         for end in (near, far):
             # Closing alone tells nobody while the other thread reads from it.
             end.shutdown(socket.SHUT_RDWR)
+        back.join(10)
+        for end in (near, far):
             end.close()
         self._listener.close()
 
@@ -277,7 +280,7 @@ def test_a_lock_that_lasts_is_no_failure_of_a_batch(make_rig: Any, worker_of: An
         somebody.execute("lock table anabranch.row_versions in access exclusive mode")
         worker = worker_of(rig)
         end = time.monotonic() + 30
-        while worker._paces.get(rig.database.id) is None or worker._paces[rig.database.id].failures < 5:
+        while worker._known.paces.get(rig.database.id) is None or worker._known.paces[rig.database.id].failures < 5:
             assert time.monotonic() < end, "the group does not fail"
             rig.sql("select pg_sleep(0.01)")
         assert rig.outcome(made) == "PENDING"
