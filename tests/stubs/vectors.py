@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ NODE = batch_pb2.Node(id="01JDQ0000000000000000000ND", name='gate-12 "\U0001f600
 BATCH_ID = "01JDQ00000000000000000000B"
 INT64 = (-(2**63), -(2**53) - 1, -1, 0, 1, 2**31, 2**53 + 1, 2**63 - 1)
 DOUBLES = (0.0, -0.0, 5e-324, -1.7976931348623157e308, math.pi, 0.1, math.inf, -math.inf)
+JSON_DOUBLES = tuple(d for d in DOUBLES if math.copysign(1.0, d) > 0 or d)
+"""Those that every language's JSON keeps."""
 TEXTS = ("", "e\u0301 \U0001f600", "NULL", 'q"q\\', "\u0001\t\r\n", "x" * 300, "\uffff\U00010000")
 DECIMALS = ("1234567890123456789012345678.0123456789", "1.10", "-0.000", "NaN", "Infinity", "-Infinity")
 TIMESTAMPS = (-(2**63), -210866803200000000, -1, 0, 951782400123456, 2**63 - 1)
@@ -85,13 +87,13 @@ KINDS_COLUMNS = ("id", "yes", "n", "x", "t", "b", "d", "ts", "day", "tod", "j", 
 """The columns of ``kinds`` that LIMITS_ROWS gives, one of each kind."""
 
 
-def limits_rows() -> batch_pb2.DbMutation:
+def limits_rows(doubles: Sequence[float] = ARMS["double_value"]) -> batch_pb2.DbMutation:
     """An insert into ``kinds`` that holds every content that Postgres stores as it stands."""
     postgres_texts = [t for t in TEXTS if "\x00" not in t]
     columns: list[list[value_pb2.Value]] = [
         [value_pb2.Value(bool_value=v) for v in ARMS["bool_value"]],
         [number(v) for v in INT64],
-        [value_pb2.Value(double_value=v) for v in ARMS["double_value"]],
+        [value_pb2.Value(double_value=v) for v in doubles],
         [text(v) for v in postgres_texts],
         [value_pb2.Value(bytes_value=v) for v in BYTES],
         [value_pb2.Value(decimal_value=v) for v in DECIMALS if v != "-0.000"],
@@ -141,7 +143,7 @@ def batch() -> batch_pb2.DbMutationBatch:
         ),
     )
     return batch_pb2.DbMutationBatch(
-        id=BATCH_ID, db_name="shop", mutations=[limits_rows(), update(), delete], node=NODE, schema_version=2**53 + 1
+        id=BATCH_ID, db_name="shop", mutations=[limits_rows(JSON_DOUBLES), update(), delete], node=NODE, schema_version=2**53 + 1
     )
 
 
@@ -269,7 +271,8 @@ def messages() -> Iterator[tuple[str, Message]]:
 
 
 def vectors() -> list[dict[str, Any]]:
-    """What the file holds. ``nan``: the JSON says NaN, whose bits a language may choose."""
+    """What the file holds. ``json_inexact``: the JSON says NaN, whose bits a language may choose, or -0.0, whose sign
+    some parsers of JSON lose."""
     made = []
     for name, message in messages():
         vector: dict[str, Any] = {
@@ -278,19 +281,21 @@ def vectors() -> list[dict[str, Any]]:
             "bytes": message.SerializeToString(deterministic=True).hex(),
             "json": json_format.MessageToDict(message),
         }
-        if has_nan(message):
-            vector["nan"] = True
+        if is_json_inexact(message):
+            vector["json_inexact"] = True
         made.append(vector)
     return made
 
 
-def has_nan(message: Message) -> bool:
-    """Whether any double in a message is NaN."""
+def is_json_inexact(message: Message) -> bool:
+    """Whether any double in a message is NaN or minus zero."""
     for field, content in message.ListFields():
         parts = content if field.is_repeated else [content]
-        if field.message_type is not None and any(has_nan(part) for part in parts):
+        if field.message_type is not None and any(is_json_inexact(part) for part in parts):
             return True
-        if field.type == field.TYPE_DOUBLE and any(math.isnan(part) for part in parts):
+        if field.type == field.TYPE_DOUBLE and any(
+            math.isnan(part) or (part == 0 and math.copysign(1.0, part) < 0) for part in parts
+        ):
             return True
     return False
 

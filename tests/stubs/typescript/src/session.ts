@@ -147,7 +147,9 @@ async function page(client: Client): Promise<object> {
 async function follow(client: Client): Promise<object> {
   const ended = new AbortController();
   const request = { dbName: client.database, nodeState: client.state, after: client.state.acknowledged };
-  const stream = client.changes.subscribe(request, { ...STREAM, signal: ended.signal })[Symbol.asyncIterator]();
+  // With timeoutMs the process would wait for the deadline, also of a stream that was ended long before.
+  const signal = AbortSignal.any([ended.signal, AbortSignal.timeout(STREAM.timeoutMs)]);
+  const stream = client.changes.subscribe(request, { signal })[Symbol.asyncIterator]();
   await stream.next();
   const [verdict] = await client.send(update("row 1", "followed"));
   try {
