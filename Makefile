@@ -17,7 +17,7 @@ LOCK = $(VENV)/uv pip compile --quiet --universal --python-version 3.11 --genera
 	--no-emit-index-url --no-emit-find-links $(LOCK_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test torture check protos protos-check chart helm cluster-tools images lock clean
+.PHONY: help setup demo test torture check protos protos-check stubs stubs-test chart helm cluster-tools images lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,12 @@ protos: setup ## regenerate libs/anabranch/v1 from protos/
 protos-check: setup ## fail when libs/anabranch/v1 is not what protos/ generates
 	@$(VENV)/python tools/protos.py check
 
+stubs: setup ## packages of the contract's stubs for Go, TypeScript, Java and Python in build/stubs, where their tools are
+	@$(VENV)/python tools/stubs.py
+
+stubs-test: stubs ## a program in each language, on its stubs, against real services (minutes)
+	@$(VENV)/python -m pytest --durations=10 tests/stubs/languages.py
+
 chart: setup ## write the parts of helm/anabranch that are made from something else
 	@$(VENV)/python tools/chart.py generate
 
@@ -71,4 +77,5 @@ lock: setup ## write all lock files anew, keeping pins (LOCK_FLAGS=--upgrade: ne
 
 clean: ## remove everything that the targets above made
 	rm -rf .venv .venv.lock .cache .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
+	rm -rf tests/stubs/typescript/node_modules tests/stubs/typescript/built tests/stubs/java/program/target
 	find libs services tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
