@@ -2,13 +2,17 @@
 
 Each database is in one of four states: *quiet*; *rung* (something came, nobody is on it); *worked on* by one worker of
 this process; *worked on and rung again*, so that it is looked at once more. ``take`` moves a rung one to worked on,
-``done`` back to quiet or rung. A database may also be due at a time, which rings it then.
+``done`` back to quiet or rung. A database may also be due at times, each of which rings it then; beyond
+``_MOST_DUE`` of them all together, those that are added are left to whoever looks now and then.
 """
 
 from __future__ import annotations
 
+import heapq
 import time
 from threading import Condition
+
+_MOST_DUE = 10_000
 
 
 class Bell:
@@ -18,7 +22,7 @@ class Bell:
         self._condition = Condition()
         self._rung: dict[int, None] = {}
         self._worked_on: set[int] = set()
-        self._due: dict[int, float] = {}
+        self._due: list[tuple[float, int]] = []
 
     def ring(self, database_id: int) -> None:
         """There is something to do in the database."""
@@ -31,8 +35,8 @@ class Bell:
         """There will be something to do in ``delay_s`` seconds."""
         at = time.monotonic() + delay_s
         with self._condition:
-            if at < self._due.get(database_id, float("inf")):
-                self._due[database_id] = at
+            if len(self._due) < _MOST_DUE:
+                heapq.heappush(self._due, (at, database_id))
                 self._condition.notify()
 
     def take(self, timeout_s: float) -> int | None:
@@ -41,9 +45,8 @@ class Bell:
         with self._condition:
             while True:
                 now = time.monotonic()
-                for number in [n for n, at in self._due.items() if at <= now]:
-                    del self._due[number]
-                    self._rung[number] = None
+                while self._due and self._due[0][0] <= now:
+                    self._rung[heapq.heappop(self._due)[1]] = None
                 for number in self._rung:
                     if number not in self._worked_on:
                         del self._rung[number]
@@ -51,7 +54,7 @@ class Bell:
                         return number
                 if now >= end:
                     return None
-                self._condition.wait(min([end, *self._due.values()]) - now)
+                self._condition.wait(min(end, self._due[0][0] if self._due else end) - now)
 
     def done(self, database_id: int) -> None:
         """The worker has left the database."""

@@ -7,7 +7,8 @@ decided only when what was caused before it is in the view. Batches that can't s
 
 Most triggers cause nothing that is synced, and most groups hold nothing that cascades. So a group is first run as if
 all were quiet, in hope (``hoping``), and one look at its end tells whether anything was caused (``Caused``); only then
-it is run again with the loud ones apart, and the next groups are run so at once until nothing was caused any more.
+it is run again with the loud ones apart, and the next groups are run so at once until nothing was caused any more. A
+batch that is alone has caused it all.
 
 A row that a batch named itself and that a trigger changed besides has an effect for each.
 
@@ -26,23 +27,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from anabranch.merge import MutationType, RowState, Write, applied
-from anabranch.schema import Cell
+from anabranch.merge import MutationType, Write
 from anabranch.store import captured
-from anabranch.store.rows import Row
-from anabranch.wire import effects
-from anabranch_conflict_resolver.captured_order import end_to_end
 from anabranch_conflict_resolver.captured_steps import know, steps_of
 from anabranch_conflict_resolver.carry_out import carry_out
+from anabranch_conflict_resolver.caused import Again, carry_over, key_of, rows_now
+from anabranch_conflict_resolver.caused_large import spill, with_arrived
 from anabranch_conflict_resolver.decode import RowKey
 from anabranch_conflict_resolver.model import Applied, Candidate, Change, Result
 from anabranch_conflict_resolver.server_batches import Drained, Step
-from anabranch_conflict_resolver.tables import SyncedTable
 from anabranch_conflict_resolver.view import View
 
 if TYPE_CHECKING:
     from anabranch_conflict_resolver.waves import Group
 
+__all__ = ["Again", "Caused", "Entangled", "absorb", "apart", "finish", "is_loud", "write_step"]
+
+MOST_HELD = 2_500
+"""Captured changes that one step of a batch may cause and that are held until the group is recorded."""
+MOST_BYTES = captured.MOST_BYTES
+"""The bytes of their images, likewise."""
 _MOST_ARRIVED = 1_000
 _ANY_SIZE = 2**62
 _INSERT, _UPDATE, _DELETE = MutationType.INSERT, MutationType.UPDATE, MutationType.DELETE
@@ -56,10 +60,6 @@ class Caused(Exception):
 
 class Entangled(Exception):
     """Rows were changed when the constraints were judged, and several batches may have caused it."""
-
-
-class Again(Exception):
-    """Rows that were caused have earlier changes that are not drained."""
 
 
 def is_loud(group: Group, candidate: Candidate) -> bool:
@@ -92,21 +92,29 @@ def apart(group: Group, waves: Sequence[list[Candidate]]) -> Sequence[list[Candi
     return result
 
 
-def write_step(group: Group, view: View, candidate: Candidate, step: Sequence[Write]) -> list[Change]:
-    """Write a step of one batch; gives its changes, and those that it caused.
+def write_step(group: Group, view: View, candidate: Candidate, step: Sequence[Write], place: int) -> list[Change]:
+    """Write a step of one batch; gives its changes, and those that it caused. ``place``: how many changes the steps
+    before it have given.
 
     Raises:
         Swallowed: a write had no effect.
         psycopg.Error: what Postgres refused.
     """
     changes = carry_out(group.conn, group.synced.tables, view, [(candidate, step)])[0]
-    return [*changes, *absorb(group, view, candidate)] if is_loud(group, candidate) else changes
+    if not is_loud(group, candidate):
+        return changes
+    return [*changes, *absorb(group, view, candidate, place + len(changes))]
 
 
-def absorb(group: Group, view: View, candidate: Candidate) -> list[Change]:
+def absorb(group: Group, view: View, candidate: Candidate, place: int) -> list[Change]:
     """Take what was caused since the last look, as changes of ``candidate``: for each row one, from what it was, or
-    what the batch itself had made of it, to what it is."""
-    own = captured.take_own(group.conn, group.synced.database.id, group.drained_up_to)
+    what the batch itself had made of it, to what it is. Where it is too much to be held it is logged at once (see
+    ``caused_large``). ``place``: how many changes of the candidate are held that stand before it."""
+    number = group.synced.database.id
+    own = captured.take_own(group.conn, number, max(group.drained_up_to, group.absorbed_up_to), MOST_HELD, MOST_BYTES)
+    if own is None:
+        spill(group, view, candidate, place)
+        return []
     if not own:
         return []
     rows: dict[RowKey, list[Step]] = {}
@@ -114,72 +122,11 @@ def absorb(group: Group, view: View, candidate: Candidate) -> list[Change]:
         for step in steps:
             rows.setdefault(step.at, []).append(step)
     know(group.conn, group.synced, view, rows)
-    keys = {at: _key(steps[0]) for at, steps in rows.items()}
+    keys = {at: key_of(steps[0]) for at, steps in rows.items()}
     group.caused.update(keys)
-    stand: dict[RowKey, Row] = {}
-    for name in {name for name, _ in rows}:
-        found = group.synced.tables[name].sql.read(group.conn, [key for at, key in keys.items() if at[0] == name])()
-        stand.update({(name, key): row for key, row in found.items()})
-    changes: list[Change] = []
-    for at, steps in rows.items():
-        first = view.rows.get(at) if at in view.rows or at in candidate.decoded.keys else _first(steps, stand.get(at))
-        change = _forward(view, candidate, steps[0].table, at, keys[at], first, stand.get(at))
-        if change is not None:
-            changes.append(change)
-    return changes
-
-
-def _key(step: Step) -> tuple[Cell, ...]:
-    row = step.before or step.after
-    assert row is not None
-    return tuple([row[i] for i in step.table.table.key_index])
-
-
-def _first(steps: Sequence[Step], last: Row | None) -> Row | None:
-    """What a row was before ``steps``, which led to ``last``."""
-    order = end_to_end([step.link for step in steps], [step.depth for step in steps])
-    if order is None:
-        return steps[0].before
-    came_back = steps[order[0]].link[0] == steps[order[-1]].link[1]
-    return last if came_back else steps[order[0]].before
-
-
-def _forward(
-    view: View,
-    candidate: Candidate,
-    table: SyncedTable,
-    at: RowKey,
-    key: tuple[Cell, ...],
-    before: Row | None,
-    after: Row | None,
-) -> Change | None:
-    """Carry the view forward over what was caused in one row; None where that is nothing."""
-    batch = candidate.batch
-    assert batch is not None
-    state = view.states.get(at)
-    version = state.version if state is not None else None
-    names, index = table.names, table.table.index
-    values: dict[str, Cell] = {}
-    if after is None:
-        if before is None:
-            return None
-        kind, effect = MutationType.DELETE, table.effects.delete(before)
-        view.rows.pop(at, None)
-    elif before is None:
-        kind, effect = MutationType.INSERT, table.effects.insert(after)
-        values = dict(zip(names, after, strict=True))
-        view.rows[at] = after
-    else:
-        kind, effect = MutationType.UPDATE, table.effects.update(before, after)
-        if effect.type == effects.NONE:
-            return None
-        values = {column: after[index[column]] for column in effect.changed}
-        state = RowState(dict(zip(names, before, strict=True)), version)
-        view.rows[at] = after
-    write = Write(at[0], at[1], kind, values, 0, 0)
-    view.states[at] = applied(state, batch, write)
-    view.changed.add(at)
-    return Change(write, effect)
+    stand = rows_now(group.conn, group.synced.tables, keys)
+    changes = [carry_over(view, view, candidate, at, steps, stand.get(at)) for at, steps in rows.items()]
+    return [change for change in changes if change is not None]
 
 
 def finish(group: Group, view: View, results: Sequence[Result]) -> None:
@@ -189,14 +136,16 @@ def finish(group: Group, view: View, results: Sequence[Result]) -> None:
     Raises:
         Caused, Entangled, Again: see above.
     """
-    if group.loud and captured.ask_for_own(group.conn, group.synced.database.id, group.drained_up_to).fetchone():
-        if group.hoping:
-            raise Caused
+    number, after = group.synced.database.id, max(group.drained_up_to, group.absorbed_up_to)
+    if group.loud and captured.ask_for_own(group.conn, number, after).fetchone():
         accepted = [result for result in results if isinstance(result, Applied)]
+        if group.hoping and (len(results) != 1 or accepted[0].candidate.decoded.twice):
+            raise Caused
         if len(accepted) != 1:
             raise Entangled
         only = accepted[0]
-        only.changes = [*only.changes, *absorb(group, view, only.candidate)]
+        only.changes = [*only.changes, *absorb(group, view, only.candidate, len(only.changes))]
+    group.drained = with_arrived(group.drained, view)
     if group.caused:
         _check_turn(group)
     if group.drained is not None:

@@ -20,6 +20,8 @@ class ResolverSettings(ServiceSettings):
     """Groups that take longer than twice this get smaller."""
     group_statement_timeout_ms: int = Field(10_000, ge=100)
     """The longest that one statement of a group may run."""
+    group_alone_timeout_ms: int = Field(120_000, ge=100)
+    """The same for a batch that has failed alone before, which has groups of its own: its delete may cascade far."""
     group_lock_timeout_ms: int = Field(250, ge=1)
     """The longest that one statement of a group waits for somebody else's lock."""
     claim_idle_ms: int = Field(3_000, ge=100)

@@ -12,6 +12,7 @@ from anabranch.store.take import Parking
 from anabranch.store.waves import DatabaseError, locked_tables, wave
 from anabranch_conflict_resolver.carry_out import Swallowed
 from anabranch_conflict_resolver.cascades import Again, Caused, Entangled, apart, finish
+from anabranch_conflict_resolver.caused import OutOfTurn
 from anabranch_conflict_resolver.decode import RowKey
 from anabranch_conflict_resolver.drain import drain
 from anabranch_conflict_resolver.isolate import LOCK_NOT_AVAILABLE, Outdated, fault_of, no_effect, pick_out
@@ -66,6 +67,8 @@ def decide_group(group: Group, candidates: Sequence[Candidate], *, at_hand: Sequ
             group.hoping = False
         except Entangled:
             left = left[:1]
+        except OutOfTurn as late:
+            left = _up_to(left, late.batch_id)
         except Again:
             again += 1
             if again > _AGAIN_AT_MOST:
@@ -100,6 +103,8 @@ def decide_group(group: Group, candidates: Sequence[Candidate], *, at_hand: Sequ
                 group.draining = True
             except Entangled:
                 left = left[:1]
+            except OutOfTurn as late:
+                left = _up_to(left, late.batch_id)
             except Again:
                 again += 1
                 if again > _AGAIN_AT_MOST:
@@ -130,6 +135,11 @@ def _rest(group: Group, candidate: Candidate, why: str) -> Result:
     taken = candidate.taken
     group.held[taken.batch_id] = taken.node_id
     return wait(View(), candidate, Parking(taken.batch_id, group.now_ms + group.busy_ms), why)
+
+
+def _up_to(candidates: Sequence[Candidate], batch_id: str) -> list[Candidate]:
+    """The candidates without those that come after a batch: they are for the next group."""
+    return [c for c in candidates if c.taken.batch_id <= batch_id]
 
 
 def _of_locked_tables(group: Group, candidates: Sequence[Candidate], error: DatabaseError) -> list[Candidate]:
@@ -184,6 +194,7 @@ def _load(group: Group, candidates: Sequence[Candidate]) -> View:
     new = keys.keys() - leaned_on
     keys.update(group.lock_too)
     group.caused = {}
+    group.touched = keys.keys()
     view = load_view(group.conn, group.synced.tables, keys, new=new)
     if group.draining:
         group.drained = drain(group, view, keys.keys())

@@ -14,13 +14,15 @@ The read comes after the locks of the rows that the group's own batches touch: w
 by then, with what was captured, or still holds it, and then the batch waits. So what those batches are judged against
 has every change that stands before theirs.
 
-What waits is taken whole where it is little (``MOST_ROWS``). Where it is more the group leaves its batches alone and
-drains as many whole transactions as fit; one that is larger by itself is taken in pieces (``drain_backlog``).
+What waits is taken whole where it is little (``MOST_ROWS``). Where it is more (``Backlog``) the group leaves its
+batches alone and drains as many whole transactions as fit; one that is larger by itself is taken in pieces
+(``drain_backlog``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from typing import TYPE_CHECKING
 
 from anabranch.merge import RowState
 from anabranch.schema import Cell
@@ -41,7 +43,9 @@ from anabranch_conflict_resolver.decode import RowKey
 from anabranch_conflict_resolver.server_batches import Drained, Origin, ServerBatch, Step, server_batch_id
 from anabranch_conflict_resolver.tables import SyncedDatabase
 from anabranch_conflict_resolver.view import View
-from anabranch_conflict_resolver.waves import Group
+
+if TYPE_CHECKING:
+    from anabranch_conflict_resolver.waves import Group
 
 MOST_ROWS = 5_000
 """The most captured rows that a group takes at once. Between two statements it thinks about all of them, for less than
@@ -51,11 +55,7 @@ MOST_BYTES = captured.MOST_BYTES
 
 
 class Backlog(Exception):
-    """More captured rows wait than a group with batches of its own takes. ``rows`` are the first of them."""
-
-    def __init__(self, rows: Sequence[Captured]) -> None:
-        super().__init__("more captured changes wait than a group takes beside batches")
-        self.rows = rows
+    """More captured rows wait than a group with batches of its own takes."""
 
 
 def drain(group: Group, view: View, touched: Set[RowKey]) -> Drained:
@@ -68,12 +68,15 @@ def drain(group: Group, view: View, touched: Set[RowKey]) -> Drained:
     """
     rows = captured.read(group.conn, group.synced.database.id, MOST_ROWS + 1, MOST_BYTES)
     if len(rows) > MOST_ROWS or captured.size(rows) > MOST_BYTES:
-        raise Backlog(rows)
+        raise Backlog("more captured changes wait than a group takes beside batches")
     return log_rows(group, view, rows, touched)
 
 
-def log_rows(group: Group, view: View, rows: Sequence[Captured], touched: Set[RowKey] = frozenset()) -> Drained:
-    """Make batches of captured rows, which stand in the order of their capture and are of whole transactions."""
+def log_rows(
+    group: Group, view: View, rows: Sequence[Captured], touched: Set[RowKey] = frozenset(), *, first: int = 0
+) -> Drained:
+    """Make batches of captured rows, which stand in the order of their capture and are of whole transactions. The
+    first one is the position's number ``first``."""
     synced, position = group.synced, group.position
     # The last row of each transaction.
     ends = sorted({row.xid: row for row in rows}.values(), key=lambda row: row.id)
@@ -84,7 +87,7 @@ def log_rows(group: Group, view: View, rows: Sequence[Captured], touched: Set[Ro
     batches: list[ServerBatch] = []
     for row, made in zip(ends, ordered, strict=True):
         origin = Origin(row.xid, row.role, row.application)
-        batch = ServerBatch(server_batch_id(position, len(batches)), origin, position)
+        batch = ServerBatch(server_batch_id(position, first + len(batches)), origin, position)
         batch.add(view, made, remembering)
         if batch.log:
             batches.append(batch)

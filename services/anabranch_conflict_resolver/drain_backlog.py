@@ -1,25 +1,28 @@
 """Draining more than a group with batches of its own takes: a long backlog, or one large transaction.
 
-The group has no batches then and needs no locks, as all that it records is in the images. Whole transactions are taken
-up to ``drain.MOST_ROWS`` changes; those that end first go first, so that none is taken before one that it stands on.
+The group has no batches then and needs no locks, as all that it records is in the images. Which transactions wait, and
+in which order they end, is told by one scan (``Outstanding``), which counts for the groups that follow until they are
+drained: what becomes visible meanwhile was committed later than all of them, so that no change of it stands before one
+of theirs. So the work for each change does not grow with the number of those that wait behind it.
 
-A transaction that is larger than that is read, logged and deleted in pieces, inside the one transaction of its group:
-it becomes one batch of one group, and neither this process nor a reader of the log ever holds more than a piece of it.
-Pieces are cut in the order of capture. Where that need not be the order in which rows were changed (changes inside
-other statements, keys that were updated) they are cut by key instead: the changes are read as often as there are
-pieces, and each time those of some keys are taken. Time limits are those of a piece: after each the transaction's own
-begins anew.
+Whole transactions are taken up to ``drain.MOST_ROWS`` changes. One that is larger is read, logged and deleted in
+pieces (``captured_pieces``), inside the one transaction of its group: it becomes one batch of one group, and neither
+this process nor a reader of the log ever holds more than a piece of it. Time limits are those of a piece.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from anabranch.store import captured, take
 from anabranch.store import group_records as store
-from anabranch.store.captured import Captured, Transaction
-from anabranch.store.claim import renew
-from anabranch_conflict_resolver.captured_steps import know, steps_of
+from anabranch.store.captured import Captured
+from anabranch.store.captured_large import Transaction, first_of, first_to_end, read_whole
+from anabranch.store.engine import Session
+from anabranch_conflict_resolver import drain
+from anabranch_conflict_resolver.captured_pieces import PIECE_ROWS, KeyChangedError, by_row, in_capture_order
+from anabranch_conflict_resolver.captured_steps import know
 from anabranch_conflict_resolver.decide_group import Decided
 from anabranch_conflict_resolver.drain import in_order, log_rows, remembers
 from anabranch_conflict_resolver.records import changed_versions
@@ -27,86 +30,110 @@ from anabranch_conflict_resolver.server_batches import Drained, Origin, ServerBa
 from anabranch_conflict_resolver.view import View
 from anabranch_conflict_resolver.waves import Group
 
-PIECE_ROWS = 2_500
-"""Captured rows that are read and logged at a time."""
-PIECE_BYTES = captured.MOST_BYTES
-"""The bytes of their images, likewise."""
-HELD_ROWS = 20_000
-"""Captured rows that are held in memory where pieces are cut by key."""
+MOST_TRANSACTIONS = 100_000
+"""How many transactions one scan tells of."""
+_NOTHING_CAUSED = 2**63 - 1
+"""The group writes to no synced table: what it has caused need not be looked for behind all that waits."""
 
 
-class _KeyChanged(Exception):
-    """A key was updated: the order of capture need not be that of the changes."""
+@dataclass(slots=True)
+class Outstanding:
+    """The transactions that one scan has found, the next one last. ``taken``: how many of them the group that runs has
+    drained; they are gone with its commit (``committed``), and all is forgotten where somebody else has drained."""
+
+    waiting: list[Transaction] = field(default_factory=list)
+    taken: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.waiting)
+
+    def scan(self, conn: Session, database_id: int) -> None:
+        """Find those that end first."""
+        self.waiting = first_to_end(conn, database_id, MOST_TRANSACTIONS)
+        self.waiting.reverse()
+        self.taken = 0
+
+    def committed(self) -> None:
+        """The group that runs was committed. What is left is forgotten where it is no more than a group takes that has
+        batches, too."""
+        if self.taken:
+            del self.waiting[-self.taken :]
+            self.taken = 0
+            if len(self.waiting) <= drain.MOST_ROWS and len(self.next_ones()) == len(self.waiting):
+                self.waiting.clear()
+
+    def forget(self) -> None:
+        """Begin with a new scan."""
+        self.waiting.clear()
+        self.taken = 0
+
+    def next_ones(self) -> list[Transaction]:
+        """Those that a group takes: one that is larger, or as many as fit; none where nothing waits."""
+        taken: list[Transaction] = []
+        changes = size = 0
+        for transaction in reversed(self.waiting):
+            changes += transaction.changes
+            size += transaction.size
+            if taken and (changes > drain.MOST_ROWS or size > drain.MOST_BYTES):
+                break
+            taken.append(transaction)
+        return taken
 
 
-def drain_backlog(group: Group, rows: Sequence[Captured]) -> Decided:
-    """Drain those transactions that ``rows``, the first that wait, hold whole; where there is none, one large one.
+def drain_backlog(group: Group, outstanding: Outstanding) -> Decided:
+    """Drain the transactions that end first, as many as a group takes, and nothing where there are none.
 
     Raises:
         psycopg.Error: what Postgres refused.
     """
     view = View()
-    conn, database_id = group.conn, group.synced.database.id
-    unfinished = captured.unfinished(conn, database_id, rows[-1].id, list({row.xid for row in rows}))
-    whole = [row for row in rows if row.xid not in unfinished]
-    if whole:
-        group.drained = log_rows(group, view, whole)
+    conn, number = group.conn, group.synced.database.id
+    rows: list[Captured] = []
+    transactions: list[Transaction] = []
+    large = False
+    # What was found before may have been drained by another session; what is found now can't.
+    for _ in range(2):
+        if not outstanding:
+            outstanding.scan(conn, number)
+        transactions = outstanding.next_ones()
+        if not transactions:
+            break
+        large = transactions[0].changes > drain.MOST_ROWS or transactions[0].size > drain.MOST_BYTES
+        rows = first_of(conn, number, transactions[0]) if large else read_whole(conn, number, transactions)
+        if len(rows) == (1 if large else sum(one.changes for one in transactions)):
+            break
+        outstanding.forget()
+    outstanding.taken = len(transactions)
+    if large:
+        group.drained = drain_large(group, transactions[0], Origin(rows[0].xid, rows[0].role, rows[0].application))
     else:
-        group.drained = drain_large(group)
+        group.drained = log_rows(group, view, rows)
+        group.drained.up_to = _NOTHING_CAUSED
     return Decided([], view)
 
 
-def drain_large(group: Group) -> Drained:
-    """Drain the one transaction that ended first, in pieces. What is left to record is its batch's own row, and sums.
+def drain_large(group: Group, transaction: Transaction, origin: Origin) -> Drained:
+    """Drain one transaction in pieces. What is left to record is its batch's own row, and sums.
 
     Raises:
         psycopg.Error: what Postgres refused.
     """
-    transaction = captured.first_to_end(group.conn, group.synced.database.id)
-    assert transaction is not None
-    if transaction.depth <= 1:
+    conn, synced = group.conn, group.synced
+    if transaction.depth <= 1 or transaction.once:
         try:
-            with captured.trial(group.conn):
-                return _in_pieces(group, transaction, 1)
-        except _KeyChanged:
+            with captured.trial(conn):
+                return _in_pieces(group, transaction, origin, in_capture_order(conn, synced, transaction))
+        except KeyChangedError:
             pass
-    return _in_pieces(group, transaction, -(-transaction.changes // HELD_ROWS))
+    return _in_pieces(group, transaction, origin, by_row(conn, synced, transaction))
 
 
-def _in_pieces(group: Group, transaction: Transaction, passes: int) -> Drained:
-    batch: ServerBatch | None = None
-    last = 0
+def _in_pieces(group: Group, transaction: Transaction, origin: Origin, pieces: Iterable[list[Step]]) -> Drained:
+    batch = ServerBatch(server_batch_id(group.position, 0), origin, group.position)
     remembering = remembers(group.synced)
-    for number in range(passes):
-        held: list[Step] = []
-        for rows in _pieces(group, transaction):
-            first = rows[0]
-            if batch is None:
-                origin = Origin(first.xid, first.role, first.application)
-                batch = ServerBatch(server_batch_id(group.position, 0), origin, group.position)
-            [steps] = steps_of(group.conn, group.synced, rows).values()
-            if passes > 1:
-                held += [step for step in steps if hash(step.at) % passes == number]
-            elif len(steps) > len(rows):
-                raise _KeyChanged
-            else:
-                _log(group, batch, steps, remembering)
-            if number == passes - 1:
-                captured.delete(group.conn, group.synced.database.id, [row.id for row in rows])
-                last = max(last, rows[-1].id)
-            renew(group.conn)
-        if held and batch is not None:
-            _log(group, batch, held, remembering)
-    assert batch is not None
-    return Drained([batch], (), last)
-
-
-def _pieces(group: Group, transaction: Transaction) -> Iterator[list[Captured]]:
-    after = 0
-    number = group.synced.database.id
-    while rows := captured.read_of(group.conn, number, transaction.xid, after, PIECE_ROWS, PIECE_BYTES):
-        after = rows[-1].id
-        yield rows
+    for steps in pieces:
+        _log(group, batch, steps, remembering)
+    return Drained([batch] if batch.ordinal else [], (), _NOTHING_CAUSED)
 
 
 def _log(group: Group, batch: ServerBatch, steps: list[Step], remembering: Mapping[str, bool]) -> None:

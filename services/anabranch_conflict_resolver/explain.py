@@ -144,6 +144,9 @@ class DryRuns:
         except UndecodableError as error:
             synced.unreadable.add(error.table)
             raise Failure(errors_pb2.REASON_OVERLOADED, str(error)) from error
+        if candidates and candidates[0].spills:
+            text = "the batch changes more rows beside those that it names than a dry run shows"
+            raise Failure(errors_pb2.REASON_OVERLOADED, text)
         answer = _answer(synced, group.position, results[0])
         answer.undrained = len(group.drained.ids) if group.drained is not None else 0
         return answer

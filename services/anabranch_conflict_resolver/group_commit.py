@@ -34,7 +34,7 @@ from anabranch.runtime.telemetry import span, tracing
 from anabranch.store import take
 from anabranch.store.captured import UndecodableError, tables_with_triggers
 from anabranch.store.catalog import load_database
-from anabranch.store.claim import claim
+from anabranch.store.claim import allow, claim
 from anabranch.store.drift import drift, fingerprint, stopped_tables
 from anabranch.store.engine import Session
 from anabranch.store.group_records import delete_inbox, notify_group
@@ -46,7 +46,7 @@ from anabranch_conflict_resolver.ask import Asking
 from anabranch_conflict_resolver.decide_group import Decided, decide_group
 from anabranch_conflict_resolver.decode import Decoded, Refusal
 from anabranch_conflict_resolver.drain import Backlog
-from anabranch_conflict_resolver.drain_backlog import drain_backlog
+from anabranch_conflict_resolver.drain_backlog import Outstanding, drain_backlog
 from anabranch_conflict_resolver.functions import Functions
 from anabranch_conflict_resolver.model import Applied, Candidate, Rejection, Result, Waiting
 from anabranch_conflict_resolver.records import CapturedBetween, Sums, gather, look_between, new_sums, write
@@ -64,11 +64,13 @@ FAILURES_AT_MOST = 3
 @dataclass(frozen=True, slots=True)
 class GroupLimits:
     """``most_bytes``: payload bytes of one group. ``busy_ms``: how long a batch rests whose row somebody else holds.
-    ``restarts``: how often a group starts again because rows appeared in between."""
+    ``restarts``: how often a group starts again because rows appeared in between. ``alone_ms``: how long a statement
+    may take for a batch that has failed alone before."""
 
     most_bytes: int = 8 * 1024 * 1024
     busy_ms: int = 100
     restarts: int = 3
+    alone_ms: int = 120_000
 
 
 @dataclass(slots=True)
@@ -78,7 +80,8 @@ class Memory:
     hash is its own. ``more``: the last group was full. ``last_principal``: whose batch it took last. ``wary``: any
     table may have got a trigger that causes other changes since its schema was read. ``shape`` is what the tables
     looked like when they were compiled, and ``looked_s`` when that was last looked at (``time.monotonic``): after a
-    failure, and every ``_LOOK_S``. ``hopeful``: the last group caused no changes beside what it wrote."""
+    failure, and every ``_LOOK_S``. ``hopeful``: the last group caused no changes beside what it wrote. ``outstanding``:
+    the backlog of captured changes, while there is one."""
 
     synced: SyncedDatabase | None = None
     link: bytes = b""
@@ -90,6 +93,7 @@ class Memory:
     shape: str = ""
     looked_s: float | None = None
     hopeful: bool = True
+    outstanding: Outstanding = field(default_factory=Outstanding)
     attempted: list[str] = field(default_factory=list)
     """The ids of the batches of the last group, whatever became of it."""
 
@@ -164,6 +168,12 @@ def commit_group(
             memory.last_principal = ""
             return Outcome(claimed=True, name=standing.name)
         now, later = taken[:most], taken[most:]
+        if failed := [t for t in now if t.attempts]:
+            # It may be one that takes long, as a delete that cascades over a million rows: it has a group of its own,
+            # and time for it. The others come next.
+            memory.more |= len(taken) > 1
+            now, later = failed[:1], []
+            allow(conn, limits.alone_ms)
         memory.last_principal = now[-1].principal if now else ""
         memory.attempted = [t.batch_id for t in now]
         position = max(standing.clock_ms + clock_offset_ms, standing.position + 1)
@@ -259,11 +269,13 @@ def _commit(
     results, candidates = sort_out(group, memory, [t for t in taken if not t.decided])
     at_hand = [t.batch_id for t in taken]
     try:
+        if memory.outstanding:
+            raise Backlog
         decided: Decided = decide_group(group, candidates, at_hand=at_hand, restarts=limits.restarts)
-    except Backlog as backlog:
+    except Backlog:
         # The batches wait: what was written before them goes first, and alone.
         results, dropped, later = [], [], ()
-        decided = drain_backlog(group, backlog.rows)
+        decided = drain_backlog(group, memory.outstanding)
     if _may_have_drifted(decided.results) and fingerprint(conn, standing.name) != memory.shape:
         raise _ChangedBetween
     results += decided.results
@@ -306,6 +318,7 @@ def _commit(
     faults.reach("before_commit")
     conn.commit()
     faults.reach("after_commit")
+    memory.outstanding.committed()
     memory.hopeful = not group.caused
     memory.link = link
     memory.sums.update(sums)

@@ -114,11 +114,12 @@ def alone(
     for steps in plans(candidate, decision.writes, suspected):
         trial = view.copy()
         changes: list[Change] = []
+        candidate.spills = []
         step: Sequence[Write] = ()
         try:
             with wave(group.conn, group.synced.database.schema_name, _nothing):
                 for step in steps:
-                    changes += write_step(group, trial, candidate, step)
+                    changes += write_step(group, trial, candidate, step, len(changes))
                 # Whatever fails from here on is a constraint that had waited.
                 step = decision.writes
             view.become(trial)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 
 from anabranch.merge import Accepted, Batch, Write
 from anabranch.schema import Cell
+from anabranch.store.chain import Joined
 from anabranch.store.rows import Row
 from anabranch.store.take import Parking, Taken
 from anabranch.wire.effects import Effect
@@ -15,13 +17,28 @@ from anabranch_conflict_resolver.decode import Decoded
 
 @dataclass(slots=True, eq=False)
 class Candidate:
-    """A batch that the rules decide. ``may_wait``: its park time is not over. ``batch`` is made when it is resolved."""
+    """A batch that the rules decide. ``may_wait``: its park time is not over. ``batch`` is made when it is resolved;
+    ``spills`` is what it then caused beyond what can be held."""
 
     taken: Taken
     decoded: Decoded
     place: int
     may_wait: bool
     batch: Batch | None = None
+    spills: list[Spill] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Spill:
+    """Effects of a batch that are in the log already: ``count`` of them, the first with the number ``ordinal``.
+    ``place``: how many of the batch's changes that are held stand before them. ``hashes``: theirs, end to end, in
+    pieces; ``sum_changes`` as in ``Records``."""
+
+    place: int
+    ordinal: int
+    count: int = 0
+    hashes: list[bytes] = field(default_factory=list)
+    sum_changes: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -67,6 +84,25 @@ class Waiting:
     taken: Taken
     parking: Parking
     why: str
+
+
+def numbered(changes: Sequence[Change], spills: Sequence[Spill]) -> Iterator[tuple[int, Change]]:
+    """A batch's changes that are held, with the numbers of their effects."""
+    past = [0] * (len(changes) + 1)
+    for spill in spills:
+        past[spill.place] += spill.count
+    for place, (change, more) in enumerate(zip(changes, accumulate(past[:-1]), strict=True)):
+        yield place + more, change
+
+
+def joined(hashes: Sequence[bytes], spills: Sequence[Spill]) -> Joined:
+    """The hashes of all effects of a batch in their order: ``hashes`` of those that are held, and the others."""
+    pieces: list[bytes] = []
+    done = 0
+    for spill in spills:
+        pieces += [*hashes[done : spill.place], *spill.hashes]
+        done = spill.place
+    return Joined(len(hashes) + sum(spill.count for spill in spills), [*pieces, *hashes[done:]])
 
 
 Result = Applied | Rejection | Waiting

@@ -20,7 +20,7 @@ from anabranch.store.engine import Session
 from anabranch.store.group_records import BatchRow, ConflictRow, GroupRow, LogRow, SumRow, VersionRow
 from anabranch.store.sums import sum_to_bytes
 from anabranch.v1 import position_pb2, verdict_pb2
-from anabranch_conflict_resolver.model import Applied, Rejection, Result
+from anabranch_conflict_resolver.model import Applied, Rejection, Result, joined, numbered
 from anabranch_conflict_resolver.server_batches import Drained
 from anabranch_conflict_resolver.tables import SyncedDatabase, SyncedTable
 from anabranch_conflict_resolver.verdict_bytes import applied_as_written
@@ -106,7 +106,8 @@ def _gather_applied(records: Records, synced: SyncedDatabase, position: int, res
     batch_id, node_id = taken.batch_id, taken.node_id
     hashes: list[bytes] = []
     log, sums = records.log, records.sum_changes
-    for ordinal, change in enumerate(result.changes):
+    spills = candidate.spills
+    for ordinal, change in enumerate(result.changes) if not spills else numbered(result.changes, spills):
         write, effect = change.write, change.effect
         name = write.table
         table_id = tables[name].table.id
@@ -121,7 +122,11 @@ def _gather_applied(records: Records, synced: SyncedDatabase, position: int, res
             sums[name] = (count + effect.count_change, total + effect.hash_change)
         if write.type is MutationType.INSERT:
             records.came.append((table_id, write.key))
-    records.links.append((batch_id, hashes))
+    records.links.append((batch_id, hashes if not spills else joined(hashes, spills)))
+    for name, (more, more_hash) in (pair for spill in spills for pair in spill.sum_changes.items()):
+        count, total = sums.get(name, (0, 0))
+        sums[name] = (count + more, total + more_hash)
+    records.logged += sum(spill.count for spill in spills)
     records.greatest[node_id] = batch_id
     records.batches.append(
         BatchRow(

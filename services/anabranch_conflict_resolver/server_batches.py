@@ -77,17 +77,17 @@ class ServerBatch:
     sum_changes: dict[str, tuple[int, int]] = field(default_factory=dict)
     came: list[tuple[int, str]] = field(default_factory=list)
     ordinal: int = 0
-    gone: bytearray = field(default_factory=bytearray)
-    """The hashes of what was written and let go."""
+    gone: list[bytes] = field(default_factory=list)
+    """The hashes of what was written and let go, end to end, by pieces."""
 
     @property
     def link(self) -> Sequence[bytes] | Joined:
         """Its effects' hashes, for the chain."""
-        return self.hashes if not self.gone else Joined(self.ordinal, bytes(self.gone) + b"".join(self.hashes))
+        return self.hashes if not self.gone else Joined(self.ordinal, [*self.gone, *self.hashes])
 
     def let_go(self) -> None:
         """Keep nothing of the rows that were logged so far but their hashes."""
-        self.gone += b"".join(self.hashes)
+        self.gone.append(b"".join(self.hashes))
         self.log, self.hashes, self.came = [], [], []
 
     def add(self, view: View, steps: Iterable[Step], remembering: Mapping[str, bool]) -> None:

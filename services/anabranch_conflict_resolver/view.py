@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from anabranch.merge import RowState
 from anabranch.schema import Cell
@@ -17,12 +18,16 @@ from anabranch.store.rows import Row
 from anabranch_conflict_resolver.decode import RowKey
 from anabranch_conflict_resolver.tables import SyncedTable
 
+if TYPE_CHECKING:
+    from anabranch_conflict_resolver.server_batches import Drained
+
 
 @dataclass(slots=True)
 class View:
     """``rows``: the rows in their tables, cells in the table's order. ``states``: what the rules see, by row; one that
     is not in it is unknown. ``versioned``: rows that have a history in Postgres. ``changed``: rows whose history this
-    group has changed. ``held``: batches of this group that wait, and their nodes."""
+    group has changed. ``held``: batches of this group that wait, and their nodes. ``late``: what was drained after the
+    group had drained."""
 
     rows: dict[RowKey, Row] = field(default_factory=dict)
     states: dict[RowKey, RowState] = field(default_factory=dict)
@@ -30,15 +35,18 @@ class View:
     busy: frozenset[RowKey] = frozenset()
     changed: set[RowKey] = field(default_factory=set)
     held: dict[str, str] = field(default_factory=dict)
+    late: tuple[Drained, ...] = ()
 
     def copy(self) -> View:
         """Another view that can be carried forward without this one."""
-        return View(dict(self.rows), dict(self.states), self.versioned, self.busy, set(self.changed), dict(self.held))
+        rows, states, changed, held = dict(self.rows), dict(self.states), set(self.changed), dict(self.held)
+        return View(rows, states, self.versioned, self.busy, changed, held, self.late)
 
     def become(self, other: View) -> None:
         """Take the state of ``other``, a copy that was carried forward."""
         self.rows, self.states = other.rows, other.states
         self.changed, self.held, self.versioned = other.changed, other.held, other.versioned
+        self.late = other.late
 
 
 def load_view(

@@ -12,7 +12,7 @@ A batch that touches a row twice has statements of its own, one for each mutatio
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -42,7 +42,8 @@ class Group:
 
     ``draining``: captured changes wait, and ``drained`` is what was made of them. ``loud``: by table,
     changes that may cause others; ``hoping``: the group is run as if there were none; ``caused``: rows that were
-    changed so, with their keys, and ``lock_too`` those of the last try."""
+    changed so, with their keys, and ``lock_too`` those of the last try. ``touched``: the rows that the candidates
+    touch; ``absorbed_up_to``: the greatest number of a captured change that was caused and logged at once."""
 
     conn: Session
     synced: SyncedDatabase
@@ -58,6 +59,8 @@ class Group:
     hoping: bool = False
     caused: dict[RowKey, tuple[Cell, ...]] = field(default_factory=dict)
     lock_too: dict[RowKey, tuple[Cell, ...]] = field(default_factory=dict)
+    touched: Set[RowKey] = frozenset()
+    absorbed_up_to: int = 0
 
     @property
     def drained_up_to(self) -> int:
@@ -136,7 +139,7 @@ def run_wave(group: Group, view: View, wave: Sequence[Candidate], *, last: bool 
     for candidate, of_batch in steps.items():
         changes[candidate] = []
         for step in of_batch:
-            changes[candidate] += write_step(group, view, candidate, step)
+            changes[candidate] += write_step(group, view, candidate, step, len(changes[candidate]))
     if steps and at_end:
         carry_out(conn, tables, view, [], at_end)
     results += [applied_result(view, candidate, decision, changes[candidate]) for candidate, decision in accepted]
@@ -180,6 +183,7 @@ def decide(group: Group, view: View, candidate: Candidate) -> Accepted | Rejecti
         if taken.prev in view.held:
             return wait(view, candidate, Parking(batch_id, until, taken.prev), taken.prev or "")
         before = _pending_before(group, view, candidate)
+    candidate.spills = []
     candidate.batch = Batch(
         batch_id,
         node,

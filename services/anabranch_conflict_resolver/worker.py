@@ -45,6 +45,8 @@ _LONGEST_PAUSE_S = 5.0
 _QUICK_FAILURES = 10
 _REST_GROWS = 4
 _IDLE_S = 30.0
+_OUT_OF_TIME = "57"
+"""The class of SQLSTATEs that a statement's or a transaction's time limit belongs to."""
 
 
 @dataclass(slots=True)
@@ -199,7 +201,8 @@ class Worker:
             text = "group rolled back by a fault of the program"
             _log.error(text, database=name, batches=batches, detail=repr(error), exc_info=where)
         metrics.count("anabranch_group_retries", database=name, cause=cause)
-        pace.failed(len(memory.attempted))
+        # Of a group that ran out of time each half would, until there is one batch left.
+        pace.failed(1 if cause == _OUT_OF_TIME else len(memory.attempted))
         # What else the session's loss has left behind is not known.
         memory.sums.clear()
         if blamed and len(memory.attempted) == 1:

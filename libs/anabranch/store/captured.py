@@ -17,24 +17,24 @@ from anabranch.store.capture_rows import UndecodableError, decode
 from anabranch.store.catalog import Database
 
 __all__ = [
+    "COLUMNS",
+    "MOST_BYTES",
     "Captured",
-    "Transaction",
     "UndecodableError",
     "ask_for_any",
     "ask_for_own",
+    "captured_of",
     "count",
     "databases",
     "delete",
-    "first_to_end",
     "images",
     "read",
-    "read_of",
+    "read_arrived",
     "read_removing",
     "size",
     "tables_with_triggers",
     "take_own",
     "trial",
-    "unfinished",
 ]
 
 
@@ -54,14 +54,14 @@ class Captured(NamedTuple):
 
 MOST_BYTES = 16 * 2**20
 """The bytes of images that are read at once; one change more, which may be larger."""
-_COLUMNS = "id, xid::text::int8, table_id, old, new, depth::int8, role, application"
+COLUMNS = "id, xid::text::int8, table_id, old, new, depth::int8, role, application"
 
 
-def _as_many_as_fit(where: str, most: str, most_bytes: str) -> bytes:
+def as_many_as_fit(where: str, most: str, most_bytes: str) -> bytes:
     """The first ``most`` changes, as far as those before each have no more than ``most_bytes``. Sizes are known without
     reading what is stored apart."""
     return f"""
-select {_COLUMNS} from (
+select {COLUMNS} from (
     select c.*, sum(coalesce(octet_length(old), 0) + coalesce(octet_length(new), 0))
                     over (order by id rows between unbounded preceding and 1 preceding) as before
     from (select * from anabranch.captured where {where} order by id limit {most}) c
@@ -69,22 +69,36 @@ select {_COLUMNS} from (
 """.encode()
 
 
-READ = _as_many_as_fit("database_id = $1::int8::int", "$2::int8", "$3::int8")
+READ = as_many_as_fit("database_id = $1::int8::int", "$2::int8", "$3::int8")
+
+READ_ARRIVED = f"""
+select {COLUMNS} from anabranch.captured
+where database_id = $1::int8::int and not (id = any($2::int8[])) and xid <> pg_current_xact_id()
+order by id limit $3::int8
+""".encode()
 
 READ_REMOVING = f"""
-select {_COLUMNS} from anabranch.captured
+select {COLUMNS} from anabranch.captured
 where database_id = $1::int8::int and type <> 1 and table_id = any($2::int8[]) and not (id = any($3::int8[]))
   and xid <> pg_current_xact_id() order by id limit $4::int8
 """.encode()
 
-# Ids that are given out later are greater: what this transaction causes stands behind all that it had read before.
+# Ids that are given out later are greater: what this transaction causes stands behind all that it had read before. One
+# more than is wanted tells that there are more; then none is taken.
 TAKE_OWN = f"""
-with taken as (
-    delete from anabranch.captured
+with found as materialized (
+    select id as number, coalesce(octet_length(old), 0) + coalesce(octet_length(new), 0) as bytes
+    from anabranch.captured
     where database_id = $1::int8::int and id > $2::int8 and xid = pg_current_xact_id_if_assigned()
+    order by id limit $3::int8 + 1
+),
+few as materialized (select count(*) <= $3::int8 and coalesce(sum(bytes), 0) <= $4::int8 as few from found),
+taken as (
+    delete from anabranch.captured
+    where database_id = $1::int8::int and (select few from few) and id = any(array(select number from found))
     returning *
 )
-select {_COLUMNS} from taken order by id
+select few.few, {COLUMNS} from few left join taken on true order by id
 """.encode()
 
 ANY_OWN = b"""
@@ -108,21 +122,6 @@ select count(*) from (select from anabranch.captured where database_id = $1::int
 DELETE = b"""
 delete from anabranch.captured where database_id = $1::int8::int and id = any($2::int8[])
 """
-
-# Of the transactions with a row among the first ones, those that have more behind them.
-UNFINISHED = b"""
-select distinct c.xid::text::int8 from anabranch.captured c
-where c.database_id = $1::int8::int and c.id > $2::int8 and c.xid = any($3::int8[]::text[]::xid8[])
-"""
-
-FIRST_TO_END = b"""
-select c.xid::text::int8, count(*), max(c.depth)::int8 from anabranch.captured c
-where c.database_id = $1::int8::int group by c.xid order by max(c.id) limit 1
-"""
-
-READ_OF = _as_many_as_fit(
-    "database_id = $1::int8::int and id > $2::int8 and xid = $3::int8::text::xid8", "$4::int8", "$5::int8"
-)
 
 # Our own triggers are those whose functions are ours.
 TABLES_WITH_TRIGGERS = """
@@ -154,12 +153,17 @@ def trial(conn: Connection) -> Iterator[None]:
 def read(conn: Connection, database_id: int, most: int, most_bytes: int = MOST_BYTES) -> list[Captured]:
     """The first ``most`` changes that wait, in order; fewer where they have more than ``most_bytes``, and then one more
     than fits."""
-    return _captured(run(conn, READ, [int8(database_id), int8(most), int8(most_bytes)]))
+    return captured_of(run(conn, READ, [int8(database_id), int8(most), int8(most_bytes)]))
 
 
 def size(rows: Sequence[Captured]) -> int:
     """How many bytes the images of changes have."""
     return sum(len(row.old or b"") + len(row.new or b"") for row in rows)
+
+
+def read_arrived(conn: Connection, database_id: int, but: Sequence[int], most: int) -> list[Captured]:
+    """The first ``most`` changes of other transactions, those of the numbers ``but`` left out."""
+    return captured_of(run(conn, READ_ARRIVED, [int8(database_id), int8_array(but), int8(most)]))
 
 
 def read_removing(
@@ -168,12 +172,18 @@ def read_removing(
     """The first ``most`` changes of ``tables`` after which a key may have no row, those of the numbers ``but`` left
     out."""
     parameters = [int8(database_id), int8_array(sorted(tables)), int8_array(but), int8(most)]
-    return _captured(run(conn, READ_REMOVING, parameters))
+    return captured_of(run(conn, READ_REMOVING, parameters))
 
 
-def take_own(conn: Connection, database_id: int, after: int) -> list[Captured]:
-    """Take, out of the table, what this transaction's own statements have caused behind the number ``after``."""
-    return _captured(run(conn, TAKE_OWN, [int8(database_id), int8(after)]))
+def take_own(
+    conn: Connection, database_id: int, after: int, most: int, most_bytes: int = MOST_BYTES
+) -> list[Captured] | None:
+    """Take, out of the table, what this transaction's own statements have caused behind the number ``after``; None, and
+    nothing is taken, where that is more than ``most`` changes, or than ``most_bytes``."""
+    rows = run(conn, TAKE_OWN, [int8(database_id), int8(after), int8(most), int8(most_bytes)]).fetchall()
+    if not rows[0][0]:
+        return None
+    return [Captured._make(row[1:]) for row in rows if row[1] is not None]
 
 
 def ask_for_own(conn: Connection, database_id: int, after: int) -> Cursor:
@@ -202,35 +212,8 @@ def delete(conn: Connection, database_id: int, ids: Sequence[int]) -> Cursor:
     return run(conn, DELETE, [int8(database_id), int8_array(ids)])
 
 
-def unfinished(conn: Connection, database_id: int, after: int, xids: Sequence[int]) -> set[int]:
-    """Those of the transactions ``xids`` that have changes behind the number ``after``."""
-    rows = run(conn, UNFINISHED, [int8(database_id), int8(after), int8_array(xids)])
-    return {row[0] for row in rows}
-
-
-class Transaction(NamedTuple):
-    """A transaction whose changes wait. ``depth``: how deep inside other statements the deepest was made."""
-
-    xid: int
-    changes: int
-    depth: int
-
-
-def first_to_end(conn: Connection, database_id: int) -> Transaction | None:
-    """The transaction whose last change was captured first; None where nothing waits."""
-    row = run(conn, FIRST_TO_END, [int8(database_id)]).fetchone()
-    return Transaction._make(row) if row else None
-
-
-def read_of(
-    conn: Connection, database_id: int, xid: int, after: int, most: int, most_bytes: int = MOST_BYTES
-) -> list[Captured]:
-    """The first ``most`` changes of a transaction behind the number ``after``, in order; fewer as in ``read``."""
-    parameters = [int8(database_id), int8(after), int8(xid), int8(most), int8(most_bytes)]
-    return _captured(run(conn, READ_OF, parameters))
-
-
-def _captured(cursor: Cursor) -> list[Captured]:
+def captured_of(cursor: Cursor) -> list[Captured]:
+    """The changes that a statement with ``COLUMNS`` gives."""
     return [Captured._make(row) for row in cursor.fetchall()]
 
 

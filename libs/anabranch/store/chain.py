@@ -15,20 +15,26 @@ from anabranch.store.seal import CHAIN_BYTES
 
 
 class Joined(NamedTuple):
-    """The hashes of so many effects, end to end: for batches of too many to hold each."""
+    """The hashes of so many effects, end to end, in pieces: for batches of too many to hold each."""
 
     effects: int
-    data: bytes
+    pieces: Sequence[bytes]
 
 
 def next_link(previous: bytes, position: int, batches: Iterable[tuple[str, Sequence[bytes] | Joined]]) -> bytes:
     """The chain's hash after a group. ``batches``: id and effect hashes of each accepted batch, ordered by id."""
+    digest = blake2b(digest_size=CHAIN_BYTES)
     parts = [previous, position.to_bytes(8, "big")]
     for batch_id, hashes in batches:
         raw = batch_id.encode()
         parts += (len(raw).to_bytes(1, "big"), raw)
         if isinstance(hashes, Joined):
-            parts += (hashes.effects.to_bytes(4, "big"), hashes.data)
+            parts.append(hashes.effects.to_bytes(4, "big"))
+            digest.update(b"".join(parts))
+            parts = []
+            for piece in hashes.pieces:
+                digest.update(piece)
         else:
             parts += (len(hashes).to_bytes(4, "big"), *hashes)
-    return blake2b(b"".join(parts), digest_size=CHAIN_BYTES).digest()
+    digest.update(b"".join(parts))
+    return digest.digest()

@@ -72,6 +72,12 @@ select pg_catalog.set_config('transaction_timeout', '0', true), pg_catalog.set_c
 from (select pg_catalog.current_setting('transaction_timeout', true) as ms offset 0) s where s.ms is not null
 """
 
+ALLOW = """
+select pg_catalog.set_config('statement_timeout', %(statement)s, true),
+       case when pg_catalog.current_setting('transaction_timeout', true) is not null
+            then pg_catalog.set_config('transaction_timeout', %(transaction)s, true) end
+"""
+
 SILENT_CLAIMS = """
 select a.pid, a.backend_start, a.state_change
 from pg_catalog.pg_locks l join pg_catalog.pg_stat_activity a on a.pid = l.pid
@@ -150,6 +156,11 @@ def claim(conn: Connection, database_id: int, then: Callable[[], Callable[[], T]
 def renew(conn: Connection) -> None:
     """Give the transaction its whole time again: for one that is long because it does much, piece by piece."""
     conn.execute(RENEW)
+
+
+def allow(conn: Connection, statement_ms: int) -> None:
+    """Give the statements of this transaction another time limit each, and the transaction its own by that."""
+    conn.execute(ALLOW, {"statement": str(statement_ms), "transaction": str(TRANSACTION_STATEMENTS * statement_ms)})
 
 
 class SilentClaim(NamedTuple):
