@@ -27,6 +27,7 @@ from anabranch.client.principal import subject_of
 from anabranch.client.reader import Reader
 from anabranch.client.remote import RemoteDb
 from anabranch.client.repair import Repaired
+from anabranch.client.row_check import RowCheck
 from anabranch.client.sender import Sender
 from anabranch.client.server_clock import ServerClock
 from anabranch.client.sync import SyncLoop
@@ -88,6 +89,7 @@ class SyncedDb:
         self._clock = ServerClock(self._now_ms)
         self._reader = Reader(self._file, remote, pendings, self._clock, self._now_ms)
         self._sender = Sender(self._file, remote, pendings, self._now_ms, self._clock, self._reader.rewound)
+        self._row_check = RowCheck(self._reader)
         self._loop: SyncLoop | None = None
         self._checks: dict[str, Checks] = {}
         self._open = threading.local()
@@ -155,6 +157,7 @@ class SyncedDb:
         if self._loop is not None:
             self._loop.stop(self._remote.close)
             self._loop = None
+        self._row_check.end()
         self._lease.release()
         self._remote.close()
 
@@ -194,10 +197,13 @@ class SyncedDb:
         return self._sender.flush(timeout_s)
 
     def read(self) -> None:
-        """Read the log to its head. Tables' sums are compared with the server's at every page, and a table's rows with
-        its sum after a pull, and then once a day. Raises CallFailed, SyncedElsewhere, BatchState."""
+        """Read the log to its head. Tables' sums are compared with the server's at every page. A table's rows are
+        compared with its sum in a thread of its own, after a pull and then once a day: what that finds is told by
+        ``on_state``, ``status`` and the next call. Raises CallFailed, SyncedElsewhere, BatchState."""
         self._sync_here()
         self._reader.read()
+        if self._loop is None:
+            self._row_check.begin()
 
     def sync(self, timeout_s: float = _FLUSH_S) -> bool:
         """``flush``, then ``read``; gives whether every batch has its verdict. Raises as both do."""

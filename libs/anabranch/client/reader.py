@@ -138,13 +138,7 @@ class Reader:
         return error.reason in rewind.REASONS | {"BEHIND_FLOOR", "INVALID_TOKEN"}
 
     def read(self) -> None:
-        """Read to where the log's head is now, and verify the tables whose turn it is. Raises CallFailed and
-        sqlite3.Error."""
-        with self._turn:
-            self._read()
-            self.verify()
-
-    def _read(self) -> None:
+        """Read to where the log's head is now. Raises CallFailed and sqlite3.Error."""
         with self._turn:
             for attempt in range(1, _ATTEMPTS + 1):
                 pulls = self._file.current().pulls
@@ -165,6 +159,11 @@ class Reader:
                 return
             sums.verify(self._file, name, now_ms, stopped)
 
+    def verify_is_due(self) -> bool:
+        """Whether ``verify`` has anything to do."""
+        conn = self._file.reader()
+        return sums.has_undated(conn) or bool(sums.due(conn, self._now_ms()))
+
     def repair(self, name: str) -> Repaired:
         """Mend the rows of a table; see ``client.repair``. Raises CallFailed, NotReady and sqlite3.Error."""
         with self._turn:
@@ -180,7 +179,7 @@ class Reader:
                     settle.set_aside(tx, name, "too much of it differs")
                 self._file.listeners.deliver()
                 self._pull([name], None)
-            self._read()
+            self.read()
             sums.verify(self._file, name, self._now_ms())
             return Repaired(0, True, name not in sums.disagreements(self._file.reader()))
 

@@ -107,9 +107,15 @@ def due(conn: sqlite3.Connection, now_ms: int) -> list[str]:
     return [name for (name,) in rows.fetchall()]
 
 
+def has_undated(conn: sqlite3.Connection) -> bool:
+    """Whether there are tables of which it is not known when they were found good."""
+    row = conn.execute("SELECT 1 FROM _db_tables WHERE verified = 1 AND stage = 'live'").fetchone()
+    return row is not None
+
+
 def date_verified(file: DeviceFile, now_ms: int) -> None:
     """From now on it is known when the others were found good."""
-    if file.reader().execute("SELECT 1 FROM _db_tables WHERE verified = 1 AND stage = 'live'").fetchone():
+    if has_undated(file.reader()):
         with file.transaction() as tx:
             tx.conn.execute("UPDATE _db_tables SET verified = ? WHERE verified = 1", (now_ms,))
 

@@ -106,6 +106,7 @@ def test_a_bit_flipped_on_the_wire(here: Any, method: str) -> None:
         b.table("items").update([{"id": 776, "title": "from b"}, {"id": 777, "title": "from b, too"}])
         assert b.sync()
     a.read()
+    until(lambda: not a._reader.verify_is_due())
     assert wire.flipped
     assert a.status().disagreeing == ("items",)
     assert sum(x != y for x, y in zip(rows(a), rows(b), strict=True)) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -22,6 +23,16 @@ def file(tmp_path: Path, device: SyncedDb) -> Iterator[sqlite3.Connection]:
     """Another program that writes to the device's file."""
     with closing(sqlite3.connect(tmp_path / "device.db", isolation_level=None)) as conn:
         yield conn
+
+
+def read(device: SyncedDb) -> None:
+    """Read, and wait until the rows that were due are read as well."""
+    device.read()
+    for _ in range(4_000):
+        if not device._reader.verify_is_due():
+            return
+        threading.Event().wait(0.005)
+    raise AssertionError("the rows are never read")
 
 
 def states_of(device: SyncedDb) -> list[State]:
@@ -47,12 +58,12 @@ def write(remote: MemoryRemote, tmp_path: Path, row: dict[str, Any]) -> None:
 def test_what_another_program_changed_in_the_file_is_found_by_reading_it_and_mended_alone(
     device: SyncedDb, file: sqlite3.Connection, remote: MemoryRemote
 ) -> None:
-    device.read()
+    read(device)
     before, told, changes = rows(device), states_of(device), list[Change]()
     device.on_change(changes.append)
     assert device.verify() == ()
     file.execute("UPDATE todo SET n = 99 WHERE id = 'k1'")
-    device.read()
+    read(device)
     assert device.status().disagreeing == ()
     assert device.verify("todo") == device.status().disagreeing == ("todo",)
     assert [(s.kind, s.table, s.position) for s in told] == [("sums_disagree", "todo", remote.server.head)]
@@ -99,7 +110,7 @@ def test_writes_at_the_server_meanwhile_are_no_faults_and_are_not_lost(
     assert device.repair("todo") == Repaired(rows=2, pulled=False, agrees=True)
     # Exactly the moment's rows, though the log went on.
     assert [title for _, title, _ in rows(device)] == ["before the moment", *(f"title {i}" for i in (1, 2, 3, 4))]
-    device.read()
+    read(device)
     assert rows(device)[2] == ("k2", "after the moment", 2)
     assert device.verify() == ()
 
@@ -111,7 +122,7 @@ def test_what_the_wire_changed_is_noticed_by_the_next_comparison(
     write(remote, tmp_path, {"id": "k2", "title": "sent so"})
     whole = MemoryRemote._effect
     monkeypatch.setattr(remote, "_effect", lambda effect: whole(remote, effect).replace(b"sent so", b"sent no"))
-    device.read()
+    read(device)
     assert [(s.kind, s.position) for s in told] == [("sums_disagree", remote.server.head)]
     assert device.status().disagreeing == ("todo",)
     monkeypatch.undo()
@@ -141,7 +152,7 @@ def test_a_pull_is_compared_by_a_device_that_only_syncs_when_told(
         write(remote, tmp_path, {"id": "k0", "title": "between the parts"})
     device.start(background=False)
     assert device.status().disagreeing == ()
-    device.read()
+    read(device)
     assert device.status().disagreeing == ("todo",)
     assert [s.kind for s in told if s.kind.startswith("sums")] == ["sums_disagree"]
     assert device.repair("todo").rows == 1
@@ -160,12 +171,12 @@ def test_the_server_is_told_in_the_next_call_until_it_agrees(
         return get(request)
 
     monkeypatch.setattr(remote, "get", heard)
-    device.read()
+    read(device)
     file.execute("UPDATE todo SET n = 99 WHERE id = 'k1'")
     device.verify()
-    device.read()
+    read(device)
     device.repair("todo")
-    device.read()
+    read(device)
     assert said == [[], [("todo", remote.server.head)], []]
 
 
@@ -173,20 +184,20 @@ def test_rows_are_read_again_after_a_day_and_when_the_clock_was_set_back(tmp_pat
     now = [10 * DAY_MS]
     device = SyncedDb(tmp_path / "d.db", remote, "d", now_ms=lambda: now[0])
     device.start(background=False)
-    device.read()
+    read(device)
     with closing(sqlite3.connect(tmp_path / "d.db", isolation_level=None)) as conn:
         conn.execute("UPDATE todo SET n = 99 WHERE id = 'k1'")
     now[0] += DAY_MS
-    device.read()
+    read(device)
     assert device.status().disagreeing == ()
     now[0] += 1
-    device.read()
+    read(device)
     assert device.status().disagreeing == ("todo",)
     device.repair("todo")
     with closing(sqlite3.connect(tmp_path / "d.db", isolation_level=None)) as conn:
         conn.execute("UPDATE todo SET n = 99 WHERE id = 'k1'")
     now[0] -= 2 * DAY_MS
-    device.read()
+    read(device)
     assert device.status().disagreeing == ("todo",)
     device.close()
 
@@ -197,7 +208,7 @@ def test_rows_are_read_again_after_a_day_and_when_the_clock_was_set_back(tmp_pat
 def test_a_table_with_rows_that_cannot_be_read_is_pulled(
     device: SyncedDb, file: sqlite3.Connection, damage: str
 ) -> None:
-    device.read()
+    read(device)
     before = rows(device)
     device.table("todo").update({"id": "k4", "title": "mine"})
     file.execute(damage)
@@ -211,11 +222,11 @@ def test_a_table_with_rows_that_cannot_be_read_is_pulled(
 def test_a_row_that_cannot_be_read_does_not_stop_the_log(
     device: SyncedDb, file: sqlite3.Connection, remote: MemoryRemote, tmp_path: Path
 ) -> None:
-    device.read()
+    read(device)
     told = states_of(device)
     file.execute("UPDATE todo SET title = x'00ff' WHERE id = 'k1'")
     write(remote, tmp_path, {"id": "k1", "n": 8})
-    device.read()
+    read(device)
     assert [(s.kind, s.table) for s in told if s.kind == "set_aside"] == [("set_aside", "todo")]
     assert rows(device)[1] == ("k1", "title 1", 8)
     assert device.verify() == ()
@@ -245,7 +256,7 @@ def test_repair_refuses_what_it_cannot_do(device: SyncedDb, remote: MemoryRemote
 
 
 def test_a_server_whose_own_rows_are_not_those_of_its_sum_is_told_of(device: SyncedDb, remote: MemoryRemote) -> None:
-    device.read()
+    read(device)
     remote.server.preset("todo", "k1", {"id": "k1", "title": "behind everybody's back", "n": 1})
     logged = [type(s)(table=s.table, count=s.count, hash=b"0" * 16) for s in remote.sums()]
     remote.sums = lambda: logged  # type: ignore[method-assign]
