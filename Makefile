@@ -7,6 +7,7 @@ PYTEST_FLAGS ?= -n 2 --dist loadgroup
 DEMO_FLAGS ?=
 SECONDS ?= 60
 SEED ?=
+MAJOR ?= 16
 LOCK_FLAGS ?=
 BASE ?=
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
@@ -17,7 +18,7 @@ LOCK = $(VENV)/uv pip compile --quiet --universal --python-version 3.11 --genera
 	--no-emit-index-url --no-emit-find-links $(LOCK_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test torture check protos protos-check stubs stubs-test chart helm cluster-tools images lock clean
+.PHONY: help setup demo test test-postgres torture check protos protos-check stubs stubs-test chart helm cluster-tools images lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +31,9 @@ demo: setup ## three gate tablets, a real day's departures, one Postgres
 
 test: setup helm ## every test; ends with a list of what was not run and why
 	@$(VENV)/python -m pytest $(PYTEST_FLAGS) tests
+
+test-postgres: setup ## what depends on Postgres's version, on the embedded 16; other servers: ANABRANCH_POSTGRES_URL
+	@ANABRANCH_POSTGRES_MAJOR=$(MAJOR) $(VENV)/python -m pytest $(PYTEST_FLAGS) tests/integration tests/e2e
 
 torture: setup ## one fault run; SECONDS=60 SEED=n, the seed is printed
 	@$(VENV)/python -m anabranch.testkit.torture --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))

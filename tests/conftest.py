@@ -1,7 +1,7 @@
 """Fixtures for every test: one real Postgres a pytest process, and a new database in it for each test.
 
 `ANABRANCH_POSTGRES_URL` names a server to use in place of the embedded one: version 14 or newer, a
-superuser's URL.
+superuser's URL. `ANABRANCH_POSTGRES_MAJOR` names another version of the embedded one (16).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ hypothesis.settings.load_profile("tests")
 pytest_plugins = ["pytester"]
 
 POSTGRES_URL = os.environ.get("ANABRANCH_POSTGRES_URL")
+POSTGRES_MAJOR = int(os.environ["ANABRANCH_POSTGRES_MAJOR"]) if os.environ.get("ANABRANCH_POSTGRES_MAJOR") else None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,7 +43,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_report_header() -> str:
     """Say which server the tests use."""
-    return "postgres: the server of ANABRANCH_POSTGRES_URL" if POSTGRES_URL else "postgres: embedded"
+    if POSTGRES_URL:
+        return "postgres: the server of ANABRANCH_POSTGRES_URL"
+    return f"postgres: embedded {POSTGRES_MAJOR or ''}".rstrip()
 
 
 @pytest.fixture(scope="session")
@@ -52,7 +55,7 @@ def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield POSTGRES_URL
         return
     folder = tmp_path_factory.mktemp("postgres")
-    with EmbeddedPostgres(folder, settings={"max_prepared_transactions": "8"}) as server:
+    with EmbeddedPostgres(folder, settings={"max_prepared_transactions": "8"}, major=POSTGRES_MAJOR) as server:
         yield server.url
     shutil.rmtree(folder)
 

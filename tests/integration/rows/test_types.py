@@ -193,6 +193,8 @@ def tables(conn: Session, register: Register) -> Callable[[str], Table]:
     made: dict[str, Table] = {}
 
     def table(type_name: str) -> Table:
+        if type_name == "numeric(5,-2)" and conn.info.server_version < 150000:
+            pytest.skip("the server has no negative scales: they came with Postgres 15")
         if type_name not in made:
             name = f"t{len(made)}"
             # A space after the minus would not be what format_type prints.
