@@ -17,6 +17,7 @@ from anabranch.runtime.telemetry import span
 from anabranch.schema import Table
 from anabranch.store import compactions as store
 from anabranch.store.binary_cells import Row
+from anabranch.store.capture_rows import UndecodableError
 from anabranch.store.catalog import Database, load_database
 from anabranch.store.engine import Session, SessionOptions, connect
 from anabranch.store.undrained import UndrainedError, rows_before
@@ -138,8 +139,9 @@ def _plan(conn: Session, db_name: str, locked: Sequence[str]) -> Plan:
 
 def _rows_to_pull(conn: Session, database: Database, table: Table) -> tuple[int | None, Mapping[str, Row | None]]:
     try:
-        taken_back = rows_before(conn, database, table)
-    except UndrainedError:
-        # The table's first base waits for the next run, when the resolver has come to them.
+        with conn.transaction():
+            taken_back = rows_before(conn, database, table)
+    except (UndrainedError, UndecodableError):
+        # The table's first base waits for the next run, when the resolver has come to them, or for its registration.
         return None, {}
     return store.read_pages(conn, database.schema_name, table.name), taken_back

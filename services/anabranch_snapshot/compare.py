@@ -21,6 +21,7 @@ from anabranch.ranges import FAN_OUT, FINEST_BITS, WHOLE, KeyRange, RangeSum, Ra
 from anabranch.runtime.errors import Failure
 from anabranch.schema import Table
 from anabranch.store.binary_cells import Row
+from anabranch.store.capture_rows import UndecodableError
 from anabranch.store.catalog import Database, UnknownDatabaseError
 from anabranch.store.log_reader import Sums
 from anabranch.store.moment import MomentReader
@@ -50,7 +51,7 @@ async def compare(
     the state that goes into the first response.
 
     Raises:
-        Failure: what ``began`` raises; OVERLOADED, UNKNOWN_DATABASE, UNAVAILABLE, INVALID_REQUEST.
+        Failure: what ``began`` raises; OVERLOADED, UNKNOWN_DATABASE, UNAVAILABLE, TABLE_CHANGED, INVALID_REQUEST.
         psycopg.Error: what Postgres refused.
     """
     reader = MomentReader(settings.postgres_url.get_secret_value(), turns.source.options, database, table)
@@ -85,6 +86,8 @@ async def compare(
             raise Failure(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {database.name!r}") from None
         except UndrainedError as error:
             raise Failure(errors_pb2.REASON_UNAVAILABLE, f"{error}: compare later", retry_after_ms="1000") from None
+        except UndecodableError as error:
+            raise Failure(errors_pb2.REASON_TABLE_CHANGED, str(error)) from None
         except Exception as error:
             if session.cut_off is not None and error is not session.cut_off:
                 raise session.cut_off from error

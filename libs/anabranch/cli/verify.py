@@ -6,6 +6,7 @@ import itertools
 import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,7 @@ from anabranch.cli.verify_device import NotComparable, check_device
 from anabranch.cli.verify_log import RowComparison, contradictions
 from anabranch.schema import Table
 from anabranch.store.adoption import Contradiction, adopt, held
+from anabranch.store.capture_rows import UndecodableError
 from anabranch.store.catalog import Database, load_database
 from anabranch.store.engine import Session
 from anabranch.store.moment import moment, rows_at
@@ -61,7 +63,7 @@ def verify(
 
     Ends with 1 where something differs, with 2 where it can't be told.
     """
-    with catalog_session(postgres_url, data_dir, "verify") as conn:
+    with catalog_session(postgres_url, data_dir, "verify") as conn, _readable():
         database = load_database(conn, db)
         if table is not None and table not in database.tables:
             raise refuse("NOT_SYNCED", f'"{table}" is no synced table of "{db}"')
@@ -79,6 +81,15 @@ def verify(
             differs = bool(found)
     if differs:
         raise typer.Exit(DIFFERS)
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    """A table whose captured changes can't be read ends the command."""
+    try:
+        yield
+    except UndecodableError as error:
+        raise refuse("TABLE_CHANGED", f"{error}: remove the table and add it again") from error
 
 
 def _patiently(what: str) -> Iterator[None]:

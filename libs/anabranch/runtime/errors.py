@@ -45,6 +45,7 @@ CODES: dict[Reason.ValueType, grpc.StatusCode] = {
     errors_pb2.REASON_UNKNOWN_TABLE: grpc.StatusCode.NOT_FOUND,
     errors_pb2.REASON_LIMIT_EXCEEDED: grpc.StatusCode.INVALID_ARGUMENT,
     errors_pb2.REASON_INVALID_ID: grpc.StatusCode.INVALID_ARGUMENT,
+    errors_pb2.REASON_TABLE_CHANGED: grpc.StatusCode.FAILED_PRECONDITION,
 }
 """The gRPC code of every reason that a call can fail for."""
 

@@ -6,7 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from anabranch.cli.app import app
 from anabranch.store.catalog import load_database
 from anabranch.store.drift import drift, stopped_tables
 from anabranch.store.registration import restart_capture
@@ -51,6 +53,19 @@ def test_a_table_whose_changes_cannot_be_read_stops_until_it_is_registered_anew(
     rig.drain()
     assert rig.outcome(applied) == ["APPLIED"]
     assert stopped_tables(drift(rig.conn, rig.database)) == {}
+
+
+@pytest.mark.parametrize("name", ["a label renamed", "a stricter domain"])
+def test_verify_says_what_it_cannot_tell(make_rig: Any, migrated_url: str, name: str) -> None:
+    """Before any resolver has come to them."""
+    rig: ResolverRig = make_rig(TABLES, {"t": None, "u": None})
+    for change in CHANGES[name]:
+        rig.sql(change)
+    done = CliRunner().invoke(app, ["verify", "--db", rig.name, "--table", "t", "--postgres-url", migrated_url])
+    assert done.exit_code == 2
+    assert "(TABLE_CHANGED)" in done.output
+    assert 'rows captured of table "t" can\'t be read' in done.output
+    assert "Traceback" not in done.output
 
 
 def groups(rig: ResolverRig) -> None:

@@ -108,6 +108,24 @@ def test_ranges_that_are_none_are_refused(writer: LogWriter, reader: Reader, wan
     assert one.fails() == why
 
 
+UNREADABLE = """
+insert into anabranch.captured (database_id, table_id, xid, type, depth, old, role, application)
+values (%s, %s, pg_current_xact_id(), 3, 1, '\\x00000000', 'r', 'a')
+"""
+"""A row that was captured of another table of the name: it has no columns."""
+
+
+def test_captured_rows_that_cannot_be_read_are_a_reason(writer: LogWriter, reader: Reader) -> None:
+    writer.insert("item", [["there", "", 1, None]])
+    writer.conn.execute(UNREADABLE, (writer.database.id, writer.table("item").id))
+    try:
+        assert Comparison(reader, "item").fails() == (
+            'rows captured of table "item" can\'t be read: an image has 0 columns of 4'
+        )
+    finally:
+        writer.conn.execute("delete from anabranch.captured")
+
+
 def test_nobody_goes_on_for_ever(place: Any, writer: LogWriter, reader: Reader) -> None:
     one = Comparison(reader, "item")
     list(one.answer())
