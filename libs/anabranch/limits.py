@@ -1,4 +1,5 @@
-"""The most that the server takes, declared once: ingest enforces it, Describe reports it, clients split by it.
+"""The most that the server takes, declared once: ingest enforces it, Describe reports it, clients split by it; and how
+long either side believes a silent connection.
 
 A batch beyond a limit is rejected ``LIMIT_EXCEEDED``; a request beyond one fails. Only the standard library.
 """
@@ -29,3 +30,13 @@ MAX_REQUEST_BYTES = 4_000_000
 """Bytes of one request; below the 4 MiB that a gRPC channel takes by default."""
 MAX_UNANSWERED_IDS = 10_000
 """Batch ids that one request names as unanswered. Naming one of each lost call is enough."""
+
+DEVICE_PING_AFTER_MS = 10_000
+"""A device whose call is open and has brought nothing for so long pings the server."""
+SERVER_PING_AFTER_MS = 20_000
+"""The server does the same to whoever is connected to it."""
+PING_ANSWER_MS = 20_000
+"""Who does not answer a ping for so long is gone: a lost network says nothing. Long enough for a slow network, on which
+a ping stands behind much that is being sent."""
+LEAST_PING_INTERVAL_MS = 5_000
+"""Pings more often than this are abuse; a device's are not."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from threading import Event
 
 import structlog
@@ -40,6 +41,8 @@ _log = structlog.get_logger()
 _PAUSE_S = 0.5
 _GAUGE_INTERVAL_S = 5.0
 _COUNT_AT_MOST = 100_000
+_LISTENER_LOCK_MS = 10_000
+"""It holds nothing that anybody waits for: so it may stand behind a migration for longer than a group may."""
 _SLICE_S = 0.25
 """The longest that a thread does not look whether it shall stop."""
 
@@ -103,7 +106,7 @@ class Resolver:
     def _listen(self) -> None:
         while not self._stopping.is_set():
             try:
-                session = open_listener(self._url, self._options)
+                session = open_listener(self._url, replace(self._options, lock_timeout_ms=_LISTENER_LOCK_MS))
                 try:
                     self._hear(session)
                 finally:

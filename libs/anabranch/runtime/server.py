@@ -8,8 +8,8 @@ States of the process, in order; none is entered twice:
   answers, the schema fits and the service itself has no objection. Credentials of open streams are looked at
   once a second.
 * *draining*: from the first SIGTERM or SIGINT, or the end of standard input where that is watched. Health
-  says NOT_SERVING; no new call is let in; endless streams are sent away at once, the others after
-  ``drain_ms`` less a moment; what is left after ``drain_ms`` is cut off.
+  says NOT_SERVING; no new call is let in; endless streams are sent away as soon as their connections know, the
+  others after ``drain_ms`` less a moment; what is left after ``drain_ms`` is cut off.
 * *stopped*: background work cancelled, service, pool and telemetry closed.
 
 A second signal ends the process at once. Background work that ends by itself leads to *draining* and exit
@@ -25,7 +25,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import grpc
@@ -34,6 +34,7 @@ import tenacity
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from anabranch import limits
 from anabranch.clock import Clock
 from anabranch.runtime import metrics, telemetry
 from anabranch.runtime.auth import Authenticator
@@ -49,12 +50,15 @@ from anabranch.runtime.tokens import TokenVerifier
 from anabranch.store import migrate
 from anabranch.store.availability import is_unavailable
 from anabranch.store.engine import AsyncPool, SessionOptions, async_pool
-from anabranch.store.readiness import not_ready
+from anabranch.store.readiness import PoolerError, first_look, not_ready
 from anabranch.v1 import errors_pb2
 
 START_TIMEOUT_S = 60.0
+START_LOOK_S = 5.0
 CREDENTIALS_INTERVAL_S = 1.0
 MOVE_MARGIN_S = 0.5
+GOAWAY_S = 0.25
+"""What connections need to hear that the server takes no more."""
 CLOSE_TIMEOUT_S = 5.0
 _log = structlog.get_logger()
 
@@ -98,14 +102,15 @@ async def _serve(settings: S, name: str, build: Build[S]) -> int:
     try:
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(pool.close, CLOSE_TIMEOUT_S)
-            started = await _until(stopping, _start(pool, stack))
+            started = await _until(stopping, _start(settings, name))
             if not started:
                 return 0
+            await pool.open(wait=False)
             service = await build(ServiceContext(name, settings, clock, pool, stopping))
             if service.close is not None:
                 stack.push_async_callback(service.close)
             return await _listen(settings, service, pool, clock, stopping)
-    except (NotReadyError, SettingsError) as error:
+    except (NotReadyError, PoolerError, SettingsError) as error:
         _log.error("can't start", detail=str(error))
         return 1
     except Exception as error:
@@ -165,8 +170,9 @@ async def _until(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> bo
         await asyncio.gather(task, stop, return_exceptions=True)
 
 
-async def _start(pool: AsyncPool, stack: contextlib.AsyncExitStack) -> None:
-    await pool.open(wait=False)
+async def _start(settings: ServiceSettings, name: str) -> None:
+    """Wait for Postgres and its schema. Raises NotReadyError, PoolerError."""
+    url = settings.postgres_url.get_secret_value()
     known = migrate.revisions()
     retrying = tenacity.AsyncRetrying(
         retry=tenacity.retry_if_exception_type(NotReadyError),
@@ -177,7 +183,7 @@ async def _start(pool: AsyncPool, stack: contextlib.AsyncExitStack) -> None:
     last: str | None = None
     async for attempt in retrying:
         with attempt:
-            objection = await _database_objection(pool, known, 5.0)
+            objection = await _asked(first_look(url, f"anabranch-{name}", known), START_LOOK_S)
             if objection is not None:
                 if objection != last:
                     last = objection
@@ -186,9 +192,17 @@ async def _start(pool: AsyncPool, stack: contextlib.AsyncExitStack) -> None:
 
 
 async def _database_objection(pool: AsyncPool, known: Sequence[str], timeout_s: float) -> str | None:
-    try:
-        async with asyncio.timeout(timeout_s), pool.connection() as conn:
+    async def ask() -> str | None:
+        async with pool.connection() as conn:
             return await not_ready(conn, known)
+
+    return await _asked(ask(), timeout_s)
+
+
+async def _asked(asking: Awaitable[str | None], timeout_s: float) -> str | None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await asking
     except TimeoutError:
         return "the database does not answer in time"
     except Exception as error:
@@ -204,14 +218,17 @@ def _options(settings: ServiceSettings) -> list[tuple[str, int]]:
         # Above the limit that is told with a reason, so that the reason can be told.
         ("grpc.max_receive_message_length", 2 * settings.max_message_bytes + 1024 * 1024),
         ("grpc.max_send_message_length", -1),
-        # Devices ping an idle stream every ten seconds to keep it through NATs; that is no abuse.
+        # Devices ping an idle stream, which also keeps it through NATs; that is no abuse.
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", limits.LEAST_PING_INTERVAL_MS),
         ("grpc.http2.max_ping_strikes", 0),
         # A device that is gone without a word must not hold its stream for ever.
-        ("grpc.keepalive_time_ms", 30_000),
-        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.keepalive_time_ms", limits.SERVER_PING_AFTER_MS),
+        ("grpc.keepalive_timeout_ms", limits.PING_ANSWER_MS),
+        # What the answer is waited for where TCP itself still answers; a minute if nothing is said.
+        ("grpc.http2.ping_timeout_ms", limits.PING_ANSWER_MS),
+        # Else pings become rarer on an idle connection.
+        ("grpc.http2.max_pings_without_data", 0),
     ]
 
 
@@ -282,10 +299,13 @@ async def _drain(server: grpc.aio.Server, streams: Streams, endless: frozenset[s
     def never_ends(stream: OpenStream) -> bool:
         return stream.method in endless
 
+    stopped = asyncio.ensure_future(server.stop(drain_s))
+    # Connections are told first that this server takes no more: a stream that ends before that is known is opened again
+    # on the same connection, where gRPC breaks it off.
+    await asyncio.wait({stopped}, timeout=min(GOAWAY_S, drain_s / 2))
     moved = streams.move(never_ends)
     _log.info("draining", streams_moved=moved, drain_ms=round(drain_s * 1000))
-    stopped = asyncio.ensure_future(server.stop(drain_s))
-    await asyncio.wait({stopped}, timeout=max(0.0, drain_s - MOVE_MARGIN_S))
+    await asyncio.wait({stopped}, timeout=max(0.0, drain_s - GOAWAY_S - MOVE_MARGIN_S))
     if not stopped.done():
         _log.warning("drain is over", calls_cut=streams.cut())
     await stopped

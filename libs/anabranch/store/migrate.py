@@ -8,9 +8,9 @@ any more is removed (*contract*) by a later release. Each migration says in ``wo
 whose release works with the schema once it has run (left out: its own). From these every upgrade makes the list of
 revisions in ``code_revisions``, which releases that know nothing of newer migrations can read.
 
-A lock on a table is waited for ``_LOCK_MS`` at most, since whoever comes behind waits as well: then the upgrade is
-taken back and tried again. What takes long in a migration comes before the first such lock, or into a release of its
-own.
+A lock on a table is waited for only shortly, since whoever comes behind waits as well: then the upgrade is taken back
+and tried again. A migration that changes tables which are there takes them all at once (``table_locks.take_tables``);
+what takes long in it comes before, or into a release of its own.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 
 from anabranch.store.channels import MIGRATION_LOCK
 from anabranch.store.engine import SessionOptions, core_engine
+from anabranch.store.table_locks import give_up_early
 
 SCHEMA = "anabranch"
 VERSION_TABLE = "schema_revision"
@@ -40,7 +41,6 @@ _APPLICATION_NAME = "anabranch-migrate"
 _OPTIONS = SessionOptions(
     statement_timeout_ms=600_000, lock_timeout_ms=300_000, idle_in_transaction_session_timeout_ms=600_000
 )
-_LOCK_MS = 2_000
 _PATIENCE_S = 300.0
 _CLEAR_CODE_REVISIONS = f"delete from {SCHEMA}.{CODE_TABLE}"
 _ADD_CODE_REVISIONS = f"insert into {SCHEMA}.{CODE_TABLE} (revision) select unnest(cast(:revisions as text[]))"
@@ -125,7 +125,7 @@ def _upgrade(url: str) -> bool:
                 f"schema {SCHEMA} is at revision {before}, which this release ({known[0]}) doesn't know and doesn't "
                 "work with: it was made by a newer one"
             )
-        connection.execute(text("select set_config('lock_timeout', :ms, true)"), {"ms": str(_LOCK_MS)})
+        give_up_early(connection)
         connection.execute(text(f"create schema if not exists {SCHEMA}"))
         config.attributes["connection"] = connection
         command.upgrade(config, "head")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import psycopg
 
 from anabranch.store import migrate
+from anabranch.store.engine import FIXED_SETTINGS, AsyncSession, aconnect
+
+SEARCH_PATH = "select current_setting('search_path')"
+"""One of the settings that a session is opened with."""
 
 REVISION = f"select version_num from {migrate.SCHEMA}.{migrate.VERSION_TABLE}"
 """The revision of the schema."""
@@ -16,7 +19,28 @@ IS_SERVED = f"select exists (select from {migrate.SCHEMA}.{migrate.CODE_TABLE} w
 """Whether a release works with the schema, which a newer one has made."""
 
 
-async def not_ready(conn: psycopg.AsyncConnection[tuple[Any, ...]], known: Sequence[str]) -> str | None:
+class PoolerError(Exception):
+    """Something between us and Postgres keeps sessions from being what they were opened as."""
+
+
+async def first_look(url: str, application_name: str, known: Sequence[str]) -> str | None:
+    """``not_ready``, in a session opened for it, so that what keeps it from being opened is known.
+
+    Raises:
+        PoolerError: the session does not have the settings that it was opened with.
+        psycopg.Error: the database does not answer.
+    """
+    async with await aconnect(url, application_name=application_name, autocommit=True) as conn:
+        row = await (await conn.execute(SEARCH_PATH)).fetchone()
+        if row is None or row[0] != FIXED_SETTINGS["search_path"]:
+            raise PoolerError(
+                "sessions don't have the settings that they are opened with: a pooler between here and Postgres drops "
+                "them, and would hand out locks and notifications of others' sessions; give the URL of Postgres itself"
+            )
+        return await not_ready(conn, known)
+
+
+async def not_ready(conn: AsyncSession, known: Sequence[str]) -> str | None:
     """Why the schema does not fit this release, which knows the revisions ``known``, its own first; None where it does:
     the schema is at its revision, or at a newer one that says it serves this release as well.
 
