@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 from opentelemetry import propagate, trace
 
+from anabranch import limits
 from anabranch.client.errors import CallFailed, WrongPrincipal
 from anabranch.v1 import (
     change_pb2,
@@ -42,6 +43,13 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 500),
     ("grpc.min_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 2_000),
+    # A server, or the way to it, that is gone without a word would be believed until a call's deadline.
+    ("grpc.keepalive_time_ms", limits.DEVICE_PING_AFTER_MS),
+    ("grpc.keepalive_timeout_ms", limits.PING_ANSWER_MS),
+    # What the answer is waited for where TCP itself still answers; a minute if nothing is said.
+    ("grpc.http2.ping_timeout_ms", limits.PING_ANSWER_MS),
+    # Else pings become rarer on an idle connection.
+    ("grpc.http2.max_pings_without_data", 0),
 )
 _AGAIN = frozenset(
     {

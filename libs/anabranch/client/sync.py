@@ -30,7 +30,8 @@ in trouble     an answer; the other half still is                good          n
 
 A half in trouble tries again after a backoff: somewhere up to 1 s, then 2 s, 4 s and so on up to 60 s. It starts anew
 after a success: a flush, or a subscription that stood for a while, however it ended. ``network_up`` ends the wait at
-once, also where it came while the call was still failing, and hangs up on what has been silent for a while.
+once, also where it came while the call was still failing, and hangs up on what has been silent for a while. A half that
+comes out of its trouble ends the other's wait: the network is likely to be back.
 """
 
 from __future__ import annotations
@@ -134,11 +135,14 @@ class SyncLoop:
         """There is something to send."""
         self._wake.set()
 
-    def network_up(self) -> None:
-        """Try again at once. What has gone quiet is likely to hang on the network that was before."""
+    def _end_waits(self) -> None:
         with self._network:
             self._network_ups += 1
             self._network.notify_all()
+
+    def network_up(self) -> None:
+        """Try again at once. What has gone quiet is likely to hang on the network that was before."""
+        self._end_waits()
         self._wake.set()
         now = time.monotonic()
         if now - self._reader.heard_s > _QUIET_S:
@@ -153,7 +157,8 @@ class SyncLoop:
             if kind:
                 self._trouble[half] = (kind, detail)
             else:
-                self._trouble.pop(half, None)
+                if self._trouble.pop(half, None) is not None and half != "watch":
+                    self._end_waits()
                 kind, detail = next(iter(self._trouble.values()), ("online", ""))
             if self._told == kind:
                 return
