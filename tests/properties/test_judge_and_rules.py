@@ -16,7 +16,9 @@ from anabranch.schema import Cell, Column, Kind, Table
 from anabranch.testkit.memory_server import MemoryServer
 from anabranch.testkit.memory_server import Sent as MemorySent
 from anabranch.testkit.memory_story import LOOSE, SLOT_MS, Making, makings, new_server, tell
-from anabranch.testkit.torture.judge import At, Judge, Lost, Sent
+from anabranch.testkit.torture.functions import FUNCTIONS
+from anabranch.testkit.torture.judge import Judge
+from anabranch.testkit.torture.registers import At, Lost, Rules, Sent
 from anabranch.v1 import batch_pb2, errors_pb2, value_pb2, verdict_pb2
 from anabranch.wire.values import column_writer
 
@@ -32,12 +34,28 @@ TABLES = {
 policies = st.builds(
     Policy,
     order=st.sampled_from(["server", "edit"]),
-    columns=st.sampled_from([{}, {"rank": "max"}, {"rank": "min"}, {"rank": "counter"}]),
+    delete=st.sampled_from(["rejects", "wins"]),
+    resurrect=st.booleans(),
+    columns=st.fixed_dictionaries(
+        {},
+        optional={
+            "rank": st.sampled_from(["max", "min", "counter", "reject"]),
+            "title": st.just("reject"),
+            # Not where an insert leaves a column to its default, which the rules learn of with what was stored.
+            "list_id": st.sampled_from(["reject", *(f"function:{name}" for name in FUNCTIONS)]),
+            "note": st.sampled_from(["reject", *(f"function:{name}" for name in FUNCTIONS)]),
+        },
+    ),
 )
 
 
 def nothing_broken(touched: Collection[At], rows: Mapping[At, Mapping[str, Cell]]) -> Collection[str]:
     return ()
+
+
+def rules_of(table: str, policy: Policy) -> Rules:
+    columns = {c: p for c, p in policy.columns.items() if c in LOOSE[table].columns}
+    return Rules(policy.order, policy.delete, policy.resurrect, columns)
 
 
 def payload(sent: MemorySent) -> bytes:
@@ -88,14 +106,13 @@ def test_the_judge_and_the_rules_decide_alike(
     story: list[Making], policy: Policy, park_ms: int, clocks: tuple[int, int]
 ) -> None:
     server = new_server(policy, park_ms, LOOSE)
+    server.functions = FUNCTIONS
     judge = Judge(
         TABLES,
-        {
-            name: (policy.order, {c: p for c, p in policy.columns.items() if c in LOOSE[name].columns})
-            for name in TABLES
-        },
+        {name: rules_of(name, policy) for name in TABLES},
         nothing_broken,
         {name: table.columns for name, table in LOOSE.items()},
+        functions=FUNCTIONS,
     )
     judge.preset(server.live())
     _, arrivals = tell(server, story, clocks_ms=clocks)

@@ -57,7 +57,7 @@ class MemoryRemote(RemoteDb):
     Set by tests: ``offline`` fails every call; ``lose_answers`` fails so many Send calls after they were decided;
     ``cut_pull_after`` breaks the next pull after so many chunks; ``floor``; ``epoch``; ``on_rewind``; ``calls``
     counts by name; ``during_compare`` is called when a comparison has taken its moment; ``rows_compared`` counts the
-    rows it sent."""
+    rows it sent; ``behind`` and ``lost`` how often a node was told that it is behind the floor, and an answer lost."""
 
     def __init__(self, server: MemoryServer, tables: Sequence[Table], now_ms: Callable[[], int]) -> None:
         super().__init__("localhost:1")
@@ -75,6 +75,8 @@ class MemoryRemote(RemoteDb):
         self.on_rewind = "dead_letter"
         self.calls: dict[str, int] = {}
         self.rows_compared = 0
+        self.behind = 0
+        self.lost = 0
         self.during_compare: Callable[[], None] = lambda: None
         self._sums: dict[int, list[position_pb2.TableSum]] = {}
 
@@ -113,6 +115,13 @@ class MemoryRemote(RemoteDb):
         self.server.commit(self.now_ms())
         if self.server.head > head:
             self._sums[self.server.head] = self.sums()
+
+    def write(self, changes: Sequence[tuple[str, MutationType, str, Mapping[str, Cell]]]) -> bool:
+        """One transaction by plain SQL (see ``MemoryServer.write``)."""
+        done = self.server.write(changes, self.now_ms())
+        if done:
+            self._sums[self.server.head] = self.sums()
+        return done
 
     def rows(self, table: Table) -> list[list[Cell]]:
         """The live rows of a table, in the order of its columns."""
@@ -160,6 +169,7 @@ class MemoryRemote(RemoteDb):
         self.commit()
         if self.lose_answers > 0:
             self.lose_answers -= 1
+            self.lost += 1
             raise CallFailed("UNAVAILABLE", "", "the answer is lost", again=True)
         ids = [batch_pb2.DbMutationBatch.FromString(e.payload).id for e in request.envelopes]
         return ingest_pb2.SendResponse(verdicts=[self.verdict(i) for i in ids], node_token=b"token", state=self.state())
@@ -272,6 +282,7 @@ class MemoryRemote(RemoteDb):
         """One page of the log."""
         self._begin("get", request.node_state)
         if request.after < self.floor:
+            self.behind += 1
             raise CallFailed("OUT_OF_RANGE", "BEHIND_FLOOR", "behind the floor", again=False)
         token = request.page_token
         after, skip = (int(x) for x in token.split()) if token else (request.after, 0)

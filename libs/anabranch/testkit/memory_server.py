@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from anabranch.merge import (
+    SERVER_NODE,
     Accepted,
     Asked,
     Batch,
@@ -100,6 +101,7 @@ class MemoryServer:
         self.tables = tables
         self.policy = policy
         self.policy_of: Callable[[str], Policy] = lambda _: policy
+        self.functions: Mapping[str, Callable[[Cell, Cell, Cell], Cell]] = {}
         self.park_ms = park_ms
         self.head = 0
         self.now = 0
@@ -140,6 +142,44 @@ class MemoryServer:
         if decided:
             self.head = position
 
+    def write(self, changes: Sequence[tuple[str, MutationType, str, Row]], now: int) -> bool:
+        """One transaction by plain SQL, as a group of its own: table, what, key, and the row or the columns to change.
+        What does not fit (an insert of a row that is there) is left out. False where a constraint refused it, or
+        nothing was left."""
+        position = max(now, self.head + 1)
+        # Smaller than every id of a device, and in the order of the log.
+        batch = Batch(f"{len(self.log):026d}", SERVER_NODE, position - 1, 0, position, position, ())
+        before: dict[Key, RowState | None] = {}
+        effects: list[Effect] = []
+        for table, kind, key, values in changes:
+            state = self.rows.get((table, key))
+            old = (state.values if state is not None else None) or {}
+            if bool(old) is (kind is MutationType.INSERT):
+                continue
+            if kind is MutationType.UPDATE:
+                values = {column: cell for column, cell in values.items() if cell != old[column]}
+                if not values:
+                    continue
+            policy = self.policy_of(table)
+            remember = policy.resurrect or policy.delete == "wins"
+            write = Write(table, key, kind, values, 0, 0, remember=remember)
+            effects += self._carry_out(batch, write, before)
+        if any(self._violated(key) for key in before):
+            self._put_back(before)
+            return False
+        if not effects:
+            return False
+        self.log.append(Logged(position, batch.id, SERVER_NODE, tuple(effects)))
+        self.head = position
+        return True
+
+    def _put_back(self, before: Mapping[Key, RowState | None]) -> None:
+        for key, state in before.items():
+            if state is None:
+                del self.rows[key]
+            else:
+                self.rows[key] = state
+
     def _earlier_pending(self, sent: Sent) -> bool:
         """Whether an earlier batch of the node is known to exist, by having come or by being named, and has no
         verdict."""
@@ -149,25 +189,36 @@ class MemoryServer:
     def _decide(self, sent: Sent, position: int, earlier_pending: bool) -> bool:
         place = place_of(sent.id, position, self._accepted.get(sent.node, ()))
         batch = Batch(sent.id, sent.node, sent.basis, sent.time_ms, position, place, sent.mutations, earlier_pending)
-        decision: Decision = resolve(batch, self.rows, self.policy_of)
-        assert not isinstance(decision, Asked), "functions are not run in memory"
+        decision = self._resolved(batch)
         if isinstance(decision, Parked):
             return False
-        if isinstance(decision, Rejected):
-            self.verdicts[sent.id] = MemoryVerdict(position, decision.reason.name, ())
+        if decision is None or isinstance(decision, Rejected):
+            reason = "MERGE_FUNCTION" if decision is None else decision.reason.name
+            self.verdicts[sent.id] = MemoryVerdict(position, reason, ())
             return True
         before: dict[Key, RowState | None] = {}
         effects = [effect for write in decision.writes for effect in self._carry_out(batch, write, before)]
         if any(self._violated(key) for key in before):
-            for key, state in before.items():
-                if state is None:
-                    del self.rows[key]
-                else:
-                    self.rows[key] = state
+            self._put_back(before)
             self.verdicts[sent.id] = MemoryVerdict(position, "CONSTRAINT", ())
             return True
         self._record(batch, decision, effects)
         return True
+
+    def _resolved(self, batch: Batch) -> Accepted | Rejected | Parked | None:
+        """The decision; None where a function has none."""
+        answers: dict[tuple[int, int], dict[str, Cell]] = {}
+        decision: Decision = resolve(batch, self.rows, self.policy_of)
+        while isinstance(decision, Asked):
+            for q in decision.questions:
+                try:
+                    answer = self.functions[q.function](q.base, q.stored, q.incoming)
+                except ValueError:
+                    return None
+                assert q.column not in answers.get((q.mutation, q.row), {}), "asked twice"
+                answers.setdefault((q.mutation, q.row), {})[q.column] = answer
+            decision = resolve(batch, self.rows, self.policy_of, answers)
+        return decision
 
     def _record(self, batch: Batch, decision: Accepted, effects: list[Effect]) -> None:
         self.log.append(Logged(batch.position, batch.id, batch.node, tuple(effects)))

@@ -33,7 +33,8 @@ class Stack:
     """The services on the database at ``database_url``, whose schema is made current first.
 
     ``folder`` takes logs, fault files and the clock's file. ``environment`` is added for every service
-    (``ANABRANCH_…`` settings). The key in ``key`` has the role admin and opens every database.
+    (``ANABRANCH_…`` settings), ``own_environment`` by name. The key in ``key`` has the role admin and opens every
+    database.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Stack:
         folder: Path,
         resolvers: int = 1,
         environment: Mapping[str, str] | None = None,
+        own_environment: Mapping[str, Mapping[str, str]] | None = None,
         ready_timeout_s: float = READY_TIMEOUT_S,
     ) -> None:
         self.database_url = database_url
@@ -65,7 +67,10 @@ class Stack:
                 "ANABRANCH_READY_INTERVAL_MS": "100",
                 **(environment or {}),
             },
-            own_environment={name: {"ANABRANCH_FAULT_FILE": str(file)} for name, file in self._fault_files.items()},
+            own_environment={
+                name: {"ANABRANCH_FAULT_FILE": str(file), **(own_environment or {}).get(name, {})}
+                for name, file in self._fault_files.items()
+            },
             resolvers=resolvers,
         )
 

@@ -17,13 +17,22 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="how long; longer where something was not done yet")
     parser.add_argument("--seed", type=int, help="as an earlier run printed it; left out, a new one")
     parser.add_argument("--folder", type=Path, help="where its files go and stay; left out, away when it is over")
+    parser.add_argument(
+        "--no-lake", action="store_true", help="without compactor and janitor, which take a minute or two"
+    )
     options = parser.parse_args()
     seed = secrets.randbelow(1_000_000) if options.seed is None else options.seed
     with tempfile.TemporaryDirectory(prefix="anabranch-torture-") as temporary:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            report = torture(folder, options.seconds, seed, lambda line: print(line, flush=True))
+            report = torture(
+                folder,
+                options.seconds,
+                seed,
+                lambda line: print(line, flush=True),
+                with_lake=not options.no_lake,
+            )
         except AssertionError as error:
             print(f"seed {seed}: BROKEN {error}", flush=True)
             return 1

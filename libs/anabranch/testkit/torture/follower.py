@@ -32,7 +32,7 @@ class Follower:
     def __init__(self, config: dict[str, Any]) -> None:
         self.db: str = config["db"]
         self.chance = random.Random(config["seed"])
-        self.node = position_pb2.NodeState(node=batch_pb2.Node(id=str(ULID()), name="follower"))
+        self.node = batch_pb2.Node(id=str(ULID()), name="follower")
         self.metadata = (("authorization", f"Bearer {config['key']}"),)
         self.stub = change_pb2_grpc.ChangeServiceStub(grpc.insecure_channel(config["snapshot"]))
         self.out = open(config["record"], "w", buffering=1)  # noqa: SIM115 - for the life of the process
@@ -54,12 +54,16 @@ class Follower:
             self.cursor = page.reached.server_timestamp_ms
             self.out.write(json.dumps({"read": self.cursor}) + "\n")
 
+    def state(self) -> position_pb2.NodeState:
+        """What it says of itself in every call."""
+        return position_pb2.NodeState(node=self.node, acknowledged=self.cursor)
+
     def page_to_head(self) -> None:
         token = b""
         while True:
             request = change_pb2.GetRequest(
                 db_name=self.db,
-                node_state=self.node,
+                node_state=self.state(),
                 after=self.cursor,
                 page_token=token,
                 max_bytes=self.chance.choice([0, 1_000, 20_000]),
@@ -71,7 +75,7 @@ class Follower:
                 return
 
     def follow_a_while(self) -> None:
-        request = change_pb2.SubscribeRequest(db_name=self.db, node_state=self.node, after=self.cursor)
+        request = change_pb2.SubscribeRequest(db_name=self.db, node_state=self.state(), after=self.cursor)
         stream = self.stub.Subscribe(request, timeout=CALL_S, metadata=self.metadata)
         left = self.chance.randint(1, 60)
         try:

@@ -1,4 +1,5 @@
-"""What the fault run does to the processes, one thing after the other, and how often it did each."""
+"""What the fault run does to the processes, one thing after the other, and how often it did each (to compactor and
+janitor: ``lake``)."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from anabranch.store.engine import connect
 from anabranch.store.waves import DatabaseError
 from anabranch.testkit.postgres import EmbeddedPostgres
 from anabranch.testkit.stack import Stack
+from anabranch.testkit.torture.lake import COMPACTOR_POINTS, JANITOR_POINTS, Lake
 from anabranch.testkit.torture.processes import Node
 from anabranch.testkit.torture.proxy import KINDS as NETWORK_KINDS
 from anabranch.testkit.torture.proxy import Proxy
@@ -28,8 +30,6 @@ SERVICE_POINTS: Mapping[str, Sequence[str]] = {
     "before_answer": ("ingest",),
 }
 NODE_POINTS = ("after_local_commit", "before_apply", "after_apply")
-ELSEWHERE = frozenset({"before_publish", "after_publish", "after_floor", "after_removal"})
-"""Of the compactor and the janitor, which take no part: their own tests kill them there."""
 PATIENCE_S = 40.0
 YEAR_2038_MS = 13 * 365 * 86_400_000
 SERVER_STEPS_MS = (-20_000, 20_000)
@@ -37,33 +37,38 @@ SERVER_STEPS_MS = (-20_000, 20_000)
 
 def _ways() -> dict[str, str]:
     points = {f"at {point}": point for point in (*SERVICE_POINTS, *NODE_POINTS)}
-    kills = {f"SIGKILL {name}": name for name in (*SERVICES, "a node")}
-    return {**points, **kills, "Postgres restarted": "", "server clock stepped": "", "node clock stepped": ""}
+    kills = {f"SIGKILL {name}": name for name in (*SERVICES, "a node", "a writer")}
+    others = ("Postgres restarted", "server clock stepped", "node clock stepped", "flood by SQL")
+    return {**points, **kills, **dict.fromkeys(others, "")}
 
 
 WAYS = _ways()
 WANTED = frozenset(WAYS) | NETWORK_KINDS
-assert frozenset(faults.POINTS) == frozenset(SERVICE_POINTS) | frozenset(NODE_POINTS) | ELSEWHERE
+assert frozenset(faults.POINTS) == {*SERVICE_POINTS, *NODE_POINTS, *COMPACTOR_POINTS, *JANITOR_POINTS}
 
 
 @dataclass
 class Havoc:
-    """``done`` counts what was done, ``story`` tells when (seconds since the start)."""
+    """``done`` counts what was done, ``story`` tells when (seconds since the start). ``lake`` where compactor and
+    janitor take part."""
 
     stack: Stack
     postgres: EmbeddedPostgres
     url: str
     nodes: Sequence[Node]
+    writers: Sequence[Node]
     proxies: Sequence[Proxy]
     chance: random.Random
     say: Callable[[str], None]
+    lake: Lake | None = None
     done: Counter[str] = field(default_factory=Counter)
     story: list[tuple[float, str]] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
 
     def run(self, seconds: float) -> None:
-        """Everything once, in an order that the seed gives, and then again and again until the time is over and the
-        network, which does as it draws, has done everything, too (or had ``PATIENCE_S`` more for it)."""
+        """Everything once, in an order that the seed gives, and then again and again until the time is over, the lake
+        is through, and the network, which does as it draws, has done everything, too (or had ``PATIENCE_S`` more for
+        it)."""
         plan = sorted(WAYS)
         while plan or self._goes_on(seconds):
             self.chance.shuffle(plan)
@@ -77,7 +82,7 @@ class Havoc:
 
     def _goes_on(self, seconds: float) -> bool:
         over_s = time.monotonic() - self.started - seconds
-        if over_s < 0:
+        if over_s < 0 or not (self.lake is None or self.lake.is_through):
             return True
         seen = {kind for proxy in self.proxies for kind, count in proxy.counts.items() if count}
         return over_s < PATIENCE_S and not seen >= NETWORK_KINDS
@@ -90,7 +95,9 @@ class Havoc:
         elif what.startswith("at "):
             who = self._at_node_point(subject)
         elif subject == "a node":
-            who = self._kill_node()
+            who = self._kill_one_of(self.nodes)
+        elif subject == "a writer":
+            who = self._kill_one_of(self.writers)
         elif what.startswith("SIGKILL"):
             who = self._kill_service(subject)
         elif what == "Postgres restarted":
@@ -98,6 +105,8 @@ class Havoc:
         elif what == "server clock stepped":
             who = f"by {(step := self.chance.choice(SERVER_STEPS_MS))} ms"
             self.stack.set_clock_offset(step)
+        elif what == "flood by SQL":
+            who = self._flood()
         else:
             who = self._step_node_clock()
         self.done[what] += 1
@@ -153,11 +162,17 @@ class Havoc:
         node.start()
         return f"node {number}"
 
-    def _kill_node(self) -> str:
-        number = self.chance.randrange(len(self.nodes))
-        self.nodes[number].kill()
-        self.nodes[number].start()
-        return f"node {number}"
+    def _kill_one_of(self, processes: Sequence[Node]) -> str:
+        process = self.chance.choice(processes)
+        process.kill()
+        process.start()
+        return process.name
+
+    def _flood(self) -> str:
+        writer = self.chance.choice(self.writers)
+        writer.tell("flood")
+        writer.hear_until("flooded")
+        return writer.name
 
     def _restart_postgres(self) -> str:
         crash = self.chance.random() < 0.5

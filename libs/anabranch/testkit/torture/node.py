@@ -1,9 +1,10 @@
 """A node of the fault run, as a process: it syncs in the background over its proxy, and writes rows that others write.
 
-Usage: ``python -m anabranch.testkit.torture.node CONFIG``, a JSON object {file, db, address, key, seed, record}. It is
-killed and started again on the same file and the same ``record``, to which it appends a JSON object a line: {"made":
-id, "payload": hex} after each local commit, {"verdict": hex} for each verdict before the device itself sees it. What it
-had committed and not written down when it was killed it finds in the file before it begins to sync.
+Usage: ``python -m anabranch.testkit.torture.node CONFIG``, a JSON object {file, db, remote, key, seed, record}, where
+``remote`` has the addresses of ingest, snapshot and resolver. It is killed and started again on the same file and the
+same ``record``, to which it appends a JSON object a line: {"made": id, "payload": hex} after each local commit,
+{"verdict": hex} for each verdict before the device itself sees it. What it had committed and not written down when it
+was killed it finds in the file before it begins to sync.
 
 Told over its input: "stop" ends the writing; "drained?" waits until every batch has its verdict and prints "yes", or
 "no" after a while; "reach P" waits until the queue is empty and position P is read, then prints a JSON object {sums,
@@ -27,13 +28,12 @@ import structlog
 
 from anabranch.client import CallFailed, RemoteDb, RowExists, RowMissing, Status, SyncedDb
 from anabranch.testkit.network import Network
+from anabranch.testkit.torture.tables import CODES, SHARED
 
 PAUSE_S = 0.08
 NETWORK_UP_S = 0.3
 MOST_UNSENT = 60
 PATIENCE_S = 60.0
-ROWS = 30
-CODES = 60
 SIZES = (1, 1, 1, 1, 2, 2, 4, 4, 15, 200)
 _TABLES = ("_db_mutations_queue", "_db_confirmed", "_db_mutations_queue_dead")
 
@@ -59,12 +59,14 @@ class Record:
 def write(db: SyncedDb, chance: random.Random, mark: str) -> str:
     """One batch of 1 to 200 rows; its id, "" where nothing fitted what is shown."""
     size = chance.choice(SIZES)
+    # What goes with a row by a cascade is not for the batch that deletes the row to change.
+    one = _one if chance.random() < 0.6 else _one_part
     with db.batch() as batch:
         if size == 200:
             _many(db, chance, mark)
         for part in range(size if size < 200 else 1):
             try:
-                _one(db, chance, f"{mark}.{part}")
+                one(db, chance, f"{mark}.{part}")
             except (RowMissing, RowExists):
                 continue
     return batch.id
@@ -83,21 +85,18 @@ def _many(db: SyncedDb, chance: random.Random, mark: str) -> None:
 def _strict_row(chance: random.Random, mark: str, poison: float) -> dict[str, Any]:
     return {
         "id": f"{mark}-{chance.getrandbits(40):x}",
-        "shared_id": "nobody" if chance.random() < poison else f"s{chance.randrange(ROWS):02}",
+        "shared_id": "nobody" if chance.random() < poison else f"s{chance.randrange(SHARED):02}",
         "code": f"c{chance.randrange(CODES):02}" if chance.random() < poison * 3 else None,
         "qty": -1 if chance.random() < poison else chance.randint(0, 9),
     }
 
 
 def _one(db: SyncedDb, chance: random.Random, mark: str) -> None:
-    key = f"s{chance.randrange(ROWS):02}"
+    key = f"s{chance.randrange(SHARED):02}"
     what = chance.random()
     shared, strict = db.table("shared"), db.table("strict")
     if what < 0.55:
-        row: dict[str, Any] = {"id": key}
-        for column in chance.sample(["title", "note", "n", "top", "tags"], chance.randint(1, 3)):
-            row[column] = _value(db, chance, column, key, mark)
-        shared.update(row)
+        _update_shared(db, chance, key, mark)
     elif what < 0.63:
         shared.delete(key)
     elif what < 0.72:
@@ -110,6 +109,29 @@ def _one(db: SyncedDb, chance: random.Random, mark: str) -> None:
             strict.update({"id": chance.choice(rows)[0], "qty": -1 if chance.random() < 0.1 else chance.randint(0, 9)})
     else:
         strict.insert(_strict_row(chance, mark, poison=0.08))
+
+
+def _one_part(db: SyncedDb, chance: random.Random, mark: str) -> None:
+    parts, what = db.table("parts"), chance.random()
+    rows = db.execute("SELECT id FROM parts ORDER BY id").fetchall()
+    if what < 0.3:
+        _update_shared(db, chance, f"s{chance.randrange(SHARED):02}", mark)
+    elif what < 0.55 or not rows:
+        owner = "nobody" if chance.random() < 0.03 else f"s{chance.randrange(SHARED):02}"
+        parts.insert({"id": f"{mark}-{chance.getrandbits(40):x}", "shared_id": owner, "body": mark})
+    elif what < 0.85:
+        # The rows that were there first are hit often, by everybody.
+        key = chance.choice(rows[:10] if chance.random() < 0.5 else rows)[0]
+        parts.update({"id": key, "body": mark} if chance.random() < 0.9 else {"id": key, "shared_id": "s01"})
+    else:
+        parts.delete(chance.choice(rows)[0])
+
+
+def _update_shared(db: SyncedDb, chance: random.Random, key: str, mark: str) -> None:
+    row: dict[str, Any] = {"id": key}
+    for column in chance.sample(["title", "note", "n", "top", "tags"], chance.randint(1, 3)):
+        row[column] = _value(db, chance, column, key, mark)
+    db.table("shared").update(row)
 
 
 def _value(db: SyncedDb, chance: random.Random, column: str, key: str, mark: str) -> Any:
@@ -173,7 +195,7 @@ def main() -> None:
 
     threading.Thread(target=listen, daemon=True).start()
     network = Network(verdicts=lambda verdict: record.note(verdict=verdict.hex()))
-    remote = RemoteDb(config["address"], token=config["key"], interceptors=[network])
+    remote = RemoteDb(**config["remote"], token=config["key"], interceptors=[network])
     db = SyncedDb(config["file"], remote, config["db"])
     record.catch_up(config["file"])
     start(db)

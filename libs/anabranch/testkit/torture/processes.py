@@ -66,6 +66,11 @@ class Node:
             raise AssertionError(f"{self.name} ended, or said nothing for {timeout_s} s; {self.name}.record.log")
         return line
 
+    def hear_until(self, line: str) -> None:
+        """Wait for a line. Raises AssertionError where another one comes, or none."""
+        if (heard := self.hear()) != line:
+            raise AssertionError(f"{self.name} said {heard!r}, not {line!r}")
+
     def kill(self) -> None:
         """SIGKILL, and wait for its end."""
         assert self._process is not None

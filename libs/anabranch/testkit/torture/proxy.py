@@ -170,6 +170,8 @@ class Proxy(grpc.GenericRpcHandler):
     def _fail(self, error: Any, context: grpc.ServicerContext) -> None:
         # A client-side RpcError is a call; what a service said in it goes on as it is.
         said: Any = error.trailing_metadata() or ()
+        if any(k == _DETAILS and b"BEHIND_FLOOR" in v for k, v in said):
+            self._count("node told that it is behind the floor")
         context.set_trailing_metadata(tuple((k, v) for k, v in said if k == _DETAILS or not k.startswith(_OURS)))
         context.abort(error.code(), error.details() or "")
 

@@ -1,0 +1,114 @@
+"""At the end of a fault run: what the lake's files hold, against the log as it was copied and the server's rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from anabranch.columnar.lake import Change, LakeTable, table_files
+from anabranch.columnar.manifest import Manifest, from_json
+from anabranch.schema import Cell, Table
+from anabranch.schema.cells import key_text
+from anabranch.store import compactions
+from anabranch.store.catalog import Database
+from anabranch.store.engine import Session
+from anabranch.store.file_codecs import file_codecs
+from anabranch.testkit import oracle
+from anabranch.testkit.torture.lake import KEPT
+from anabranch.v1 import change_pb2
+from anabranch.wire.values import column_reader
+
+_KINDS: Mapping[int, str] = {
+    change_pb2.EFFECT_TYPE_INSERT: "insert",
+    change_pb2.EFFECT_TYPE_UPDATE: "update",
+    change_pb2.EFFECT_TYPE_DELETE: "delete",
+    change_pb2.EFFECT_TYPE_NONE: "none",
+}
+_UNCUT = f"""
+select (select count(*) from {KEPT}.log where position > %(floor)s),
+       (select count(*) from anabranch.log where position > %(floor)s),
+       (select count(*) from (select position, batch_id, ordinal, key, effect_hash, effect from {KEPT}.log
+                              where position > %(floor)s
+                              except
+                              select position, batch_id, ordinal, key, effect_hash, effect from anabranch.log) d),
+       (select count(*) from {KEPT}.log where position <= %(floor)s)
+"""
+
+
+def check(conn: Session, server: oracle.Server) -> int:
+    """Promise 8, at the end: the log was cut at or below the floor alone; the published runs reach from the first group
+    to the last, without a gap; their changes are all that the log ever had, their latest rows are the server's, and
+    they have as many conflicts. Gives the number of changes that were cut."""
+    database = server.database
+    row = conn.execute("select floor_ms from anabranch.databases where id = %s", (database.id,)).fetchone()
+    assert row is not None
+    there, left, differing, cut = conn.execute(_UNCUT.encode(), {"floor": row[0]}).fetchall()[0]
+    assert (there, differing) == (left, 0), f"above the floor {there} changes were made and {left} are there"
+    runs = compactions.all_published(conn, database.id)
+    ends = sorted((run.from_position, run.to_position) for run in runs)
+    for (_, upto), (after, _) in pairwise(ends):
+        assert upto == after, f"the runs have a gap or overlap: {ends}"
+    head = server.positions[-1]
+    assert row[0] <= ends[-1][1] == head, f"floor {row[0]}, the runs reach to {ends[-1][1]}, the log to {head}"
+    newest = max(runs, key=lambda run: run.to_position)
+    manifest = from_json(newest.manifest)
+    for name, table in database.tables.items():
+        lake = LakeTable(newest.root, manifest, name, file_codecs(table_files(manifest, name).columns.table.columns))
+        rows = {(name, _key(table, found)): found for found in lake.base().values()}
+        wanted = {at: row for at, row in server.rows.items() if at[0] == name}
+        assert rows == wanted, f"{name}: {_difference(rows, wanted)}"
+        _changes(table, lake.changes(), _logged(conn, database, table))
+    _conflicts(conn, database, manifest)
+    return int(cut)
+
+
+def _key(table: Table, row: Mapping[str, Cell]) -> str:
+    return key_text([row[name] for name in table.key_columns])
+
+
+def _logged(conn: Session, database: Database, table: Table) -> Sequence[tuple[Any, ...]]:
+    number = next(number for number, one in database.tables_by_id.items() if one.name == table.name)
+    return conn.execute(
+        f"select position, batch_id, ordinal, node_id, type, key, changed, effect from {KEPT}.log"
+        " where database_id = %s and table_id = %s order by position, batch_id, ordinal".encode(),
+        (database.id, number),
+    ).fetchall()
+
+
+def _changes(table: Table, found: Sequence[Change], logged: Sequence[tuple[Any, ...]]) -> None:
+    assert len(found) == len(logged), f"{table.name}: {len(found)} changes in files, {len(logged)} in the log"
+    for change, (position, batch_id, ordinal, node, kind, key, changed, raw) in zip(found, logged, strict=True):
+        here = (change.position, change.batch_id, change.ordinal, change.node_id, change.type)
+        assert here == (position, batch_id, ordinal, node, _KINDS[kind]), f"{table.name}: {here}"
+        assert key_text(list(change.key)) == key, f"{table.name} {here}: {change.key}, not {key}"
+        assert set(change.changed) == set(changed or ()), f"{table.name} {here}: {change.changed}, not {changed}"
+        effect = change_pb2.Effect.FromString(raw)
+        for name, value in zip(effect.columns, effect.values, strict=True):
+            if kind != change_pb2.EFFECT_TYPE_DELETE and value.WhichOneof("kind") is not None:
+                cell = column_reader(table.by_name[name])(value)
+                assert (change.row or {}).get(name) == cell, (
+                    f"{table.name} {here}: {change.row}, and {name} is {cell!r}"
+                )
+
+
+def _conflicts(conn: Session, database: Database, manifest: Manifest) -> None:
+    counted = Counter(
+        {
+            database.tables_by_id[number].name: count
+            for number, count in conn.execute(
+                f"select table_id, count(*) from {KEPT}.conflicts where database_id = %s group by table_id".encode(),
+                (database.id,),
+            ).fetchall()
+        }
+    )
+    in_files = Counter({name: sum(file.rows for file in t.conflicts) for name, t in manifest.tables.items()})
+    assert +counted == +in_files, f"conflicts: {counted} were decided, {in_files} are in files"
+
+
+def _difference(here: Mapping[Any, Any], there: Mapping[Any, Any]) -> str:
+    keys = [at for at in here.keys() | there.keys() if here.get(at) != there.get(at)]
+    return f"{len(keys)} rows differ, such as " + "; ".join(
+        f"{at}: in files {here.get(at)}, on the server {there.get(at)}" for at in sorted(keys)[:3]
+    )

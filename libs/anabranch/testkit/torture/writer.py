@@ -1,0 +1,311 @@
+"""Somebody who writes the synced tables by plain SQL, as a process, and keeps a journal of it.
+
+Usage: ``python -m anabranch.testkit.torture.writer CONFIG``, a JSON object {url, seed, record}. Into ``record`` goes a
+JSON object a line for each transaction, right before it is committed or rolled back: {"transaction": its number,
+"steps": [[table, key, row before, row after], …]}, the rows as Postgres returned them. Whether it was committed, also
+where the answer was lost, Postgres itself says of the number later.
+
+Single rows, statements of many rows, transactions of several statements with savepoints that are rolled back, deletes
+that cascade, COPY, keys that change, transactions that stay open, TRUNCATE. What Postgres refuses is rolled back.
+
+Told over its input: "flood" writes many rows in one transaction, deletes them in another and prints "flooded"; "stop"
+ends it. It prints "started" once it is connected.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import psycopg
+
+from anabranch.testkit.torture.tables import CODES, NAME, SHARED
+
+COLUMNS = {
+    "shared": ("id", "title", "note", "n", "top", "tags"),
+    "strict": ("id", "shared_id", "code", "qty"),
+    "parts": ("id", "shared_id", "body"),
+}
+PAUSE_S = 0.2
+PATIENCE_S = 60.0
+LONGEST_OPEN_S = 3.0
+MOST_PARTS = 300
+FLOOD_ROWS = 6_000
+"""More than a group drains at once."""
+TRIES = 20
+_SETTINGS = "-c statement_timeout=10s -c lock_timeout=3s"
+Conn = psycopg.Connection[Any]
+
+
+class _Enough(Exception):
+    """The transaction is to be rolled back."""
+
+
+class _TakenBack(Exception):
+    """The savepoint is to be rolled back to."""
+
+
+class Writer:
+    """Writes into the database at ``url``."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.chance = random.Random(config["seed"])
+        self._url = config["url"]
+        self._seed = config["seed"]
+        self._out = os.open(config["record"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self._number = 0
+        self._steps: list[list[Any]] = []
+        self._conn = self._connected()
+
+    def _connected(self) -> Conn:
+        """Raises psycopg.OperationalError where there is no Postgres for too long."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return psycopg.connect(self._url, application_name="torture-writer", options=_SETTINGS)
+            except psycopg.OperationalError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)  # a server that is being restarted tells nobody when it is back
+
+    def transaction(self, work: Callable[[], object]) -> bool:
+        """One transaction: whether it was committed, as far as this session knows."""
+        self._steps = []
+        if self._conn.closed:
+            self._conn = self._connected()
+        try:
+            # Begun here, so that what follows in it can be savepoints.
+            level = b"repeatable read" if self.chance.random() < 0.1 else b"read committed"
+            self._conn.execute(b"set transaction isolation level " + level)
+            try:
+                work()
+            except _Enough:
+                self._note()
+                self._conn.rollback()
+                return False
+            self._note()
+            self._conn.commit()
+        except psycopg.Error:
+            if not self._conn.closed:
+                self._conn.rollback()
+            return False
+        return True
+
+    def _note(self) -> None:
+        row = self._conn.execute("select pg_current_xact_id()::text").fetchone()
+        assert row is not None
+        line = {"transaction": row[0], "steps": self._steps}
+        os.write(self._out, (json.dumps(line) + "\n").encode())
+
+    def mark(self) -> str:
+        """A text that nobody else writes."""
+        self._number += 1
+        return f"w{self._seed:x}.{self._number}"
+
+    def write(self, table: str, statement: str, *values: Any) -> int:
+        """A statement with its rows noted; gives their number."""
+        names = COLUMNS[table]
+        returned = ", ".join(f"{side}.{name}" for side in ("old", "new") for name in names)
+        rows = self._conn.execute(f"{statement} returning {returned}".encode(), values).fetchall()
+        for row in rows:
+            before = dict(zip(names, row[: len(names)], strict=True)) if row[0] is not None else None
+            after = dict(zip(names, row[len(names) :], strict=True)) if row[len(names)] is not None else None
+            if before is not None and after is not None and before["id"] != after["id"]:
+                self._steps += [[table, before["id"], before, None], [table, after["id"], None, after]]
+            else:
+                self._steps.append([table, (before or after or {})["id"], before, after])
+        return len(rows)
+
+    # What is written
+
+    def key(self) -> str:
+        """A row of ``shared``, there or not."""
+        return f"s{self.chance.randrange(SHARED):02}"
+
+    def update_shared(self) -> None:
+        """Some columns of some rows."""
+        keys = self.chance.sample(range(SHARED), self.chance.choice((1, 1, 1, 3, 12)))
+        names = self.chance.sample(COLUMNS["shared"][1:], self.chance.randint(1, 2))
+        sets = []
+        for name in names:
+            if name in ("n", "top"):
+                sets.append(f"{name} = coalesce({name}, 0) + {self.chance.randint(-5, 9)}")
+            elif name == "tags":
+                sets.append(f"tags = array['t{self.chance.randrange(12)}', 't{self.chance.randrange(12)}']")
+            else:
+                sets.append(f"{name} = '{self.mark()}'")
+        self.write(
+            "shared",
+            f"update {NAME}.shared set {', '.join(sets)} where id = any(%s)",
+            [f"s{key:02}" for key in keys],
+        )
+
+    def put_shared(self) -> None:
+        """Rows anew, or over those that are there."""
+        over = self.chance.choice(("do nothing", "do update set title = excluded.title"))
+        self.write(
+            "shared",
+            f"insert into {NAME}.shared (id, title) values (%s, %s) on conflict (id) {over}",
+            self.key(),
+            self.mark(),
+        )
+
+    def delete_shared(self) -> None:
+        """A row with all that refers to it: parts go by a cascade, which nothing returns."""
+        key = self.key()
+        self._conn.execute(f"select from {NAME}.shared where id = %s for update".encode(), (key,))
+        self.write("strict", f"delete from {NAME}.strict where shared_id = %s", key)
+        # Nobody brings a child while its parent is locked.
+        names = ", ".join(COLUMNS["parts"])
+        children = self._conn.execute(
+            f"select {names} from {NAME}.parts where shared_id = %s for update".encode(), (key,)
+        ).fetchall()
+        self.write("shared", f"delete from {NAME}.shared where id = %s", key)
+        for child in children:
+            self._steps.append(["parts", child[0], dict(zip(COLUMNS["parts"], child, strict=True)), None])
+
+    def write_strict(self) -> None:
+        """A row of it, now and then one that is refused."""
+        what = self.chance.random()
+        if what < 0.6:
+            code = f"c{self.chance.randrange(CODES):02}" if self.chance.random() < 0.3 else None
+            statement = f"insert into {NAME}.strict values (%s, %s, %s, %s)"
+            self.write("strict", statement, self.mark(), self.key(), code, self.chance.randint(0, 9))
+        elif what < 0.8:
+            some = f"(select id from {NAME}.strict order by md5(id || %s) limit 3)"
+            self.write("strict", f"update {NAME}.strict set qty = qty + 1 where id in {some}", self.mark())
+        else:
+            some = f"(select id from {NAME}.strict order by md5(id || %s) limit {self.chance.choice((1, 20))})"
+            self.write("strict", f"delete from {NAME}.strict where id in {some}", self.mark())
+
+    def write_parts(self) -> None:
+        """Many of them."""
+        row = self._conn.execute(f"select count(*) from {NAME}.parts".encode()).fetchone()
+        what = self.chance.random()
+        if row is not None and row[0] > MOST_PARTS:
+            what = 0.99
+        if what < 0.45:
+            many = self.chance.choice((1, 5, 40))
+            statement = (
+                f"insert into {NAME}.parts select %s || '.' || g, %s, 'b' || g from generate_series(1, {many}) g"
+            )
+            self.write("parts", statement, self.mark(), self.key())
+        elif what < 0.7:
+            self.write("parts", f"update {NAME}.parts set body = body || '.' where shared_id = %s", self.key())
+        elif what < 0.8:
+            some = f"(select id from {NAME}.parts order by md5(id || %s) limit 2)"
+            self.write("parts", f"update {NAME}.parts set id = id || 'k' where id in {some}", self.mark())
+        else:
+            some = f"(select id from {NAME}.parts order by md5(id || %s) limit 60)"
+            self.write("parts", f"delete from {NAME}.parts where id in {some}", self.mark())
+
+    def copy_parts(self) -> None:
+        """By COPY, which returns nothing: what goes in is what is there."""
+        rows = [(self.mark(), self.key(), "copied") for _ in range(self.chance.choice((1, 20)))]
+        names = COLUMNS["parts"]
+        with (
+            self._conn.cursor() as cursor,
+            cursor.copy(f"copy {NAME}.parts ({', '.join(names)}) from stdin".encode()) as copy,
+        ):
+            for row in rows:
+                copy.write_row(row)
+        self._steps += [["parts", row[0], None, dict(zip(names, row, strict=True))] for row in rows]
+
+    def truncate(self) -> None:
+        """All of a table that nothing refers to."""
+        table = self.chance.choice(("strict", "parts"))
+        names = COLUMNS[table]
+        self._conn.execute(f"lock table {NAME}.{table} in access exclusive mode".encode())
+        rows = self._conn.execute(f"select {', '.join(names)} from {NAME}.{table}".encode()).fetchall()
+        self._conn.execute(f"truncate {NAME}.{table}".encode())
+        self._steps += [[table, row[0], dict(zip(names, row, strict=True)), None] for row in rows]
+
+    def several(self) -> None:
+        """Statements one after the other, some of them taken back; now and then all of them."""
+        for _ in range(self.chance.randint(2, 6)):
+            noted = len(self._steps)
+            try:
+                with self._conn.transaction():
+                    self.one()
+                    if self.chance.random() < 0.3:
+                        raise _TakenBack
+            except (_TakenBack, psycopg.errors.IntegrityError):
+                del self._steps[noted:]
+        if self.chance.random() < 0.2:
+            raise _Enough
+
+    def one(self) -> None:
+        """One statement, or what belongs together."""
+        works: Sequence[tuple[Callable[[], None], int]] = (
+            (self.update_shared, 40),
+            (self.put_shared, 12),
+            (self.delete_shared, 6),
+            (self.write_strict, 20),
+            (self.write_parts, 18),
+            (self.copy_parts, 4),
+        )
+        self.chance.choices([work for work, _ in works], [weight for _, weight in works])[0]()
+
+    def held_open(self) -> None:
+        """Something written, and nothing more for a while."""
+        self.one()
+        time.sleep(self.chance.uniform(0.3, LONGEST_OPEN_S))  # what is tried: locks that nobody gives back
+        self.one()
+
+    def flood(self) -> None:
+        """Many rows in one transaction, and away with them in the next."""
+        mark = self.mark()
+        statement = (
+            f"insert into {NAME}.parts select %s || '.' || g, k.id, null from generate_series(1, {FLOOD_ROWS}) g,"
+        )
+        a_row = f"(select id from {NAME}.shared order by id limit 1) k"
+        self.transaction(lambda: self.write("parts", f"{statement} {a_row}", mark))
+        self.transaction(lambda: self.write("parts", f"delete from {NAME}.parts where id like %s", f"{mark}.%"))
+
+    def next(self) -> None:
+        """The next transaction."""
+        what = self.chance.random()
+        if what < 0.6:
+            self.transaction(self.one)
+        elif what < 0.9:
+            self.transaction(self.several)
+        elif what < 0.985:
+            self.transaction(self.held_open)
+        else:
+            self.transaction(self.truncate)
+
+
+def main() -> None:
+    """The process."""
+    told: queue.Queue[str] = queue.Queue()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            told.put(line.strip())
+        told.put("stop")
+
+    threading.Thread(target=listen, daemon=True).start()
+    writer = Writer(json.loads(sys.argv[1]))
+    print("started", flush=True)
+    while True:
+        writer.next()
+        try:
+            line = told.get(timeout=writer.chance.uniform(0, PAUSE_S))
+        except queue.Empty:
+            continue
+        if line == "stop":
+            break
+        writer.flood()
+        print("flooded", flush=True)
+    print("stopped", flush=True)
+
+
+if __name__ == "__main__":
+    main()
