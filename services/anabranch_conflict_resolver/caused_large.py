@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from anabranch.merge import MutationType
 from anabranch.store import captured, captured_large, take
 from anabranch.store import group_records as store
+from anabranch.store.at_once import together
 from anabranch.store.group_records import LogRow
 from anabranch_conflict_resolver.captured_pieces import PIECE_ROWS, by_row, in_capture_order
 from anabranch_conflict_resolver.captured_steps import know, steps_of
@@ -131,7 +132,7 @@ def _log(
     made.count += len(log)
     made.hashes.append(b"".join([row.effect_hash for row in log]))
     begun, changed = changed_versions(tables, apart)
-    with store.together(conn):
+    with together(conn):
         store.write_log(conn, synced.database.id, group.position, log)
         store.insert_versions(conn, begun)
         store.update_versions(conn, changed)

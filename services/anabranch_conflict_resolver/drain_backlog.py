@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from anabranch.store import captured, take
 from anabranch.store import group_records as store
+from anabranch.store.at_once import together
 from anabranch.store.captured import Captured
 from anabranch.store.captured_large import Transaction, first_of, first_to_end, read_whole
 from anabranch.store.engine import Session
@@ -145,7 +146,7 @@ def _log(group: Group, batch: ServerBatch, steps: list[Step], remembering: Mappi
         know(conn, synced, view, {step.at for step in piece})
         batch.add(view, piece, remembering)
         begun, changed = changed_versions(synced.tables, view)
-        with store.together(conn):
+        with together(conn):
             store.write_log(conn, synced.database.id, group.position, batch.log)
             store.insert_versions(conn, begun)
             store.update_versions(conn, changed)

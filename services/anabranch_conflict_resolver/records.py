@@ -14,6 +14,7 @@ from anabranch.merge import MutationType
 from anabranch.runtime.telemetry import current_traceparent
 from anabranch.store import captured, take, told
 from anabranch.store import group_records as store
+from anabranch.store.at_once import together
 from anabranch.store.binary import Cursor
 from anabranch.store.chain import Joined, next_link
 from anabranch.store.engine import Session
@@ -218,7 +219,7 @@ def write(
     decided = records.decided
     changes = records.logged + len(records.log)
     few = len(records.log) + len(decided) <= FEW
-    with store.together(conn, few=few) as send:
+    with together(conn, few=few) as send:
         store.write_log(conn, database_id, position, records.log)
         store.insert_versions(conn, begun)
         store.update_versions(conn, changed)

@@ -1,25 +1,21 @@
 """What a group commit records beside the rows themselves: one set statement for each kind of record; and for a small
-group one for all kinds (``together``)."""
+group one for all kinds (``store.at_once``)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 from anabranch.merge.model import RowVersion, Stamp
 from anabranch.schema.table import Kind
-from anabranch.store import at_once
 from anabranch.store import group_records_statements as statements
-from anabranch.store.at_once import Part
+from anabranch.store.at_once import execute
 from anabranch.store.binary import (
     Connection,
-    Cursor,
     Parameter,
     bytea,
     bytea_array,
@@ -195,13 +191,13 @@ def write_log(conn: Connection, database_id: int, position: int, rows: Sequence[
         text_array(list(map(_names_text, changed)), "changed"),
         bytea_array(hashes),
     ]
-    _send(conn, statements.WRITE_LOG, parameters)
+    execute(conn, statements.WRITE_LOG, parameters)
 
 
 def insert_versions(conn: Connection, rows: Sequence[VersionRow]) -> None:
     """Store the history of rows that had none."""
     if rows:
-        _send(conn, statements.INSERT_VERSIONS, _version_parameters(rows))
+        execute(conn, statements.INSERT_VERSIONS, _version_parameters(rows))
 
 
 def update_versions(conn: Connection, rows: Sequence[VersionRow]) -> None:
@@ -211,7 +207,7 @@ def update_versions(conn: Connection, rows: Sequence[VersionRow]) -> None:
         RuntimeError: one had none, or is named twice.
     """
     if rows:
-        _send(conn, statements.UPDATE_VERSIONS, _version_parameters(rows), named=len(rows))
+        execute(conn, statements.UPDATE_VERSIONS, _version_parameters(rows), named=len(rows))
 
 
 def write_batches(conn: Connection, database_id: int, position: int, decided_ms: int, rows: Sequence[BatchRow]) -> None:
@@ -232,7 +228,7 @@ def write_batches(conn: Connection, database_id: int, position: int, decided_ms:
         int8_array(places),
         bytea_array(verdicts),
     ]
-    _send(conn, statements.WRITE_BATCHES, parameters)
+    execute(conn, statements.WRITE_BATCHES, parameters)
 
 
 def write_conflicts(conn: Connection, database_id: int, position: int, rows: Sequence[ConflictRow]) -> None:
@@ -251,7 +247,7 @@ def write_conflicts(conn: Connection, database_id: int, position: int, rows: Seq
         bytea_array(values),
         *(text_array(cells, "losing and winning") for cells in who),
     ]
-    _send(conn, statements.WRITE_CONFLICTS, parameters)
+    execute(conn, statements.WRITE_CONFLICTS, parameters)
 
 
 def write_sums(conn: Connection, position: int, rows: Sequence[SumRow]) -> None:
@@ -260,7 +256,7 @@ def write_sums(conn: Connection, position: int, rows: Sequence[SumRow]) -> None:
         return
     tables, counts, hashes = _columns(_sum_fields, rows)
     parameters = [int8(position), int8_array(tables), int8_array(counts), bytea_array(hashes)]
-    _send(conn, statements.WRITE_SUMS, parameters)
+    execute(conn, statements.WRITE_SUMS, parameters)
 
 
 def write_group(conn: Connection, database_id: int, position: int, row: GroupRow) -> None:
@@ -273,7 +269,7 @@ def write_group(conn: Connection, database_id: int, position: int, row: GroupRow
         bytea(row.chain),
         bytea_array(row.sums),
     ]
-    _send(conn, statements.WRITE_GROUP, parameters)
+    execute(conn, statements.WRITE_GROUP, parameters)
 
 
 def delete_inbox(conn: Connection, database_id: int, batch_ids: Sequence[str]) -> None:
@@ -284,7 +280,7 @@ def delete_inbox(conn: Connection, database_id: int, batch_ids: Sequence[str]) -
     """
     if batch_ids:
         ids = text_array(sorted(batch_ids), "batch_id")
-        _send(conn, statements.DELETE_INBOX, [int8(database_id), ids], named=len(batch_ids))
+        execute(conn, statements.DELETE_INBOX, [int8(database_id), ids], named=len(batch_ids))
 
 
 def accept(conn: Connection, database_id: int, greatest: Sequence[tuple[str, str]]) -> None:
@@ -292,7 +288,7 @@ def accept(conn: Connection, database_id: int, greatest: Sequence[tuple[str, str
     if greatest:
         nodes, ids = zip(*greatest, strict=True)
         parameters = [int8(database_id), text_array(nodes, "node_id"), text_array(ids, "batch_id")]
-        _send(conn, statements.ACCEPT, parameters)
+        execute(conn, statements.ACCEPT, parameters)
 
 
 def notify_group(
@@ -312,7 +308,7 @@ def notify_group(
         payloads[-1] += f";{traceparent}"
     if verdicts:
         payloads[-1] += f";{verdicts}"
-    _send(conn, statements.NOTIFY, [text(GROUPS_CHANNEL), text_array(payloads, "payload")])
+    execute(conn, statements.NOTIFY, [text(GROUPS_CHANNEL), text_array(payloads, "payload")])
 
 
 def _payloads(head: str, ids: Sequence[str]) -> Iterable[str]:
@@ -329,65 +325,6 @@ def _payloads(head: str, ids: Sequence[str]) -> Iterable[str]:
 
 def _columns(fields: Any, rows: Iterable[Any]) -> list[tuple[Any, ...]]:
     return list(zip(*map(fields, rows), strict=True))
-
-
-@dataclass(slots=True)
-class _Together:
-    """What a ``together`` has sent and has still to check, and what it holds back to send as one."""
-
-    holds_back: bool
-    parts: list[Part] = field(default_factory=list)
-    named: list[int | None] = field(default_factory=list)
-    counted: Cursor | None = None
-    sent: list[tuple[int, Cursor]] = field(default_factory=list)
-
-
-_together: WeakKeyDictionary[Connection, _Together] = WeakKeyDictionary()
-
-
-@contextmanager
-def together(conn: Connection, *, few: bool = False) -> Iterator[Callable[[], None]]:
-    """Send the statements within without waiting for one another's answers: nothing within may need one. What would be
-    raised by a statement may be raised by a later one or at the end. ``few``: they have few rows, and are held back
-    until the end, or until what is given is called; then they are sent as one."""
-    state = _together[conn] = _Together(few)
-
-    def send() -> None:
-        if state.parts:
-            state.counted = at_once.send(conn, state.parts)
-        state.parts = []
-
-    try:
-        with conn.pipeline():
-            yield send
-            send()
-        for named, cursor in state.sent:
-            _compare(named, cursor.rowcount)
-        if state.counted is not None:
-            for expected, found in zip(state.named, state.counted.fetchall()[0], strict=True):
-                if expected is not None:
-                    _compare(expected, found)
-    finally:
-        del _together[conn]
-
-
-def _send(conn: Connection, statement: bytes, parameters: Sequence[Parameter], *, named: int | None = None) -> None:
-    """``named``: how many rows the statement must find."""
-    state = _together.get(conn)
-    if state is not None and state.holds_back:
-        state.parts.append(Part(statement, parameters))
-        state.named.append(named)
-        return
-    cursor = run(conn, statement, parameters)
-    if named is not None and state is not None:
-        state.sent.append((named, cursor))
-    elif named is not None:
-        _compare(named, cursor.rowcount)
-
-
-def _compare(named: int, there: int) -> None:
-    if named != there:
-        raise RuntimeError(f"{named} records named, {there} there")
 
 
 def _version_parameters(rows: Sequence[VersionRow]) -> list[Parameter]:

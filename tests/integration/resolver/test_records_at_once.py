@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.store import at_once, group_records
-from anabranch.store.at_once import Part
+from anabranch.store import at_once
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch_conflict_resolver import records
 
@@ -50,13 +49,13 @@ def _story(rig: ResolverRig) -> dict[str, list[str]]:
 
 def test_one_statement_or_many_write_the_same(make_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    send = at_once.send
+    as_one = at_once._as_one
 
-    def counting(conn: Any, parts: Sequence[Part]) -> Any:
+    def counting(conn: Any, parts: Sequence[Any]) -> Any:
         sizes.append(len(parts))
-        return send(conn, parts)
+        return as_one(conn, parts)
 
-    monkeypatch.setattr(group_records.at_once, "send", counting)
+    monkeypatch.setattr(at_once, "_as_one", counting)
     monkeypatch.setattr(records, "FEW", 0)
     many = _story(make_rig())
     assert not sizes

@@ -9,6 +9,7 @@ from psycopg import errors
 
 from anabranch.merge.model import RowVersion, Stamp
 from anabranch.store import group_records
+from anabranch.store.at_once import together
 from anabranch.store.channels import GROUPS_CHANNEL
 from anabranch.store.engine import Session, connect
 from anabranch.store.group_records import (
@@ -151,20 +152,23 @@ def test_decided_batches_leave_the_inbox(conn: Session, database: int) -> None:
         group_records.delete_inbox(conn, database, ["b", "a"])
 
 
-def test_statements_sent_together_do_what_they_do_alone(conn: Session, database: int) -> None:
+@pytest.mark.parametrize("few", [False, True])
+def test_statements_sent_together_do_what_they_do_alone(conn: Session, database: int, few: bool) -> None:
     version = RowVersion(1, "n", "b")
-    with conn.transaction(), group_records.together(conn):
+    with conn.transaction(), together(conn, few=few) as send:
         group_records.write_group(conn, database, 5, GroupRow(1, 1, b"a" * 16, []))
         group_records.insert_versions(conn, [VersionRow(1, "k", version)])
+        send()
         group_records.update_versions(conn, [VersionRow(1, "k", RowVersion(2, "n", "b"))])
         group_records.notify_group(conn, database, 5, ["b"])
     assert group_records.read_head(conn, database).position == 5
     assert group_records.read_versions(conn, [(1, "k")])() == {(1, "k"): RowVersion(2, "n", "b")}
 
 
-def test_counts_are_checked_of_statements_sent_together(conn: Session, database: int) -> None:
+@pytest.mark.parametrize("few", [False, True])
+def test_counts_are_checked_of_statements_sent_together(conn: Session, database: int, few: bool) -> None:
     def write() -> None:
-        with conn.transaction(), group_records.together(conn):
+        with conn.transaction(), together(conn, few=few):
             group_records.write_group(conn, database, 6, GroupRow(1, 1, b"a" * 16, []))
             group_records.delete_inbox(conn, database, ["nobody"])
 
@@ -176,11 +180,12 @@ def test_counts_are_checked_of_statements_sent_together(conn: Session, database:
         group_records.delete_inbox(conn, database, ["nobody"])
 
 
-def test_a_failure_among_statements_sent_together_is_raised(conn: Session, database: int) -> None:
+@pytest.mark.parametrize("few", [False, True])
+def test_a_failure_among_statements_sent_together_is_raised(conn: Session, database: int, few: bool) -> None:
     row = GroupRow(1, 1, b"a" * 16, [])
 
     def write() -> None:
-        with conn.transaction(), group_records.together(conn):
+        with conn.transaction(), together(conn, few=few):
             group_records.write_group(conn, database, 7, row)
             group_records.write_group(conn, database, 7, row)
             group_records.delete_inbox(conn, database, ["nobody"])
