@@ -28,7 +28,7 @@ import structlog
 from anabranch.clock import Clock
 from anabranch.runtime import metrics
 from anabranch.runtime.errors import Failure
-from anabranch.runtime.telemetry import span
+from anabranch.runtime.telemetry import current_traceparent, span
 from anabranch.store.availability import is_unavailable
 from anabranch.store.catalog import Database
 from anabranch.store.log_reader import NO_LIMIT
@@ -169,7 +169,7 @@ class Tail:
             traces = list(self._traces)
             self._traces.clear()
             with span("deliver", parent=traces[0] if traces else None, links=traces[1:]):
-                self._publish(reading)
+                self._publish(reading, traced=bool(traces))
             await self._pause()
             if reading.stretch.at_head and not self._wake.is_set():
                 break
@@ -177,11 +177,12 @@ class Tail:
         if time.monotonic() >= self._heartbeat_at and await self._beat():
             self._heartbeat_at = time.monotonic() + settings.heartbeat_ms / 1000
 
-    def _publish(self, reading: Reading) -> None:
+    def _publish(self, reading: Reading, *, traced: bool) -> None:
         start = self._place
         assert start is not None
         stretch = reading.stretch
-        response = to_response(self._log, self.database, reading)
+        traceparent = (current_traceparent() or "") if traced else ""
+        response = to_response(self._log, self.database, reading, traceparent)
         metrics.count("anabranch_log_pages", database=self.database.name)
         shared = Shared(start, reading.place, response)
         self._place = reading.place
@@ -229,10 +230,12 @@ class Tail:
         self._count()
 
 
-def to_response(log: Log, database: Database, reading: Reading) -> bytes:
-    """A serialized SubscribeResponse. What it calls settled is what its reader has got with it, not a head beyond."""
+def to_response(log: Log, database: Database, reading: Reading, traceparent: str = "") -> bytes:
+    """A serialized SubscribeResponse. What it calls settled is what its reader has got with it, not a head beyond.
+    ``traceparent`` is what the reader goes on from."""
     stretch = reading.stretch
     return change_pb2.SubscribeResponse(
         page=reading.page,
         state=log.state(database, stretch.reached, stretch.chain, stretch.floor, stretch.schema_version),
+        traceparent=traceparent,
     ).SerializeToString()

@@ -1,9 +1,11 @@
-"""One trace from the call that sends a batch to the page that brings it to a subscriber."""
+"""One trace from the app's write on one device, through Postgres, to its application on another device."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
-import time
+from collections import defaultdict
 from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
@@ -12,34 +14,53 @@ from typing import Any
 import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
-from ulid import ULID
 
 from anabranch.store import migrate
 from anabranch.store.engine import connect
 from anabranch.store.registration import add_table, create_database
 from anabranch.testkit.databases import TestDatabases
-from anabranch.testkit.echo import bearer
 from anabranch.testkit.stack import Stack
-from anabranch.v1 import batch_pb2, change_pb2, change_pb2_grpc, ingest_pb2, ingest_pb2_grpc, position_pb2, value_pb2
 
-TRACE, SENDER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-SPANS = {"anabranch.v1.IngestService/Send", "group", "deliver"}
+PARENTS = {
+    "anabranch.client.send": "app",
+    "anabranch.v1.IngestService/Send": "anabranch.client.send",
+    "group": "anabranch.v1.IngestService/Send",
+    "deliver": "group",
+    "anabranch.client.apply": "deliver",
+}
+"""The span tree of one batch: each span and its parent."""
+WRITES = 30
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Takes spans in, as an OpenTelemetry collector does."""
+    """Takes spans in, as an OpenTelemetry collector does. ``spans``: by trace, then by name."""
 
     def __init__(self) -> None:
-        self.spans: dict[str, Any] = {}
-        self.complete = threading.Event()
+        self.spans: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+        self.services: dict[str, str] = {}
+        self._changed = threading.Condition()
 
     def Export(self, request: Any, context: Any) -> Any:  # noqa: N802
-        for resource in request.resource_spans:
-            for scope in resource.scope_spans:
-                self.spans |= {span.name: span for span in scope.spans if span.trace_id.hex() == TRACE}
-        if self.spans.keys() >= SPANS:
-            self.complete.set()
+        with self._changed:
+            for resource in request.resource_spans:
+                (name,) = [a.value.string_value for a in resource.resource.attributes if a.key == "service.name"]
+                for scope in resource.scope_spans:
+                    for span in scope.spans:
+                        self.spans[span.trace_id.hex()][span.name] = span
+                        self.services[span.span_id.hex()] = name
+            self._changed.notify_all()
         return trace_service_pb2.ExportTraceServiceResponse()
+
+    def complete(self, timeout_s: float) -> dict[str, Any]:
+        """The spans of the first trace that has them all. Raises TimeoutError."""
+
+        def whole() -> list[dict[str, Any]]:
+            return [spans for spans in self.spans.values() if spans.keys() >= PARENTS.keys()]
+
+        with self._changed:
+            if not self._changed.wait_for(whole, timeout_s):
+                raise TimeoutError([sorted(spans) for spans in self.spans.values()])
+            return whole()[0]
 
 
 @pytest.fixture
@@ -61,42 +82,39 @@ def prepare(url: str) -> None:
         add_table(conn, "notes", "note")
 
 
-def test_a_trace_goes_from_the_sender_to_the_subscriber(
+def test_a_trace_goes_from_one_device_to_the_other(
     databases: TestDatabases, tmp_path: Path, collector: tuple[Collector, int]
 ) -> None:
+    """Each process makes its spans, and each span is the child of the one before it. A write that comes to the reader
+    before it follows live is read by pages, which are no group's: so it is written again."""
     collected, port = collector
     url = databases.prepared("traced-notes", prepare)
-    node = batch_pb2.Node(id=str(ULID()), name="a")
-    batch = batch_pb2.DbMutationBatch(id=str(ULID()), db_name="notes", node=node)
-    row = value_pb2.Row(values=[value_pb2.Value(string_value="milk")])
-    batch.mutations.add(table="note", type=batch_pb2.MUTATION_TYPE_INSERT, columns=["id"], rows=[row])
-    environment = {"ANABRANCH_OTLP_ENDPOINT": f"http://127.0.0.1:{port}"}
-    with (
-        Stack(url, folder=tmp_path, environment=environment) as stack,
-        grpc.insecure_channel(stack.addresses["snapshot"]) as to_snapshot,
-        grpc.insecure_channel(stack.addresses["ingest"]) as to_ingest,
-    ):
-        follow = change_pb2.SubscribeRequest(db_name="notes")
-        stream = change_pb2_grpc.ChangeServiceStub(to_snapshot).Subscribe(
-            follow, timeout=60, metadata=bearer(stack.key)
-        )
-        pages = iter(stream)
-        # Live from here on: the first heartbeat came.
-        while not next(pages).sums:
-            pass
-        send = ingest_pb2.SendRequest(db_name="notes", node_state=position_pb2.NodeState(node=node))
-        send.envelopes.add(payload=batch.SerializeToString())
-        traceparent = ("traceparent", f"00-{TRACE}-{SENDER}-01")
-        ingest_pb2_grpc.IngestServiceStub(to_ingest).Send(send, timeout=30, metadata=bearer(stack.key, traceparent))
-        deadline = time.monotonic() + 30
-        while not any(group.batches for group in next(pages).page.groups):
-            assert time.monotonic() < deadline
-        stream.cancel()
+    endpoint = f"http://127.0.0.1:{port}"
+    with Stack(url, folder=tmp_path, environment={"ANABRANCH_OTLP_ENDPOINT": endpoint}) as stack:
+        script = Path(__file__).with_name("traced_devices.py")
+        where = [endpoint, str(tmp_path), stack.addresses["ingest"], stack.addresses["snapshot"], stack.key]
+        with subprocess.Popen(
+            [sys.executable, str(script), *where], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as devices:
+            assert devices.stdin is not None
+            assert devices.stdout is not None
+            for _ in range(WRITES):
+                devices.stdin.write("write\n")
+                devices.stdin.flush()
+                trace_id = devices.stdout.readline().strip()
+                assert trace_id, "the devices ended"
+                if "anabranch.client.apply" in collected.spans[trace_id]:
+                    break
+            devices.stdin.close()
+            assert devices.wait(60) == 0
     # Stopping the services has sent what was left.
-    assert collected.complete.wait(10), collected.spans.keys()
-    spans = collected.spans
-    sent, group, deliver = (spans[name] for name in ("anabranch.v1.IngestService/Send", "group", "deliver"))
-    assert sent.parent_span_id.hex() == SENDER
-    assert group.parent_span_id == sent.span_id
-    assert deliver.parent_span_id == group.span_id
+    spans = collected.complete(10)
+    for name, parent in PARENTS.items():
+        assert spans[name].parent_span_id == spans[parent].span_id, f"{name} is no child of {parent}"
+    assert spans["app"].parent_span_id == b""
+    processes = {name: collected.services[span.span_id.hex()] for name, span in spans.items()}
+    assert processes["anabranch.client.send"] == processes["anabranch.client.apply"] == "app"
+    assert processes["anabranch.v1.IngestService/Send"] == "anabranch-ingest"
+    assert processes["group"] == "anabranch-conflict-resolver"
+    assert processes["deliver"] == "anabranch-snapshot"
     databases.release(url)

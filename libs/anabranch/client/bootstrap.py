@@ -32,6 +32,8 @@ from anabranch.v1 import position_pb2, snapshot_pb2
 log = get_logger(__name__)
 
 _ATTEMPTS = 3
+_NOT_YET = 0.99
+"""What is shown of a table whose rows are more than was guessed, until it is done."""
 _CHUNKS_AHEAD = 4
 _SILENCE_S = 300.0
 """A pull may wait for its turn, and for the server to sort."""
@@ -40,12 +42,17 @@ _SILENCE_S = 300.0
 @dataclass(frozen=True, slots=True)
 class Progress:
     """How far a pull is. ``rows_done`` counts over all parts of a pull that was resumed; ``estimated_rows`` is the
-    server's guess and can be short."""
+    server's guess and can be short, as where rows were removed meanwhile."""
 
     table: str
     rows_done: int
     estimated_rows: int
     done: bool
+
+    @property
+    def share(self) -> float:
+        """How much of the table has come, from 0 to 1, which only a table that is done has."""
+        return 1.0 if self.done else min(_NOT_YET, self.rows_done / max(1, self.estimated_rows))
 
 
 class _NotWholeError(Exception):

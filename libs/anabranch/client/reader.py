@@ -22,7 +22,7 @@ from anabranch.client.errors import CallFailed, NotReady
 from anabranch.client.events import State
 from anabranch.client.file import DeviceFile
 from anabranch.client.pendings import Pendings
-from anabranch.client.remote import RemoteDb, Stream
+from anabranch.client.remote import RemoteDb, Stream, applying
 from anabranch.client.repair import PullInstead, Repaired, repair
 from anabranch.client.server_clock import ServerClock
 from anabranch.v1 import change_pb2, position_pb2, snapshot_pb2
@@ -295,7 +295,9 @@ class Reader:
                     page = response.page
                     if not response.HasField("page"):
                         page = change_pb2.Page(reached=response.state.settled)
-                    self._look(self._following.page(page, response.sums), response.state)
+                    with applying(response.traceparent):
+                        applied = self._following.page(page, response.sums)
+                    self._look(applied, response.state)
                     if self._generation != generation:
                         return
                     if not self._told.issuperset(sums.disagreements(self._file.reader())):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -227,6 +228,14 @@ class RemoteDb:
         """One page of conflicts."""
         stub = resolver_pb2_grpc.ConflictResolverServiceStub(self._channel("resolver"))
         return self._call("list_conflicts", stub.ListConflicts, request, CALL_TIMEOUT_S)
+
+
+def applying(traceparent: str) -> contextlib.AbstractContextManager[object]:
+    """A span around what is done with a page, which goes on from the server's; none where the page was not traced."""
+    if not traceparent:
+        return contextlib.nullcontext()
+    context = propagate.extract({"traceparent": traceparent})
+    return _tracer.start_as_current_span("anabranch.client.apply", context=context)
 
 
 M = TypeVar("M", bound=Message)

@@ -377,6 +377,9 @@ class SubscribeResponse(_message.Message):
     PAGE_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     SUMS_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    traceparent: _builtins.str
+    """Where the page's groups are traced: the W3C traceparent that the reader's own work on it goes on from; else empty."""
     @_builtins.property
     def page(self) -> Global___Page:
         """Further groups. The first response has a page also where there are none."""
@@ -397,10 +400,11 @@ class SubscribeResponse(_message.Message):
         page: Global___Page | None = ...,
         state: _position_pb2.ServerState | None = ...,
         sums: _abc.Iterable[_position_pb2.TableSum] | None = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["page", b"page", "state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["page", b"page", "state", b"state", "sums", b"sums"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page", b"page", "state", b"state", "sums", b"sums", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
