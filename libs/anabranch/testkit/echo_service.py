@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
+import structlog
 
 from anabranch import faults
 from anabranch.runtime import telemetry
@@ -27,12 +28,14 @@ from anabranch.v1 import change_pb2, change_pb2_grpc, errors_pb2, position_pb2
 NAME = "anabranch.v1.ChangeService"
 HEARTBEAT_S = 0.05
 SECRET = "a value that nobody may see"
+UNDER_WAY = "a slow call is under way"
 RAISES, NEEDS_ADMIN, IS_SLOW, ABORTS, DIES, PAUSES, ASKS_POSTGRES, FLOODS = range(1, 9)
-"""Values of ``after``: an unforeseen exception, an admin call, ``max_bytes`` milliseconds of work, a listed failure,
-the fault point ``before_answer``, a stream that falls silent, a statement in the pool, a
-stream as fast as it is read."""
+"""Values of ``after``: an unforeseen exception, an admin call, ``max_bytes`` milliseconds of work (told in the log), a
+listed failure, the fault point ``before_answer``, a stream that falls silent, a statement in the pool, a stream as fast
+as it is read."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
+_log = structlog.get_logger()
 
 
 class EchoServicer(change_pb2_grpc.ChangeServiceServicer):
@@ -62,6 +65,7 @@ class EchoServicer(change_pb2_grpc.ChangeServiceServicer):
         if request.after == NEEDS_ADMIN:
             require_admin()
         elif request.after == IS_SLOW:
+            _log.info(UNDER_WAY)
             await asyncio.sleep(request.max_bytes / 1000)
         elif request.after == ABORTS:
             await abort(context, errors_pb2.REASON_BEHIND_FLOOR, "behind the floor", floor="7")

@@ -324,7 +324,7 @@ def test_sigterm_lets_calls_finish_and_sends_streams_away(url: str, tmp_path: Pa
         stream = subscribe(channel, key)
         slow = pool.submit(get, channel, key, behaviour.IS_SLOW, max_bytes=1_500)
         wait_until(lambda: gauge(echo, "anabranch_open_streams") == 1)
-        time.sleep(0.2)  # the slow call is under way then; it takes far longer
+        wait_until(lambda: behaviour.UNDER_WAY in echo.child.log_tail())
         before = echo.child.deaths
         started = time.monotonic()
         echo.child.send(signal.SIGTERM)
@@ -353,7 +353,7 @@ def test_what_outlasts_the_drain_is_cut_off_with_a_reason(url: str, tmp_path: Pa
         key = echo.new_key("alice")
         get(channel, key)
         slow = pool.submit(get, channel, key, behaviour.IS_SLOW, max_bytes=60_000)
-        time.sleep(0.3)
+        wait_until(lambda: behaviour.UNDER_WAY in echo.child.log_tail())
         before, started = echo.child.deaths, time.monotonic()
         echo.child.send(signal.SIGTERM)
         assert failing(lambda: slow.result(10)) == ("UNAVAILABLE", "UNAVAILABLE")
@@ -366,7 +366,7 @@ def test_a_second_signal_ends_it_at_once(url: str, tmp_path: Path) -> None:
         echo.wait_ready()
         key = echo.new_key("alice")
         slow = pool.submit(get, channel, key, behaviour.IS_SLOW, max_bytes=60_000)
-        time.sleep(0.3)
+        wait_until(lambda: behaviour.UNDER_WAY in echo.child.log_tail())
         before = echo.child.deaths
         echo.child.send(signal.SIGTERM)
         wait_until(lambda: "draining" in echo.child.log_tail())
