@@ -24,6 +24,10 @@ def scenario() -> None:
 def run(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH…", help="Files, or folders of them.")],
     report: Annotated[Path | None, typer.Option("--report", help="Where to write the results as JSON.")] = None,
+    node: Annotated[
+        Path | None,
+        typer.Option("--node", exists=True, dir_okay=False, help="A program to be the nodes: a client of your own."),
+    ] = None,
 ) -> None:
     """Run scenario files. Exit code 1 where any falls short."""
     began = time.monotonic()
@@ -35,7 +39,7 @@ def run(
 
     with tempfile.TemporaryDirectory(prefix="anabranch-scenario-") as folder:
         try:
-            results = run_all(paths, Path(folder), say)
+            results = run_all(paths, Path(folder), say, node)
         except FileNotFoundError as error:
             raise typer.BadParameter(str(error), param_hint="PATH") from None
     if report is not None:

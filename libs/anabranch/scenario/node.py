@@ -57,9 +57,11 @@ class Made(NamedTuple):
 
 
 class Nursery:
-    """The process that forks nodes. Starting it returns at once; the first node waits until it is ready."""
+    """The process that forks nodes. Starting it returns at once; the first node waits until it is ready. ``program``:
+    what a node is, where it is not ours."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, program: Path | None = None) -> None:
+        self._more = {} if program is None else {"program": str(program.resolve())}
         ours, theirs = socket.socketpair()
         with log.open("ab") as output, theirs:
             self._process = subprocess.Popen(
@@ -78,7 +80,7 @@ class Nursery:
         """A new node's process id, and the socket to talk to it."""
         ours, theirs = socket.socketpair()
         with theirs:
-            message = json.dumps({"do": "spawn", "options": options}).encode()
+            message = json.dumps({"do": "spawn", "options": {**options, **self._more}}).encode()
             socket.send_fds(self._control, [message], [theirs.fileno()])
         return self._answer()["pid"], ours
 

@@ -3,7 +3,8 @@
 State model. It has one thread, opens no channel and no file of a node, and does one thing at a time: ``spawn`` (with
 the node's end of a socket) gives a process id, ``kill`` sends SIGKILL and waits for the end, ``reap`` waits for one
 that ends by itself. The nodes are its children, so that an id is theirs until it was waited for here. When its own
-socket ends, so do its children, and then it.
+socket ends, so do its children, and then it. With the option ``program`` a node is that program, run as
+``PROGRAM FD OPTIONS``.
 
 Usage: python -m anabranch.scenario.nursery FD
 """
@@ -75,6 +76,10 @@ def _fork(control: socket.socket, descriptor: int, options: dict[str, Any]) -> i
         with open(options["log"], "ab", buffering=0) as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
+        if "program" in options:
+            # A client that is not ours: it takes the socket over, and says the same lines.
+            os.set_inheritable(descriptor, True)
+            os.execv(options["program"], [options["program"], str(descriptor), json.dumps(options)])
         with socket.socket(fileno=descriptor) as peer:
             serve(peer, options)
         code = 0

@@ -47,10 +47,11 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
 
 class Runner:
     """Runs scenarios in ``folder``, one after the other, on a ground that they share and that is made when it is first
-    needed. ``close`` ends every process."""
+    needed. ``close`` ends every process. ``program``: a client to be a node in place of ours."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, program: Path | None = None) -> None:
         self._folder = folder
+        self._program = program
         self._count = 0
         self._ends = ExitStack()
         self._nursery: Nursery | None = None
@@ -92,7 +93,7 @@ class Runner:
 
     def _nodes_from(self) -> Nursery:
         if self._nursery is None:
-            self._nursery = Nursery(self._folder / "nursery.log")
+            self._nursery = Nursery(self._folder / "nursery.log", self._program)
             self._ends.callback(self._nursery.close)
         return self._nursery
 
@@ -137,13 +138,15 @@ def _expect(world: World, expect: Expectations) -> None:
     expectations.check(world, expect)
 
 
-def run_all(paths: Sequence[Path], folder: Path, say: Callable[[Result, float], None]) -> list[Result]:
-    """Run every file of ``paths``; ``say`` is told of each as it ends, and of the seconds that it took. Raises
-    FileNotFoundError."""
+def run_all(
+    paths: Sequence[Path], folder: Path, say: Callable[[Result, float], None], program: Path | None = None
+) -> list[Result]:
+    """Run every file of ``paths``; ``say`` is told of each as it ends, and of the seconds that it took. Nodes are
+    ``program``, or ours. Raises FileNotFoundError."""
 
     def results() -> Iterator[Result]:
         files = files_of(paths)
-        with Runner(folder) as runner:
+        with Runner(folder, program) as runner:
             for file in files:
                 began = time.monotonic()
                 result = runner.run(file)
