@@ -122,7 +122,7 @@ def make_go(package: Path) -> None:
 def make_typescript(package: Path) -> None:
     """Messages and services of protobuf-es, with ErrorInfo; and the package as npm would publish it."""
     fresh(package, "node_modules")
-    run("npm", "ci", "--no-audit", "--no-fund", folder=package)
+    run("npm", "ci", "--no-audit", "--no-fund", "--prefer-offline", folder=package)
     generate("typescript")
     run("npm", "pack", folder=package)
 
@@ -186,6 +186,7 @@ def main(names: Sequence[str]) -> int:
     for language in (LANGUAGES[name] for name in names or LANGUAGES):
         package = STUBS / language.name
         if missing := language.missing():
+            shutil.rmtree(package, ignore_errors=True)
             print(f"not made: {language.name}: {missing}", flush=True)
             continue
         try:

@@ -8,7 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import struct
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -50,6 +53,18 @@ def program(request: pytest.FixtureRequest) -> Program:
         pytest.skip(f"{made.language}: its stubs could not be made here (`make stubs` says why)")
     made.make()
     return made
+
+
+def test_the_python_program_can_reach_stubs_alone() -> None:
+    python = PROGRAMS["python"]
+    assert python.is_made
+    for module, found in (("anabranch.v1.ingest_pb2_grpc", True), ("anabranch.client", False)):
+        command = [sys.executable, "-c", f"import {module}"]
+        done = subprocess.run(
+            command, env={**os.environ, **python.environment}, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert (done.returncode == 0) == found, done.stderr
+        assert found or "No module named 'anabranch.client'" in done.stderr
 
 
 def test_bytes_are_read_and_written_alike(program: Program) -> None:

@@ -75,7 +75,7 @@ PROGRAMS = {
         Program("go", (("go", "build", "-o", str(BUILT / "program-go"), "."),), (str(BUILT / "program-go"),)),
         Program(
             "typescript",
-            (("npm", "ci", "--no-audit", "--no-fund"), ("npx", "--no-install", "tsc")),
+            (("npm", "ci", "--no-audit", "--no-fund", "--prefer-offline"), ("npx", "--no-install", "tsc")),
             ("node", "built/main.js"),
         ),
         Program(

@@ -143,7 +143,11 @@ def batch() -> batch_pb2.DbMutationBatch:
         ),
     )
     return batch_pb2.DbMutationBatch(
-        id=BATCH_ID, db_name="shop", mutations=[limits_rows(JSON_DOUBLES), update(), delete], node=NODE, schema_version=2**53 + 1
+        id=BATCH_ID,
+        db_name="shop",
+        mutations=[limits_rows(JSON_DOUBLES), update(), delete],
+        node=NODE,
+        schema_version=2**53 + 1,
     )
 
 
