@@ -125,6 +125,7 @@ ROUTES = {
     "anabranch.v1.ConflictResolverService": "rel-anabranch-conflict-resolver",
     "anabranch.v1.ChangeService": "rel-anabranch-snapshot",
     "anabranch.v1.SnapshotService": "rel-anabranch-snapshot",
+    "anabranch.v1.RetentionJanitorService": "rel-anabranch-retention-janitor",
 }
 
 
@@ -132,8 +133,7 @@ def test_the_ingress_routes_by_service_name(helm: Helm) -> None:
     [ingress] = of_kind(helm.render(topology("public")), "Ingress").values()
     [rule] = ingress["spec"]["rules"]
     found = {path["path"]: path["backend"]["service"]["name"] for path in rule["http"]["paths"]}
-    janitor = {"anabranch.v1.RetentionJanitorService": "rel-anabranch-retention-janitor"}
-    assert found == {f"/{service}": name for service, name in (ROUTES | janitor).items()}
+    assert found == {f"/{service}": name for service, name in ROUTES.items()}
 
 
 def test_the_gateway_routes_by_service_name(helm: Helm) -> None:
@@ -150,8 +150,7 @@ def test_every_public_service_of_the_contract_has_a_route() -> None:
     declared = set()
     for file in (CHART.parents[1] / "protos").rglob("*.proto"):
         declared |= {f"anabranch.v1.{name}" for name in re.findall(r"^service (\w+)", file.read_text(), re.MULTILINE)}
-    assert declared <= ROUTES.keys() | {"anabranch.v1.RetentionJanitorService"}
-    assert declared >= ROUTES.keys()
+    assert declared == ROUTES.keys()
 
 
 def test_policies_name_the_peers_that_are_given(helm: Helm) -> None:
@@ -174,6 +173,47 @@ def test_the_compactor_in_one_pod_has_no_rights(helm: Helm) -> None:
     assert container["args"] == ["--root", "/var/lib/anabranch/lake", "--json"]
     conf = of_kind(objects, "ConfigMap")["rel-anabranch-compactor"]["data"]["spark-defaults.conf"]
     assert conf == "spark.sql.shuffle.partitions 8\n"
+
+
+LAKE = {"name": "lake", "mountPath": "/var/lib/anabranch", "readOnly": True}
+READERS = {"Deployment/rel-anabranch-snapshot", "Deployment/rel-anabranch-retention-janitor"}
+
+
+def test_a_lake_on_a_volume_is_mounted_to_read_by_those_who_read_it_and_nobody_else(helm: Helm) -> None:
+    pods = pod_specs(helm.render(topology("compact-local")))
+    services = {where: pod for where, pod in pods.items() if where.startswith("Deployment/")}
+    assert services.keys() > READERS
+    for where, pod in services.items():
+        mounted = [mount for mount in pod["containers"][0]["volumeMounts"] if mount["name"] == "lake"]
+        volumes = [volume for volume in pod["volumes"] if volume["name"] == "lake"]
+        assert mounted == ([LAKE] if where in READERS else []), where
+        assert volumes == (
+            [{"name": "lake", "persistentVolumeClaim": {"claimName": "lake"}}] if where in READERS else []
+        ), where
+
+
+def test_a_lake_in_an_object_store_is_reached_by_those_who_read_it_and_nobody_else(helm: Helm) -> None:
+    values = {**topology("compact-pods"), "networkPolicy": {"enabled": True}}
+    objects = helm.render(values)
+    for where, pod in pod_specs(objects).items():
+        if not where.startswith("Deployment/"):
+            continue
+        secrets = [one["secretRef"]["name"] for one in pod["containers"][0]["envFrom"] if "secretRef" in one]
+        assert secrets == (["lake-credentials"] if where in READERS else []), where
+        assert not [volume for volume in pod["volumes"] if volume["name"] == "lake"], where
+        egress = of_kind(objects, "NetworkPolicy")[where.partition("/")[2]]["spec"]["egress"]
+        ports = {port["port"] for rule in egress for port in rule.get("ports", [])}
+        assert (443 in ports) is (where in READERS), where
+
+
+def test_the_janitor_is_there_unless_it_is_turned_off_and_has_no_lake_without_a_compactor(helm: Helm) -> None:
+    values = {"postgres": {"host": "db", "password": "x"}}
+    pods = pod_specs(helm.render(values))
+    assert pods.keys() >= READERS
+    for where in READERS:
+        assert not [volume for volume in pods[where]["volumes"] if volume["name"] == "lake"]
+    off = {**values, "services": {"retentionJanitor": {"enabled": False}}}
+    assert "Deployment/rel-anabranch-retention-janitor" not in pod_specs(helm.render(off))
 
 
 def test_the_compactor_with_executors(helm: Helm) -> None:

@@ -37,10 +37,17 @@ VALUES = {
     "what": 7,
     "seen": 5,
     "hold": 5,
+    "source": 2,
+    "why": 9,
 }
 """Most values of a label in one process."""
-TOGETHER = {("method", "code"): 40, ("database", "status", "reason"): DATABASES * 25}
-"""Labels that don't come in every combination: a method ends with a few codes; a reason belongs to one status."""
+TOGETHER = {
+    ("method", "code"): 40,
+    ("database", "status", "reason"): DATABASES * 25,
+    ("database", "source", "why"): DATABASES * 9,
+}
+"""Labels that don't come in every combination: a method ends with a few codes; a reason belongs to one status; why a
+pull came from Postgres is not said of one from Parquet."""
 
 
 def _series_names() -> dict[str, Metric]:

@@ -51,6 +51,7 @@ grpc:
 {{- $values := $service.values -}}
 {{- $name := printf "%s-%s" (include "anabranch.fullname" $root) $service.component -}}
 {{- $labelled := dict "root" $root "component" $service.component -}}
+{{- $lake := and $root.Values.compactor.enabled $values.lake -}}
 {{- $drainMs := get $values.settings "drain_ms" | default 10000 | int -}}
 apiVersion: apps/v1
 kind: Deployment
@@ -124,6 +125,10 @@ spec:
           envFrom:
             - configMapRef:
                 name: {{ $name }}
+            {{- if and $lake $root.Values.compactor.environmentSecret }}
+            - secretRef:
+                name: {{ $root.Values.compactor.environmentSecret }}
+            {{- end }}
           env:
             {{- include "anabranch.postgresEnv" (dict "root" $root "secret" (printf "%s-postgres" (include "anabranch.fullname" $root))) | nindent 12 }}
             {{- if $root.Values.auth.hs256.enabled }}
@@ -174,6 +179,11 @@ spec:
               mountPath: /etc/anabranch/tls
               readOnly: true
             {{- end }}
+            {{- if and $lake $root.Values.compactor.volumeClaim }}
+            - name: lake
+              mountPath: /var/lib/anabranch
+              readOnly: true
+            {{- end }}
       volumes:
         - name: tmp
           emptyDir:
@@ -183,5 +193,10 @@ spec:
           secret:
             secretName: {{ $root.Values.tls.secretName }}
             defaultMode: 0440
+        {{- end }}
+        {{- if and $lake $root.Values.compactor.volumeClaim }}
+        - name: lake
+          persistentVolumeClaim:
+            claimName: {{ $root.Values.compactor.volumeClaim }}
         {{- end }}
 {{- end -}}
