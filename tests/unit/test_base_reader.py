@@ -150,3 +150,31 @@ def test_a_file_that_is_missing_or_changed_is_never_taken_as_proven(tmp_path: Pa
     with pytest.raises(EvidenceError, match="published"):
         prover.unproven(base, ["item"])
     assert to_json(base.manifest)["to_position"] == 9
+
+
+KEYS: list[tuple[Kind, str, list[Cell]]] = [
+    (Kind.BOOL, "boolean", [True, False]),
+    (Kind.INT64, "smallint", [-(2**15), 0, 2**15 - 1]),
+    (Kind.BYTES, "bytea", [b"", b"\0", b"\xff\0"]),
+    (Kind.DATE, "date", [-2147483648, -141432, 2147483647]),
+    (Kind.TIME, "time without time zone", [0, 86_400_000_000]),
+    (Kind.TIMESTAMP, "timestamp with time zone", [TIMESTAMP_INFINITY, -1, Literal("294276-12-31 23:59:59+00")]),
+    (Kind.UUID, "uuid", ["00000000-0000-0000-0000-000000000000", "ffffffff-ffff-ffff-ffff-ffffffffffff"]),
+    (Kind.LITERAL, "inet", ["1.2.3.4", "::1"]),
+]
+
+
+@pytest.mark.parametrize("key", KEYS, ids=[kind.name for kind, _, _ in KEYS])
+def test_a_delta_hides_the_row_of_its_key_whatever_its_kind(tmp_path: Path, key: tuple[Kind, str, list[Cell]]) -> None:
+    kind, postgres_type, cells = key
+    table = Table("k", (Column("k", kind, postgres_type), Column("n", Kind.INT64, "bigint")), ("k",), 3)
+    whole = [(cell, i) for i, cell in enumerate(cells)]
+    base = published(
+        tmp_path, table, [FileRows(whole, 1), FileRows([(cells[0], 9)], 2, delta=True), FileRows([], 3, delta=True)]
+    )
+    assert sorted((n, str(cell)) for (cell, n), _ in read(base, table)) == sorted(
+        (n, str(cell)) for cell, n in [*whole[1:], (cells[0], 9)]
+    )
+    gone = published(tmp_path / "gone", table, [FileRows(whole, 1), FileRows([(cells[-1], None)], 2, True, True)])
+    assert [n for (_, n), _ in read(gone, table)] == list(range(len(cells) - 1))
+    (prover := BaseProver()).prove(gone, prover.unproven(gone, ["k"]))
