@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from anabranch.merge import MutationType, RowState, Write, applied
 from anabranch.schema import Cell
+from anabranch.store.claim import hurry
 from anabranch.store.engine import Session
 from anabranch.store.rows import Answer, Row
 from anabranch.wire.effects import Effect
@@ -58,6 +59,7 @@ def carry_out(
             has to be rolled back.
     """
     with conn.pipeline():
+        hurry(conn)
         pending, deleted = _send(conn, tables, jobs)
         if judge is not None:
             judge()

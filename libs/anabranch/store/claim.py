@@ -22,15 +22,17 @@ the claim's last holder committed.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 import psycopg
 
-from anabranch.store.binary import devote
+from anabranch.store.binary import devote, run
 from anabranch.store.channels import CATALOG_CHANNEL, CLAIM_LOCK_CLASS, INBOX_CHANNEL
 from anabranch.store.engine import SessionOptions, connect
 from anabranch.store.take import STANDING, Standing
@@ -57,10 +59,14 @@ select pg_catalog.set_config('transaction_timeout', %(ms)s, false)
 where pg_catalog.current_setting('transaction_timeout', true) is not null
 """
 # Who waits gives up before any other session has waited long enough to look for a deadlock, which would end that one.
+# A transaction that has held locks for long can't know since when others wait for them: see hurry.
 YIELD = """
-select pg_catalog.set_config('lock_timeout', least(%(ms)s::int, greatest(1, s.setting::int / 2))::text, false)
+select pg_catalog.set_config('lock_timeout', least(%(ms)s::int, greatest(1, s.setting::int / 4))::text, false),
+       s.setting::int
 from pg_catalog.pg_settings s where s.name = 'deadlock_timeout'
 """
+HURRY = b"select pg_catalog.set_config('lock_timeout', '5', true)"
+"""In milliseconds: the shortest that lets somebody else's table grow by a page."""
 PREPARED_AT_MOST = 300
 """Prepared statements of one session: those of a group, and those on the tables, for each set of columns."""
 TRANSACTION_STATEMENTS = 3
@@ -128,7 +134,8 @@ def open_session(url: str, options: SessionOptions) -> Connection:
         psycopg.OperationalError: the server can't be reached, or refuses the session.
     """
     conn = connect(url, application_name="anabranch-conflict-resolver", autocommit=True, options=options)
-    conn.execute(YIELD, {"ms": options.lock_timeout_ms})
+    [(_, deadlock_ms)] = conn.execute(YIELD, {"ms": options.lock_timeout_ms}).fetchall()
+    _young_s[conn] = deadlock_ms / 4_000
     conn.execute(LIMIT_TRANSACTIONS, {"ms": str(TRANSACTION_STATEMENTS * options.statement_timeout_ms)})
     conn.autocommit = False
     devote(conn)
@@ -143,6 +150,7 @@ def claim(conn: Connection, database_id: int, then: Callable[[], Callable[[], T]
     """Claim the database for the rest of this transaction, which it begins; this never waits. ``then`` sends what is
     to be asked of the database, if it is ours, in the same pipeline, and gives what gives the answer.
     """
+    _begun_s[conn] = time.monotonic()
     # Statements with a snapshot each, sent together.
     with conn.pipeline():
         claimed = conn.execute(CLAIM, (CLAIM_LOCK_CLASS, database_id))
@@ -151,6 +159,21 @@ def claim(conn: Connection, database_id: int, then: Callable[[], Callable[[], T]
         [(ours,)] = claimed.fetchall()
         row = standing.fetchone()
     return Claimed(bool(ours), Standing._make(row) if row else None, answer)
+
+
+_young_s: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
+"""How long a claiming session's transaction may wait for locks: a quarter of what a deadlock takes to be found. What it
+sends before has as long to come to a lock, and a quarter to wait for it, before somebody who has waited for it from its
+beginning looks for a deadlock."""
+_begun_s: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
+
+
+def hurry(conn: Connection) -> None:
+    """Have a claiming transaction that is no longer young wait for nobody's lock: whoever waits for it might look for a
+    deadlock just then, find one, and be ended for it. To be asked before statements that may wait; again after a
+    savepoint was rolled back. Sends at most one statement, whose answer nobody needs."""
+    if time.monotonic() - _begun_s.get(conn, float("inf")) > _young_s.get(conn, float("inf")):
+        run(conn, HURRY, ())
 
 
 def renew(conn: Connection) -> None:
