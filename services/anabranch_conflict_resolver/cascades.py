@@ -125,7 +125,10 @@ def absorb(group: Group, view: View, candidate: Candidate, place: int) -> list[C
     keys = {at: key_of(steps[0]) for at, steps in rows.items()}
     group.caused.update(keys)
     stand = rows_now(group.conn, group.synced.tables, keys)
-    changes = [carry_over(view, view, candidate, at, steps, stand.get(at)) for at, steps in rows.items()]
+    policy_of = group.synced.database.table_policy
+    changes = [
+        carry_over(policy_of(at[0]), view, view, candidate, at, steps, stand.get(at)) for at, steps in rows.items()
+    ]
     return [change for change in changes if change is not None]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from anabranch.merge import MutationType, RowState, Write, applied
+from anabranch.merge import MutationType, Policy, RowState, Write, applied
 from anabranch.schema import Cell
 from anabranch.store.engine import Session
 from anabranch.store.rows import Row
@@ -50,13 +50,17 @@ def rows_now(
 
 
 def carry_over(
-    view: View, known: View, candidate: Candidate, at: RowKey, steps: Sequence[Step], last: Row | None
+    policy: Policy, view: View, known: View, candidate: Candidate, at: RowKey, steps: Sequence[Step], last: Row | None
 ) -> Change | None:
     """Carry ``view`` forward over ``steps``, which were caused in one row and led to ``last``; None where they come to
-    nothing. ``known``: the view that the batch was decided on."""
+    nothing. ``policy`` is that of the row's table, ``known`` the view that the batch was decided on.
+
+    Raises:
+        OutOfTurn: see there.
+    """
     of_batch = at in known.rows or at in candidate.decoded.keys
     first = known.rows.get(at) if of_batch else _first(steps, last)
-    return _forward(view, candidate, steps[0].table, at, first, last)
+    return _forward(policy, view, candidate, steps[0].table, at, first, last)
 
 
 def _first(steps: Sequence[Step], last: Row | None) -> Row | None:
@@ -69,7 +73,13 @@ def _first(steps: Sequence[Step], last: Row | None) -> Row | None:
 
 
 def _forward(
-    view: View, candidate: Candidate, table: SyncedTable, at: RowKey, before: Row | None, after: Row | None
+    policy: Policy,
+    view: View,
+    candidate: Candidate,
+    table: SyncedTable,
+    at: RowKey,
+    before: Row | None,
+    after: Row | None,
 ) -> Change | None:
     batch = candidate.batch
     assert batch is not None
@@ -95,7 +105,9 @@ def _forward(
         values = {column: after[index[column]] for column in effect.changed}
         state = RowState(dict(zip(names, before, strict=True)), version)
         view.rows[at] = after
-    write = Write(at[0], at[1], kind, values, 0, 0)
+    # Whose write this one overtakes may be asked for later, as after what a batch names itself.
+    remember = policy.resurrect or policy.delete == "wins"
+    write = Write(at[0], at[1], kind, values, 0, 0, remember=remember)
     view.states[at] = applied(state, batch, write)
     view.changed.add(at)
     return Change(write, effect)

@@ -108,7 +108,8 @@ def _log(
     came: list[tuple[int, str]] = []
     batch_id, node_id = candidate.taken.batch_id, candidate.taken.node_id
     for at, steps in rows.items():
-        change = carry_over(view if at in held else apart, view, candidate, at, steps, stand.get(at))
+        policy = group.synced.database.table_policy(at[0])
+        change = carry_over(policy, view if at in held else apart, view, candidate, at, steps, stand.get(at))
         if change is None:
             continue
         effect, number = change.effect, tables[at[0]].table.id

@@ -233,3 +233,60 @@ def test_a_constraint_trigger_that_waits_belongs_to_its_batch(make_rig: Any) -> 
     rig.drain()
     assert log_of(rig, made[0]) == [("todo", "t0", "INSERT"), ("list", "l", "UPDATE")]
     assert log_of(rig, made[1]) == [("todo", "t1", "INSERT"), ("list", "m", "UPDATE")]
+
+
+def test_what_a_batch_causes_goes_before_what_one_with_a_higher_id_writes(make_rig: Any) -> None:
+    rig = make_rig(LISTS, NAMES)
+    rig.sql("insert into app.list values ('l', 'l', 0), ('hot', 'h', 0)")
+    rig.sql("insert into app.todo values ('t', 'l', 'milk')")
+    rig.drain()
+    first, deleting, later = nodes = [rig.node(name) for name in "abc"]
+    for node in nodes:
+        node.see()
+    first.update("list", {"id": "hot", "name": "one"})
+    # Behind the hot row it would have its turn in a later wave than the batch below, which has a higher id.
+    gone = deleting.write(("update", "list", [{"id": "hot", "name": "two"}]), ("delete", "list", [{"id": "l"}]))
+    late = later.update("todo", {"id": "t", "title": "eggs"})
+    rig.drain()
+    assert log_of(rig, gone) == [("list", "hot", "UPDATE"), ("list", "l", "DELETE"), ("todo", "t", "DELETE")]
+    assert rig.outcome(late) == "ROW_DELETED"
+    assert log_of(rig, late) == []
+
+
+def test_the_same_where_the_group_is_searched_for_a_bad_batch(make_rig: Any) -> None:
+    tag = "; create table tag (id text primary key, list_id text references list (id))"
+    rig = make_rig(LISTS + tag, {**NAMES, "tag": None})
+    rig.sql("insert into app.list values ('l', 'l', 0)")
+    rig.sql("insert into app.todo values ('t', 'l', 'milk')")
+    rig.sql("insert into app.tag values ('g', 'l')")
+    rig.drain()
+    deleting, later, bad = nodes = [rig.node(name) for name in "abc"]
+    for node in nodes:
+        node.see()
+    gone = deleting.write(("delete", "tag", [{"id": "g"}]), ("delete", "list", [{"id": "l"}]))
+    late = later.update("todo", {"id": "t", "title": "eggs"})
+    refused = bad.insert("tag", {"id": "h", "list_id": "nowhere"})
+    rig.drain()
+    assert rig.outcome(refused) == "CONSTRAINT"
+    assert ("todo", "t", "DELETE") in log_of(rig, gone)
+    assert rig.outcome(late) == "ROW_DELETED"
+
+
+def test_whose_write_a_cascade_overtakes_is_kept_where_the_rules_ask_for_it(make_rig: Any) -> None:
+    rig = make_rig(LISTS, {**NAMES, "todo": {"delete": "wins"}})
+    rig.sql("insert into app.list values ('l', 'l', 0)")
+    rig.sql("insert into app.todo values ('t', 'l', 'milk')")
+    rig.drain()
+    writer, deleter = rig.node("a"), rig.node("b")
+    writer.see()
+    late = writer.make(("delete", "todo", [{"id": "t"}]))
+    writer.update("todo", {"id": "t", "title": "eggs"})
+    rig.drain()
+    deleter.see()
+    gone = deleter.delete("list", {"id": "l"})
+    rig.drain()
+    assert log_of(rig, gone) == [("list", "l", "DELETE"), ("todo", "t", "DELETE")]
+    # A step in between of what its own node wrote later, and not a delete of a row that others had deleted.
+    writer.send(late)
+    rig.drain()
+    assert rig.outcome(late.id) == ["SUPERSEDED"]
