@@ -56,6 +56,11 @@ class Bell:
                     return None
                 self._condition.wait(min(end, self._due[0][0] if self._due else end) - now)
 
+    def busy(self) -> frozenset[int]:
+        """The databases that a worker is on, or will be on next."""
+        with self._condition:
+            return frozenset(self._worked_on | self._rung.keys())
+
     def done(self, database_id: int) -> None:
         """The worker has left the database."""
         with self._condition:

@@ -28,8 +28,9 @@ class ResolverSettings(ServiceSettings):
     """A resolver that does nothing for so long inside a transaction loses its claim."""
     poll_interval_ms: int = Field(500, ge=10)
     """How often work is looked for that no notification has told of."""
-    captured_poll_interval_ms: int = Field(25, ge=1)
-    """How often captured changes are looked for where none came for a while; else it is every few milliseconds."""
+    captured_poll_interval_ms: int = Field(200, ge=1)
+    """How often captured changes are looked for where none came for long; while they come it is every few
+    milliseconds."""
     busy_ms: int = Field(100, ge=1)
     """How long a batch rests whose row somebody else holds."""
     rest_ms: int = Field(1_000, ge=1)

@@ -65,7 +65,7 @@ class Resolver:
         self._stopping = Event()
         self._bell = Bell()
         known = Known()
-        limits = GroupLimits(settings.group_max_bytes, settings.busy_ms)
+        limits = GroupLimits(settings.group_max_bytes, settings.busy_ms, alone_ms=settings.group_alone_timeout_ms)
         self._workers = [
             Worker(
                 self._url,
@@ -132,7 +132,7 @@ class Resolver:
                     metrics.gauge("anabranch_inbox_backlog", backlog.ready, database=backlog.name)
                     metrics.gauge("anabranch_inbox_parked", backlog.parked, database=backlog.name)
             if watch.due_in(now) <= 0:
-                for number in watch.look(session, now):
+                for number in watch.look(session, now, self._bell.busy()):
                     self._bell.ring(number)
             self._deaf = None
             for number in heard(session, min(_SLICE_S, self._poll_s, watch.due_in(now))):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -80,6 +81,26 @@ def test_truncate_reaches_devices_and_what_comes_after_it_too(story: Teller) -> 
     late.close()
     told.sync()
     assert [row[0] for row in a.rows("todo")] == [row[0] for row in b.rows("todo")] == ["late"]
+
+
+@pytest.mark.timeout(300)
+def test_large_rows_of_one_transaction_travel_in_pages_by_their_bytes(story: Teller) -> None:
+    """L01, L03: 500 rows of 9 kB, and rows of a MiB, more than any message or piece takes, changed and deleted."""
+    told = story(TODO)
+    a = told.node("a")
+    statements = (
+        "insert into {0}.todo select 'n' || i, repeat('x', 9000), false from generate_series(1, 500) i",
+        "insert into {0}.todo select 'm' || i, repeat(chr(64 + i), 1048576), false from generate_series(1, 20) i",
+        "update {0}.todo set title = lower(title), done = true where id like 'm%'",
+        "delete from {0}.todo where id like 'n%' or id < 'm15'",
+    )
+    for statement in statements:
+        told.sql(statement.format(told.name))
+        while told.sql("select 1 from anabranch.captured where database_id = %s limit 1", [told.database.id]):
+            time.sleep(0.02)
+        a.read()
+        assert told.server("todo") == [(key, title, bool(done)) for key, title, done in a.rows("todo")]
+    assert len(a.rows("todo")) == 14
 
 
 @pytest.mark.parametrize("delete", ["rejects", "wins"])

@@ -9,12 +9,17 @@ An image may be older than the table is today. Its first columns are those of th
 that were added since stand behind them, and a table that lost one of its own, or holds another type in it, has drifted
 (``drift``). What is behind is cut off or filled up with NULLs; oids that have changed while the type is carried alike
 (``integer`` to ``bigint``, a length taken away, a restored dump) are put right.
+
+A session that reads the table's row type for the first time needs a lock on the table, and would wait for whoever has
+locked it against everybody. Then a temporary type that is made like it takes its place: what is in the images needs no
+look at the table.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import psycopg
@@ -36,10 +41,24 @@ select c.reltype::int8,
        array(select a.attname::text from pg_attribute a
              where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped order by a.attnum),
        array(select a.atttypid::int8 from pg_attribute a
-             where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped order by a.attnum)
+             where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped order by a.attnum),
+       (exists (select from pg_locks l
+                where l.locktype = 'relation' and l.relation = c.oid and l.mode = 'AccessExclusiveLock'
+                  and l.database = (select d.oid from pg_database d where d.datname = current_database())
+                  and l.pid is distinct from pg_backend_pid())
+        and current_setting('transaction_read_only') = 'off'
+        and has_database_privilege(current_database(), 'TEMP'))
 from pg_class c join pg_namespace n on n.oid = c.relnamespace
 where n.nspname = %s and c.relname = %s and c.relkind in ('r', 'p')
 """
+
+_STAND_IN = "pg_temp.anabranch_image"
+_COLUMN_TYPES = """
+select format_type(a.atttypid, a.atttypmod)
+from pg_attribute a join pg_class c on c.oid = a.attrelid
+where c.reltype = %s::int8::oid and a.attnum > 0 and not a.attisdropped order by a.attnum
+"""
+_STAND_IN_TYPE = f"select '{_STAND_IN}'::regtype::oid::int8".encode()
 
 _header = struct.Struct(">iiIii").pack
 _length = struct.Struct(">i").pack
@@ -59,11 +78,13 @@ class UndecodableError(ValueError):
 
 
 class _Shape(NamedTuple):
-    """A table of today: its row type's oid, and its columns' names and type oids in order."""
+    """A table of today: its row type's oid, its columns' names and type oids in order, and whether somebody has locked
+    it against everybody, or waits to, and this session may make a type."""
 
     row_type: int
     names: list[str]
     oids: list[int]
+    locked: bool
 
 
 def decode(conn: Connection, schema_name: str, table: Table, images: Sequence[bytes]) -> list[Row]:
@@ -81,22 +102,39 @@ def decode(conn: Connection, schema_name: str, table: Table, images: Sequence[by
     shape = _shape(conn, schema_name, table)
     if not _is_current(shape, images):
         images = [_made_current(table, shape, image) for image in images]
-    relation = f"{quote(schema_name)}.{quote(table.name)}"
+    if shape.locked:
+        with _stand_in(conn, shape) as row_type:
+            return _rows(conn, table, row_type, _STAND_IN, images)
+    return _rows(conn, table, shape.row_type, f"{quote(schema_name)}.{quote(table.name)}", images)
+
+
+def _rows(conn: Connection, table: Table, row_type: int, type_name: str, images: Sequence[bytes]) -> list[Row]:
     columns = ", ".join(read_expression(column, "t") for column in table.columns)
-    statement = f"select {columns} from unnest($1::{relation}[]) as t".encode()
+    statement = f"select {columns} from unnest($1::{type_name}[]) as t".encode()
     load = row_loader(table.columns)
     rows: list[Row] = []
     cursor = binary.cursor(conn)
     try:
         for chunk in _chunks(images):
             # Prepared, it would outlive a table that is made anew under its name.
-            cursor.execute(statement, [_array(shape.row_type, chunk)], prepare=False, binary=True)
+            cursor.execute(statement, [_array(row_type, chunk)], prepare=False, binary=True)
             rows += load(cursor.fetchall())
     except (psycopg.ProgrammingError, psycopg.DataError, psycopg.IntegrityError, psycopg.NotSupportedError) as error:
         # Also a value that its domain or its enumeration has no longer.
         why = f"its columns or their types have changed (SQLSTATE {error.sqlstate})"
         raise UndecodableError(table.name, why, error.sqlstate or "") from error
     return rows
+
+
+@contextmanager
+def _stand_in(conn: Connection, shape: _Shape) -> Iterator[int]:
+    """A type with the columns of the table, which nobody else knows; its oid."""
+    types = conn.execute(_COLUMN_TYPES, [shape.row_type])
+    columns = ", ".join(f"{quote(name)} {kind}" for name, (kind,) in zip(shape.names, types, strict=True))
+    conn.execute(f"create type {_STAND_IN} as ({columns})".encode(), prepare=False)
+    [(row_type,)] = conn.execute(_STAND_IN_TYPE, prepare=False)
+    yield int(row_type)
+    conn.execute(f"drop type {_STAND_IN}".encode(), prepare=False)
 
 
 def _shape(conn: Connection, schema_name: str, table: Table) -> _Shape:

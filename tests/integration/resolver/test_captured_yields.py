@@ -11,7 +11,7 @@ from anabranch.store.engine import Session
 from anabranch.store.errors import PostgresError
 from anabranch.testkit.oracle import read_server, replay
 from anabranch.testkit.resolver_rig import ResolverRig
-from anabranch_conflict_resolver import carry_out, decide_group
+from anabranch_conflict_resolver import carry_out, decide_group, drain
 
 UNIQUE = "create table todo (id text primary key, title text unique, done boolean)"
 
@@ -141,6 +141,25 @@ def test_a_table_that_somebody_locks_holds_up_only_its_own_batches(make_rig: Any
         assert rig.outcome(held) == "PENDING"
     _until_decided(rig, held)
     assert rig.outcome(held) == ["APPLIED"]
+
+
+@pytest.mark.parametrize("most_rows", [5_000, 3], ids=["beside batches", "a backlog"])
+def test_a_resolver_that_just_began_drains_a_table_that_somebody_locks(
+    make_rig: Any, monkeypatch: pytest.MonkeyPatch, most_rows: int
+) -> None:
+    monkeypatch.setattr(drain, "MOST_ROWS", most_rows)
+    rig: ResolverRig = make_rig("create table t (id text primary key); create table u (id text primary key)", U)
+    for key in "abcd":
+        rig.sql("insert into app.t values (%s)", [key])
+    with rig.session() as somebody:
+        somebody.execute("lock table app.t in access exclusive mode")
+        other = rig.node("b").insert("u", {"id": "1"})
+        assert rig.commit is not None
+        while rig.commit(rig.database.id, 100, 0):
+            pass
+        assert rig.outcome(other) == ["APPLIED"]
+        assert rig.sql("select key from anabranch.log order by key") == [(key,) for key in "1abcd"]
+    rig.check()
 
 
 U = {"t": None, "u": None}

@@ -8,7 +8,7 @@ import pytest
 
 from anabranch.schema import Cell, Table
 from anabranch.store.capture_rows import UndecodableError, decode
-from anabranch.store.engine import Session
+from anabranch.store.engine import Session, SessionOptions, connect
 from anabranch.store.sums import scan_rows
 
 Register = Callable[[str, str], Table]
@@ -58,7 +58,8 @@ TYPES = {
 }
 
 
-def test_every_type_comes_back_as_it_is_read(conn: Session, register: Register) -> None:
+def test_every_type_comes_back_as_it_is_read(conn: Session, rows_url: str, register: Register) -> None:
+    """Also to a session that knows nothing of the table, while somebody keeps everybody from it."""
     conn.execute(
         "create type app.mood as enum ('glad', 'sad'); create type app.pair as (n int, t text);"
         "create domain app.small as int check (value < 10)"
@@ -82,6 +83,16 @@ def test_every_type_comes_back_as_it_is_read(conn: Session, register: Register) 
         decoded = decode(conn, "app", table, images)
     assert len(decoded) == longest + 1
     assert [shown(row) for row in decoded] == [shown(row) for row in stored]
+    options = SessionOptions(lock_timeout_ms=100)
+    with (
+        connect(rows_url, application_name="somebody") as somebody,
+        connect(rows_url, application_name="cold", autocommit=True, options=options) as cold,
+    ):
+        somebody.execute("lock table app.kinds in access exclusive mode")
+        for _ in range(2):
+            with cold.transaction():
+                assert [shown(row) for row in decode(cold, "app", table, images)] == [shown(row) for row in stored]
+        assert cold.execute("select to_regtype('pg_temp.anabranch_image')").fetchone() == (None,)
 
 
 def shown(row: list[Cell]) -> list[str]:
