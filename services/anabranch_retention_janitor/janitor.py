@@ -74,7 +74,8 @@ class Janitor:
 
 def _tell(swept: Swept, now_ms: int) -> None:
     removed = {what: rows for what, rows in swept.removed.items() if rows}
-    for what, rows in removed.items():
+    for what, rows in swept.removed.items():
+        # Also where there was nothing: a rate needs a beginning.
         metrics.count("anabranch_retention_removed", rows, database=swept.name, what=what)
     metrics.gauge("anabranch_floor_age", max(0, now_ms - swept.floor) / 1000 if swept.floor else 0, database=swept.name)
     broken = any(bound.hold is Hold.PROOF for bound in swept.bounds)
