@@ -96,7 +96,8 @@ def open_call(
         node_name=node.name,
         token=request.node_token,
         unanswered=frozenset(request.unanswered_batch_ids),
-        acknowledged=min(request.node_state.acknowledged, position),
+        # One that has read nothing yet needs nothing of the log: it has what it is answered, and begins with a pull.
+        acknowledged=min(request.node_state.acknowledged, position) or position,
         traceparent=traceparent,
     )
 

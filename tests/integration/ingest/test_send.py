@@ -230,13 +230,27 @@ def test_acknowledged_goes_up_only_and_never_beyond_the_head(
         device.send(device.payload())
         return count(rig.url, "select acknowledged from anabranch.nodes where node_id = %s", device.node_id)
 
+    device.acknowledged = 1
     head = device.send(*[device.payload() for _ in range(3)]).verdicts[0].position
     deadline = time.monotonic() + 10
     while device.send().state.settled.server_timestamp_ms < head:
         assert time.monotonic() < deadline
     assert acknowledged(1) == 1
-    assert acknowledged(0) == 1
-    assert 1 <= acknowledged(2**60) < 1000
+    assert acknowledged(2) == 2
+    assert acknowledged(1) == 2
+    assert head <= acknowledged(2**60) < 1000
+
+
+def test_a_node_that_has_read_nothing_has_acknowledged_what_it_is_answered(
+    rig: IngestRig, device: Device, resolver: VerdictWriter
+) -> None:
+    """It would hold the log back for ever, and needs nothing of it."""
+    stored = "select acknowledged from anabranch.nodes where node_id = %s"
+    head = device.send(*[device.payload() for _ in range(3)]).verdicts[0].position
+    settled = device.send(device.payload()).state.settled.server_timestamp_ms
+    assert device.acknowledged == 0
+    assert head <= count(rig.url, stored, device.node_id) <= settled
+    assert head <= device.send().state.settled.server_timestamp_ms
 
 
 BAD_CALLS: list[tuple[str, Callable[[ingest_pb2.SendRequest], object], grpc.StatusCode, str]] = [
