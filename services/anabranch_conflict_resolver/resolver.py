@@ -20,6 +20,7 @@ import structlog
 from anabranch.clock import Clock
 from anabranch.runtime import metrics
 from anabranch.store import take
+from anabranch.store.captured_backlog import captured_backlogs
 from anabranch.store.claim import (
     SilentClaim,
     end_session,
@@ -118,6 +119,7 @@ class Resolver:
 
     def _hear(self, session: Session) -> None:
         polled = gauged = float("-inf")
+        moments: dict[int, tuple[str, float]] = {}
         watch = CapturedWatch(self._captured_poll_s)
         while not self._stopping.is_set():
             now = time.monotonic()
@@ -131,6 +133,9 @@ class Resolver:
                 for backlog in take.backlogs(session, _COUNT_AT_MOST):
                     metrics.gauge("anabranch_inbox_backlog", backlog.ready, database=backlog.name)
                     metrics.gauge("anabranch_inbox_parked", backlog.parked, database=backlog.name)
+                for waiting in captured_backlogs(session, moments, now, _COUNT_AT_MOST):
+                    metrics.gauge("anabranch_captured_backlog", waiting.changes, database=waiting.name)
+                    metrics.gauge("anabranch_captured_age", waiting.age_s, database=waiting.name)
             if watch.due_in(now) <= 0:
                 for number in watch.look(session, now, self._bell.busy()):
                     self._bell.ring(number)

@@ -131,6 +131,20 @@ METRICS: tuple[Metric, ...] = (
         ("database",),
         "Batches in the inbox that wait for a row or a batch",
     ),
+    Metric(
+        "anabranch_captured_backlog",
+        "gauge",
+        "1",
+        ("database",),
+        "Captured changes of direct SQL that the log lacks yet",
+    ),
+    Metric(
+        "anabranch_captured_age",
+        "gauge",
+        "s",
+        ("database",),
+        "For how long the oldest of them has been seen to wait",
+    ),
     # snapshot.
     Metric("anabranch_subscribers", "gauge", "1", ("database",), "Subscribers that follow the log now"),
     Metric(
