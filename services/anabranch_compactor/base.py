@@ -23,7 +23,8 @@ from anabranch.schema import Table
 from anabranch.store.binary_cells import Row
 from anabranch.store.log_files import read_rows
 from anabranch_compactor.decode import Batches, as_batch, pulled, without
-from anabranch_compactor.shape import OLD, Shape
+from anabranch_compactor.history import ORDER
+from anabranch_compactor.shape import DELETE, KINDS, NONE, OLD, Shape
 from anabranch_compactor.tracing import traced
 
 MOST_DELTAS = 8
@@ -94,6 +95,18 @@ def latest(shape: Shape, rows: DataFrame) -> DataFrame:
     return found.select(*shape.keys, "last.*")
 
 
+def last_of(shape: Shape, changes: DataFrame) -> DataFrame:
+    """The rows that changes (as ``Shape.read`` gives them) left, one a key, with ``position`` and ``deleted``. A change
+    of kind NONE changes nothing."""
+    ours = F.col("ours")
+    cells = [field.name for field in shape.cells]
+    place = F.struct(*(ours[name] for name in ORDER))
+    kept = [name for name in cells if name not in shape.keys]
+    last = F.struct(*kept, ours["position"].alias("position"), (ours["type"] == KINDS[DELETE]).alias("deleted"))
+    found = changes.where(ours["type"] != KINDS[NONE]).groupBy(*shape.keys).agg(F.max_by(last, place).alias("last"))
+    return found.select(*shape.keys, "last.*").select(*cells, "position", "deleted")
+
+
 def rows_of(shape: Shape, rows: DataFrame, keys: DataFrame) -> DataFrame:
     """Of rows of base files the latest of each of ``keys`` that is not deleted."""
     return latest(shape, rows.join(keys, same_key(shape, rows, keys), "left_semi")).where(~F.col("deleted"))
@@ -113,7 +126,7 @@ def as_old(shape: Shape, rows: DataFrame) -> DataFrame:
         F.lit(0).alias("ordinal"),
         nothing.cast("string").alias("node"),
         F.lit(OLD).cast("short").alias("kind"),
-        nothing.cast("array<string>").alias("changed"),
+        nothing.cast("string").alias("changed"),
         *(field.name for field in shape.cells),
     )
 

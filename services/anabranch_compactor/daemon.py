@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from pyspark import daemon
 
-from anabranch_compactor import decode, log_source, prove, table_conflicts
+from anabranch_compactor import decode, log_source, prove, table_base, table_changes, table_conflicts
 
-LOADED = (decode, log_source, prove, table_conflicts)
+LOADED = (decode, log_source, prove, table_base, table_changes, table_conflicts)
 
 if __name__ == "__main__":
     daemon.manager()

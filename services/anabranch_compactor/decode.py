@@ -11,11 +11,13 @@ from typing import Any
 import pyarrow as pa
 
 from anabranch.columnar.file_cells import FileCodec
-from anabranch.columnar.file_columns import may_need_text
+from anabranch.columnar.file_columns import file_type, may_need_text
 from anabranch.schema import Cell, Table, key_cells, key_text
 from anabranch.store.file_codecs import file_codecs
-from anabranch.v1 import change_pb2, value_pb2
+from anabranch.v1 import value_pb2
 from anabranch.wire.values import NotGiven, column_reader
+from anabranch_compactor.effect_columns import EffectDecoder, exact_columns
+from anabranch_compactor.encode import NAME_SEPARATOR
 
 Batches = Iterator[pa.RecordBatch]
 Columns = list[list[Cell]]
@@ -39,31 +41,28 @@ def _named(table: Table, written: Sequence[tuple[pa.Array, Any]], rows: int) -> 
 
 
 def log_decoder(table: Table) -> Callable[[Batches], Batches]:
-    """Log rows to changes: our columns, then the cells that the effect gives and NULL for the others."""
+    """Log rows to changes: our columns (``changed``: names with NAME_SEPARATOR), then the cells that the effect gives
+    and NULL for the others. A batch gives one
+    for each form of its effects."""
 
     def decode(batches: Batches) -> Batches:
-        codecs = file_codecs(table.columns)
-        readers = {c.name: (i, column_reader(c)) for i, c in enumerate(table.columns)}
-        width = len(table.columns)
-        parse = change_pb2.Effect.FromString
-        shapes: dict[tuple[str, ...], list[tuple[list[Cell], Any]]] = {}
+        decoder, with_text = EffectDecoder(table), exact_columns(table)
+        types = [file_type(column) for column in table.columns]
         for batch in batches:
-            rows = batch.num_rows
-            columns: Columns = [[None] * rows for _ in range(width)]
-            shapes.clear()
-            for row, data in enumerate(batch.column("effect").to_pylist()):
-                effect = parse(data)
-                names = tuple(effect.columns)
-                shape = shapes.get(names)
-                if shape is None:
-                    places = [readers[name] for name in names]
-                    shape = shapes[names] = [(columns[i], read) for i, read in places]
-                for (cells, read), value in zip(shape, effect.values, strict=True):
-                    cells[row] = read(value)
-            arrays, names_of_cells = _arrays(table, codecs, columns)
-            ours = [batch.column(n) for n in ("position", "batch_id", "ordinal", "node_id", "type", "changed")]
-            own_names = ["position", "batch", "ordinal", "node", "kind", "changed"]
-            yield pa.RecordBatch.from_arrays(ours + arrays, names=own_names + names_of_cells)
+            for form in decoder.decode(batch.column("effect")):
+                count = len(form.rows)
+                mine = batch if count == batch.num_rows else batch.take(pa.array(form.rows))
+                arrays = [mine.column(n) for n in ("position", "batch_id", "ordinal", "node_id", "type")]
+                arrays.append(pa.repeat(pa.scalar(NAME_SEPARATOR.join(form.changed)), count))
+                names = ["position", "batch", "ordinal", "node", "kind", "changed"]
+                for i, kind in enumerate(types):
+                    arrays.append(form.cells[i].values if i in form.cells else pa.nulls(count, kind))
+                    names.append(f"c{i}")
+                for i in with_text:
+                    exact = form.cells[i].exact if i in form.cells else None
+                    arrays.append(pa.nulls(count, pa.string()) if exact is None else exact)
+                    names.append(f"x{i}")
+                yield pa.RecordBatch.from_arrays(arrays, names=names)
 
     return decode
 

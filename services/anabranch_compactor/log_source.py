@@ -3,14 +3,18 @@
 Each partition is a stretch of positions that is read in one session, as Arrow record batches straight from Postgres.
 Reading a stretch again gives the same rows, since the log below its head never changes.
 
-Options: ``url`` (which Spark keeps out of what it prints), ``database`` and ``table`` (their numbers), ``after`` (the
-position before the first), ``cuts`` (the last position of each partition, with commas between them), ``what`` (``log``
-or ``conflicts``), ``batchBytes``.
+``what`` is ``changes``: decoded to columns where they are read, and packed for the parts that they are written in
+(``packing``), or ``conflicts``: rows as Postgres has them. Options, beside it: ``url`` (which Spark keeps out of what
+it prints), ``database`` (its number), ``after`` (the position before the first), ``cuts`` (the last position of each
+partition, with commas between them), ``batchBytes``, and ``read``: how, as ``Reading.to_text`` gives it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import pickle
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -18,14 +22,36 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from anabranch.schema import Table
 from anabranch.store import log_files
+from anabranch_compactor.decode import log_decoder
+from anabranch_compactor.encode import ColumnEncoder
+from anabranch_compactor.packing import PACKED_SCHEMA, pack
+from anabranch_compactor.tracing import TaskTrace, in_task_span
 
 FORMAT = "anabranch_log"
-_READERS: dict[str, tuple[pa.Schema, Callable[..., Iterator[pa.RecordBatch]]]] = {
-    "log": (log_files.LOG_SCHEMA, log_files.read_log),
-    "conflicts": (log_files.CONFLICT_SCHEMA, log_files.read_conflicts),
-}
 _DEFAULT_BATCH_BYTES = 4 * 1024 * 1024
+_SCHEMAS = {"changes": PACKED_SCHEMA, "conflicts": log_files.CONFLICT_SCHEMA}
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The table to read, the number of parts that its rows are packed for, and the trace that tasks go on with."""
+
+    table: Table
+    parts: int
+    trace: TaskTrace | None
+
+    def to_text(self) -> str:
+        """As an option of Spark's takes it."""
+        return b64encode(pickle.dumps(self)).decode()
+
+    @staticmethod
+    def from_text(text: str) -> Reading:
+        """The inverse of ``to_text``; only for what this run's own driver has written."""
+        found = pickle.loads(b64decode(text))
+        assert isinstance(found, Reading)
+        return found
 
 
 class Stretch(InputPartition):
@@ -43,10 +69,10 @@ class LogReader(DataSourceReader):
     def __init__(self, options: Any) -> None:
         self._url = options["url"]
         self._database = int(options["database"])
-        self._table = int(options["table"])
         self._after = int(options["after"])
         self._cuts = [int(cut) for cut in options["cuts"].split(",") if cut]
-        self._what = options.get("what", "log")
+        self._what = options["what"]
+        self._reading = Reading.from_text(options["read"])
         self._batch_bytes = int(options.get("batchBytes", _DEFAULT_BATCH_BYTES))
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -56,8 +82,13 @@ class LogReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one stretch."""
         assert isinstance(partition, Stretch)
-        _, read = _READERS[self._what]
-        yield from read(self._url, self._database, self._table, partition.after, partition.upto, self._batch_bytes)
+        table, parts = self._reading.table, self._reading.parts
+        stretch = (self._url, self._database, table.id, partition.after, partition.upto, self._batch_bytes)
+        if self._what == "conflicts":
+            yield from in_task_span("read task", self._reading.trace, log_files.read_conflicts(*stretch))
+            return
+        decoded = log_decoder(table)(log_files.read_log(*stretch))
+        yield from in_task_span("read task", self._reading.trace, pack(ColumnEncoder(table), parts, decoded))
 
 
 class LogSource(DataSource):
@@ -69,9 +100,8 @@ class LogSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        """The log's columns, or those of the conflicts."""
-        schema, _ = _READERS[self.options.get("what", "log")]
-        return from_arrow_schema(schema)
+        """Packages of changes, or the columns of the conflicts."""
+        return from_arrow_schema(_SCHEMAS[self.options["what"]])
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader of the options."""

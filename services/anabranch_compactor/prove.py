@@ -5,20 +5,31 @@ Nothing that the decoding has made is taken over: what is compared are sums over
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812
 
-from anabranch.columnar.proof import Prover, Sum
+from anabranch.columnar.file_columns import OWN
+from anabranch.columnar.lake import file_system
+from anabranch.columnar.manifest import File
+from anabranch.columnar.proof import Sum
 from anabranch.runtime.telemetry import span
 from anabranch.schema import Table
-from anabranch.store.file_codecs import file_codecs
-from anabranch_compactor.decode import Batches, cells_of
+from anabranch_compactor.decode import Batches
+from anabranch_compactor.encode import NAME_SEPARATOR, ColumnEncoder, effect_sum, row_sum
 from anabranch_compactor.shape import KINDS, Shape
 from anabranch_compactor.tracing import traced
+
+if TYPE_CHECKING:
+    from anabranch_compactor.run import Run
+
+ROWS_AT_ONCE = 65_536
+_LATEST = 2**63 - 1
 
 
 class ProofError(Exception):
@@ -59,8 +70,8 @@ def grouped(hashing: Callable[[pa.RecordBatch], Sum]) -> Callable[[Batches], Ite
         found: dict[str, tuple[Sum, int, int]] = {}
         for batch in batches:
             for name, part in _split(batch):
-                positions = part.column("position").to_pylist()
-                least, most = min(positions), max(positions)
+                bounds = pc.min_max(part.column("position"))
+                least, most = bounds["min"].as_py(), bounds["max"].as_py()
                 before = found.get(name, (Sum(), least, most))
                 found[name] = (before[0] + hashing(part), min(before[1], least), max(before[2], most))
         yield _output(found)
@@ -69,41 +80,64 @@ def grouped(hashing: Callable[[pa.RecordBatch], Sum]) -> Callable[[Batches], Ite
 
 
 def _split(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-    names = batch.column("name").to_pylist()
+    runs = pc.run_end_encode(batch.column("name"))
     start = 0
-    for i in range(1, len(names) + 1):
-        if i == len(names) or names[i] != names[start]:
-            yield names[start], batch.slice(start, i - start)
-            start = i
-
-
-def _hash_effects(table: Table) -> Callable[[pa.RecordBatch], Sum]:
-    codecs, prover = file_codecs(table.columns), Prover(table)
-    numbers = {name: number for number, name in KINDS.items()}
-
-    def sum_of(batch: pa.RecordBatch) -> Sum:
-        types = [numbers[name] for name in batch.column("type").to_pylist()]
-        return prover.effects(types, batch.column("changed").to_pylist(), cells_of(table, codecs, batch))
-
-    return sum_of
+    for name, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+        yield name, batch.slice(start, end - start)
+        start = end
 
 
 def _hash_rows(table: Table) -> Callable[[pa.RecordBatch], Sum]:
-    codecs, prover = file_codecs(table.columns), Prover(table)
-    return lambda batch: prover.rows(cells_of(table, codecs, batch))
+    encoder = ColumnEncoder(table)
+    return lambda batch: row_sum(encoder, batch)
 
 
-def effect_sums(shape: Shape, changes: DataFrame) -> list[FileSum]:
-    """The sums of effects of rows of ``changes/`` (as ``Shape.read`` gives them), by file."""
-    ours, table = F.col("ours"), shape.table
-    rows = changes.select(
-        F.col("file").alias("name"),
-        ours["position"].alias("position"),
-        ours["type"].alias("type"),
-        ours["changed"].alias("changed"),
-        *(field.name for field in shape.cells),
+def effect_sums(run: Run, shape: Shape, paths: Sequence[str]) -> list[FileSum]:
+    """The sums of effects of files of ``changes/``, each read again by a task of its own."""
+    if not paths:
+        return []
+    folder, root, names = run.folder, run.root, list(paths)
+
+    def add(batches: Batches) -> Batches:
+        filesystem, path = file_system(root)[0], file_system(folder)[1]
+        encoder = ColumnEncoder(shape.table)
+        for batch in batches:
+            for number in batch.column("id").to_pylist():
+                name = names[number]
+                yield _output({name: file_sum(shape, encoder, pq.ParquetFile(f"{path}/{name}", filesystem=filesystem))})
+
+    return collect(run.spark.range(0, len(names), 1, len(names)), add)
+
+
+def file_sum(shape: Shape, encoder: ColumnEncoder, file: pq.ParquetFile) -> tuple[Sum, int, int]:
+    """The sum of the effects of a file of ``changes/``, and its first and last position."""
+    total, least, most = Sum(), _LATEST, -1
+    columns = [*shape.names, *(f"{OWN}.{name}" for name in ("position", "type", "changed", "exact"))]
+    for batch in file.iter_batches(ROWS_AT_ONCE, columns=columns):
+        own = dict(zip([field.name for field in batch.column(OWN).type], batch.column(OWN).flatten(), strict=True))
+        bounds = pc.min_max(own["position"])
+        least, most = min(least, bounds["min"].as_py()), max(most, bounds["max"].as_py())
+        total += effect_sum(encoder, _as_effects(shape, batch, own))
+    return total, least, most
+
+
+def _as_effects(shape: Shape, batch: pa.RecordBatch, own: Mapping[str, pa.Array]) -> pa.RecordBatch:
+    """``kind``, ``changed``, ``c…`` and ``x…`` of rows of ``changes/``."""
+    cells = [batch.column(name).cast(c.type) for name, c in zip(shape.names, shape.file_table.columns, strict=True)]
+    exact = [pc.map_lookup(own["exact"], shape.names[i], "first") for i in shape.with_text]
+    kind = pc.index_in(own["type"], pa.array(KINDS.values())).cast(pa.int16())
+    return pa.RecordBatch.from_arrays(
+        [pc.add(kind, min(KINDS)), pc.binary_join(own["changed"], NAME_SEPARATOR), *cells, *exact],
+        names=["kind", "changed", *(f"c{i}" for i in range(shape.width)), *(f"x{i}" for i in shape.with_text)],
     )
-    return collect(rows, lambda batches: grouped(_hash_effects(table))(batches))
+
+
+def as_files(sums: Iterable[FileSum], sizes: Mapping[str, int]) -> tuple[File, ...]:
+    """Proven files by their paths and sizes."""
+    return tuple(
+        File(s.name, s.sum.count, sizes[s.name], f"{s.sum.total:032x}", s.first_position, s.last_position)
+        for s in sorted(sums, key=lambda one: one.name)
+    )
 
 
 def row_sums(shape: Shape, rows: DataFrame, name: Column, position: Column) -> list[FileSum]:

@@ -12,13 +12,13 @@ from pyspark.sql import types as T  # noqa: N812
 from anabranch.columnar.manifest import File, epoch_folder
 from anabranch.runtime.telemetry import span
 from anabranch_compactor.hadoop_files import HadoopFiles
-from anabranch_compactor.log_source import FORMAT
+from anabranch_compactor.log_source import FORMAT, Reading
+from anabranch_compactor.parquet_files import FILE_BYTES
 from anabranch_compactor.plan import Plan
 from anabranch_compactor.prove import FileSum
 from anabranch_compactor.shape import Shape
+from anabranch_compactor.tracing import task_trace
 
-FILE_BYTES = 128 * 1024 * 1024
-"""About how large a file is at most; what is written at once is cut into parts of half as many bytes of effects."""
 ROW_GROUP_BYTES = 16 * 1024 * 1024
 
 
@@ -38,16 +38,17 @@ class Run:
         """The folder of the epoch."""
         return lake_folder(self.root, self.plan)
 
-    def log(self, shape: Shape, what: str) -> DataFrame:
-        """The run's stretch of the log, or of the conflicts, of one table."""
+    def log(self, shape: Shape, what: str, parts: int = 1) -> DataFrame:
+        """The run's stretch of the log (``what``: "changes"), packed for so many parts, or of the conflicts, of one
+        table."""
         plan = self.plan
         options = {
             "url": self.url,
             "database": str(plan.database.id),
-            "table": str(shape.table.id),
             "after": str(plan.after),
             "cuts": ",".join(map(str, plan.cuts)),
             "what": what,
+            "read": Reading(shape.table, parts, task_trace()).to_text(),
         }
         return self.spark.read.format(FORMAT).options(**options).load()
 

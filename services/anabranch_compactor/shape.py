@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql import types as T  # noqa: N812
@@ -75,6 +76,11 @@ class Shape:
         return [f"c{i}" for i in self.table.key_index]
 
     @cached_property
+    def sorting(self) -> list[str]:
+        """What rows are sorted by in files: the key's cells, then their exact texts."""
+        return [*self.key_columns, *(name for name in self.keys if name not in self.key_columns)]
+
+    @cached_property
     def rest(self) -> list[int]:
         """Places of the columns that are not the key's."""
         return [i for i in range(self.width) if i not in self.table.key_index]
@@ -86,22 +92,29 @@ class Shape:
         return fields + [T.StructField(f"x{i}", T.StringType()) for i in self.with_text]
 
     @cached_property
-    def log(self) -> T.StructType:
-        """A change while it is worked on: ours, then the cells."""
-        ours = [
-            T.StructField("position", T.LongType()),
-            T.StructField("batch", T.StringType()),
-            T.StructField("ordinal", T.IntegerType()),
-            T.StructField("node", T.StringType()),
-            T.StructField("kind", T.ShortType()),
-            T.StructField("changed", T.ArrayType(T.StringType())),
-        ]
-        return T.StructType(ours + self.cells)
-
-    @cached_property
     def before(self) -> T.StructType:
         """The struct of the values before a change."""
         return T.StructType([T.StructField(self.names[i], self.types[i]) for i in self.rest])
+
+    @cached_property
+    def changes_schema(self) -> pa.Schema:
+        """A row of ``changes/`` as Arrow has it."""
+        columns = [pa.field(c.file_name, c.type) for c in self.file_table.columns]
+        texts = pa.map_(pa.string(), pa.string())
+        ours = [
+            pa.field("position", pa.int64()),
+            pa.field("batch", pa.string()),
+            pa.field("ordinal", pa.int32()),
+            pa.field("node", pa.string()),
+            pa.field("type", pa.string()),
+            pa.field("changed", pa.list_(pa.string())),
+            pa.field("complete", pa.bool_()),
+            pa.field("exact", texts),
+            pa.field("exact_before", texts),
+        ]
+        if self.rest:
+            ours.append(pa.field("before", pa.struct([columns[i] for i in self.rest])))
+        return pa.schema([*columns, pa.field(OWN, pa.struct(ours))])
 
     @cached_property
     def changes(self) -> T.StructType:

@@ -14,16 +14,17 @@ from anabranch_compactor.base import (
     base_rows,
     bucket,
     due_for_merge,
+    last_of,
     latest,
     pull,
     same_key,
     with_delta,
     with_merged,
 )
-from anabranch_compactor.history import last_of
+from anabranch_compactor.parquet_files import FILE_BYTES
 from anabranch_compactor.plan import TablePlan
 from anabranch_compactor.prove import FileSum, require, row_sums
-from anabranch_compactor.run import FILE_BYTES, Run
+from anabranch_compactor.run import Run
 from anabranch_compactor.shape import Shape
 
 PAGE_BYTES = 8_192

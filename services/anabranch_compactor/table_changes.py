@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 
-from pyspark import StorageLevel
+import pyarrow as pa
+from pyspark import StorageLevel, TaskContext
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import types as T  # noqa: N812
 
 from anabranch.columnar.file_columns import OWN
+from anabranch.columnar.lake import file_system
 from anabranch.columnar.manifest import File, TableFiles, table_folder
 from anabranch.columnar.proof import Sum
+from anabranch.runtime.telemetry import span
 from anabranch_compactor.base import as_old, bucket, rows_of, touched_files
-from anabranch_compactor.decode import log_decoder
-from anabranch_compactor.history import ORDER, changes_of
+from anabranch_compactor.decode import Batches
+from anabranch_compactor.encode import ColumnEncoder
+from anabranch_compactor.history import ORDER, changes_of, in_order
+from anabranch_compactor.packing import PACKED, pack, unpacked
+from anabranch_compactor.parquet_files import write_files
 from anabranch_compactor.plan import TablePlan
-from anabranch_compactor.prove import effect_sums, require, total_of
+from anabranch_compactor.prove import as_files, effect_sums, require, total_of
 from anabranch_compactor.run import Run, parts
 from anabranch_compactor.shape import Shape, quoted
 from anabranch_compactor.tracing import traced
@@ -24,6 +35,10 @@ MOST_OF_A_SIZE = 8
 _STEP = 8
 _SMALLEST = 1024 * 1024
 _STEPS = 3
+PART_ROWS, PART_BYTES = 500_000, 48 * 1024 * 1024
+"""The most changes, and bytes of effects, of a part: a task holds them in memory."""
+SMALL_ROWS = 50_000
+"""Changes that are not worth another task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,27 +57,75 @@ def write_changes(run: Run, table: TablePlan, known: TableFiles | None) -> Writt
     """
     shape, log = table.shape, table.log
     assert log is not None
-    decoded = run.log(shape, "log").mapInArrow(traced("decode task", log_decoder(shape.table)), shape.log)
-    old = None
+    number = parts_of(log.effects.count, log.bytes, run.spark.sparkContext.defaultParallelism)
+    folder = f"{table_folder('changes', shape.table.name)}/{run.run_id}"
+    with span("read"):
+        # Kept, so that what was read is read once, whatever fails or is asked of it later.
+        packed = run.log(shape, "changes", number).persist(StorageLevel.DISK_ONLY)
+        packed.count()
+    old, rows = None, packed
     if known is not None and known.base is not None:
-        decoded = decoded.persist(StorageLevel.DISK_ONLY)
-        old = _old_rows(run, shape, decoded, known)
-    folder = table_folder("changes", shape.table.name)
-    rows = changes_of(shape, decoded, None if old is None else as_old(shape, old), parts(log.bytes))
-    run.write(rows, folder, row_bytes=log.bytes / log.effects.count)
-    if old is not None:
-        decoded.unpersist()
-    sums = effect_sums(shape, run.written(shape, folder, shape.changes))
+        old = _old_rows(run, shape, packed, known)
+        rows = packed.unionByName(packages(shape, as_old(shape, old), number))
+    with span("write") as one:
+        one.set_attribute("anabranch.folder", folder)
+        work = traced("write task", changes_writer(shape, run.root, f"{run.folder}/{folder}"))
+        tasks = rows.repartitionById(number, F.col("part")).mapInArrow(work, "file string")
+        written = [json.loads(row[0]) for row in tasks.collect()]
+    packed.unpersist()
+    sums = effect_sums(run, shape, [f"{folder}/{one['name']}" for one in written])
     require(f"the changes of {shape.table.name}", total_of(sums), log.effects)
-    return Written(run.found(folder, sums), old)
+    sizes = {f"{folder}/{one['name']}": one["bytes"] for one in written}
+    return Written(as_files(sums, sizes), old)
 
 
-def _old_rows(run: Run, shape: Shape, decoded: DataFrame, known: TableFiles) -> DataFrame:
+def changes_writer(shape: Shape, root: str, folder: str) -> Callable[[Batches], Batches]:
+    """Packages of one part to files: a row of JSON for each."""
+
+    def write(batches: Batches) -> Batches:
+        rows = unpacked(batches)
+        if rows is None:
+            return
+        encoder = ColumnEncoder(shape.table)
+        slices = changes_of(shape, in_order(shape, rows), encoder)
+        filesystem, _ = file_system(root)
+        task = TaskContext.get()
+        assert task is not None
+        prefix = f"{task.partitionId():05}-{task.taskAttemptId()}"
+        files = write_files(filesystem, file_system(folder)[1], prefix, shape.changes_schema, slices)
+        yield pa.RecordBatch.from_arrays([pa.array([json.dumps(asdict(one)) for one in files])], names=["file"])
+
+    return write
+
+
+def packages(shape: Shape, rows: DataFrame, number: int) -> DataFrame:
+    """Rows of Spark's, packed."""
+    table = shape.table
+    return rows.mapInArrow(lambda batches: pack(ColumnEncoder(table), number, batches), PACKED)
+
+
+def parts_of(count: int, size: int, cores: int) -> int:
+    """How many parts changes are written in: what one task holds in memory, and work for every core."""
+    return max(math.ceil(count / PART_ROWS), math.ceil(size / PART_BYTES), min(cores, math.ceil(count / SMALL_ROWS)), 1)
+
+
+def _old_rows(run: Run, shape: Shape, packed: DataFrame, known: TableFiles) -> DataFrame:
     assert known.base is not None
-    keys = decoded.select(*shape.keys).distinct()
+    fields = [field for field in shape.cells if field.name in shape.keys]
+    keys = packed.mapInArrow(_keys([field.name for field in fields]), T.StructType(fields)).distinct()
     touched = [row[0] for row in keys.select(bucket(shape, len(known.base.buckets))).distinct().collect()]
     rows = run.read(shape, touched_files(known.base, touched), shape.base)
     return rows_of(shape, rows, keys).persist(StorageLevel.DISK_ONLY)
+
+
+def _keys(names: list[str]) -> Callable[[Batches], Batches]:
+    def keys(batches: Batches) -> Batches:
+        for batch in batches:
+            rows = unpacked([batch])
+            if rows is not None:
+                yield rows.select(names)
+
+    return keys
 
 
 def size_step(size: int) -> int:
@@ -100,9 +163,11 @@ def merge_changes(run: Run, shape: Shape, files: tuple[File, ...]) -> tuple[File
         *(rows[quoted(shape.names[i])] for i in shape.table.key_index), *(rows[OWN][name] for name in ORDER)
     )
     run.write(rows, folder, row_bytes=size / count)
-    sums = effect_sums(shape, run.written(shape, folder, shape.changes))
+    found = {f"{folder}/{run.run_id}/{one.path}": one.bytes for one in run.files.below(f"{folder}/{run.run_id}")}
+    found = {path: size for path, size in found.items() if path.endswith(".parquet")}
+    sums = effect_sums(run, shape, list(found))
     total = Sum()
     for file in chosen:
         total += Sum(file.rows, int(file.total, 16))
     require(f"the merged changes of {shape.table.name}", total_of(sums), total)
-    return (*(file for file in files if file not in chosen), *run.found(folder, sums))
+    return (*(file for file in files if file not in chosen), *as_files(sums, found))

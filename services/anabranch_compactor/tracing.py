@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 
 import pyarrow as pa
@@ -13,25 +14,42 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from anabranch.runtime import telemetry
 
 ENDPOINT_VARIABLE = "ANABRANCH_OTLP_ENDPOINT"
-Work = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+Batches = Iterator[pa.RecordBatch]
+Work = Callable[[Batches], Batches]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTrace:
+    """What tasks need to go on with a trace: where spans go, and the span that they are children of."""
+
+    endpoint: str
+    parent: str
+
+
+def task_trace() -> TaskTrace | None:
+    """That of the span under way; None where the driver makes no spans."""
+    endpoint, parent = os.environ.get(ENDPOINT_VARIABLE), telemetry.current_traceparent()
+    return None if not telemetry.tracing() or endpoint is None or parent is None else TaskTrace(endpoint, parent)
+
+
+def in_task_span(name: str, trace: TaskTrace | None, batches: Batches) -> Batches:
+    """The batches, with a span from the first to behind the last."""
+    if trace is None:
+        yield from batches
+        return
+    context = TraceContextTextMapPropagator().extract({"traceparent": trace.parent})
+    with _tracer(trace.endpoint).start_as_current_span(name, context=context) as span:
+        rows = 0
+        for batch in batches:
+            rows += batch.num_rows
+            yield batch
+        span.set_attribute("anabranch.rows", rows)
 
 
 def traced(name: str, work: Work) -> Work:
     """``work`` for ``mapInArrow``, with a span around each task where the driver makes spans."""
-    endpoint, parent = os.environ.get(ENDPOINT_VARIABLE), telemetry.current_traceparent()
-    if not telemetry.tracing() or endpoint is None or parent is None:
-        return work
-
-    def in_span(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        context = TraceContextTextMapPropagator().extract({"traceparent": parent})
-        with _tracer(endpoint).start_as_current_span(name, context=context) as span:
-            rows = 0
-            for batch in work(batches):
-                rows += batch.num_rows
-                yield batch
-            span.set_attribute("anabranch.rows", rows)
-
-    return in_span
+    trace = task_trace()
+    return work if trace is None else lambda batches: in_task_span(name, trace, work(batches))
 
 
 @lru_cache(maxsize=1)

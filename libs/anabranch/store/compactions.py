@@ -33,19 +33,21 @@ group by part order by 1
 """
 """The last position of each part of the log with about ``size`` changes. No group is cut."""
 
-# Four numbers of 32 bits a hash: their sums fit, and Python puts them together.
-_LIMBS = ", ".join(f"sum(('x' || substr(hex, {start}, 8))::bit(32)::bigint)::text" for start in (1, 9, 17, 25))
+# A sum for each byte of a hash, since that costs least; Python puts them together.
+_BYTE_SUMS = ", ".join(f"sum(get_byte(hash, {at}))" for at in range(16))
+NEVER_SORT = "set local enable_sort = off"
+"""Groups are few. Where statistics are old, Postgres would sort the whole log by table to add it up."""
 LOG_SUMS = f"""
-select table_id, count(*), coalesce(sum(bytes), 0), {_LIMBS}
-from (select table_id, encode(effect_hash, 'hex') as hex, octet_length(effect) as bytes from anabranch.log
+select table_id, count(*), coalesce(sum(bytes), 0), {_BYTE_SUMS}
+from (select table_id, effect_hash as hash, octet_length(effect) as bytes from anabranch.log
       where database_id = %(db)s and position > %(after)s and position <= %(upto)s) l
 group by table_id
 """
 CONFLICT_SUMS = f"""
-select table_id, count(*), {_LIMBS}
-from (select table_id, encode(sha256(
+select table_id, count(*), {_BYTE_SUMS}
+from (select table_id, sha256(
           convert_to(concat_ws(chr(31), position, batch_id, ordinal, key, column_name, losing_batch, losing_node,
-                               winning_batch, winning_node), 'UTF8') || losing_value), 'hex') as hex
+                               winning_batch, winning_node), 'UTF8') || losing_value) as hash
       from anabranch.conflicts
       where database_id = %(db)s and position > %(after)s and position <= %(upto)s) c
 group by table_id
@@ -109,6 +111,7 @@ class Published:
 def begin_moment(conn: Session) -> None:
     """Begin the transaction of a run, in a session in autocommit. The next query takes the moment."""
     conn.execute(BEGIN)
+    conn.execute(NEVER_SORT)
 
 
 def lock_rows(conn: Session, schema_name: str, tables: Iterable[str]) -> None:
@@ -143,13 +146,13 @@ def read_cuts(conn: Session, database_id: int, after: int, upto: int, size: int)
 def read_log_sums(conn: Session, database_id: int, after: int, upto: int) -> dict[int, LogSum]:
     """The sums of (``after``, ``upto``] by table, from the stored hashes."""
     rows = conn.execute(LOG_SUMS, {"db": database_id, "after": after, "upto": upto}).fetchall()
-    return {number: LogSum(_sum(count, limbs), int(size)) for number, count, size, *limbs in rows}
+    return {number: LogSum(_sum(count, sums), int(size)) for number, count, size, *sums in rows}
 
 
 def read_conflict_sums(conn: Session, database_id: int, after: int, upto: int) -> dict[int, Sum]:
     """Number of conflicts of (``after``, ``upto``] and the sum of their hashes, by table."""
     rows = conn.execute(CONFLICT_SUMS, {"db": database_id, "after": after, "upto": upto}).fetchall()
-    return {number: _sum(count, limbs) for number, count, *limbs in rows}
+    return {number: _sum(count, sums) for number, count, *sums in rows}
 
 
 def conflict_bytes(fields: Sequence[str | int], losing_value: bytes) -> bytes:
@@ -158,10 +161,10 @@ def conflict_bytes(fields: Sequence[str | int], losing_value: bytes) -> bytes:
     return "\x1f".join(map(str, fields)).encode() + losing_value
 
 
-def _sum(count: int, limbs: Sequence[str]) -> Sum:
+def _sum(count: int, sums: Sequence[int]) -> Sum:
     total = 0
-    for limb in limbs:
-        total = (total << 32) + int(limb)
+    for one in sums:
+        total = (total << 8) + one
     return Sum() + Sum(count, total)
 
 

@@ -48,22 +48,25 @@ def null_for_text(batch: pa.RecordBatch) -> pa.RecordBatch:
 @pytest.mark.long
 @pytest.mark.parametrize("broken", [another_title, a_row_less, a_row_twice_another_missing, null_for_text])
 def test_a_decoder_that_errs_publishes_nothing(lake: Lake, monkeypatch: pytest.MonkeyPatch, broken: Break) -> None:
-    from anabranch_compactor import decode, table_changes
+    from anabranch_compactor import table_changes
+    from anabranch_compactor.encode import ColumnEncoder
+    from anabranch_compactor.packing import pack, unpacked
     from anabranch_compactor.prove import ProofError
 
-    lake.writer().insert("todo", [(f"k{i}", "t", None, i) for i in range(5)])
-    right = decode.log_decoder
+    writer = lake.writer()
+    writer.insert("todo", [(f"k{i}", "t", None, i) for i in range(5)])
+    right, table = table_changes.changes_writer, writer.table("todo")
 
-    def wrong(table: Any) -> Any:
-        decode = right(table)
+    def wrong(*arguments: Any) -> Any:
+        write = right(*arguments)
 
-        def decode_wrongly(batches: Any) -> Any:
-            for batch in decode(batches):
-                yield broken(batch)
+        def write_wrongly(batches: Any) -> Any:
+            rows = unpacked(batches)
+            return write(pack(ColumnEncoder(table), 1, [broken(rows)]))
 
-        return decode_wrongly
+        return write_wrongly
 
-    monkeypatch.setattr(table_changes, "log_decoder", wrong)
+    monkeypatch.setattr(table_changes, "changes_writer", wrong)
     with pytest.raises(ProofError, match="the changes of todo"):
         lake.compact()
     assert lake.sql("select * from anabranch.compactions") == []

@@ -119,3 +119,36 @@ def test_a_first_base_leaves_out_what_is_in_no_group_yet(lake: Lake) -> None:
     lake.sql("delete from todo where id = 'b'")
     assert lake.compact().without_base == ()
     assert rows_of_base(lake) == wanted
+
+
+def everything(lake: Lake) -> dict[str, tuple[bytes, int]]:
+    """Every file below the root: its content, and when it was written."""
+    files = [path for path in lake.folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(lake.folder)): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+@pytest.mark.long
+def test_the_same_stretch_again_changes_nothing(lake: Lake) -> None:
+    lake.writer().insert("todo", [(f"k{i}", "t", None, i) for i in range(20)])
+    lake.compact()
+    files, published = everything(lake), lake.sql("select * from anabranch.compactions")
+    for _ in range(2):
+        assert lake.compact().run_id is None
+    assert everything(lake) == files
+    assert lake.sql("select * from anabranch.compactions") == published
+
+
+@pytest.mark.long
+def test_a_later_run_overwrites_no_file_of_an_earlier_one(lake: Lake) -> None:
+    writer = lake.writer()
+    writer.insert("todo", [(f"k{i}", "t", None, i) for i in range(20)])
+    lake.compact()
+    first = everything(lake)
+    writer.update("todo", ("k1",), {"n": 100})
+    lake.compact()
+    second = everything(lake)
+    assert {name: second[name] for name in first} == first
+    # Both have a first part of the same number: their runs' folders tell them apart.
+    parts = [path.rpartition("/")[2].partition("-")[0] for path in lake.paths("todo", "changes")]
+    assert parts == ["00000", "00000"]
+    assert len(history(lake)) == 21

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from tests.integration.compactor.conftest import Lake
 
@@ -29,12 +30,28 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
 
+class Gauges(metrics_service_pb2_grpc.MetricsServiceServicer):
+    """Takes metrics in."""
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, list[float]] = {}
+
+    def Export(self, request: Any, context: Any) -> Any:  # noqa: N802
+        for resource in request.resource_metrics:
+            for scope in resource.scope_metrics:
+                for metric in scope.metrics:
+                    points = getattr(metric, metric.WhichOneof("data")).data_points
+                    self.metrics[metric.name] = [getattr(p, p.WhichOneof("value")) for p in points]
+        return metrics_service_pb2.ExportMetricsServiceResponse()
+
+
 @pytest.mark.long
 def test_a_run_is_one_trace_down_to_its_tasks(lake: Lake) -> None:
     lake.writer().insert("todo", [("a", "t", None, 1)])
-    collector = Collector()
+    collector, gauges = Collector(), Gauges()
     server = grpc.server(futures.ThreadPoolExecutor(2))
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]
+    metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(gauges, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     environment = {
@@ -50,14 +67,28 @@ def test_a_run_is_one_trace_down_to_its_tasks(lake: Lake) -> None:
     by_id = {span.span_id: span for span in collector.spans}
     assert len({span.trace_id for span in collector.spans}) == 1
     parents = {(span.name, by_id[span.parent_span_id].name if span.parent_span_id else "") for span in collector.spans}
-    assert parents >= {
+    assert parents == {
         ("compact", ""),
         ("plan", "compact"),
         ("compact table", "compact"),
+        ("read", "compact table"),
+        ("read task", "read"),
         ("write", "compact table"),
+        ("write task", "write"),
         ("prove", "compact table"),
-        ("publish", "compact"),
-        ("decode task", "compact table"),
-        ("pull task", "compact table"),
         ("prove task", "prove"),
+        ("pull task", "compact table"),
+        ("publish", "compact"),
+    }
+    for span in collector.spans:
+        parent = by_id.get(span.parent_span_id)
+        if parent is not None:
+            assert parent.start_time_unix_nano <= span.start_time_unix_nano
+            assert span.end_time_unix_nano <= parent.end_time_unix_nano
+    told = {name: values for name, values in gauges.metrics.items() if name.startswith("anabranch_comp")}
+    assert told.pop("anabranch_compaction_bytes")[0] > 0
+    assert told == {
+        "anabranch_compacted_changes": [1],
+        "anabranch_compaction_files": [2],  # one of changes, one of the base
+        "anabranch_compaction_lag": [0],
     }

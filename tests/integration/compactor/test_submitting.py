@@ -1,0 +1,127 @@
+"""The job by ``spark-submit``, and on a cluster whose tasks run twice: the same result."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from tests.integration.compactor.conftest import Lake
+from tests.integration.compactor.test_runs import history, rows_of_base
+
+import anabranch_compactor
+from anabranch_compactor.java import find_java, java_home
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(500), pytest.mark.long]
+
+JOB = Path(anabranch_compactor.__file__).with_name("__main__.py")
+TWICE = """
+import os, sys, time
+from pathlib import Path
+from anabranch_compactor import __main__, table_changes
+
+marks = Path(os.environ["MARKS"])
+right = table_changes.changes_writer
+table_changes.SMALL_ROWS = 10
+
+
+def slow(*arguments):
+    write = right(*arguments)
+
+    def work(batches):
+        from pyspark import TaskContext
+
+        task = TaskContext.get()
+        if task.partitionId() == 0:
+            (marks / f"attempt-{task.taskAttemptId()}").touch()
+            began = time.monotonic()
+            # The first attempt is stuck until Spark has begun a second one.
+            while len(list(marks.iterdir())) < 2:
+                assert time.monotonic() - began < 200, "nobody has begun a second attempt"
+                time.sleep(0.05)
+        yield from write(batches)
+
+    return work
+
+
+table_changes.changes_writer = slow
+sys.exit(__main__.main())
+"""
+
+
+def submitted(lake: Lake, arguments: list[str], environment: Mapping[str, str]) -> dict[str, object]:
+    """Run a program as the job; its outcome."""
+    settings = {"ANABRANCH_POSTGRES_URL": lake.url, "ANABRANCH_LAKE_ROOT": str(lake.folder)}
+    done = subprocess.run(
+        arguments,
+        env={**os.environ, **settings, **environment},
+        capture_output=True,
+        text=True,
+        timeout=450,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    outcome: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return outcome
+
+
+def same_as_postgres(lake: Lake, changes: int) -> None:
+    """Every change is there once, and the base is the table."""
+    found = history(lake)
+    assert len(found) == changes
+    assert len({(row["anabranch"]["position"], row["anabranch"]["batch"], row["id"]) for row in found}) == changes
+    wanted = {r[0]: dict(zip(("id", "title", "done", "n"), r, strict=True)) for r in lake.sql("select * from todo")}
+    assert rows_of_base(lake) == wanted
+
+
+def write(lake: Lake) -> int:
+    """A few changes; their number."""
+    writer = lake.writer()
+    writer.insert("todo", [(f"k{i:03}", f"title {i}", None, i) for i in range(200)])
+    for i in range(10):
+        writer.update("todo", (f"k{i:03}",), {"n": 1000 + i})
+    writer.delete("todo", ("k199",))
+    return 211
+
+
+def test_the_job_runs_by_spark_submit(lake: Lake, tmp_path: Path) -> None:
+    changes = write(lake)
+    submit = Path(sys.executable).with_name("spark-submit")
+    environment = {"JAVA_HOME": str(java_home(find_java(), tmp_path / "java")), "PYSPARK_PYTHON": sys.executable}
+    local = ["--conf", "spark.driver.bindAddress=127.0.0.1", "--conf", "spark.driver.host=127.0.0.1"]
+    outcome = submitted(lake, [str(submit), "--master", "local[2]", *local, str(JOB)], environment)
+    assert outcome["changes"] == changes
+    same_as_postgres(lake, changes)
+
+
+def test_a_task_that_runs_twice_counts_once(lake: Lake, tmp_path: Path) -> None:
+    changes = write(lake)
+    marks, settings = tmp_path / "marks", tmp_path / "conf"
+    marks.mkdir()
+    settings.mkdir()
+    speculation = {"": "true", ".interval": "100ms", ".multiplier": "1.1", ".quantile": "0.1", ".minTaskRuntime": "1ms"}
+    lines = [f"spark.speculation{name} {value}" for name, value in speculation.items()]
+    lines += ["spark.executor.memory 512m", "spark.executorEnv.SPARK_LOCAL_IP 127.0.0.1"]
+    (settings / "spark-defaults.conf").write_text("\n".join(lines))
+    environment = {
+        "MARKS": str(marks),
+        "SPARK_CONF_DIR": str(settings),
+        # Spark speculates where it has executors of their own, and in one process never.
+        "ANABRANCH_SPARK_MASTER": "local-cluster[2,1,1024]",
+    }
+    outcome = submitted(lake, [sys.executable, "-c", TWICE], environment)
+    assert outcome["changes"] == changes
+    assert len(list(marks.iterdir())) >= 2, "the task ran once"
+    same_as_postgres(lake, changes)
+    live = set(lake.paths("todo", "changes"))
+    orphans = {str(path) for path in lake.folder.rglob("*.parquet") if "/changes/" in str(path)} - live
+    assert len(live) == 2
+    for path in live:
+        assert pq.read_metadata(path).num_rows > 0
+    lake.compact(orphan_grace_ms=0)
+    assert not any(Path(path).exists() for path in orphans)

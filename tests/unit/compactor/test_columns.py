@@ -1,0 +1,291 @@
+"""What is done by columns (effects decoded, rows and effects hashed, histories filled) against what does it value by
+value."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import fs
+
+from anabranch.canonical import SUM_MODULUS, RowEncoder
+from anabranch.columnar.file_columns import file_table
+from anabranch.schema import Cell, Column, Kind, Table
+from anabranch.schema.cells import Literal
+from anabranch.store.file_codecs import file_codecs
+from anabranch.testkit.cell_strategies import cells
+from anabranch.v1 import change_pb2, value_pb2
+from anabranch.wire.effects import DELETE, INSERT, NONE, UPDATE, Effect, EffectBuilder
+from anabranch_compactor import history
+from anabranch_compactor.decode import log_decoder
+from anabranch_compactor.effect_columns import EffectDecoder, MalformedEffectError
+from anabranch_compactor.encode import NAME_SEPARATOR, ColumnEncoder, effect_sum, row_sum
+from anabranch_compactor.packing import pack, unpacked
+from anabranch_compactor.parquet_files import write_files
+from anabranch_compactor.prove import file_sum
+from anabranch_compactor.shape import OLD, Shape
+
+COLUMNS = (
+    Column("id", Kind.STRING, "text"),
+    Column("part", Kind.INT64, "bigint"),
+    Column("flag", Kind.BOOL, "boolean"),
+    Column("number", Kind.INT64, "bigint"),
+    Column("ratio", Kind.DOUBLE, "double precision"),
+    Column("raw", Kind.BYTES, "bytea"),
+    Column("free", Kind.DECIMAL, "numeric"),
+    Column("price", Kind.DECIMAL, "numeric(38,10)"),
+    Column("wall", Kind.TIMESTAMP, "timestamp without time zone"),
+    Column("moment", Kind.TIMESTAMP, "timestamp with time zone"),
+    Column("day", Kind.DATE, "date"),
+    Column("clock", Kind.TIME, "time without time zone"),
+    Column("doc", Kind.JSON, "json"),
+    Column("uid", Kind.UUID, "uuid"),
+    Column("words", Kind.ARRAY, "text[]", Kind.STRING),
+    Column("numbers", Kind.ARRAY, "bigint[]", Kind.INT64),
+    Column("ä span", Kind.LITERAL, "interval"),
+)
+TABLE = Table("kinds", COLUMNS, ("part", "id"), 7)
+LATE = Literal("294270-06-01 00:00:00")
+PRICES = st.none() | st.just("NaN") | st.integers(-(10**30), 10**30).map(lambda n: _price(n))
+
+
+def _price(number: int) -> str:
+    digits = f"{abs(number):011}"
+    return f"{'-' if number < 0 else ''}{digits[:-10]}.{digits[-10:]}"
+
+
+def a_cell(column: Column) -> st.SearchStrategy[Cell]:
+    if column.name in TABLE.key_columns:
+        return st.sampled_from(["", "a", "é"]) if column.kind is Kind.STRING else st.integers(-3, 2**63 - 1)
+    if column.name == "price":
+        return PRICES
+    if column.kind is Kind.TIMESTAMP:
+        return cells(column.kind) | st.just(LATE)
+    return cells(column.kind, column.element_kind)
+
+
+Made = tuple[tuple[Effect, dict[str, Cell]], bool]
+"""An effect with the cells that it gives, and whether it is written in another way."""
+A_ROW: st.SearchStrategy[tuple[Cell, ...]] = st.tuples(*(a_cell(column) for column in COLUMNS))
+
+
+@st.composite
+def an_effect(draw: st.DrawFn) -> tuple[Effect, dict[str, Cell]]:
+    """An effect, and the cells that it gives."""
+    builder = EffectBuilder(TABLE)
+    row = draw(A_ROW)
+    match draw(st.sampled_from([INSERT, UPDATE, UPDATE, DELETE, NONE])):
+        case int() as kind if kind == INSERT:
+            return builder.insert(row), dict(zip(TABLE.column_names, row, strict=True))
+        case kind if kind == UPDATE:
+            after = list(row)
+            for i in draw(st.sets(st.integers(0, len(COLUMNS) - 1), max_size=4)):
+                if COLUMNS[i].name not in TABLE.key_columns:
+                    after[i] = draw(a_cell(COLUMNS[i]))
+            effect = builder.update(row, after)
+            given = (*TABLE.key_columns, *effect.changed)
+            return effect, {name: after[TABLE.index[name]] for name in given}
+        case kind:
+            key = [row[i] for i in TABLE.key_index]
+            effect = builder.delete(row) if kind == DELETE else builder.none(key)
+            return effect, dict(zip(TABLE.key_columns, key, strict=True))
+
+
+def reordered(effect: Effect) -> bytes:
+    """The same effect as nobody here would write it: values first, and a field of a later release."""
+    message = change_pb2.Effect.FromString(effect.data)
+    head = change_pb2.Effect(table=message.table, type=message.type, columns=message.columns)
+    values = change_pb2.Effect(values=message.values)
+    return values.SerializeToString() + head.SerializeToString() + b"\xfa\x01\x00"
+
+
+def log_rows(effects: list[bytes], types: list[int]) -> pa.RecordBatch:
+    count = len(effects)
+    return pa.RecordBatch.from_pydict(
+        {
+            "position": pa.array(range(count), pa.int64()),
+            "batch_id": pa.array(["B"] * count),
+            "ordinal": pa.array(range(count), pa.int32()),
+            "node_id": pa.array(["N"] * count),
+            "type": pa.array(types, pa.int16()),
+            "effect": pa.array(effects, pa.binary()),
+        }
+    )
+
+
+def decoded(effects: list[bytes], types: list[int]) -> pa.RecordBatch:
+    batches = list(log_decoder(TABLE)(iter([log_rows(effects, types)])))
+    return pa.Table.from_batches(batches).sort_by("position").combine_chunks().to_batches()[0]
+
+
+def cells_at(batch: pa.RecordBatch, row: int) -> dict[str, Cell]:
+    found = {}
+    for i, codec in enumerate(file_codecs(COLUMNS)):
+        exact = batch.column(f"x{i}").to_pylist() if f"x{i}" in batch.schema.names else None
+        found[COLUMNS[i].name] = codec.read(batch.column(f"c{i}"), exact)[row]
+    return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(an_effect(), st.booleans()), min_size=1, max_size=12))
+def test_effects_by_columns_are_those_of_the_contracts_class(made: list[Made]) -> None:
+    data = [reordered(effect) if odd else effect.data for (effect, _), odd in made]
+    batch = decoded(data, [effect.type for (effect, _), _ in made])
+    assert batch.num_rows == len(made)
+    for row, ((effect, given_cells), _) in enumerate(made):
+        want = {**dict.fromkeys(TABLE.column_names), **given_cells}
+        assert repr(cells_at(batch, row)) == repr(want)
+        assert batch.column("changed")[row].as_py() == NAME_SEPARATOR.join(effect.changed)
+    hashes = sum(int.from_bytes(effect.hash, "big") for (effect, _), _ in made)
+    found = effect_sum(ColumnEncoder(TABLE), batch)
+    assert (found.count, found.total) == (len(made), hashes % SUM_MODULUS)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(A_ROW, min_size=1, max_size=8))
+def test_row_hashes_by_columns_are_those_of_the_rows(rows: list[tuple[Cell, ...]]) -> None:
+    builder, encoder = EffectBuilder(TABLE), RowEncoder(TABLE)
+    batch = decoded([builder.insert(row).data for row in rows], [INSERT] * len(rows))
+    found = row_sum(ColumnEncoder(TABLE), batch)
+    assert (found.count, found.total) == (len(rows), sum(map(encoder.hash, rows)) % SUM_MODULUS)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        b"",
+        b"\x0a\x05kinds",
+        change_pb2.Effect(table="kinds", type=change_pb2.EFFECT_TYPE_INSERT, columns=["id"]).SerializeToString(),
+        change_pb2.Effect(
+            table="kinds", type=change_pb2.EFFECT_TYPE_UPDATE, columns=["gone"], values=[value_pb2.Value(int64_value=1)]
+        ),
+        change_pb2.Effect(
+            table="kinds", type=change_pb2.EFFECT_TYPE_UPDATE, columns=["flag"], values=[value_pb2.Value(int64_value=1)]
+        ),
+        change_pb2.Effect(
+            table="kinds", type=change_pb2.EFFECT_TYPE_UPDATE, columns=["flag"], values=[value_pb2.Value()]
+        ),
+        change_pb2.Effect(
+            table="kinds",
+            type=change_pb2.EFFECT_TYPE_UPDATE,
+            columns=["raw"],
+            values=[value_pb2.Value(bytes_value=b"abc")],
+        ),
+    ],
+)
+def test_what_is_no_effect_is_an_error(broken: Any) -> None:
+    if isinstance(broken, bytes):
+        data = broken
+    else:
+        data = broken.SerializeToString()
+        data = data[:-1] if broken.columns == ["raw"] else data
+    good = EffectBuilder(TABLE).none([1, "a"]).data
+    effects = pa.array([good, data, good], pa.binary())
+    if data in (b"", b"\x0a\x05kinds"):
+        # Nothing is given: two forms without a cell.
+        assert sum(len(form.rows) for form in EffectDecoder(TABLE).decode(effects)) == 3
+        return
+    with pytest.raises(MalformedEffectError, match="kinds"):
+        list(EffectDecoder(TABLE).decode(effects))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(an_effect(), min_size=1, max_size=12))
+def test_a_file_that_is_read_again_adds_up_to_its_effects(made: list[tuple[Effect, dict[str, Cell]]]) -> None:
+    shape, encoder = Shape(file_table(TABLE)), ColumnEncoder(TABLE)
+    batch = decoded([effect.data for effect, _ in made], [effect.type for effect, _ in made])
+    slices = history.changes_of(shape, history.in_order(shape, batch), encoder)
+    with tempfile.TemporaryDirectory() as folder:
+        files = write_files(fs.LocalFileSystem(), folder, "part", shape.changes_schema, slices)
+        assert [file.rows for file in files] == [len(made)]
+        path = Path(folder) / files[0].name
+        assert path.stat().st_size == files[0].bytes
+        found, first, last = file_sum(shape, encoder, pq.ParquetFile(path))
+    hashes = sum(int.from_bytes(effect.hash, "big") for effect, _ in made)
+    assert (found.count, found.total) == (len(made), hashes % SUM_MODULUS)
+    assert (first, last) == (0, len(made) - 1)
+
+
+NARROW = Table("todo", (Column("id", Kind.STRING, "text"), Column("a", Kind.INT64, "bigint"),
+                        Column("b", Kind.STRING, "text")), ("id",), 1)  # fmt: skip
+A_STEP = st.tuples(st.sampled_from("xyz"), st.sampled_from(["put", "a", "b", "delete", "none"]), st.integers(0, 9))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sets(st.sampled_from("xyz")), st.lists(A_STEP, min_size=1, max_size=20), st.booleans())
+def test_histories_by_columns_are_those_of_one_change_after_the_other(
+    old: set[str], steps: list[tuple[str, str, int]], small: bool
+) -> None:
+    shape, builder = Shape(file_table(NARROW)), EffectBuilder(NARROW)
+    known: dict[str, list[Cell] | None] = {key: [key, -1, "old"] for key in old}
+    rows: dict[str, list[Any]] = {name: [] for name in ("position", "kind", "changed", "c0", "c1", "c2")}
+    want = []
+
+    def add(position: int, kind: int, changed: tuple[str, ...], values: list[Cell]) -> None:
+        for name, value in zip(rows, (position, kind, NAME_SEPARATOR.join(changed), *values), strict=True):
+            rows[name].append(value)
+
+    for key in sorted(old):
+        add(-1, OLD, (), [key, -1, "old"])
+    for at, (key, step, n) in enumerate(steps):
+        there = known.get(key)
+        if step in ("a", "b") and there is not None:
+            after = [key, n if step == "a" else there[1], str(n) if step == "b" else there[2]]
+            effect = builder.update(there, after)
+            changed = effect.changed
+            given_cells = [key, *(after[i] if NARROW.columns[i].name in changed else None for i in (1, 2))]
+            add(at, effect.type, changed, given_cells)
+            before = [there[i] if NARROW.columns[i].name in changed else None for i in (1, 2)]
+            want.append((key, at, after[1], after[2], *before, True))
+            known[key] = after
+        elif step == "put" and there is None:
+            add(at, INSERT, (), [key, n, str(n)])
+            want.append((key, at, n, str(n), None, None, True))
+            known[key] = [key, n, str(n)]
+        elif step == "delete" and there is not None:
+            add(at, DELETE, (), [key, None, None])
+            want.append((key, at, None, None, there[1], there[2], True))
+            known[key] = None
+        else:
+            add(at, NONE, (), [key, None, None])
+            values = there[1:] if there is not None else [None, None]
+            want.append((key, at, *values, None, None, key in known))
+    count = len(rows["position"])
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "position": pa.array(rows["position"], pa.int64()),
+            "batch": pa.array(["B"] * count),
+            "ordinal": pa.array([0] * count, pa.int32()),
+            "node": pa.array(["N"] * count),
+            "kind": pa.array(rows["kind"], pa.int16()),
+            "changed": pa.array(rows["changed"], pa.string()),
+            "c0": pa.array(rows["c0"], pa.string()),
+            "c1": pa.array(rows["c1"], pa.int64()),
+            "c2": pa.array(rows["c2"], pa.string()),
+        }
+    )
+    encoder = ColumnEncoder(NARROW)
+    packages = list(pack(encoder, 3, [batch]))
+    found = []
+    most = history.SLICE_ROWS
+    history.SLICE_ROWS = 2 if small else most
+    try:
+        for number in range(3):
+            part = unpacked(package for package in packages if package.column("part")[0].as_py() == number)
+            if part is not None:
+                for table in history.changes_of(shape, history.in_order(shape, part), encoder):
+                    found += table.to_pylist()
+    finally:
+        history.SLICE_ROWS = most
+    told = [
+        (r["id"], r["anabranch"]["position"], r["a"], r["b"], r["anabranch"]["before"]["a"],
+         r["anabranch"]["before"]["b"], r["anabranch"]["complete"])
+        for r in found
+    ]  # fmt: skip
+    assert sorted(told) == sorted(want)
