@@ -13,8 +13,10 @@ from rich.table import Table
 from anabranch.cli import policy as policies
 from anabranch.cli.catalog_session import PolicyOption, catalog_session, read_policy
 from anabranch.cli.installation import DataDir, PostgresUrl
+from anabranch.clock import clock_from_environment
 from anabranch.store.catalog import load_database
-from anabranch.store.registration import add_table, capture_off, remove_table, restart_capture, warnings
+from anabranch.store.gather import add_tables, restart_captures
+from anabranch.store.registration import capture_off, remove_table
 
 app = typer.Typer(no_args_is_help=True, help="Register tables for sync, and list them.")
 DatabaseName = Annotated[str, typer.Argument(help="The database's name.", show_default=False)]
@@ -37,16 +39,14 @@ def add(
     data_dir: DataDir = None,
     postgres_url: PostgresUrl = None,
 ) -> None:
-    """Sync tables from now on: all that are named, or none. Their rows are read once, and their writers wait
-    so long."""
+    """Sync tables from now on: all that are named, or none. Their rows are read once, while everybody goes on
+    writing."""
     given = read_policy(policy)
-    with catalog_session(postgres_url, data_dir, "table") as conn, conn.transaction():
-        added = [add_table(conn, database, name, given) for name in tables]
-        # Only now is it known which of the others are synced.
-        after = load_database(conn, database)
+    with catalog_session(postgres_url, data_dir, "table") as conn:
+        added = add_tables(conn, database, tables, given, now_ms=clock_from_environment().now_ms())
     for table in added:
         typer.echo(f'table "{table.table.name}" is synced: {table.rows} rows')
-        for warning in warnings(after, table.table.name):
+        for warning in table.warnings:
             typer.echo(f"warning: {warning}", err=True)
 
 
@@ -74,15 +74,18 @@ def capture_(
     postgres_url: PostgresUrl = None,
 ) -> None:
     """Turn the capture of direct writes off before a restore or a load of many rows, and on again after it. "on"
-    registers the tables anew with their policies: their rows are read once, and devices compare with the new sum."""
-    with catalog_session(postgres_url, data_dir, "table") as conn, conn.transaction():
-        for name in tables:
-            if switch is Switch.OFF:
+    registers the tables anew with their policies: their rows are read once, while everybody goes on writing, and
+    devices compare with the new sum."""
+    with catalog_session(postgres_url, data_dir, "table") as conn:
+        if switch is Switch.ON:
+            for added in restart_captures(conn, database, tables, now_ms=clock_from_environment().now_ms()):
+                typer.echo(f'direct writes to table "{added.table.name}" are captured: {added.rows} rows')
+            return
+        with conn.transaction():
+            for name in tables:
                 capture_off(conn, database, name)
-                typer.echo(f'direct writes to table "{name}" are not captured until capture is turned on')
-            else:
-                added = restart_capture(conn, database, name)
-                typer.echo(f'direct writes to table "{name}" are captured: {added.rows} rows')
+    for name in tables:
+        typer.echo(f'direct writes to table "{name}" are not captured until capture is turned on')
 
 
 @app.command("list")

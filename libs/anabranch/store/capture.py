@@ -17,6 +17,9 @@ All are ENABLE ALWAYS: ``session_replication_role = replica`` keeps no write fro
 names a transition table that it does not use; with it Postgres refuses to make the table a partition or a child of
 another one, through which rows could be written past the triggers.
 
+While a table is registered that others write to (``gather``) its triggers capture for the database of the negative
+number, which no resolver knows: what they capture is counted by the registration, and enters no log.
+
 Every function here runs inside the caller's transaction. Installing needs a lock that keeps writers out (SHARE ROW
 EXCLUSIVE), removing one that keeps everybody out, both to the transaction's end.
 """
@@ -61,7 +64,7 @@ class _Trigger:
     def create(self, relation: str, database_id: int, table_id: int) -> bytes:
         when = self.definition % relation
         call = f"anabranch.{self.function}('{database_id}', '{table_id}')"
-        return f"create trigger {quote(self.name)} {when} execute function {call}".encode()
+        return f"create or replace trigger {quote(self.name)} {when} execute function {call}".encode()
 
 
 # Of the triggers for one event the last by name is the last to run: after ours, rows could still come.
@@ -93,12 +96,12 @@ order by c.oid, t.tgname
 
 
 def install(conn: Connection, schema_name: str, table: str, database_id: int, table_id: int) -> None:
-    """Capture what is written to the table from now on. Whoever has to begin with the rows of this moment takes the
-    table's lock first (``lock``) and reads them in a later statement of the same transaction.
+    """Capture what is written to the table from now on, by triggers in the place of any of ours. Whoever has to begin
+    with the rows of this moment takes the table's lock first (``lock``) and reads them in a later statement of the same
+    transaction.
 
     Raises:
-        psycopg.Error: among others DuplicateObject where triggers of ours are there already, InsufficientPrivilege
-            where the role does not own the table.
+        psycopg.Error: among others InsufficientPrivilege where the role does not own the table.
     """
     relation = f"{quote(schema_name)}.{quote(table)}"
     for trigger in _TRIGGERS:
@@ -122,6 +125,39 @@ def remove(conn: Connection, database_id: int, table_id: int) -> None:
     for schema_name, table, name in _found(conn, database_id, table_id):
         conn.execute(f"drop trigger {quote(name)} on {quote(schema_name)}.{quote(table)}".encode())
     conn.execute(DELETE_CAPTURED, (database_id, table_id))
+
+
+_GATHERING: LiteralString = """
+select distinct pg_catalog.split_part(pg_catalog.encode(t.tgargs, 'escape'), '\\000', 2)::int
+from pg_catalog.pg_trigger t
+join pg_catalog.pg_proc f on f.oid = t.tgfoid join pg_catalog.pg_namespace o on o.oid = f.pronamespace
+join pg_catalog.pg_class c on c.oid = t.tgrelid join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where o.nspname = 'anabranch' and n.nspname = %(schema)s and c.relname = %(table)s
+  and pg_catalog.split_part(pg_catalog.encode(t.tgargs, 'escape'), '\\000', 1) = (-%(database)s::int)::text
+"""
+
+
+def gathering(conn: Connection, schema_name: str, table: str, database_id: int) -> list[int]:
+    """The numbers for which a table's triggers gather now: that of a registration under way, or of one that was cut
+    off."""
+    statement = Statement(_GATHERING, {"schema": schema_name, "table": table, "database": database_id})
+
+    def steps() -> Steps[list[int]]:
+        return [number for (number,) in (yield statement)]
+
+    return run(conn, steps())
+
+
+def forget_gathered(conn: Connection, schema_name: str, table: str, database_id: int) -> None:
+    """Forget what a table's triggers have gathered; they are about to be made anew."""
+    for number in gathering(conn, schema_name, table, database_id):
+        conn.execute(DELETE_CAPTURED, (-database_id, number))
+
+
+def end_gathering(conn: Connection, schema_name: str, table: str, database_id: int) -> None:
+    """Take away triggers that gather, and what they have gathered."""
+    for number in gathering(conn, schema_name, table, database_id):
+        remove(conn, -database_id, number)
 
 
 def switch(conn: Connection, schema_name: str, table: str, *, on: bool) -> None:
@@ -172,7 +208,8 @@ def trigger_faults(
         disabled = [name for name, enabled in triggers.items() if enabled != "A"]
         if missing:
             text = f"direct writes are not captured: trigger {missing[0]} is gone"
-            faults[table] = TriggerFault(text, all_gone=not triggers)
+            # Those of a table that is being registered anew work for the registration.
+            faults[table] = TriggerFault(text, all_gone=not triggers and table not in resting)
         elif disabled and table not in resting:
             text = f"direct writes are not captured: trigger {disabled[0]} is disabled"
             faults[table] = TriggerFault(text, all_gone=False)

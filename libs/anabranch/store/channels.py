@@ -18,6 +18,10 @@ CLAIM_LOCK_CLASS = 0x616E6162
 """First key of the advisory lock by which a resolver claims a database; the second is the database's
 number."""
 
+REGISTRATION_LOCK_CLASS = 0x616E6172
+"""First key of the advisory lock of a session under which one registration of a table runs that others write to; the
+second is a hash of database and table."""
+
 JANITOR_LOCK_CLASS = 0x616E616A
 """First key of the advisory lock by which one janitor sweeps; the second is 0."""
 

@@ -1,5 +1,7 @@
 """Registration: which schema is a database, and which of its tables are synced.
 
+``add_table`` is one transaction, for tables that are small or that nobody writes to; for others there is ``gather``.
+
 A table's first sum, its ``first_position``, its registration and the beginning of its capture are one moment.
 ``add_table`` takes the table's lock against writers before it scans (readers go on), holds it to its end, and takes the
 claim of the database only once the sum is known: no group commits while it reads the head and registers. Whoever wrote
@@ -57,8 +59,9 @@ with head as (
     select coalesce(max(position), 0) as position from anabranch.groups where database_id = %(database)s
 ), added as (
     insert into anabranch.synced_tables
-        (database_id, name, columns, key_columns, policy, registered_ms, first_position)
-    select %(database)s, %(name)s, %(columns)s, %(key_columns)s::text[], %(policy)s, %(now_ms)s, position
+        (id, database_id, name, columns, key_columns, policy, registered_ms, first_position)
+    overriding system value
+    select %(number)s, %(database)s, %(name)s, %(columns)s, %(key_columns)s::text[], %(policy)s, %(now_ms)s, position
     from head
     returning id, first_position
 )
@@ -66,6 +69,7 @@ insert into anabranch.table_sums (table_id, position, row_count, row_hash)
 select id, first_position, %(count)s, %(sum)s from added
 returning table_id
 """
+_NUMBER = "select nextval(pg_get_serial_sequence('anabranch.synced_tables', 'id'))"
 _DELETE_TABLE = """
 delete from anabranch.synced_tables where database_id = %s and name = %s returning id
 """
@@ -118,7 +122,8 @@ class RegistrationLimits:
     statement_timeout_ms: int = 600_000
 
 
-def _refuse(what: str, reason: Refusal, text: str) -> RegistrationError:
+def refuse(what: str, reason: Refusal, text: str) -> RegistrationError:
+    """The error for one reason."""
     return RegistrationError(what, [Refused(reason, text)])
 
 
@@ -140,19 +145,19 @@ def create_database(
     what = f'database "{name}" can\'t be created'
     if not _NAME.fullmatch(name):
         text = "a name has 1 to 63 letters, digits, underscores, dots and dashes, the last two not in front"
-        raise _refuse(what, Refusal.INVALID_NAME, text)
+        raise refuse(what, Refusal.INVALID_NAME, text)
     if schema in (OWN_SCHEMA, "information_schema") or schema.startswith("pg_"):
-        raise _refuse(what, Refusal.RESERVED_SCHEMA, f'schema "{schema}" is not the application\'s')
+        raise refuse(what, Refusal.RESERVED_SCHEMA, f'schema "{schema}" is not the application\'s')
     given = policy or {}
     try:
         database_policy(given)
     except PolicyError as error:
-        raise _refuse(what, Refusal.INVALID_POLICY, str(error)) from error
+        raise refuse(what, Refusal.INVALID_POLICY, str(error)) from error
     now = _now(now_ms)
     try:
         with conn.transaction():
             if conn.execute(_SCHEMA, (schema,)).fetchone() is None:
-                raise _refuse(what, Refusal.UNKNOWN_SCHEMA, f'there is no schema "{schema}"')
+                raise refuse(what, Refusal.UNKNOWN_SCHEMA, f'there is no schema "{schema}"')
             epoch = str(ULID.from_timestamp(now / 1000))
             seal_key = secrets.token_bytes(_SEAL_KEY_BYTES)
             conn.execute(_INSERT_DATABASE, (name, schema, epoch, Jsonb(dict(given)), seal_key, now))
@@ -182,38 +187,72 @@ def add_table(
     given = policy or {}
     try:
         with conn.transaction():
-            _limit(conn, limits)
-            found = _database(conn, what, database)
-            registered = _lock_and_judge(conn, what, found, table, given)
+            limit(conn, limits)
+            found = find_database(conn, what, database)
+            registered = lock_and_judge(conn, what, found, table, given)
+            capture.forget_gathered(conn, found.schema_name, table, found.id)
             count, total = scan_sum(conn, found.schema_name, registered)
-            conn.execute(_CLAIM, (CLAIM_LOCK_CLASS, found.id))
-            conn.execute(_LOCK_DATABASE, (found.id,))
-            # Those that were registered while the rows were read.
-            others = [name for (name,) in conn.execute(_SYNCED, (found.id,)).fetchall()]
-            if clashes := list(name_clashes(table, others)):
-                raise RegistrationError(what, clashes)
-            parameters = {
-                "database": found.id,
-                "name": table,
-                "columns": Jsonb(columns_to_json(registered.columns)),
-                "key_columns": list(registered.key_columns),
-                "policy": Jsonb(dict(given)),
-                "now_ms": _now(now_ms),
-                "count": count,
-                "sum": sum_to_bytes(total),
-            }
-            number = conn.execute(_INSERT_TABLE, parameters).fetchone()
-            assert number is not None
-            capture.install(conn, found.schema_name, table, found.id, *number)
-            _tell(conn, found.id)
+            claim(conn, found.id)
+            enter(conn, what, found, registered, given, new_number(conn), count, total, now_ms=now_ms)
             after = load_database(conn, database)
     except psycopg.errors.UniqueViolation as error:
         raise _taken(what, error, table=table) from error
     except psycopg.errors.UndefinedTable as error:
-        raise _refuse(what, Refusal.UNKNOWN_TABLE, f'there is no table "{table}" any more') from error
+        raise refuse(what, Refusal.UNKNOWN_TABLE, f'there is no table "{table}" any more') from error
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
-        raise _refuse(what, Refusal.BUSY, "somebody else holds a lock on it; try again") from error
+        raise refuse(what, Refusal.BUSY, "somebody else holds a lock on it; try again") from error
     return Added(after.tables[table], count, tuple(warnings(after, table)))
+
+
+def new_number(conn: Connection) -> int:
+    """A number for a registration, which nobody else gets."""
+    row = conn.execute(_NUMBER).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def claim(conn: Connection, database_id: int) -> None:
+    """Have no group of the database commit until the transaction ends."""
+    conn.execute(_CLAIM, (CLAIM_LOCK_CLASS, database_id))
+
+
+def enter(
+    conn: Connection,
+    what: str,
+    database: Database,
+    table: Table,
+    policy: Mapping[str, Any],
+    number: int,
+    count: int,
+    total: int,
+    *,
+    now_ms: int | None,
+) -> None:
+    """Sync a table of ``count`` rows with the sum ``total``, and capture what is written to it. The caller holds its
+    lock and the database's claim.
+
+    Raises:
+        RegistrationError: NAME_CLASH.
+    """
+    conn.execute(_LOCK_DATABASE, (database.id,))
+    # Those that were registered while the rows were read.
+    others = [name for (name,) in conn.execute(_SYNCED, (database.id,)).fetchall()]
+    if clashes := list(name_clashes(table.name, others)):
+        raise RegistrationError(what, clashes)
+    parameters = {
+        "number": number,
+        "database": database.id,
+        "name": table.name,
+        "columns": Jsonb(columns_to_json(table.columns)),
+        "key_columns": list(table.key_columns),
+        "policy": Jsonb(dict(policy)),
+        "now_ms": _now(now_ms),
+        "count": count,
+        "sum": sum_to_bytes(total),
+    }
+    conn.execute(_INSERT_TABLE, parameters)
+    capture.install(conn, database.schema_name, table.name, database.id, number)
+    tell(conn, database.id)
 
 
 def remove_table(conn: Connection, database: str, table: str, *, limits: RegistrationLimits | None = None) -> None:
@@ -227,17 +266,27 @@ def remove_table(conn: Connection, database: str, table: str, *, limits: Registr
     what = f'table "{table}" can\'t be removed'
     try:
         with conn.transaction():
-            _limit(conn, limits)
-            found = _database(conn, what, database)
-            conn.execute(_CLAIM, (CLAIM_LOCK_CLASS, found.id))
-            row = conn.execute(_DELETE_TABLE, (found.id, table)).fetchone()
-            if row is None:
-                raise _refuse(what, Refusal.NOT_SYNCED, f'"{table}" is no synced table of "{database}"')
-            conn.execute(_DELETE_VERSIONS, row)
-            capture.remove(conn, found.id, *row)
-            _tell(conn, found.id)
+            limit(conn, limits)
+            found = find_database(conn, what, database)
+            claim(conn, found.id)
+            number = leave(conn, found, table)
+            if number is None:
+                raise refuse(what, Refusal.NOT_SYNCED, f'"{table}" is no synced table of "{database}"')
+            capture.remove(conn, found.id, number)
+            capture.end_gathering(conn, found.schema_name, table, found.id)
+            tell(conn, found.id)
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
-        raise _refuse(what, Refusal.BUSY, "the database is being written to; try again") from error
+        raise refuse(what, Refusal.BUSY, "the database is being written to; try again") from error
+
+
+def leave(conn: Connection, database: Database, table: str) -> int | None:
+    """Forget a synced table and the history of its rows; gives its number, None where it was none. The caller holds the
+    database's claim, and sees to its triggers."""
+    row = conn.execute(_DELETE_TABLE, (database.id, table)).fetchone()
+    if row is None:
+        return None
+    conn.execute(_DELETE_VERSIONS, row)
+    return int(row[0])
 
 
 _CAPTURE_OFF = """
@@ -263,16 +312,16 @@ def capture_off(
     what = f'capture of table "{table}" can\'t be turned off'
     try:
         with conn.transaction():
-            _limit(conn, limits)
-            found = _database(conn, what, database)
+            limit(conn, limits)
+            found = find_database(conn, what, database)
             if table not in found.tables:
-                raise _refuse(what, Refusal.NOT_SYNCED, f'"{table}" is no synced table of "{database}"')
+                raise refuse(what, Refusal.NOT_SYNCED, f'"{table}" is no synced table of "{database}"')
             capture.lock(conn, found.schema_name, table)
             capture.switch(conn, found.schema_name, table, on=False)
             conn.execute(_CAPTURE_OFF, (_now(now_ms), found.id, table))
-            _tell(conn, found.id)
+            tell(conn, found.id)
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
-        raise _refuse(what, Refusal.BUSY, "somebody else holds a lock on it; try again") from error
+        raise refuse(what, Refusal.BUSY, "somebody else holds a lock on it; try again") from error
 
 
 _TEAR = """
@@ -286,7 +335,7 @@ def tear(conn: Connection, database_id: int, table: str, *, now_ms: int | None =
     to it directly. Tells everybody; a table that is torn already stays so."""
     with conn.transaction():
         if conn.execute(_TEAR, (_now(now_ms), database_id, table)).fetchone() is not None:
-            _tell(conn, database_id)
+            tell(conn, database_id)
 
 
 def restart_capture(
@@ -304,20 +353,20 @@ def restart_capture(
         RegistrationError: as ``remove_table`` and ``add_table``.
     """
     with conn.transaction():
-        found = _database(conn, f'capture of table "{table}" can\'t be turned on', database)
+        found = find_database(conn, f'capture of table "{table}" can\'t be turned on', database)
         policy = found.table_policies[table].given() if table in found.tables else {}
         remove_table(conn, database, table, limits=limits)
         return add_table(conn, database, table, policy, now_ms=now_ms, limits=limits)
 
 
-def _lock_and_judge(conn: Connection, what: str, database: Database, name: str, policy: Mapping[str, Any]) -> Table:
+def lock_and_judge(conn: Connection, what: str, database: Database, name: str, policy: Mapping[str, Any]) -> Table:
     """The table as it is once its lock is held."""
     if name in database.tables:
-        raise _refuse(what, Refusal.ALREADY_SYNCED, f'table "{name}" is synced already')
+        raise refuse(what, Refusal.ALREADY_SYNCED, f'table "{name}" is synced already')
     try:
         own_policy = table_policy(policy)
     except PolicyError as error:
-        raise _refuse(what, Refusal.INVALID_POLICY, str(error)) from error
+        raise refuse(what, Refusal.INVALID_POLICY, str(error)) from error
     # Judged before the lock, too: what is no table can't be locked, and nobody is made to wait for a refusal.
     _judge(conn, what, database, name, own_policy)
     capture.lock(conn, database.schema_name, name)
@@ -328,7 +377,7 @@ def _judge(conn: Connection, what: str, database: Database, name: str, policy: T
     found, known = run(conn, relations_of(database.schema_name, [name]))
     if name not in found:
         text = f'there is no table "{name}" in schema "{database.schema_name}"'
-        raise _refuse(what, Refusal.UNKNOWN_TABLE, text)
+        raise refuse(what, Refusal.UNKNOWN_TABLE, text)
     relation = found[name]
     refusals = why_not(relation, known, policy, database.tables)
     if relation.kind == "r" and not relation.owned:
@@ -339,11 +388,12 @@ def _judge(conn: Connection, what: str, database: Database, name: str, policy: T
     return Table(name, relation.snapshot(known), relation.key_columns)
 
 
-def _database(conn: Connection, what: str, name: str) -> Database:
+def find_database(conn: Connection, what: str, name: str) -> Database:
+    """The database of that name, for ``what`` is to be done. Raises RegistrationError: UNKNOWN_DATABASE."""
     try:
         return load_database(conn, name)
     except UnknownDatabaseError as error:
-        raise _refuse(what, Refusal.UNKNOWN_DATABASE, str(error)) from error
+        raise refuse(what, Refusal.UNKNOWN_DATABASE, str(error)) from error
 
 
 def warnings(database: Database, table: str) -> Iterator[str]:
@@ -362,19 +412,20 @@ def warnings(database: Database, table: str) -> Iterator[str]:
             )
 
 
-def _limit(conn: Connection, limits: RegistrationLimits | None) -> None:
+def limit(conn: Connection, limits: RegistrationLimits | None) -> None:
+    """Set the transaction's limits."""
     chosen = limits or RegistrationLimits()
     conn.execute(_LIMITS, {"lock": str(chosen.lock_timeout_ms), "statement": str(chosen.statement_timeout_ms)})
 
 
-def _tell(conn: Connection, database_id: int) -> None:
+def tell(conn: Connection, database_id: int) -> None:
     """A new schema version, told to whoever listens once the transaction commits."""
     conn.execute(_CHANGED, (database_id, CATALOG_CHANNEL))
 
 
 def _taken(what: str, error: psycopg.errors.UniqueViolation, **names: str) -> Exception:
     known = _CONSTRAINTS.get(violated(error))
-    return _refuse(what, known[0], known[1].format(**names)) if known else error
+    return refuse(what, known[0], known[1].format(**names)) if known else error
 
 
 def _now(now_ms: int | None) -> int:
