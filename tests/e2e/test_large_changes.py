@@ -57,7 +57,8 @@ class Large:
         """Rows that the device counts: the pins are there in any case."""
         self.folder = folder
         self.conn: Session = connect(url, application_name="a backend", autocommit=True)
-        self.stack = Stack(url, folder=folder)
+        # A busy machine is no reason to give up: how long it takes is told, and not judged.
+        self.stack = Stack(url, folder=folder, environment={"ANABRANCH_GROUP_ALONE_TIMEOUT_MS": "1800000"})
         self.patience_s = 120 + rows / 500
         self.device: subprocess.Popen[str] | None = None
         self.answers: Queue[Any] = Queue()

@@ -78,10 +78,12 @@ select pg_catalog.set_config('transaction_timeout', '0', true), pg_catalog.set_c
 from (select pg_catalog.current_setting('transaction_timeout', true) as ms offset 0) s where s.ms is not null
 """
 
+# The time that has begun goes on, whatever is set, unless it is ended first.
 ALLOW = """
 select pg_catalog.set_config('statement_timeout', %(statement)s, true),
-       case when pg_catalog.current_setting('transaction_timeout', true) is not null
-            then pg_catalog.set_config('transaction_timeout', %(transaction)s, true) end
+       case when s.known then pg_catalog.set_config('transaction_timeout', '0', true) end,
+       case when s.known then pg_catalog.set_config('transaction_timeout', %(transaction)s, true) end
+from (select pg_catalog.current_setting('transaction_timeout', true) is not null as known offset 0) s
 """
 
 SILENT_CLAIMS = """

@@ -13,6 +13,7 @@ import pytest
 
 from anabranch.clock import Clock
 from anabranch.merge import Batch
+from anabranch.store import take
 from anabranch.store.claim import open_session, session_options
 from anabranch.store.waves import DatabaseError
 from anabranch.testkit.resolver_rig import ResolverRig
@@ -99,6 +100,38 @@ def test_a_batch_that_fails_alone_three_times_is_rejected_internal(
     assert "batch rejected INTERNAL" in capsys.readouterr().out
     [(tries,)] = rig.sql("select last_value from app.tries")
     assert tries >= 3
+
+
+SLOW = """
+create table t (id text primary key, a text);
+create function slow() returns trigger language plpgsql as
+    $$ begin if new.a = 'slow' then perform pg_sleep(2); end if; return new; end $$;
+create trigger slow before insert on t for each row execute function slow()
+"""
+
+
+def test_a_batch_that_runs_out_of_time_is_tried_alone_with_more(make_rig: Any) -> None:
+    """Neither the limit of a statement nor that of the transaction, which is three times as long, ends it then."""
+    rig: ResolverRig = make_rig(SLOW, {"t": None})
+    made = [rig.node(name).insert("t", {"id": name, "a": a}) for name, a in (("b", "quick"), ("c", "slow"))]
+    memory, limits = Memory(), GroupLimits(alone_ms=20_000)
+    options = session_options(statement_timeout_ms=500, lock_timeout_ms=100, idle_timeout_ms=5_000)
+    with open_session(rig.url, options) as session:
+
+        def group(now_ms: int) -> int:
+            return commit_group(
+                session, memory, rig.database.id, most=10, now_ms=now_ms, clock_offset_ms=0, limits=limits
+            ).taken
+
+        now_ms = Clock().now_ms()
+        with pytest.raises(DatabaseError) as raised:
+            group(now_ms)
+        assert raised.value.sqlstate == "57014"
+        take.count_attempt(session, rig.database.id, made[1], now_ms, 0, 1)
+        session.commit()
+        assert group(now_ms + 1) == 1, "it has a group of its own"
+        assert [rig.outcome(one) for one in made] == ["PENDING", ["APPLIED"]]
+    rig.check()
 
 
 def test_a_batch_that_the_program_stumbles_over_holds_up_nobody(
