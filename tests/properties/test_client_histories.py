@@ -1,4 +1,5 @@
-"""The device's file against the rules themselves: random histories of two devices and a server in memory.
+"""The device's file against the rules themselves: random histories of two devices, a server in memory, and somebody who
+writes there by plain SQL.
 
 After every step of every history: what is shown is the base with the pending changes on it, the kept sums are those of
 the rows, and only rows that a batch of the queue touches have a base image. At the end, with everybody online: both
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import random
 import sqlite3
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,10 +29,11 @@ from anabranch.client.payload import PayloadCache
 from anabranch.client.pendings import Pendings
 from anabranch.client.rebase import overlaid, read_bases
 from anabranch.client.sums import base_rows
-from anabranch.merge import Policy
+from anabranch.merge import SERVER_NODE, MutationType, Policy
 from anabranch.schema import Column, Kind, Table
 from anabranch.testkit.memory_remote import MemoryRemote
 from anabranch.testkit.memory_server import MemoryServer, MemoryTable
+from anabranch.testkit.torture.functions import FUNCTIONS
 
 TABLES = [
     Table(
@@ -49,10 +52,21 @@ COLUMNS: dict[str, dict[str, Any]] = {
     "todo": {"id": None, "title": None, "n": None, "seen": None},
     "note": {"id": None, "body": None},
 }
-POLICY = {"todo": {"n": "counter", "seen": "max"}, "note": {}}
+POLICY: dict[str, dict[str, str]] = {"todo": {"n": "counter", "seen": "max"}, "note": {}}
+TITLES = ["lww", "reject", *(f"function:{name}" for name in FUNCTIONS)]
+UNIQUE = ("body",)
+"""Of notes: what constraints refuse."""
+
+MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
+"""Where a file's commits cost no disk: what survives a crash is for other tests."""
+EXAMPLES, MANY_EXAMPLES = 250, 2_500
+WANTED = (
+    *("APPLIED", "MERGED", "OVERWROTE", "ROW_EXISTS", "ROW_DELETED", "CONCURRENT_UPDATE"),
+    *("by SQL", "dead letters", "behind the floor"),
+)
 
 keys = st.sampled_from(["x", "y", "z"])
-values = st.integers(-3, 9)
+values = st.sampled_from([-1, 0, 2, 5, 7])
 changes = st.tuples(st.sampled_from(["todo", "note"]), st.sampled_from(["insert", "update", "delete"]), keys, values)
 write = st.tuples(st.just("write"), st.integers(0, 1), st.lists(changes, min_size=1, max_size=3))
 other = st.tuples(
@@ -60,15 +74,17 @@ other = st.tuples(
     st.integers(0, 1),
     st.integers(1, 3),
 )
-histories = st.lists(write | other, min_size=1, max_size=14)
+by_sql = st.tuples(st.just("sql"), st.just(0), st.lists(changes, min_size=1, max_size=3))
+histories = st.lists(write | write | other | by_sql, min_size=5, max_size=14)
 
 
-def the_server(order: str, delete: str) -> MemoryServer:
-    policies = {name: Policy(order=order, delete=delete, columns=columns) for name, columns in POLICY.items()}
-    server = MemoryServer(
-        {name: MemoryTable(columns) for name, columns in COLUMNS.items()}, policies["note"], park_ms=50
-    )
+def the_server(order: str, delete: str, resurrect: bool, title: str) -> MemoryServer:
+    columns = {**POLICY, "todo": {**POLICY["todo"], **({} if title == "lww" else {"title": title})}}
+    policies = {name: Policy(order, resurrect, delete, found) for name, found in columns.items()}
+    tables = {"todo": MemoryTable(COLUMNS["todo"]), "note": MemoryTable(COLUMNS["note"], unique=UNIQUE)}
+    server = MemoryServer(tables, policies["note"], park_ms=50)
     server.policy_of = lambda table: policies[table]
+    server.functions = FUNCTIONS
     server.preset("todo", "x", {"id": "x", "title": "there before", "n": 1, "seen": 1})
     server.preset("note", "y", {"id": "y", "body": "there before"})
     return server
@@ -77,9 +93,9 @@ def the_server(order: str, delete: str) -> MemoryServer:
 class World:
     """Two devices, each with its own way to the one server."""
 
-    def __init__(self, folder: Path, order: str, delete: str) -> None:
+    def __init__(self, folder: Path, order: str, delete: str, resurrect: bool = False, title: str = "lww") -> None:
         self.now = 1_700_000_000_000
-        self.server = the_server(order, delete)
+        self.server = the_server(order, delete, resurrect, title)
         self.server.head = self.now - 1
         self.remotes = [MemoryRemote(self.server, TABLES, lambda: self.now) for _ in range(2)]
         self.remotes[1]._sums = self.remotes[0]._sums
@@ -116,6 +132,8 @@ class World:
         device, remote = self.devices[i], self.remotes[i]
         if action == "write":
             self.write(device, argument)
+        elif action == "sql":
+            self.remotes[0].write([by_sql_one(*change) for change in argument])
         elif action in ("flush", "read"):
             try:
                 device.flush(0.05) if action == "flush" else device.read()
@@ -167,6 +185,17 @@ class World:
                 device.read()
 
 
+def by_sql_one(table: str, kind: str, key: str, value: int) -> tuple[str, MutationType, str, dict[str, Any]]:
+    columns: dict[str, Any] = (
+        {"title": f"sql {value}", "n": value, "seen": value} if table == "todo" else {"body": str(value)}
+    )
+    if kind == "update" and table == "todo":
+        columns = dict([list(columns.items())[value % 3]])
+    if kind == "insert":
+        columns["id"] = key
+    return table, MutationType[kind.upper()], key, {} if kind == "delete" else columns
+
+
 def shown(device: SyncedDb) -> dict[tuple[str, str], Any]:
     out: dict[tuple[str, str], Any] = {}
     for table, columns in COLUMNS.items():
@@ -198,38 +227,81 @@ def check_invariants(device: SyncedDb) -> None:
                 assert (sum_count, digest) == (count, total.to_bytes(16, "big"))
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("many", [16, 1], ids=["as it is", "every row squeezed"])
 @pytest.mark.parametrize("order", ["server", "edit"])
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(history=histories, delete=st.sampled_from(["rejects", "wins"]))
-def test_every_history_ends_with_equal_rows_and_nothing_lost(
-    order: str, many: int, history: list[tuple[str, int, Any]], delete: str
-) -> None:
-    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pendings_module, "_MANY", many)
-        world = World(Path(folder), order, delete)
-        try:
-            for action, i, argument in history:
-                world.step(action, i, argument)
-                check_invariants(world.devices[i])
-                assert world.mirrors[i] == shown(world.devices[i])
-            world.settle()
-            live = {key: dict(row) for key, row in world.server.live().items()}
-            in_log = {logged.id for logged in world.server.log}
-            dead = set()
-            for i, device in enumerate(world.devices):
-                check_invariants(device)
-                assert shown(device) == live
-                assert world.mirrors[i] == live
-                status = device.status()
-                assert (status.queued, status.disagreeing) == (0, ())
-                assert device.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-                dead |= {letter.id for letter in device.dead_letters()}
-            assert set(world.made) == in_log | dead
-            assert not in_log & dead
-        finally:
-            for device in world.devices:
-                device.close()
+def test_every_history_ends_with_equal_rows_and_nothing_lost(order: str, many: int) -> None:
+    tell_histories(order, many, EXAMPLES)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize("many", [16, 1], ids=["as it is", "every row squeezed"])
+@pytest.mark.parametrize("order", ["server", "edit"])
+def test_thousands_of_histories_end_so(order: str, many: int) -> None:
+    tell_histories(order, many, MANY_EXAMPLES)
+
+
+def tell_histories(order: str, many: int, examples: int) -> None:
+    told: Counter[str] = Counter()
+
+    @settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(
+        history=histories,
+        delete=st.sampled_from(["rejects", "wins"]),
+        resurrect=st.booleans(),
+        title=st.sampled_from(TITLES),
+    )
+    def tell(history: list[tuple[str, int, Any]], delete: str, resurrect: bool, title: str) -> None:
+        with TemporaryDirectory(dir=MEMORY) as folder, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pendings_module, "_MANY", many)
+            world = World(Path(folder), order, delete, resurrect, title)
+            try:
+                tell_history(world, history)
+                told.update(counted_of(world))
+            finally:
+                for device in world.devices:
+                    device.close()
+
+    tell()
+    print(told)
+    # Each of these is what some of the histories are for.
+    lacking = [what for what in WANTED if not told[what]]
+    assert not lacking, f"never came about in {told['histories']} histories: {lacking}"
+
+
+def tell_history(world: World, history: list[tuple[str, int, Any]]) -> None:
+    for action, i, argument in history:
+        world.step(action, i, argument)
+        check_invariants(world.devices[i])
+        assert world.mirrors[i] == shown(world.devices[i])
+    world.settle()
+    live = {key: dict(row) for key, row in world.server.live().items()}
+    in_log = {logged.id for logged in world.server.log if logged.node != SERVER_NODE}
+    dead = set()
+    for i, device in enumerate(world.devices):
+        check_invariants(device)
+        assert shown(device) == live
+        assert world.mirrors[i] == live
+        status = device.status()
+        assert (status.queued, status.disagreeing) == (0, ())
+        assert device.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        reasons = {letter.id: letter.reason for letter in device.dead_letters()}
+        assert reasons == {batch_id: world.server.verdicts[batch_id].reason for batch_id in reasons}
+        dead |= reasons.keys()
+    assert set(world.made) == in_log | dead
+    assert not in_log & dead
+
+
+def counted_of(world: World) -> Counter[str]:
+    """What came about in a history."""
+    found = Counter(verdict.reason or max(verdict.outcomes).name for verdict in world.server.verdicts.values())
+    found["histories"] = 1
+    found["by SQL"] = sum(logged.node == SERVER_NODE for logged in world.server.log)
+    found["dead letters"] = sum(len(device.dead_letters()) for device in world.devices)
+    found["behind the floor"] = sum(remote.behind for remote in world.remotes)
+    found["answers lost"] = sum(remote.lost for remote in world.remotes)
+    return found
 
 
 def counted(function: Callable[..., Any], times: list[int]) -> Callable[..., Any]:
