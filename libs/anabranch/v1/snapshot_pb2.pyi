@@ -340,8 +340,8 @@ class PullResponse(_message.Message):
     table: _builtins.str
     """The table's name."""
     arrow_ipc: _builtins.bytes
-    """A whole Arrow IPC stream: schema and record batches, rows in the order of the key as Postgres sorts it. May be empty
-    with done. Columns by kind: BOOL bool; INT64 int64; DOUBLE float64; BYTES binary; TIMESTAMP timestamp[us]; DATE
+    """A whole Arrow IPC stream: schema and record batches, rows in an order that is the server's own. May be empty with
+    done. Columns by kind: BOOL bool; INT64 int64; DOUBLE float64; BYTES binary; TIMESTAMP timestamp[us]; DATE
     date32; TIME time64[us]; the infinities are the smallest and the largest number, as in Value. The other kinds string:
     an ARRAY as the JSON array of its elements' Postgres texts, nested for further dimensions, null for NULL; what is no
     JSON is the text of an array with other lower bounds. A TIMESTAMP column with a value beyond 64 bits comes as string:
