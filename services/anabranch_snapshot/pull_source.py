@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import structlog
+
 from anabranch.runtime import metrics
 from anabranch.runtime.errors import Failure
 from anabranch.store.catalog import Database
@@ -12,6 +14,8 @@ from anabranch.v1 import errors_pb2, position_pb2
 from anabranch_snapshot.bases import Served, Why
 from anabranch_snapshot.pull import Wanted
 from anabranch_snapshot.snapshot import Snapshot
+
+_log = structlog.get_logger()
 
 
 async def choose_source(
@@ -35,6 +39,7 @@ async def choose_source(
         if isinstance(chosen, Served) and not await _held(snapshot, database, chosen, state, subject):
             chosen = Why.FLOOR
     if isinstance(chosen, Served):
+        _log.info("a pull reads from Parquet", database=database.name, run=chosen.found.run_id)
         metrics.count("anabranch_pull_sources", database=database.name, source="parquet", why="")
         return chosen
     if runs:
@@ -42,6 +47,7 @@ async def choose_source(
             errors_pb2.REASON_INVALID_TOKEN,
             f"this pull can't go on from where it broke ({chosen}): pull these tables from their start",
         )
+    _log.info("a pull reads from Postgres", database=database.name, why=str(chosen))
     metrics.count("anabranch_pull_sources", database=database.name, source="postgres", why=str(chosen))
     return None
 

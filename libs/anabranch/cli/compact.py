@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from anabranch.cli.installation import POSTGRES_VARIABLE, DataDir, PostgresUrl, find_postgres
+from anabranch.cli.installation import DataDir, PostgresUrl, find_postgres
+from anabranch.runtime.compactor_job import ROOT_VARIABLE, CompactorError, Event, run_job, show_job
 
 LAKE = "lake"
 """The root in the folder of an `anabranch up`."""
-ROOT_VARIABLE = "ANABRANCH_LAKE_ROOT"
 
 app = typer.Typer(add_completion=False)
 
@@ -49,57 +45,21 @@ def compact(
     postgres_url: PostgresUrl = None,
 ) -> None:
     """Make Parquet of what the log has since the last run; what was written is proven before anybody reads it."""
-    environment = {
-        **os.environ,
-        POSTGRES_VARIABLE: find_postgres(postgres_url, data_dir),
-        ROOT_VARIABLE: find_root(root, data_dir),
-    }
-    if db is not None:
-        environment["ANABRANCH_COMPACT_DATABASE"] = db
-    if master is not None:
-        environment["ANABRANCH_SPARK_MASTER"] = master
-    arguments = [sys.executable, "-m", "anabranch_compactor"]
-    # Spark's own words at its start are nobody's; what goes wrong is printed last.
-    with (
-        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors,
-        subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True) as job,
-    ):
-        _follow(job, as_json=as_json)
-        code = job.wait()
-        errors.seek(0)
-        said = errors.read()
-    if code:
-        own = [line for line in said.splitlines() if line.startswith("anabranch: ")]
-        typer.echo("\n".join(own) or said, err=True)
-        raise typer.Exit(code)
+    events = run_job(find_postgres(postgres_url, data_dir), find_root(root, data_dir), database=db, master=master)
+    try:
+        if as_json:
+            for event in events:
+                typer.echo(json.dumps(event))
+            return
+        console = Console()
+        for outcome in show_job(events, console):
+            console.print(_line(outcome), highlight=False)
+    except CompactorError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(error.code) from error
 
 
-def _follow(job: subprocess.Popen[str], *, as_json: bool) -> None:
-    assert job.stdout is not None
-    if as_json:
-        for line in job.stdout:
-            typer.echo(line.rstrip("\n"))
-        return
-    console = Console()
-    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[tasks]}"), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True) as progress:
-        bar = progress.add_task("starting Spark", total=None, tasks="")
-        for line in job.stdout:
-            event: dict[str, Any] = json.loads(line)
-            if event["step"] == "started":
-                progress.update(bar, description="planning")
-            elif event["step"] == "planned":
-                text = f"{event['database']}: {event['changes']:,} changes"
-                progress.update(bar, description=text, total=max(1, event["tables"]), completed=0)
-            elif event["step"] == "tasks":
-                progress.update(bar, tasks=f"Spark tasks {event['done']}/{event['tasks']}")
-            elif event["step"] == "table":
-                progress.advance(bar)
-            else:
-                console.print(_line(event), highlight=False)
-
-
-def _line(outcome: dict[str, Any]) -> str:
+def _line(outcome: Event) -> str:
     name = outcome["database"]
     if outcome["run_id"] is None:
         return f"{name}: nothing new since {outcome['from_position']}"

@@ -21,6 +21,8 @@ TABLETS: Mapping[str, str] = {"gate-ewr": "EWR", "gate-jfk": "JFK", "gate-lga": 
 """Tablets, and the airport that each looks after."""
 RETURN_ORDER = ("gate-lga", "gate-ewr", "gate-jfk")
 """They come back in another order than they left in."""
+NEW_TABLET = "gate-b12"
+"""It comes when the day is over, and has everything to fetch."""
 KEY = ("flight_date", "carrier", "flight", "origin")
 
 SHARED = 24

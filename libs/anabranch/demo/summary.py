@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from anabranch.demo import plan
@@ -10,6 +11,7 @@ from anabranch.demo.story import Outcome
 
 SHOWN_LOSERS = 8
 SHOWN_LETTERS = 16
+SHOWN_STEPS = 20
 
 
 def show(outcome: Outcome, console: Console) -> None:
@@ -19,6 +21,8 @@ def show(outcome: Outcome, console: Console) -> None:
     console.print(_verdicts(outcome))
     console.print(_losers(outcome))
     console.print(_dead(outcome))
+    console.print(_history(outcome))
+    console.print(_files(outcome))
     console.print(_equality(outcome))
     batches = sum(int(value["pending"]) for value in outcome.returns.values())
     seconds = sum(float(value["seconds"]) for value in outcome.returns.values())
@@ -28,10 +32,49 @@ def show(outcome: Outcome, console: Console) -> None:
         f"{outcome.backend.rows:,} rows changed by the backend's SQL; {changes:,} changes in {batches:,} batches of the"
         ' node "server" in the log, cascades among them'
     )
+    _after(outcome, console)
+    if not outcome.from_parquet:
+        console.print(f"[bold red]{plan.NEW_TABLET} did not get its rows from the Parquet files.[/]")
     if outcome.equal:
-        console.print(f"[bold green]All three tablets and Postgres hold equal rows.[/] {outcome.seconds:.0f} s in all.")
+        console.print(f"[bold green]All four tablets and Postgres hold equal rows.[/] {outcome.seconds:.0f} s in all.")
     else:
         console.print("[bold red]The tablets and Postgres differ.[/]")
+
+
+def _after(outcome: Outcome, console: Console) -> None:
+    found = outcome.lake
+    console.print(
+        f"{found.changes:,} changes compacted in {found.seconds:.1f} s, proven and published; the log has"
+        f" {found.log_rows:,} rows, {found.log_bytes / 1e6:,.2f} MB of effects"
+    )
+    removed = ", ".join(f"{rows:,} {what}" for what, rows in sorted(found.removed.items())) or "nothing"
+    console.print(
+        f"swept in {found.sweep_seconds:.1f} s: the floor is where the Parquet ends, gone are {removed}; rows of the"
+        " log go with their partition when its day is over"
+    )
+    new, first = outcome.pulls[plan.NEW_TABLET], outcome.pulls[next(iter(plan.TABLETS))]
+    console.print(
+        f"a new tablet: {new['rows'] / new['seconds']:,.0f} rows/s into its file from Parquet;"
+        f" {first['rows'] / first['seconds']:,.0f} rows/s from Postgres in the morning"
+    )
+
+
+def _history(outcome: Outcome) -> Table:
+    found = outcome.lake
+    title = f"What happened to flight {found.flight}, from Parquet"
+    table = Table("at (UTC)", "by", "change", "column", "before", "after", title=title)
+    for step in found.history[:SHOWN_STEPS]:
+        table.add_row(*map(escape, step))
+    if len(found.history) > SHOWN_STEPS:
+        table.add_row(f"and {len(found.history) - SHOWN_STEPS} more")
+    return table
+
+
+def _files(outcome: Outcome) -> Table:
+    table = Table("Parquet", "rows", "MB", title="The lake")
+    for part, (rows, size) in outcome.lake.parts.items():
+        table.add_row(part, f"{rows:,}", f"{size / 1e6:,.2f}")
+    return table
 
 
 def _tablets(outcome: Outcome) -> Table:
@@ -93,11 +136,12 @@ def _dead(outcome: Outcome) -> Table:
 
 
 def _equality(outcome: Outcome) -> Table:
-    names = list(plan.TABLETS)
+    names = list(outcome.reports)
     table = Table("table", "rows", "sum on the server", *names, title="Table sums")
     for name, (count, digest) in sorted(outcome.server_sums.items()):
         marks = ["=" if outcome.reports[t]["sums"].get(name) == (count, digest) else "DIFFERS" for t in names]
         table.add_row(name, f"{count:,}", digest.hex()[:12] + "…", *marks)
-    wrong = [f"{differing} of {compared:,} differ" for compared, differing in (outcome.compared[t] for t in names)]
-    table.add_row("full comparison", "", "", *wrong)
+    rows = max(compared for compared, _ in outcome.compared.values())
+    wrong = [f"{differing:,} differ" if differing else "=" for _, differing in (outcome.compared[t] for t in names)]
+    table.add_row("compared in full", f"{rows:,}", "", *wrong)
     return table

@@ -93,12 +93,13 @@ def _serve(pipe: Connection, name: str, file: str, addresses: Mapping[str, str],
 
 
 def _pull(db: SyncedDb, pipe: Connection, _: Any) -> dict[str, Any]:
-    """The first start: a pull of every table. Afterwards the tablet is offline: nothing syncs until it is told to."""
+    """The first start: a pull of every table. Afterwards the tablet is offline: nothing syncs until it is told to.
+    ``cursor``: the position that the rows are of."""
     started = time.perf_counter()
     db.start(background=False, progress=lambda p: pipe.send(("progress", (p.table, p.rows_done, p.estimated_rows))))
     db.stop()
     rows = sum(count for count, _ in db.table_sums().values())
-    return {"rows": rows, "seconds": time.perf_counter() - started}
+    return {"rows": rows, "seconds": time.perf_counter() - started, "cursor": db.status().cursor}
 
 
 def _work(db: SyncedDb, pipe: Connection, batches: Sequence[Batch]) -> dict[str, Any]:

@@ -1,0 +1,74 @@
+"""A run of the compactor as a process beside this one, and what it says of itself meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+_POSTGRES_VARIABLE = "ANABRANCH_POSTGRES_URL"
+ROOT_VARIABLE = "ANABRANCH_LAKE_ROOT"
+Event = Mapping[str, Any]
+
+
+class CompactorError(Exception):
+    """The job ended with ``code``; the message is what it said last."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def run_job(url: str, root: str, *, database: str | None = None, master: str | None = None) -> Iterator[Event]:
+    """Compact a database (None: all) into ``root``; gives the job's events as they come, the outcome of each database
+    among them.
+
+    Raises:
+        CompactorError: it failed.
+    """
+    environment = {**os.environ, _POSTGRES_VARIABLE: url, ROOT_VARIABLE: root}
+    if database is not None:
+        environment["ANABRANCH_COMPACT_DATABASE"] = database
+    if master is not None:
+        environment["ANABRANCH_SPARK_MASTER"] = master
+    arguments = [sys.executable, "-m", "anabranch_compactor"]
+    # Spark's own words at its start are nobody's; what goes wrong is said last.
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors,
+        subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True) as job,
+    ):
+        assert job.stdout is not None
+        for line in job.stdout:
+            yield json.loads(line)
+        code = job.wait()
+        errors.seek(0)
+        said = errors.read()
+    if code:
+        own = [line for line in said.splitlines() if line.startswith("anabranch: ")]
+        raise CompactorError(code, "\n".join(own) or said)
+
+
+def show_job(events: Iterable[Event], console: Console) -> Iterator[Event]:
+    """The outcomes among a job's events, with a bar for the others. Raises as ``run_job``."""
+    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[tasks]}"), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task("starting Spark", total=None, tasks="")
+        for event in events:
+            if event["step"] == "started":
+                progress.update(bar, description="planning")
+            elif event["step"] == "planned":
+                text = f"{event['database']}: {event['changes']:,} changes"
+                progress.update(bar, description=text, total=max(1, event["tables"]), completed=0)
+            elif event["step"] == "tasks":
+                progress.update(bar, tasks=f"Spark tasks {event['done']}/{event['tasks']}")
+            elif event["step"] == "table":
+                progress.advance(bar)
+            else:
+                yield event
