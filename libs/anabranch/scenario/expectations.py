@@ -8,7 +8,7 @@ from typing import Any
 from anabranch.client.sqlite_values import loader
 from anabranch.scenario.cells import accepted, cast, encoded, named_key
 from anabranch.scenario.conflicts import Lost, conflicts
-from anabranch.scenario.lake import base_differences, compact
+from anabranch.scenario.lake import base_differences, compact, published_positions
 from anabranch.scenario.model import ConflictSpec, DeadSpec, Expectations, LogSpec
 from anabranch.scenario.node import Node
 from anabranch.scenario.rows import check_node, check_same, check_server, match
@@ -231,6 +231,17 @@ def _differences(what: str, found: Mapping[str, Any], wanted: Mapping[str, Any])
             yield f"{what} of {table} is {shown}, its rows on the server's {stored}"
 
 
+def _pulled(world: World, wanted: Mapping[str, str]) -> Iterator[str]:
+    """Where the rows of a node's last pull came from: those of Parquet are of a published run's position."""
+    published = published_positions(world)
+    for name, source in wanted.items():
+        with world.nodes[name].reader() as file:
+            first = {position for (position,) in file.execute("SELECT first_ms FROM _db_tables WHERE stage = 'live'")}
+        found = "parquet" if first and first <= published else "postgres"
+        if found != source:
+            yield f"{name}'s rows are from {found}, as of {sorted(first)}; published is {sorted(published)}"
+
+
 def _parquet(world: World, wanted: str) -> Iterator[str]:
     drained(world)
     compact(world)
@@ -247,6 +258,7 @@ _FUNCTIONS: Mapping[str, Callable[[World, Any], Any]] = {
     "outcomes": _outcomes,
     "log": _log,
     "pulls": _pulls,
+    "pulled": _pulled,
     "sums": _sums,
     "parquet": _parquet,
 }

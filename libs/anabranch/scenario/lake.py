@@ -41,6 +41,11 @@ def compact(world: World) -> None:
         raise FellShort(f"the compactor ended with {done.returncode}: {done.stderr[-_TOLD:]}")
 
 
+def published_positions(world: World) -> set[int]:
+    """The positions up to which the database's runs reach."""
+    return {run.to_position for run in compactions.all_published(world.conn, world.database.id)}
+
+
 def base_differences(world: World) -> Iterator[str]:
     """What differs between the base view and the server's rows, in words."""
     database = world.database

@@ -250,6 +250,7 @@ class Expectations(_Strict):
     outcomes: dict[Name, list[list[OutcomeName]]] | None = None
     log: LogSpec | None = None
     pulls: dict[Name, Number0] | None = None
+    pulled: dict[Name, Literal["parquet", "postgres"]] | None = None
     sums: Literal["agree"] | None = None
     parquet: Literal["same"] | None = None
     as_is: bool = False

@@ -115,5 +115,5 @@ def _nodes_of(step: Step) -> list[str]:
 
 
 def _expected_nodes(expect: Any) -> list[str]:
-    fields = (expect.nodes, expect.dead, expect.queue, expect.verdicts, expect.outcomes, expect.pulls)
+    fields = (expect.nodes, expect.dead, expect.queue, expect.verdicts, expect.outcomes, expect.pulls, expect.pulled)
     return [name for field in fields for name in field or ()]
