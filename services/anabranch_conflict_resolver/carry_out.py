@@ -29,6 +29,10 @@ Shape = tuple[str, tuple[str, ...], tuple[str, ...]]
 """Table, columns that are given, columns that get their default."""
 
 
+_Sent = tuple[list[tuple[str, Answer[dict[str, Row]]]], list[tuple[str, Answer[set[str]]]]]
+"""The answers to what was sent: of inserts and updates, and of deletes, each with its table."""
+
+
 class Swallowed(Exception):
     """Statements changed fewer rows than they named. ``culprits``: a write of each batch that this befell, by batch
     id."""
@@ -96,9 +100,18 @@ def carry_out(
     return [_forward(view, steps) for steps in done]
 
 
-def _send(
-    conn: Session, tables: Mapping[str, SyncedTable], jobs: Sequence[Job]
-) -> tuple[list[tuple[str, Answer[dict[str, Row]]]], list[tuple[str, Answer[set[str]]]]]:
+def try_out(conn: Session, tables: Mapping[str, SyncedTable], steps: Sequence[Job]) -> None:
+    """Write steps one behind the other, for what Postgres says of them, in a savepoint that is undone afterwards:
+    nothing is made of what was stored. Only sends where the session is in a pipeline.
+
+    Raises:
+        psycopg.Error: what Postgres refused.
+    """
+    for step in steps:
+        _send(conn, tables, [step])
+
+
+def _send(conn: Session, tables: Mapping[str, SyncedTable], jobs: Sequence[Job]) -> _Sent:
     inserts: dict[tuple[str, tuple[str, ...]], list[list[Cell]]] = {}
     updates: dict[Shape, tuple[list[Key], list[list[Cell]]]] = {}
     deletes: dict[str, list[Key]] = {}

@@ -15,7 +15,16 @@ from anabranch_conflict_resolver.cascades import Again, Caused, Entangled, apart
 from anabranch_conflict_resolver.caused import OutOfTurn
 from anabranch_conflict_resolver.decode import RowKey
 from anabranch_conflict_resolver.drain import drain
-from anabranch_conflict_resolver.isolate import LOCK_NOT_AVAILABLE, Outdated, fault_of, no_effect, pick_out
+from anabranch_conflict_resolver.isolate import (
+    FAILURES,
+    LOCK_NOT_AVAILABLE,
+    Mistaken,
+    Outdated,
+    fault_of,
+    no_effect,
+    pick_out,
+    set_apart,
+)
 from anabranch_conflict_resolver.model import Candidate, Rejection, Result
 from anabranch_conflict_resolver.view import View, load_view
 from anabranch_conflict_resolver.waves import Group, levels, run_wave, wait
@@ -40,9 +49,11 @@ def decide_group(group: Group, candidates: Sequence[Candidate], *, at_hand: Sequ
     """Decide the candidates, which stand in the order of their ids, and write what is accepted.
 
     First all of them together, in as few waves as can be, under one savepoint that also holds the rows' locks: rows
-    that are locked outside of a savepoint and written inside cost Postgres a multixact each. Only when that fails the
-    bad ones are looked for. Where one of them is, or may be, bad only for the company it came in (``_in_company``), the
-    group ends before any row is touched again: what is left gets no result and stays in the inbox for the next group.
+    that are locked outside of a savepoint and written inside cost Postgres a multixact each. Only when that fails, or
+    where the last group had bad ones, they are looked for: the quick way (``set_apart``), and where that does not work
+    out, the long one (``pick_out``). Where one of them is, or may be, bad only for the company it came in
+    (``_in_company``), the group ends before any row is touched again: what is left gets no result and stays in the
+    inbox for the next group.
 
     ``at_hand``: the ids of all batches that were taken. ``restarts``: how often to start again where a primary key was
     there that the view did not have; after that it is the batch's fault.
@@ -54,15 +65,29 @@ def decide_group(group: Group, candidates: Sequence[Candidate], *, at_hand: Sequ
     left = _before_touched_again(candidates, group.synced.once_a_group)
     schema = group.synced.database.schema_name
     again = 0
+    quick = True
     # Each round ends the loop, takes a batch away, or is counted.
     while left:
+        looking = quick and group.poisoned and len(left) > 1
         try:
             with wave(group.conn, schema, partial(_load, group, left), judged=True) as view:
                 _ask_pending(group, view, left, at_hand)
-                parts = apart(group, levels(left))
-                results = [r for part in parts for r in run_wave(group, view, part, last=part is parts[-1])]
+                if looking:
+                    results = set_apart(group, view, left, blame_keys=restarts <= 0)
+                    if _in_company(left, results):
+                        raise _CompanyError
+                else:
+                    parts = apart(group, levels(left))
+                    results = [r for part in parts for r in run_wave(group, view, part, last=part is parts[-1])]
                 finish(group, view, results)
-            return Decided(refused + results, view)
+            return _decided(group, refused + results, view)
+        except Mistaken:
+            quick = False
+        except _CompanyError:
+            left = levels(left)[0]
+        except Outdated:
+            restarts -= 1
+            group.draining = True
         except Caused:
             group.hoping = False
         except Entangled:
@@ -87,14 +112,18 @@ def decide_group(group: Group, candidates: Sequence[Candidate], *, at_hand: Sequ
                 continue
             group.hoping = False
             try:
-                fault_of(group, error, blame_keys=restarts <= 0)
+                fault = fault_of(group, error, blame_keys=restarts <= 0)
+                if quick and not looking and len(left) > 1 and fault.sqlstate != LOCK_NOT_AVAILABLE:
+                    group.poisoned = True
+                    continue
+                quick = False
                 with wave(group.conn, schema, partial(_load, group, left)) as view:
                     _ask_pending(group, view, left, at_hand)
                     results = pick_out(group, view, left, blame_keys=restarts <= 0)
                     if _in_company(left, results):
                         raise _CompanyError
                     finish(group, view, results)
-                return Decided(refused + results, view)
+                return _decided(group, refused + results, view)
             except _CompanyError:
                 left = levels(left)[0]
             except Outdated:
@@ -111,6 +140,11 @@ def decide_group(group: Group, candidates: Sequence[Candidate], *, at_hand: Sequ
                     return _put_off(group, left, refused)
                 _from_the_locks(group)
     return Decided(refused, _load(group, ()))
+
+
+def _decided(group: Group, results: list[Result], view: View) -> Decided:
+    group.poisoned = any(isinstance(r, Rejection) and r.reason in FAILURES for r in results)
+    return Decided(results, view)
 
 
 _AGAIN_AT_MOST = 5
@@ -175,7 +209,11 @@ def _in_company(candidates: Sequence[Candidate], results: Sequence[Result]) -> b
     Postgres holds a row that its own transaction has written before to its foreign keys anew, also to references that
     nobody changed and that were never good (``not valid``). First on its rows, the same batch might be accepted.
     """
-    refused = {r.taken.batch_id for r in results if isinstance(r, Rejection) and r.sqlstate == FOREIGN_KEY_VIOLATION}
+    refused = {
+        r.taken.batch_id
+        for r in results
+        if isinstance(r, Rejection) and r.sqlstate == FOREIGN_KEY_VIOLATION and not r.by_itself
+    }
     touched: set[RowKey] = set()
     for candidate in candidates if refused else ():
         if candidate.taken.batch_id in refused and not touched.isdisjoint(candidate.decoded.keys):

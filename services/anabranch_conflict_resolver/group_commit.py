@@ -80,8 +80,8 @@ class Memory:
     hash is its own. ``more``: the last group was full. ``last_principal``: whose batch it took last. ``wary``: any
     table may have got a trigger that causes other changes since its schema was read. ``shape`` is what the tables
     looked like when they were compiled, and ``looked_s`` when that was last looked at (``time.monotonic``): after a
-    failure, and every ``_LOOK_S``. ``hopeful``: the last group caused no changes beside what it wrote. ``outstanding``:
-    the backlog of captured changes, while there is one."""
+    failure, and every ``_LOOK_S``. ``hopeful``: the last group caused no changes beside what it wrote. ``poisoned``: it
+    had batches that a constraint refused. ``outstanding``: the backlog of captured changes, while there is one."""
 
     synced: SyncedDatabase | None = None
     link: bytes = b""
@@ -94,6 +94,7 @@ class Memory:
     looked_s: float | None = None
     hopeful: bool = True
     outstanding: Outstanding = field(default_factory=Outstanding)
+    poisoned: bool = False
     attempted: list[str] = field(default_factory=list)
     """The ids of the batches of the last group, whatever became of it."""
 
@@ -183,6 +184,7 @@ def commit_group(
         group.draining = standing.any_captured
         group.loud = dict.fromkeys(synced.tables, frozenset(MutationType)) if memory.wary else synced.loud
         group.hoping = memory.hopeful
+        group.poisoned = memory.poisoned
         with span("group", parent=traces[0] if traces else None, links=traces[1:]):
             return _commit(group, memory, standing, now, later, limits)
     except CapturedBetween as between:
@@ -320,6 +322,7 @@ def _commit(
     faults.reach("after_commit")
     memory.outstanding.committed()
     memory.hopeful = not group.caused
+    memory.poisoned = group.poisoned
     memory.link = link
     memory.sums.update(sums)
     drained = group.drained.changes if group.drained else 0

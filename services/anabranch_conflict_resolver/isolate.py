@@ -9,18 +9,19 @@ then row by row, always in its own order; what it fails with last is its reason.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from anabranch.merge import Accepted, MutationType, Write
 from anabranch.store.errors import BatchReason, Fault, Remedy, read_error
 from anabranch.store.take import Parking
-from anabranch.store.waves import DatabaseError, wave
+from anabranch.store.waves import DatabaseError, judge, wave
 from anabranch.v1 import errors_pb2
-from anabranch_conflict_resolver.carry_out import Swallowed
+from anabranch_conflict_resolver.carry_out import Swallowed, try_out
 from anabranch_conflict_resolver.cascades import apart, write_step
 from anabranch_conflict_resolver.model import Candidate, Change, Rejection, Result
-from anabranch_conflict_resolver.suspects import stages, suspects_of
+from anabranch_conflict_resolver.suspects import Suspects, stages, suspects_of
 from anabranch_conflict_resolver.view import View
-from anabranch_conflict_resolver.waves import Group, applied_result, by_mutation, decide, run_wave, runs, wait
+from anabranch_conflict_resolver.waves import Group, applied_result, by_mutation, decide, levels, run_wave, runs, wait
 
 LOCK_NOT_AVAILABLE = "55P03"
 """A statement waited for a lock that another session holds (a row that a foreign key points to, or a key that is being
@@ -53,17 +54,45 @@ def fault_of(group: Group, error: DatabaseError, *, blame_keys: bool) -> Fault:
 def pick_out(group: Group, view: View, candidates: Sequence[Candidate], *, blame_keys: bool) -> list[Result]:
     """Decide candidates that have failed together: those that a set query suspects each alone, the others together.
     Raises as ``isolate``."""
-    suspects = suspects_of(group, view, candidates)
+    suspects = suspects_of(group, view, candidates, apart=True)
     if not suspects.batches or len(candidates) == 1:
         return isolate(group, view, candidates, failed=True, blame_keys=blame_keys)
     results: list[Result] = []
     for suspected, part in stages(candidates, suspects):
         if suspected:
-            for one in part:
-                write = suspects.sure.get(one.taken.batch_id)
-                results.append(alone(group, view, one, blame_keys=blame_keys, suspected=write))
+            results += [alone(group, view, one, blame_keys=blame_keys, suspects=suspects) for one in part]
         else:
             results += isolate(group, view, part, failed=False, blame_keys=blame_keys)
+    return results
+
+
+class Mistaken(Exception):
+    """Somebody who was surely bad is not, or is for another reason, so that others may have been written too early."""
+
+
+def set_apart(group: Group, view: View, candidates: Sequence[Candidate], *, blame_keys: bool) -> list[Result]:
+    """The quick way of ``pick_out``: those that are surely bad are left out, the others are written together as if none
+    was bad, and then each that was left out is tried, for Postgres to say no.
+
+    That gives what the order of the ids does. Of a batch that is refused in whatever order nothing is there for others
+    to see, before it or after it; and whoever touches one of its rows comes after it all the same.
+
+    Raises:
+        Mistaken, Swallowed, DatabaseError: it has to be done the long way, and all of it is to be undone.
+        Outdated: a duplicate primary key, unless ``blame_keys``.
+    """
+    suspects = suspects_of(group, view, candidates, apart=False)
+    results: list[Result] = []
+    for suspected, part in stages(candidates, suspects, loose=True):
+        if not suspected:
+            results += [r for level in apart(group, levels(part)) for r in run_wave(group, view, level)]
+            continue
+        for one in part:
+            result = alone(group, view, one, blame_keys=blame_keys, suspects=suspects)
+            if one.taken.batch_id in suspects.sure and not (isinstance(result, Rejection) and result.by_itself):
+                raise Mistaken
+            results.append(result)
+    judge(group.conn)
     return results
 
 
@@ -94,24 +123,33 @@ def isolate(
     middle = len(candidates) // 2
     first = isolate(group, view, candidates[:middle], failed=False, blame_keys=blame_keys)
     # Where nothing went wrong in the first half, it will in the second.
-    clean = not any(isinstance(r, Rejection) and r.reason in _FAILURES for r in first)
+    clean = not any(isinstance(r, Rejection) and r.reason in FAILURES for r in first)
     second = isolate(group, view, candidates[middle:], failed=clean, blame_keys=blame_keys)
     return first + second
 
 
-_FAILURES = frozenset({errors_pb2.REASON_CONSTRAINT, errors_pb2.REASON_NO_EFFECT, errors_pb2.REASON_FORBIDDEN})
+FAILURES = frozenset({errors_pb2.REASON_CONSTRAINT, errors_pb2.REASON_NO_EFFECT, errors_pb2.REASON_FORBIDDEN})
 
 
 def alone(
-    group: Group, view: View, candidate: Candidate, *, blame_keys: bool, suspected: Write | None = None
+    group: Group, view: View, candidate: Candidate, *, blame_keys: bool, suspects: Suspects | None = None
 ) -> Result:
-    """Decide one batch that may be a bad one. ``suspected`` is a write that probably fails in whatever order; where it
-    does, nothing else is tried. Raises as ``isolate``."""
+    """Decide one batch that may be a bad one. Where a write of it is suspected to fail in whatever order, and does,
+    nothing else is tried. Raises as ``isolate``."""
     decision = decide(group, view, candidate)
     if not isinstance(decision, Accepted):
         return decision
+    batch_id = candidate.taken.batch_id
+    ways = plans(candidate, decision.writes)
     failure: Result | None = None
-    for steps in plans(candidate, decision.writes, suspected):
+    for number, steps in enumerate(ways):
+        if suspects is not None and batch_id in suspects.batches:
+            # What surely fails is tried first; what perhaps does, in the batch's own order instead of row by row.
+            first, last = number == 0, number == len(ways) - 1 and failure is not None
+            if first if batch_id in suspects.sure else last:
+                proof = _proven(group, view, candidate, decision.writes, suspects, blame_keys=blame_keys)
+                if proof is not None:
+                    return proof
         trial = view.copy()
         changes: list[Change] = []
         candidate.spills = []
@@ -132,23 +170,60 @@ def alone(
                 parking = Parking(candidate.taken.batch_id, group.now_ms + group.busy_ms)
                 return wait(view, candidate, parking, "a lock that somebody else holds")
             failure = _refused(view, candidate, step, fault)
-            if len(step) == 1 and step[0] == suspected:
-                break
     assert failure is not None
     return failure
 
 
-def plans(candidate: Candidate, writes: Sequence[Write], suspected: Write | None = None) -> list[list[Sequence[Write]]]:
-    """The ways to cut a batch's writes into steps, from the coarsest to the finest; equal ones once. Before them the
-    one that has the suspected write in a step of its own."""
+def _proven(
+    group: Group, view: View, candidate: Candidate, writes: Sequence[Write], suspects: Suspects, *, blame_keys: bool
+) -> Rejection | None:
+    """What becomes of a batch because of its suspected write: it is tried behind what stands before it in the batch,
+    and nothing of that stays. None where Postgres takes it, or where something else is in the way. Raises as
+    ``isolate``."""
+    batch_id = candidate.taken.batch_id
+    write = suspects.writes[batch_id]
+    steps = up_to(candidate, writes, write)
+    if not steps:
+        return None
+    *before, last = [(candidate, step) for step in steps]
+    conn, tables = group.conn, group.synced.tables
+    reached = False
+    try:
+        with wave(conn, group.synced.database.schema_name, partial(try_out, conn, tables, before)):
+            reached = True
+            try_out(conn, tables, [last])
+            raise _TakenError
+    except _TakenError:
+        return None
+    except DatabaseError as error:
+        fault = fault_of(group, error, blame_keys=blame_keys)
+        if not reached or fault.sqlstate == LOCK_NOT_AVAILABLE:
+            return None
+        refused = _refused(view, candidate, (write,), fault)
+        broken = suspects.broken[batch_id]
+        refused.by_itself = batch_id in suspects.sure and fault.sqlstate == broken.sqlstate
+        refused.by_itself &= broken.constraint in ("", fault.constraint)
+        return refused
+
+
+class _TakenError(Exception):
+    """Postgres has taken what it was to refuse: it is undone."""
+
+
+def up_to(candidate: Candidate, writes: Sequence[Write], write: Write) -> list[Sequence[Write]]:
+    """A batch's writes up to one of them, in steps of which it is the last. None where it is not among them."""
+    for i, one in enumerate(writes):
+        if one == write:
+            before = writes[:i]
+            steps: list[Sequence[Write]] = [*by_mutation(before)] if candidate.decoded.twice else [before]
+            return [step for step in (*steps, [write]) if step]
+    return []
+
+
+def plans(candidate: Candidate, writes: Sequence[Write]) -> list[list[Sequence[Write]]]:
+    """The ways to cut a batch's writes into steps, from the coarsest to the finest; equal ones once."""
     mutations = by_mutation(writes)
     ways: list[list[Sequence[Write]]] = [] if candidate.decoded.twice else [[writes]]
-    for i, write in enumerate(writes):
-        if write == suspected:
-            before, after = writes[:i], writes[i + 1 :]
-            around = (by_mutation(before), by_mutation(after)) if candidate.decoded.twice else ([before], [after])
-            ways.insert(0, [step for step in (*around[0], [write], *around[1]) if step])
-            break
     if not ways or len(mutations) > 1:
         ways.append(list(mutations))
     if len(writes) > len(mutations):

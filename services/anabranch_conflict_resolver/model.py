@@ -63,7 +63,8 @@ class Applied:
 @dataclass(slots=True)
 class Rejection:
     """Nothing of the batch is. ``reason`` is an ``anabranch.v1.Reason``; ``table`` is "" where no mutation is to blame,
-    ``key`` empty where no row is; ``server_row`` the row as it stands, where there is one."""
+    ``key`` empty where no row is; ``server_row`` the row as it stands, where there is one. ``by_itself``: it would be
+    refused in whatever company."""
 
     taken: Taken
     reason: int
@@ -75,6 +76,7 @@ class Rejection:
     server_row: Row | None = None
     constraint: str = ""
     sqlstate: str = ""
+    by_itself: bool = False
 
 
 @dataclass(slots=True)

@@ -43,7 +43,9 @@ class Group:
     ``draining``: captured changes wait, and ``drained`` is what was made of them. ``loud``: by table,
     changes that may cause others; ``hoping``: the group is run as if there were none; ``caused``: rows that were
     changed so, with their keys, and ``lock_too`` those of the last try. ``touched``: the rows that the candidates
-    touch; ``absorbed_up_to``: the greatest number of a captured change that was caused and logged at once."""
+    touch; ``absorbed_up_to``: the greatest number of a captured change that was caused and logged at once.
+    ``poisoned``: bad batches are expected, and looked for before anything is written; afterwards, whether there were
+    any."""
 
     conn: Session
     synced: SyncedDatabase
@@ -61,6 +63,7 @@ class Group:
     lock_too: dict[RowKey, tuple[Cell, ...]] = field(default_factory=dict)
     touched: Set[RowKey] = frozenset()
     absorbed_up_to: int = 0
+    poisoned: bool = False
 
     @property
     def drained_up_to(self) -> int:

@@ -8,27 +8,44 @@ The look-ups are scalar subqueries with a LIMIT: probes by key, whatever the sta
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from anabranch.schema.cells import Cell
 from anabranch.schema.table import Column, Table
-from anabranch.store.binary import Connection, run, text
+from anabranch.store.binary import Connection, run, text, text_array
 from anabranch.store.binary_cells import bare_type, quote
 from anabranch.store.relation import ForeignKey, UniqueKey
 from anabranch.store.rows_statements import Sent, sent_as
 
 CHECKS = b"""
-select pg_get_expr(c.conbin, c.conrelid)
+select r.relname::text, pg_get_expr(c.conbin, c.conrelid),
+       array(select a.attname::text from pg_catalog.pg_attribute a
+             where a.attrelid = c.conrelid and a.attnum = any(c.conkey) and a.attnum > 0 order by a.attnum),
+       coalesce(0 = any(c.conkey), true)
 from pg_catalog.pg_constraint c
-where c.conrelid = (quote_ident($1::text) || '.' || quote_ident($2::text))::regclass and c.contype = 'c'
-order by c.conname
+join pg_catalog.pg_class r on r.oid = c.conrelid join pg_catalog.pg_namespace n on n.oid = r.relnamespace
+where n.nspname = $1::text and r.relname = any($2::text[]) and c.contype = 'c'
+order by r.relname, c.conname
 """
-"""$1 schema, $2 table. Those over its own columns; what a domain or a generated column says is not among them."""
+"""$1 schema, $2 tables. Those over their own columns, with the columns' names, and whether they name the whole row;
+what a domain or a generated column says is not among them."""
+
+Places = Callable[[], list[int]]
+"""Gives the answer: places in the sequence that was asked about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """A table's checks, and the columns that they look at."""
+
+    expressions: tuple[str, ...]
+    columns: tuple[str, ...]
 
 
 def without_parent(
     conn: Connection, key: ForeignKey, columns: Sequence[Column], values: Sequence[Sequence[Cell]]
-) -> list[int]:
+) -> Places:
     """The places of ``values`` (of the referring ``columns``, none NULL) that no row of the referred table has."""
     sent = sent_as(columns, _turned(values), "c")
     where = " and ".join(f"p.{quote(to)} = {one.expression}" for to, one in zip(key.to_columns, sent, strict=True))
@@ -38,7 +55,7 @@ def without_parent(
 
 def with_children(
     conn: Connection, key: ForeignKey, schema_name: str, table: Table, to: Table, values: Sequence[Sequence[Cell]]
-) -> list[int]:
+) -> Places:
     """The places of ``values`` (of the referred columns of ``to``) that a row of ``table`` refers to."""
     sent = sent_as([to.by_name[name] for name in key.to_columns], _turned(values), "c")
     where = " and ".join(f"r.{quote(name)} = {one.expression}" for name, one in zip(key.columns, sent, strict=True))
@@ -53,7 +70,7 @@ def taken_values(
     unique: UniqueKey,
     keys: Sequence[Sequence[Cell]],
     values: Sequence[Sequence[Cell]],
-) -> list[int]:
+) -> Places:
     """The places of ``values`` (of the columns of ``unique``, none NULL) that a row of ``table`` has whose key is
     another than that of ``keys`` at the same place."""
     sent = sent_as([table.by_name[name] for name in unique.columns], _turned(values), "c")
@@ -64,32 +81,39 @@ def taken_values(
     return _places(conn, [*sent, *own], where, [[*v, *k] for v, k in zip(values, keys, strict=True)])
 
 
-def check_expressions(conn: Connection, schema_name: str, table: Table) -> list[str]:
-    """The conditions of the table's checks."""
-    return [row[0] for row in run(conn, CHECKS, [text(schema_name), text(table.name)])]
+def checks(conn: Connection, schema_name: str, tables: Sequence[Table]) -> dict[str, Checks]:
+    """The checks of those tables that have any, by name."""
+    by_name = {table.name: table for table in tables}
+    expressions: dict[str, list[str]] = {}
+    columns: dict[str, set[str]] = {}
+    for name, expression, of, whole in run(conn, CHECKS, [text(schema_name), text_array(list(by_name), "table")]):
+        expressions.setdefault(name, []).append(expression)
+        columns.setdefault(name, set()).update(by_name[name].column_names if whole else of)
+    return {
+        name: Checks(tuple(found), tuple(c for c in by_name[name].column_names if c in columns[name]))
+        for name, found in expressions.items()
+    }
 
 
-def unchecked(conn: Connection, table: Table, expressions: Iterable[str], rows: Sequence[Sequence[Cell]]) -> list[int]:
-    """The places of ``rows`` (whole ones, in the order of the table's columns) for which a check is false.
-
-    Raises:
-        psycopg.Error: an expression can't be judged so (it may name the table, or fail on a value).
-    """
-    sent = sent_as(table.columns, _turned(rows), "c")
+def unchecked(conn: Connection, table: Table, checks: Checks, rows: Sequence[Sequence[Cell]]) -> Places:
+    """The places of ``rows`` (cells of the checks' columns) for which a check is false. Reading the answer raises
+    psycopg.Error where an expression can't be judged so (it may name the table, or fail on a value)."""
+    sent = sent_as([table.by_name[name] for name in checks.columns], _turned(rows), "c")
     columns = ", ".join(
         f"v.{one.alias}::{bare_type(one.column.postgres_type)} as {quote(one.column.name)}" for one in sent
     )
-    false = " or ".join(f"not ({expression})" for expression in expressions)
+    false = " or ".join(f"not ({expression})" for expression in checks.expressions)
     condition = f"(select true from (select {columns}) as {quote(table.name)} where {false} limit 1)"
     return _places(conn, sent, condition, rows)
 
 
-def _places(conn: Connection, sent: Sequence[Sent], condition: str, rows: Sequence[Sequence[Cell]]) -> list[int]:
+def _places(conn: Connection, sent: Sequence[Sent], condition: str, rows: Sequence[Sequence[Cell]]) -> Places:
     arrays = ", ".join(f"${i}::{one.sender.array_type}" for i, one in enumerate(sent, 1))
     names = ", ".join(one.alias for one in sent)
     statement = f"select v.i from unnest({arrays}) with ordinality as v ({names}, i) where {condition}"
     parameters = [one.sender.build(cells) for one, cells in zip(sent, _turned(rows), strict=True)]
-    return [row[0] - 1 for row in run(conn, statement.encode(), parameters)]
+    cursor = run(conn, statement.encode(), parameters)
+    return lambda: [row[0] - 1 for row in cursor.fetchall()]
 
 
 def _turned(rows: Sequence[Sequence[Cell]]) -> list[Sequence[Cell]]:

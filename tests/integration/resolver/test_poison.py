@@ -128,3 +128,122 @@ def test_a_check_that_can_not_be_asked_beforehand_is_run_into(make_rig: Any) -> 
     sent = [nodes[i].insert("t", {"id": f"{i}", "n": [1, 0, 9, 2, 3, 4][i]}) for i in range(6)]
     rig.group()
     assert [i for i, one in enumerate(sent) if rig.outcome(one) != ["APPLIED"]] == [1, 2]
+
+
+def _rows(batch: int, **more: Any) -> list[dict[str, Any]]:
+    return [
+        {"id": f"{batch:03}-{j}", "n": j, "small": 1, "u": f"u{batch}-{j}", "parent": "p", **more} for j in range(3)
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_the_same_group_that_are_updated_badly_are_found_too(
+    rig: ResolverRig, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_sick, constraint = KINDS[kind]
+    node = rig.node("a")
+    sent = [node.insert("t", *_rows(i)) for i in range(60)]
+    bad = {i for i in range(60) if i % 6 == 2}
+    for i in range(60):
+        rows: list[dict[str, Any]] = [{"id": f"{i:03}-{j}", "n": 100 + j} for j in range(3)]
+        if i in bad:
+            make_sick(rows[1])
+            rows = [{**dict.fromkeys(rows[1], 0), **_given(rows[1], row)} for row in rows]
+        sent.append(node.update("t", *rows))
+    calls = _count_statements(monkeypatch)
+    rig.group()
+    outcomes = [rig.outcome(one) for one in sent]
+    assert outcomes == [["APPLIED"] if i - 60 not in bad else "CONSTRAINT" for i in range(120)]
+    for i in bad:
+        verdict = rig.verdict(sent[60 + i])
+        assert verdict is not None
+        assert verdict.constraint == constraint
+        assert [v.string_value for v in verdict.mutations[0].key] == [f"{i:03}-1"]
+        assert rig.rows("t", "id", "n")[3 * i : 3 + 3 * i] == [(f"{i:03}-{j}", j) for j in range(3)]
+    assert len(calls) < 5 * len(bad), f"{len(calls)} statements: halves were tried"
+
+
+def _given(sick: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    """A row with all the columns that the sick one has, so that one mutation holds both."""
+    good = {"n": 100, "small": 1, "u": f"new {row['id']}", "parent": "q"}
+    return {name: row.get(name, good.get(name)) for name in sick}
+
+
+def test_a_value_that_was_given_twice_is_left_to_the_second_where_the_first_is_refused(rig: ResolverRig) -> None:
+    node = rig.node("a")
+    first = node.insert("t", {"id": "1", "n": -1, "u": "x"})
+    second = node.insert("t", {"id": "2", "n": 1, "u": "x"})
+    third = node.insert("t", {"id": "3", "n": 1, "u": "x"})
+    rig.group()
+    assert [rig.outcome(one) for one in (first, second, third)] == ["CONSTRAINT", ["APPLIED"], "CONSTRAINT"]
+
+
+def test_who_makes_room_is_written_before_who_needs_it(rig: ResolverRig) -> None:
+    a, b = rig.node("a"), rig.node("b")
+    move = a.update("t", {"id": "old", "u": "elsewhere"})
+    take = a.insert("t", {"id": "1", "n": 1, "u": "taken"})
+    late = b.insert("t", {"id": "2", "n": 1, "u": "taken"})
+    sick = b.insert("t", {"id": "3", "n": -1})
+    rig.group()
+    assert [rig.outcome(one) for one in (move, take, late, sick)] == [
+        ["APPLIED"],
+        ["APPLIED"],
+        "CONSTRAINT",
+        "CONSTRAINT",
+    ]
+
+
+def test_who_is_mended_by_a_trigger_keeps_its_turn_before_its_nodes_next_batch(make_rig: Any) -> None:
+    rig: ResolverRig = make_rig(
+        """
+        create table t (id text primary key, n bigint not null, u text constraint t_u unique);
+        create function mend() returns trigger language plpgsql as
+            $$ begin new.n = coalesce(new.n, 0); return new; end $$;
+        create trigger mend before insert on t for each row execute function mend();
+        """,
+        {"t": None},
+    )
+    node = rig.node("a")
+    node.insert("t", {"id": "0", "n": 1, "u": "there"})
+    rig.group()
+    mended = node.insert("t", {"id": "1", "n": None, "u": "x"})
+    second = node.insert("t", {"id": "2", "n": 1, "u": "x"})
+    sick = node.insert("t", {"id": "3", "n": 1, "u": "there"})
+    rig.group()
+    assert [rig.outcome(one) for one in (mended, second, sick)] == [["APPLIED"], "CONSTRAINT", "CONSTRAINT"]
+
+
+def test_what_a_refused_batch_made_of_a_row_is_not_held_against_the_next(rig: ResolverRig) -> None:
+    node = rig.node("a")
+    sent = [
+        node.update("t", {"id": "old", "n": -1}),
+        node.update("t", {"id": "old", "small": 2}),
+        node.update("t", {"id": "old", "small": 10}),
+        node.update("t", {"id": "old", "u": "new"}),
+    ]
+    rig.group()
+    assert [rig.outcome(one) for one in sent] == ["CONSTRAINT", ["APPLIED"], "CONSTRAINT", ["APPLIED"]]
+    assert rig.rows("t", "id", "n", "small", "u") == [("old", 1, 2, "new")]
+
+
+def test_after_bad_batches_the_next_group_is_looked_through_first(
+    rig: ResolverRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = rig.node("a")
+    node.insert("t", {"id": "1", "n": -1})
+    node.insert("t", {"id": "2", "n": 1})
+    rig.group()
+    sent = [node.insert("t", {"id": f"3{i}", "n": -1 if i == 4 else 1}) for i in range(8)]
+    calls = _count_statements(monkeypatch)
+    rig.group()
+    assert [rig.outcome(one) for one in sent] == [["APPLIED"] if i != 4 else "CONSTRAINT" for i in range(8)]
+    # All good ones together, and the bad one.
+    assert calls == [7, 1]
+    good = [node.insert("t", {"id": f"4{i}", "n": 1}) for i in range(8)]
+    for _ in range(2):
+        rig.group()
+    more = [node.insert("t", {"id": f"5{i}", "n": 1}) for i in range(8)]
+    calls.clear()
+    rig.group()
+    assert [rig.outcome(one) for one in (*good, *more)] == [["APPLIED"]] * 16
+    assert calls == [8]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from anabranch.merge import MutationType, Write
 from anabranch.store.take import Taken
 from anabranch_conflict_resolver.decode import Decoded
-from anabranch_conflict_resolver.isolate import plans
+from anabranch_conflict_resolver.isolate import up_to
 from anabranch_conflict_resolver.model import Candidate
 from anabranch_conflict_resolver.suspects import Suspects, stages
 
@@ -45,8 +45,7 @@ def test_who_may_be_in_the_right_comes_after_all_before_it(made: list[tuple[str,
     group = [candidate(i, node, sorted(rows)) for i, (node, rows, _) in enumerate(made)]
     bad = [c for c, (*_, bad) in zip(group, made, strict=True) if bad]
     unsure = {c.taken.batch_id for c in bad[::2]}
-    nothing = Write("t", "k", None, {}, 0, 0)
-    sure = {c.taken.batch_id: nothing for c in bad[1::2]}
+    sure = {c.taken.batch_id for c in bad[1::2]}
     suspects = Suspects(batches={*unsure, *sure}, sure=sure)
     order = [c.taken.batch_id for _, part in stages(group, suspects) for c in part]
     for place, batch_id in enumerate(order):
@@ -57,8 +56,8 @@ def test_who_may_be_in_the_right_comes_after_all_before_it(made: list[tuple[str,
 def test_who_brings_a_parent_comes_before_its_child() -> None:
     sick, parent, child = candidate(0, "a", "x"), candidate(1, "a", "p"), candidate(2, "b", "c")
     link = ("t_parent", ("p",))
-    sure = {sick.taken.batch_id: Write("t", "x", MutationType.INSERT, {}, 0, 0)}
-    suspects = Suspects({sick.taken.batch_id}, sure, {c.taken.batch_id: {link} for c in (parent, child)})
+    sure = {sick.taken.batch_id}
+    suspects = Suspects({sick.taken.batch_id}, sure, links={c.taken.batch_id: {link} for c in (parent, child)})
     assert [c for _, part in stages([sick, parent, child], suspects) for c in part] == [sick, parent, child]
 
 
@@ -76,9 +75,35 @@ def test_unrelated_suspects_cost_the_others_no_part() -> None:
     assert [(suspected, len(part)) for suspected, part in stages(group, suspects)] == [(False, 16), (True, 4)]
 
 
-def test_the_suspected_write_stands_alone_in_the_first_plan() -> None:
+@given(groups)
+def test_who_surely_fails_keeps_the_order_of_rows_and_not_of_nodes(made: list[tuple[str, set[str], bool]]) -> None:
+    group = [candidate(i, node, sorted(rows)) for i, (node, rows, _) in enumerate(made)]
+    bad = {c.taken.batch_id for c, (*_, bad) in zip(group, made, strict=True) if bad}
+    suspects = Suspects(batches=bad, sure=bad)
+    order = [c for _, part in stages(group, suspects, loose=True) for c in part]
+    assert sorted(c.taken.batch_id for c in order) == [c.taken.batch_id for c in group]
+    at = {c.taken.batch_id: place for place, c in enumerate(order)}
+    for i, first in enumerate(group):
+        for second in group[i + 1 :]:
+            shared = not first.decoded.keys.keys().isdisjoint(second.decoded.keys)
+            both_good = bad.isdisjoint((first.taken.batch_id, second.taken.batch_id))
+            if shared or (both_good and first.taken.node_id == second.taken.node_id):
+                assert at[first.taken.batch_id] < at[second.taken.batch_id]
+
+
+def test_surely_bad_batches_of_one_node_cost_the_others_no_part() -> None:
+    group = [candidate(i, "a", [f"r{i}"]) for i in range(20)]
+    bad = {c.taken.batch_id for c in group[::5]}
+    parts = stages(group, Suspects(batches=bad, sure=bad), loose=True)
+    assert [(suspected, len(part)) for suspected, part in parts] == [(False, 16), (True, 4)]
+
+
+def test_the_suspected_write_is_tried_behind_those_before_it() -> None:
     writes = [Write("t", key, MutationType.UPDATE, {}, 0, row) for row, key in enumerate("wxyz")]
     one = candidate(1, "a", "wxyz")
-    assert [[w.key for w in step] for step in plans(one, writes, writes[2])[0]] == [["w", "x"], ["y"], ["z"]]
-    assert [[w.key for w in step] for step in plans(one, writes, writes[0])[0]] == [["w"], ["x", "y", "z"]]
-    assert plans(one, writes, Write("t", "q", MutationType.UPDATE, {}, 0, 9)) == plans(one, writes)
+    assert [[w.key for w in step] for step in up_to(one, writes, writes[2])] == [["w", "x"], ["y"]]
+    assert [[w.key for w in step] for step in up_to(one, writes, writes[0])] == [["w"]]
+    assert up_to(one, writes, Write("t", "q", MutationType.UPDATE, {}, 0, 9)) == []
+    one.decoded.twice = True
+    again = [*writes[:2], Write("t", "w", MutationType.UPDATE, {}, 1, 0), writes[3]]
+    assert [[w.key for w in step] for step in up_to(one, again, again[3])] == [["w", "x"], ["w"], ["z"]]
