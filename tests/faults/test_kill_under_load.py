@@ -8,41 +8,32 @@ follow from it; the moments depend on the machine.
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from ulid import ULID
 
 from anabranch import faults
-from anabranch.client import RemoteDb
 from anabranch.store import catalog, registration
 from anabranch.store.channels import CLAIM_LOCK_CLASS, GROUPS_CHANNEL
 from anabranch.store.engine import Session, connect
-from anabranch.store.sums import scan_sum
 from anabranch.testkit import oracle
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.stack import Stack
-from anabranch.testkit.torture import follower as follower_program
-from anabranch.v1 import batch_pb2, ingest_pb2, position_pb2, verdict_pb2
+from anabranch.testkit.torture import checks, tables
+from anabranch.testkit.torture.processes import Node
 
 SEED = int(os.environ.get("ANABRANCH_TEST_SEED", "20250607"))
 DEVICES = 4
-NAME = "load"
-PATIENCE_S = 20.0
+NAME = tables.NAME
+PATIENCE_S = 40.0
 GROUPS_BETWEEN = 3
 SETTLE_S = 0.2
-RESEND_AT_ONCE = 500
 RESOLVERS = ("conflict-resolver", "conflict-resolver-2")
 POINTS: Mapping[str, Sequence[str]] = {
     "after_claim": RESOLVERS,
@@ -55,58 +46,14 @@ POINTS: Mapping[str, Sequence[str]] = {
 KILLS = ("ingest", "snapshot", *RESOLVERS)
 WANTED = {f"at {point}" for point in POINTS} | {f"SIGKILL {service}" for service in KILLS} | {"SIGSTOP a resolver"}
 
-TABLES = f"""
-create schema {NAME};
-create table {NAME}.shared (id text primary key, title text, note text, n bigint);
-insert into {NAME}.shared select 's' || lpad(g::text, 2, '0'), 'title ' || g, '', 0 from generate_series(0, 29) g;
-create table {NAME}.strict (
-    id text primary key,
-    shared_id text not null constraint strict_shared references {NAME}.shared (id),
-    code text constraint strict_code unique,
-    qty bigint constraint strict_qty check (qty >= 0)
-);
-"""
-
-
-class Process:
-    """A process of the test: told over its input, heard over its output."""
-
-    def __init__(self, program: Path, config: Mapping[str, Any]) -> None:
-        self.name = program.name
-        self.record = Path(config["record"])
-        self.process = subprocess.Popen(
-            [sys.executable, str(program), json.dumps(config)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def tell(self, line: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-
-    def hear(self, timeout_s: float = 90.0) -> str:
-        assert self.process.stdout is not None
-        guard = threading.Timer(timeout_s, self.process.kill)
-        guard.start()
-        line = self.process.stdout.readline().strip()
-        guard.cancel()
-        assert line, f"{self.name} ended, or said nothing for {timeout_s} s"
-        return line
-
-    def lines(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.record.read_text().splitlines()]
-
-    def close(self) -> None:
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            pipe.close()
-        try:
-            self.process.wait(2)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+DRAWN = tables.Drawn(
+    {"order": "server", "delete": "rejects", "resurrect": False},
+    {
+        "shared": {"columns": {"n": "counter", "top": "max", "tags": "union"}},
+        "strict": {"columns": {}},
+        "parts": {"columns": {}},
+    },
+)
 
 
 class Havoc:
@@ -199,38 +146,6 @@ def url(databases: TestDatabases) -> Iterator[str]:
     databases.release(made)
 
 
-def resend_everything(stack: Stack, keys: Sequence[str], recorded: Sequence[oracle.Recorded]) -> dict[str, bytes]:
-    """Every batch again, the bytes as made, by its principal, as a node of its own: the verdicts."""
-    answers: dict[str, bytes] = {}
-    for key, device in zip(keys, recorded, strict=True):
-        a = stack.addresses
-        remote = RemoteDb(ingest=a["ingest"], snapshot=a["snapshot"], resolver=a["conflict-resolver"], token=key)
-        node = position_pb2.NodeState(node=batch_pb2.Node(id=str(ULID()), name="again"))
-        token = b""
-        made = list(device.made.items())
-        with closing(remote):
-            for start in range(0, len(made), RESEND_AT_ONCE):
-                envelopes = [batch_pb2.Envelope(payload=p) for _, p in made[start : start + RESEND_AT_ONCE]]
-                request = ingest_pb2.SendRequest(db_name=NAME, node_state=node, node_token=token, envelopes=envelopes)
-                response = remote.send(request)
-                token = response.node_token
-                answers.update((v.batch_id, v.SerializeToString()) for v in response.verdicts)
-    return answers
-
-
-def recorded_by(process: Process, dead: Mapping[str, str]) -> oracle.Recorded:
-    recorded = oracle.Recorded(dead=dict(dead))
-    for line in process.lines():
-        if "made" in line:
-            recorded.made[line["made"]] = bytes.fromhex(line["payload"])
-        else:
-            raw = bytes.fromhex(line["verdict"])
-            verdict = verdict_pb2.Verdict.FromString(raw)
-            if verdict.status != verdict_pb2.VERDICT_STATUS_PENDING:
-                recorded.told.setdefault(verdict.batch_id, []).append(raw)
-    return recorded
-
-
 @pytest.mark.timeout(240)
 def test_promises_1_to_4_and_6_hold_while_every_service_is_killed_under_load(url: str, tmp_path: Path) -> None:
     print(f"seed {SEED}")
@@ -239,33 +154,41 @@ def test_promises_1_to_4_and_6_hold_while_every_service_is_killed_under_load(url
         stack = leave.enter_context(Stack(url, folder=tmp_path / "stack", resolvers=2))
         conn = leave.enter_context(connect(url, application_name="test", autocommit=True))
         listener = leave.enter_context(connect(url, application_name="test-listener", autocommit=True))
-        conn.execute(TABLES.encode())
-        registration.create_database(conn, NAME, NAME, {"park_ms": 5_000})
-        registration.add_table(conn, NAME, "shared", {"columns": {"n": "counter"}})
-        registration.add_table(conn, NAME, "strict")
+        conn.execute(tables.SQL.encode())
+        registration.create_database(conn, NAME, NAME, {**DRAWN.database, "park_ms": tables.PARK_MS})
+        for name, policy in DRAWN.tables.items():
+            registration.add_table(conn, NAME, name, policy)
         database = catalog.load_database(conn, NAME)
         before = oracle.read_rows(conn, database)
         listener.execute(f"listen {GROUPS_CHANNEL}".encode())
 
         keys = [stack.new_key(f"user-{number}", database=NAME) for number in range(DEVICES)]
         a = stack.addresses
-        common = {"db": NAME, "ingest": a["ingest"], "snapshot": a["snapshot"], "resolver": a["conflict-resolver"]}
-        follower = Process(
-            Path(follower_program.__file__),
-            {**common, "key": stack.key, "seed": SEED, "record": str(tmp_path / "followed")},
+        remote = {"ingest": a["ingest"], "snapshot": a["snapshot"], "resolver": a["conflict-resolver"]}
+        follower = Node(
+            "anabranch.testkit.torture.follower",
+            "follower",
+            tmp_path,
+            {"db": NAME, "snapshot": a["snapshot"], "key": stack.key, "seed": SEED},
         )
-        leave.callback(follower.close)
-        devices = []
-        for number, key in enumerate(keys):
-            own = {"file": str(tmp_path / f"{number}.db"), "record": str(tmp_path / f"{number}.record")}
-            devices.append(
-                Process(
-                    Path(__file__).with_name("load_device.py"), {**common, **own, "key": key, "seed": SEED + number}
-                )
+        devices = [
+            Node(
+                "anabranch.testkit.torture.node",
+                f"node-{number}",
+                tmp_path,
+                {
+                    "db": NAME,
+                    "file": str(tmp_path / f"{number}.db"),
+                    "remote": remote,
+                    "key": key,
+                    "seed": SEED + number,
+                },
             )
-            leave.callback(devices[-1].close)
+            for number, key in enumerate(keys)
+        ]
         for process in (follower, *devices):
-            assert process.hear() == "started"
+            leave.callback(process.close)
+            process.start()
 
         havoc = Havoc(stack, conn, listener, chance, database.id)
         plan = [(havoc.at_point, point) for point in POINTS] + [(havoc.kill, service) for service in KILLS]
@@ -281,21 +204,21 @@ def test_promises_1_to_4_and_6_hold_while_every_service_is_killed_under_load(url
         for device in devices:
             device.tell("stop")
         # Where the last batch has its verdict the head stands still: only then there is a position to reach.
-        ends = drain(devices, conn, database.id)
-        [(head,)] = conn.execute("select max(position) from anabranch.groups where database_id = %s", (database.id,))
+        ends = checks.drain(devices, conn, database.id)
+        head = checks.head(conn, database.id)
         follower.tell(f"until {head}")
         assert follower.hear() == "done"
 
-        recorded = [recorded_by(d, end["dead"]) for d, end in zip(devices, ends, strict=True)]
-        answers = resend_everything(stack, keys, recorded)
+        recorded = [checks.recorded_by(d, end["dead"]) for d, end in zip(devices, ends, strict=True)]
+        answers = checks.resend(stack, keys, recorded)
         server = oracle.read_server(conn, database)
         assert server.positions[-1] == head, "sending again has changed something"
-        judged = oracle.check_durable(server, before, recorded, loose=["n"])
+        judged = oracle.check_durable(server, before, recorded, DRAWN.computed, tables.CAUSED)
         rejected = oracle.check_atomic(server, recorded)
         reports = oracle.check_once(server, recorded, answers)
         groups = oracle.check_ordered(server, follower.lines())
-        kept = oracle.check_nothing_lost(conn, server, recorded)
-        check_sums(conn, database, ends)
+        kept = oracle.check_nothing_lost(conn, server, recorded, DRAWN.computed)
+        checks.check_sums(conn, database, ends)
 
         made = sum(len(r.made) for r in recorded)
         print(f"seed {SEED}: {made} batches in {load_s:.1f} s, {groups} groups; {judged} applied, {rejected} rejected,")
@@ -304,33 +227,3 @@ def test_promises_1_to_4_and_6_hold_while_every_service_is_killed_under_load(url
         assert not never, f"never happened: {never}"
         # Where nothing was applied, refused or lost there was nothing to hold against the promises.
         assert min(judged, rejected, kept, reports) > 20
-
-
-def drain(devices: Sequence[Process], conn: Session, database_id: int) -> list[dict[str, Any]]:
-    """How each device stands once its queue is empty and the log is read to its end."""
-    deadline = time.monotonic() + 60
-    while True:
-        for device in devices:
-            device.tell("drained?")
-        if [device.hear() for device in devices] == ["yes"] * len(devices):
-            break
-        assert time.monotonic() < deadline, "the devices' queues don't drain"
-    [(head,)] = conn.execute("select max(position) from anabranch.groups where database_id = %s", (database_id,))
-    for device in devices:
-        device.tell(f"reach {head}")
-    ends = [json.loads(device.hear()) for device in devices]
-    for end in ends:
-        assert "stuck" not in end, end
-        assert end["disagreeing"] == []
-    return ends
-
-
-def check_sums(conn: Session, database: catalog.Database, ends: Sequence[Mapping[str, Any]]) -> None:
-    """Every device's table sums are those of the server's rows."""
-    sums = {}
-    for name, table in database.tables.items():
-        with conn.transaction():
-            count, total = scan_sum(conn, NAME, table)
-        sums[name] = [count, f"{total:032x}"]
-    for end in ends:
-        assert end["sums"] == sums

@@ -278,7 +278,7 @@ def tell_history(world: World, history: list[tuple[str, int, Any]]) -> None:
     world.settle()
     live = {key: dict(row) for key, row in world.server.live().items()}
     in_log = {logged.id for logged in world.server.log if logged.node != SERVER_NODE}
-    dead = set()
+    dead: set[str] = set()
     for i, device in enumerate(world.devices):
         check_invariants(device)
         assert shown(device) == live

@@ -64,6 +64,7 @@ class Havoc:
     done: Counter[str] = field(default_factory=Counter)
     story: list[tuple[float, str]] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
+    _restarted: bool = False
 
     def run(self, seconds: float) -> None:
         """Everything once, in an order that the seed gives, and then again and again until the time is over, the lake
@@ -90,6 +91,7 @@ class Havoc:
     def do(self, what: str) -> None:
         """One of ``WAYS``."""
         subject = WAYS[what]
+        self._bring_back()
         if what.startswith("at ") and subject in SERVICE_POINTS:
             who = self._at_service_point(subject)
         elif what.startswith("at "):
@@ -112,6 +114,16 @@ class Havoc:
         self.done[what] += 1
         self.story.append((time.monotonic() - self.started, f"{what}: {who}"))
         self.say(f"{self.story[-1][0]:6.1f} s  {self.story[-1][1]}")
+
+    def _bring_back(self) -> None:
+        """Start what ended by itself: a service that is starting while Postgres goes away, and nothing else."""
+        gone = [service for service in SERVICES if self.stack.pid(service) is None]
+        if gone and not self._restarted:
+            raise AssertionError(f"{gone} ended by themselves after {self.story[-3:]}")
+        for service in gone:
+            self.stack.start(service)
+            self.done["a service started while Postgres was away"] += 1
+        self._restarted = False
 
     def partition(self) -> None:
         """Cut one node's network or mend it; never all of them, or nothing would go on."""
@@ -176,13 +188,21 @@ class Havoc:
 
     def _restart_postgres(self) -> str:
         crash = self.chance.random() < 0.5
+        self._restarted = True
+        self._tell_lake()
         if crash:
             self.postgres.kill()
         else:
             self.postgres.stop("fast")
         self.postgres.start()
+        # Once more: what began while it was down fails for it, too.
+        self._tell_lake()
         assert self.postgres.url.rpartition("/")[0] == self.url.rpartition("/")[0], "it came back elsewhere"
         return "after a crash" if crash else "in order"
+
+    def _tell_lake(self) -> None:
+        if self.lake is not None:
+            self.lake.restarts += 1
 
     def _step_node_clock(self) -> str:
         number = self.chance.randrange(len(self.nodes))

@@ -55,8 +55,8 @@ _TOLD = 1_500
 
 
 class Lake:
-    """``done`` counts what was done to compactor and janitor; ``folder`` takes files and logs. ``restarts`` says how
-    often Postgres was restarted so far."""
+    """``done`` counts what was done to compactor and janitor; ``folder`` takes files and logs. ``restarts``: how often
+    Postgres was restarted so far, which explains a run that failed."""
 
     def __init__(
         self,
@@ -66,7 +66,6 @@ class Lake:
         read: Path,
         chance: random.Random,
         say: Callable[[str], None],
-        restarts: Callable[[], int],
     ) -> None:
         self.done: Counter[str] = Counter()
         self.root = folder / "lake"
@@ -76,7 +75,7 @@ class Lake:
         self._read = read
         self._chance = chance
         self._say = say
-        self._restarts = restarts
+        self.restarts = 0
         self._conn: Session | None = None
         self._node = str(ULID())
         self._failure: BaseException | None = None
@@ -100,8 +99,8 @@ class Lake:
             }
         }
 
-    def start(self) -> None:
-        """Begin. Raises psycopg.Error."""
+    def prepare(self) -> None:
+        """Have the scribe hold the floor, before there is any group that could be cut. Raises psycopg.Error."""
         with connect(self._stack.database_url, application_name="torture-lake", autocommit=True) as conn:
             conn.execute(f"create schema {KEPT}".encode())
             for table in _COPIED:
@@ -111,6 +110,9 @@ class Lake:
                 " values (%s, %s, 'scribe', 'torture', %s, '', %s)",
                 (self._database.id, self._node, self._database.epoch, 2**52),
             )
+
+    def start(self) -> None:
+        """Begin."""
         for point in JANITOR_POINTS:
             self._stack.arm(JANITOR, point)
         self._thread.start()
@@ -200,7 +202,7 @@ class Lake:
         faults.disarm(self._faults)
         if what.startswith("at "):
             faults.arm(self._faults, what.removeprefix("at "))
-        restarts, began = self._restarts(), time.monotonic()
+        restarts, began = self.restarts, time.monotonic()
         kill_s = self._chance.uniform(0.1, 1.0) * self._took_s if what == KILLED else RUN_S
         with (self._folder / "compactor.log").open("ab") as log:
             start = log.tell()
@@ -236,7 +238,7 @@ class Lake:
             if what == "":
                 raise AssertionError(f"the compactor was not done after {RUN_S} s")
             return what == KILLED or not faults.armed(self._faults)
-        if process.returncode and self._restarts() == restarts:
+        if process.returncode and self.restarts == restarts:
             said = (self._folder / "compactor.log").read_bytes()[start:].decode(errors="replace")
             raise AssertionError(f"the compactor ended with {process.returncode}: {said[-_TOLD:]}")
         self._took_s = time.monotonic() - began

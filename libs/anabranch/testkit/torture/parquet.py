@@ -42,9 +42,12 @@ def check(conn: Session, server: oracle.Server) -> int:
     to the last, without a gap; their changes are all that the log ever had, their latest rows are the server's, and
     they have as many conflicts. Gives the number of changes that were cut."""
     database = server.database
-    row = conn.execute("select floor_ms from anabranch.databases where id = %s", (database.id,)).fetchone()
-    assert row is not None
-    there, left, differing, cut = conn.execute(_UNCUT.encode(), {"floor": row[0]}).fetchall()[0]
+    with conn.transaction():
+        # At one moment: the janitor goes on.
+        conn.execute("set transaction isolation level repeatable read")
+        row = conn.execute("select floor_ms from anabranch.databases where id = %s", (database.id,)).fetchone()
+        assert row is not None
+        there, left, differing, cut = conn.execute(_UNCUT.encode(), {"floor": row[0]}).fetchall()[0]
     assert (there, differing) == (left, 0), f"above the floor {there} changes were made and {left} are there"
     runs = compactions.all_published(conn, database.id)
     ends = sorted((run.from_position, run.to_position) for run in runs)

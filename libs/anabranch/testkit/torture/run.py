@@ -130,20 +130,14 @@ def torture(folder: Path, seconds: float, seed: int, say: Callable[[str], None],
             Node(f"{_MODULES}.writer", f"writer-{number}", folder, {"url": url, "seed": seed * WRITERS + number})
             for number in range(WRITERS)
         ]
+        life = Lake(stack, database, folder, follower.record, random.Random(seed), say) if with_lake else None
+        if life is not None:
+            life.prepare()
         for process in (follower, *nodes, *writers):
             leave.callback(process.close)
             process.start()
-        havoc = Havoc(stack, postgres, url, nodes, writers, proxies, chance, say)
-        if with_lake:
-            havoc.lake = Lake(
-                stack,
-                database,
-                folder,
-                follower.record,
-                random.Random(seed),
-                say,
-                lambda: havoc.done["Postgres restarted"],
-            )
+        havoc = Havoc(stack, postgres, url, nodes, writers, proxies, chance, say, life)
+        if havoc.lake is not None:
             leave.callback(havoc.lake.close)
             havoc.lake.start()
         havoc.run(seconds)
