@@ -104,6 +104,7 @@ def shown(facts: Facts) -> RenderableType:
     if not facts.databases:
         return Group(*parts, "no databases yet; `anabranch database create` makes one")
     parts += [_databases_table(facts.databases, facts.now_ms), _logs_table(facts.databases, facts.now_ms)]
+    parts.append(_seen_table(facts.databases))
     parts += [_nodes_table(database, facts.now_ms) for database in facts.databases if database.nodes]
     return Group(*parts)
 
@@ -121,7 +122,7 @@ def _services_table(services: dict[str, dict[str, str]]) -> Table:
 
 def _databases_table(databases: list[DatabaseStatus], now_ms: int) -> Table:
     table = Table(Column("database", overflow="fold"), title="databases")
-    for column in ("tables", "rows", "head", "decided", "ready", "parked", "oldest", "nodes", "behind"):
+    for column in ("tables", "rows", "head", "ready", "parked", "oldest", "nodes", "behind"):
         table.add_column(column, justify="right", no_wrap=True)
     for database in databases:
         rows = [count for count in database.tables.values() if count is not None]
@@ -131,7 +132,6 @@ def _databases_table(databases: list[DatabaseStatus], now_ms: int) -> Table:
             str(len(database.tables)),
             f"{sum(rows):,}",
             f"{_age(now_ms - database.head)} ago" if database.head else "none",
-            f"{database.decided_per_s:,.1f}/s",
             str(database.ready),
             str(database.parked),
             "" if database.oldest_waiting_ms is None else _age(database.oldest_waiting_ms),
@@ -143,7 +143,7 @@ def _databases_table(databases: list[DatabaseStatus], now_ms: int) -> Table:
 
 def _logs_table(databases: list[DatabaseStatus], now_ms: int) -> Table:
     table = Table(Column("database", overflow="fold"), title="logs")
-    for column in ("kept", "held by", "compacted", *(f"seen: {seen}" for seen in SEEN)):
+    for column in ("decided", "kept", "held by", "compacted"):
         table.add_column(column, justify="right", no_wrap=True)
     for database in databases:
         held = ""
@@ -153,11 +153,20 @@ def _logs_table(databases: list[DatabaseStatus], now_ms: int) -> Table:
         behind = database.compaction_behind_ms
         table.add_row(
             escape(database.name),
+            f"{database.decided_per_s:,.1f}/s",
             _age(now_ms - database.floor) if database.floor else "all",
             held,
             "" if behind is None else f"{_age(behind)} behind",
-            *(str(database.nodes_seen[seen]) for seen in SEEN),
         )
+    return table
+
+
+def _seen_table(databases: list[DatabaseStatus]) -> Table:
+    table = Table(Column("database", overflow="fold"), title="nodes by their last call")
+    for seen in SEEN:
+        table.add_column(seen, justify="right", no_wrap=True)
+    for database in databases:
+        table.add_row(escape(database.name), *(str(database.nodes_seen[seen]) for seen in SEEN))
     return table
 
 

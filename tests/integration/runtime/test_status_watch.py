@@ -138,6 +138,9 @@ def test_many_nodes_are_cut_short(databases: TestDatabases) -> None:
     assert f"{10_000 - SHOWN_NODES} more" in text
     assert len(text.splitlines()) < SHOWN_NODES + 30
     assert facts.databases[0].nodes_seen["hour"] == 10_000
+    narrow = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115 - as long as the test
+    narrow.print(shown(facts))
+    assert len(re.findall(r"│ app +│", narrow.export_text())) == 3, "names are whole on a narrow terminal, too"
     databases.release(url)
 
 
