@@ -11,7 +11,7 @@ import grpc
 import psutil
 import pytest
 from tests.integration.snapshot.test_pull import MIB, Pulled, apply, rows
-from tests.integration.snapshot.test_types import ODD_TABLE, TYPES, VALUES, exact, pulled_cells
+from tests.integration.snapshot.test_types import ODD_TABLE, TYPES, exact, pulled_cells, values_for
 
 from anabranch.columnar.chunks import from_ipc
 from anabranch.store.binary_cells import quote
@@ -112,11 +112,12 @@ def test_every_type_comes_back_bit_for_bit_from_parquet(
     writer.insert("item", rows(1))
     conn.execute("drop schema if exists app cascade")
     conn.execute(TYPES.encode())
-    columns = ", ".join(f'"c{i}" {kind}' for i, (kind, _) in enumerate(VALUES))
+    kinds = values_for(conn.info.server_version)
+    columns = ", ".join(f'"c{i}" {kind}' for i, (kind, _) in enumerate(kinds))
     conn.execute(f"create table {place.schema}.v (id bigint primary key, {columns})".encode())
-    most = max(len(values) for _, values in VALUES)
+    most = max(len(values) for _, values in kinds)
     for n in range(most + 1):
-        row = [values[n] if n < len(values) else "null" for _, values in VALUES]
+        row = [values[n] if n < len(values) else "null" for _, values in kinds]
         conn.execute(f"insert into {place.schema}.v values ({n}, {', '.join(row)})".encode())
     add_table(conn, place.name, "v")
     table = load_database(conn, place.name).tables["v"]

@@ -133,17 +133,23 @@ def cells_of(column: Column, values: pa.ChunkedArray) -> list[Cell]:
     return to_cells(column, chunk, element)
 
 
+def values_for(server_version: int) -> list[tuple[str, list[str]]]:
+    """The types that a server has: negative scales came with Postgres 15."""
+    return [one for one in VALUES if one[0] != "numeric(5,-2)" or server_version >= 150000]
+
+
 def test_every_type_comes_back_bit_for_bit(place: Any, reader: Reader) -> None:
     # Made after the process has looked at the server's types for the first time.
     reader_before = list(reader.pull())
     assert reader_before[-1].done
     conn = place.conn
     conn.execute(TYPES.encode())
-    columns = ", ".join(f'"c{i}" {kind}' for i, (kind, _) in enumerate(VALUES))
+    kinds = values_for(conn.info.server_version)
+    columns = ", ".join(f'"c{i}" {kind}' for i, (kind, _) in enumerate(kinds))
     conn.execute(f"create table {place.schema}.v (id bigint primary key, {columns})".encode())
-    most = max(len(values) for _, values in VALUES)
+    most = max(len(values) for _, values in kinds)
     for n in range(most + 1):
-        row = [values[n] if n < len(values) else "null" for _, values in VALUES]
+        row = [values[n] if n < len(values) else "null" for _, values in kinds]
         conn.execute(f"insert into {place.schema}.v values ({n}, {', '.join(row)})".encode())
     add_table(conn, place.name, "v")
     table = load_database(conn, place.name).tables["v"]
