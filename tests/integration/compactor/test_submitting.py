@@ -1,4 +1,4 @@
-"""The job by ``spark-submit``, and on a cluster whose tasks run twice: the same result."""
+"""The job by ``spark-submit``: the same result."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 from tests.integration.compactor.conftest import Lake
 from tests.integration.compactor.test_runs import history, rows_of_base
@@ -20,38 +19,6 @@ from anabranch_compactor.java import find_java, java_home
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(500), pytest.mark.long]
 
 JOB = Path(anabranch_compactor.__file__).with_name("__main__.py")
-TWICE = """
-import os, sys, time
-from pathlib import Path
-from anabranch_compactor import __main__, table_changes
-
-marks = Path(os.environ["MARKS"])
-right = table_changes.changes_writer
-table_changes.SMALL_ROWS = 10
-
-
-def slow(*arguments):
-    write = right(*arguments)
-
-    def work(batches):
-        from pyspark import TaskContext
-
-        task = TaskContext.get()
-        if task.partitionId() == 0:
-            (marks / f"attempt-{task.taskAttemptId()}").touch()
-            began = time.monotonic()
-            # The first attempt is stuck until Spark has begun a second one.
-            while len(list(marks.iterdir())) < 2:
-                assert time.monotonic() - began < 200, "nobody has begun a second attempt"
-                time.sleep(0.05)
-        yield from write(batches)
-
-    return work
-
-
-table_changes.changes_writer = slow
-sys.exit(__main__.main())
-"""
 
 
 def submitted(lake: Lake, arguments: list[str], environment: Mapping[str, str]) -> dict[str, object]:
@@ -97,31 +64,3 @@ def test_the_job_runs_by_spark_submit(lake: Lake, tmp_path: Path) -> None:
     outcome = submitted(lake, [str(submit), "--master", "local[2]", *local, str(JOB)], environment)
     assert outcome["changes"] == changes
     same_as_postgres(lake, changes)
-
-
-def test_a_task_that_runs_twice_counts_once(lake: Lake, tmp_path: Path) -> None:
-    changes = write(lake)
-    marks, settings = tmp_path / "marks", tmp_path / "conf"
-    marks.mkdir()
-    settings.mkdir()
-    speculation = {"": "true", ".interval": "100ms", ".multiplier": "1.1", ".quantile": "0.1", ".minTaskRuntime": "1ms"}
-    lines = [f"spark.speculation{name} {value}" for name, value in speculation.items()]
-    lines += ["spark.executor.memory 512m", "spark.executorEnv.SPARK_LOCAL_IP 127.0.0.1"]
-    (settings / "spark-defaults.conf").write_text("\n".join(lines))
-    environment = {
-        "MARKS": str(marks),
-        "SPARK_CONF_DIR": str(settings),
-        # Spark speculates where it has executors of their own, and in one process never.
-        "ANABRANCH_SPARK_MASTER": "local-cluster[2,1,1024]",
-    }
-    outcome = submitted(lake, [sys.executable, "-c", TWICE], environment)
-    assert outcome["changes"] == changes
-    assert len(list(marks.iterdir())) >= 2, "the task ran once"
-    same_as_postgres(lake, changes)
-    live = set(lake.paths("todo", "changes"))
-    orphans = {str(path) for path in lake.folder.rglob("*.parquet") if "/changes/" in str(path)} - live
-    assert len(live) == 2
-    for path in live:
-        assert pq.read_metadata(path).num_rows > 0
-    lake.compact(orphan_grace_ms=0)
-    assert not any(Path(path).exists() for path in orphans)
