@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import psutil
 import pytest
 from tests.integration.snapshot.test_pull import MIB, Pulled, apply, rows
 from tests.integration.snapshot.test_types import ODD_TABLE, TYPES, exact, pulled_cells, values_for
+from ulid import ULID
 
 from anabranch.columnar.chunks import from_ipc
 from anabranch.store.binary_cells import quote
@@ -20,7 +22,7 @@ from anabranch.store.engine import connect
 from anabranch.store.registration import add_table
 from anabranch.store.rows import TableSql
 from anabranch.testkit.base_writer import BaseWriter, FileRows
-from anabranch.testkit.ingest_rig import failed
+from anabranch.testkit.ingest_rig import Device, IngestRig, failed
 from anabranch.testkit.log_writer import LogWriter
 from anabranch.testkit.snapshot_reader import Reader, whole_groups
 
@@ -29,7 +31,11 @@ SOURCES = "anabranch_pull_sources_total"
 
 @pytest.fixture(scope="module")
 def rig_environment() -> dict[str, str]:
-    return {"ANABRANCH_PULL_BATCH_BYTES": str(64 * 1024), "ANABRANCH_BASE_RETRY_MS": "0"}
+    return {
+        "ANABRANCH_PULL_BATCH_BYTES": str(64 * 1024),
+        "ANABRANCH_BASE_RETRY_MS": "0",
+        "ANABRANCH_BASE_PROOF_WAIT_MS": "60000",
+    }
 
 
 @pytest.fixture
@@ -349,6 +355,49 @@ def test_the_log_is_kept_from_the_base_on_for_who_has_pulled_it(
     next(reader.pull())
     stored = "select acknowledged from anabranch.nodes where node_id = %s"
     assert place.conn.execute(stored, (reader.node.id,)).fetchone() == (as_of,)
+
+
+@pytest.mark.parametrize("source", ["parquet", "postgres"])
+def test_what_a_node_writes_during_its_first_pull_takes_nothing_from_the_pulls_hold_on_the_log(
+    place: Any, lake: BaseWriter, writer: LogWriter, tmp_path: Path, source: str, from_parquet: Callable[[], float]
+) -> None:
+    """And the pull goes on from where it stands, also with a verdict that lies beyond what it shows."""
+    as_of = writer.insert("item", rows(3_000, 100))
+    if source == "parquet":
+        lake.publish()
+    subject = f"user-{ULID()}"
+    reader = place.make_reader(subject=subject)
+    with IngestRig(place.rig.url, tmp_path) as ingest:
+        device = Device(ingest.addresses[0], reader.key, place.name, reader.node.id)
+        stored = "select acknowledged from anabranch.nodes where node_id = %s"
+
+        def acknowledged() -> int:
+            (found,) = place.conn.execute(stored, (reader.node.id,)).fetchone()
+            return int(found)
+
+        stream = reader.pull()
+        first = next(stream)
+        wait_for(lambda: acknowledged() == as_of)
+        stream.cancel()
+        head = writer.insert("item", rows(1))
+        # Nobody decides here: it is answered that they wait. The first call has no token yet, the second has one.
+        for _ in range(2):
+            settled = device.send(device.payload(), timeout_s=1.0).state.settled
+            assert settled.server_timestamp_ms == head
+        assert acknowledged() == as_of
+    reader.seen = settled
+    pulled = Pulled()
+    pulled.take(first)
+    pulled.all(reader.pull([("item", first.resume)]))
+    assert pulled.done["item"].rows_done == 3_000 + (source == "postgres")
+    assert from_parquet() == (2 if source == "parquet" else 0)
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_the_servers_memory_does_not_follow_the_tables_size(
