@@ -20,8 +20,9 @@ class ResolverSettings(ServiceSettings):
     """Groups that take longer than twice this get smaller."""
     group_statement_timeout_ms: int = Field(10_000, ge=100)
     """The longest that one statement of a group may run."""
-    group_alone_timeout_ms: int = Field(120_000, ge=100)
-    """The same for a batch that has failed alone before, which has groups of its own: its delete may cascade far."""
+    group_alone_timeout_ms: int = Field(60_000, ge=100)
+    """The longest that a group takes of one batch that has failed alone before: its delete may cascade far. All others
+    of the database wait so long, once; where it does not suffice, the batch is rejected."""
     group_lock_timeout_ms: int = Field(250, ge=1)
     """The longest that one statement of a group waits for somebody else's lock."""
     claim_idle_ms: int = Field(3_000, ge=100)

@@ -64,13 +64,13 @@ FAILURES_AT_MOST = 3
 @dataclass(frozen=True, slots=True)
 class GroupLimits:
     """``most_bytes``: payload bytes of one group. ``busy_ms``: how long a batch rests whose row somebody else holds.
-    ``restarts``: how often a group starts again because rows appeared in between. ``alone_ms``: how long a statement
-    may take for a batch that has failed alone before."""
+    ``restarts``: how often a group starts again because rows appeared in between. ``alone_ms``: how long a group
+    may take of one batch that has failed alone before."""
 
     most_bytes: int = 8 * 1024 * 1024
     busy_ms: int = 100
     restarts: int = 3
-    alone_ms: int = 120_000
+    alone_ms: int = 60_000
 
 
 @dataclass(slots=True)
@@ -96,7 +96,11 @@ class Memory:
     outstanding: Outstanding = field(default_factory=Outstanding)
     poisoned: bool = False
     attempted: list[str] = field(default_factory=list)
-    """The ids of the batches of the last group, whatever became of it."""
+    """The ids of the batches that the last group was to decide, whatever became of it."""
+    draining: bool = False
+    """The last group was to decide none: it drained a backlog."""
+    tried_long: bool = False
+    """The last group's one batch had ``alone_ms``."""
 
 
 @dataclass(slots=True)
@@ -136,7 +140,7 @@ def commit_group(
     Raises:
         psycopg.Error: nothing was done, or, where the session was lost in COMMIT, perhaps all of it.
     """
-    memory.attempted = []
+    memory.attempted, memory.draining, memory.tried_long = [], False, False
     try:
         # Where the last group was full there is more, and what comes next is read while Postgres works.
         ahead = most if memory.more else 0
@@ -175,6 +179,7 @@ def commit_group(
             memory.more |= len(taken) > 1
             now, later = failed[:1], []
             allow(conn, limits.alone_ms)
+            memory.tried_long = True
         memory.last_principal = now[-1].principal if now else ""
         memory.attempted = [t.batch_id for t in now]
         position = max(standing.clock_ms + clock_offset_ms, standing.position + 1)
@@ -277,6 +282,7 @@ def _commit(
     except Backlog:
         # The batches wait: what was written before them goes first, and alone.
         results, dropped, later = [], [], ()
+        memory.attempted, memory.draining = [], True
         decided = drain_backlog(group, memory.outstanding)
     if _may_have_drifted(decided.results) and fingerprint(conn, standing.name) != memory.shape:
         raise _ChangedBetween

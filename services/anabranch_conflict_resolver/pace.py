@@ -35,5 +35,9 @@ class Pace:
 
     def failed(self, taken: int) -> None:
         """A group of ``taken`` batches (0: it did not come so far) failed and was rolled back."""
-        self.failures += 1
+        self.held_up()
         self.most = max(1, min(self.most, taken or self.most) // 2)
+
+    def held_up(self) -> None:
+        """A group failed that was to decide no batch: they have no part in it."""
+        self.failures += 1

@@ -17,6 +17,7 @@ from anabranch.store import group_records as store
 from anabranch.store.at_once import together
 from anabranch.store.binary import Cursor
 from anabranch.store.chain import Joined, next_link
+from anabranch.store.claim import patient
 from anabranch.store.engine import Session
 from anabranch.store.group_records import BatchRow, ConflictRow, GroupRow, LogRow, SumRow, VersionRow
 from anabranch.store.sums import sum_to_bytes
@@ -219,6 +220,7 @@ def write(
     decided = records.decided
     changes = records.logged + len(records.log)
     few = len(records.log) + len(decided) <= FEW
+    patient(conn)
     with together(conn, few=few) as send:
         store.write_log(conn, database_id, position, records.log)
         store.insert_versions(conn, begun)

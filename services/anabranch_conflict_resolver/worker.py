@@ -33,7 +33,7 @@ from anabranch.v1 import errors_pb2, verdict_pb2
 from anabranch_conflict_resolver import garbage
 from anabranch_conflict_resolver.bell import Bell
 from anabranch_conflict_resolver.functions import Functions
-from anabranch_conflict_resolver.group_commit import GroupLimits, Memory, Outcome, commit_group
+from anabranch_conflict_resolver.group_commit import FAILURES_AT_MOST, GroupLimits, Memory, Outcome, commit_group
 from anabranch_conflict_resolver.isolate import LOCK_NOT_AVAILABLE
 from anabranch_conflict_resolver.model import Applied, Rejection, Waiting
 from anabranch_conflict_resolver.pace import Pace
@@ -201,22 +201,30 @@ class Worker:
             text = "group rolled back by a fault of the program"
             _log.error(text, database=name, batches=batches, detail=repr(error), exc_info=where)
         metrics.count("anabranch_group_retries", database=name, cause=cause)
-        # Of a group that ran out of time each half would, until there is one batch left.
-        pace.failed(1 if cause == _OUT_OF_TIME else len(memory.attempted))
+        out_of_time = cause == _OUT_OF_TIME
+        if memory.draining:
+            pace.held_up()
+        else:
+            # Of a group that ran out of time each half would, until there is one batch left.
+            pace.failed(1 if out_of_time else len(memory.attempted))
         # What else the session's loss has left behind is not known.
         memory.sums.clear()
         if blamed and len(memory.attempted) == 1:
-            self._count_attempt(number, memory.attempted[0], name)
+            # It holds up all others of its database while it runs: once for so long, and not again.
+            self._count_attempt(number, memory.attempted[0], name, last=out_of_time and memory.tried_long)
         # Halving is quick; what still fails then is nothing that haste would mend.
         self._pause(max(0, pace.failures - _QUICK_FAILURES))
         self._bell.ring(number)
 
-    def _count_attempt(self, number: int, batch_id: str, name: str) -> None:
+    def _count_attempt(self, number: int, batch_id: str, name: str, *, last: bool) -> None:
         session = self._open()
         if session is None:
             return
         try:
-            attempts = take.count_attempt(session, number, batch_id, self._clock.now_ms(), self._rest_ms, _REST_GROWS)
+            now_ms = self._clock.now_ms()
+            attempts = take.count_attempt(session, number, batch_id, now_ms, self._rest_ms, _REST_GROWS)
+            while last and attempts is not None and attempts < FAILURES_AT_MOST:
+                attempts = take.count_attempt(session, number, batch_id, now_ms, self._rest_ms, _REST_GROWS)
             session.commit()
         except DatabaseError as error:
             _log.warning("attempt not counted", database=name, batch=batch_id, detail=str(error))

@@ -32,7 +32,7 @@ from weakref import WeakKeyDictionary
 
 import psycopg
 
-from anabranch.store.binary import devote, run
+from anabranch.store.binary import devote, run, text
 from anabranch.store.channels import CATALOG_CHANNEL, CLAIM_LOCK_CLASS, INBOX_CHANNEL
 from anabranch.store.engine import SessionOptions, connect
 from anabranch.store.take import STANDING, Standing
@@ -67,6 +67,7 @@ from pg_catalog.pg_settings s where s.name = 'deadlock_timeout'
 """
 HURRY = b"select pg_catalog.set_config('lock_timeout', '5', true)"
 """In milliseconds: the shortest that lets somebody else's table grow by a page."""
+PATIENT = b"select pg_catalog.set_config('lock_timeout', $1, true)"
 PREPARED_AT_MOST = 300
 """Prepared statements of one session: those of a group, and those on the tables, for each set of columns."""
 TRANSACTION_STATEMENTS = 3
@@ -80,9 +81,9 @@ from (select pg_catalog.current_setting('transaction_timeout', true) as ms offse
 
 # The time that has begun goes on, whatever is set, unless it is ended first.
 ALLOW = """
-select pg_catalog.set_config('statement_timeout', %(statement)s, true),
+select pg_catalog.set_config('statement_timeout', %(ms)s, true),
        case when s.known then pg_catalog.set_config('transaction_timeout', '0', true) end,
-       case when s.known then pg_catalog.set_config('transaction_timeout', %(transaction)s, true) end
+       case when s.known then pg_catalog.set_config('transaction_timeout', %(ms)s, true) end
 from (select pg_catalog.current_setting('transaction_timeout', true) is not null as known offset 0) s
 """
 
@@ -136,7 +137,8 @@ def open_session(url: str, options: SessionOptions) -> Connection:
         psycopg.OperationalError: the server can't be reached, or refuses the session.
     """
     conn = connect(url, application_name="anabranch-conflict-resolver", autocommit=True, options=options)
-    [(_, deadlock_ms)] = conn.execute(YIELD, {"ms": options.lock_timeout_ms}).fetchall()
+    [(lock_timeout, deadlock_ms)] = conn.execute(YIELD, {"ms": options.lock_timeout_ms}).fetchall()
+    _lock_timeouts[conn] = lock_timeout
     _young_s[conn] = deadlock_ms / 4_000
     conn.execute(LIMIT_TRANSACTIONS, {"ms": str(TRANSACTION_STATEMENTS * options.statement_timeout_ms)})
     conn.autocommit = False
@@ -168,14 +170,26 @@ _young_s: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
 sends before has as long to come to a lock, and a quarter to wait for it, before somebody who has waited for it from its
 beginning looks for a deadlock."""
 _begun_s: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
+_lock_timeouts: WeakKeyDictionary[Connection, str] = WeakKeyDictionary()
 
 
 def hurry(conn: Connection) -> None:
     """Have a claiming transaction that is no longer young wait for nobody's lock: whoever waits for it might look for a
     deadlock just then, find one, and be ended for it. To be asked before statements that may wait; again after a
     savepoint was rolled back. Sends at most one statement, whose answer nobody needs."""
-    if time.monotonic() - _begun_s.get(conn, float("inf")) > _young_s.get(conn, float("inf")):
+    if _is_old(conn):
         run(conn, HURRY, ())
+
+
+def patient(conn: Connection) -> None:
+    """Have a transaction that was in a hurry wait again: for rows of our own tables, which are held for the length of
+    an append and by nobody who could wait for a row of the application."""
+    if _is_old(conn):
+        run(conn, PATIENT, [text(_lock_timeouts[conn])])
+
+
+def _is_old(conn: Connection) -> bool:
+    return time.monotonic() - _begun_s.get(conn, float("inf")) > _young_s.get(conn, float("inf"))
 
 
 def renew(conn: Connection) -> None:
@@ -184,8 +198,8 @@ def renew(conn: Connection) -> None:
 
 
 def allow(conn: Connection, statement_ms: int) -> None:
-    """Give the statements of this transaction another time limit each, and the transaction its own by that."""
-    conn.execute(ALLOW, {"statement": str(statement_ms), "transaction": str(TRANSACTION_STATEMENTS * statement_ms)})
+    """Give this transaction another time limit, for one statement or all of them."""
+    conn.execute(ALLOW, {"ms": str(statement_ms)})
 
 
 class SilentClaim(NamedTuple):

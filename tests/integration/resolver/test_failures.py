@@ -17,11 +17,15 @@ from anabranch.store import take
 from anabranch.store.claim import open_session, session_options
 from anabranch.store.waves import DatabaseError
 from anabranch.testkit.resolver_rig import ResolverRig
-from anabranch_conflict_resolver import waves
+from anabranch_conflict_resolver import group_commit, waves
 from anabranch_conflict_resolver.bell import Bell
+from anabranch_conflict_resolver.decide_group import decide_group
 from anabranch_conflict_resolver.decode import Decoded, Decoder
+from anabranch_conflict_resolver.drain import Backlog
+from anabranch_conflict_resolver.drain_backlog import drain_backlog
 from anabranch_conflict_resolver.functions import Functions
 from anabranch_conflict_resolver.group_commit import GroupLimits, Memory, commit_group
+from anabranch_conflict_resolver.waves import Group
 from anabranch_conflict_resolver.worker import Known, Worker
 
 OPTIONS = session_options(statement_timeout_ms=5_000, lock_timeout_ms=250, idle_timeout_ms=2_000)
@@ -132,6 +136,43 @@ def test_a_batch_that_runs_out_of_time_is_tried_alone_with_more(make_rig: Any) -
         assert group(now_ms + 1) == 1, "it has a group of its own"
         assert [rig.outcome(one) for one in made] == ["PENDING", ["APPLIED"]]
     rig.check()
+
+
+def test_a_batch_that_runs_out_of_the_long_time_is_not_tried_again(make_rig: Any, worker_of: Any) -> None:
+    """It holds up all others of its database meanwhile."""
+    rig: ResolverRig = make_rig(RAISE, {"t": None})
+    bad = rig.node("a").insert("t", {"id": "bad", "a": "raise 57014"})
+    worker_of(rig)
+    until(rig)
+    assert rig.outcome(bad) == "INTERNAL"
+    assert rig.sql("select last_value from app.tries") == [(2,)]
+
+
+def test_batches_have_no_part_in_a_backlog_that_can_not_be_drained(
+    rig: ResolverRig, worker_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = 0
+
+    def decide_behind(*arguments: Any, **more: Any) -> Any:
+        if failures < 2 * group_commit.FAILURES_AT_MOST:
+            raise Backlog
+        return decide_group(*arguments, **more)
+
+    def drain_in_vain(group: Group, *more: Any) -> Any:
+        nonlocal failures
+        if failures < 2 * group_commit.FAILURES_AT_MOST:
+            failures += 1
+            group.conn.execute("do $$ begin raise exception using errcode = '57014'; end $$")
+        return drain_backlog(group, *more)
+
+    monkeypatch.setattr(group_commit, "decide_group", decide_behind)
+    monkeypatch.setattr(group_commit, "drain_backlog", drain_in_vain)
+    node = rig.node("a")
+    made = [node.insert("todo", {"id": f"{i}"}) for i in range(2)]
+    worker_of(rig, most_batches=1)
+    until(rig)
+    assert failures == 2 * group_commit.FAILURES_AT_MOST
+    assert [rig.outcome(one) for one in made] == [["APPLIED"]] * 2
 
 
 def test_a_batch_that_the_program_stumbles_over_holds_up_nobody(

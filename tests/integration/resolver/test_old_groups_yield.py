@@ -66,6 +66,37 @@ def test_a_writer_that_has_waited_for_long_is_not_the_victim(make_rig: Any, monk
     writer.close()
 
 
+def test_an_old_group_waits_for_a_row_of_ours_that_an_append_holds(
+    make_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever holds it waits for no row of the application; a group that took long would else be lost at its end."""
+    rig: ResolverRig = make_rig(UNIQUE)
+    node = rig.node("a")
+    made = node.insert("todo", {"id": "r", "title": "r", "done": False})
+    append = rig.session()
+    append.execute("select 1 from anabranch.nodes where node_id = %s for update", [node.id])
+    [(deadlock_s,)] = rig.sql("select setting::int / 1000.0 from pg_settings where name = 'deadlock_timeout'")
+    decide = waves.decide
+
+    def decide_slowly(*arguments: Any) -> Any:
+        rig.sql("select pg_sleep(%s)", [float(deadlock_s) / 3])
+        return decide(*arguments)
+
+    def end_the_append() -> None:
+        with rig.session() as other:
+            _until_waiting(rig)
+            other.execute("select pg_sleep(0.05)")
+        append.commit()
+
+    monkeypatch.setattr(waves, "decide", decide_slowly)
+    thread = threading.Thread(target=end_the_append)
+    thread.start()
+    assert rig.group() == 1
+    thread.join(10)
+    assert rig.outcome(made) == ["APPLIED"]
+    append.close()
+
+
 def _until_waiting(rig: ResolverRig) -> None:
     """Returns when a session of this database waits for a lock."""
     for _ in range(2_000):
