@@ -35,8 +35,8 @@ test: setup helm ## every test; ends with a list of what was not run and why
 test-postgres: setup ## what depends on Postgres's version, on the embedded 16; other servers: ANABRANCH_POSTGRES_URL
 	@ANABRANCH_POSTGRES_MAJOR=$(MAJOR) $(VENV)/python -m pytest $(PYTEST_FLAGS) tests/integration tests/e2e
 
-torture: setup ## one fault run; SECONDS=60 SEED=n, the seed is printed
-	@$(VENV)/python -m anabranch.testkit.torture --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+torture: setup ## one fault run; SECONDS=60 SEED=n, the seed is printed; LAKE=1 adds compactor and janitor
+	@$(VENV)/python -m anabranch.testkit.torture --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(if $(LAKE),,--no-lake)
 
 check: setup protos-check helm ## linters, types, import rules, contract, chart, alerts, dashboards
 	@$(VENV)/ruff check .

@@ -18,7 +18,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="as an earlier run printed it; left out, a new one")
     parser.add_argument("--folder", type=Path, help="where its files go and stay; left out, away when it is over")
     parser.add_argument(
-        "--no-lake", action="store_true", help="without compactor and janitor, which take a minute or two"
+        "--no-lake", action="store_true", help="without compactor and janitor, which take minutes on a busy machine"
     )
     options = parser.parse_args()
     seed = secrets.randbelow(1_000_000) if options.seed is None else options.seed

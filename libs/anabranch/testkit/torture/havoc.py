@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from anabranch import clock, faults
@@ -30,6 +30,9 @@ SERVICE_POINTS: Mapping[str, Sequence[str]] = {
     "before_answer": ("ingest",),
 }
 NODE_POINTS = ("after_local_commit", "before_apply", "after_apply")
+RESTART = "Postgres restarted"
+CALM = 5
+"""Groups between one thing and the next while all wait for the compactor, whose runs need the processor, too."""
 PATIENCE_S = 40.0
 YEAR_2038_MS = 13 * 365 * 86_400_000
 SERVER_STEPS_MS = (-20_000, 20_000)
@@ -38,7 +41,7 @@ SERVER_STEPS_MS = (-20_000, 20_000)
 def _ways() -> dict[str, str]:
     points = {f"at {point}": point for point in (*SERVICE_POINTS, *NODE_POINTS)}
     kills = {f"SIGKILL {name}": name for name in (*SERVICES, "a node", "a writer")}
-    others = ("Postgres restarted", "server clock stepped", "node clock stepped", "flood by SQL")
+    others = (RESTART, "server clock stepped", "node clock stepped", "flood by SQL")
     return {**points, **kills, **dict.fromkeys(others, "")}
 
 
@@ -71,13 +74,12 @@ class Havoc:
         is through, and the network, which does as it draws, has done everything, too (or had ``PATIENCE_S`` more for
         it)."""
         plan = sorted(WAYS)
-        while plan or self._goes_on(seconds):
-            self.chance.shuffle(plan)
-            for what in plan or [self.chance.choice(sorted(WAYS))]:
-                self.partition()
-                self.await_groups(1)
-                self.do(what)
-            plan = []
+        self.chance.shuffle(plan)
+        for what in plan:
+            self._next(what, 1)
+        while self._goes_on(seconds):
+            waits = self._waits_for_lake()
+            self._next(self.chance.choice(sorted(WAYS.keys() - waits)), CALM if waits else 1)
         for proxy in self.proxies:
             proxy.mend()
 
@@ -87,6 +89,18 @@ class Havoc:
             return True
         seen = {kind for proxy in self.proxies for kind, count in proxy.counts.items() if count}
         return over_s < PATIENCE_S and not seen >= NETWORK_KINDS
+
+    def _waits_for_lake(self) -> Collection[str]:
+        """What is not done again while the lake is not through: a run of the compactor does not outlive a restart of
+        Postgres, and takes longer than restarts would be apart."""
+        return () if self.lake is None or self.lake.is_through else (RESTART,)
+
+    def _next(self, what: str, groups: int) -> None:
+        """One of ``WAYS`` after so many more groups, and before it the network."""
+        self.partition()
+        for _ in range(groups):
+            self.await_groups(1)
+        self.do(what)
 
     def do(self, what: str) -> None:
         """One of ``WAYS``."""
@@ -102,7 +116,7 @@ class Havoc:
             who = self._kill_one_of(self.writers)
         elif what.startswith("SIGKILL"):
             who = self._kill_service(subject)
-        elif what == "Postgres restarted":
+        elif what == RESTART:
             who = self._restart_postgres()
         elif what == "server clock stepped":
             who = f"by {(step := self.chance.choice(SERVER_STEPS_MS))} ms"

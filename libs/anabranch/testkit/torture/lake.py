@@ -44,7 +44,7 @@ POLICY: Mapping[str, int] = {"retention_days": RETENTION_DAYS, "max_absence_days
 ABSENT_S = 6
 """How long ago a node may have been heard of, and still hold the floor."""
 KEPT = "kept"
-RUN_S = 300.0
+RUN_S = 600.0
 PATIENCE_S = 90.0
 PAUSE_S = 0.2
 TRIES = 6
@@ -81,6 +81,7 @@ class Lake:
         self._failure: BaseException | None = None
         self._stopping = threading.Event()
         self._through = threading.Event()
+        self._leaving = threading.Event()
         self._took_s = _FIRST_GUESS_S
         self._faults = folder / "compactor.faults"
         self._thread = threading.Thread(target=self._run, name="lake", daemon=True)
@@ -129,8 +130,9 @@ class Lake:
             raise AssertionError(f"the life of the log: {self._failure}") from self._failure
 
     def close(self) -> None:
-        """End, after the run of the compactor that is under way."""
+        """End; a run of the compactor that is under way is killed."""
         self._stopping.set()
+        self._leaving.set()
         if self._thread.is_alive():
             self._thread.join(RUN_S)
         if self._conn is not None:
@@ -223,7 +225,7 @@ class Lake:
             )
         try:
             while process.poll() is None:
-                if time.monotonic() > began + kill_s:
+                if self._leaving.is_set() or time.monotonic() > began + kill_s:
                     process.kill()
                     process.wait()
                 self._round()
@@ -235,6 +237,8 @@ class Lake:
             process.wait()
         killed = process.returncode == -signal.SIGKILL
         if killed:
+            if self._leaving.is_set():
+                return False
             if what == "":
                 raise AssertionError(f"the compactor was not done after {RUN_S} s")
             return what == KILLED or not faults.armed(self._faults)

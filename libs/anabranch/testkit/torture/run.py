@@ -71,7 +71,7 @@ class Report:
 
 def torture(folder: Path, seconds: float, seed: int, say: Callable[[str], None], *, with_lake: bool = True) -> Report:
     """Run for about ``seconds``, and until everything was done once, with ``folder`` for all files. ``with_lake``:
-    compactor and janitor take part, which takes a minute or two.
+    compactor and janitor take part, whose four runs take a few minutes, and many on a busy machine.
 
     Raises:
         AssertionError: the run could not be brought to its end, which promise 7 forbids; the message says where.
