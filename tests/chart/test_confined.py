@@ -30,10 +30,11 @@ from anabranch.v1 import retention_pb2, retention_pb2_grpc
 PATIENCE_S = 60.0
 CONFINE = """
 set -eu
-kept="$1"; shift
+kept="$1"; root="$2"; shift 2
 mount -t tmpfs tmpfs /mnt
-mkdir /mnt/kept
+mkdir /mnt/kept /mnt/root
 mount --bind "$kept" /mnt/kept
+mount --bind "$root" /mnt/root; mount -o remount,bind,ro /mnt/root
 awk '{print $5}' /proc/self/mountinfo | sort -r | while read -r where; do
     case "$where" in
         /mnt|/mnt/*|/proc|/proc/*|/dev|/dev/*|/sys|/sys/*) ;;
@@ -43,17 +44,21 @@ done
 mount -t tmpfs -o mode=1777 tmpfs /tmp
 mkdir /tmp/kept
 mount --bind /mnt/kept /tmp/kept
+case "$root" in
+    /tmp/*) mkdir -p "$root"; mount --bind /mnt/root "$root"; mount -o remount,bind,ro "$root" ;;
+esac
 mount -o remount,bind,ro /mnt
 cd /tmp
 exec setpriv --reuid 10001 --regid 10001 --clear-groups --bounding-set -all --inh-caps -all --no-new-privs "$@"
 """
 """In a mount namespace of its own: everything is read-only but /tmp, which is new and empty, and what is kept, which a
-cluster would mount, as /tmp/kept."""
+cluster would mount, as /tmp/kept. This checkout may lie in /tmp itself."""
+ROOT = Path(__file__).parents[2]
 ALL = ("unshare", "--mount", "--propagation", "private", "sh", "-c", CONFINE, "sh")
 
 
 def confined(kept: Path, command: Sequence[str]) -> list[str]:
-    return [*ALL, str(kept), *command]
+    return [*ALL, str(kept), str(ROOT), *command]
 
 
 @pytest.fixture
@@ -67,9 +72,13 @@ def kept(tmp_path: Path) -> Path:
     if os.geteuid() != 0:
         pytest.skip("not root: programs can't be confined")
     os.chown(folder, 10_001, 10_001)
-    tried = subprocess.run(confined(folder, ["true"]), capture_output=True, text=True, check=False, timeout=60)
-    if tried.returncode:
-        pytest.skip(f"this kernel lets nobody be confined here: {tried.stderr.strip()}")
+    for command, lacks in (
+        (["true"], "this kernel lets nobody be confined here"),
+        ([sys.executable, "-c", "import anabranch"], "nobody in particular may read this checkout or its Python"),
+    ):
+        tried = subprocess.run(confined(folder, command), capture_output=True, text=True, check=False, timeout=60)
+        if tried.returncode:
+            pytest.skip(f"{lacks}: {tried.stderr.strip()[-300:]}")
     return folder
 
 
