@@ -11,6 +11,7 @@ States, in order; every one may be the last, by a kill or because the time is up
    c. *emptied*: what is at or below the **committed** floor goes, in pieces that commit by themselves: the log's rows
       where their partition can't go as a whole, conflicts, groups; then what is old beside it: verdicts, leftovers of
       the inbox, nodes; then tombstones.
+   d. *cleared up*: what registrations that were cut off have left.
 4. *behind*: partitions that no database needs are emptied, and dropped where that needs no waiting.
 
 Nothing is remembered from sweep to sweep but how large pieces may be, and where the look for tombstones goes on; both
@@ -36,6 +37,7 @@ from anabranch.store.log_partitions import DEFAULT, Leaf
 from anabranch.store.retention import Kept, is_timeout
 from anabranch.store.retention_rows import ROWS, Limits, remove, remove_log
 from anabranch.store.retention_status import Look, look
+from anabranch_retention_janitor import cut_off
 from anabranch_retention_janitor.config import JanitorSettings
 from anabranch_retention_janitor.floor import move
 from anabranch_retention_janitor.pace import Pace, Turn, in_pieces
@@ -164,6 +166,10 @@ def _sweep(conn: Session, memory: Memory, kept: Kept, now_ms: int, turn: Turn) -
     for what in ROWS:
         _pieces(swept, memory, turn, what, partial(remove, conn, what, limits))
     _tombstones(conn, memory, swept, limits, turn)
+    settings = memory.settings
+    pace = memory.pace("gathered", settings.sweep_max_rows)
+    swept.removed["gathered"], done = cut_off.clear(conn, kept, pace, turn, settings.sweep_lock_timeout_ms)
+    swept.unfinished |= not done
     return swept
 
 

@@ -21,6 +21,7 @@ from anabranch.cli.installation import DataDir, PostgresUrl, find_postgres, read
 from anabranch.runtime.health import probe
 from anabranch.store.availability import is_unavailable
 from anabranch.store.census import SEEN
+from anabranch.store.cut_off import in_words
 from anabranch.store.engine import connect
 from anabranch.store.status import DatabaseStatus, read_status
 
@@ -105,6 +106,7 @@ def shown(facts: Facts) -> RenderableType:
         return Group(*parts, "no databases yet; `anabranch database create` makes one")
     parts += [_databases_table(facts.databases, facts.now_ms), _logs_table(facts.databases, facts.now_ms)]
     parts.append(_seen_table(facts.databases))
+    parts += [Text(in_words(database.name, table)) for database in facts.databases for table in database.cut_off]
     parts += [_nodes_table(database, facts.now_ms) for database in facts.databases if database.nodes]
     return Group(*parts)
 

@@ -19,8 +19,10 @@ from anabranch.cli.verify_device import NotComparable, check_device
 from anabranch.cli.verify_log import RowComparison, contradictions
 from anabranch.schema import Table
 from anabranch.store.adoption import Contradiction, adopt, held
+from anabranch.store.capture import gathering
 from anabranch.store.capture_rows import UndecodableError
 from anabranch.store.catalog import Database, load_database
+from anabranch.store.cut_off import cut_off, in_words
 from anabranch.store.engine import Session
 from anabranch.store.moment import moment, rows_at
 from anabranch.store.sums import sum_to_bytes
@@ -67,6 +69,8 @@ def verify(
         database = load_database(conn, db)
         if table is not None and table not in database.tables:
             raise refuse("NOT_SYNCED", f'"{table}" is no synced table of "{db}"')
+        for one in cut_off(conn, db):
+            typer.echo(f"warning: {in_words(db, one.table)}", err=True)
         if device is not None:
             if take:
                 raise refuse("INVALID_OPTIONS", "--adopt is for the server's tables: a device mends itself")
@@ -139,6 +143,8 @@ def _name_rows(table: Table, found: Iterator[Contradiction]) -> None:
 def _adopt(conn: Session, database: Database, table: Table) -> None:
     for _ in _patiently(f"changes of {table.name} wait to be drained"):
         with held(conn, database, table, LOCK_TIMEOUT_MS, STATEMENT_TIMEOUT_MS) as drained:
+            if gathering(conn, database.schema_name, table.name, database.id):
+                raise refuse("BUSY", f"{table.name} is being registered anew: try again after that")
             if not drained:
                 continue
             found = list(itertools.islice(contradictions(conn, database, table, {}), MOST_ADOPTED + 1))

@@ -136,7 +136,7 @@ METRICS: tuple[Metric, ...] = (
         "gauge",
         "1",
         ("database",),
-        "Captured changes of direct SQL that the log lacks yet",
+        "Captured changes of direct SQL that the log lacks yet, and what registrations that were cut off gather",
     ),
     Metric(
         "anabranch_captured_age",

@@ -122,9 +122,14 @@ def lock(conn: Connection, schema_name: str, table: str) -> None:
 def remove(conn: Connection, database_id: int, table_id: int) -> None:
     """Capture the table no longer, and forget what is captured of it, also where it has gone to another name or
     schema, or is gone."""
+    drop_triggers(conn, database_id, table_id)
+    conn.execute(DELETE_CAPTURED, (database_id, table_id))
+
+
+def drop_triggers(conn: Connection, database_id: int, table_id: int) -> None:
+    """Capture the table no longer, wherever it is now."""
     for schema_name, table, name in _found(conn, database_id, table_id):
         conn.execute(f"drop trigger {quote(name)} on {quote(schema_name)}.{quote(table)}".encode())
-    conn.execute(DELETE_CAPTURED, (database_id, table_id))
 
 
 _GATHERING: LiteralString = """

@@ -3,19 +3,26 @@
 Captured rows carry no time: it would cost their writers. So whoever looks remembers the moment of an earlier look: as
 long as a row waits that was there then, the oldest has waited since then at least. When none is left the memory begins
 anew, so that a drain which lags by a minute shows ages up to a minute.
+
+What a registration that was cut off goes on gathering waits, too, for nobody (``cut_off``). It is counted while no
+registration runs, and has no age: no resolver is late with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from typing import NamedTuple
+from typing import LiteralString, NamedTuple
 
+from anabranch.store.channels import REGISTRATION_LOCK_CLASS
+from anabranch.store.cut_off import RUNS
 from anabranch.store.engine import Session
 
-WAITING = """
+WAITING: LiteralString = f"""
 select d.id, d.name, (select count(*) from (
            select from anabranch.captured c where c.database_id = d.id limit %(most)s
-       ) counted), pg_current_snapshot()::text
+       ) counted), pg_current_snapshot()::text, (select count(*) from (
+           select from anabranch.captured c where c.database_id = -d.id and not {RUNS} limit %(most)s
+       ) gathered)
 from anabranch.databases d order by d.name
 """
 STILL_WAITS = """
@@ -46,11 +53,11 @@ def captured_backlogs(conn: Session, moments: Moments, now_s: float, most: int) 
     Raises:
         psycopg.Error: it can't be read.
     """
-    found = conn.execute(WAITING, {"most": most}).fetchall()
+    found = conn.execute(WAITING, {"most": most, "class": REGISTRATION_LOCK_CLASS}).fetchall()
     for number in moments.keys() - {row[0] for row in found}:
         del moments[number]
     backlogs = []
-    for number, name, changes, moment in found:
+    for number, name, changes, moment, left in found:
         age_s = 0.0
         if not changes:
             moments.pop(number, None)
@@ -58,7 +65,7 @@ def captured_backlogs(conn: Session, moments: Moments, now_s: float, most: int) 
             age_s = now_s - moments[number][1]
         else:
             moments[number] = (moment, now_s)
-        backlogs.append(CapturedBacklog(name, changes, age_s))
+        backlogs.append(CapturedBacklog(name, min(changes + left, most), age_s))
     return backlogs
 
 

@@ -14,12 +14,13 @@ has moved since the moment is added, too. What was captured of it for the log be
 as the log has lost the thread of such a table anyway.
 
 A registration that fails takes its triggers away. One that is killed leaves them, and what they gather: the next
-registration of the table, or its removal, clears that up.
+registration of the table, its removal, or the janitor (``cut_off``) clears that up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -39,6 +40,7 @@ from anabranch.store.refusals import Refusal
 from anabranch.store.registration import (
     Added,
     Connection,
+    RegistrationError,
     RegistrationLimits,
     claim,
     enter,
@@ -60,6 +62,8 @@ _ATTEMPT_LOCK_MS = 400
 """The longest that one attempt waits for a lock, and whoever writes to the table behind it."""
 _PAUSE_S = (0.1, 0.4)
 _CHUNK = 2_000
+_CHUNKS = 1_000
+"""So many are added in one pass, however fast writers are."""
 _FEW = 200
 """So many gathered changes may be left for the moment in which writers wait."""
 _PASSES = 50
@@ -156,13 +160,12 @@ def _register(
             for one in begun:
                 _patiently(chosen, one.table.name, partial(_read, conn, one, chosen))
             for _ in range(_PASSES):
-                if sum(_add(conn, one) for one in begun) < _FEW:
+                if sum(_add(conn, one, _CHUNKS) for one in begun) < _FEW:
                     break
             _patiently(chosen, begun[-1].table.name, partial(_enter, conn, begun, now_ms, chosen))
-        except BaseException:
+        except BaseException as error:
             if not conn.closed:
-                for one in begun:
-                    _patiently(chosen, one.table.name, partial(_undo, conn, one, chosen))
+                _undo_all(conn, begun, chosen, error)
             raise
     after = load_database(conn, database)
     return [Added(after.tables[one.table.name], one.sum.count, tuple(warnings(after, one.table.name))) for one in begun]
@@ -222,13 +225,15 @@ def _kept(conn: Connection, one: _Gathering) -> _Sum:
     return _Sum(rows[0][0], int.from_bytes(rows[0][1], "big")) if rows else _Sum()
 
 
-def _add(conn: Connection, one: _Gathering) -> int:
-    """Add what has been gathered since the moment, and forget it; gives how much it was."""
+def _add(conn: Connection, one: _Gathering, chunks: int | None = None) -> int:
+    """Add what has been gathered since the moment, and forget it; gives how much it was. ``chunks``: how far it goes at
+    most; without, the caller keeps writers out, so that there is an end."""
     schema_name, table = one.database.schema_name, one.table
     row_hash = RowEncoder(table).hash
     parameters = {"database": -one.database.id, "number": one.number, "most": _CHUNK, "moment": one.moment}
     added = 0
-    while True:
+    turns: Iterable[int] = itertools.count() if chunks is None else range(chunks)
+    for _ in turns:
         with conn.transaction(), _clear(one.what):
             taken = conn.execute(_TAKE, parameters).fetchall()
             for sign, place in ((-1, 0), (1, 1)):
@@ -238,7 +243,8 @@ def _add(conn: Connection, one: _Gathering) -> int:
                     one.sum.total += sign * row_hash(cells)
         added += len(taken)
         if len(taken) < _CHUNK:
-            return added
+            break
+    return added
 
 
 def _enter(conn: Connection, begun: Sequence[_Gathering], now_ms: int, limits: RegistrationLimits) -> None:
@@ -274,6 +280,15 @@ def _enter_one(conn: Connection, one: _Gathering, now_ms: int) -> None:
         capture.remove(conn, found.id, one.was)
     total = one.sum.total % SUM_MODULUS
     enter(conn, one.what, found, one.table, one.policy, one.number, one.sum.count, total, now_ms=now_ms)
+
+
+def _undo_all(conn: Connection, begun: Sequence[_Gathering], limits: RegistrationLimits, error: BaseException) -> None:
+    """Undo each, whatever becomes of the others; what can't be undone is noted at ``error``; the janitor will."""
+    for one in begun:
+        try:
+            _patiently(limits, one.table.name, partial(_undo, conn, one, limits))
+        except (psycopg.Error, RegistrationError) as failure:
+            error.add_note(f'table "{one.table.name}" goes on gathering until the janitor clears it up: {failure}')
 
 
 def _undo(conn: Connection, one: _Gathering, limits: RegistrationLimits) -> None:

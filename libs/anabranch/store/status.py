@@ -9,6 +9,7 @@ import psycopg
 
 from anabranch.merge.retention import Bound, Hold, plan
 from anabranch.store.census import SEEN, count_nodes
+from anabranch.store.cut_off import cut_off
 from anabranch.store.retention import databases as kept_databases
 from anabranch.store.retention import read_facts
 
@@ -103,6 +104,8 @@ class DatabaseStatus:
     before the first group."""
     compaction_behind_ms: int | None
     """How far the compacted position is behind the head; None where the log is not compacted."""
+    cut_off: tuple[str, ...]
+    """Tables whose registration was cut off: their triggers gather for nobody."""
 
 
 def read_status(conn: psycopg.Connection[tuple[Any, ...]]) -> tuple[int, list[DatabaseStatus]]:
@@ -117,6 +120,7 @@ def read_status(conn: psycopg.Connection[tuple[Any, ...]]) -> tuple[int, list[Da
         nodes = conn.execute(NODES, (SHOWN_NODES,)).fetchall()
         now_ms = int(row[0]) if row else 0
         recent = dict(conn.execute(RECENT, (now_ms - RECENT_MS,)).fetchall())
+        left = cut_off(conn)
         seen = count_nodes(conn, [database[1] for database in databases], now_ms)
     bounds = _bounds(conn, now_ms)
     found = []
@@ -146,6 +150,7 @@ def read_status(conn: psycopg.Connection[tuple[Any, ...]]) -> tuple[int, list[Da
                 nodes_seen={place: seen[name, place] for place in SEEN},
                 bounds=tuple((bound.hold.name, bound.position, bound.detail) for bound in held),
                 compaction_behind_ms=None if compacted is None else max(0, head - compacted),
+                cut_off=tuple(one.table for one in left if one.database_id == number),
             )
         )
     return now_ms, found

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
 
+import psycopg
 import pytest
+from typer.testing import CliRunner
 
 from anabranch.canonical import RowEncoder, table_sum
+from anabranch.cli.app import app
 from anabranch.store import capture, gather, sums
+from anabranch.store.capture_rows import decode
 from anabranch.store.catalog import load_database
 from anabranch.store.drift import drift, stopped_tables
 from anabranch.store.engine import Session, connect
@@ -292,3 +297,66 @@ def test_somebody_who_holds_the_table_is_waited_for_in_short_attempts(
         assert caught.value.reasons == [Refusal.BUSY]
         assert time.monotonic() - began < 10
         assert tables.execute(OURS, ("app.t",)).fetchone() == (0,)
+
+
+def test_where_one_table_cannot_be_undone_the_others_are(tables: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise Crash
+
+    undo = gather._undo
+
+    def undo_but_the_first(conn: Any, one: Any, limits: Any) -> None:
+        if one.table.name == "u":
+            raise psycopg.errors.InsufficientPrivilege("not today")
+        undo(conn, one, limits)
+
+    while_reading(monkeypatch, fail)
+    monkeypatch.setattr(gather, "_undo", undo_but_the_first)
+    with pytest.raises(Crash) as caught:
+        add_tables(tables, "d", ["u", "t"], now_ms=NOW_MS)
+    assert tables.execute(OURS, ("app.t",)).fetchone() == (0,)
+    [note] = caught.value.__notes__
+    assert 'table "u" goes on gathering' in note
+
+
+def test_a_writer_that_is_faster_than_the_adding_is_caught_up_with_in_the_end(
+    tables: Session, writer: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It writes a whole chunk while one is added, again and again, until it has to wait."""
+    calls = 0
+
+    def decode_and_write(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        assert calls < 2_000, "the adding has no end"
+        with contextlib.suppress(psycopg.errors.LockNotAvailable):
+            writer.execute(f"insert into app.t select 'w{calls}-' || i, i from generate_series(1, 10) i".encode())
+        return decode(*arguments)
+
+    for name, value in {"_CHUNK": 10, "_CHUNKS": 3, "_FEW": 5, "_PASSES": 4}.items():
+        monkeypatch.setattr(gather, name, value)
+    writer.execute("set lock_timeout = '1ms'")
+    first = b"insert into app.t select 'x' || i, i from generate_series(1, 10) i"
+    while_reading(monkeypatch, lambda: writer.execute(first))
+    monkeypatch.setattr(gather, "decode", decode_and_write)
+    [added] = add_tables(tables, "d", ["t"], now_ms=NOW_MS)
+    assert added.rows > 310
+    agrees(tables, "t")
+
+
+def test_a_table_that_is_being_registered_anew_is_not_adopted(
+    tables: Session, writer: Session, migrated_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sum that adoption sets would be added to the registration's."""
+    add_table(tables, "d", "t")
+    capture_off(tables, "d", "t")
+    writer.execute("update app.t set n = -n where n < 10")
+
+    def adopt() -> tuple[int, bool]:
+        done = CliRunner().invoke(app, ["verify", "--db", "d", "--adopt", "--postgres-url", migrated_url])
+        return done.exit_code, "is being registered anew: try again after that (BUSY)" in done.output
+
+    done = while_reading(monkeypatch, adopt)
+    restart_captures(tables, "d", ["t"], now_ms=NOW_MS)
+    assert done == [(2, True)]
+    agrees(tables, "t")

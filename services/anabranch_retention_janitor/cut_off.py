@@ -1,0 +1,46 @@
+"""What registrations that were cut off have left goes: first the triggers that gather for nobody, then what they have
+gathered. A table that somebody holds, or whose owner has to do it, is left for a later sweep, and told of."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import structlog
+
+from anabranch.store import cut_off
+from anabranch.store.engine import Session
+from anabranch.store.retention import Kept
+from anabranch_retention_janitor.pace import Pace, Turn, in_pieces
+
+_log = structlog.get_logger()
+
+
+def clear(conn: Session, kept: Kept, pace: Pace, turn: Turn, lock_timeout_ms: int) -> tuple[int, bool]:
+    """Clear up in one database; gives how many gathered changes were removed, and whether nothing is left to do.
+
+    Raises:
+        psycopg.Error: Postgres is not to be had, or the lead is lost.
+        StoppedError: the process is about to end.
+    """
+    done = True
+    for one in cut_off.cut_off(conn, kept.name):
+        if turn.over():
+            return 0, False
+        try:
+            if cut_off.end(conn, one, lock_timeout_ms):
+                _log.info("ended what a registration had left", database=one.database, table=one.table)
+        except Exception as error:
+            if not cut_off.may_wait(error):
+                raise
+            done = False
+            _log.warning(
+                "a registration that was cut off goes on gathering",
+                database=one.database,
+                table=one.table,
+                detail=" ".join(str(error).split()),
+            )
+    upto = cut_off.dead_upto(conn)
+    if not upto:
+        return 0, done
+    removed, gone = in_pieces(turn, pace, partial(cut_off.forget, conn, kept.id, upto))
+    return removed, done and gone
