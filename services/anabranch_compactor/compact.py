@@ -176,8 +176,10 @@ def _table(run: Run, name: str, table: TablePlan) -> TableFiles:
         changes = table_changes.merge_changes(run, shape, (*files.changes, *written.files))
         files = replace(files, changes=changes, changes_count=total.count, changes_total=f"{total.total:032x}")
         if base is not None and written.old is not None:
-            base = table_base.add_delta(run, table, base, written.files, written.old)
-            written.old.unpersist()
+            try:
+                base = table_base.add_delta(run, table, base, written.files, written.old)
+            finally:
+                written.old.unpersist()
             base = table_base.merge_base(run, shape, base)
     if table.conflicts is not None:
         files = replace(files, conflicts=(*files.conflicts, *table_conflicts.write_conflicts(run, table)))

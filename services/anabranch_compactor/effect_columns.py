@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from google.protobuf.message import DecodeError
 
 from anabranch.columnar.file_cells import FileCodec
 from anabranch.columnar.file_columns import may_need_text
@@ -34,6 +35,8 @@ _LITERAL = field_number(value_pb2.Value, "text_literal") << 3 | LENGTH_DELIMITED
 _NUMBERS = {Kind.INT64, Kind.TIMESTAMP, Kind.DATE, Kind.TIME}
 _TEXTS = {Kind.STRING, Kind.JSON, Kind.LITERAL, Kind.UUID, Kind.DECIMAL, Kind.BYTES}
 _MOST_COLUMNS = 2_000
+_UNREADABLE = (DecodeError, ValueError, OverflowError)
+"""What bytes that are no effect of the table's raise; anything else is a fault of the program, or of the machine."""
 
 
 class MalformedEffectError(ValueError):
@@ -87,8 +90,8 @@ class EffectDecoder:
     def _form(self, effects: pa.Array, messages: Messages, rows: Any1, head: bytes) -> Iterator[Form]:
         try:
             effect = change_pb2.Effect.FromString(head)
-            places = [self._table.index[name] for name in effect.columns]
-        except Exception:
+            places = self._places(effect)
+        except _UNREADABLE:
             # Which of them is wrong, and how, is said there.
             yield from self._one_by_one(effects, rows)
             return
@@ -111,6 +114,13 @@ class EffectDecoder:
         if len(rows):
             cells = {place: self._column(place, messages, *bounds) for place, bounds in found.items()}
             yield Form(rows, effect.type, _changed(self._table, effect), cells)
+
+    def _places(self, effect: change_pb2.Effect) -> list[int]:
+        """Where its columns stand. Raises ValueError: the table has no such column."""
+        unknown = [name for name in effect.columns if name not in self._table.index]
+        if unknown:
+            raise ValueError(f"there is no column {unknown[0]}")
+        return [self._table.index[name] for name in effect.columns]
 
     def _carries(self, column: Column, messages: Messages, begin: Places, end: Places) -> Flags:
         """Whether each Value is one that ``_column`` reads."""
@@ -167,12 +177,12 @@ class EffectDecoder:
                 effect = change_pb2.Effect.FromString(data)
                 if len(effect.columns) != len(effect.values):
                     raise ValueError(f"{len(effect.columns)} columns and {len(effect.values)} values")
-                places = [self._table.index[name] for name in effect.columns]
+                places = self._places(effect)
                 cells: list[Cell] = [
                     self._readers[place](value) for place, value in zip(places, effect.values, strict=True)
                 ]
                 found = {p: _written(self._codecs[p], [cell]) for p, cell in zip(places, cells, strict=True)}
-            except Exception as error:
+            except _UNREADABLE as error:
                 raise MalformedEffectError(f"an effect of {self._table.name} can't be read: {error!r}") from error
             yield Form(np.array([row]), effect.type, _changed(self._table, effect), found)
 

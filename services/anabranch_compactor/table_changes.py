@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 
 import pyarrow as pa
@@ -50,7 +51,7 @@ class Written:
 
 
 def write_changes(run: Run, table: TablePlan, known: TableFiles | None) -> Written:
-    """Write the run's changes of a table, and prove them.
+    """Write the run's changes of a table, and prove them. Nothing is kept by Spark but ``old``, which is the caller's.
 
     Raises:
         ProofError: the files are not what the log says.
@@ -59,22 +60,27 @@ def write_changes(run: Run, table: TablePlan, known: TableFiles | None) -> Writt
     assert log is not None
     number = parts_of(log.effects.count, log.bytes, run.spark.sparkContext.defaultParallelism)
     folder = f"{table_folder('changes', shape.table.name)}/{run.run_id}"
-    with span("read"):
-        # Kept, so that what was read is read once, whatever fails or is asked of it later.
-        packed = run.log(shape, "changes", number).persist(StorageLevel.DISK_ONLY)
-        packed.count()
-    old, rows = None, packed
-    if known is not None and known.base is not None:
-        old = _old_rows(run, shape, packed, known)
-        rows = packed.unionByName(packages(shape, as_old(shape, old), number))
-    with span("write") as one:
-        one.set_attribute("anabranch.folder", folder)
-        work = traced("write task", changes_writer(shape, run.root, f"{run.folder}/{folder}"))
-        tasks = rows.repartitionById(number, F.col("part")).mapInArrow(work, "file string")
-        written = [json.loads(row[0]) for row in tasks.collect()]
-    packed.unpersist()
-    sums = effect_sums(run, shape, [f"{folder}/{one['name']}" for one in written])
-    require(f"the changes of {shape.table.name}", total_of(sums), log.effects)
+    old = None
+    with ExitStack() as kept, ExitStack() as handed_over:
+        with span("read"):
+            # Kept, so that what was read is read once, whatever fails or is asked of it later.
+            packed = run.log(shape, "changes", number).persist(StorageLevel.DISK_ONLY)
+            kept.callback(packed.unpersist)
+            packed.count()
+        rows = packed
+        if known is not None and known.base is not None:
+            old = _old_rows(run, shape, packed, known)
+            handed_over.callback(old.unpersist)
+            rows = packed.unionByName(packages(shape, as_old(shape, old), number))
+        with span("write") as one:
+            one.set_attribute("anabranch.folder", folder)
+            work = traced("write task", changes_writer(shape, run.root, f"{run.folder}/{folder}"))
+            tasks = rows.repartitionById(number, F.col("part")).mapInArrow(work, "file string")
+            written = [json.loads(row[0]) for row in tasks.collect()]
+        packed.unpersist()
+        sums = effect_sums(run, shape, [f"{folder}/{one['name']}" for one in written])
+        require(f"the changes of {shape.table.name}", total_of(sums), log.effects)
+        handed_over.pop_all()
     sizes = {f"{folder}/{one['name']}": one["bytes"] for one in written}
     return Written(as_files(sums, sizes), old)
 

@@ -92,6 +92,27 @@ def test_a_base_that_is_not_the_table_publishes_nothing(lake: Lake) -> None:
     assert len(lake.sql("select * from anabranch.compactions")) == 1
 
 
+@pytest.mark.parametrize(
+    "place", ["anabranch_compactor.table_changes.require", "anabranch_compactor.table_base.add_delta"]
+)
+def test_a_run_that_fails_keeps_nothing_on_the_disk(lake: Lake, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    from anabranch_compactor.prove import ProofError
+
+    writer = lake.writer()
+    writer.insert("todo", [("a", "t", None, 1), ("b", "t", None, 2)])
+    lake.compact()
+    writer.update("todo", ("b",), {"n": 3})
+
+    def fail(*_: object) -> None:
+        raise ProofError("it is not so")
+
+    monkeypatch.setattr(place, fail)
+    with pytest.raises(ProofError, match="it is not so"):
+        lake.compact()
+    kept: Any = lake.spark._jsparkSession
+    assert kept.sharedState().cacheManager().isEmpty()
+
+
 def test_of_two_runs_over_one_stretch_one_is_published(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     from anabranch_compactor.compact import Outcome
 

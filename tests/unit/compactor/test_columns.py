@@ -195,6 +195,21 @@ def test_what_is_no_effect_is_an_error(broken: Any) -> None:
         list(EffectDecoder(TABLE).decode(effects))
 
 
+@pytest.mark.parametrize("fault", [MemoryError, TypeError, AttributeError])
+def test_a_fault_of_the_program_or_the_machine_is_not_the_effects(fault: type[Exception]) -> None:
+    effect = change_pb2.Effect(
+        table="kinds", type=change_pb2.EFFECT_TYPE_UPDATE, columns=["flag"], values=[value_pb2.Value(int64_value=1)]
+    )
+    decoder = EffectDecoder(TABLE)
+
+    def fail(_: object) -> Cell:
+        raise fault
+
+    decoder._readers = [fail for _ in TABLE.columns]
+    with pytest.raises(fault):
+        list(decoder.decode(pa.array([effect.SerializeToString()], pa.binary())))
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.lists(an_effect(), min_size=1, max_size=12))
 def test_a_file_that_is_read_again_adds_up_to_its_effects(made: list[tuple[Effect, dict[str, Cell]]]) -> None:
