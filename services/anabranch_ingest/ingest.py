@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import structlog
@@ -32,6 +33,8 @@ from anabranch_ingest.waiting import Ticket, Waiting
 FETCH_MOST = 5_000
 """Verdicts looked up by one statement."""
 MARGIN_SHARE = 0.1
+UNSEALED_S = 60.0
+"""How often notifications that nobody believes are told of at most."""
 _log = structlog.get_logger()
 
 
@@ -49,6 +52,8 @@ class Ingest:
         self._histories = SessionSource(url, settings.append_timeout_ms)
         self._tickets: set[Ticket] = set()
         self._listening = False
+        self._unsealed = 0
+        self._unsealed_told = -UNSEALED_S
         self.waiting = Waiting()
         self.memory = Memory(settings.memory_max_bytes)
         self.databases = Databases(self._look_ups)
@@ -170,12 +175,21 @@ class Ingest:
             return
         believed = believe(head.seal_key, head.id, heard.position, heard.told)
         if believed is None:
-            _log.warning("verdicts in a notification that are not sealed by the resolver", database=head.name)
+            self._tell_of_unsealed(head.name)
             return
         chain, verdicts = believed
         self.databases.advance(Head(head.id, heard.position, chain))
         for batch_id, verdict in verdicts:
             self.waiting.decide((head.id, batch_id), verdict)
+
+    def _tell_of_unsealed(self, database: str) -> None:
+        """Whoever has a session with the database can send as many as it likes: they are told of now and then."""
+        self._unsealed += 1
+        now = time.monotonic()
+        if now - self._unsealed_told >= UNSEALED_S:
+            text = "verdicts in a notification that are not sealed by the resolver"
+            _log.warning(text, database=database, number=self._unsealed)
+            self._unsealed, self._unsealed_told = 0, now
 
     async def _fetch(self) -> None:
         while True:
