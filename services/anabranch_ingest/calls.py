@@ -20,7 +20,8 @@ TOKEN_BYTES = 16
 
 @dataclass(slots=True, eq=False)
 class Opening:
-    """Who calls, for which database. ``unanswered``: batch ids of calls whose answer was lost."""
+    """Who calls, for which database. ``unanswered``: batch ids of calls whose answer was lost.
+    ``acknowledged`` as in ``store.nodes.Call``."""
 
     database: DatabaseHead
     principal: str
@@ -97,7 +98,8 @@ def open_call(
         token=request.node_token,
         unanswered=frozenset(request.unanswered_batch_ids),
         # One that has read nothing yet needs nothing of the log: it has what it is answered, and begins with a pull.
-        acknowledged=min(request.node_state.acknowledged, position) or position,
+        # Whether one has begun, the node's row says.
+        acknowledged=min(request.node_state.acknowledged, position) or -position,
         traceparent=traceparent,
     )
 

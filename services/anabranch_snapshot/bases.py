@@ -7,7 +7,8 @@ States of a base, for one process:
   later one finds it proven. Buckets that an earlier base had as well, in the same files, are proven already.
 * *proven*: each pull still looks whether its files are the same, by name, size and time of change.
 * *broken*: a file is missing, or not what was published. It is said once, pulls go to Postgres, and after
-  ``base_retry_ms`` it is looked at again.
+  ``base_retry_ms`` it is looked at again. Only the newest base can be: files of an older one are removed in time, and
+  who comes to go on with it is told to begin anew.
 
 What a base is not good for, whatever its state, is decided by ``why_not``, pull by pull.
 """
@@ -15,6 +16,7 @@ What a base is not good for, whatever its state, is decided by ``why_not``, pull
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -74,7 +76,7 @@ def why_not(
     found: FoundBase, database: Database, state: position_pb2.NodeState, now_ms: int, *, resumed: bool
 ) -> Why | None:
     """Why a published base is not good for a pull, but for what its manifest and its files say. A pull that is
-    ``resumed`` goes on with an old one."""
+    ``resumed`` goes on with an old one, of a node that may write meanwhile."""
     if found.chain is None or found.floor > found.position:
         return Why.FLOOR
     if found.schema_version != database.schema_version:
@@ -82,7 +84,9 @@ def why_not(
     age_ms = 0 if found.lacks_since is None else now_ms - found.lacks_since
     if not resumed and age_ms > database.policy.pull_base_max_age_minutes * _MINUTE_MS:
         return Why.OLD
-    if max(state.acknowledged, state.greatest_seen.server_timestamp_ms, found.acknowledged) > found.position:
+    # Verdicts that came since the pull began say nothing of the rows that it had brought by then.
+    beyond = 0 if resumed else max(state.greatest_seen.server_timestamp_ms, found.acknowledged)
+    if max(state.acknowledged, beyond) > found.position:
         return Why.NODE
     return None
 
@@ -113,11 +117,12 @@ class Bases:
         self._settings = settings
         self._clock = clock
         self._pool = pool
-        self._prover = BaseProver()
+        self._stopping = threading.Event()
+        self._prover = BaseProver(self._stopping)
         self._looking = ThreadPoolExecutor(settings.pull_sessions, thread_name_prefix="base-look")
         self._proving = ThreadPoolExecutor(1, thread_name_prefix="base-proof")
         self._opened: OrderedDict[tuple[int, str], PublishedBase] = OrderedDict()
-        self._broken: dict[int, tuple[str, float]] = {}
+        self._broken: dict[tuple[int, str], float] = {}
         self._proofs: set[asyncio.Task[bool]] = set()
 
     async def choose(
@@ -137,18 +142,19 @@ class Bases:
         why = why_not(found, database, state, self._clock.now_ms(), resumed=run_id is not None)
         if why is not None or found.chain is None:
             return why or Why.FLOOR
-        if self._is_broken(database, found.run_id):
+        since = self._broken.get((database.id, found.run_id))
+        if since is not None and time.monotonic() - since < self._settings.base_retry_ms / 1000:
             return Why.BROKEN
         try:
             base = await self._open(database, found)
         except EvidenceError as error:
-            self._break(database, found.run_id, error)
+            self._break(database, found, error)
             return Why.BROKEN
         if base is None:
             return Why.NONE
         if lacks(base.manifest, database, tables):
             return Why.SCHEMA
-        proof = asyncio.create_task(self._prove(database, base, [table.name for table in tables]))
+        proof = asyncio.create_task(self._prove(database, found, base, [table.name for table in tables]))
         self._proofs.add(proof)
         proof.add_done_callback(self._proofs.discard)
         done, _ = await asyncio.wait({proof}, timeout=self._settings.base_proof_wait_ms / 1000)
@@ -156,17 +162,25 @@ class Bases:
             return Why.UNPROVEN
         return Served(found, base, found.chain) if proof.result() else Why.BROKEN
 
-    def broke(self, database: Database, served: Served, error: EvidenceError) -> None:
-        """A base turned out to be broken while it was read: nothing is taken as proven any more."""
-        self._prover = BaseProver()
-        self._break(database, served.found.run_id, error)
+    async def broke(self, database: Database, served: Served, error: EvidenceError) -> None:
+        """A base turned out to be broken while it was read: nothing is taken as proven any more, unless a newer one was
+        published meanwhile.
 
-    def _is_broken(self, database: Database, run_id: str) -> bool:
-        run, since = self._broken.get(database.id, ("", 0.0))
-        return run == run_id and time.monotonic() - since < self._settings.base_retry_ms / 1000
+        Raises:
+            psycopg.Error: what is published can't be read.
+        """
+        async with self._pool.connection() as conn:
+            found = await find_base(conn, database.id, database.epoch, "", served.found.run_id)
+        if found is not None and found.newest:
+            self._prover = BaseProver(self._stopping)
+            self._break(database, found, error)
 
-    def _break(self, database: Database, run_id: str, error: EvidenceError) -> None:
-        self._broken[database.id] = run_id, time.monotonic()
+    def _break(self, database: Database, found: FoundBase, error: EvidenceError) -> None:
+        run_id = found.run_id
+        if not found.newest:
+            _log.info("an older base is not there any more", database=database.name, run=run_id, detail=str(error))
+            return
+        self._broken[database.id, run_id] = time.monotonic()
         metrics.gauge("anabranch_base_broken", 1, database=database.name)
         text = "pulls go to Postgres: the published base is not as proven"
         _log.error(text, database=database.name, run=run_id, detail=str(error))
@@ -188,7 +202,14 @@ class Bases:
                 self._opened.popitem(last=False)
         return opened
 
-    async def _prove(self, database: Database, base: PublishedBase, names: Sequence[str]) -> bool:
+    def _mend(self, database: Database, found: FoundBase) -> None:
+        """The newest base is as published: of those before it nobody begins with one any more."""
+        if found.newest:
+            for key in [key for key in self._broken if key[0] == database.id]:
+                del self._broken[key]
+            metrics.gauge("anabranch_base_broken", 0, database=database.name)
+
+    async def _prove(self, database: Database, found: FoundBase, base: PublishedBase, names: Sequence[str]) -> bool:
         """Whether a base is proven, now or already."""
         loop = asyncio.get_running_loop()
         began = time.monotonic()
@@ -197,19 +218,21 @@ class Bases:
             if unproven:
                 await loop.run_in_executor(self._proving, self._prover.prove, base, unproven)
         except EvidenceError as error:
-            self._break(database, base.manifest.run_id, error)
+            self._break(database, found, error)
             return False
-        if self._broken.get(database.id, (base.manifest.run_id,))[0] == base.manifest.run_id:
-            self._broken.pop(database.id, None)
-            metrics.gauge("anabranch_base_broken", 0, database=database.name)
+        if self._broken.get((database.id, found.run_id), began) > began:
+            # Another call found it broken meanwhile.
+            return False
+        self._mend(database, found)
         if unproven:
             rows, seconds = sum(base.bucket_of(one).count for one in unproven), round(time.monotonic() - began, 2)
-            run_id = base.manifest.run_id
+            run_id = found.run_id
             _log.info("proved a published base", database=database.name, run=run_id, rows=rows, seconds=seconds)
         return True
 
     def close(self) -> None:
-        """End the threads; a proof that is under way ends after its table."""
+        """End the threads; a proof that is under way ends after its bucket."""
+        self._stopping.set()
         for proof in self._proofs:
             proof.cancel()
         self._looking.shutdown(wait=False, cancel_futures=True)

@@ -56,45 +56,44 @@ async def compare(
     """
     reader = MomentReader(settings.postgres_url.get_secret_value(), turns.source.options, database, table)
     loop = asyncio.get_running_loop()
-    async with turns.turn():
-        session = Session(reader, turns)
-        oldest = loop.call_later(
-            settings.pull_max_ms / 1000, session.cut, "the comparison took too long for one transaction: begin anew"
-        )
-        try:
-            moment = await session.start(reader.begin)
-            state = began(moment)
-            sum_ = next((to_sum(row) for row in moment.rows if row.table == table.name), None)
-            as_of = to_position(database, moment.head, moment.chain)
-            yield snapshot_pb2.CompareResponse(as_of=as_of, sum=sum_, state=state)
-            sums = await session.start(reader.range_sums)
-            yield snapshot_pb2.CompareResponse(sums=_parts(sums, [WHOLE]), done=True)
-            asked = _in_time(session, settings.pull_stall_ms / 1000, requests)
-            count = 0
-            async for request in asked:
-                count += 1
-                if count > MOST_REQUESTS:
-                    raise Failure(errors_pb2.REASON_INVALID_REQUEST, f"more than {MOST_REQUESTS} requests: begin anew")
-                split, read = _ranges(request.split, FINEST_BITS - 1), _ranges(request.read, FINEST_BITS)
-                for one in split:
-                    yield snapshot_pb2.CompareResponse(sums=_parts(sums, [one]))
-                if read:
-                    async for response in _rows(session, reader, table, read):
-                        yield response
-                yield snapshot_pb2.CompareResponse(done=True)
-        except UnknownDatabaseError:
-            raise Failure(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {database.name!r}") from None
-        except UndrainedError as error:
-            raise Failure(errors_pb2.REASON_UNAVAILABLE, f"{error}: compare later", retry_after_ms="1000") from None
-        except UndecodableError as error:
-            raise Failure(errors_pb2.REASON_TABLE_CHANGED, str(error)) from None
-        except Exception as error:
-            if session.cut_off is not None and error is not session.cut_off:
-                raise session.cut_off from error
-            raise
-        finally:
-            oldest.cancel()
-            await session.close()
+    session = Session(reader, turns, await turns.take())
+    oldest = loop.call_later(
+        settings.pull_max_ms / 1000, session.cut, "the comparison took too long for one transaction: begin anew"
+    )
+    try:
+        moment = await session.start(reader.begin)
+        state = began(moment)
+        sum_ = next((to_sum(row) for row in moment.rows if row.table == table.name), None)
+        as_of = to_position(database, moment.head, moment.chain)
+        yield snapshot_pb2.CompareResponse(as_of=as_of, sum=sum_, state=state)
+        sums = await session.start(reader.range_sums)
+        yield snapshot_pb2.CompareResponse(sums=_parts(sums, [WHOLE]), done=True)
+        asked = _in_time(session, settings.pull_stall_ms / 1000, requests)
+        count = 0
+        async for request in asked:
+            count += 1
+            if count > MOST_REQUESTS:
+                raise Failure(errors_pb2.REASON_INVALID_REQUEST, f"more than {MOST_REQUESTS} requests: begin anew")
+            split, read = _ranges(request.split, FINEST_BITS - 1), _ranges(request.read, FINEST_BITS)
+            for one in split:
+                yield snapshot_pb2.CompareResponse(sums=_parts(sums, [one]))
+            if read:
+                async for response in _rows(session, reader, table, read):
+                    yield response
+            yield snapshot_pb2.CompareResponse(done=True)
+    except UnknownDatabaseError:
+        raise Failure(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {database.name!r}") from None
+    except UndrainedError as error:
+        raise Failure(errors_pb2.REASON_UNAVAILABLE, f"{error}: compare later", retry_after_ms="1000") from None
+    except UndecodableError as error:
+        raise Failure(errors_pb2.REASON_TABLE_CHANGED, str(error)) from None
+    except Exception as error:
+        if session.cut_off is not None and error is not session.cut_off:
+            raise session.cut_off from error
+        raise
+    finally:
+        oldest.cancel()
+        await session.close()
 
 
 async def _in_time(

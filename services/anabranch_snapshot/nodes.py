@@ -75,15 +75,19 @@ class Nodes:
         self._disagreements.hear(database, state)
         self.note(database, principal, node, min(state.acknowledged, head))
 
-    def note(self, database: Database, principal: str, node: batch_pb2.Node, acknowledged: int) -> None:
-        """Note what an admitted node has acknowledged, and that it was seen."""
+    def note(
+        self, database: Database, principal: str, node: batch_pb2.Node, acknowledged: int, *, pulled: bool = False
+    ) -> None:
+        """Note what an admitted node has acknowledged, and that it was seen. ``pulled``: a pull that it has begun puts
+        it there."""
         key = (database.id, node.id)
         before = self._reports.get(key)
         if not node.id or (before is None and len(self._reports) >= KEPT):
             return
-        acknowledged = max(acknowledged, before.acknowledged if before else 0)
+        if before is not None:
+            acknowledged, pulled = max(acknowledged, before.acknowledged), pulled or before.pulled
         self._reports[key] = NodeReport(
-            database.id, node.id, node.name, principal, database.epoch, acknowledged, self._clock.now_ms()
+            database.id, node.id, node.name, principal, database.epoch, acknowledged, self._clock.now_ms(), pulled
         )
 
     async def names(self, database_id: int, node_ids: Iterable[str]) -> Mapping[str, str]:

@@ -8,7 +8,7 @@ States of a pull:
 * *waiting for the drain*: where rows that it has read were written directly and are not in the log yet, a table ends
   when they are.
 * *cut off*: the client has taken nothing for ``pull_stall_ms``, or the transaction is ``pull_max_ms`` old. The session
-  is ended at once, so that a transaction that nobody waits for holds nothing up; the client hears of it, with a
+  and the turn end at once, so that what nobody waits for holds nothing up; the client hears of it, with a
   reason, when it takes what was sent. It goes on from its resume tokens, in a new transaction.
 * *ended*: by the last chunk, by the client's going away, or by an error. The session is ended.
 """
@@ -63,44 +63,34 @@ async def pull(
     """
     reader = PullReader(turns.source, database.id, database.schema_name)
     loop = asyncio.get_running_loop()
-    async with turns.turn():
-        session = Session(reader, turns)
-        oldest = loop.call_later(
-            settings.pull_max_ms / 1000, session.cut, "the pull took too long for one transaction: resume it"
-        )
-        try:
-            moment = await session.start(lambda: reader.begin([one.table for one in wanted]))
-            state: position_pb2.ServerState | None = began(moment)
-            as_of = to_position(database, moment.head, moment.chain)
-            sums = {row.table: row for row in moment.rows}
-            for one in wanted:
-                async for response, ipc in _table(session, reader, turns, database, one, as_of, sums):
-                    if state is not None:
-                        response.state.CopyFrom(state)
-                        state = None
-                    stalled = loop.call_later(
-                        settings.pull_stall_ms / 1000,
-                        session.cut,
-                        f"nothing was taken for {settings.pull_stall_ms} ms: resume the pull",
-                    )
-                    try:
-                        yield with_ipc(response, ipc)
-                    finally:
-                        stalled.cancel()
-                    if session.cut_off is not None:
-                        raise session.cut_off
-        except UnknownDatabaseError:
-            raise Failure(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {database.name!r}") from None
-        except Exception as error:
-            if session.cut_off is not None and error is not session.cut_off:
-                raise session.cut_off from error
-            if isinstance(error, PullUnavailableError):
-                _log.warning("pull without its database", detail=str(error))
-                raise Failure(errors_pb2.REASON_UNAVAILABLE, "the tables can't be read now: resume the pull") from error
-            raise
-        finally:
-            oldest.cancel()
-            await session.close()
+    session = Session(reader, turns, await turns.take())
+    oldest = loop.call_later(
+        settings.pull_max_ms / 1000, session.cut, "the pull took too long for one transaction: resume it"
+    )
+    try:
+        moment = await session.start(lambda: reader.begin([one.table for one in wanted]))
+        state: position_pb2.ServerState | None = began(moment)
+        as_of = to_position(database, moment.head, moment.chain)
+        sums = {row.table: row for row in moment.rows}
+        for one in wanted:
+            async for response, ipc in _table(session, reader, turns, database, one, as_of, sums):
+                if state is not None:
+                    response.state.CopyFrom(state)
+                    state = None
+                with session.taken_within(settings.pull_stall_ms):
+                    yield with_ipc(response, ipc)
+    except UnknownDatabaseError:
+        raise Failure(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {database.name!r}") from None
+    except Exception as error:
+        if session.cut_off is not None and error is not session.cut_off:
+            raise session.cut_off from error
+        if isinstance(error, PullUnavailableError):
+            _log.warning("pull without its database", detail=str(error))
+            raise Failure(errors_pb2.REASON_UNAVAILABLE, "the tables can't be read now: resume the pull") from error
+        raise
+    finally:
+        oldest.cancel()
+        await session.close()
 
 
 async def _table(

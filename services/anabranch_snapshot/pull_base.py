@@ -1,13 +1,13 @@
 """The verb of Pull from Parquet: whole tables of one moment, of a published base; Postgres has no part in it.
 
-A pull waits for its turn like any other, and has one chunk ahead. It holds no transaction, so that nothing ends it but
-its client, or a file that is gone or damaged; its client then begins anew, and is served from Postgres.
+A pull waits for its turn like any other, has one chunk ahead, and is cut off like any other, its turn given back, where
+its client takes nothing for ``pull_stall_ms``. It holds no transaction, so that nothing else ends it but a file that is
+gone or damaged; its client then begins anew, and is served from Postgres.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Sequence
 
 import pyarrow as pa
 
@@ -19,81 +19,101 @@ from anabranch.runtime.errors import Failure
 from anabranch.store.catalog import Database
 from anabranch.v1 import errors_pb2, position_pb2, snapshot_pb2
 from anabranch_snapshot.bases import Served
+from anabranch_snapshot.config import SnapshotSettings
 from anabranch_snapshot.pages import to_position
 from anabranch_snapshot.pull import Wanted
 from anabranch_snapshot.pull_responses import Response, in_parts, with_ipc
-from anabranch_snapshot.pull_session import Turns
+from anabranch_snapshot.pull_session import Session, Turns
 from anabranch_snapshot.resume_tokens import BasePlace, Progress, to_token
 
 _Chunk = tuple[pa.RecordBatch, memoryview, Place]
 
 
+class _Rows:
+    """What a session reads: the rows of a base, one table after the other."""
+
+    pid: int | None = None
+
+    def __init__(self, served: Served, batch_bytes: int) -> None:
+        self._served = served
+        self._batch_bytes = batch_bytes
+        self._batches: Generator[tuple[pa.RecordBatch, Place], None, None] | None = None
+
+    def first(self, table: str, after: Place) -> _Chunk | None:
+        """The first chunk of a table after a place. Raises EvidenceError."""
+        self.close()
+        self._batches = self._served.base.reader(table, self._batch_bytes).batches(after)
+        return self.following()
+
+    def following(self) -> _Chunk | None:
+        """The next chunk; None where there is none. Raises EvidenceError."""
+        found = None if self._batches is None else next(self._batches, None)
+        return None if found is None else (found[0], to_ipc(found[0]), found[1])
+
+    def close(self) -> None:
+        """Close the files."""
+        if self._batches is not None:
+            self._batches.close()
+
+
 async def pull_base(
     turns: Turns,
-    batch_bytes: int,
+    settings: SnapshotSettings,
     database: Database,
     wanted: Sequence[Wanted],
     served: Served,
     state: position_pb2.ServerState,
-    broke: Callable[[EvidenceError], None],
+    broke: Callable[[EvidenceError], Awaitable[None]],
 ) -> AsyncGenerator[bytes, None]:
     """Serialized responses: the chunks of ``wanted``, table by table. ``state`` goes into the first response; ``broke``
     is told of a file that is not what was proven.
 
     Raises:
-        Failure: OVERLOADED; INVALID_TOKEN where the base is broken: what was sent of a table can't be gone on from.
+        Failure: OVERLOADED; UNAVAILABLE where the client was cut off; INVALID_TOKEN where the base is broken: what was
+        sent of a table can't be gone on from.
     """
-    async with turns.turn():
-        first: position_pb2.ServerState | None = state
-        try:
-            for one in wanted:
-                async for response, ipc in _table(turns, batch_bytes, database, one, served):
-                    if first is not None:
-                        response.state.CopyFrom(first)
-                        first = None
+    rows = _Rows(served, settings.pull_batch_bytes)
+    session = Session(rows, turns, await turns.take())
+    first: position_pb2.ServerState | None = state
+    try:
+        for one in wanted:
+            async for response, ipc in _table(session, rows, database, one, served):
+                if first is not None:
+                    response.state.CopyFrom(first)
+                    first = None
+                with session.taken_within(settings.pull_stall_ms):
                     yield with_ipc(response, ipc)
-        except EvidenceError as error:
-            broke(error)
-            raise Failure(
-                errors_pb2.REASON_INVALID_TOKEN,
-                "the files that this pull was served from have changed: pull these tables from their start",
-            ) from error
+    except EvidenceError as error:
+        await broke(error)
+        raise Failure(
+            errors_pb2.REASON_INVALID_TOKEN,
+            "the files that this pull was served from have changed: pull these tables from their start",
+        ) from error
+    finally:
+        await session.close()
 
 
 async def _table(
-    turns: Turns, batch_bytes: int, database: Database, wanted: Wanted, served: Served
+    session: Session, rows: _Rows, database: Database, wanted: Wanted, served: Served
 ) -> AsyncIterator[Response]:
     table, position = wanted.table, served.found.position
     as_of = to_position(database, position, served.chain)
     progress = wanted.progress or Progress(None, 0, position)
     start = Place() if progress.base is None else progress.base.place
     rows_done = progress.rows_done
-    batches = served.base.reader(table.name, batch_bytes).batches(start)
-
-    def following() -> _Chunk | None:
-        found = next(batches, None)
-        return None if found is None else (found[0], to_ipc(found[0]), found[1])
-
-    ahead = turns.run(following)
-    try:
-        while (chunk := await asyncio.shield(ahead)) is not None:
-            # The next one is read while the client takes this one.
-            ahead = turns.run(following)
-            batch, ipc, place = chunk
-            rows_done += batch.num_rows
-            metrics.count("anabranch_pull_rows", batch.num_rows, database=database.name)
-            metrics.count("anabranch_pull_bytes", len(ipc), database=database.name)
-            progress = Progress(None, rows_done, progress.earliest, BasePlace(served.found.run_id, place))
-            resume = to_token(database, table, progress)
-            whole = snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, as_of=as_of, resume=resume)
-            for part in in_parts(whole, ipc, as_of):
-                yield part
-    finally:
-        # The thread has the files; what it comes to is of no use any more.
-        await asyncio.wait({ahead})
-        if not ahead.cancelled():
-            ahead.exception()
-        batches.close()
+    ahead = session.start(lambda: rows.first(table.name, start))
+    while (chunk := await ahead) is not None:
+        # The next one is read while the client takes this one.
+        ahead = session.start(rows.following)
+        batch, ipc, place = chunk
+        rows_done += batch.num_rows
+        metrics.count("anabranch_pull_rows", batch.num_rows, database=database.name)
+        metrics.count("anabranch_pull_bytes", len(ipc), database=database.name)
+        progress = Progress(None, rows_done, progress.earliest, BasePlace(served.found.run_id, place))
+        resume = to_token(database, table, progress)
+        whole = snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, as_of=as_of, resume=resume)
+        for part in in_parts(whole, ipc, as_of):
+            yield part
     total = served.base.sum(table.name)
     sum_of = position_pb2.TableSum(table=table.name, count=total.count, hash=total.to_bytes())
     response = snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, done=True, as_of=as_of, sum=sum_of)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
@@ -42,9 +42,8 @@ class Turns:
         self._most_waiting = waiting
         self._threads = ThreadPoolExecutor(sessions, thread_name_prefix="pull")
 
-    @contextlib.asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Wait for a turn, and have it for the block.
+    async def take(self) -> Turn:
+        """Wait for a turn; it is for the session that reads, which gives it back.
 
         Raises:
             Failure: OVERLOADED.
@@ -61,11 +60,12 @@ class Turns:
         finally:
             self._count(waiting=-1)
         self._count(reading=1)
-        try:
-            yield
-        finally:
-            self._count(reading=-1)
-            self._turns.release()
+        return Turn(self)
+
+    def give_back(self) -> None:
+        """A turn is over. For ``Turn`` alone."""
+        self._count(reading=-1)
+        self._turns.release()
 
     def _count(self, *, waiting: int = 0, reading: int = 0) -> None:
         self._waiting += waiting
@@ -116,8 +116,21 @@ class Turns:
         self.source.close()
 
 
+class Turn:
+    """A turn that was taken."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns: Turns | None = turns
+
+    def give_back(self) -> None:
+        """End it; nothing where it has ended."""
+        turns, self._turns = self._turns, None
+        if turns is not None:
+            turns.give_back()
+
+
 class Reader(Protocol):
-    """What blocks in a thread: a session with Postgres whose process is ``pid`` once it is there."""
+    """What blocks in a thread: a session with Postgres whose process is ``pid`` once it is there, or files (None)."""
 
     pid: int | None
 
@@ -126,11 +139,13 @@ class Reader(Protocol):
 
 
 class Session:
-    """One call's reader, at most one call of it under way at a time, and its end from outside."""
+    """One call's reader, at most one call of it under way at a time, and its end from outside. The call's turn is
+    given back when the reader has ended, whether or not its client ever takes notice."""
 
-    def __init__(self, reader: Reader, turns: Turns) -> None:
+    def __init__(self, reader: Reader, turns: Turns, turn: Turn) -> None:
         self._reader = reader
         self._turns = turns
+        self._turn = turn
         self._under_way: asyncio.Future[object] | None = None
         self._ending: asyncio.Task[None] | None = None
         self.cut_off: Failure | None = None
@@ -146,6 +161,23 @@ class Session:
         self._under_way = future  # type: ignore[assignment]
         return asyncio.shield(future)
 
+    @contextlib.contextmanager
+    def taken_within(self, stall_ms: int) -> Iterator[None]:
+        """The client takes a response in the block; it is cut off where it does not for so long.
+
+        Raises:
+            Failure: the session was cut off, by this or otherwise.
+        """
+        stalled = asyncio.get_running_loop().call_later(
+            stall_ms / 1000, self.cut, f"nothing was taken for {stall_ms} ms: resume the pull"
+        )
+        try:
+            yield
+        finally:
+            stalled.cancel()
+        if self.cut_off is not None:
+            raise self.cut_off
+
     def cut(self, message: str) -> None:
         """End it because of its client."""
         if self._ending is None:
@@ -160,12 +192,15 @@ class Session:
         await asyncio.shield(self._ending)
 
     async def _end(self) -> None:
-        while self._under_way is not None and not self._under_way.done():
-            # What it does ends by its own timeouts, should this not be possible now.
-            if self._reader.pid is not None:
-                await self._turns.end_session(self._reader.pid)
-            await asyncio.wait({self._under_way}, timeout=_END_AGAIN_S)
-        if self._under_way is not None and not self._under_way.cancelled():
-            # Whoever started it may be gone; what it came to is of no use any more.
-            self._under_way.exception()
-        await self._turns.run(self._reader.close)
+        try:
+            while self._under_way is not None and not self._under_way.done():
+                # What it does ends by its own timeouts, should this not be possible now.
+                if self._reader.pid is not None:
+                    await self._turns.end_session(self._reader.pid)
+                await asyncio.wait({self._under_way}, timeout=_END_AGAIN_S)
+            if self._under_way is not None and not self._under_way.cancelled():
+                # Whoever started it may be gone; what it came to is of no use any more.
+                self._under_way.exception()
+            await self._turns.run(self._reader.close)
+        finally:
+            self._turn.give_back()

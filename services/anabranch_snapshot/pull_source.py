@@ -58,7 +58,7 @@ async def _held(
     """Keep the log from the base's position on for the node, that will follow it from there; whether it still goes back
     so far once that is stored."""
     position = served.found.position
-    snapshot.nodes.note(database, subject, state.node, position)
+    snapshot.nodes.note(database, subject, state.node, position, pulled=True)
     await snapshot.nodes.flush()
     async with snapshot.pool.connection() as conn:
         floor = await read_floor(conn, database.id, database.epoch)

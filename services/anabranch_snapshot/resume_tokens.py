@@ -35,8 +35,12 @@ class Progress:
     base: BasePlace | None = None
 
 
-def _purpose(database: Database) -> str:
-    return f"resume\0{database.epoch}"
+# A release that knows nothing of places in a base can't open a token of one, and says so as of any other.
+_BY_KEY, _BY_PLACE = ("resume", 4), ("resume-base", 7)
+
+
+def _purpose(kind: str, database: Database) -> str:
+    return f"{kind}\0{database.epoch}"
 
 
 def to_token(database: Database, table: Table, progress: Progress) -> bytes:
@@ -44,7 +48,8 @@ def to_token(database: Database, table: Table, progress: Progress) -> bytes:
     base = progress.base
     place = [] if base is None else [base.run_id, base.place.bucket, base.place.rows]
     content = json.dumps([table.id, progress.key, progress.rows_done, progress.earliest, *place], separators=(",", ":"))
-    return seal_content(database.seal_key, _purpose(database), content.encode())
+    kind, _ = _BY_PLACE if place else _BY_KEY
+    return seal_content(database.seal_key, _purpose(kind, database), content.encode())
 
 
 def from_token(database: Database, table: Table, token: bytes) -> Progress:
@@ -53,8 +58,12 @@ def from_token(database: Database, table: Table, token: bytes) -> Progress:
     Raises:
         Failure: INVALID_TOKEN.
     """
-    content = open_content(database.seal_key, _purpose(database), token)
-    parsed: list[Any] = [] if content is None else json.loads(content)
+    parsed: list[Any] = []
+    for kind, parts in (_BY_KEY, _BY_PLACE):
+        content = open_content(database.seal_key, _purpose(kind, database), token)
+        found = None if content is None else json.loads(content)
+        if isinstance(found, list) and len(found) == parts:
+            parsed = found
     if not parsed or parsed[0] != table.id:
         raise Failure(
             errors_pb2.REASON_INVALID_TOKEN,

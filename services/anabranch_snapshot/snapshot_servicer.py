@@ -53,7 +53,7 @@ class SnapshotServicer:
             )
             responses = pull_base(
                 snapshot.turns,
-                snapshot.settings.pull_batch_bytes,
+                snapshot.settings,
                 database,
                 wanted,
                 served,
@@ -74,7 +74,7 @@ class SnapshotServicer:
                     "the log no longer goes back to where this pull began: pull these tables from their start",
                 )
             # The log is kept from here on for a node that has nothing else to follow it from.
-            snapshot.nodes.note(database, principal.subject, request.node_state.node, earliest)
+            snapshot.nodes.note(database, principal.subject, request.node_state.node, earliest, pulled=True)
             return snapshot.log.state(database, moment.head, moment.chain, moment.floor, moment.schema_version)
 
         async for response in pull(snapshot.turns, snapshot.settings, database, wanted, began):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from anabranch.columnar.arrow_types import to_cells
-from anabranch.columnar.base_proof import BaseProver, PublishedBase
+from anabranch.columnar.base_proof import BaseProver, ProofStoppedError, PublishedBase
 from anabranch.columnar.base_reader import Place
 from anabranch.columnar.evidence import EvidenceError
 from anabranch.columnar.manifest import Manifest, epoch_folder, manifest_path, to_json
+from anabranch.columnar.proof import Sum
 from anabranch.schema import Cell, Column, Kind, Table
 from anabranch.schema.cells import TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY, Literal
 from anabranch.store.file_codecs import file_codecs
@@ -89,7 +91,7 @@ def test_the_latest_row_of_each_key_and_none_that_is_deleted(tmp_path: Path, see
     for place in {place for _, place in found}:
         done = [i for i, (_, after) in enumerate(found) if after == place][-1] + 1
         assert [row for row, _ in read(base, PLAIN, place, size=333)] == [row for row, _ in found[done:]]
-    unproven = (prover := BaseProver()).unproven(base, ["item"])
+    unproven = (prover := BaseProver(threading.Event())).unproven(base, ["item"])
     assert len(unproven) == buckets
     prover.prove(base, unproven)
     assert prover.unproven(base, ["item"]) == []
@@ -112,13 +114,29 @@ def test_keys_of_several_columns_beyond_what_a_file_column_holds(tmp_path: Path)
     del wanted["", near]
     found = [row for row, _ in read(base, TWO_KEYS)]
     assert sorted(map(repr, found)) == sorted(repr([*row]) for row in wanted.values())
-    (prover := BaseProver()).prove(base, prover.unproven(base, ["seat"]))
+    (prover := BaseProver(threading.Event())).prove(base, prover.unproven(base, ["seat"]))
+
+
+def test_a_proof_that_is_told_to_stop_ends_after_its_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [FileRows([(f"{b}{i:05}", i) for i in range(50)], 1, bucket=b) for b in range(3)]
+    base = published(tmp_path, PLAIN, rows, buckets=3)
+    stopping, whole = threading.Event(), PublishedBase.bucket_sum
+
+    def told_meanwhile(self: PublishedBase, table: str, number: int) -> Sum:
+        stopping.set()
+        return whole(self, table, number)
+
+    monkeypatch.setattr(PublishedBase, "bucket_sum", told_meanwhile)
+    prover = BaseProver(stopping)
+    with pytest.raises(ProofStoppedError):
+        prover.prove(base, prover.unproven(base, ["item"]))
+    assert [one.bucket for one in prover.unproven(base, ["item"])] == [1, 2]
 
 
 def test_a_file_that_is_missing_or_changed_is_never_taken_as_proven(tmp_path: Path) -> None:
     rows = [(f"{i:05}", i) for i in range(500)]
     base = published(tmp_path, PLAIN, [FileRows(rows, 1), FileRows([("00001", 7)], 2, delta=True)])
-    prover = BaseProver()
+    prover = BaseProver(threading.Event())
     prover.prove(base, prover.unproven(base, ["item"]))
     assert prover.unproven(base, ["item"]) == []
     below = tmp_path / epoch_folder("db", "e")
@@ -177,4 +195,4 @@ def test_a_delta_hides_the_row_of_its_key_whatever_its_kind(tmp_path: Path, key:
     )
     gone = published(tmp_path / "gone", table, [FileRows(whole, 1), FileRows([(cells[-1], None)], 2, True, True)])
     assert [n for (_, n), _ in read(gone, table)] == list(range(len(cells) - 1))
-    (prover := BaseProver()).prove(gone, prover.unproven(gone, ["k"]))
+    (prover := BaseProver(threading.Event())).prove(gone, prover.unproven(gone, ["k"]))

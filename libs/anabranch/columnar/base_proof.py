@@ -8,21 +8,19 @@ published.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pyarrow as pa
 from pyarrow import fs
 
 from anabranch.columnar.base_reader import BaseReader
-from anabranch.columnar.evidence import EvidenceError, manifest_folder, require_manifest
-from anabranch.columnar.file_cells import FileCodec
+from anabranch.columnar.evidence import Codecs, EvidenceError, manifest_folder, require_manifest
 from anabranch.columnar.manifest import Base, Bucket, Manifest, TableFiles
 from anabranch.columnar.proof import Prover, Sum
-from anabranch.schema import Column
 
-Codecs = Callable[[Iterable[Column]], Sequence[FileCodec]]
 _KEPT = 100_000
 """Buckets that are remembered as proven."""
 _BATCH_BYTES = 512 * 1024
@@ -118,10 +116,16 @@ def _base_of(files: TableFiles) -> Base:
     return files.base
 
 
-class BaseProver:
-    """Remembers which buckets are proven. ``unproven`` from any thread, ``prove`` from one."""
+class ProofStoppedError(Exception):
+    """Nothing was found out: the process ends."""
 
-    def __init__(self) -> None:
+
+class BaseProver:
+    """Remembers which buckets are proven. ``unproven`` from any thread, ``prove`` from one; ``stopping`` ends a proof
+    after its bucket."""
+
+    def __init__(self, stopping: threading.Event) -> None:
+        self._stopping = stopping
         self._proven: OrderedDict[_Identity, None] = OrderedDict()
 
     def unproven(self, base: PublishedBase, tables: Iterable[str]) -> list[Unproven]:
@@ -138,8 +142,11 @@ class BaseProver:
 
         Raises:
             EvidenceError: they are others.
+            ProofStoppedError: it was stopped; what is proven stays so.
         """
         for one in buckets:
+            if self._stopping.is_set():
+                raise ProofStoppedError
             if one.identity in self._proven:
                 continue
             wanted = base.bucket_of(one).sum

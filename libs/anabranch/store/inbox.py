@@ -9,7 +9,7 @@ from anabranch.store import binary
 from anabranch.store.binary import Parameter
 from anabranch.store.channels import INBOX_CHANNEL
 from anabranch.store.ingest_session import Session, run
-from anabranch.store.nodes import CALLS, Call, Mode, call_columns
+from anabranch.store.nodes import ACKNOWLEDGED, CALLS, Call, Mode, call_columns
 
 LAST_CALL_IDS = 1_000
 """The most ids that a stream adds to its node's last call. A node that lost a stream's first answer has sent the
@@ -36,18 +36,18 @@ held as materialized (
 ),
 admitted as (
     update anabranch.nodes n
-    set token = h.new_token,
-        previous_token = case when h.mode = {Mode.ROTATE} then h.token else n.previous_token end,
-        last_call = case when h.mode = {Mode.ROTATE} then string_to_array(h.ids, ',')
-                         when h.mode = {Mode.EXTEND} and cardinality(n.last_call) < {LAST_CALL_IDS}
-                         then n.last_call || string_to_array(h.ids, ',')
+    set token = c.new_token,
+        previous_token = case when c.mode = {Mode.ROTATE} then c.token else n.previous_token end,
+        last_call = case when c.mode = {Mode.ROTATE} then string_to_array(c.ids, ',')
+                         when c.mode = {Mode.EXTEND} and cardinality(n.last_call) < {LAST_CALL_IDS}
+                         then n.last_call || string_to_array(c.ids, ',')
                          else n.last_call end,
-        name = h.name,
+        name = c.name,
         last_seen_ms = greatest(n.last_seen_ms, $12::bigint),
-        acknowledged = greatest(n.acknowledged, h.acknowledged)
-    from held h
-    where n.database_id = h.database_id and n.node_id = h.node_id
-    returning h.number
+        acknowledged = {ACKNOWLEDGED}
+    from held c
+    where n.database_id = c.database_id and n.node_id = c.node_id
+    returning c.number
 ),
 appended as (
     insert into anabranch.inbox (database_id, batch_id, node_id, principal, basis, prev, payload, payload_sha256,

@@ -23,7 +23,8 @@ class NodeOwner(NamedTuple):
 
 
 class NodeReport(NamedTuple):
-    """What one node said. ``acknowledged`` is a position in milliseconds."""
+    """What one node said. ``acknowledged`` is a position in milliseconds; ``pulled``: a pull has put it there, and the
+    node will follow the log from it."""
 
     database_id: int
     node_id: str
@@ -32,6 +33,7 @@ class NodeReport(NamedTuple):
     epoch: str
     acknowledged: int
     seen_ms: int
+    pulled: bool = False
 
 
 FIND = """
@@ -46,16 +48,17 @@ cross join lateral (
 # the same nodes can't wait for each other in a circle.
 WRITE = """
 insert into anabranch.nodes as n
-    (database_id, node_id, name, principal, epoch, token, last_seen_ms, acknowledged)
-select r.database_id, r.node_id, r.name, r.principal, r.epoch, '', r.seen_ms, r.acknowledged
+    (database_id, node_id, name, principal, epoch, token, last_seen_ms, acknowledged, pulled)
+select r.database_id, r.node_id, r.name, r.principal, r.epoch, '', r.seen_ms, r.acknowledged, r.pulled
 from unnest(%(databases)s::int[], %(nodes)s::text[], %(names)s::text[], %(principals)s::text[], %(epochs)s::text[],
-            %(seen)s::bigint[], %(acknowledged)s::bigint[])
-    r(database_id, node_id, name, principal, epoch, seen_ms, acknowledged)
+            %(seen)s::bigint[], %(acknowledged)s::bigint[], %(pulled)s::bool[])
+    r(database_id, node_id, name, principal, epoch, seen_ms, acknowledged, pulled)
 where exists (select from anabranch.databases d where d.id = r.database_id)
 order by r.database_id, r.node_id
 on conflict (database_id, node_id) do update
 set last_seen_ms = greatest(n.last_seen_ms, excluded.last_seen_ms),
-    acknowledged = greatest(n.acknowledged, excluded.acknowledged), name = excluded.name
+    acknowledged = greatest(n.acknowledged, excluded.acknowledged), pulled = n.pulled or excluded.pulled,
+    name = excluded.name
 where n.principal = excluded.principal
 """
 
@@ -77,7 +80,7 @@ async def write_reports(conn: AsyncSession, reports: Sequence[NodeReport]) -> No
     Raises:
         psycopg.Error: what Postgres refused.
     """
-    databases, nodes, names, principals, epochs, acknowledged, seen = map(list, zip(*reports, strict=True))
+    databases, nodes, names, principals, epochs, acknowledged, seen, pulled = map(list, zip(*reports, strict=True))
     await conn.execute(
         WRITE,
         {
@@ -88,5 +91,6 @@ async def write_reports(conn: AsyncSession, reports: Sequence[NodeReport]) -> No
             "epochs": epochs,
             "seen": seen,
             "acknowledged": acknowledged,
+            "pulled": pulled,
         },
     )

@@ -33,7 +33,8 @@ class Mode(IntEnum):
 class Call:
     """A call of a node. ``number`` is the caller's, from 1, one for each call of a statement; no two calls of one
     statement have the same node. ``epoch`` is the database's; ``token`` what the call carries; ``new_token`` what it
-    is to get; ``batch_ids`` its batches; ``acknowledged`` a position in milliseconds."""
+    is to get; ``batch_ids`` its batches; ``acknowledged`` a position in milliseconds. Below zero the node has read
+    nothing yet: it is the settled one then, which counts unless a pull holds the log for it."""
 
     database_id: int
     node_id: str
@@ -66,12 +67,16 @@ select * from unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::tex
     c(number, database_id, node_id, name, principal, epoch, token, new_token, mode, ids, acknowledged)
 """
 
+# A node that only writes needs nothing of the log up to what it is answered. One whose first pull is under way, or just
+# over, says as little, and will follow the log from where that pull began.
+ACKNOWLEDGED = "greatest(n.acknowledged, case when n.pulled then c.acknowledged else abs(c.acknowledged) end)"
+
 CREATE = f"""
 with call as materialized ({CALLS})
 insert into anabranch.nodes
     (database_id, node_id, name, principal, epoch, token, previous_token, last_call, last_seen_ms, acknowledged)
 select c.database_id, c.node_id, c.name, c.principal, c.epoch, c.new_token, c.token, string_to_array(c.ids, ','),
-       $12::bigint, c.acknowledged
+       $12::bigint, abs(c.acknowledged)
 from call c
 on conflict (database_id, node_id) do nothing
 returning database_id, node_id
@@ -92,7 +97,7 @@ with call as materialized ({CALLS})
 update anabranch.nodes n
 set token = c.new_token, previous_token = c.token, last_call = string_to_array(c.ids, ','), epoch = c.epoch,
     name = c.name, last_seen_ms = greatest(n.last_seen_ms, $12::bigint),
-    acknowledged = greatest(n.acknowledged, c.acknowledged)
+    acknowledged = {ACKNOWLEDGED}
 from call c
 where n.database_id = c.database_id and n.node_id = c.node_id
 """.encode()

@@ -14,7 +14,9 @@ select c.run_id, c.root, c.to_position, coalesce(h.position, 0), h.chain, d.floo
        (select chain from anabranch.groups where database_id = d.id and position = c.to_position),
        (select position from anabranch.groups where database_id = d.id and position > c.to_position
         order by position limit 1),
-       coalesce((select acknowledged from anabranch.nodes where database_id = d.id and node_id = %(node)s), 0)
+       coalesce((select acknowledged from anabranch.nodes where database_id = d.id and node_id = %(node)s), 0),
+       not exists (select from anabranch.compactions later where later.database_id = d.id and later.epoch = d.epoch
+                   and later.to_position > c.to_position)
 from anabranch.databases d
 join anabranch.compactions c on c.database_id = d.id and c.epoch = d.epoch
 left join lateral (
@@ -31,7 +33,7 @@ FLOOR = "select floor_ms from anabranch.databases where id = %(db)s and epoch = 
 class FoundBase:
     """A published run, beside the database as it is at the same moment. ``position`` is the run's; ``chain`` the one of
     the group there, None where the log has no such group; ``lacks_since`` the position of the first group after it;
-    ``acknowledged`` what is stored of the node that asks."""
+    ``acknowledged`` what is stored of the node that asks; ``newest``: no run was published after it."""
 
     run_id: str
     root: str
@@ -44,6 +46,7 @@ class FoundBase:
     chain: bytes | None
     lacks_since: int | None
     acknowledged: int
+    newest: bool
 
 
 async def find_base(
@@ -58,10 +61,10 @@ async def find_base(
     row = await (await conn.execute(FIND, values)).fetchone()
     if row is None:
         return None
-    run, root, position, head, head_chain, floor, version, epoch, chain, lacks, acknowledged = row
+    run, root, position, head, head_chain, floor, version, epoch, chain, lacks, acknowledged, newest = row
     chain = EMPTY_CHAIN if position == 0 else None if chain is None else bytes(chain)
     settled = bytes(head_chain or EMPTY_CHAIN)
-    return FoundBase(run, root, position, head, settled, floor, version, epoch, chain, lacks, acknowledged)
+    return FoundBase(run, root, position, head, settled, floor, version, epoch, chain, lacks, acknowledged, newest)
 
 
 async def read_manifest(conn: AsyncSession, database_id: int, run_id: str) -> Mapping[str, Any] | None:

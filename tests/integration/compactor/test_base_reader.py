@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+
 import pytest
-from tests.integration.compactor.conftest import Lake
+from tests.integration.compactor.conftest import TODO, Lake
 
 from anabranch.columnar.arrow_types import arrow_schema
 from anabranch.columnar.base_proof import BaseProver, PublishedBase
@@ -17,9 +20,11 @@ from anabranch_snapshot.bases import lacks
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
 
-def test_a_base_of_spark_is_read_and_proven_without_it(lake: Lake) -> None:
-    lake.sql("insert into todo select 'old' || i, repeat('x', 50), i % 2 = 0, i from generate_series(1, 2000) i")
-    lake.sql("delete from anabranch.captured")
+OLD = "insert into todo select 'old' || i, repeat('x', 50), i % 2 = 0, i from generate_series(1, 2000) i"
+
+
+def test_a_base_of_spark_is_read_and_proven_without_it(make_lake: Callable[..., Lake]) -> None:
+    lake = make_lake("todo", f"{TODO}; {OLD}")
     lake.add_table(
         "odd", 'create table odd ("A b" timestamp, "anabranch" numeric(9,3), v boolean[], primary key ("A b"))'
     )
@@ -34,7 +39,7 @@ def test_a_base_of_spark_is_read_and_proven_without_it(lake: Lake) -> None:
         database = load_database(conn, "app")
     assert not lacks(manifest, database, list(database.tables.values()))
     base = PublishedBase(lake.root, manifest, file_codecs)
-    prover = BaseProver()
+    prover = BaseProver(threading.Event())
     prover.prove(base, prover.unproven(base, ["todo", "odd"]))
     assert prover.unproven(base, ["todo", "odd"]) == []
     batches = [batch for batch, _ in base.reader("todo", 10_000).batches(Place())]
