@@ -27,7 +27,7 @@ PAUSE_S = 0.05
 
 
 class Follower:
-    """``cursor``: what is read. ``parts``: batches of a group that has not come whole, and its position."""
+    """``cursor``: what is read. ``parts``: batches of a group that has not come whole; a new call begins it anew."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.db: str = config["db"]
@@ -59,6 +59,7 @@ class Follower:
         return position_pb2.NodeState(node=self.node, acknowledged=self.cursor)
 
     def page_to_head(self) -> None:
+        self.parts = {}
         token = b""
         while True:
             request = change_pb2.GetRequest(
@@ -75,6 +76,7 @@ class Follower:
                 return
 
     def follow_a_while(self) -> None:
+        self.parts = {}
         request = change_pb2.SubscribeRequest(db_name=self.db, node_state=self.state(), after=self.cursor)
         stream = self.stub.Subscribe(request, timeout=CALL_S, metadata=self.metadata)
         left = self.chance.randint(1, 60)
@@ -116,10 +118,7 @@ def main() -> None:
             code = error.code()
             if code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                 raise
-            follower.parts = {}
             ended.wait(PAUSE_S)
-        if follower.chance.random() < 0.1:
-            follower.parts = {}
     print("done" if follower.is_done() else "ended", flush=True)
 
 
