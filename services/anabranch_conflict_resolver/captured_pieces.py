@@ -1,14 +1,15 @@
-"""A large transaction's captured changes, piece by piece, so that no process ever holds more than one.
+"""A large transaction's captured changes, piece by piece, so that no process ever holds more than one; of the others
+it keeps some bytes of each change (below), and its hash.
 
 Two ways to cut it:
 
 * *in the order of capture* (``in_capture_order``), where that is the order in which rows were changed, or where no row
-  can have been changed twice. Each change is read once.
-* *by row* (``by_row``), where changes were made inside other statements, or keys were updated: all changes of a row
-  come in one piece. The transaction is read twice: first the keys alone, which tell for each change into which of many
-  buckets it belongs; then bucket by bucket. Between the two 8 bytes of each change are held. A bucket that has grown
-  far beyond the others has rows in it that were changed very often; such a row is told by what it was and what it
-  became, which two images are enough for.
+  can have been changed twice (``Transaction.one_by_one`` says when). Each change is read once.
+* *by row* (``by_row``), where changes were made inside other statements, foreign keys may have caused updates and
+  deletes of one table, or keys were updated: all changes of a row come in one piece. The transaction is read twice:
+  first the keys alone, which tell for each change into which of many buckets it belongs; then bucket by bucket. Between
+  the two 8 bytes of each change are held. A bucket that has grown far beyond the others has rows in it that were
+  changed very often; such a row is told by what it was and what it became, which two images are enough for.
 
 What was read is deleted, and the transaction's time limit begins anew after each piece.
 """
@@ -59,7 +60,8 @@ def in_capture_order(conn: Session, synced: SyncedDatabase, transaction: Transac
     after = transaction.first - 1
     for rows in _read(conn, synced, transaction):
         [steps] = steps_of(conn, synced, rows).values()
-        if len(steps) > len(rows):
+        # Counting would not tell: a row of a table that can't be read is no change.
+        if any(step.rekeyed for step in steps):
             raise KeyChangedError
         yield steps
         captured_large.delete_of(conn, synced.database.id, transaction.xid, after, rows[-1].id)
@@ -86,8 +88,8 @@ def by_row(conn: Session, synced: SyncedDatabase, transaction: Transaction) -> I
         if ids:
             rows = _of_bucket(conn, number, buckets, place)
             [steps] = steps_of(conn, synced, rows).values() if rows else [[]]
-            # A change of a key is in the buckets of both.
-            yield steps if len(steps) == len(rows) else [s for s in steps if buckets.of_step(s) == place]
+            # An update of a key is in the buckets of both.
+            yield [step for step in steps if buckets.of_step(step) == place]
             renew(conn)
     for after, up_to in pairwise(ends):
         captured_large.delete_of(conn, number, transaction.xid, after, up_to)
@@ -97,7 +99,10 @@ def by_row(conn: Session, synced: SyncedDatabase, transaction: Transaction) -> I
 def _read(conn: Session, synced: SyncedDatabase, transaction: Transaction) -> Iterator[list[Captured]]:
     after = transaction.first - 1
     number = synced.database.id
-    while rows := captured_large.read_of(conn, number, transaction.xid, after, PIECE_ROWS, PIECE_BYTES):
+    while after < transaction.last:
+        rows = captured_large.read_of(conn, number, transaction, after, PIECE_ROWS, PIECE_BYTES)
+        if not rows:
+            return
         after = rows[-1].id
         yield rows
 

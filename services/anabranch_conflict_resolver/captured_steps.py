@@ -38,8 +38,8 @@ def steps_of(conn: Session, synced: SyncedDatabase, rows: Sequence[Captured]) ->
             assert both is not None
             steps.append(Step(table, both, old, new, (row.old, row.new), row.depth))
         else:
-            steps.append(Step(table, at, old, None, (row.old, None), row.depth))
-            steps.append(Step(table, new_at, None, new, (None, row.new), row.depth))
+            steps.append(Step(table, at, old, None, (row.old, None), row.depth, rekeyed=True))
+            steps.append(Step(table, new_at, None, new, (None, row.new), row.depth, rekeyed=True))
     return made
 
 

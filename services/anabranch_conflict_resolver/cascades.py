@@ -24,11 +24,12 @@ Three things are found out late, and each has its way:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
 from anabranch.merge import MutationType, Write
 from anabranch.store import captured
+from anabranch.store.captured import Captured
 from anabranch_conflict_resolver.captured_steps import know, steps_of
 from anabranch_conflict_resolver.carry_out import carry_out
 from anabranch_conflict_resolver.caused import Again, carry_over, key_of, rows_now
@@ -48,7 +49,6 @@ MOST_HELD = 2_500
 MOST_BYTES = captured.MOST_BYTES
 """The bytes of their images, likewise."""
 _MOST_ARRIVED = 1_000
-_ANY_SIZE = 2**62
 _INSERT, _UPDATE, _DELETE = MutationType.INSERT, MutationType.UPDATE, MutationType.DELETE
 _BECOMES = {_INSERT: {_INSERT, _UPDATE}, _UPDATE: {_UPDATE}, _DELETE: {_DELETE}}
 """What a mutation is written as: a late insert of a live row is an update."""
@@ -156,13 +156,9 @@ def finish(group: Group, view: View, results: Sequence[Result]) -> None:
 
 
 def _check_turn(group: Group) -> None:
-    drained = set(group.drained.ids) if group.drained is not None else set()
-    rows = captured.read(group.conn, group.synced.database.id, _MOST_ARRIVED + len(drained), _ANY_SIZE)
-    arrived = [row for row in rows if row.id not in drained]
-    if len(arrived) == _MOST_ARRIVED or any(
-        step.at in group.caused for steps in steps_of(group.conn, group.synced, arrived).values() for step in steps
-    ):
-        raise Again
+    drained = group.drained.ids if group.drained is not None else ()
+    rows = captured.read_arrived(group.conn, group.synced.database.id, drained, _MOST_ARRIVED)
+    _check_none_of(group, rows, group.caused)
 
 
 def _check_gone(group: Group, drained: Drained, results: Sequence[Result]) -> None:
@@ -179,7 +175,12 @@ def _check_gone(group: Group, drained: Drained, results: Sequence[Result]) -> No
         return
     tables = {group.synced.tables[name].table.id for name, _ in came}
     rows = captured.read_removing(group.conn, group.synced.database.id, tables, drained.ids, _MOST_ARRIVED)
-    if len(rows) == _MOST_ARRIVED or any(
-        step.at in came for steps in steps_of(group.conn, group.synced, rows).values() for step in steps
-    ):
+    _check_none_of(group, rows, came)
+
+
+def _check_none_of(group: Group, rows: Sequence[Captured], keys: Container[RowKey]) -> None:
+    """Begin again where captured changes are of rows that may have none, or are too many to be looked at."""
+    if len(rows) == _MOST_ARRIVED or captured.size(rows) > captured.MOST_BYTES:
+        raise Again
+    if any(step.at in keys for steps in steps_of(group.conn, group.synced, rows).values() for step in steps):
         raise Again

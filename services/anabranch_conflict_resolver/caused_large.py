@@ -65,9 +65,9 @@ def spill(group: Group, view: View, candidate: Candidate, place: int) -> None:
 
 def with_arrived(drained: Drained | None, view: View) -> Drained | None:
     """What a group has drained, with what it drained later."""
-    if not view.late:
+    if not view.arrived:
         return drained
-    all_of_it = ([drained] if drained is not None else []) + list(view.late)
+    all_of_it = ([drained] if drained is not None else []) + list(view.arrived)
     batches = [batch for one in all_of_it for batch in one.batches]
     # What the group's own statements cause has greater numbers than what was there when it drained first.
     return Drained(batches, [n for one in all_of_it for n in one.ids], drained.up_to if drained is not None else 0)
@@ -78,10 +78,12 @@ def _drain_arrived(group: Group, view: View) -> None:
     conn, synced = group.conn, group.synced
     before = with_arrived(group.drained, view) or Drained((), (), 0)
     rows = captured.read_arrived(conn, synced.database.id, before.ids, MOST_ARRIVED)
-    changed = {step.at for steps in steps_of(conn, synced, rows).values() for step in steps}
-    if len(rows) == MOST_ARRIVED or not changed.isdisjoint(group.touched | group.caused.keys()):
+    if len(rows) == MOST_ARRIVED or captured.size(rows) > captured.MOST_BYTES:
         raise Again
-    view.late = (*view.late, log_rows(group, view, rows, first=len(before.batches)))
+    changed = {step.at for steps in steps_of(conn, synced, rows).values() for step in steps}
+    if not changed.isdisjoint(group.touched | group.caused.keys()):
+        raise Again
+    view.arrived = (*view.arrived, log_rows(group, view, rows, first=len(before.batches)))
 
 
 def _pieces(steps: Sequence[Step]) -> Iterator[Mapping[RowKey, list[Step]]]:

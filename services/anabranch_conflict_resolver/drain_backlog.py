@@ -3,11 +3,13 @@
 The group has no batches then and needs no locks, as all that it records is in the images. Which transactions wait, and
 in which order they end, is told by one scan (``Outstanding``), which counts for the groups that follow until they are
 drained: what becomes visible meanwhile was committed later than all of them, so that no change of it stands before one
-of theirs. So the work for each change does not grow with the number of those that wait behind it.
+of theirs. So what a scan costs for each change does not grow with the number of those that wait, as long as no more
+than ``MOST_TRANSACTIONS`` do; beyond, there is a scan for every so many.
 
 Whole transactions are taken up to ``drain.MOST_ROWS`` changes. One that is larger is read, logged and deleted in
 pieces (``captured_pieces``), inside the one transaction of its group: it becomes one batch of one group, and neither
-this process nor a reader of the log ever holds more than a piece of it. Time limits are those of a piece.
+this process nor a reader of the log ever holds more than a piece of it, beside the hash of each change (16 bytes),
+which goes into the group's link, and what ``captured_pieces`` notes. Time limits are those of a piece.
 """
 
 from __future__ import annotations
@@ -15,10 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from anabranch.store import captured, take
 from anabranch.store import group_records as store
+from anabranch.store import take
 from anabranch.store.at_once import together
-from anabranch.store.captured import Captured
 from anabranch.store.captured_large import Transaction, first_of, first_to_end, read_whole
 from anabranch.store.engine import Session
 from anabranch_conflict_resolver import drain
@@ -89,10 +90,7 @@ def drain_backlog(group: Group, outstanding: Outstanding) -> Decided:
     """
     view = View()
     conn, number = group.conn, group.synced.database.id
-    rows: list[Captured] = []
-    transactions: list[Transaction] = []
-    large = False
-    # What was found before may have been drained by another session; what is found now can't.
+    # What was found before may have been drained by another session, or be gone with its table.
     for _ in range(2):
         if not outstanding:
             outstanding.scan(conn, number)
@@ -102,14 +100,16 @@ def drain_backlog(group: Group, outstanding: Outstanding) -> Decided:
         large = transactions[0].changes > drain.MOST_ROWS or transactions[0].size > drain.MOST_BYTES
         rows = first_of(conn, number, transactions[0]) if large else read_whole(conn, number, transactions)
         if len(rows) == (1 if large else sum(one.changes for one in transactions)):
-            break
+            outstanding.taken = len(transactions)
+            if large:
+                origin = Origin(rows[0].xid, rows[0].role, rows[0].application)
+                group.drained = drain_large(group, transactions[0], origin)
+            else:
+                group.drained = log_rows(group, view, rows)
+                group.drained.up_to = _NOTHING_CAUSED
+            return Decided([], view)
         outstanding.forget()
-    outstanding.taken = len(transactions)
-    if large:
-        group.drained = drain_large(group, transactions[0], Origin(rows[0].xid, rows[0].role, rows[0].application))
-    else:
-        group.drained = log_rows(group, view, rows)
-        group.drained.up_to = _NOTHING_CAUSED
+    group.drained = Drained((), (), _NOTHING_CAUSED)
     return Decided([], view)
 
 
@@ -120,9 +120,10 @@ def drain_large(group: Group, transaction: Transaction, origin: Origin) -> Drain
         psycopg.Error: what Postgres refused.
     """
     conn, synced = group.conn, group.synced
-    if transaction.depth <= 1 or transaction.once:
+    if transaction.one_by_one:
         try:
-            with captured.trial(conn):
+            # What was logged and deleted is undone where it can't go on.
+            with conn.transaction():
                 return _in_pieces(group, transaction, origin, in_capture_order(conn, synced, transaction))
         except KeyChangedError:
             pass

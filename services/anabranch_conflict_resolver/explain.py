@@ -62,7 +62,9 @@ class DryRuns:
         """The answer, without the server's state.
 
         Raises:
-            Failure: OVERLOADED while another dry run takes long; WRONG_PRINCIPAL for somebody else's node.
+            Failure: OVERLOADED while another dry run takes long, or more waits to enter the log than a dry run counts;
+                LIMIT_EXCEEDED for a batch that causes more changes than it shows; WRONG_PRINCIPAL for somebody else's
+                node; UNKNOWN_DATABASE.
             psycopg.Error: what Postgres refused.
         """
         if not self._lock.acquire(timeout=WAIT_S):
@@ -144,10 +146,12 @@ class DryRuns:
         except UndecodableError as error:
             synced.unreadable.add(error.table)
             raise Failure(errors_pb2.REASON_OVERLOADED, str(error)) from error
-        if candidates and candidates[0].spills:
+        result = results[0]
+        if isinstance(result, Applied) and result.candidate.spills:
+            # Asking again changes nothing.
             text = "the batch changes more rows beside those that it names than a dry run shows"
-            raise Failure(errors_pb2.REASON_OVERLOADED, text)
-        answer = _answer(synced, group.position, results[0])
+            raise Failure(errors_pb2.REASON_LIMIT_EXCEEDED, text)
+        answer = _answer(synced, group.position, result)
         answer.undrained = len(group.drained.ids) if group.drained is not None else 0
         return answer
 

@@ -40,7 +40,7 @@ def server_batch_id(position: int, number: int) -> str:
 @dataclass(slots=True)
 class Step:
     """A change of one row: the row before and after, None where there is none. ``link``: the same as captured;
-    ``depth``: how deep inside other statements it was made."""
+    ``depth``: how deep inside other statements it was made; ``rekeyed``: whether it is half of an update of the key."""
 
     table: SyncedTable
     at: RowKey
@@ -48,6 +48,7 @@ class Step:
     after: Row | None
     link: Link
     depth: int
+    rekeyed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

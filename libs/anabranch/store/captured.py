@@ -6,8 +6,7 @@ what it has drained. How they come into the table, and what is in them, is in ``
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from anabranch.merge import MutationType
@@ -34,7 +33,6 @@ __all__ = [
     "size",
     "tables_with_triggers",
     "take_own",
-    "trial",
 ]
 
 
@@ -71,17 +69,16 @@ select {COLUMNS} from (
 
 READ = as_many_as_fit("database_id = $1::int8::int", "$2::int8", "$3::int8")
 
-READ_ARRIVED = f"""
-select {COLUMNS} from anabranch.captured
-where database_id = $1::int8::int and not (id = any($2::int8[])) and xid <> pg_current_xact_id()
-order by id limit $3::int8
-""".encode()
+READ_ARRIVED = as_many_as_fit(
+    "database_id = $1::int8::int and not (id = any($2::int8[])) and xid <> pg_current_xact_id()", "$3::int8", "$4::int8"
+)
 
-READ_REMOVING = f"""
-select {COLUMNS} from anabranch.captured
-where database_id = $1::int8::int and type <> 1 and table_id = any($2::int8[]) and not (id = any($3::int8[]))
-  and xid <> pg_current_xact_id() order by id limit $4::int8
-""".encode()
+READ_REMOVING = as_many_as_fit(
+    "database_id = $1::int8::int and type <> 1 and table_id = any($2::int8[]) and not (id = any($3::int8[]))"
+    " and xid <> pg_current_xact_id()",
+    "$4::int8",
+    "$5::int8",
+)
 
 # Ids that are given out later are greater: what this transaction causes stands behind all that it had read before. One
 # more than is wanted tells that there are more; then none is taken.
@@ -143,13 +140,6 @@ def tables_with_triggers(conn: Connection, schema_name: str) -> dict[str, frozen
     return {name: frozenset(kind for bit, kind in _EVENTS if bits & bit) for name, bits in rows}
 
 
-@contextmanager
-def trial(conn: Connection) -> Iterator[None]:
-    """What runs inside is undone if it raises."""
-    with conn.transaction():
-        yield
-
-
 def read(conn: Connection, database_id: int, most: int, most_bytes: int = MOST_BYTES) -> list[Captured]:
     """The first ``most`` changes that wait, in order; fewer where they have more than ``most_bytes``, and then one more
     than fits."""
@@ -162,16 +152,17 @@ def size(rows: Sequence[Captured]) -> int:
 
 
 def read_arrived(conn: Connection, database_id: int, but: Sequence[int], most: int) -> list[Captured]:
-    """The first ``most`` changes of other transactions, those of the numbers ``but`` left out."""
-    return captured_of(run(conn, READ_ARRIVED, [int8(database_id), int8_array(but), int8(most)]))
+    """The first ``most`` changes of other transactions, those of the numbers ``but`` left out; fewer where they have
+    more than ``MOST_BYTES``, and then one more than fits."""
+    return captured_of(run(conn, READ_ARRIVED, [int8(database_id), int8_array(but), int8(most), int8(MOST_BYTES)]))
 
 
 def read_removing(
     conn: Connection, database_id: int, tables: Collection[int], but: Sequence[int], most: int
 ) -> list[Captured]:
     """The first ``most`` changes of ``tables`` after which a key may have no row, those of the numbers ``but`` left
-    out."""
-    parameters = [int8(database_id), int8_array(sorted(tables)), int8_array(but), int8(most)]
+    out; fewer where they have more than ``MOST_BYTES``, and then one more than fits."""
+    parameters = [int8(database_id), int8_array(sorted(tables)), int8_array(but), int8(most), int8(MOST_BYTES)]
     return captured_of(run(conn, READ_REMOVING, parameters))
 
 

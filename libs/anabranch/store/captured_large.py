@@ -1,8 +1,9 @@
 """Captured changes of more than a process should hold: backlogs and large transactions, told first and read in pieces.
 
-What a transaction comes to is told by one scan of all that waits (``first_to_end``, ``own``). Its changes are then read
-in the order of their capture, behind a number, so that none is looked at twice; or, where those of one row have to
-come together, by the numbers that a first reading has sorted.
+What a transaction comes to is told by one scan of all that waits (``first_to_end``, ``own``), which has a time limit of
+its own: it takes as long as there is much, and every later group would begin with it again. Its changes are then read
+in the order of their capture, behind a number and no further than its last, so that none is looked at twice; or, where
+those of one row have to come together, by the numbers that a first reading has sorted.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from anabranch.store.binary import Connection, int8, int8_array, run
+from anabranch.store.binary import Connection, Parameter, int8, int8_array, run, text
 from anabranch.store.captured import COLUMNS, MOST_BYTES, Captured, as_many_as_fit, captured_of
+from anabranch.store.claim import allow
 
+SCAN_MS = 600_000
+"""How long one scan of all that waits may take: some hundreds of millions of changes."""
 _INSERT, _DELETE = 1, 3
 _INTEGERS = frozenset({20, 21, 23})
 _INTEGER_BYTES = 8
@@ -22,7 +26,9 @@ _field_of = struct.Struct(">Ii").unpack_from
 
 _EXTENT = """xid::text::int8, count(*), min(id), max(id),
        sum(coalesce(octet_length(old), 0) + coalesce(octet_length(new), 0))::int8, max(depth)::int8,
-       min(type)::int8, max(type)::int8"""
+       min(type)::int8, max(type)::int8,
+       coalesce(bit_or(1::int8 << table_id % 63) filter (where type = 2), 0) &
+       coalesce(bit_or(1::int8 << table_id % 63) filter (where type = 3), 0)"""
 
 FIRST_TO_END = f"""
 select {_EXTENT} from anabranch.captured
@@ -41,7 +47,9 @@ order by id
 """.encode()
 
 READ_OF = as_many_as_fit(
-    "database_id = $1::int8::int and id > $2::int8 and xid = $3::int8::text::xid8", "$4::int8", "$5::int8"
+    "database_id = $1::int8::int and id > $2::int8 and id <= $3::int8 and xid = $4::int8::text::xid8",
+    "$5::int8",
+    "$6::int8",
 )
 
 READ_IDS = as_many_as_fit("database_id = $1::int8::int and id = any($2::int8[])", "$3::int8", "$4::int8")
@@ -51,11 +59,24 @@ delete from anabranch.captured
 where database_id = $1::int8::int and id > $2::int8 and id <= $3::int8 and xid = $4::int8::text::xid8
 """
 
+LIMITS = b"""
+select pg_catalog.current_setting('statement_timeout'),
+       coalesce(pg_catalog.current_setting('transaction_timeout', true), '')
+"""
+
+# The transaction's time begins anew.
+RESTORE_LIMITS = b"""
+select pg_catalog.set_config('statement_timeout', $1::text, true),
+       case when $2::text <> '' then pg_catalog.set_config('transaction_timeout', '0', true) end,
+       case when $2::text <> '' then pg_catalog.set_config('transaction_timeout', $2::text, true) end
+"""
+
 
 class Transaction(NamedTuple):
     """A transaction whose changes wait. ``first`` and ``last``: the least and the greatest number among them; ``size``:
     the bytes of their images; ``depth``: how deep inside other statements the deepest was made; ``least`` and
-    ``greatest``: 1 insert, 2 update, 3 delete."""
+    ``greatest``: 1 insert, 2 update, 3 delete; ``both``: not 0 where a table had updates and deletes, and seldom where
+    it was two tables."""
 
     xid: int
     changes: int
@@ -65,22 +86,41 @@ class Transaction(NamedTuple):
     depth: int
     least: int
     greatest: int
+    both: int
 
     @property
     def once(self) -> bool:
         """Whether no row can have been changed twice: all were inserted, or all deleted."""
         return self.least == self.greatest and self.least in (_INSERT, _DELETE)
 
+    @property
+    def one_by_one(self) -> bool:
+        """Whether rows were changed in the order of their capture, unless keys were updated. A statement captures what
+        it changed in a table when it ends, its updates in their order and its deletes in theirs. So no statement may
+        have been made by a trigger inside another one (``depth``); and as what foreign keys delete and set to null
+        belongs to the statement that set it off, no table may have updates and deletes: which of the two is captured
+        first follows from the names of the constraints, and a row may have been updated before it was deleted."""
+        return self.once or (self.depth <= 1 and not self.both)
+
 
 def first_to_end(conn: Connection, database_id: int, most: int) -> list[Transaction]:
     """The ``most`` transactions whose last changes were captured first, in this order; fewer where fewer wait."""
-    return [Transaction._make(row) for row in run(conn, FIRST_TO_END, [int8(database_id), int8(most)]).fetchall()]
+    return _scan(conn, FIRST_TO_END, [int8(database_id), int8(most)])
 
 
 def own(conn: Connection, database_id: int, after: int) -> Transaction | None:
     """What this transaction's own statements have caused behind the number ``after``; None where that is nothing."""
-    row = run(conn, OWN, [int8(database_id), int8(after)]).fetchone()
-    return Transaction._make(row) if row else None
+    found = _scan(conn, OWN, [int8(database_id), int8(after)])
+    return found[0] if found else None
+
+
+def _scan(conn: Connection, statement: bytes, parameters: Sequence[Parameter]) -> list[Transaction]:
+    """What a scan finds. Its limit holds for it alone; a transaction that fails in it is rolled back with the limit."""
+    [limits] = run(conn, LIMITS, ()).fetchall()
+    allow(conn, SCAN_MS)
+    found = run(conn, statement, parameters).fetchall()
+    run(conn, RESTORE_LIMITS, [text(limit) for limit in limits])
+    return [Transaction._make(row) for row in found]
 
 
 def read_whole(conn: Connection, database_id: int, transactions: Sequence[Transaction]) -> list[Captured]:
@@ -92,16 +132,16 @@ def read_whole(conn: Connection, database_id: int, transactions: Sequence[Transa
 
 def first_of(conn: Connection, database_id: int, transaction: Transaction) -> list[Captured]:
     """The first change of a transaction; none where it has been drained."""
-    return read_of(conn, database_id, transaction.xid, transaction.first - 1, 1)
+    return read_of(conn, database_id, transaction, transaction.first - 1, 1)
 
 
 def read_of(
-    conn: Connection, database_id: int, xid: int, after: int, most: int, most_bytes: int = MOST_BYTES
+    conn: Connection, database_id: int, transaction: Transaction, after: int, most: int, most_bytes: int = MOST_BYTES
 ) -> list[Captured]:
     """The first ``most`` changes of a transaction behind the number ``after``, in order; fewer as in
-    ``captured.read``."""
-    parameters = [int8(database_id), int8(after), int8(xid), int8(most), int8(most_bytes)]
-    return captured_of(run(conn, READ_OF, parameters))
+    ``captured.read``. What waits behind its last is not looked at."""
+    numbers = [database_id, after, transaction.last, transaction.xid, most, most_bytes]
+    return captured_of(run(conn, READ_OF, [int8(number) for number in numbers]))
 
 
 def read_ids(

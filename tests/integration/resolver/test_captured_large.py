@@ -10,9 +10,10 @@ import pytest
 from anabranch.merge import SERVER_NODE
 from anabranch.store import captured, captured_large
 from anabranch.store.claim import open_session, session_options
+from anabranch.store.registration import tear
 from anabranch.testkit.oracle import read_server, replay
 from anabranch.testkit.resolver_rig import ResolverRig
-from anabranch_conflict_resolver import captured_pieces, drain
+from anabranch_conflict_resolver import captured_pieces, drain, drain_backlog
 from anabranch_conflict_resolver.group_commit import GroupLimits, Memory, commit_group
 
 MOST, PIECE = 40, 15
@@ -41,11 +42,16 @@ def check(rig: ResolverRig) -> None:
 
 def drain_all(rig: ResolverRig) -> None:
     """Commit groups until nothing waits; in between the rows are ahead of the log."""
+    drain_unchecked(rig)
+    check(rig)
+
+
+def drain_unchecked(rig: ResolverRig) -> None:
+    """The same where the log lacks changes."""
     assert rig.commit is not None
     for _ in range(100):
         if not rig.commit(rig.database.id, 1_000, 0):
             break
-    check(rig)
 
 
 def groups(rig: ResolverRig) -> list[tuple[int, int]]:
@@ -125,6 +131,62 @@ def test_a_large_transaction_with_triggers_that_change_its_rows_again(make_rig: 
 
 
 @pytest.mark.usefixtures("small")
+def test_a_large_transaction_whose_rows_foreign_keys_set_to_null_and_then_delete(make_rig: Any) -> None:
+    """All deletes are captured before all updates, as the first that was queued was a delete."""
+    tables = """
+    create table list (id int primary key);
+    create table todo (id int primary key, goes int references list (id) on delete cascade,
+                       home int references list (id) on delete set null)
+    """
+    rig = make_rig(tables, {"list": None, "todo": None})
+    rig.sql("insert into app.list select j from generate_series(1, 40) j")
+    rig.sql("insert into app.todo values (0, 1, 40)")
+    rig.sql("insert into app.todo select j, j + 1, j from generate_series(1, 39) j")
+    drain_all(rig)
+    rig.sql("delete from app.list")
+    of_todo = "select array_agg(type order by id) from anabranch.captured where table_id = %s"
+    [(kinds,)] = rig.sql(of_todo, [rig.database.tables["todo"].id])
+    assert kinds == [3] * 40 + [2] * 39
+    drain_all(rig)
+    assert groups(rig)[-1] == (1, 119)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("torn_between", [True, False], ids=["between", "behind"])
+def test_a_large_transaction_with_keys_that_change_places_beside_a_torn_table(
+    make_rig: Any, monkeypatch: pytest.MonkeyPatch, torn_between: bool
+) -> None:
+    """A row of the torn table is no change and an updated key is two: as many changes as rows tell of nothing."""
+    monkeypatch.setattr(captured_pieces, "BUCKET_ROWS", 24)
+
+    def of(self: Any, place: Any) -> int:
+        return int.from_bytes(place[1][0], "big") % len(self.ids)
+
+    monkeypatch.setattr(captured_pieces._Buckets, "of", of)
+    rig = make_rig(
+        "create table t (id int primary key, n int);"
+        "create table u (id int, made int, primary key (id) deferrable initially deferred)",
+        {"t": None, "u": None},
+    )
+    rig.sql("insert into app.t select j, 0 from generate_series(1, 98) j")
+    rig.sql("insert into app.u select j, j from generate_series(1, 49) j")
+    drain_all(rig)
+    tear(rig.conn, rig.database.id, "t")
+    with rig.session() as somebody:
+        # Each takes the key that the next one gives up.
+        for i in range(1, 50):
+            somebody.execute("update app.u set id = id + 1 where made = %s", [i])
+            if torn_between:
+                somebody.execute("update app.t set n = n + 1 where id between %s and %s", [2 * i - 1, 2 * i])
+        if not torn_between:
+            somebody.execute("update app.t set n = n + 1")
+    drain_unchecked(rig)
+    assert rig.sql("select count(*) from anabranch.captured") == [(0,)]
+    of_u = "select key::int, array_agg(type order by ordinal) from anabranch.log where position = %s group by key"
+    assert dict(rig.sql(of_u, [rig.head])) == {1: [3], **{key: [3, 1] for key in range(2, 50)}, 50: [1]}
+
+
+@pytest.mark.usefixtures("small")
 def test_a_row_that_a_large_transaction_changes_very_often_is_told_by_its_ends(
     make_rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +241,75 @@ def test_work_for_a_change_does_not_grow_with_what_waits_behind_it(rig: Resolver
     looked_at(5)
     few, many = looked_at(25), looked_at(200)
     assert many < 1.5 * few + 3, f"{few:.1f} rows looked at for each change where 200 wait, {many:.1f} where 1,600 do"
+
+
+@pytest.mark.usefixtures("small")
+def test_nor_where_each_transaction_is_taken_in_pieces(rig: ResolverRig) -> None:
+    if rig.conn.info.server_version < 150000:
+        pytest.skip("the server has no pg_stat_force_next_flush: it came with Postgres 15")
+
+    def looked_at(transactions: int) -> float:
+        before = rig.sql(_LOOKED_AT)[0][0]
+        insert = "insert into app.todo select %s || j, 'milk', false from generate_series(1, 50) j"
+        for i in range(transactions):
+            rig.sql(insert, [f"{transactions}-{i}-"])
+        drain_all(rig)
+        rig.sql("select pg_stat_force_next_flush()")
+        return float(rig.sql(_LOOKED_AT)[0][0] - before) / (50 * transactions)
+
+    looked_at(2)
+    few, many = looked_at(5), looked_at(40)
+    assert many < 1.5 * few + 3, f"{few:.1f} rows looked at for each change where 250 wait, {many:.1f} where 2,000 do"
+
+
+@pytest.mark.usefixtures("small")
+def test_the_scan_of_a_backlog_has_a_time_limit_of_its_own(rig: ResolverRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may take longer than any other statement of a group; what comes after it may not."""
+    slow = b"where (select true from pg_sleep(2.5)) and database_id"
+    scan = captured_large.FIRST_TO_END.replace(b"where database_id", slow)
+    assert scan != captured_large.FIRST_TO_END
+    monkeypatch.setattr(captured_large, "FIRST_TO_END", scan)
+    limits: list[Any] = []
+    read_whole = captured_large.read_whole
+
+    def and_look(conn: Any, *arguments: Any) -> Any:
+        asked = "select current_setting('statement_timeout'), current_setting('transaction_timeout', true)"
+        limits.append(conn.execute(asked).fetchone())
+        return read_whole(conn, *arguments)
+
+    monkeypatch.setattr(drain_backlog, "read_whole", and_look)
+    for i in range(10):
+        rig.sql(f"insert into app.todo select '{i}-' || j, 'milk', false from generate_series(1, 12) j")
+    options = session_options(statement_timeout_ms=2_000, lock_timeout_ms=250, idle_timeout_ms=5_000)
+    with open_session(rig.url, options) as session:
+        memory = Memory()
+        for _ in range(4):
+            commit_group(
+                session, memory, rig.database.id, most=100, now_ms=rig.time_ms, clock_offset_ms=0, limits=GroupLimits()
+            )
+    check(rig)
+    assert groups(rig) == [(3, 36), (3, 36), (3, 36), (1, 12)]
+    assert set(limits) == {("2s", "6s" if rig.conn.info.server_version >= 170000 else None)}
+
+
+@pytest.mark.usefixtures("small")
+def test_a_large_transaction_whose_rows_are_gone_holds_up_nothing(rig: ResolverRig) -> None:
+    """Another session drained it, or its table was removed, after a group had found it."""
+    assert rig.commit is not None
+    for name in "abc":
+        rig.sql("insert into app.todo select %s || j, 'milk', false from generate_series(1, 100) j", [name])
+    rig.commit(rig.database.id, 1_000, 0)
+    options = session_options(statement_timeout_ms=10_000, lock_timeout_ms=250, idle_timeout_ms=5_000)
+    with open_session(rig.url, options) as session:
+        memory = Memory()
+        for _ in range(2):
+            commit_group(
+                session, memory, rig.database.id, most=100, now_ms=rig.time_ms, clock_offset_ms=0, limits=GroupLimits()
+            )
+    made = rig.node("a").insert("todo", {"id": "mine", "title": "t"})
+    drain_all(rig)
+    assert rig.outcome(made) == ["APPLIED"]
+    assert groups(rig) == [(1, 100), (1, 100), (1, 100), (1, 1)]
 
 
 @pytest.mark.usefixtures("small")

@@ -7,12 +7,17 @@ from typing import Any
 import pytest
 
 from anabranch.merge import SERVER_NODE
+from anabranch.runtime.errors import Failure
+from anabranch.store import captured
 from anabranch.store.chain import next_link
+from anabranch.store.claim import session_options
 from anabranch.store.seal import EMPTY_CHAIN
 from anabranch.testkit.oracle import read_server, replay
-from anabranch.testkit.resolver_rig import ResolverRig
-from anabranch.v1 import change_pb2
+from anabranch.testkit.resolver_rig import Made, ResolverRig
+from anabranch.v1 import batch_pb2, change_pb2, errors_pb2, resolver_pb2
 from anabranch_conflict_resolver import captured_pieces, cascades, caused_large, decide_group
+from anabranch_conflict_resolver.explain import DryRuns, Question
+from anabranch_conflict_resolver.functions import Functions
 
 TABLES = """
 create table list (id text primary key, name text, touched bigint);
@@ -218,6 +223,61 @@ def test_what_was_logged_of_a_batch_that_fails_later_is_undone(make_rig: Any) ->
     assert rig.outcome(bad) == "CONSTRAINT"
     assert log_of(rig, bad) == []
     assert len(rig.rows("pin")) == 40
+    check(rig)
+
+
+def test_a_dry_run_says_what_it_cannot_show_and_tells_a_rejection_all_the_same(make_rig: Any) -> None:
+    rig = make_rig(TABLES, NAMES)
+    fill(rig)
+    node = rig.node("a")
+    node.see()
+    nowhere = ("insert", "todo", [{"id": "x", "list_id": "nowhere", "title": "t"}])
+    options = session_options(statement_timeout_ms=10_000, lock_timeout_ms=250, idle_timeout_ms=5_000)
+    runs = DryRuns(rig.url, options, Functions(1_000))
+
+    def explain(made: Made) -> resolver_pb2.ExplainResponse:
+        envelope = batch_pb2.Envelope(payload=made.payload, basis=made.basis)
+        return runs.explain(Question(rig.database.id, node.principal, node.id, envelope), rig.time_ms, 0)
+
+    try:
+        with pytest.raises(Failure) as told:
+            explain(node.make(("delete", "list", [{"id": "l"}])))
+        # It will be so however often it is asked.
+        assert told.value.reason == errors_pb2.REASON_LIMIT_EXCEEDED
+        rejected = explain(node.make(("delete", "list", [{"id": "l"}]), nowhere))
+        assert rejected.verdict.reason == errors_pb2.REASON_CONSTRAINT
+    finally:
+        runs.close()
+    check(rig)
+
+
+@pytest.mark.parametrize("bytes_of_both", [1_000, 20_000])
+def test_what_others_wrote_meanwhile_is_looked_at_by_its_bytes(
+    make_rig: Any, monkeypatch: pytest.MonkeyPatch, bytes_of_both: int
+) -> None:
+    """Few changes of large rows are more than is held beside: the group begins again, and drains them first."""
+    monkeypatch.setattr(captured, "MOST_BYTES", 10_000)
+    rig = make_rig(TABLES, NAMES)
+    fill(rig)
+    node = rig.node("a")
+    node.see()
+    made = node.delete("list", {"id": "l"})
+    sizes: list[int] = []
+    real = captured.read_arrived
+
+    def measured(*arguments: Any) -> Any:
+        rows = real(*arguments)
+        sizes.append(captured.size(rows))
+        return rows
+
+    monkeypatch.setattr(captured, "read_arrived", measured)
+    insert = "insert into app.list select 's' || i, repeat('x', %s), 0 from generate_series(1, 10) i"
+    loads = after_the_locks(monkeypatch, lambda: rig.sql(insert, [bytes_of_both // 10]))
+    rig.group()
+    rig.drain()
+    assert (len(loads) > 1) == (bytes_of_both > 10_000)
+    assert max(sizes) < 10_000 + 2_200
+    assert rig.outcome(made) == ["APPLIED"]
     check(rig)
 
 
