@@ -45,6 +45,8 @@ _LONGEST_PAUSE_S = 5.0
 _QUICK_FAILURES = 10
 _REST_GROWS = 4
 _IDLE_S = 30.0
+NO_SUCH_STATEMENT = "26000"
+"""The driver believes that the session has a prepared statement, and it has not: only another session helps."""
 _OUT_OF_TIME = "57"
 """The class of SQLSTATEs that a statement's or a transaction's time limit belongs to."""
 
@@ -183,8 +185,10 @@ class Worker:
         blamed = True
         if isinstance(error, DatabaseError):
             fault = read_error(error)
-            # Whom somebody else's lock holds up has not failed.
-            blamed = fault.sqlstate != LOCK_NOT_AVAILABLE
+            # Whom somebody else's lock holds up has not failed, nor who came by a session that has lost its statements.
+            blamed = fault.sqlstate not in (LOCK_NOT_AVAILABLE, NO_SUCH_STATEMENT)
+            if fault.sqlstate == NO_SUCH_STATEMENT and self._session is not None:
+                self._session.close()
             cause = fault.sqlstate[:2] or "connection"
             _log.warning(
                 "group rolled back",

@@ -148,6 +148,27 @@ def test_a_batch_that_runs_out_of_the_long_time_is_not_tried_again(make_rig: Any
     assert rig.sql("select last_value from app.tries") == [(2,)]
 
 
+def test_a_session_that_has_lost_its_statements_is_replaced(rig: ResolverRig, worker_of: Any) -> None:
+    node = rig.node("a")
+    node.insert("todo", {"id": "0"})
+    worker = worker_of(rig)
+    until(rig)
+    lost = worker._session
+    assert lost is not None
+    end = time.monotonic() + 10
+    while lost.info.transaction_status:
+        # The group is committed, and the worker has still to hear it. Nobody rings for it after that.
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    lost.pgconn.exec_(b"deallocate all")
+    made = node.insert("todo", {"id": "1"})
+    worker._bell.ring(rig.database.id)
+    until(rig)
+    assert rig.outcome(made) == ["APPLIED"]
+    assert lost.closed
+    assert worker._session is not lost
+
+
 def test_batches_have_no_part_in_a_backlog_that_can_not_be_drained(
     rig: ResolverRig, worker_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
