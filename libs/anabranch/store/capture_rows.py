@@ -134,7 +134,9 @@ def _stand_in(conn: Connection, shape: _Shape) -> Iterator[int]:
     conn.execute(f"create type {_STAND_IN} as ({columns})".encode(), prepare=False)
     [(row_type,)] = conn.execute(_STAND_IN_TYPE, prepare=False)
     yield int(row_type)
-    conn.execute(f"drop type {_STAND_IN}".encode(), prepare=False)
+    # Not as a statement that the driver knows for a DROP: it would forget what it has prepared, and in a pipeline have
+    # the server forget also what it prepares until it says so.
+    conn.execute(f"do $$ begin drop type {_STAND_IN}; end $$".encode(), prepare=False)
 
 
 def _shape(conn: Connection, schema_name: str, table: Table) -> _Shape:

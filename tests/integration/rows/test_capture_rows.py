@@ -95,6 +95,28 @@ def test_every_type_comes_back_as_it_is_read(conn: Session, rows_url: str, regis
         assert cold.execute("select to_regtype('pg_temp.anabranch_image')").fetchone() == (None,)
 
 
+def test_what_reads_a_locked_table_takes_no_prepared_statement_from_its_session(
+    conn: Session, rows_url: str, register: Register
+) -> None:
+    """The driver forgets all of them where something is dropped, and has the server forget those that came since."""
+    table = register("held", "create table app.held (id text primary key)")
+    conn.execute("insert into app.held values ('a')")
+    images = [row[0] for row in conn.execute("select new from anabranch.captured where table_id = %s", (table.id,))]
+    with (
+        connect(rows_url, application_name="somebody") as somebody,
+        connect(rows_url, application_name="cold") as cold,
+    ):
+        somebody.execute("lock table app.held in access exclusive mode")
+        cold.prepare_threshold = 0
+        with cold.pipeline():
+            assert decode(cold, "app", table, images) == [["a"]]
+            dropped = cold.execute("select to_regtype('pg_temp.anabranch_image')")
+            assert dropped.fetchone() == (None,)
+            for _ in range(2):
+                assert cold.execute("select 1 + 1").fetchone() == (2,)
+        cold.rollback()
+
+
 def shown(row: list[Cell]) -> list[str]:
     """Cells by what they print: NaN and -0.0 by their kind."""
     return [repr(cell) for cell in row]
