@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from anabranch.store.heads import DatabaseHead
 from anabranch.v1 import errors_pb2, position_pb2, verdict_pb2
 from anabranch.wire.envelopes import Received, Refusal
+from anabranch.wire.value_bytes import varint
 
 MAX_VERDICT_BYTES = 1_000_000
 """The largest verdict that is answered whole."""
@@ -22,22 +23,11 @@ _ID_BYTES = 26
 _PENDING_HEAD = b"\x0a" + bytes((_ID_BYTES,))
 _PENDING_TAIL = b"\x10" + bytes((verdict_pb2.VERDICT_STATUS_PENDING,))
 _SERVER_TIME = b"\x20"
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-_LENGTHS = tuple(_varint(n) for n in range(4096))
+_LENGTHS = tuple(varint(n) for n in range(4096))
 
 
 def _length(size: int) -> bytes:
-    return _LENGTHS[size] if size < 4096 else _varint(size)
+    return _LENGTHS[size] if size < 4096 else varint(size)
 
 
 def answer(verdicts: Iterable[bytes], node_token: bytes, state: bytes) -> bytes:
@@ -124,4 +114,4 @@ def state_head(head: DatabaseHead) -> bytes:
 
 def state(head: bytes, now_ms: int) -> bytes:
     """A serialized ServerState."""
-    return head + _SERVER_TIME + _varint(now_ms)
+    return head + _SERVER_TIME + varint(now_ms)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from anabranch.v1 import position_pb2, snapshot_pb2
+from anabranch.wire.value_bytes import varint
 
 PART_BYTES = 3_500_000
 """The most of a chunk that one response carries; below the 4 MiB that a gRPC channel takes by default."""
@@ -26,13 +27,4 @@ def with_ipc(response: snapshot_pb2.PullResponse, ipc: memoryview) -> bytes:
     """The response with its field arrow_ipc, which so is copied once and not three times."""
     if not ipc:
         return response.SerializeToString()
-    return b"".join((response.SerializeToString(), _ARROW_IPC, _varint(len(ipc)), ipc))
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
+    return b"".join((response.SerializeToString(), _ARROW_IPC, varint(len(ipc)), ipc))
