@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from anabranch.canonical import SUM_MODULUS, value_encoder
-from anabranch.columnar.file_cells import FileCodec
+from anabranch.columnar.file_cells import FileCodec, decimal_texts
 from anabranch.columnar.proof import INSERT, UPDATE, Sum
 from anabranch.schema import Kind, Table
 from anabranch.store.file_codecs import file_codecs
@@ -64,17 +64,6 @@ def _sized(tag: int, raw: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise(heads, raw, pa.scalar(b"", pa.binary())).fill_null(_NULL)
 
 
-def _plain(values: pa.Array) -> pa.Array:
-    """Decimals as Postgres prints them."""
-    texts = values.cast(pa.string())
-    # Arrow writes small numbers with an exponent.
-    short = pc.fill_null(pc.match_substring(texts, "E"), False)
-    if not pc.any(short).as_py():
-        return texts
-    some = [format(number, "f") for number in values.filter(short).to_pylist()]
-    return pc.replace_with_mask(texts, short, pa.array(some, pa.string()))
-
-
 class ColumnEncoder:
     """Encodes and hashes rows of one table, given as the columns of files and the exact texts beside them."""
 
@@ -114,7 +103,7 @@ class ColumnEncoder:
             encode = value_encoder(kind, column.element_kind)
             return pa.array([encode(cell) for cell in self._codecs[place].read(values)], pa.binary())
         if pa.types.is_decimal(values.type):
-            values = _plain(values)
+            values = decimal_texts(values)
         return _sized(_TEXT_TAGS[kind], values.cast(pa.binary()))
 
     def values(self, batch: pa.RecordBatch | pa.Table) -> list[pa.Array]:

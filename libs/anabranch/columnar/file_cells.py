@@ -117,7 +117,7 @@ class FileCodec:
         if kind is Kind.TIMESTAMP and exact is not None:
             return pc.coalesce(exact, values.view(pa.int64()).cast(pa.string()))
         if self._digits is not None:
-            texts = _printed(values, self._digits[1])
+            texts = decimal_texts(values)
             return texts if exact is None else pc.coalesce(exact, texts)
         return values
 
@@ -130,14 +130,16 @@ class FileCodec:
         return to_cells(self.column, values, self._read)
 
 
-def _printed(values: pa.Array, scale: int) -> pa.Array:
-    """Decimals as Postgres prints a numeric of ``scale``; a cast would write 1E-8."""
-    whole = pa.Array.from_buffers(
+def decimal_texts(values: pa.Array) -> pa.Array:
+    """Decimals as Postgres prints a numeric of their scale."""
+    texts = values.cast(pa.string())
+    # Arrow writes small numbers with an exponent, as 1E-8.
+    if not pc.any(pc.match_substring(texts, "E")).as_py():
+        return texts
+    digits = pa.Array.from_buffers(
         pa.decimal128(_MOST_DIGITS, 0), len(values), values.buffers(), values.null_count, values.offset
-    )
-    digits = whole.cast(pa.string())
-    if scale == 0:
-        return digits
+    ).cast(pa.string())
+    scale = values.type.scale
     sign = pc.if_else(pc.starts_with(digits, "-"), "-", "")
     padded = pc.utf8_lpad(pc.utf8_ltrim(digits, "-"), scale + 1, "0")
     before = pc.utf8_slice_codeunits(padded, 0, -scale)
