@@ -42,8 +42,7 @@ def _named(table: Table, written: Sequence[tuple[pa.Array, Any]], rows: int) -> 
 
 def log_decoder(table: Table) -> Callable[[Batches], Batches]:
     """Log rows to changes: our columns (``changed``: names with NAME_SEPARATOR), then the cells that the effect gives
-    and NULL for the others. A batch gives one
-    for each form of its effects."""
+    and NULL for the others. A batch gives one for each form of its effects."""
 
     def decode(batches: Batches) -> Batches:
         decoder, with_text = EffectDecoder(table), exact_columns(table)

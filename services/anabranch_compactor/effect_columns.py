@@ -24,7 +24,7 @@ from anabranch.v1 import change_pb2, value_pb2
 from anabranch.wire.effects import UPDATE
 from anabranch.wire.value_bytes import LENGTH_DELIMITED, field_number
 from anabranch.wire.values import ARMS, column_reader
-from anabranch_compactor.scan import Any1, Flags, Messages, Places
+from anabranch_compactor.scan import Flags, Messages, Places
 
 _TABLE = field_number(change_pb2.Effect, "table") << 3 | LENGTH_DELIMITED
 _TYPE = field_number(change_pb2.Effect, "type") << 3
@@ -55,7 +55,7 @@ class Decoded:
 class Form:
     """Effects of one form: their places in the column, ascending, and their cells by the column's place."""
 
-    rows: Any1
+    rows: Places
     type: int
     changed: tuple[str, ...]
     cells: dict[int, Decoded] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class EffectDecoder:
             rows, left = left[alike], np.delete(left, alike)
             yield from self._form(effects, messages, rows, heads[0].tobytes())
 
-    def _form(self, effects: pa.Array, messages: Messages, rows: Any1, head: bytes) -> Iterator[Form]:
+    def _form(self, effects: pa.Array, messages: Messages, rows: Places, head: bytes) -> Iterator[Form]:
         try:
             effect = change_pb2.Effect.FromString(head)
             places = self._places(effect)
@@ -169,7 +169,7 @@ class EffectDecoder:
         array, exact = codec.from_pull(texts)
         return Decoded(array, None if exact is None else pa.array(exact, pa.string()))
 
-    def _one_by_one(self, effects: pa.Array, rows: Any1) -> Iterator[Form]:
+    def _one_by_one(self, effects: pa.Array, rows: Places) -> Iterator[Form]:
         """Effects by the contract's class, a form each."""
         for row in rows:
             data = effects[int(row)].as_py()

@@ -10,18 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from anabranch.columnar.file_columns import OWN
 from anabranch_compactor.encode import NAME_SEPARATOR, ColumnEncoder
+from anabranch_compactor.scan import Flags, Places
 from anabranch_compactor.shape import DELETE, INSERT, KINDS, OLD, UPDATE, Shape
 
-Places: TypeAlias = "npt.NDArray[np.int64]"
 ORDER = ("position", "batch", "ordinal")
 SLICE_BYTES = 16 * 1024 * 1024
 SLICE_ROWS = 131_072
@@ -44,8 +43,8 @@ class _Filled:
     rows: Places
     after: dict[int, Places]
     before: dict[int, Places]
-    complete: npt.NDArray[np.bool_]
-    forms: npt.NDArray[np.int64]
+    complete: Flags
+    forms: Places
     names: list[list[str]]
 
 
@@ -60,7 +59,7 @@ def _filled(shape: Shape, rows: pa.RecordBatch, encoder: ColumnEncoder) -> _Fill
     first[1:] = pc.not_equal(keys.slice(1), keys.slice(0, count - 1)).to_numpy(zero_copy_only=False)
     begin = np.maximum.accumulate(np.where(first, place, 0))
 
-    def earlier(says: npt.NDArray[np.bool_]) -> Places:
+    def earlier(says: Flags) -> Places:
         """The last row of the same key before each that says something; -1 for none."""
         last = np.maximum.accumulate(np.where(says, place, -1))
         before = np.concatenate(([-1], last[:-1]))

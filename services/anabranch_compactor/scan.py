@@ -7,7 +7,7 @@ place that holds something else is nonsense, and never beyond the data, so that 
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,6 @@ import pyarrow as pa
 Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 Places: TypeAlias = "npt.NDArray[np.int64]"
 Flags: TypeAlias = "npt.NDArray[np.bool_]"
-Any1: TypeAlias = "npt.NDArray[Any]"
 
 _LONGEST_VARINT = 10
 _MARGIN = 16
@@ -84,10 +83,10 @@ class Messages:
         taken = both.take(chosen)
         return taken if kind == pa.binary() else taken.cast(kind)
 
-    def prefixes(self, places: Any1, size: int) -> Bytes:
-        """The first ``size`` bytes of each of the messages ``places``, a row each."""
+    def prefixes(self, messages: Places, size: int) -> Bytes:
+        """The first ``size`` bytes of each of some ``messages``, a row each."""
         if size == 0:
-            return np.empty((len(places), 0), np.uint8)
+            return np.empty((len(messages), 0), np.uint8)
         wide = np.lib.stride_tricks.sliding_window_view(self.data, size)
-        found: Bytes = wide[self.starts[places]]
+        found: Bytes = wide[self.starts[messages]]
         return found
