@@ -12,11 +12,6 @@ from ulid import ULID
 from anabranch.client.ids import first_id_at, next_id
 from anabranch.merge import ulid_time_ms
 
-
-def id_time_ms(batch_id: str) -> int:
-    return ULID.from_str(batch_id).milliseconds
-
-
 TIMES = st.integers(0, 2**47)
 
 
