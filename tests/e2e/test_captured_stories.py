@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -96,8 +95,7 @@ def test_large_rows_of_one_transaction_travel_in_pages_by_their_bytes(story: Tel
     )
     for statement in statements:
         told.sql(statement.format(told.name))
-        while told.sql("select 1 from anabranch.captured where database_id = %s limit 1", [told.database.id]):
-            time.sleep(0.02)
+        told.drained(60.0)
         a.read()
         assert told.server("todo") == [(key, title, bool(done)) for key, title, done in a.rows("todo")]
     assert len(a.rows("todo")) == 14

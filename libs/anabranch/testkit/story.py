@@ -135,9 +135,9 @@ class Story:
                 return
         raise AssertionError(f"something still changes after {_SYNC_ROUNDS} rounds")
 
-    def drained(self) -> None:
+    def drained(self, wait_s: float = _SEND_S) -> None:
         """Wait until everything that was written by SQL so far is in the log."""
-        end = time.monotonic() + _SEND_S
+        end = time.monotonic() + wait_s
         while self.sql("select 1 from anabranch.captured where database_id = %s limit 1", [self.database.id]):
             assert time.monotonic() < end, "what was written by SQL does not come into the log"
             time.sleep(_LOOK_S)
