@@ -1,4 +1,4 @@
-"""The log is cut behind proof only: what is to go is compared with the files right before."""
+"""Promise 8: the log is cut behind proof only: what is to go is compared with the files right before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sweep: the floor first and never past a bound; what is behind it goes, and nothing else."""
+"""Promise 8 in a sweep: the floor first and never past a bound; what is behind it goes, and nothing else."""
 
 from __future__ import annotations
 
