@@ -304,7 +304,7 @@ def capture_off(
     limits: RegistrationLimits | None = None,
 ) -> None:
     """Let what is written to the table directly go uncaptured, for a restore or a load of many rows: its triggers rest.
-    To sync it again it is removed and added anew (``restart_capture``), which sums its rows up afresh.
+    To sync it again it is removed and added anew (``gather.restart_captures``), which sums its rows up afresh.
 
     Raises:
         RegistrationError: UNKNOWN_DATABASE, NOT_SYNCED or BUSY.
@@ -336,27 +336,6 @@ def tear(conn: Connection, database_id: int, table: str, *, now_ms: int | None =
     with conn.transaction():
         if conn.execute(_TEAR, (_now(now_ms), database_id, table)).fetchone() is not None:
             tell(conn, database_id)
-
-
-def restart_capture(
-    conn: Connection,
-    database: str,
-    table: str,
-    *,
-    now_ms: int | None = None,
-    limits: RegistrationLimits | None = None,
-) -> Added:
-    """Register a table anew, with the policy that it had: its triggers work again, its sum is that of the rows that are
-    there now, and the history of its rows begins. In one transaction.
-
-    Raises:
-        RegistrationError: as ``remove_table`` and ``add_table``.
-    """
-    with conn.transaction():
-        found = find_database(conn, f'capture of table "{table}" can\'t be turned on', database)
-        policy = found.table_policies[table].given() if table in found.tables else {}
-        remove_table(conn, database, table, limits=limits)
-        return add_table(conn, database, table, policy, now_ms=now_ms, limits=limits)
 
 
 def lock_and_judge(conn: Connection, what: str, database: Database, name: str, policy: Mapping[str, Any]) -> Table:

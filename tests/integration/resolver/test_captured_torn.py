@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from anabranch.cli.app import app
 from anabranch.store.catalog import load_database
 from anabranch.store.drift import drift, stopped_tables
-from anabranch.store.registration import restart_capture
+from anabranch.store.gather import restart_captures
 from anabranch.testkit.resolver_rig import ResolverRig
 
 TABLES = """
@@ -47,7 +47,7 @@ def test_a_table_whose_changes_cannot_be_read_stops_until_it_is_registered_anew(
     told = stopped_tables(drift(rig.conn, load_database(rig.conn, rig.name)))
     assert list(told) == ["t"], "every other resolver knows it, too, and the next one that starts"
     assert "the log lacks them" in told["t"]
-    restart_capture(rig.conn, rig.name, "t")
+    restart_captures(rig.conn, rig.name, ["t"], now_ms=rig.time_ms)
     applied = a.insert("t", {"id": "3"})
     rig.sql("update app.t set n = n + 1")
     rig.drain()
