@@ -24,16 +24,15 @@ Three things are found out late, and each has its way:
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from anabranch.merge import MutationType, Write
 from anabranch.store import captured
-from anabranch.store.captured import Captured
 from anabranch_conflict_resolver.captured_steps import know, steps_of
 from anabranch_conflict_resolver.carry_out import carry_out
-from anabranch_conflict_resolver.caused import Again, carry_over, key_of, rows_now
-from anabranch_conflict_resolver.caused_large import spill, with_arrived
+from anabranch_conflict_resolver.caused import carry_over, key_of, rows_now
+from anabranch_conflict_resolver.caused_large import MOST_ARRIVED, check_none_of, spill, with_arrived
 from anabranch_conflict_resolver.decode import RowKey
 from anabranch_conflict_resolver.model import Applied, Candidate, Change, Result
 from anabranch_conflict_resolver.server_batches import Drained, Step
@@ -42,13 +41,10 @@ from anabranch_conflict_resolver.view import View
 if TYPE_CHECKING:
     from anabranch_conflict_resolver.waves import Group
 
-__all__ = ["Again", "Caused", "Entangled", "absorb", "apart", "finish", "is_loud", "write_step"]
-
 MOST_HELD = 2_500
 """Captured changes that one step of a batch may cause and that are held until the group is recorded."""
 MOST_BYTES = captured.MOST_BYTES
 """The bytes of their images, likewise."""
-_MOST_ARRIVED = 1_000
 _INSERT, _UPDATE, _DELETE = MutationType.INSERT, MutationType.UPDATE, MutationType.DELETE
 _BECOMES = {_INSERT: {_INSERT, _UPDATE}, _UPDATE: {_UPDATE}, _DELETE: {_DELETE}}
 """What a mutation is written as: a late insert of a live row is an update."""
@@ -157,8 +153,8 @@ def finish(group: Group, view: View, results: Sequence[Result]) -> None:
 
 def _check_turn(group: Group) -> None:
     drained = group.drained.ids if group.drained is not None else ()
-    rows = captured.read_arrived(group.conn, group.synced.database.id, drained, _MOST_ARRIVED)
-    _check_none_of(group, rows, group.caused)
+    rows = captured.read_arrived(group.conn, group.synced.database.id, drained, MOST_ARRIVED)
+    check_none_of(group, rows, group.caused)
 
 
 def _check_gone(group: Group, drained: Drained, results: Sequence[Result]) -> None:
@@ -174,13 +170,5 @@ def _check_gone(group: Group, drained: Drained, results: Sequence[Result]) -> No
     if not came:
         return
     tables = {group.synced.tables[name].table.id for name, _ in came}
-    rows = captured.read_removing(group.conn, group.synced.database.id, tables, drained.ids, _MOST_ARRIVED)
-    _check_none_of(group, rows, came)
-
-
-def _check_none_of(group: Group, rows: Sequence[Captured], keys: Container[RowKey]) -> None:
-    """Begin again where captured changes are of rows that may have none, or are too many to be looked at."""
-    if len(rows) == _MOST_ARRIVED or captured.size(rows) > captured.MOST_BYTES:
-        raise Again
-    if any(step.at in keys for steps in steps_of(group.conn, group.synced, rows).values() for step in steps):
-        raise Again
+    rows = captured.read_removing(group.conn, group.synced.database.id, tables, drained.ids, MOST_ARRIVED)
+    check_none_of(group, rows, came)

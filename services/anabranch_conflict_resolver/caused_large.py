@@ -14,13 +14,14 @@ or where there is too much of it, the group starts again from the locks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from anabranch.merge import MutationType
 from anabranch.store import captured, captured_large, take
 from anabranch.store import group_records as store
 from anabranch.store.at_once import together
+from anabranch.store.captured import Captured
 from anabranch.store.group_records import LogRow
 from anabranch_conflict_resolver.captured_pieces import PIECE_ROWS, by_row, in_capture_order
 from anabranch_conflict_resolver.captured_steps import know, steps_of
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from anabranch_conflict_resolver.waves import Group
 
 MOST_ARRIVED = 1_000
-"""Captured changes of others that are drained beside."""
+"""Captured changes of others that are looked at once the group has drained."""
 _DELETE = 3
 
 
@@ -73,16 +74,24 @@ def with_arrived(drained: Drained | None, view: View) -> Drained | None:
     return Drained(batches, [n for one in all_of_it for n in one.ids], drained.up_to if drained is not None else 0)
 
 
+def check_none_of(group: Group, rows: Sequence[Captured], keys: Container[RowKey]) -> None:
+    """Look at captured changes of others, as many as are read at once.
+
+    Raises:
+        Again: they are of rows that may have none, or too many to be looked at.
+    """
+    if len(rows) >= MOST_ARRIVED or captured.size(rows) > captured.MOST_BYTES:
+        raise Again
+    if any(step.at in keys for steps in steps_of(group.conn, group.synced, rows).values() for step in steps):
+        raise Again
+
+
 def _drain_arrived(group: Group, view: View) -> None:
     """Drain what others have committed since the group drained."""
     conn, synced = group.conn, group.synced
     before = with_arrived(group.drained, view) or Drained((), (), 0)
     rows = captured.read_arrived(conn, synced.database.id, before.ids, MOST_ARRIVED)
-    if len(rows) == MOST_ARRIVED or captured.size(rows) > captured.MOST_BYTES:
-        raise Again
-    changed = {step.at for steps in steps_of(conn, synced, rows).values() for step in steps}
-    if not changed.isdisjoint(group.touched | group.caused.keys()):
-        raise Again
+    check_none_of(group, rows, group.touched | group.caused.keys())
     view.arrived = (*view.arrived, log_rows(group, view, rows, first=len(before.batches)))
 
 

@@ -11,8 +11,8 @@ from anabranch.store import take
 from anabranch.store.take import Parking
 from anabranch.store.waves import DatabaseError, locked_tables, wave
 from anabranch_conflict_resolver.carry_out import Swallowed
-from anabranch_conflict_resolver.cascades import Again, Caused, Entangled, apart, finish
-from anabranch_conflict_resolver.caused import OutOfTurn
+from anabranch_conflict_resolver.cascades import Caused, Entangled, apart, finish
+from anabranch_conflict_resolver.caused import Again, OutOfTurn
 from anabranch_conflict_resolver.decode import RowKey
 from anabranch_conflict_resolver.drain import drain
 from anabranch_conflict_resolver.isolate import (
