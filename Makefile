@@ -26,7 +26,7 @@ help: ## this list
 setup: ## make .venv current with everything locked by hash; does nothing when it is
 	@$(PYTHON) tools/setup_venv.py
 
-demo: setup ## three gate tablets, a real day's departures, one Postgres
+demo: setup ## gate tablets, a real day's departures, one Postgres, Parquet; ends in a summary
 	@$(VENV)/anabranch demo $(DEMO_FLAGS)
 
 test: setup helm ## every test; ends with a list of what was not run and why
