@@ -213,10 +213,11 @@ class Bases:
         """Whether a base is proven, now or already."""
         loop = asyncio.get_running_loop()
         began = time.monotonic()
+        rows = 0
         try:
             unproven = await loop.run_in_executor(self._looking, self._prover.unproven, base, names)
             if unproven:
-                await loop.run_in_executor(self._proving, self._prover.prove, base, unproven)
+                rows = await loop.run_in_executor(self._proving, self._prover.prove, base, unproven)
         except EvidenceError as error:
             self._break(database, found, error)
             return False
@@ -224,9 +225,8 @@ class Bases:
             # Another call found it broken meanwhile.
             return False
         self._mend(database, found)
-        if unproven:
-            rows, seconds = sum(base.bucket_of(one).count for one in unproven), round(time.monotonic() - began, 2)
-            run_id = found.run_id
+        if rows:
+            run_id, seconds = found.run_id, round(time.monotonic() - began, 2)
             _log.info("proved a published base", database=database.name, run=run_id, rows=rows, seconds=seconds)
         return True
 

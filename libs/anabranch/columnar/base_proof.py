@@ -137,13 +137,15 @@ class BaseProver:
         base.require_manifest()
         return [one for table in tables for one in base.identities(table) if one.identity not in self._proven]
 
-    def prove(self, base: PublishedBase, buckets: Iterable[Unproven]) -> None:
-        """Hold the rows of some buckets against their sums.
+    def prove(self, base: PublishedBase, buckets: Iterable[Unproven]) -> int:
+        """Hold the rows of some buckets against their sums; gives how many rows that were, none of them of a bucket
+        that was proven meanwhile.
 
         Raises:
             EvidenceError: they are others.
             ProofStoppedError: it was stopped; what is proven stays so.
         """
+        rows = 0
         for one in buckets:
             if self._stopping.is_set():
                 raise ProofStoppedError
@@ -156,6 +158,8 @@ class BaseProver:
                     f"bucket {one.bucket} of the base of {one.table} has {found.count} rows with the sum "
                     f"{found.total:032x}; {wanted.count} with {wanted.total:032x} were published"
                 )
+            rows += found.count
             self._proven[one.identity] = None
             while len(self._proven) > _KEPT:
                 self._proven.popitem(last=False)
+        return rows

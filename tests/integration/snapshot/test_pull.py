@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -170,6 +171,18 @@ def apply(held: dict[str, Any], group: change_pb2.LoggedGroup) -> None:
             held[key] = tuple(row)
 
 
+def pull_and_cut(reader: Reader, pulled: Pulled, resume: bytes) -> snapshot_pb2.PullResponse:
+    """Go on with a pull of ``item`` for two responses, and break it off; gives the last one."""
+    stream = reader.pull([("item", resume)])
+    response: snapshot_pb2.PullResponse
+    for response in itertools.islice(stream, 2):
+        pulled.take(response)
+        if response.done:
+            break
+    stream.cancel()
+    return response
+
+
 def test_l10_a_pull_that_is_cut_again_and_again_ends_complete_while_rows_change(place: Any, writer: LogWriter) -> None:
     made = sorted(rows(4_000, 200))
     writer.insert("item", made)
@@ -177,12 +190,7 @@ def test_l10_a_pull_that_is_cut_again_and_again_ends_complete_while_rows_change(
     pulled = Pulled()
     resume = b""
     for cut in range(100):
-        stream = reader.pull([("item", resume)])
-        for number, response in enumerate(stream):
-            pulled.take(response)
-            if number == 1 or response.done:
-                break
-        stream.cancel()
+        response = pull_and_cut(reader, pulled, resume)
         if response.done:
             break
         resume = response.resume

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ from typing import Any
 import grpc
 import psutil
 import pytest
-from tests.integration.snapshot.test_pull import MIB, Pulled, apply, rows
-from tests.integration.snapshot.test_types import ODD_TABLE, TYPES, exact, pulled_cells, values_for
+from tests.integration.snapshot.test_pull import MIB, Pulled, apply, pull_and_cut, rows, wait_for
+from tests.integration.snapshot.test_types import ODD_TABLE, make_every_type, pulled_cells, require_same
 from ulid import ULID
 
 from anabranch.columnar.base_reader import Place
@@ -22,7 +21,6 @@ from anabranch.store.binary_cells import quote
 from anabranch.store.catalog import load_database
 from anabranch.store.engine import connect
 from anabranch.store.registration import add_table
-from anabranch.store.rows import TableSql
 from anabranch.store.seal import open_content, seal_content
 from anabranch.testkit.base_writer import BaseWriter, FileRows
 from anabranch.testkit.ingest_rig import Device, IngestRig, failed
@@ -65,6 +63,12 @@ def allow(place: Any, minutes: int) -> None:
     """Set the policy, but not by the way that makes another schema version of it."""
     policy = json.dumps({"pull_base_max_age_minutes": minutes})
     place.conn.execute("update anabranch.databases set policy = %s where name = %s", (policy, place.name))
+
+
+def proofs(place: Any) -> int:
+    """How often the process has read rows of the place's bases to prove them."""
+    log = place.rig.children[0].program.log.read_text().splitlines()
+    return sum("proved a published base" in line and place.name in line for line in log)
 
 
 def damage(file: Path) -> None:
@@ -120,33 +124,16 @@ def test_tables_that_the_service_may_not_read_are_pulled_all_the_same(
 def test_every_type_comes_back_bit_for_bit_from_parquet(
     place: Any, lake: BaseWriter, writer: LogWriter, from_parquet: Callable[[], float]
 ) -> None:
-    conn = place.conn
     writer.insert("item", rows(1))
-    conn.execute("drop schema if exists app cascade")
-    conn.execute(TYPES.encode())
-    kinds = values_for(conn.info.server_version)
-    columns = ", ".join(f'"c{i}" {kind}' for i, (kind, _) in enumerate(kinds))
-    conn.execute(f"create table {place.schema}.v (id bigint primary key, {columns})".encode())
-    most = max(len(values) for _, values in kinds)
-    for n in range(most + 1):
-        row = [values[n] if n < len(values) else "null" for _, values in kinds]
-        conn.execute(f"insert into {place.schema}.v values ({n}, {', '.join(row)})".encode())
-    add_table(conn, place.name, "v")
-    table = load_database(conn, place.name).tables["v"]
-    stored = TableSql(f"app_{place.name}", table).read(conn, [(n,) for n in range(most + 1)])()
-    expected = sorted(stored.values(), key=lambda row: int(str(row[0])))
+    place.conn.execute("drop schema if exists app cascade")
+    table, expected = make_every_type(place)
     lake.publish()
     found = pulled_cells(place.make_reader(), table)
     assert from_parquet() == 1
-    assert len(found) == most + 1
-    for i, column in enumerate(table.columns):
-        have, want = [exact(row[i]) for row in found], [exact(row[i]) for row in expected]
-        assert have == want, f"{column.name} {column.postgres_type}"
+    require_same(table, found, expected)
     # And as a pull from Postgres has it, types of columns included.
     allow(place, 0)
-    assert [list(map(exact, row)) for row in pulled_cells(place.make_reader(), table)] == [
-        list(map(exact, row)) for row in found
-    ]
+    require_same(table, pulled_cells(place.make_reader(), table), found)
     assert from_parquet() == 1
 
 
@@ -154,8 +141,7 @@ def test_odd_names_are_columns_of_files_like_any_others(
     place: Any, lake: BaseWriter, writer: LogWriter, from_parquet: Callable[[], float]
 ) -> None:
     writer.insert("item", rows(1))
-    names = ["anabranch", "a", "a.b", 'q"q', "Mixed Case", "mixed case", "%s", "tab\t", "deleted", "anabranch.exact"]
-    names = [name for name in names if name != "mixed case"]
+    names = ["anabranch", "a", "a.b", 'q"q', "Mixed Case", "%s", "tab\t", "deleted", "anabranch.exact"]
     columns = ", ".join(f"{quote(name)} numeric(9,3)" for name in names)
     relation = f"{place.schema}.{quote(ODD_TABLE)}"
     place.conn.execute(f"create table {relation} (id timestamp primary key, {columns})".encode())
@@ -188,12 +174,7 @@ def test_l10_a_pull_from_parquet_that_is_cut_again_and_again_ends_complete(
     lake.publish({"item": files}, buckets=2)
     reader, pulled, resume = place.make_reader(), Pulled(), b""
     for cut in range(200):
-        stream = reader.pull([("item", resume)])
-        for number, response in enumerate(stream):
-            pulled.take(response)
-            if number == 1 or response.done:
-                break
-        stream.cancel()
+        response = pull_and_cut(reader, pulled, resume)
         if response.done:
             break
         resume = response.resume
@@ -211,19 +192,13 @@ def test_l10_a_pull_from_parquet_that_is_cut_again_and_again_ends_complete(
     assert len(found) == len(server) == response.rows_done
     assert {row[0]: row for row in found} == server
     # One that goes on from rows of Postgres stays with Postgres.
-    first = next(iter(by_postgres(place, reader)))
-    assert Pulled().all(reader.pull([("item", first.resume)])).done["item"].rows_done == 4_000
-    assert from_postgres(place, "resumed") == 1
-
-
-def by_postgres(place: Any, reader: Reader) -> Any:
-    """A pull with the policy that says Postgres; then that policy is gone again."""
     allow(place, 0)
     stream = reader.pull()
-    found = [next(stream)]
+    first = next(stream)
     stream.cancel()
     allow(place, 360)
-    return found
+    assert Pulled().all(reader.pull([("item", first.resume)])).done["item"].rows_done == 4_000
+    assert from_postgres(place, "resumed") == 1
 
 
 def test_a_base_that_is_not_good_for_a_pull_is_left_and_why_is_counted(
@@ -372,8 +347,7 @@ def test_a_base_that_broke_is_no_matter_once_a_newer_one_is_proven(
     Pulled().all(place.make_reader().pull())
     assert from_parquet() == begun + 2
     # What was proven stays proven.
-    log = place.rig.children[0].program.log.read_text().splitlines()
-    assert len([line for line in log if "proved a published base" in line and place.name in line]) == 2
+    assert proofs(place) == 2
 
 
 def test_a_client_that_takes_nothing_gives_its_turn_back_and_goes_on_later(
@@ -496,13 +470,6 @@ def test_what_a_node_writes_during_its_first_pull_takes_nothing_from_the_pulls_h
     assert from_parquet() == (2 if source == "parquet" else 0)
 
 
-def wait_for(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_the_servers_memory_does_not_follow_the_tables_size(
     place: Any, lake: BaseWriter, writer: LogWriter, from_parquet: Callable[[], float]
 ) -> None:
@@ -534,6 +501,4 @@ def test_readers_that_come_at_once_wait_for_one_proof(
     streams = [place.make_reader().pull() for _ in range(4)]
     assert [Pulled().all(stream).done["item"].rows_done for stream in streams] == [5_000] * 4
     assert from_parquet() == 4
-    log = place.rig.children[0].program.log.read_text().splitlines()
-    proofs = [line for line in log if "proved a published base" in line and place.name in line]
-    assert len(proofs) >= 1
+    assert proofs(place) == 1

@@ -4,6 +4,7 @@ brings is, cell by cell, what the set statements read, whose own tests hold them
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ from anabranch.columnar.arrow_types import arrow_type, to_cells
 from anabranch.columnar.chunks import from_ipc
 from anabranch.schema import Cell, Column, Kind, Table
 from anabranch.schema.cells import DATE_INFINITY, TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY, Literal
-from anabranch.store.binary_cells import quote
+from anabranch.store.binary_cells import Row, quote
 from anabranch.store.catalog import load_database
 from anabranch.store.registration import add_table
 from anabranch.store.rows import TableSql
@@ -138,10 +139,8 @@ def values_for(server_version: int) -> list[tuple[str, list[str]]]:
     return [one for one in VALUES if one[0] != "numeric(5,-2)" or server_version >= 150000]
 
 
-def test_every_type_comes_back_bit_for_bit(place: Any, reader: Reader) -> None:
-    # Made after the process has looked at the server's types for the first time.
-    reader_before = list(reader.pull())
-    assert reader_before[-1].done
+def make_every_type(place: Any) -> tuple[Table, list[Row]]:
+    """A synced table with a column of every type; with its rows as the set statements read them, by key."""
     conn = place.conn
     conn.execute(TYPES.encode())
     kinds = values_for(conn.info.server_version)
@@ -154,12 +153,22 @@ def test_every_type_comes_back_bit_for_bit(place: Any, reader: Reader) -> None:
     add_table(conn, place.name, "v")
     table = load_database(conn, place.name).tables["v"]
     stored = TableSql(f"app_{place.name}", table).read(conn, [(n,) for n in range(most + 1)])()
-    expected = sorted(stored.values(), key=lambda row: int(str(row[0])))
-    found = pulled_cells(reader, table)
-    assert len(found) == most + 1
+    return table, sorted(stored.values(), key=lambda row: int(str(row[0])))
+
+
+def require_same(table: Table, found: Sequence[Sequence[Cell]], expected: Sequence[Sequence[Cell]]) -> None:
+    assert len(found) == len(expected)
     for i, column in enumerate(table.columns):
         have, want = [exact(row[i]) for row in found], [exact(row[i]) for row in expected]
         assert have == want, f"{column.name} {column.postgres_type}"
+
+
+def test_every_type_comes_back_bit_for_bit(place: Any, reader: Reader) -> None:
+    # Made after the process has looked at the server's types for the first time.
+    reader_before = list(reader.pull())
+    assert reader_before[-1].done
+    table, expected = make_every_type(place)
+    require_same(table, pulled_cells(reader, table), expected)
 
 
 def test_the_numbers_mean_what_the_contract_says(place: Any, reader: Reader) -> None:
