@@ -243,7 +243,8 @@ def write(
                 database_id,
                 position,
                 link,
-                [told.Verdict(r.batch_id, r.payload_sha256, r.principal, r.verdict) for r in records.batches],
+                # No further than they have room.
+                (told.Verdict(r.batch_id, r.payload_sha256, r.principal, r.verdict) for r in records.batches),
             ),
         )
         send()
