@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from ulid import ULID
@@ -11,11 +12,13 @@ from ulid import ULID
 from anabranch.store import migrate
 from anabranch.store.engine import Session, connect
 from anabranch.store.registration import add_table, create_database
+from anabranch.testkit.base_writer import BaseWriter
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.log_writer import LogWriter
 from anabranch.testkit.snapshot_reader import Reader
 from anabranch.testkit.snapshot_rig import SnapshotRig
 
+PULL_SOURCES = "anabranch_pull_sources_total"
 ITEM = "create table {schema}.item (id text primary key, title text, n bigint, data bytea)"
 
 
@@ -112,3 +115,15 @@ def writer(place: Place) -> LogWriter:
 def reader(place: Place) -> Reader:
     """Whoever reads."""
     return place.make_reader()
+
+
+@pytest.fixture
+def lake(place: Place, tmp_path: Path) -> BaseWriter:
+    """Whoever publishes bases of the place."""
+    return BaseWriter(place.conn, place.rig.url, place.name, tmp_path / "lake")
+
+
+@pytest.fixture
+def from_parquet(place: Place) -> Callable[[], float]:
+    """How many pulls of this place came from Parquet."""
+    return lambda: place.rig.metric(PULL_SOURCES, database=place.name, source="parquet")
