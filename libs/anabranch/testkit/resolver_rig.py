@@ -35,6 +35,9 @@ _NODE = """
 insert into anabranch.nodes (database_id, node_id, name, principal, epoch, token, last_seen_ms)
 values (%s, %s, %s, %s, '', '', 0)
 """
+_SOMEBODY_WAITS = """
+select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()
+"""
 
 
 class ResolverRig:
@@ -95,6 +98,31 @@ class ResolverRig:
             if not self.group(most):
                 return
         raise AssertionError("a thousand groups, and there are batches left that are ready")
+
+    def until_waiting(self) -> None:
+        """Wait until somebody waits for a lock in this database.
+
+        Raises:
+            AssertionError: none does for some seconds.
+        """
+        for _ in range(2_000):
+            if self.sql(_SOMEBODY_WAITS):
+                return
+            self.sql("select pg_sleep(0.005)")
+        raise AssertionError("nobody waits")
+
+    def until_decided(self, batch_id: str) -> None:
+        """Commit groups until a batch, which may rest, has its verdict.
+
+        Raises:
+            AssertionError: two hundred rounds did not bring it.
+        """
+        for _ in range(200):
+            self.drain()
+            if self.outcome(batch_id) != "PENDING":
+                return
+            self.sql("select pg_sleep(0.005)")
+        raise AssertionError("the batch waits for ever")
 
     @property
     def head(self) -> int:

@@ -47,7 +47,7 @@ def test_in_a_deadlock_the_group_gives_way(make_rig: Any, monkeypatch: pytest.Mo
         if not waits.is_set():
             thread.start()
             waits.wait(10)
-            _until_waiting(rig)
+            rig.until_waiting()
         return send(*arguments)
 
     monkeypatch.setattr(carry_out, "_send", then_somebody_waits)
@@ -63,15 +63,6 @@ def test_in_a_deadlock_the_group_gives_way(make_rig: Any, monkeypatch: pytest.Mo
             break
     assert rig.outcome(made) == "CONSTRAINT"
     writer.close()
-
-
-def _until_waiting(rig: ResolverRig) -> None:
-    """Returns when a session of this database waits for a lock."""
-    for _ in range(2_000):
-        if rig.sql("select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"):
-            return
-        rig.sql("select pg_sleep(0.005)")
-    raise AssertionError("nobody waits")
 
 
 def test_a_session_that_claims_gives_up_before_anybody_looks_for_a_deadlock(migrated_url: str) -> None:
@@ -139,7 +130,7 @@ def test_a_table_that_somebody_locks_holds_up_only_its_own_batches(make_rig: Any
         rig.commit(rig.database.id, 100, 0)
         assert rig.outcome(other) == ["APPLIED"]
         assert rig.outcome(held) == "PENDING"
-    _until_decided(rig, held)
+    rig.until_decided(held)
     assert rig.outcome(held) == ["APPLIED"]
 
 
@@ -163,15 +154,6 @@ def test_a_resolver_that_just_began_drains_a_table_that_somebody_locks(
 
 
 U = {"t": None, "u": None}
-
-
-def _until_decided(rig: ResolverRig, batch_id: str) -> None:
-    for _ in range(200):
-        rig.drain()
-        if rig.outcome(batch_id) != "PENDING":
-            return
-        rig.sql("select pg_sleep(0.005)")
-    raise AssertionError("the batch waits for ever")
 
 
 HOT = """
@@ -208,7 +190,7 @@ def test_a_batch_that_changes_what_others_change_all_the_time_waits_and_is_not_b
     assert rig.outcome(made) == "PENDING"
     monkeypatch.undo()
     writer.close()
-    _until_decided(rig, made)
+    rig.until_decided(made)
     assert rig.outcome(made) == ["APPLIED"]
     assert rig.rows("counter", "n") == [(10 * len(loads) + 2,)]
 

@@ -46,7 +46,7 @@ def test_a_writer_that_has_waited_for_long_is_not_the_victim(make_rig: Any, monk
     def decide_slowly(*arguments: Any) -> Any:
         if not thread.ident:
             thread.start()
-            _until_waiting(rig)
+            rig.until_waiting()
             rig.sql("select pg_sleep(%s)", [float(deadlock_s) - 0.1])
         return decide(*arguments)
 
@@ -57,11 +57,7 @@ def test_a_writer_that_has_waited_for_long_is_not_the_victim(make_rig: Any, monk
     assert not failed
     assert rig.outcome(made) == "PENDING"
     monkeypatch.undo()
-    for _ in range(200):
-        rig.drain()
-        if rig.outcome(made) != "PENDING":
-            break
-        rig.sql("select pg_sleep(0.005)")
+    rig.until_decided(made)
     assert rig.outcome(made) == "CONSTRAINT"
     writer.close()
 
@@ -84,7 +80,7 @@ def test_an_old_group_waits_for_a_row_of_ours_that_an_append_holds(
 
     def end_the_append() -> None:
         with rig.session() as other:
-            _until_waiting(rig)
+            rig.until_waiting()
             other.execute("select pg_sleep(0.05)")
         append.commit()
 
@@ -95,15 +91,6 @@ def test_an_old_group_waits_for_a_row_of_ours_that_an_append_holds(
     thread.join(10)
     assert rig.outcome(made) == ["APPLIED"]
     append.close()
-
-
-def _until_waiting(rig: ResolverRig) -> None:
-    """Returns when a session of this database waits for a lock."""
-    for _ in range(2_000):
-        if rig.sql("select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"):
-            return
-        rig.sql("select pg_sleep(0.005)")
-    raise AssertionError("nobody waits")
 
 
 def test_a_young_group_waits_for_a_quarter_of_what_a_deadlock_takes_to_be_found(migrated_url: str) -> None:
