@@ -8,7 +8,6 @@ device shows the row.
 
 from __future__ import annotations
 
-import multiprocessing
 import tempfile
 import time
 from collections.abc import Sequence
@@ -16,10 +15,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Event
 
+from anabranch.bench.device import device, remote_of
 from anabranch.bench.report import Result, percentile
 from anabranch.bench.stage import Stage, stage
 from anabranch.bench.workload import DATABASE, SCHEMA, TABLE
-from anabranch.client import Change, RemoteDb, SyncedDb
+from anabranch.client import Change, SyncedDb
 from anabranch.store.engine import Session, connect
 
 ROWS_A_SECOND = 15_000
@@ -46,10 +46,7 @@ def _device(pipe: Connection, file: str, addresses: dict[str, str], key: str, ro
         if len(came) >= paced:
             all_came.set()
 
-    remote = RemoteDb(
-        ingest=addresses["ingest"], snapshot=addresses["snapshot"], resolver=addresses["conflict-resolver"], token=key
-    )
-    with SyncedDb(file, remote=remote, db_name=DATABASE) as db:
+    with SyncedDb(file, remote=remote_of(addresses, key), db_name=DATABASE) as db:
         pipe.send(("ready", time.time_ns()))
         while db.execute(f"SELECT count(*) FROM {TABLE}").fetchone()[0] < rows:
             time.sleep(_LOOK_S)
@@ -106,28 +103,18 @@ def _await(pipe: Connection, wanted: str) -> int:
     return int(moment)
 
 
-def _run(on: Stage, file: str, rows: int, paced: int) -> tuple[float, float, list[float], float]:
+def _run(on: Stage, file: Path, rows: int, paced: int) -> tuple[float, float, list[float], float]:
     """Rows a second to the device, and of the bare writer; the lags; seconds that the writer took."""
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    arguments = (there, file, dict(on.stack.addresses), on.stack.key, rows, paced)
-    device = context.Process(target=_device, args=arguments, daemon=True)
-    device.start()
-    try:
-        _await(here, "ready")
+    with device(on, _device, file, rows, paced, patience_s=_PATIENCE_S) as pipe:
+        _await(pipe, "ready")
         with connect(on.url, application_name="anabranch-bench-backend") as conn:
             bare = _bare(conn, rows)
             started = time.time_ns()
             for first in range(0, rows, _TRANSACTION_ROWS):
                 written = _write(conn, TABLE, range(first, first + _TRANSACTION_ROWS), "row")
-            arrived = _await(here, "all")
-            lags = _lags(conn, here, paced)
-        here.send("done")
-        device.join(_PATIENCE_S)
-    finally:
-        if device.is_alive():
-            device.kill()
-            device.join()
+            arrived = _await(pipe, "all")
+            lags = _lags(conn, pipe, paced)
+        pipe.send("done")
     return rows / ((arrived - started) / 1e9), bare, lags, (written - started) / 1e9
 
 
@@ -135,7 +122,7 @@ def capture(rows: int = 100_000, paced: int = 5_000) -> Result:
     """``rows`` rows by direct SQL to a device; then the lag of ``paced`` rows. The baseline is the rate that is asked
     for; what a bare writer reaches is among the details."""
     with stage() as on, tempfile.TemporaryDirectory(prefix="anabranch-bench-") as folder:
-        rate, bare, lags, wrote_s = _run(on, str(Path(folder) / "device.db"), rows, paced)
+        rate, bare, lags, wrote_s = _run(on, Path(folder) / "device.db", rows, paced)
     p50 = percentile(lags, 0.5)
     return Result(
         bench="capture",

@@ -14,11 +14,8 @@ the machine does meets both.
 
 from __future__ import annotations
 
-import multiprocessing
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,10 +23,11 @@ from typing import Any, Literal, cast
 
 from anabranch.bench import ingest, sending, workload
 from anabranch.bench.cpu import Spent, spent
+from anabranch.bench.device import device, remote_of
 from anabranch.bench.report import Result
 from anabranch.bench.stage import Stage, stage
 from anabranch.bench.workload import COLUMNS, DATABASE, TABLE, Client, Made
-from anabranch.client import ConflictEvent, RemoteDb, SyncedDb
+from anabranch.client import ConflictEvent, SyncedDb
 from anabranch.store.engine import connect
 
 TARGET = 0.7
@@ -98,10 +96,7 @@ def _device(pipe: Connection, file: str, addresses: dict[str, str], key: str, ba
         if event.outcome == "overwrote":
             overwrote.add(event.winning_batch_id)
 
-    remote = RemoteDb(
-        ingest=addresses["ingest"], snapshot=addresses["snapshot"], resolver=addresses["conflict-resolver"], token=key
-    )
-    db = SyncedDb(file, remote=remote, db_name=DATABASE)
+    db = SyncedDb(file, remote=remote_of(addresses, key), db_name=DATABASE)
     db.on_conflict(conflict)
     try:
         db.start(background=False)
@@ -135,24 +130,6 @@ def _heard(pipe: Connection) -> object:
     return pipe.recv()
 
 
-@contextmanager
-def _away(on: Stage, file: Path, batches: tuple[Batch, ...]) -> Iterator[Connection]:
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    arguments = (there, str(file), dict(on.stack.addresses), on.stack.key, batches)
-    device = context.Process(target=_device, args=arguments, daemon=True)
-    device.start()
-    # So that its end is the pipe's.
-    there.close()
-    try:
-        yield here
-        device.join(_PATIENCE_S)
-    finally:
-        if device.is_alive():
-            device.kill()
-            device.join()
-
-
 def _head(on: Stage) -> int:
     with connect(on.url, application_name="anabranch-bench", autocommit=True) as conn:
         [(position,)] = conn.execute("select max(position) from anabranch.groups").fetchall()
@@ -163,14 +140,14 @@ def _drain(on: Stage, file: Path, number: int) -> tuple[Drained, Spent, Plan]:
     planned = plan(number, time.time_ns() // 1_000_000)
     ingest_at, key = on.stack.addresses["ingest"], on.stack.key
     sending.send_all(ingest_at, key, [planned.there], _SEEDS_PER_CALL)
-    with _away(on, file, planned.batches) as device:
-        _heard(device)
+    with device(on, _device, file, planned.batches, patience_s=_PATIENCE_S) as pipe:
+        _heard(pipe)
         meanwhile = replace(planned.meanwhile, basis=_head(on))
         sending.send_all(ingest_at, key, [meanwhile], _SEEDS_PER_CALL)
         with spent() as took:
-            device.send("go")
-            _heard(device)
-        drained = cast(Drained, _heard(device))
+            pipe.send("go")
+            _heard(pipe)
+        drained = cast(Drained, _heard(pipe))
     if (drained.dead, drained.overwrote) != (planned.count("refused"), planned.count("overwrite")):
         raise RuntimeError(f"{drained.dead} dead letters and {drained.overwrote} overwritten: not what was planned")
     return drained, took, planned

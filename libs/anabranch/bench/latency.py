@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import tempfile
 import time
 from multiprocessing.connection import Connection
@@ -12,10 +11,11 @@ from pathlib import Path
 import grpc
 
 from anabranch.bench import floor, workload
+from anabranch.bench.device import device, remote_of
 from anabranch.bench.report import Result, percentile
 from anabranch.bench.sending import Sender
 from anabranch.bench.stage import Stage, stage
-from anabranch.client import Change, RemoteDb, SyncedDb
+from anabranch.client import Change, SyncedDb
 from anabranch.v1 import ingest_pb2_grpc
 
 P50_TARGET = 8.0
@@ -66,19 +66,13 @@ def latency(times: int = 1_000) -> Result:
     )
 
 
-def _remote(addresses: dict[str, str], key: str) -> RemoteDb:
-    return RemoteDb(
-        ingest=addresses["ingest"], snapshot=addresses["snapshot"], resolver=addresses["conflict-resolver"], token=key
-    )
-
-
 def _listen(pipe: Connection, file: str, addresses: dict[str, str], key: str) -> None:
     """Device B, a process of its own: sends the moment at which each row is in its file."""
 
     def changed(change: Change) -> None:
         pipe.send((str(change.key[0]), time.time_ns()))
 
-    with SyncedDb(file, remote=_remote(addresses, key), db_name=workload.DATABASE) as db:
+    with SyncedDb(file, remote=remote_of(addresses, key), db_name=workload.DATABASE) as db:
         db.on_change(changed)
         pipe.send(("ready", time.time_ns()))
         pipe.recv()
@@ -88,32 +82,22 @@ def propagate(times: int = 500) -> Result:
     """One row at a time, from the end of A's local commit to B's file."""
     with stage() as on, tempfile.TemporaryDirectory(prefix="anabranch-bench-") as folder:
         verdicts, _ = _verdicts(on, times)
-        here, there = multiprocessing.get_context("spawn").Pipe()
-        addresses = dict(on.stack.addresses)
-        listener = multiprocessing.get_context("spawn").Process(
-            target=_listen, args=(there, str(Path(folder) / "b.db"), addresses, on.stack.key), daemon=True
-        )
-        listener.start()
         took: list[float] = []
-        try:
-            _await(here, "ready")
-            with SyncedDb(
-                str(Path(folder) / "a.db"), remote=_remote(addresses, on.stack.key), db_name=workload.DATABASE
-            ) as db:
-                table = db.table(workload.TABLE)
-                for i in range(times + WARM_UP):
-                    row_id = f"propagate-{i:06d}"
-                    row = {"id": row_id, "title": "t", "done": False, "position": i, "score": None, "changed": i}
-                    table.insert(row)
-                    committed = time.time_ns()
-                    took.append((_await(here, row_id) - committed) / 1e9)
-                    time.sleep(PAUSE_S)
-            here.send("done")
-            listener.join(APPLY_TIMEOUT_S)
-        finally:
-            if listener.is_alive():
-                listener.kill()
-                listener.join()
+        addresses, key = on.stack.addresses, on.stack.key
+        with (
+            device(on, _listen, Path(folder) / "b.db", patience_s=APPLY_TIMEOUT_S) as pipe,
+            SyncedDb(str(Path(folder) / "a.db"), remote=remote_of(addresses, key), db_name=workload.DATABASE) as db,
+        ):
+            _await(pipe, "ready")
+            table = db.table(workload.TABLE)
+            for i in range(times + WARM_UP):
+                row_id = f"propagate-{i:06d}"
+                row = {"id": row_id, "title": "t", "done": False, "position": i, "score": None, "changed": i}
+                table.insert(row)
+                committed = time.time_ns()
+                took.append((_await(pipe, row_id) - committed) / 1e9)
+                time.sleep(PAUSE_S)
+            pipe.send("done")
     p50 = percentile(took[WARM_UP:], 0.5) * 1_000
     return Result(
         bench="propagate",

@@ -9,7 +9,6 @@ file of the same tables and settings.
 
 from __future__ import annotations
 
-import multiprocessing
 import sqlite3
 import tempfile
 import time
@@ -24,10 +23,11 @@ import pyarrow as pa
 
 from anabranch.bench import workload
 from anabranch.bench.cpu import Spent, spent
+from anabranch.bench.device import device, remote_of
 from anabranch.bench.report import Result
 from anabranch.bench.stage import Stage, stage
 from anabranch.bench.workload import DATABASE, SCHEMA, TABLE
-from anabranch.client import RemoteDb, SyncedDb
+from anabranch.client import SyncedDb
 from anabranch.store.engine import connect
 from anabranch.v1 import batch_pb2, position_pb2, snapshot_pb2, snapshot_pb2_grpc
 
@@ -152,10 +152,7 @@ def pull(rows: int = 1_000_000) -> Result:
 
 def _start(pipe: Connection, file: str, addresses: dict[str, str], key: str) -> None:
     """A device's first start, timed; says how many seconds it took by the clock, and of the processor."""
-    remote = RemoteDb(
-        ingest=addresses["ingest"], snapshot=addresses["snapshot"], resolver=addresses["conflict-resolver"], token=key
-    )
-    db = SyncedDb(file, remote=remote, db_name=DATABASE)
+    db = SyncedDb(file, remote=remote_of(addresses, key), db_name=DATABASE)
     try:
         began, cpu = time.perf_counter(), time.process_time()
         db.start(background=False)
@@ -164,22 +161,12 @@ def _start(pipe: Connection, file: str, addresses: dict[str, str], key: str) -> 
         db.close()
 
 
-def _device(on: Stage, file: Path) -> tuple[float, float]:
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    arguments = (there, str(file), dict(on.stack.addresses), on.stack.key)
-    device = context.Process(target=_start, args=arguments, daemon=True)
-    device.start()
-    there.close()
-    try:
-        if not here.poll(_PATIENCE_S):
+def _started(on: Stage, file: Path) -> tuple[float, float]:
+    """What a device says of its first start. Raises TimeoutError, and EOFError where it has failed."""
+    with device(on, _start, file, patience_s=_PATIENCE_S) as pipe:
+        if not pipe.poll(_PATIENCE_S):
             raise TimeoutError(f"the device is not ready within {_PATIENCE_S:g} s")
-        wall_s, cpu_s = here.recv()
-        device.join(_PATIENCE_S)
-    finally:
-        if device.is_alive():
-            device.kill()
-            device.join()
+        wall_s, cpu_s = pipe.recv()
     return float(wall_s), float(cpu_s)
 
 
@@ -213,7 +200,7 @@ def bootstrap(rows: int = 1_000_000) -> Result:
         for number in range(ROUNDS):
             file, empty = Path(name) / f"device-{number}.db", Path(name) / f"bare-{number}.db"
             with spent() as one:
-                starts.append(_device(on, file))
+                starts.append(_started(on, file))
             took.add(one)
             bare.append(executemany_once(file, empty, rows))
             for used in (file, empty):
