@@ -10,6 +10,7 @@ import pytest
 from anabranch.merge import SERVER_NODE
 from anabranch.store import captured, captured_large
 from anabranch.store.claim import open_session, session_options
+from anabranch.store.engine import Session
 from anabranch.store.registration import tear
 from anabranch.testkit.oracle import read_server, replay
 from anabranch.testkit.resolver_rig import ResolverRig
@@ -57,6 +58,23 @@ def drain_unchecked(rig: ResolverRig) -> None:
 def groups(rig: ResolverRig) -> list[tuple[int, int]]:
     """Batches and changes of each group."""
     return rig.sql("select batches, changes from anabranch.groups order by position")
+
+
+def another_session(rig: ResolverRig, *, statement_timeout_ms: int = 10_000) -> Session:
+    """A resolver's session beside the rig's own."""
+    options = session_options(statement_timeout_ms=statement_timeout_ms, lock_timeout_ms=250, idle_timeout_ms=5_000)
+    return open_session(rig.url, options)
+
+
+def commit_groups(rig: ResolverRig, session: Session, most: int) -> None:
+    """So many groups of a resolver that knows nothing yet, or fewer, where nothing waits any more."""
+    memory = Memory()
+    for _ in range(most):
+        outcome = commit_group(
+            session, memory, rig.database.id, most=100, now_ms=rig.time_ms, clock_offset_ms=0, limits=GroupLimits()
+        )
+        if not outcome.taken and not outcome.drained:
+            break
 
 
 @pytest.mark.usefixtures("small")
@@ -223,42 +241,39 @@ def test_a_row_that_a_large_transaction_changes_very_often_is_told_by_its_ends(
     assert groups(rig)[-1] == (1, 65)
 
 
+def looked_at(rig: ResolverRig, session: Session, transactions: int, changes: int) -> float:
+    """At how many captured rows Postgres looks for each change while so many transactions of so many changes are
+    drained in a session; skips where that can't be asked to tell at once."""
+    if rig.conn.info.server_version < 150000:
+        pytest.skip("the server has no pg_stat_force_next_flush: it came with Postgres 15")
+    before = rig.sql(_LOOKED_AT)[0][0]
+    insert = f"insert into app.todo select %s || j, 'milk', false from generate_series(1, {changes}) j"
+    for i in range(transactions):
+        rig.sql(insert, [f"{transactions}-{i}-"])
+    commit_groups(rig, session, 2 * transactions)
+    # A session tells of what it has looked at itself, and once it is in no transaction.
+    session.execute("select pg_stat_force_next_flush()")
+    session.commit()
+    looked = rig.sql(_LOOKED_AT)[0][0] - before
+    assert looked >= changes * transactions, "each is looked at, once at least"
+    check(rig)
+    return float(looked) / (changes * transactions)
+
+
 @pytest.mark.usefixtures("small")
 def test_work_for_a_change_does_not_grow_with_what_waits_behind_it(rig: ResolverRig) -> None:
     """Postgres looks at as many captured rows for each, however many transactions wait."""
-    if rig.conn.info.server_version < 150000:
-        pytest.skip("the server has no pg_stat_force_next_flush: it came with Postgres 15")
-
-    def looked_at(transactions: int) -> float:
-        before = rig.sql(_LOOKED_AT)[0][0]
-        insert = "insert into app.todo select %s || j, 'milk', false from generate_series(1, 8) j"
-        for i in range(transactions):
-            rig.sql(insert, [f"{transactions}-{i}-"])
-        drain_all(rig)
-        rig.sql("select pg_stat_force_next_flush()")
-        return float(rig.sql(_LOOKED_AT)[0][0] - before) / (8 * transactions)
-
-    looked_at(5)
-    few, many = looked_at(25), looked_at(200)
+    with another_session(rig) as session:
+        looked_at(rig, session, 5, 8)
+        few, many = looked_at(rig, session, 25, 8), looked_at(rig, session, 200, 8)
     assert many < 1.5 * few + 3, f"{few:.1f} rows looked at for each change where 200 wait, {many:.1f} where 1,600 do"
 
 
 @pytest.mark.usefixtures("small")
 def test_nor_where_each_transaction_is_taken_in_pieces(rig: ResolverRig) -> None:
-    if rig.conn.info.server_version < 150000:
-        pytest.skip("the server has no pg_stat_force_next_flush: it came with Postgres 15")
-
-    def looked_at(transactions: int) -> float:
-        before = rig.sql(_LOOKED_AT)[0][0]
-        insert = "insert into app.todo select %s || j, 'milk', false from generate_series(1, 50) j"
-        for i in range(transactions):
-            rig.sql(insert, [f"{transactions}-{i}-"])
-        drain_all(rig)
-        rig.sql("select pg_stat_force_next_flush()")
-        return float(rig.sql(_LOOKED_AT)[0][0] - before) / (50 * transactions)
-
-    looked_at(2)
-    few, many = looked_at(5), looked_at(40)
+    with another_session(rig) as session:
+        looked_at(rig, session, 2, 50)
+        few, many = looked_at(rig, session, 5, 50), looked_at(rig, session, 40, 50)
     assert many < 1.5 * few + 3, f"{few:.1f} rows looked at for each change where 250 wait, {many:.1f} where 2,000 do"
 
 
@@ -280,13 +295,8 @@ def test_the_scan_of_a_backlog_has_a_time_limit_of_its_own(rig: ResolverRig, mon
     monkeypatch.setattr(drain_backlog, "read_whole", and_look)
     for i in range(10):
         rig.sql(f"insert into app.todo select '{i}-' || j, 'milk', false from generate_series(1, 12) j")
-    options = session_options(statement_timeout_ms=2_000, lock_timeout_ms=250, idle_timeout_ms=5_000)
-    with open_session(rig.url, options) as session:
-        memory = Memory()
-        for _ in range(4):
-            commit_group(
-                session, memory, rig.database.id, most=100, now_ms=rig.time_ms, clock_offset_ms=0, limits=GroupLimits()
-            )
+    with another_session(rig, statement_timeout_ms=2_000) as session:
+        commit_groups(rig, session, 4)
     check(rig)
     assert groups(rig) == [(3, 36), (3, 36), (3, 36), (1, 12)]
     assert set(limits) == {("2s", "6s" if rig.conn.info.server_version >= 170000 else None)}
@@ -299,13 +309,8 @@ def test_a_large_transaction_whose_rows_are_gone_holds_up_nothing(rig: ResolverR
     for name in "abc":
         rig.sql("insert into app.todo select %s || j, 'milk', false from generate_series(1, 100) j", [name])
     rig.commit(rig.database.id, 1_000, 0)
-    options = session_options(statement_timeout_ms=10_000, lock_timeout_ms=250, idle_timeout_ms=5_000)
-    with open_session(rig.url, options) as session:
-        memory = Memory()
-        for _ in range(2):
-            commit_group(
-                session, memory, rig.database.id, most=100, now_ms=rig.time_ms, clock_offset_ms=0, limits=GroupLimits()
-            )
+    with another_session(rig) as session:
+        commit_groups(rig, session, 2)
     made = rig.node("a").insert("todo", {"id": "mine", "title": "t"})
     drain_all(rig)
     assert rig.outcome(made) == ["APPLIED"]
@@ -318,13 +323,8 @@ def test_a_backlog_that_another_session_has_drained_is_looked_at_anew(rig: Resol
     for i in range(20):
         rig.sql(f"insert into app.todo select '{i}-' || j, 'milk', false from generate_series(1, 12) j")
     rig.commit(rig.database.id, 1_000, 0)
-    options = session_options(statement_timeout_ms=10_000, lock_timeout_ms=250, idle_timeout_ms=5_000)
-    with open_session(rig.url, options) as session:
-        memory = Memory()
-        for _ in range(3):
-            commit_group(
-                session, memory, rig.database.id, most=100, now_ms=rig.time_ms, clock_offset_ms=0, limits=GroupLimits()
-            )
+    with another_session(rig) as session:
+        commit_groups(rig, session, 3)
     drain_all(rig)
     assert sum(changes for _, changes in groups(rig)) == 240
 
