@@ -13,7 +13,7 @@ from anabranch.store.chain import next_link
 from anabranch.store.claim import session_options
 from anabranch.store.seal import EMPTY_CHAIN
 from anabranch.testkit.oracle import read_server, replay
-from anabranch.testkit.resolver_rig import Made, ResolverRig
+from anabranch.testkit.resolver_rig import Made, ResolverRig, RigNode
 from anabranch.v1 import batch_pb2, change_pb2, errors_pb2, resolver_pb2
 from anabranch_conflict_resolver import captured_pieces, cascades, caused_large, decide_group
 from anabranch_conflict_resolver.explain import DryRuns, Question
@@ -79,6 +79,15 @@ def fill(rig: ResolverRig, todos: int = 40) -> None:
     rig.drain()
 
 
+def filled(make_rig: Any) -> tuple[ResolverRig, RigNode]:
+    """A rig so filled, and a node that has read all of it."""
+    rig: ResolverRig = make_rig(TABLES, NAMES)
+    fill(rig)
+    node = rig.node("a")
+    node.see()
+    return rig, node
+
+
 def log_of(rig: ResolverRig, batch_id: str) -> list[tuple[str, str, str]]:
     """Table, key and type of what a batch did, in its order."""
     return [
@@ -132,10 +141,7 @@ def test_batches_beside_it_and_behind_it_meet_what_is_left(make_rig: Any) -> Non
 
 
 def test_a_batch_that_goes_on_after_what_it_caused(make_rig: Any) -> None:
-    rig = make_rig(TABLES, NAMES)
-    fill(rig)
-    node = rig.node("a")
-    node.see()
+    rig, node = filled(make_rig)
     made = node.write(
         ("update", "list", [{"id": "other", "name": "before"}]),
         ("delete", "list", [{"id": "l"}]),
@@ -160,10 +166,7 @@ def test_a_batch_that_goes_on_after_what_it_caused(make_rig: Any) -> None:
 
 
 def test_who_changed_a_caused_row_before_stands_before_it(make_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = make_rig(TABLES, NAMES)
-    fill(rig)
-    node = rig.node("a")
-    node.see()
+    rig, node = filled(make_rig)
     made = node.delete("list", {"id": "l"})
     loads = after_the_locks(monkeypatch, lambda: rig.sql("update app.todo set title = 'eggs' where id = 't7'"))
     rig.group()
@@ -197,10 +200,7 @@ def test_who_made_a_row_that_the_group_inserts_has_it_begin_again(
 
 def test_too_much_of_others_has_the_group_begin_again(make_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(caused_large, "MOST_ARRIVED", 5)
-    rig = make_rig(TABLES, NAMES)
-    fill(rig)
-    node = rig.node("a")
-    node.see()
+    rig, node = filled(make_rig)
     made = node.delete("list", {"id": "l"})
     loads = after_the_locks(
         monkeypatch, lambda: rig.sql("insert into app.list select 's' || i, 'sql', 0 from generate_series(1, 9) i")
@@ -212,10 +212,7 @@ def test_too_much_of_others_has_the_group_begin_again(make_rig: Any, monkeypatch
 
 
 def test_what_was_logged_of_a_batch_that_fails_later_is_undone(make_rig: Any) -> None:
-    rig = make_rig(TABLES, NAMES)
-    fill(rig)
-    node = rig.node("a")
-    node.see()
+    rig, node = filled(make_rig)
     bad = node.write(
         ("delete", "list", [{"id": "l"}]), ("insert", "todo", [{"id": "x", "list_id": "nowhere", "title": "t"}])
     )
@@ -227,10 +224,7 @@ def test_what_was_logged_of_a_batch_that_fails_later_is_undone(make_rig: Any) ->
 
 
 def test_a_dry_run_says_what_it_cannot_show_and_tells_a_rejection_all_the_same(make_rig: Any) -> None:
-    rig = make_rig(TABLES, NAMES)
-    fill(rig)
-    node = rig.node("a")
-    node.see()
+    rig, node = filled(make_rig)
     nowhere = ("insert", "todo", [{"id": "x", "list_id": "nowhere", "title": "t"}])
     options = session_options(statement_timeout_ms=10_000, lock_timeout_ms=250, idle_timeout_ms=5_000)
     runs = DryRuns(rig.url, options, Functions(1_000))
@@ -257,10 +251,7 @@ def test_what_others_wrote_meanwhile_is_looked_at_by_its_bytes(
 ) -> None:
     """Few changes of large rows are more than is held beside: the group begins again, and drains them first."""
     monkeypatch.setattr(captured, "MOST_BYTES", 10_000)
-    rig = make_rig(TABLES, NAMES)
-    fill(rig)
-    node = rig.node("a")
-    node.see()
+    rig, node = filled(make_rig)
     made = node.delete("list", {"id": "l"})
     sizes: list[int] = []
     real = captured.read_arrived
