@@ -26,6 +26,18 @@ class CompactorError(Exception):
         self.code = code
 
 
+def program(
+    url: str, root: str, *, database: str | None = None, master: str | None = None
+) -> tuple[list[str], dict[str, str]]:
+    """The command that compacts a database (None: all) into ``root``, and its environment."""
+    environment = {**os.environ, _POSTGRES_VARIABLE: url, ROOT_VARIABLE: root}
+    if database is not None:
+        environment["ANABRANCH_COMPACT_DATABASE"] = database
+    if master is not None:
+        environment["ANABRANCH_SPARK_MASTER"] = master
+    return [sys.executable, "-m", "anabranch_compactor"], environment
+
+
 def run_job(url: str, root: str, *, database: str | None = None, master: str | None = None) -> Iterator[Event]:
     """Compact a database (None: all) into ``root``; gives the job's events as they come, the outcome of each database
     among them.
@@ -33,12 +45,7 @@ def run_job(url: str, root: str, *, database: str | None = None, master: str | N
     Raises:
         CompactorError: it failed.
     """
-    environment = {**os.environ, _POSTGRES_VARIABLE: url, ROOT_VARIABLE: root}
-    if database is not None:
-        environment["ANABRANCH_COMPACT_DATABASE"] = database
-    if master is not None:
-        environment["ANABRANCH_SPARK_MASTER"] = master
-    arguments = [sys.executable, "-m", "anabranch_compactor"]
+    arguments, environment = program(url, root, database=database, master=master)
     # Spark's own words at its start are nobody's; what goes wrong is said last.
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors,

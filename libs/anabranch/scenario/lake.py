@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 
 from anabranch.columnar.lake import LakeError, LakeTable, table_files
 from anabranch.columnar.manifest import from_json
+from anabranch.runtime.compactor_job import program
 from anabranch.scenario.rows import differences, server_cells
 from anabranch.scenario.world import FellShort, World
 from anabranch.store import compactions
@@ -21,15 +20,10 @@ _TOLD = 1_500
 
 def compact(world: World) -> None:
     """Run the compactor once over the scenario's database, at the servers' time. Raises FellShort where it fails."""
-    environment = {
-        **os.environ,
-        "ANABRANCH_POSTGRES_URL": world.ground.stack.database_url,
-        "ANABRANCH_CLOCK_FILE": str(world.ground.stack.clock_file),
-        "ANABRANCH_LAKE_ROOT": str(world.folder / "lake"),
-        "ANABRANCH_COMPACT_DATABASE": world.name,
-    }
+    stack = world.ground.stack
+    arguments, environment = program(stack.database_url, str(world.folder / "lake"), database=world.name)
+    environment["ANABRANCH_CLOCK_FILE"] = str(stack.clock_file)
     began = time.monotonic()
-    arguments = [sys.executable, "-m", "anabranch_compactor"]
     try:
         done = subprocess.run(
             arguments, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_RUN_S

@@ -19,7 +19,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -29,6 +28,7 @@ from pathlib import Path
 from ulid import ULID
 
 from anabranch import clock, faults
+from anabranch.runtime.compactor_job import program
 from anabranch.store.catalog import Database
 from anabranch.store.engine import Session, connect
 from anabranch.store.waves import DatabaseError
@@ -206,18 +206,12 @@ class Lake:
             faults.arm(self._faults, what.removeprefix("at "))
         restarts, began = self.restarts, time.monotonic()
         kill_s = self._chance.uniform(0.1, 1.0) * self._took_s if what == KILLED else RUN_S
+        arguments, environment = program(self._stack.database_url, str(self.root), database=self._database.name)
         with (self._folder / "compactor.log").open("ab") as log:
             start = log.tell()
             process = subprocess.Popen(
-                [sys.executable, "-m", "anabranch_compactor"],
-                env={
-                    **os.environ,
-                    "ANABRANCH_POSTGRES_URL": self._stack.database_url,
-                    "ANABRANCH_LAKE_ROOT": str(self.root),
-                    "ANABRANCH_COMPACT_DATABASE": self._database.name,
-                    "ANABRANCH_FAULT_FILE": str(self._faults),
-                    "TMPDIR": str(self._folder),
-                },
+                arguments,
+                env={**environment, "ANABRANCH_FAULT_FILE": str(self._faults), "TMPDIR": str(self._folder)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
