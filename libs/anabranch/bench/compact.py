@@ -7,16 +7,11 @@ last word; the start of Python, Java and Spark is told apart.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 from ulid import ULID
@@ -26,6 +21,7 @@ from anabranch.bench.stage import fresh_database, server
 from anabranch.bench.workload import DATABASE, SCHEMA, TABLE
 from anabranch.canonical import SUM_MODULUS
 from anabranch.columnar.manifest import Manifest, epoch_folder, from_json
+from anabranch.runtime.compactor_job import Event, run_job
 from anabranch.schema import Cell
 from anabranch.store import compactions, group_records, log_files
 from anabranch.store.capture import MARK_RESOLVER
@@ -38,7 +34,6 @@ from anabranch.wire.effects import Effect, EffectBuilder
 TARGET = 0.5
 LATER_SHARE = 0.15
 GROUP = 5_000
-_PATIENCE_S = 3_600
 _NODE = "01HZZZZZZZZZZZZZZZZZZZZZZZ"
 
 
@@ -110,38 +105,25 @@ class Job:
 
     start_s: float
     run_s: float
-    outcome: dict[str, Any]
+    outcome: Event
 
 
-def run_job(url: str, root: Path) -> Job:
+def timed_run(url: str, root: Path) -> Job:
     """Run the compactor as a process.
 
     Raises:
-        RuntimeError: it failed.
+        CompactorError: it failed.
+        RuntimeError: it had nothing to say of any database.
     """
-    environment = {**os.environ, "ANABRANCH_POSTGRES_URL": url, "ANABRANCH_LAKE_ROOT": str(root)}
     began = time.perf_counter()
-    planned, outcome = began, {}
-    with (
-        tempfile.TemporaryFile("w+", encoding="utf-8") as errors,
-        subprocess.Popen(
-            [sys.executable, "-m", "anabranch_compactor"],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        ) as job,
-    ):
-        assert job.stdout is not None
-        for line in job.stdout:
-            event = json.loads(line)
-            if event["step"] == "started":
-                planned = time.perf_counter()
-            elif event["step"] == "outcome":
-                outcome, ended = event, time.perf_counter()
-        if job.wait(_PATIENCE_S) or not outcome:
-            errors.seek(0)
-            raise RuntimeError(f"the compactor failed: {errors.read()[-2000:]}")
+    planned, ended, outcome = began, began, None
+    for event in run_job(url, str(root)):
+        if event["step"] == "started":
+            planned = time.perf_counter()
+        elif event["step"] == "outcome":
+            outcome, ended = event, time.perf_counter()
+    if outcome is None:
+        raise RuntimeError("the compactor found no database")
     return Job(planned - began, ended - planned, outcome)
 
 
@@ -185,13 +167,13 @@ def compact(changes: int = 1_000_000) -> Result:
             maker.write(changes)
             conn.commit()
             root = folder / "lake"
-            first = run_job(url, root)
+            first = timed_run(url, root)
             manifest = _manifest(conn)
             conn.commit()
             baseline = bare(url, database, root, manifest)
             maker.write(changes // 100)
             conn.commit()
-            later = run_job(url, root)
+            later = timed_run(url, root)
     share = later.run_s / first.run_s
     return Result(
         bench="compact",
