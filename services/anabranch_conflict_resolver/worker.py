@@ -225,10 +225,15 @@ class Worker:
         if session is None:
             return
         try:
-            now_ms = self._clock.now_ms()
-            attempts = take.count_attempt(session, number, batch_id, now_ms, self._rest_ms, _REST_GROWS)
-            while last and attempts is not None and attempts < FAILURES_AT_MOST:
-                attempts = take.count_attempt(session, number, batch_id, now_ms, self._rest_ms, _REST_GROWS)
+            attempts = take.count_attempt(
+                session,
+                number,
+                batch_id,
+                self._clock.now_ms(),
+                self._rest_ms,
+                _REST_GROWS,
+                least=FAILURES_AT_MOST if last else 0,
+            )
             session.commit()
         except DatabaseError as error:
             _log.warning("attempt not counted", database=name, batch=batch_id, detail=str(error))

@@ -233,7 +233,7 @@ where i.database_id = %(db)s and i.batch_id = f.batch_id
 
 COUNT_ATTEMPT = """
 update anabranch.inbox
-set attempts = attempts + 1, park_deadline_ms = %(now)s + %(rest)s * (%(grows)s ^ attempts)::bigint
+set attempts = greatest(attempts + 1, %(least)s), park_deadline_ms = %(now)s + %(rest)s * (%(grows)s ^ attempts)::bigint
 where database_id = %(db)s and batch_id = %(id)s
 returning attempts
 """
@@ -367,10 +367,11 @@ def free(
 
 
 def count_attempt(
-    conn: Connection, database_id: int, batch_id: str, now_ms: int, rest_ms: int, grows: int
+    conn: Connection, database_id: int, batch_id: str, now_ms: int, rest_ms: int, grows: int, *, least: int = 0
 ) -> int | None:
-    """Count a failure of a batch that was alone in its group, and let it rest: ``rest_ms`` the first time, ``grows``
-    times as long each further time. Gives the number of its failures; None where the batch is gone."""
-    parameters = {"db": database_id, "id": batch_id, "now": now_ms, "rest": rest_ms, "grows": grows}
+    """Count a failure of a batch that was alone in its group, as one that makes ``least`` at least, and let it rest:
+    ``rest_ms`` the first time, ``grows`` times as long each further time. Gives the number of its failures; None where
+    the batch is gone."""
+    parameters = {"db": database_id, "id": batch_id, "now": now_ms, "rest": rest_ms, "grows": grows, "least": least}
     row = conn.execute(COUNT_ATTEMPT, parameters).fetchone()
     return row[0] if row else None
