@@ -25,7 +25,8 @@ from anabranch_conflict_resolver.ask import Asking
 from anabranch_conflict_resolver.decide_group import decide_group
 from anabranch_conflict_resolver.drain import Backlog
 from anabranch_conflict_resolver.functions import Functions
-from anabranch_conflict_resolver.group_commit import Memory, current, sort_out
+from anabranch_conflict_resolver.group_commit import sort_out
+from anabranch_conflict_resolver.memory import Memory, current
 from anabranch_conflict_resolver.model import Applied, Rejection, Result
 from anabranch_conflict_resolver.tables import SyncedDatabase
 from anabranch_conflict_resolver.verdicts import applied_verdict, rejected_verdict, waiting_verdict

@@ -22,9 +22,8 @@ for sets it free in the transaction that decides it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import structlog
 
@@ -32,10 +31,9 @@ from anabranch import faults
 from anabranch.merge import MutationType
 from anabranch.runtime.telemetry import span, tracing
 from anabranch.store import take
-from anabranch.store.captured import UndecodableError, tables_with_triggers
-from anabranch.store.catalog import load_database
+from anabranch.store.captured import UndecodableError
 from anabranch.store.claim import allow, claim
-from anabranch.store.drift import drift, fingerprint, stopped_tables
+from anabranch.store.drift import fingerprint
 from anabranch.store.engine import Session
 from anabranch.store.group_records import delete_inbox, notify_group
 from anabranch.store.registration import tear
@@ -46,17 +44,16 @@ from anabranch_conflict_resolver.ask import Asking
 from anabranch_conflict_resolver.decide_group import Decided, decide_group
 from anabranch_conflict_resolver.decode import Decoded, Refusal
 from anabranch_conflict_resolver.drain import Backlog
-from anabranch_conflict_resolver.drain_backlog import Outstanding, drain_backlog
+from anabranch_conflict_resolver.drain_backlog import drain_backlog
 from anabranch_conflict_resolver.functions import Functions
+from anabranch_conflict_resolver.memory import Memory, current
 from anabranch_conflict_resolver.model import Applied, Candidate, Rejection, Result, Waiting
 from anabranch_conflict_resolver.records import CapturedBetween, Sums, gather, look_between, new_sums, write
-from anabranch_conflict_resolver.tables import SyncedDatabase, compile_database
+from anabranch_conflict_resolver.tables import SyncedDatabase
 from anabranch_conflict_resolver.waves import Group
 
 _log = structlog.get_logger()
 _DAY_MS = 86_400_000
-_LOOK_S = 2.0
-"""How long a change of a table's shape may go unseen where nothing fails for it."""
 FAILURES_AT_MOST = 3
 """A batch that failed alone so often, for no fault that could be named, is rejected."""
 
@@ -71,36 +68,6 @@ class GroupLimits:
     busy_ms: int = 100
     restarts: int = 3
     alone_ms: int = 60_000
-
-
-@dataclass(slots=True)
-class Memory:
-    """What is kept of a database between groups. None of it is trusted without a look: ``synced`` counts while
-    the schema version is its own, ``sums`` while the chain's last link is ``link``, a decoded batch while the payload's
-    hash is its own. ``more``: the last group was full. ``last_principal``: whose batch it took last. ``wary``: any
-    table may have got a trigger that causes other changes since its schema was read. ``shape`` is what the tables
-    looked like when they were compiled, and ``looked_s`` when that was last looked at (``time.monotonic``): after a
-    failure, and every ``_LOOK_S``. ``hopeful``: the last group caused no changes beside what it wrote. ``poisoned``: it
-    had batches that a constraint refused. ``outstanding``: the backlog of captured changes, while there is one."""
-
-    synced: SyncedDatabase | None = None
-    link: bytes = b""
-    sums: Sums = field(default_factory=dict)
-    read_ahead: dict[tuple[str, bytes], Decoded] = field(default_factory=dict)
-    last_principal: str = ""
-    more: bool = False
-    wary: bool = False
-    shape: str = ""
-    looked_s: float | None = None
-    hopeful: bool = True
-    outstanding: Outstanding = field(default_factory=Outstanding)
-    poisoned: bool = False
-    attempted: list[str] = field(default_factory=list)
-    """The ids of the batches that the last group was to decide, whatever became of it."""
-    draining: bool = False
-    """The last group was to decide none: it drained a backlog."""
-    tried_long: bool = False
-    """The last group's one batch had ``alone_ms``."""
 
 
 @dataclass(slots=True)
@@ -219,35 +186,6 @@ def commit_group(
         raise
 
 
-def current(conn: Session, memory: Memory, standing: Standing) -> SyncedDatabase:
-    """The database as it is now: its schema may have changed since the last group, and its tables may have been changed
-    behind our back."""
-    synced = memory.synced
-    current = synced is not None and synced.database.schema_version == standing.schema_version
-    if synced is not None and current and _looked(memory):
-        return synced
-    shape = fingerprint(conn, standing.name)
-    if synced is None or not current or shape != memory.shape:
-        database = load_database(conn, standing.name)
-        differences = drift(conn, database)
-        for one in differences:
-            if not one.stops:
-                text = "a table is synced, but is not what was registered"
-                _log.warning(text, database=database.name, table=one.table, detail=one.text)
-        stopped = stopped_tables(differences)
-        for text in stopped.values():
-            _log.error("a table is not synced", database=database.name, detail=text)
-        synced = memory.synced = compile_database(
-            database, triggered=tables_with_triggers(conn, database.schema_name), stopped=stopped
-        )
-        memory.wary = False
-        memory.sums.clear()
-        memory.read_ahead.clear()
-    memory.shape = shape
-    memory.looked_s = time.monotonic()
-    return synced
-
-
 class _ChangedBetween(Exception):
     """A table was changed since it was compiled, and a batch would be blamed for it."""
 
@@ -255,10 +193,6 @@ class _ChangedBetween(Exception):
 def _may_have_drifted(results: Sequence[Result]) -> bool:
     """Whether Postgres refused a batch for what it is not to blame for: a name or a type that is no longer there."""
     return any(isinstance(result, Rejection) and result.sqlstate.startswith("42") for result in results)
-
-
-def _looked(memory: Memory) -> bool:
-    return memory.looked_s is not None and time.monotonic() - memory.looked_s < _LOOK_S
 
 
 def _commit(

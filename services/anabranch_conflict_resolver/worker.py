@@ -33,8 +33,9 @@ from anabranch.v1 import errors_pb2, verdict_pb2
 from anabranch_conflict_resolver import garbage
 from anabranch_conflict_resolver.bell import Bell
 from anabranch_conflict_resolver.functions import Functions
-from anabranch_conflict_resolver.group_commit import FAILURES_AT_MOST, GroupLimits, Memory, Outcome, commit_group
+from anabranch_conflict_resolver.group_commit import FAILURES_AT_MOST, GroupLimits, Outcome, commit_group
 from anabranch_conflict_resolver.isolate import LOCK_NOT_AVAILABLE
+from anabranch_conflict_resolver.memory import Memory
 from anabranch_conflict_resolver.model import Applied, Rejection, Waiting
 from anabranch_conflict_resolver.pace import Pace
 

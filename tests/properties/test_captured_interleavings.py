@@ -20,7 +20,8 @@ from anabranch.testkit.oracle import read_server, replay
 from anabranch.testkit.resolver_rig import ResolverRig, RigNode
 from anabranch_conflict_resolver import decide_group as deciding
 from anabranch_conflict_resolver import group_commit as committing
-from anabranch_conflict_resolver.group_commit import GroupLimits, Memory, commit_group
+from anabranch_conflict_resolver.group_commit import GroupLimits, commit_group
+from anabranch_conflict_resolver.memory import Memory
 
 INTERLEAVINGS = int(os.environ.get("ANABRANCH_INTERLEAVINGS", "300"))
 _FIXTURES = 6

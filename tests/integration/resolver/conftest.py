@@ -10,7 +10,8 @@ import pytest
 from anabranch.clock import Clock
 from anabranch.store.claim import open_session, session_options
 from anabranch.testkit.resolver_rig import ResolverRig
-from anabranch_conflict_resolver.group_commit import GroupLimits, Memory, commit_group
+from anabranch_conflict_resolver.group_commit import GroupLimits, commit_group
+from anabranch_conflict_resolver.memory import Memory
 
 TODO = "create table todo (id text primary key, title text, done boolean)"
 

@@ -15,7 +15,8 @@ from anabranch.store.registration import tear
 from anabranch.testkit.oracle import read_server, replay
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch_conflict_resolver import captured_pieces, drain, drain_backlog
-from anabranch_conflict_resolver.group_commit import GroupLimits, Memory, commit_group
+from anabranch_conflict_resolver.group_commit import GroupLimits, commit_group
+from anabranch_conflict_resolver.memory import Memory
 
 MOST, PIECE = 40, 15
 _LOOKED_AT = """

@@ -24,7 +24,8 @@ from anabranch_conflict_resolver.decode import Decoded, Decoder
 from anabranch_conflict_resolver.drain import Backlog
 from anabranch_conflict_resolver.drain_backlog import drain_backlog
 from anabranch_conflict_resolver.functions import Functions
-from anabranch_conflict_resolver.group_commit import GroupLimits, Memory, commit_group
+from anabranch_conflict_resolver.group_commit import GroupLimits, commit_group
+from anabranch_conflict_resolver.memory import Memory
 from anabranch_conflict_resolver.waves import Group
 from anabranch_conflict_resolver.worker import Known, Worker
 

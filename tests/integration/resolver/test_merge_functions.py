@@ -14,7 +14,8 @@ from anabranch.store.claim import open_session, session_options
 from anabranch.testkit.merge_functions import install
 from anabranch.testkit.resolver_rig import Made, ResolverRig, RigNode
 from anabranch_conflict_resolver.functions import Functions
-from anabranch_conflict_resolver.group_commit import GroupLimits, Memory, commit_group
+from anabranch_conflict_resolver.group_commit import GroupLimits, commit_group
+from anabranch_conflict_resolver.memory import Memory
 
 NOTES = (
     "create table notes (id text primary key, body text, n int, tags text[], doc jsonb, seen timestamptz, "
