@@ -48,8 +48,11 @@ def _device(pipe: Connection, file: str, addresses: dict[str, str], key: str, ro
 
     with SyncedDb(file, remote=remote_of(addresses, key), db_name=DATABASE) as db:
         pipe.send(("ready", time.time_ns()))
-        while db.execute(f"SELECT count(*) FROM {TABLE}").fetchone()[0] < rows:
+        # Rows come in the order in which they were written. Counting them at every look would cost what is measured.
+        while db.execute(f"SELECT 1 FROM {TABLE} WHERE id = ?", (_name("row", rows - 1),)).fetchone() is None:
             time.sleep(_LOOK_S)
+        [there] = db.execute(f"SELECT count(*) FROM {TABLE}").fetchone()
+        assert there == rows, f"{there} rows came of {rows}"
         db.on_change(changed)
         pipe.send(("all", time.time_ns()))
         all_came.wait(_PATIENCE_S)
@@ -57,11 +60,16 @@ def _device(pipe: Connection, file: str, addresses: dict[str, str], key: str, ro
         pipe.recv()
 
 
+def _name(series: str, number: int) -> str:
+    """The key of a row."""
+    return f"{series}-{number:07d}"
+
+
 def _write(conn: Session, table: str, numbers: Sequence[int], name: str) -> int:
     """Rows in one transaction; when its COMMIT came back, in nanoseconds."""
     with conn.cursor() as cursor:
         statement = _INSERT.format(table=table).encode()
-        cursor.executemany(statement, [(f"{name}-{n:07d}", f"a title of {n}", n) for n in numbers])
+        cursor.executemany(statement, [(_name(name, n), f"a title of {n}", n) for n in numbers])
     conn.commit()
     return time.time_ns()
 
@@ -85,7 +93,7 @@ def _lags(conn: Session, pipe: Connection, rows: int) -> list[float]:
         due += _PACE_S
         numbers = range(first, first + _PACED_ROWS)
         moment = _write(conn, TABLE, numbers, "paced")
-        committed.update((f"paced-{n:07d}", moment) for n in numbers)
+        committed.update((_name("paced", n), moment) for n in numbers)
     if not pipe.poll(_PATIENCE_S):
         raise TimeoutError(f"the device says nothing within {_PATIENCE_S:g} s")
     came = [(name, moment) for name, moment in pipe.recv() if name in committed]
