@@ -65,27 +65,32 @@ def decide_group(group: Group, candidates: Sequence[Candidate], *, at_hand: Sequ
     left = _before_touched_again(candidates, group.synced.once_a_group)
     schema = group.synced.database.schema_name
     again = 0
-    quick = True
-    # Each round ends the loop, takes a batch away, or is counted.
+    quick, picking = True, False
+    # Each round ends the loop, takes a batch away, or is counted; after one that fails, the next may pick.
     while left:
         looking = quick and group.poisoned and len(left) > 1
+        picks, picking = picking, False
         try:
-            with wave(group.conn, schema, partial(_load, group, left), judged=True) as view:
+            with wave(group.conn, schema, partial(_load, group, left), judged=not picks) as view:
                 _ask_pending(group, view, left, at_hand)
-                if looking:
+                if picks:
+                    results = pick_out(group, view, left, blame_keys=restarts <= 0)
+                elif looking:
                     results = set_apart(group, view, left, blame_keys=restarts <= 0)
-                    if _in_company(left, results):
-                        raise _CompanyError
                 else:
                     parts = apart(group, levels(left))
                     results = [r for part in parts for r in run_wave(group, view, part, last=part is parts[-1])]
+                if (picks or looking) and _in_company(left, results):
+                    raise _CompanyError
                 finish(group, view, results)
-            return _decided(group, refused + results, view)
+            group.poisoned = any(isinstance(r, Rejection) and r.reason in FAILURES for r in results)
+            return Decided(refused + results, view)
         except Mistaken:
             quick = False
         except _CompanyError:
             left = levels(left)[0]
         except Outdated:
+            # Whoever came between was captured, if it was not by a batch.
             restarts -= 1
             group.draining = True
         except Caused:
@@ -106,6 +111,8 @@ def decide_group(group: Group, candidates: Sequence[Candidate], *, at_hand: Sequ
                     refused.append(no_effect(View(), candidate, write))
             left = [c for c in left if c.taken.batch_id not in swallowed.culprits]
         except DatabaseError as error:
+            if picks:
+                raise
             if held := _of_locked_tables(group, left, error):
                 refused += [_rest(group, candidate, "a table that somebody else has locked") for candidate in held]
                 left = [c for c in left if c.taken.batch_id not in group.held]
@@ -113,38 +120,15 @@ def decide_group(group: Group, candidates: Sequence[Candidate], *, at_hand: Sequ
             group.hoping = False
             try:
                 fault = fault_of(group, error, blame_keys=restarts <= 0)
-                if quick and not looking and len(left) > 1 and fault.sqlstate != LOCK_NOT_AVAILABLE:
-                    group.poisoned = True
-                    continue
-                quick = False
-                with wave(group.conn, schema, partial(_load, group, left)) as view:
-                    _ask_pending(group, view, left, at_hand)
-                    results = pick_out(group, view, left, blame_keys=restarts <= 0)
-                    if _in_company(left, results):
-                        raise _CompanyError
-                    finish(group, view, results)
-                return _decided(group, refused + results, view)
-            except _CompanyError:
-                left = levels(left)[0]
             except Outdated:
-                # Whoever came between was captured, if it was not by a batch.
                 restarts -= 1
                 group.draining = True
-            except Entangled:
-                left = left[:1]
-            except OutOfTurn as late:
-                left = _up_to(left, late.batch_id)
-            except Again:
-                again += 1
-                if again > _AGAIN_AT_MOST:
-                    return _put_off(group, left, refused)
-                _from_the_locks(group)
+                continue
+            if quick and not looking and len(left) > 1 and fault.sqlstate != LOCK_NOT_AVAILABLE:
+                group.poisoned = True
+            else:
+                quick, picking = False, True
     return Decided(refused, _load(group, ()))
-
-
-def _decided(group: Group, results: list[Result], view: View) -> Decided:
-    group.poisoned = any(isinstance(r, Rejection) and r.reason in FAILURES for r in results)
-    return Decided(results, view)
 
 
 _AGAIN_AT_MOST = 5
