@@ -34,8 +34,9 @@ from anabranch_conflict_resolver.carry_out import carry_out
 from anabranch_conflict_resolver.caused import carry_over, key_of, rows_now
 from anabranch_conflict_resolver.caused_large import MOST_ARRIVED, check_none_of, spill, with_arrived
 from anabranch_conflict_resolver.decode import RowKey
+from anabranch_conflict_resolver.leaned_on import check_leaned_on
 from anabranch_conflict_resolver.model import Applied, Candidate, Change, Result
-from anabranch_conflict_resolver.server_batches import Drained, Step
+from anabranch_conflict_resolver.server_batches import Step
 from anabranch_conflict_resolver.view import View
 
 if TYPE_CHECKING:
@@ -148,27 +149,11 @@ def finish(group: Group, view: View, results: Sequence[Result]) -> None:
     if group.caused:
         _check_turn(group)
     if group.drained is not None:
-        _check_gone(group, group.drained, results)
+        # Where nothing was drained, any change at all is looked for in the end (``records``).
+        check_leaned_on(group, view, group.drained, results)
 
 
 def _check_turn(group: Group) -> None:
     drained = group.drained.ids if group.drained is not None else ()
     rows = captured.read_arrived(group.conn, group.synced.database.id, drained, MOST_ARRIVED)
     check_none_of(group, rows, group.caused)
-
-
-def _check_gone(group: Group, drained: Drained, results: Sequence[Result]) -> None:
-    """A row that a batch inserts is locked by nobody before it is there: it may have come and gone again since the
-    group drained. Where nothing was drained, any change at all is looked for in the end (``records``)."""
-    came = {
-        (change.write.table, change.write.key)
-        for result in results
-        if isinstance(result, Applied)
-        for change in result.changes
-        if change.write.type is _INSERT
-    }
-    if not came:
-        return
-    tables = {group.synced.tables[name].table.id for name, _ in came}
-    rows = captured.read_removing(group.conn, group.synced.database.id, tables, drained.ids, MOST_ARRIVED)
-    check_none_of(group, rows, came)

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from anabranch.merge import MutationType, function_of
 from anabranch.schema import Cell, Table
 from anabranch.store.catalog import Database
+from anabranch.store.relation import ForeignKey
 from anabranch.store.rows import TableSql
 from anabranch.v1 import value_pb2
 from anabranch.wire.effects import EffectBuilder
@@ -61,6 +62,8 @@ class SyncedDatabase:
     """Whether any column is decided by a function of the application's own."""
     loud: Mapping[str, frozenset[MutationType]]
     """Tables of which some changes may cause others, by triggers or by the actions of foreign keys; and which."""
+    referrers: Mapping[str, Sequence[tuple[str, ForeignKey]]] = field(default_factory=dict)
+    """By table, the synced tables that refer to it, each with the foreign key."""
     unreadable: set[str] = field(default_factory=set)
     """Tables that have drifted so far from what was registered that what is captured of them can't be read."""
 
@@ -98,8 +101,13 @@ def compile_database(
     asks = any(function_of(column.policy) for table in database.tables.values() for column in table.columns)
     loud = _loud(database, triggered)
     decoder = Decoder(database, stopped)
+    referrers: dict[str, list[tuple[str, ForeignKey]]] = {}
+    for name in database.tables:
+        for key in database.constraints[name].foreign_keys:
+            if key.to_schema == database.schema_name and key.to_table in database.tables:
+                referrers.setdefault(key.to_table, []).append((name, key))
     torn = set(database.torn)
-    return SyncedDatabase(database, decoder, tables, primary_keys, writers, once_a_group, asks, loud, torn)
+    return SyncedDatabase(database, decoder, tables, primary_keys, writers, once_a_group, asks, loud, referrers, torn)
 
 
 def _loud(database: Database, triggered: Mapping[str, frozenset[MutationType]]) -> dict[str, frozenset[MutationType]]:

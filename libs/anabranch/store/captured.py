@@ -29,7 +29,7 @@ __all__ = [
     "images",
     "read",
     "read_arrived",
-    "read_removing",
+    "read_leaned_on",
     "size",
     "tables_with_triggers",
     "take_own",
@@ -73,11 +73,11 @@ READ_ARRIVED = as_many_as_fit(
     "database_id = $1::int8::int and not (id = any($2::int8[])) and xid <> pg_current_xact_id()", "$3::int8", "$4::int8"
 )
 
-READ_REMOVING = as_many_as_fit(
-    "database_id = $1::int8::int and type <> 1 and table_id = any($2::int8[]) and not (id = any($3::int8[]))"
-    " and xid <> pg_current_xact_id()",
-    "$4::int8",
+READ_LEANED_ON = as_many_as_fit(
+    "database_id = $1::int8::int and not (id = any($4::int8[])) and xid <> pg_current_xact_id()"
+    " and (type <> 3 and table_id = any($2::int8[]) or type <> 1 and table_id = any($3::int8[]))",
     "$5::int8",
+    "$6::int8",
 )
 
 # Ids that are given out later are greater: what this transaction causes stands behind all that it had read before. One
@@ -157,13 +157,20 @@ def read_arrived(conn: Connection, database_id: int, but: Sequence[int], most: i
     return captured_of(run(conn, READ_ARRIVED, [int8(database_id), int8_array(but), int8(most), int8(MOST_BYTES)]))
 
 
-def read_removing(
-    conn: Connection, database_id: int, tables: Collection[int], but: Sequence[int], most: int
+def read_leaned_on(
+    conn: Connection,
+    database_id: int,
+    bringing: Collection[int],
+    removing: Collection[int],
+    but: Sequence[int],
+    most: int,
 ) -> list[Captured]:
-    """The first ``most`` changes of ``tables`` after which a key may have no row, those of the numbers ``but`` left
-    out; fewer where they have more than ``MOST_BYTES``, and then one more than fits."""
-    parameters = [int8(database_id), int8_array(sorted(tables)), int8_array(but), int8(most), int8(MOST_BYTES)]
-    return captured_of(run(conn, READ_REMOVING, parameters))
+    """The first ``most`` changes of other transactions, those of the numbers ``but`` left out, by which the tables
+    ``bringing`` may have a value that they did not have, or ``removing`` have one no more; fewer where they have more
+    than ``MOST_BYTES``, and then one more than fits."""
+    tables = [int8_array(sorted(bringing)), int8_array(sorted(removing))]
+    parameters = [int8(database_id), *tables, int8_array(but), int8(most), int8(MOST_BYTES)]
+    return captured_of(run(conn, READ_LEANED_ON, parameters))
 
 
 def take_own(
