@@ -134,17 +134,19 @@ def resend(stack: Stack, keys: Sequence[str], recorded: Sequence[oracle.Recorded
 
 
 def journal(conn: Session, writers: Sequence[Node]) -> dict[str, list[Step]]:
-    """The steps of every transaction in the writers' journals that Postgres says was committed; of steps that changed
-    nothing there is no trace."""
+    """The steps of every transaction in the writers' journals that was committed; of steps that changed nothing there
+    is no trace."""
+    committed = {mark for (mark,) in conn.execute(f"select mark from {tables.WRITTEN}".encode()).fetchall()}
     noted: dict[str, list[Step]] = {}
     for writer in writers:
         for line in writer.lines():
+            if line["mark"] not in committed:
+                continue
+            name = line["transaction"]
+            assert name not in noted, f"two transactions called {name} were committed"
             steps = [Step((table, key), _row(before), _row(after)) for table, key, before, after in line["steps"]]
-            noted[line["transaction"]] = [step for step in steps if step.before != step.after]
-    committed = conn.execute(
-        "select x from unnest(%s::text[]) x where pg_xact_status(x::xid8) = 'committed'", (list(noted),)
-    ).fetchall()
-    return {name: noted[name] for (name,) in committed if noted[name]}
+            noted[name] = [step for step in steps if step.before != step.after]
+    return {name: steps for name, steps in noted.items() if steps}
 
 
 def _row(given: Mapping[str, Any] | None) -> dict[str, Cell] | None:

@@ -16,6 +16,8 @@ NAME = "torture"
 SHARED = 30
 """Rows of ``shared``, by number; all of ``s00`` to ``s29`` are there at first."""
 CODES = 60
+WRITTEN = "written.transactions"
+"""A table that nobody syncs: the marks of the transactions by SQL that were committed."""
 SQL = f"""
 create schema {NAME};
 create table {NAME}.shared (id text primary key, title text, note text, n bigint, top bigint, tags text[]);
@@ -33,6 +35,8 @@ create table {NAME}.parts (
     body text
 );
 create index on {NAME}.parts (shared_id);
+create schema written;
+create table {WRITTEN} (mark text primary key);
 """
 PARK_MS = 5_000
 CASCADES: Mapping[str, Sequence[tuple[str, str]]] = {"shared": (("parts", "shared_id"),)}

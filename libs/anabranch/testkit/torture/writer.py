@@ -1,9 +1,10 @@
 """Somebody who writes the synced tables by plain SQL, as a process, and keeps a journal of it.
 
 Usage: ``python -m anabranch.testkit.torture.writer CONFIG``, a JSON object {url, seed, record}. Into ``record`` goes a
-JSON object a line for each transaction, right before it is committed or rolled back: {"transaction": its number,
-"steps": [[table, key, row before, row after], …]}, the rows as Postgres returned them. Whether it was committed, also
-where the answer was lost, Postgres itself says of the number later.
+JSON object a line for each transaction, right before it is committed or rolled back: {"mark": a text of its own,
+"transaction": its number, "steps": [[table, key, row before, row after], …]}, the rows as Postgres returned them.
+Whether it was committed, also where the answer was lost, ``WRITTEN`` says later, which has the marks of those that
+were: after a crash Postgres gives a number again whose transaction came to nothing.
 
 Single rows, statements of many rows, transactions of several statements with savepoints that are rolled back, deletes
 that cascade, COPY, keys that change, transactions that stay open, TRUNCATE. What Postgres refuses is rolled back.
@@ -26,7 +27,7 @@ from typing import Any
 
 import psycopg
 
-from anabranch.testkit.torture.tables import CODES, NAME, SHARED
+from anabranch.testkit.torture.tables import CODES, NAME, SHARED, WRITTEN
 
 COLUMNS = {
     "shared": ("id", "title", "note", "n", "top", "tags"),
@@ -99,9 +100,11 @@ class Writer:
         return True
 
     def _note(self) -> None:
-        row = self._conn.execute("select pg_current_xact_id()::text").fetchone()
+        mark = self.mark()
+        statement = f"insert into {WRITTEN} values (%s) returning pg_current_xact_id()::text"
+        row = self._conn.execute(statement.encode(), (mark,)).fetchone()
         assert row is not None
-        line = {"transaction": row[0], "steps": self._steps}
+        line = {"mark": mark, "transaction": row[0], "steps": self._steps}
         os.write(self._out, (json.dumps(line) + "\n").encode())
 
     def mark(self) -> str:
