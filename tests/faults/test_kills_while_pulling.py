@@ -2,11 +2,13 @@
 every kill its file is whole, and what it has counted is what it holds; at the end it holds exactly the server's rows.
 
 Each kill falls a few milliseconds, drawn by a seed, behind a part of the pull or a page of the log.
+ANABRANCH_TEST_KILLS sets how often at least, thirty for each device; the default is one device.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import sqlite3
 import subprocess
@@ -32,6 +34,7 @@ KILLS_IN_LOG = 15
 ROWS = 30_000
 LATEST_S = 0.02
 SEED = 7
+DEVICES = -(-int(os.environ.get("ANABRANCH_TEST_KILLS", "30")) // (KILLS_IN_PULL + KILLS_IN_LOG))
 
 
 @pytest.fixture
@@ -82,10 +85,11 @@ def killed_after(config: dict[str, str], word: str, count: int, later_s: float) 
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.parametrize("seed", range(SEED, SEED + DEVICES))
 def test_killed_thirty_times_while_pulling_and_applying_a_file_stays_whole_and_ends_equal(
-    stack: Stack, tmp_path: Path
+    stack: Stack, tmp_path: Path, seed: int
 ) -> None:
-    chance = random.Random(SEED)
+    chance = random.Random(seed)
     writer_key, key = stack.new_key("writer"), stack.new_key("device")
     addresses = {
         "ingest": stack.addresses["ingest"],
