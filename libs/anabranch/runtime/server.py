@@ -4,9 +4,9 @@ States of the process, in order; none is entered twice:
 
 * *starting*: waits, at most ``START_TIMEOUT_S``, for Postgres and for its schema; then builds the service.
   Nothing listens.
-* *serving*: listens. Readiness is looked at every ``ready_interval_ms``: health says SERVING while the pool
-  answers, the schema fits and the service itself has no objection. Credentials of open streams are looked at
-  once a second.
+* *serving*: listens. Readiness is looked at every ``ready_interval_ms``, and more often while there is none: health
+  says SERVING while the pool answers, the schema fits and the service itself has no objection. Credentials of open
+  streams are looked at once a second.
 * *draining*: from the first SIGTERM or SIGINT, or the end of standard input where that is watched. Health
   says NOT_SERVING; no new call is let in; endless streams are sent away as soon as their connections know, the
   others after ``drain_ms`` less a moment; what is left after ``drain_ms`` is cut off.
@@ -56,6 +56,7 @@ from anabranch.v1 import errors_pb2
 START_TIMEOUT_S = 60.0
 START_LOOK_S = 5.0
 CREDENTIALS_INTERVAL_S = 1.0
+UNREADY_INTERVAL_S = 0.1
 MOVE_MARGIN_S = 0.5
 GOAWAY_S = 0.25
 """What connections need to hear that the server takes no more."""
@@ -352,7 +353,8 @@ async def _watch_readiness(
         metrics.gauge("anabranch_pool_waiting", pool_state["requests_waiting"])
         metrics.count("anabranch_pool_refused", pool_state.get("requests_errors", 0) - refused)
         refused = pool_state.get("requests_errors", 0)
-        await asyncio.sleep(interval_s)
+        # Whoever waits for a service waits for this look; one that is ready is asked less often.
+        await asyncio.sleep(interval_s if objection is None else min(interval_s, UNREADY_INTERVAL_S))
 
 
 async def _objection(service: Service, pool: AsyncPool, known: Sequence[str], timeout_s: float) -> str | None:
