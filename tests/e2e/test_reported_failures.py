@@ -16,7 +16,8 @@ import pytest
 from anabranch.client import CallFailed, Change, State
 from anabranch.store import api_keys
 from anabranch.testkit.stack import Stack
-from anabranch.testkit.story import StoryNode, Teller, new_id
+from anabranch.testkit.story import Teller, new_id
+from anabranch.testkit.story_node import StoryNode
 
 TODO = {"todo": "id text primary key, title text, done boolean"}
 COUNTED = {"counted": "id text primary key, n bigint not null default 0"}

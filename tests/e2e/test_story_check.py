@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from anabranch.testkit.stack import Stack
-from anabranch.testkit.story import Made, Story, StoryNode, new_id
+from anabranch.testkit.story import Story, new_id
+from anabranch.testkit.story_node import Made, StoryNode
 
 TODO = {"todo": "id text primary key, title text, done boolean"}
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from anabranch.client import ConflictEvent, RowMissing
-from anabranch.testkit.story import Story, StoryNode, Teller, new_id
+from anabranch.testkit.story import Story, Teller, new_id
+from anabranch.testkit.story_node import StoryNode
 
 TODO = {"todo": "id text primary key, title text, n bigint constraint todo_n_small check (n < 100)"}
 

@@ -16,7 +16,8 @@ import pytest
 from anabranch.scenario.ground import Ground
 from anabranch.scenario.node import Nursery
 from anabranch.store import registration
-from anabranch.testkit.story import Story, StoryNode, new_id
+from anabranch.testkit.story import Story, new_id
+from anabranch.testkit.story_node import StoryNode
 
 pytestmark = pytest.mark.timeout(600)
 TODO = {"todo": "id text primary key, title text, n bigint"}
