@@ -6,96 +6,32 @@ answer, send twice, or present a token that is not the current one.
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import grpc
 from ulid import ULID
 
 from anabranch import faults
 from anabranch.clock import set_offset
-from anabranch.runtime.children import Child, Program
 from anabranch.runtime.errors import error_info
-from anabranch.runtime.fleet import free_port
-from anabranch.runtime.health import PROBE_OPTIONS, becomes_ready
 from anabranch.store import api_keys
 from anabranch.store.engine import connect
 from anabranch.store.registration import create_database
+from anabranch.testkit.service_rig import ServiceRig
 from anabranch.v1 import batch_pb2, ingest_pb2, ingest_pb2_grpc, position_pb2, value_pb2
 
 TIMEOUT_S = 10.0
-STOP_PATIENCE_S = 15.0
-READY_TIMEOUT_S = 30.0
 
 
-class IngestRig:
-    """``count`` ingest processes on the migrated database at ``url``; ``environment`` is added for each."""
+class IngestRig(ServiceRig):
+    """Processes of ingest, as ``ServiceRig`` has them."""
 
     def __init__(self, url: str, folder: Path, *, count: int = 1, environment: Mapping[str, str] | None = None) -> None:
-        self.url = url
-        self.addresses: list[str] = []
-        self._clock_file = folder / "clock"
-        self._fault_files: list[Path] = []
-        self._children: list[Child] = []
-        for number in range(count):
-            name = f"ingest-{number}"
-            address = f"127.0.0.1:{free_port()}"
-            fault_file = folder / f"{name}.faults"
-            program = Program(
-                name=name,
-                arguments=(sys.executable, "-m", "anabranch_ingest"),
-                environment={
-                    **os.environ,
-                    "ANABRANCH_POSTGRES_URL": url,
-                    "ANABRANCH_LISTEN_ADDRESS": address,
-                    "ANABRANCH_END_WITH_STDIN": "true",
-                    "ANABRANCH_READY_INTERVAL_MS": "50",
-                    "ANABRANCH_CLOCK_FILE": str(self._clock_file),
-                    "ANABRANCH_FAULT_FILE": str(fault_file),
-                    **(environment or {}),
-                },
-                log=folder / f"{name}.log",
-            )
-            self.addresses.append(address)
-            self._fault_files.append(fault_file)
-            self._children.append(Child(program, restarts=False, say=lambda text: print(text, file=sys.stderr)))
-
-    def __enter__(self) -> Self:
-        try:
-            for child in self._children:
-                child.start()
-            for number in range(len(self._children)):
-                self.wait_ready(number)
-        except BaseException:
-            self._stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop()
-
-    def _stop(self) -> None:
-        for child in self._children:
-            child.stop(STOP_PATIENCE_S)
-
-    def wait_ready(self, number: int = 0) -> None:
-        """Wait until a process says that it is ready. Raises TimeoutError with the end of its log."""
-        child = self._children[number]
-        deadline = time.monotonic() + READY_TIMEOUT_S
-        with grpc.insecure_channel(self.addresses[number], options=PROBE_OPTIONS) as channel:
-            while child.pid is not None and time.monotonic() < deadline:
-                if becomes_ready(channel, 1.0):
-                    return
-        raise TimeoutError(f"ingest is not ready:\n{child.log_tail()}")
+        super().__init__("ingest", url, folder, count=count, environment=environment)
 
     def new_database(self, name: str, policy: Mapping[str, object] | None = None) -> None:
         """Make a database of that name, over a schema of its own."""
@@ -110,30 +46,20 @@ class IngestRig:
 
     def arm(self, point: str, number: int = 0) -> int:
         """Have a process die at a fault point, once. Gives what ``wait_died`` takes."""
-        faults.arm(self._fault_files[number], point)
-        return self._children[number].deaths
+        faults.arm(self.fault_files[number], point)
+        return self.children[number].deaths
 
     def wait_died(self, deaths: int, number: int = 0) -> None:
         """Wait for that."""
-        self._children[number].wait_died(deaths, TIMEOUT_S)
-
-    def start(self, number: int = 0) -> None:
-        """Start a process that died, and wait until it is ready."""
-        self._children[number].stop(STOP_PATIENCE_S)
-        self._children[number].start()
-        self.wait_ready(number)
+        self.children[number].wait_died(deaths, TIMEOUT_S)
 
     def signal(self, sent: signal.Signals, number: int = 0) -> None:
         """Send a signal to a process."""
-        self._children[number].send(sent)
+        self.children[number].send(sent)
 
     def set_clock_offset(self, offset_ms: int) -> None:
         """Move the clocks of all processes."""
-        set_offset(self._clock_file, offset_ms)
-
-    def log(self, number: int = 0) -> str:
-        """All that a process has logged."""
-        return self._children[number].program.log.read_text(errors="replace")
+        set_offset(self.clock_file, offset_ms)
 
 
 @dataclass

@@ -25,7 +25,7 @@ def rig_environment() -> dict[str, str]:
 
 def proofs(place: Any) -> int:
     """How often the process has read rows of the place's bases to prove them."""
-    log = place.rig.children[0].program.log.read_text().splitlines()
+    log = place.rig.log().splitlines()
     return sum("proved a published base" in line and place.name in line for line in log)
 
 
@@ -122,7 +122,7 @@ def test_a_file_that_is_missing_or_changed_sends_pulls_to_postgres_and_is_told(
     manifest.write_text(json.dumps({**content, "to_position": content["to_position"] + 1}))
     pull()
     assert (from_parquet(), from_postgres(place, "broken"), broken()) == (2, 3, 1)
-    assert "the published base is not as proven" in place.rig.children[0].program.log.read_text()
+    assert "the published base is not as proven" in place.rig.log()
 
 
 def test_a_file_that_goes_while_it_is_read_ends_the_pull_and_the_next_one_is_postgres(
