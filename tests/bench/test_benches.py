@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from anabranch.bench import capture_drain, drain, growth, ingest, latency, poison, pull, sending, workload
+from anabranch.bench import capture_drain, drain, fanout, growth, ingest, latency, poison, pull, sending, workload
 from anabranch.bench.cpu import spent
 from anabranch.bench.report import Result, percentile, print_json
 from anabranch.v1 import batch_pb2, errors_pb2, verdict_pb2
@@ -26,6 +26,7 @@ from anabranch.v1 import batch_pb2, errors_pb2, verdict_pb2
         pytest.param(lambda: capture_drain.capture(rows=1_000, paced=100), id="capture"),
         pytest.param(lambda: pull.pull(rows=4_000), id="pull"),
         pytest.param(lambda: pull.bootstrap(rows=4_000), id="bootstrap"),
+        pytest.param(lambda: fanout.fanout(subscribers=20, seconds=1), id="fanout"),
         pytest.param(lambda: drain.drain(batches=160), id="drain"),
         pytest.param(lambda: poison.poison(changes=1_600), id="poison"),
         pytest.param(lambda: growth.growth(changes=20_000, measured=800), id="growth"),

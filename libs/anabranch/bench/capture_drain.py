@@ -35,7 +35,7 @@ _INSERT = (
 )
 
 
-def _device(pipe: Connection, file: str, addresses: dict[str, str], key: str, rows: int, paced: int) -> None:
+def _device(pipe: Connection, addresses: dict[str, str], key: str, file: str, rows: int, paced: int) -> None:
     """Tells when ``rows`` rows are in its file; then, of each of ``paced`` more, when it came, all at once: a pipe that
     nobody reads meanwhile would hold the device up."""
     came: list[tuple[str, int]] = []
@@ -113,7 +113,7 @@ def _await(pipe: Connection, wanted: str) -> int:
 
 def _run(on: Stage, file: Path, rows: int, paced: int) -> tuple[float, float, list[float], float]:
     """Rows a second to the device, and of the bare writer; the lags; seconds that the writer took."""
-    with device(on, _device, file, rows, paced, patience_s=_PATIENCE_S) as pipe:
+    with device(on, _device, str(file), rows, paced, patience_s=_PATIENCE_S) as pipe:
         _await(pipe, "ready")
         with connect(on.url, application_name="anabranch-bench-backend") as conn:
             bare = _bare(conn, rows)

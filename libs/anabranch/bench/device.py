@@ -1,4 +1,4 @@
-"""A device in a process of its own, with a real file, beside the bench that measures it."""
+"""Devices in a process of their own, beside the bench that measures them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from anabranch.bench.stage import Stage
@@ -21,12 +20,12 @@ def remote_of(addresses: Mapping[str, str], key: str) -> RemoteDb:
 
 
 @contextmanager
-def device(on: Stage, work: Callable[..., None], file: Path, *more: Any, patience_s: float) -> Iterator[Connection]:
-    """Have ``work(pipe, file, addresses, key, *more)`` done by a process for the block, which has the pipe's other
+def device(on: Stage, work: Callable[..., None], *more: Any, patience_s: float) -> Iterator[Connection]:
+    """Have ``work(pipe, addresses, key, *more)`` done by a process for the block, which has the pipe's other
     end; where the process fails, that ends (EOFError). After the block it has ``patience_s`` seconds to end."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    arguments = (there, str(file), dict(on.stack.addresses), on.stack.key, *more)
+    arguments = (there, dict(on.stack.addresses), on.stack.key, *more)
     process = context.Process(target=work, args=arguments, daemon=True)
     process.start()
     # So that its end is the pipe's.

@@ -88,7 +88,7 @@ class Drained:
     overwrote: int
 
 
-def _device(pipe: Connection, file: str, addresses: dict[str, str], key: str, batches: tuple[Batch, ...]) -> None:
+def _device(pipe: Connection, addresses: dict[str, str], key: str, file: str, batches: tuple[Batch, ...]) -> None:
     """Pulls, queues when told to, flushes when told to; says at the end what it came to."""
     overwrote: set[str] = set()
 
@@ -140,7 +140,7 @@ def _drain(on: Stage, file: Path, number: int) -> tuple[Drained, Spent, Plan]:
     planned = plan(number, time.time_ns() // 1_000_000)
     ingest_at, key = on.stack.addresses["ingest"], on.stack.key
     sending.send_all(ingest_at, key, [planned.there], _SEEDS_PER_CALL)
-    with device(on, _device, file, planned.batches, patience_s=_PATIENCE_S) as pipe:
+    with device(on, _device, str(file), planned.batches, patience_s=_PATIENCE_S) as pipe:
         _heard(pipe)
         meanwhile = replace(planned.meanwhile, basis=_head(on))
         sending.send_all(ingest_at, key, [meanwhile], _SEEDS_PER_CALL)

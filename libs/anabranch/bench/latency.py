@@ -66,7 +66,7 @@ def latency(times: int = 1_000) -> Result:
     )
 
 
-def _listen(pipe: Connection, file: str, addresses: dict[str, str], key: str) -> None:
+def _listen(pipe: Connection, addresses: dict[str, str], key: str, file: str) -> None:
     """Device B, a process of its own: sends the moment at which each row is in its file."""
 
     def changed(change: Change) -> None:
@@ -85,7 +85,7 @@ def propagate(times: int = 500) -> Result:
         took: list[float] = []
         addresses, key = on.stack.addresses, on.stack.key
         with (
-            device(on, _listen, Path(folder) / "b.db", patience_s=APPLY_TIMEOUT_S) as pipe,
+            device(on, _listen, str(Path(folder) / "b.db"), patience_s=APPLY_TIMEOUT_S) as pipe,
             SyncedDb(str(Path(folder) / "a.db"), remote=remote_of(addresses, key), db_name=workload.DATABASE) as db,
         ):
             _await(pipe, "ready")

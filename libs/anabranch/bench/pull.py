@@ -150,7 +150,7 @@ def pull(rows: int = 1_000_000) -> Result:
     )
 
 
-def _start(pipe: Connection, file: str, addresses: dict[str, str], key: str) -> None:
+def _start(pipe: Connection, addresses: dict[str, str], key: str, file: str) -> None:
     """A device's first start, timed; says how many seconds it took by the clock, and of the processor."""
     db = SyncedDb(file, remote=remote_of(addresses, key), db_name=DATABASE)
     try:
@@ -163,7 +163,7 @@ def _start(pipe: Connection, file: str, addresses: dict[str, str], key: str) -> 
 
 def _started(on: Stage, file: Path) -> tuple[float, float]:
     """What a device says of its first start. Raises TimeoutError, and EOFError where it has failed."""
-    with device(on, _start, file, patience_s=_PATIENCE_S) as pipe:
+    with device(on, _start, str(file), patience_s=_PATIENCE_S) as pipe:
         if not pipe.poll(_PATIENCE_S):
             raise TimeoutError(f"the device is not ready within {_PATIENCE_S:g} s")
         wall_s, cpu_s = pipe.recv()

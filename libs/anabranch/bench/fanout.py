@@ -1,0 +1,194 @@
+"""Many devices that follow one database: how long a change takes to reach all of them.
+
+Subscribers are bare gRPC streams in processes of their own, a few dozen to a connection. Devices send batches of one
+row, ten a call, at a steady rate. A batch's id holds the moment at which it was made: the lag of a change at a
+subscriber is from there to the moment when the message that brings it was read. Every subscriber must get every change
+exactly once, in order.
+
+That a change is encoded once, and not once for each subscriber, is told by the pages that the service counts as made:
+no more than one subscriber got messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import urllib.request
+from collections import Counter
+from contextlib import ExitStack
+from functools import lru_cache
+from multiprocessing.connection import Connection
+from typing import NamedTuple
+
+import grpc
+from ulid import ULID
+
+from anabranch.bench import workload
+from anabranch.bench.device import device
+from anabranch.bench.report import Result
+from anabranch.bench.sending import Sender
+from anabranch.bench.stage import Stage, stage
+from anabranch.bench.workload import DATABASE, Client
+from anabranch.v1 import batch_pb2, change_pb2, change_pb2_grpc, ingest_pb2_grpc, position_pb2
+
+P99_MS = 400.0
+_PROCESSES = 2
+_STREAMS_A_CHANNEL = 50
+_SENDERS = 10
+_BATCHES_A_CALL = 10
+_PATIENCE_S = 60.0
+
+
+class Heard(NamedTuple):
+    """What a process's subscribers got: how many changes took so many milliseconds, and the messages of each."""
+
+    lags_ms: Counter[int]
+    messages: list[int]
+
+
+@lru_cache(maxsize=65_536)
+def _made_ms(batch_id: str) -> int:
+    return int(ULID.from_str(batch_id).milliseconds)
+
+
+async def _subscribe(
+    stub: change_pb2_grpc.ChangeServiceAsyncStub, key: str, changes: int, heard: Heard, following: asyncio.Barrier
+) -> None:
+    """Follow from the beginning until ``changes`` have come. The first message comes before there are any."""
+    node = batch_pb2.Node(id=str(ULID()), name="bench")
+    request = change_pb2.SubscribeRequest(db_name=DATABASE, node_state=position_pb2.NodeState(node=node))
+    call = stub.Subscribe(request, timeout=_PATIENCE_S, metadata=(("authorization", f"Bearer {key}"),))
+    came, messages, last = 0, 0, 0
+    await call.read()
+    await following.wait()
+    while came < changes:
+        response = await call.read()
+        assert isinstance(response, change_pb2.SubscribeResponse), f"a stream ended after {came} changes"
+        now_ms = time.time_ns() // 1_000_000
+        groups = response.page.groups
+        messages += bool(groups)
+        for group in groups:
+            assert group.position > last, f"a group at {group.position} after {last}"
+            last = group.position
+            for batch in group.batches:
+                heard.lags_ms[now_ms - _made_ms(batch.id)] += 1
+                came += 1
+    assert came == changes, f"a subscriber got {came} changes of {changes}"
+    heard.messages.append(messages)
+    call.cancel()
+
+
+async def _follow(pipe: Connection, address: str, key: str, subscribers: int, changes: int) -> Heard:
+    channels = [
+        grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+        for _ in range(-(-subscribers // _STREAMS_A_CHANNEL))
+    ]
+    heard = Heard(Counter(), [])
+    try:
+        await asyncio.gather(*(channel.channel_ready() for channel in channels))
+        stubs = [change_pb2_grpc.ChangeServiceStub(channel) for channel in channels]
+        async with asyncio.TaskGroup() as group:
+            following = asyncio.Barrier(subscribers + 1)
+            for number in range(subscribers):
+                group.create_task(_subscribe(stubs[number % len(stubs)], key, changes, heard, following))
+            await following.wait()
+            pipe.send("following")
+    finally:
+        for channel in channels:
+            await channel.close()
+    return heard
+
+
+def _follow_all(pipe: Connection, addresses: dict[str, str], key: str, subscribers: int, changes: int) -> None:
+    """Subscribers of one process; tells what they heard."""
+    pipe.send(asyncio.run(_follow(pipe, addresses["snapshot"], key, subscribers, changes)))
+
+
+async def _send(on: Stage, changes: int, per_s: float) -> None:
+    """Send ``changes`` at a steady rate, whatever the answers take, as far as there are devices that have theirs."""
+    calls = changes // _BATCHES_A_CALL
+    idle: asyncio.Queue[Sender] = asyncio.Queue()
+    async with grpc.aio.insecure_channel(on.stack.addresses["ingest"]) as channel, asyncio.TaskGroup() as group:
+        stub = ingest_pb2_grpc.IngestServiceStub(channel)
+        for _ in range(_SENDERS):
+            node_id = workload.new_node(time.time_ns() // 1_000_000)
+            idle.put_nowait(Sender(Client(node_id, ()), stub, on.stack.key, _BATCHES_A_CALL))
+
+        async def call(sender: Sender, number: int) -> None:
+            ids = workload.ids_from(time.time_ns() // 1_000_000, number)
+            batches = [
+                workload.insert_batch(next(ids), sender.client.node_id, workload.rows_of(ids, 1, number))
+                for _ in range(_BATCHES_A_CALL)
+            ]
+            await sender.send(batches, "")
+            idle.put_nowait(sender)
+
+        due = time.perf_counter()
+        for number in range(calls):
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            due += _BATCHES_A_CALL / per_s
+            group.create_task(call(await idle.get(), number))
+
+
+def _pages_made(on: Stage) -> float:
+    with urllib.request.urlopen(f"http://{on.stack.metrics_addresses['snapshot']}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("anabranch_log_pages"))
+
+
+def _await(pipe: Connection) -> object:
+    if not pipe.poll(_PATIENCE_S):
+        raise TimeoutError(f"subscribers say nothing within {_PATIENCE_S:g} s")
+    return pipe.recv()
+
+
+def _lag_below_which(lags_ms: Counter[int], part: float) -> int:
+    left = part * lags_ms.total()
+    for lag_ms, count in sorted(lags_ms.items()):
+        left -= count
+        if left < 0:
+            return lag_ms
+    return max(lags_ms)
+
+
+def fanout(subscribers: int = 1_000, per_s: float = 200.0, seconds: float = 10.0) -> Result:
+    """``subscribers`` streams, ``per_s`` changes a second for ``seconds``. The baseline is the lag that is allowed."""
+    changes = int(per_s * seconds) // _BATCHES_A_CALL * _BATCHES_A_CALL
+    lags_ms: Counter[int] = Counter()
+    messages: list[int] = []
+    with stage() as on, ExitStack() as block:
+        each = subscribers // _PROCESSES
+        pipes = [
+            block.enter_context(device(on, _follow_all, each, changes, patience_s=_PATIENCE_S))
+            for _ in range(_PROCESSES)
+        ]
+        started = time.perf_counter()
+        for pipe in pipes:
+            _await(pipe)
+        following_s = time.perf_counter() - started
+        asyncio.run(_send(on, changes, per_s))
+        for pipe in pipes:
+            heard = _await(pipe)
+            assert isinstance(heard, Heard)
+            lags_ms += heard.lags_ms
+            messages += heard.messages
+        pages = _pages_made(on)
+    p99 = float(_lag_below_which(lags_ms, 0.99))
+    return Result(
+        bench="fanout",
+        value=p99,
+        baseline=P99_MS,
+        unit="ms",
+        target=1.0,
+        direction="at most",
+        conditions={"a change is encoded once for all": pages <= max(messages)},
+        details={
+            "subscribers": len(messages),
+            "changes": changes,
+            "deliveries": lags_ms.total(),
+            "p50_ms": _lag_below_which(lags_ms, 0.5),
+            "all_following_after_s": round(following_s, 2),
+            "pages_made": pages,
+            "messages_a_subscriber": sum(messages) / len(messages),
+        },
+    )
