@@ -127,7 +127,9 @@ def test_verdicts_are_told_to_who_sent_the_batch_and_to_nobody_else(service: Ser
     sent = a.insert("todo", MILK)
     verdict = decided(service, "user-a", sent)
     assert (verdict.status, verdict.position) == (APPLIED, rig.head)
-    waits = a.send(a.make(("update", "todo", [{"id": "x", "title": "t"}])), prev=b.new_id()[:-1] + "0")
+    # It never comes, and is of an earlier moment: a batch waits for no later one.
+    lost = b.new_id()
+    waits = a.send(a.make(("update", "todo", [{"id": "x", "title": "t"}])), prev=lost)
     unknown = a.new_id()
     answer = service.verdicts("user-a", waits, unknown, sent, sent)
     assert [(v.batch_id, v.status) for v in answer.verdicts] == [(waits, PENDING), (sent, APPLIED)]
