@@ -23,11 +23,12 @@ class Again(Exception):
 
 
 class OutOfTurn(Exception):
-    """A batch caused a change of a row that a batch of the same group with a higher id had written: waves had let it go
-    first, as neither names a row of the other. In the log, and for whoever reads it, the order of the ids counts."""
+    """A batch caused a change of a row that a batch of the same group with a higher id had written, or names a row that
+    one with a higher id has caused to change: waves had let that one go first, as neither names a row of the other. In
+    the log, and for whoever reads it, the order of the ids counts. So the group ends with the batch ``batch_id``."""
 
     def __init__(self, batch_id: str) -> None:
-        super().__init__(f"what {batch_id} causes comes before what was written already")
+        super().__init__(f"{batch_id} comes before what was written already")
         self.batch_id = batch_id
 
 

@@ -105,6 +105,10 @@ def decide_group(group: Group, candidates: Sequence[Candidate], *, at_hand: Sequ
                 return _put_off(group, left, refused)
             _from_the_locks(group)
         except Swallowed as swallowed:
+            if group.hoping and group.loud:
+                # A row may be gone by what another batch has caused, which nobody has looked at yet.
+                group.hoping = False
+                continue
             for candidate in left:
                 write = swallowed.culprits.get(candidate.taken.batch_id)
                 if write is not None:

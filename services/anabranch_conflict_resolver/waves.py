@@ -26,6 +26,7 @@ from anabranch.v1 import errors_pb2
 from anabranch_conflict_resolver.ask import Asking, PutOff, Unanswered, with_answers
 from anabranch_conflict_resolver.carry_out import Job, carry_out
 from anabranch_conflict_resolver.cascades import is_loud, write_step
+from anabranch_conflict_resolver.caused import OutOfTurn
 from anabranch_conflict_resolver.decode import RowKey
 from anabranch_conflict_resolver.model import Applied, Candidate, Change, Rejection, Result, Waiting
 from anabranch_conflict_resolver.server_batches import Drained
@@ -175,9 +176,15 @@ def by_mutation(writes: Sequence[Write]) -> list[list[Write]]:
 
 
 def decide(group: Group, view: View, candidate: Candidate) -> Accepted | Rejection | Waiting:
-    """What the rules say of a batch, with all that were decided before it in ``view``."""
+    """What the rules say of a batch, with all that were decided before it in ``view``.
+
+    Raises:
+        OutOfTurn: what a batch with a higher id has caused stands in its way.
+    """
     taken, decoded = candidate.taken, candidate.decoded
     node, batch_id = taken.node_id, taken.batch_id
+    if group.caused or group.absorbed_up_to:
+        _check_turn(group, view, candidate)
     if view.busy and not view.busy.isdisjoint(decoded.keys):
         return wait(view, candidate, Parking(batch_id, group.now_ms + group.busy_ms), "a row that somebody else holds")
     before = None
@@ -216,6 +223,17 @@ def decide(group: Group, view: View, candidate: Candidate) -> Accepted | Rejecti
         parking = Parking(batch_id, until, before, number, decision.key)
         return wait(view, candidate, parking, f"row {decision.key} of {decision.table}, or batch {before}")
     return _rejection(view, candidate, decision)
+
+
+def _check_turn(group: Group, view: View, candidate: Candidate) -> None:
+    """Who touches a row comes after the lower ids that do, except for rows that are changed without being named."""
+    for at in candidate.decoded.keys:
+        state = view.states.get(at)
+        version = state.version if state is not None else None
+        if version is None or version.last_position != group.position:
+            continue
+        if version.last_batch > candidate.taken.batch_id:
+            raise OutOfTurn(candidate.taken.batch_id)
 
 
 def wait(view: View, candidate: Candidate, parking: Parking, why: str) -> Waiting:

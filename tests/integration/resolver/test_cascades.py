@@ -253,6 +253,39 @@ def test_what_a_batch_causes_goes_before_what_one_with_a_higher_id_writes(make_r
     assert log_of(rig, late) == []
 
 
+def test_a_row_that_another_batch_of_the_group_has_caused_to_go_is_deleted_and_not_swallowed(make_rig: Any) -> None:
+    rig = make_rig(LISTS, NAMES)
+    rig.sql("insert into app.list values ('l', 'l', 0)")
+    rig.sql("insert into app.todo values ('t', 'l', 'milk')")
+    rig.drain()
+    first, deleting, later = nodes = [rig.node(name) for name in "abc"]
+    for node in nodes:
+        node.see()
+    # The row is hot: the last batch has its turn in the second wave, and the delete in the first.
+    kept = first.update("todo", {"id": "t", "title": "eggs"})
+    gone = deleting.delete("list", {"id": "l"})
+    late = later.update("todo", {"id": "t", "title": "bread"})
+    rig.drain()
+    assert rig.outcome(kept) == ["APPLIED"]
+    assert log_of(rig, gone) == [("list", "l", "DELETE"), ("todo", "t", "DELETE")]
+    assert rig.outcome(late) == "ROW_DELETED"
+
+
+def test_a_batch_is_not_overtaken_by_what_one_with_a_higher_id_causes(make_rig: Any) -> None:
+    rig = make_rig(LISTS, NAMES)
+    rig.sql("insert into app.list values ('l', 'l', 0)")
+    rig.sql("insert into app.todo values ('t', 'l', 'milk')")
+    rig.drain()
+    first, second, deleting = nodes = [rig.node(name) for name in "abc"]
+    for node in nodes:
+        node.see()
+    made = [node.update("todo", {"id": "t", "title": node.name}) for node in (first, second)]
+    gone = deleting.delete("list", {"id": "l"})
+    rig.drain()
+    assert [rig.outcome(one) for one in made] == [["APPLIED"], ["OVERWROTE"]]
+    assert log_of(rig, gone) == [("list", "l", "DELETE"), ("todo", "t", "DELETE")]
+
+
 def test_the_same_where_the_group_is_searched_for_a_bad_batch(make_rig: Any) -> None:
     tag = "; create table tag (id text primary key, list_id text references list (id))"
     rig = make_rig(LISTS + tag, {**NAMES, "tag": None})
