@@ -93,6 +93,8 @@ class SyncedDb:
         self._loop: SyncLoop | None = None
         self._checks: dict[str, Checks] = {}
         self._open = threading.local()
+        self._stranger = ""
+        self._listeners.state.append(self._heed)
 
     # Syncing
 
@@ -129,9 +131,30 @@ class SyncedDb:
         subject = subject_of(self._remote.token())
         with self._file.transaction() as tx:
             if subject is not None and tx.state.principal not in (None, subject):
-                raise WrongPrincipal(f"the file belongs to {tx.state.principal}, not to {subject}")
+                self._stranger = f"the file belongs to {tx.state.principal}, not to {subject}"
+                raise WrongPrincipal(self._stranger)
             if subject is not None:
                 tx.set(principal=subject)
+        self._stranger = ""
+
+    @contextmanager
+    def _heeding(self) -> Iterator[None]:
+        """What the server says of whose file it is decides, where the token itself says nothing."""
+        try:
+            yield
+        except WrongPrincipal as error:
+            self._stranger = error.message
+            raise
+        self._stranger = ""
+
+    def _heed(self, state: State) -> None:
+        if state.kind == "wrong_principal":
+            self._stranger = state.detail
+
+    def _require_owner(self) -> None:
+        """Nothing of a file is shown to, nor queued for, somebody of whom it is known that it is another's."""
+        if self._stranger:
+            raise WrongPrincipal(self._stranger)
 
     def _first_pull(self, progress: Callable[[Progress], None] | None = None) -> None:
         if self._file.current().pulls > 0:
@@ -194,14 +217,16 @@ class SyncedDb:
             SyncedElsewhere, BatchState, WrongPrincipal.
         """
         self._sync_here()
-        return self._sender.flush(timeout_s)
+        with self._heeding():
+            return self._sender.flush(timeout_s)
 
     def read(self) -> None:
         """Read the log to its head. Tables' sums are compared with the server's at every page. A table's rows are
         compared with its sum in a thread of its own, after a pull and then once a day: what that finds is told by
         ``on_state``, ``status`` and the next call. Raises CallFailed, SyncedElsewhere, BatchState."""
         self._sync_here()
-        self._reader.read()
+        with self._heeding():
+            self._reader.read()
         if self._loop is None:
             self._row_check.begin()
 
@@ -256,6 +281,7 @@ class SyncedDb:
         self._sync_here()
         self.stop()
         self._file.reset()
+        self._stranger = ""
 
     # Writing
 
@@ -271,7 +297,9 @@ class SyncedDb:
         Raises:
             BatchState: one is open in this thread.
             ValueError: the batch is above a limit.
+            WrongPrincipal: the file belongs to another principal.
         """
+        self._require_owner()
         batch = Batch()
         with self._file.transaction() as tx:
             builder = BatchBuilder(tx, self._checks)
@@ -310,7 +338,9 @@ class SyncedDb:
         Raises:
             sqlite3.OperationalError: the SQL is wrong, or writes.
             BatchState: it would end the open batch half done.
+            WrongPrincipal: the file belongs to another principal.
         """
+        self._require_owner()
         conn = self._file.app_reader()
         if not self._file.in_transaction:
             return conn.execute(sql, parameters)

@@ -227,3 +227,5 @@ def test_a_wrong_principal_ends_both_halves(
         thread.join(WAIT_S)
         assert not thread.is_alive()
     assert device.status().unsent == 1
+    with pytest.raises(WrongPrincipal, match="alice"):
+        device.table("todo").update({"id": "k0", "title": "mine, too"})

@@ -399,6 +399,19 @@ def test_the_file_belongs_to_its_principal_until_it_is_cleared(tmp_path: Path, r
     remote._token = token("bob")
     with pytest.raises(WrongPrincipal, match="alice"):
         device.start(background=False)
+    # Neither is anything of alice's shown, nor anything of bob's queued among what is hers.
+    with pytest.raises(WrongPrincipal, match="alice"):
+        device.table("todo").update({"id": "k0", "title": "bob's"})
+    with pytest.raises(WrongPrincipal, match="alice"):
+        device.execute("SELECT title FROM todo")
+    assert device.status().queued == 1
+    remote._token = token("alice")
+    device.start(background=False)
+    assert device.execute("SELECT title FROM todo WHERE id = 'k0'").fetchone() == ("alice's secret",)
+    device.stop()
+    remote._token = token("bob")
+    with pytest.raises(WrongPrincipal, match="alice"):
+        device.start(background=False)
     device.clear()
     for file in tmp_path.iterdir():
         assert b"secret" not in file.read_bytes()
