@@ -2,9 +2,15 @@
 
 State model of one table, all of it in ``_db_tables``: *new* rows go straight into the table, which nobody may write to
 yet; a table that has rows already is pulled into a table of its own (``pull_table``), while it goes on showing what it
-has. Each chunk's rows move with its resume token. When every table of the pull is done, one transaction puts them in
-place, sets the cursor to the earliest ``as_of`` where the pull was of the whole database, and lets batches go that
-it covers. A kill at any moment leaves a pull that goes on from its tokens.
+has. Each chunk's rows move with its resume token. When every table of the pull is done, the server is asked once more
+whether it has what the file has seen; then one transaction puts the tables in place, sets the cursor to the earliest
+``as_of`` where the pull was of the whole database, and lets batches go that it covers. A kill at any moment leaves a
+pull that goes on from its tokens.
+
+The question is asked again because a call that was let in may wait for its turn, and the server may be restored
+meanwhile: rows of another history would look as good as any, cover verdicts that it knows nothing of, and their newer
+position would take the place of the one that proves the loss. What the file comes to see during the pull, by a verdict
+that is ahead of the pull's moment, stays the greatest that it has seen.
 """
 
 from __future__ import annotations
@@ -14,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from anabranch.client import seen, settle, sums
+from anabranch.client import seen, settle, state, sums
 from anabranch.client.arrow_rows import ArrowRows
 from anabranch.client.describe import drop_pull
 from anabranch.client.device_table import DeviceTable, quote
@@ -73,7 +79,8 @@ class Bootstrap:
         """Pull the tables ``names``, or the whole database, and put them in place.
 
         Raises:
-            CallFailed: the pull broke; the next one goes on from where it stands.
+            CallFailed: the pull broke, and the next one goes on from where it stands; or the server turns out not to
+                have what the file has seen.
             sqlite3.IntegrityError: a constraint of the app's own does not let a table take its rows; what was brought
                 is dropped, and what is shown stays.
             sqlite3.Error: the file can't be written.
@@ -89,9 +96,10 @@ class Bootstrap:
                 if error.reason != "INVALID_TOKEN" or attempt == _ATTEMPTS:
                     raise
                 self._drop(names)
+        confirmed = self._confirmed()
         try:
             with self._file.transaction() as tx:
-                self._finish(tx, names, whole)
+                self._finish(tx, names, whole, confirmed)
                 tx.events.append(State("pulled", ", ".join(names), None, tx.state.cursor_ms))
         except _NotWholeError as error:
             self._drop([error.table])
@@ -101,6 +109,17 @@ class Bootstrap:
             self._drop(names)
             raise
         self._file.listeners.deliver()
+
+    def _confirmed(self) -> state.Seen:
+        """The greatest position that the file has seen, which the server has, too, after all that was pulled.
+
+        Raises:
+            CallFailed: it has not, or can't be asked.
+        """
+        current = self._file.current()
+        if current.greatest_seen != state.NOTHING_SEEN:
+            self._remote.describe(snapshot_pb2.DescribeRequest(db_name=current.db_name, node_state=current.node_state))
+        return current.greatest_seen
 
     def _drop(self, names: Sequence[str]) -> None:
         with self._file.transaction() as tx:
@@ -187,7 +206,7 @@ class Bootstrap:
             )
         self._file.listeners.deliver()
 
-    def _finish(self, tx: Tx, names: Sequence[str], whole: bool) -> None:
+    def _finish(self, tx: Tx, names: Sequence[str], whole: bool, confirmed: state.Seen) -> None:
         newest: position_pb2.Position | None = None
         for name in names:
             table = tx.tables[name]
@@ -216,8 +235,8 @@ class Bootstrap:
                 (first, last, count, digest, int(first != last), name),
             )
         if whole and newest is not None:
-            self._new_history(tx, newest)
-        elif newest is not None:
+            self._new_history(tx, newest, confirmed)
+        elif newest is not None and tx.state.greatest_seen == confirmed:
             seen.saw(tx, newest)
         tx.set(pulls=tx.state.pulls + 1)
         tx.conn.execute(
@@ -226,18 +245,29 @@ class Bootstrap:
         )
         settle.pulled(tx, self._pendings)
 
-    def _new_history(self, tx: Tx, newest: position_pb2.Position) -> None:
-        """The cursor of a file whose every table was pulled. In another epoch, or before what was seen of this one,
-        nothing that was known of positions holds: verdicts are asked for again, and no basis lies beyond."""
+    def _new_history(self, tx: Tx, newest: position_pb2.Position, confirmed: state.Seen) -> None:
+        """The cursor of a file whose every table was pulled. In another epoch nothing that was known of positions
+        holds: verdicts are asked for again, and no basis lies beyond.
+
+        Raises:
+            CallFailed: that epoch has begun, and more was seen of the one before than the server was asked for.
+        """
         (cursor,) = tx.conn.execute("SELECT min(first_ms) FROM _db_tables WHERE stage = 'live'").fetchone()
         current = tx.state
-        moved = current.greatest_epoch not in ("", newest.epoch) or newest.server_timestamp_ms < current.greatest_ms
+        unchanged = current.greatest_seen == confirmed
+        moved = current.greatest_epoch not in ("", newest.epoch)
+        if moved and not unchanged:
+            raise CallFailed("ABORTED", "", "a new epoch has begun during the pull", again=True)
         if moved or current.snapshot_due == RECOVERING:
             tx.conn.execute("UPDATE _db_mutations_queue SET server_timestamp_ms = NULL, verdict = NULL, seen = 0")
             tx.conn.execute("UPDATE _db_mutations_queue SET basis = ? WHERE basis > ?", (cursor, cursor))
             seen.begin_anew(tx, newest)
+        # Where the cursor goes back, to a base that was published earlier, the log shows them once more.
+        tx.conn.execute("UPDATE _db_mutations_queue SET seen = 0 WHERE server_timestamp_ms > ?", (cursor,))
         tx.set(cursor_ms=cursor, snapshot_due=0)
-        seen.saw(tx, newest)
+        if unchanged:
+            # What was seen meanwhile is presented as it is by the next call.
+            seen.saw(tx, newest)
 
     def _replace(self, tx: Tx, table: DeviceTable, staged: str, first_ms: int) -> None:
         """Put what was pulled, which has everything up to ``first_ms``, in the place of what is there; rows that

@@ -53,14 +53,10 @@ def begin_anew(tx: Tx, position: position_pb2.Position) -> None:
 def take_epoch(tx: Tx, presented: FileState, settled: position_pb2.Position) -> bool:
     """A server whose history has what ``presented`` said was seen has answered with another epoch: the file goes on in
     it. False where more was seen since, of which nobody has said so: the next call will tell."""
-    if _greatest(tx.state) != _greatest(presented):
+    if tx.state.greatest_seen != presented.greatest_seen:
         return False
     begin_anew(tx, settled)
     return True
-
-
-def _greatest(of: FileState) -> tuple[str, int, bytes]:
-    return of.greatest_epoch, of.greatest_ms, of.greatest_token
 
 
 def prune(tx: Tx, now_ms: int, keep_ms: int) -> None:

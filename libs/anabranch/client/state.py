@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from anabranch.v1 import batch_pb2, position_pb2
+
+Seen: TypeAlias = tuple[str, int, bytes]
+"""A position: its epoch, its milliseconds, its token."""
+NOTHING_SEEN: Seen = ("", 0, b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,11 @@ class FileState:
     def node(self) -> batch_pb2.Node:
         """The node as calls and batches name it."""
         return batch_pb2.Node(id=self.node_id, name=self.node_name)
+
+    @property
+    def greatest_seen(self) -> Seen:
+        """The greatest position that the file has ever seen, or NOTHING_SEEN."""
+        return self.greatest_epoch, self.greatest_ms, self.greatest_token
 
     @property
     def node_state(self) -> position_pb2.NodeState:

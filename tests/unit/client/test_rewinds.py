@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 
 from anabranch.client import CallFailed, State, SyncedDb
 from anabranch.client.seen import last_common, positions, prune, saw
+from anabranch.merge import MutationType
 from anabranch.testkit.memory_remote import MemoryRemote
-from anabranch.v1 import position_pb2
+from anabranch.v1 import position_pb2, snapshot_pb2
 
 HOUR_MS = 3_600_000
 
@@ -125,6 +127,118 @@ def test_a_verdict_alone_is_enough_to_notice(
     assert titles(device)["k0"] == "title 0"
     assert [entry.id for entry in remote.server.log] == [unsent]
     assert device.status().queued == 0
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_server_that_is_restored_while_a_pull_waits_for_its_turn_is_noticed_by_a_verdict_alone(
+    device: SyncedDb,
+    remote: MemoryRemote,
+    backup: Callable[[], Callable[[], None]],
+    monkeypatch: pytest.MonkeyPatch,
+    whole: bool,
+) -> None:
+    """The call was let in by the server that had decided the batch, and is served by one that knows nothing of it."""
+    restore = backup()
+    lost = device.table("todo").update({"id": "k0", "title": "lost"})
+    assert device.flush()
+    assert device.status().queued == 1
+    wants_a_pull(device, whole)
+
+    def restored() -> None:
+        epoch = remote.epoch
+        restore()
+        # Nobody has told the restored server yet.
+        remote.epoch = epoch
+        remote.write([("todo", MutationType.UPDATE, "k2", {"title": "new history"})])
+
+    serving = iter([restored])
+    pull = remote.pull
+
+    def admitted(request: snapshot_pb2.PullRequest) -> Any:
+        found = pull(request)
+        next(serving, lambda: None)()
+        return found
+
+    monkeypatch.setattr(remote, "pull", admitted)
+    monkeypatch.setattr(remote, "_has", in_history(remote, {device_greatest(device)}))
+    device.read()
+    assert dead(device) == [(lost, "REWOUND")]
+    assert titles(device)["k0"] == "title 0"
+    assert titles(device)["k2"] == "new history"
+    assert device.sync()
+    assert (device.status().queued, device.status().disagreeing) == (0, ())
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_a_verdict_tells_during_a_pull_is_still_known_after_it(
+    device: SyncedDb,
+    remote: MemoryRemote,
+    backup: Callable[[], Callable[[], None]],
+    monkeypatch: pytest.MonkeyPatch,
+    whole: bool,
+) -> None:
+    """The pull shows an earlier moment than what was seen meanwhile, in one and the same history."""
+    restore = backup()
+    wants_a_pull(device, whole)
+    made: list[str] = []
+    pull = remote.pull
+
+    def beside(request: snapshot_pb2.PullRequest) -> Any:
+        responses = list(pull(request))
+        if not made:
+            made.append(device.table("todo").update({"id": "k0", "title": "decided meanwhile"}))
+            assert device.flush()
+        return _Responses(responses)
+
+    monkeypatch.setattr(remote, "pull", beside)
+    device._reader.prepare()
+    assert device_greatest(device) == remote.server.head
+    assert device.status().unsent == 0, "its verdict holds"
+    restore()
+    assert device.sync()
+    assert dead(device) == [(made[0], "REWOUND")]
+    assert titles(device)["k0"] == "title 0"
+
+
+class _Responses:
+    """A stream that was read already."""
+
+    def __init__(self, responses: Sequence[snapshot_pb2.PullResponse]) -> None:
+        self._responses = iter(responses)
+
+    def __iter__(self) -> Iterator[snapshot_pb2.PullResponse]:
+        return self._responses
+
+    def cancel(self) -> None:
+        """Nothing is under way."""
+
+
+def wants_a_pull(device: SyncedDb, whole: bool) -> None:
+    """A new snapshot is due, or that of a table."""
+    with device._file.transaction() as tx:
+        if whole:
+            tx.set(snapshot_due=1)
+        else:
+            tx.conn.execute("UPDATE _db_tables SET stage = 'aside'")
+
+
+def device_greatest(device: SyncedDb) -> int:
+    """The greatest position that it has seen."""
+    (found,) = device.execute("SELECT greatest_ms FROM _db_state").fetchone()
+    return int(found)
+
+
+def in_history(remote: MemoryRemote, lost: set[int]) -> Callable[[position_pb2.Position], bool]:
+    """Whether the server has a position, as its chain would tell: one that was ``lost`` in a restore it has not, even
+    where its new history has come past it."""
+    first = remote.server
+
+    def has(seen: position_pb2.Position) -> bool:
+        if remote.server is not first and seen.server_timestamp_ms in lost:
+            return False
+        return seen.server_timestamp_ms <= remote.server.head
+
+    return has
 
 
 def test_a_new_epoch_in_which_nothing_was_lost_is_taken_without_a_snapshot(
