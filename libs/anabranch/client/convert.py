@@ -8,7 +8,8 @@ kind       also taken
 DOUBLE     an int that a float holds exactly
 BYTES      bytearray, memoryview
 DECIMAL    Decimal, int
-TIMESTAMP  datetime: with a time zone for timestamptz, without one for timestamp; "infinity", "-infinity"
+TIMESTAMP  datetime: with a time zone for timestamptz, without one for timestamp; "infinity", "-infinity"; Postgres's
+           text of one beyond 64 bits
 DATE       date; "infinity", "-infinity"
 TIME       time without a time zone
 JSON       dict, list, int, float, bool: anything that ``json`` writes. A str is JSON text; "null" is the JSON null
@@ -24,12 +25,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation
 from typing import Any
 from uuid import UUID
 
 from anabranch.client.sqlite_values import loader
+from anabranch.client.texts import timestamp_us
 from anabranch.schema import Cell, Column, Kind
 from anabranch.schema.cells import (
     DATE_INFINITY,
@@ -147,6 +150,12 @@ def _timestamp(zoned: bool) -> Converter:
             return TIMESTAMP_MINUS_INFINITY
         if isinstance(value, int) and not isinstance(value, bool):
             return whole(value)
+        if isinstance(value, str):
+            # What a read gives beyond 64 bits of microseconds; within them a text could mean several moments.
+            with suppress(ValueError):
+                cell = timestamp_us(value)
+                if type(cell) is Literal:
+                    return cell
         raise _wrong(value, "datetime or int")
 
     return convert

@@ -82,6 +82,9 @@ def test_literals_come_back_as_literals() -> None:
     back = table.codec.load(stored)
     assert back == row
     assert [type(c) for c in back] == [str, Literal, Literal, tuple]
+    again = converter(table.table.by_name["ts"])(stored[1])
+    assert again == late
+    assert type(again) is Literal
 
 
 def column(kind: Kind, postgres_type: str, element: Kind | None = None) -> Column:
