@@ -76,7 +76,9 @@ def to_write(conn: Session, column: Column | None, value: Any) -> Any:
     if column.kind in _TEMPORAL and isinstance(value, str | Timestamp):
         return _moment(conn, column, value)
     if column.kind is Kind.JSON and not isinstance(value, str):
-        return to_json(value)
+        with suppress(ValueError):
+            return to_json(value)
+        return value
     if column.kind is Kind.DECIMAL and isinstance(value, float):
         return Decimal(str(to_text(value)))
     if column.kind is Kind.BOOL and isinstance(value, str):
@@ -91,15 +93,12 @@ def to_write(conn: Session, column: Column | None, value: Any) -> Any:
 def _moment(conn: Session, column: Column, value: str | Timestamp) -> Any:
     text = value.text if isinstance(value, Timestamp) else value
     try:
-        cell = cast(conn, [column], [text])[0]
+        # Beyond the years that 64 bits of microseconds hold, that is Postgres's text, as an app has it.
+        return cast(conn, [column], [text])[0]
     except Exception as error:
         if is_unavailable(error):
             raise
         return text
-    if column.kind is Kind.TIMESTAMP and isinstance(cell, str):
-        # Beyond the years that 64 bits of microseconds hold, an app has the text.
-        return text
-    return cell
 
 
 def cast(conn: Session, columns: Sequence[Column], values: Sequence[Any]) -> tuple[Cell, ...]:

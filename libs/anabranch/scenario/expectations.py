@@ -10,9 +10,9 @@ from anabranch.scenario.cells import accepted, cast, encoded, named_key
 from anabranch.scenario.conflicts import Lost, conflicts
 from anabranch.scenario.lake import base_differences, compact, published_positions
 from anabranch.scenario.model import ConflictSpec, DeadSpec, Expectations, LogSpec
-from anabranch.scenario.node import Node
 from anabranch.scenario.rows import check_node, check_same, check_server, match
 from anabranch.scenario.syncing import drained
+from anabranch.scenario.verdicts import verdicts_of
 from anabranch.scenario.world import FellShort, NotYetError, World
 from anabranch.schema import Table, key_text
 from anabranch.store.sums import scan_sum, sum_to_bytes
@@ -21,10 +21,6 @@ from anabranch.v1 import errors_pb2, verdict_pb2
 _LOGGED = """
 select count(distinct (l.position, l.batch_id)) from anabranch.log l
 join anabranch.databases d on d.id = l.database_id where d.name = %s and l.node_id <> 'server'
-"""
-_VERDICTS = """
-select b.batch_id, b.verdict from anabranch.batches b join anabranch.databases d on d.id = b.database_id
-where d.name = %s and b.batch_id = any(%s)
 """
 _SUMS = """
 select t.name, s.row_count, s.row_hash from anabranch.table_sums s
@@ -156,18 +152,6 @@ def _lost_spec(world: World, spec: ConflictSpec) -> dict[str, set[Any]]:
     return out
 
 
-def _verdict_of(world: World, node: Node) -> list[verdict_pb2.Verdict | None]:
-    """Of each batch of a node its verdict: the server's, or the one with which it died on the node; None where it has
-    none."""
-    ids = [made.id for made in node.made]
-    rows = world.conn.execute(_VERDICTS, (world.name, ids)).fetchall()
-    known = {batch_id: verdict_pb2.Verdict.FromString(raw) for batch_id, raw in rows}
-    with node.reader() as conn:
-        for batch_id, raw in conn.execute("SELECT id, verdict FROM _db_mutations_queue_dead"):
-            known.setdefault(batch_id, verdict_pb2.Verdict.FromString(raw))
-    return [known.get(batch_id) for batch_id in ids]
-
-
 def _status_name(verdict: verdict_pb2.Verdict | None) -> str:
     if verdict is None:
         return "PENDING"
@@ -176,7 +160,7 @@ def _status_name(verdict: verdict_pb2.Verdict | None) -> str:
 
 def _verdicts(world: World, wanted: Mapping[str, Sequence[str]]) -> Iterator[str]:
     for name, given in wanted.items():
-        verdicts = _verdict_of(world, world.nodes[name])
+        verdicts = verdicts_of(world, world.nodes[name])
         found = [_status_name(verdict) for verdict in verdicts]
         if found != list(given):
             why = [errors_pb2.Reason.Name(v.reason).removeprefix("REASON_") for v in verdicts if v and v.reason]
@@ -186,7 +170,7 @@ def _verdicts(world: World, wanted: Mapping[str, Sequence[str]]) -> Iterator[str
 
 def _outcomes(world: World, wanted: Mapping[str, Sequence[Sequence[str]]]) -> Iterator[str]:
     for name, given in wanted.items():
-        found = [_outcome_names(verdict) for verdict in _verdict_of(world, world.nodes[name])]
+        found = [_outcome_names(verdict) for verdict in verdicts_of(world, world.nodes[name])]
         # A rejected batch has no outcomes; that may also be said in so many words.
         meant = [[] if set(one) == {"REJECTED"} else list(one) for one in given]
         if found != meant:

@@ -12,9 +12,10 @@ from anabranch.scenario.lake import compact
 from anabranch.scenario.model import NODE_PREFIX, SERVER, Step
 from anabranch.scenario.node import Node, Raised
 from anabranch.scenario.retention import sweep
+from anabranch.scenario.verdicts import remember
 from anabranch.scenario.world import FellShort, NotYetError, World
 
-_LEAVES = ("sync", "flush", "read", "login")
+_LEAVES = ("sync", "flush", "read", "login", "crash", "copy", "rewind")
 """Steps that a file which belongs to somebody else refuses, without the story ending there."""
 
 
@@ -163,6 +164,7 @@ def _clock(world: World, given: model.ClockStep) -> None:
 
 
 def _advance(world: World, given: model.Advance) -> None:
+    remember(world)
     world.advance(given.days)
 
 
@@ -218,6 +220,8 @@ def _save(world: World, given: model.Save) -> None:
 
 def _rewind(world: World, given: model.Rewind) -> None:
     if given.what == SERVER:
+        # A server that was taken back may decide anew, and that is what stands.
+        world.verdicts.clear()
         world.ground.rewind(given.to)
         world.reconnect()
         return
@@ -247,6 +251,7 @@ def _compact(world: World, given: None) -> None:
 
 
 def _janitor(world: World, given: None) -> None:
+    remember(world)
     sweep(world)
 
 

@@ -60,6 +60,7 @@ class World:
         self.ids = Ids()
         self.nodes: dict[str, Node] = {}
         self.kept: dict[tuple[str, str], Path] = {}
+        self.verdicts: dict[str, bytes] = {}
         self.name = ground.next_name()
         self.common_ms = 0
         self.server_ms = 0
