@@ -75,6 +75,8 @@ def to_write(conn: Session, column: Column | None, value: Any) -> Any:
         return value.text if isinstance(value, Timestamp) else value
     if column.kind in _TEMPORAL and isinstance(value, str | Timestamp):
         return _moment(conn, column, value)
+    if column.kind is Kind.LITERAL and not isinstance(value, str):
+        return to_text(value)
     if column.kind is Kind.JSON and not isinstance(value, str):
         with suppress(ValueError):
             return to_json(value)
