@@ -10,15 +10,11 @@ SEED ?=
 MAJOR ?= 16
 LOCK_FLAGS ?=
 BASE ?=
-VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
-IMAGE_FLAGS = $(if $(BASE),--build-arg BASE=$(BASE)) --build-arg VERSION=$(VERSION) \
-	--build-arg REVISION=$(shell git rev-parse HEAD) $(DOCKER_FLAGS)
-DOCKER_FLAGS ?=
 LOCK = $(VENV)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
 	--no-emit-index-url --no-emit-find-links $(LOCK_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-postgres torture check protos protos-check stubs stubs-test chart helm cluster-tools images lock clean
+.PHONY: help setup demo test test-postgres torture check protos protos-check stubs stubs-test chart helm cluster-tools images images-test lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,8 +66,10 @@ cluster-tools: setup ## Helm, promtool and Prometheus, from their Go modules, wh
 	@$(VENV)/python tools/cluster_tools.py build helm promtool prometheus
 
 images: ## both images with Docker (BASE=image: another base than the official Python's)
-	docker build $(IMAGE_FLAGS) -f deploy/docker/service.Dockerfile -t anabranch/service:$(VERSION) .
-	docker build $(IMAGE_FLAGS) -f deploy/docker/compactor.Dockerfile -t anabranch/compactor:$(VERSION) .
+	@$(PYTHON) tools/images.py $(if $(BASE),--base $(BASE))
+
+images-test: setup ## each image doing one real piece of its work without any rights, against a real Postgres (minutes)
+	@$(VENV)/python -m pytest --long --durations=10 tests/images
 
 lock: setup ## write all lock files anew, keeping pins (LOCK_FLAGS=--upgrade: newest releases)
 	@$(LOCK) requirements-build.in -o requirements-build.lock

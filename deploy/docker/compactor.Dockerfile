@@ -4,19 +4,28 @@
 ARG BASE=python:3.13-slim-bookworm
 
 FROM ${BASE} AS build
-ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+# Secrets, where `make images` gives them: how to reach a package index from here.
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONFIG_FILE=/run/secrets/pip.conf
 RUN python3 -m venv /opt/anabranch
 COPY requirements-build.lock deploy/docker/compactor.lock /build/
 # pyspark is published as source only; it holds jars and Python and compiles nothing.
-RUN /opt/anabranch/bin/pip install --require-hashes --only-binary :all: -r /build/requirements-build.lock \
+RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.pem --mount=type=cache,target=/root/.cache/pip \
+    /opt/anabranch/bin/pip install --require-hashes --only-binary :all: -r /build/requirements-build.lock \
     && /opt/anabranch/bin/pip install --require-hashes --only-binary :all: --no-binary pyspark --no-build-isolation \
         -r /build/compactor.lock
 COPY pyproject.toml README.md LICENSE /build/source/
 COPY libs /build/source/libs
 COPY services /build/source/services
+# RocksDB is for the state of streams, which this job has none of.
 RUN /opt/anabranch/bin/pip install --no-deps --no-build-isolation /build/source \
-    && /opt/anabranch/bin/pip uninstall --yes hatchling setuptools uv wheel pip \
-    && /opt/anabranch/bin/python -m compileall -q -j 1 /opt/anabranch/lib
+    && /opt/anabranch/bin/pip uninstall --yes \
+        hatchling packaging pathspec pluggy setuptools tomlkit trove-classifiers uv wheel pip \
+    && cd /opt/anabranch/lib/python3*/site-packages \
+    && rm -r pandas/tests pyarrow/include pyarrow/includes pyarrow/src pyarrow/tests pyspark/data pyspark/examples \
+        pyspark/jars/rocksdbjni-*.jar \
+    && /opt/anabranch/bin/python -m compileall -q -j 1 /opt/anabranch/lib \
+    && mkdir /var/lib/anabranch \
+    && echo "anabranch:x:10001:10001::/tmp:/usr/sbin/nologin" >>/etc/passwd
 
 FROM ${BASE}
 ARG VERSION=0.1.0
@@ -27,6 +36,10 @@ LABEL org.opencontainers.image.title="Anabranch compaction" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 COPY --from=build /opt/anabranch /opt/anabranch
+# A new volume takes its owner from here.
+COPY --from=build --chown=10001:10001 /var/lib/anabranch /var/lib/anabranch
+# Hadoop gives up where its uid has no name.
+COPY --from=build /etc/passwd /etc/passwd
 ENV PATH=/opt/anabranch/bin:/usr/local/bin:/usr/bin:/bin \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \

@@ -5,17 +5,23 @@
 ARG BASE=python:3.13-slim-bookworm
 
 FROM ${BASE} AS build
-ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+# Secrets, where `make images` gives them: how to reach a package index from here.
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONFIG_FILE=/run/secrets/pip.conf
 RUN python3 -m venv /opt/anabranch
 COPY requirements-build.lock deploy/docker/service.lock /build/
-RUN /opt/anabranch/bin/pip install --require-hashes --only-binary :all: -r /build/requirements-build.lock \
+RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.pem --mount=type=cache,target=/root/.cache/pip \
+    /opt/anabranch/bin/pip install --require-hashes --only-binary :all: -r /build/requirements-build.lock \
     && /opt/anabranch/bin/pip install --require-hashes --only-binary :all: -r /build/service.lock
 COPY pyproject.toml README.md LICENSE /build/source/
 COPY libs /build/source/libs
 COPY services /build/source/services
 RUN /opt/anabranch/bin/pip install --no-deps --no-build-isolation /build/source \
-    && /opt/anabranch/bin/pip uninstall --yes hatchling setuptools uv wheel pip \
-    && /opt/anabranch/bin/python -m compileall -q -j 1 /opt/anabranch/lib
+    && /opt/anabranch/bin/pip uninstall --yes \
+        hatchling packaging pathspec pluggy setuptools tomlkit trove-classifiers uv wheel pip \
+    && cd /opt/anabranch/lib/python3*/site-packages \
+    && rm -r pyarrow/include pyarrow/includes pyarrow/src pyarrow/tests \
+    && /opt/anabranch/bin/python -m compileall -q -j 1 /opt/anabranch/lib \
+    && mkdir /var/lib/anabranch
 
 FROM ${BASE}
 ARG VERSION=0.1.0
@@ -26,6 +32,8 @@ LABEL org.opencontainers.image.title="Anabranch" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 COPY --from=build /opt/anabranch /opt/anabranch
+# A new volume takes its owner from here.
+COPY --from=build --chown=10001:10001 /var/lib/anabranch /var/lib/anabranch
 ENV PATH=/opt/anabranch/bin:/usr/local/bin:/usr/bin:/bin \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
