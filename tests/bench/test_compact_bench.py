@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from anabranch.bench.compact import compact
+from anabranch.bench.large_delete import large_delete
 
 
 @pytest.mark.long
@@ -17,3 +18,16 @@ def test_the_bench_of_the_compactor_runs_the_job_twice() -> None:
     assert result.details["changes"] == 2_000
     assert result.details["later_run_s"] > 0
     assert list(result.conditions) == ["a run with 1 % new costs ≤ 15% of the first"]
+    assert result.details["first_peak_mib"]["java"] > 0
+    assert result.details["log_mb"] > 0
+
+
+@pytest.mark.long
+@pytest.mark.xdist_group("spark")
+@pytest.mark.timeout(400)
+def test_the_bench_of_a_large_delete_goes_through_compactor_and_janitor() -> None:
+    found = large_delete(2_000)
+    assert (found["inserted_changes"], found["deleted_changes"]) == (2_000, 2_000)
+    assert (found["log_rows_left"], found["tombstones_left"], found["unfinished"]) == (0, 0, False)
+    assert found["deleted_peak_mib"]["python"] > 0
+    assert found["janitor_mib"] > 0
