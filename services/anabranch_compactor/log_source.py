@@ -7,6 +7,10 @@ Reading a stretch again gives the same rows, since the log below its head never 
 (``packing``), or ``conflicts``: rows as Postgres has them. Options, beside it: ``url`` (which Spark keeps out of what
 it prints), ``database`` (its number), ``after`` (the position before the first), ``cuts`` (the last position of each
 partition, with commas between them), ``batchBytes``, and ``read``: how, as ``Reading.to_text`` gives it.
+
+Spark starts a process of its own for each question that it has while it plans (which sources there are, what schema,
+which partitions), on its own terms. So this module loads nothing but what answers those: what a read needs is loaded by
+the read, in a worker that has it already (``daemon``).
 """
 
 from __future__ import annotations
@@ -15,23 +19,21 @@ import pickle
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
 
-from anabranch.schema import Table
-from anabranch.store import log_files
-from anabranch_compactor.decode import log_decoder
-from anabranch_compactor.encode import ColumnEncoder
-from anabranch_compactor.packing import PACKED_SCHEMA, pack
-from anabranch_compactor.tracing import TaskTrace, in_task_span
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from anabranch.schema import Table
+    from anabranch_compactor.tracing import TaskTrace
 
 FORMAT = "anabranch_log"
 _DEFAULT_BATCH_BYTES = 4 * 1024 * 1024
-_SCHEMAS = {"changes": PACKED_SCHEMA, "conflicts": log_files.CONFLICT_SCHEMA}
+PACKED = "part int, rows binary"
+"""Packages of changes, as ``packing`` makes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class LogReader(DataSourceReader):
         self._after = int(options["after"])
         self._cuts = [int(cut) for cut in options["cuts"].split(",") if cut]
         self._what = options["what"]
-        self._reading = Reading.from_text(options["read"])
+        self._reading = options["read"]
         self._batch_bytes = int(options.get("batchBytes", _DEFAULT_BATCH_BYTES))
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -81,14 +83,21 @@ class LogReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one stretch."""
+        from anabranch.store import log_files
+        from anabranch_compactor.decode import log_decoder
+        from anabranch_compactor.encode import ColumnEncoder
+        from anabranch_compactor.packing import pack
+        from anabranch_compactor.tracing import in_task_span
+
         assert isinstance(partition, Stretch)
-        table, parts = self._reading.table, self._reading.parts
+        reading = Reading.from_text(self._reading)
+        table, parts = reading.table, reading.parts
         stretch = (self._url, self._database, table.id, partition.after, partition.upto, self._batch_bytes)
         if self._what == "conflicts":
-            yield from in_task_span("read task", self._reading.trace, log_files.read_conflicts(*stretch))
+            yield from in_task_span("read task", reading.trace, log_files.read_conflicts(*stretch))
             return
         decoded = log_decoder(table)(log_files.read_log(*stretch))
-        yield from in_task_span("read task", self._reading.trace, pack(ColumnEncoder(table), parts, decoded))
+        yield from in_task_span("read task", reading.trace, pack(ColumnEncoder(table), parts, decoded))
 
 
 class LogSource(DataSource):
@@ -99,9 +108,15 @@ class LogSource(DataSource):
         """What ``format`` takes."""
         return FORMAT
 
-    def schema(self) -> StructType:
+    def schema(self) -> StructType | str:
         """Packages of changes, or the columns of the conflicts."""
-        return from_arrow_schema(_SCHEMAS[self.options["what"]])
+        if self.options["what"] == "changes":
+            return PACKED
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        from anabranch.store.log_files import CONFLICT_SCHEMA
+
+        return from_arrow_schema(CONFLICT_SCHEMA)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader of the options."""

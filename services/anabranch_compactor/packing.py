@@ -15,9 +15,8 @@ import pyarrow as pa
 
 from anabranch_compactor.encode import ColumnEncoder
 
-PACKED = "part int, rows binary"
 PACKED_SCHEMA = pa.schema([("part", pa.int32()), ("rows", pa.binary())])
-_PACK_BYTES = 16 * 1024 * 1024
+_PACK_BYTES = 4 * 1024 * 1024
 """About what is gathered before it is packed."""
 
 

@@ -34,7 +34,7 @@ SETTINGS: Mapping[str, str] = {
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
     # Rows travel to Python and back in record batches of this many rows and bytes at the most.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",
-    "spark.sql.execution.arrow.maxBytesPerBatch": str(32 * 1024 * 1024),
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(8 * 1024 * 1024),
     "spark.python.daemon.module": "anabranch_compactor.daemon",
     # A task that is tried again, or twice, must not overwrite what another has committed.
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "1",

@@ -23,7 +23,8 @@ from anabranch_compactor.base import as_old, bucket, rows_of, touched_files
 from anabranch_compactor.decode import Batches
 from anabranch_compactor.encode import ColumnEncoder
 from anabranch_compactor.history import ORDER, changes_of, in_order
-from anabranch_compactor.packing import PACKED, pack, unpacked
+from anabranch_compactor.log_source import PACKED
+from anabranch_compactor.packing import pack, unpacked
 from anabranch_compactor.parquet_files import write_files
 from anabranch_compactor.plan import TablePlan
 from anabranch_compactor.prove import as_files, effect_sums, require, total_of
@@ -37,7 +38,9 @@ _STEP = 8
 _SMALLEST = 1024 * 1024
 _STEPS = 3
 PART_ROWS, PART_BYTES = 500_000, 48 * 1024 * 1024
-"""The most changes, and bytes of effects, of a part: a task holds them in memory."""
+"""The most rows of a part (changes, and rows as they were before), and their bytes: a task holds them in memory."""
+_UNPACKED = 4
+"""About how often more a row takes in memory than in a file."""
 SMALL_ROWS = 50_000
 """Changes that are not worth another task."""
 
@@ -58,7 +61,9 @@ def write_changes(run: Run, table: TablePlan, known: TableFiles | None) -> Writt
     """
     shape, log = table.shape, table.log
     assert log is not None
-    number = parts_of(log.effects.count, log.bytes, run.spark.sparkContext.defaultParallelism)
+    before, before_bytes = rows_before(log.effects.count, known)
+    cores = run.spark.sparkContext.defaultParallelism
+    number = parts_of(log.effects.count + before, log.bytes + before_bytes, cores)
     folder = f"{table_folder('changes', shape.table.name)}/{run.run_id}"
     old = None
     with ExitStack() as kept, ExitStack() as handed_over:
@@ -92,8 +97,8 @@ def changes_writer(shape: Shape, root: str, folder: str) -> Callable[[Batches], 
         rows = unpacked(batches)
         if rows is None:
             return
-        encoder = ColumnEncoder(shape.table)
-        slices = changes_of(shape, in_order(shape, rows), encoder)
+        rows = in_order(shape, rows)  # Under the same name: those in no order are to go.
+        slices = changes_of(shape, rows, ColumnEncoder(shape.table))
         filesystem, _ = file_system(root)
         task = TaskContext.get()
         assert task is not None
@@ -110,8 +115,17 @@ def packages(shape: Shape, rows: DataFrame, number: int) -> DataFrame:
     return rows.mapInArrow(lambda batches: pack(ColumnEncoder(table), number, batches), PACKED)
 
 
+def rows_before(changes: int, known: TableFiles | None) -> tuple[int, int]:
+    """How many rows of the base so many changes touch at most, and about how many bytes these take: a delete is short,
+    however long the row is."""
+    files = () if known is None or known.base is None else known.base.files
+    there = sum(file.rows for file in files)
+    count = min(changes, there)
+    return count, _UNPACKED * sum(file.bytes for file in files) * count // max(1, there)
+
+
 def parts_of(count: int, size: int, cores: int) -> int:
-    """How many parts changes are written in: what one task holds in memory, and work for every core."""
+    """How many parts rows are written in: what one task holds in memory, and work for every core."""
     return max(math.ceil(count / PART_ROWS), math.ceil(size / PART_BYTES), min(cores, math.ceil(count / SMALL_ROWS)), 1)
 
 

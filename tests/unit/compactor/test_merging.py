@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.columnar.manifest import Base, Bucket, File
+from anabranch.columnar.file_columns import file_table
+from anabranch.columnar.manifest import Base, Bucket, File, TableFiles
+from anabranch.schema import Column, Kind, Table
 from anabranch_compactor.base import MOST_DELTAS, due_for_merge, with_delta, with_merged
 from anabranch_compactor.orphans import run_of
 from anabranch_compactor.session import lake_root
-from anabranch_compactor.table_changes import MOST_OF_A_SIZE, size_step, to_merge
+from anabranch_compactor.table_changes import MOST_OF_A_SIZE, parts_of, rows_before, size_step, to_merge
 
 MIB = 1024 * 1024
 
@@ -76,3 +78,16 @@ def test_a_folder_is_a_path_of_hadoops() -> None:
     assert lake_root("/data/lake") == "file:/data/lake"
     assert lake_root("s3a://bucket/lake/") == "s3a://bucket/lake"
     assert lake_root("lake").startswith("file:/")
+
+
+def test_what_a_task_holds_counts_the_rows_that_were_there_before() -> None:
+    """A million deletes are a few bytes each; the rows that they delete come beside them, however long they are."""
+    columns = file_table(Table("t", (Column("id", Kind.STRING, "text"),), ("id",)))
+    there = File("base", 2_000_000, 40 * MIB, "0", 1, 1)
+    known = TableFiles(1, columns, base=Base((Bucket(2_000_000),), (there,)))
+    assert rows_before(1_000_000, None) == (0, 0)
+    assert rows_before(1_000_000, known) == (1_000_000, 80 * MIB)
+    assert rows_before(9_000_000, known) == (2_000_000, 160 * MIB)
+    assert parts_of(1_000_000, 10 * MIB, cores=2) == 2
+    assert parts_of(2_000_000, 90 * MIB, cores=2) == 4
+    assert parts_of(2_000_000, 480 * MIB, cores=2) == 10
