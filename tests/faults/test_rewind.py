@@ -6,22 +6,30 @@ import itertools
 import secrets
 import sqlite3
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from anabranch.client import CallFailed
 from anabranch.scenario.ground import Ground
 from anabranch.scenario.node import Nursery
 from anabranch.store import registration
 from anabranch.testkit.story import Story, new_id
 from anabranch.testkit.story_node import StoryNode
+from anabranch.v1 import batch_pb2, position_pb2, snapshot_pb2
 
 pytestmark = pytest.mark.timeout(600)
 TODO = {"todo": "id text primary key, title text, n bigint"}
 HOUR_MS = 3_600_000
+WAIT_S = 60.0
+READS = 5
+PULL_SESSIONS = 4
+"""Pulls that a snapshot process serves at once, as it is set from the start."""
 _labels = itertools.count(1)
 
 
@@ -46,19 +54,30 @@ class Restorable:
                 [self.story.database.id, time.time_ns() // 1_000_000 + HOUR_MS, secrets.token_bytes(16)],
             )
 
-    def save(self) -> Callable[[], None]:
-        """Take a backup; what it gives restores it."""
+    def save(self) -> Callable[..., None]:
+        """Take a backup; what it gives restores it. ``services_stay``: they are not started anew, and what they have
+        under way goes on when Postgres is back."""
         label = f"backup{next(_labels)}"
         self.story.conn.close()
         self.ground.save(label)
         self._reconnect()
 
-        def restore() -> None:
+        def restore(*, services_stay: bool = False) -> None:
             self.story.conn.close()
-            self.ground.rewind(label)
+            if services_stay:
+                with self._services_left_alone():
+                    self.ground.rewind(label)
+            else:
+                self.ground.rewind(label)
             self._reconnect()
 
         return restore
+
+    @contextmanager
+    def _services_left_alone(self) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self.ground.stack, "terminate", lambda name: None)
+            yield
 
     def _reconnect(self) -> None:
         self.story.conn = self.ground.session()
@@ -161,6 +180,95 @@ def test_a_node_that_had_only_a_verdict_from_the_lost_future(restorable: Callabl
     story.sync()
     assert unsent in story.logged
     assert {title for (title,) in a.rows("todo", "title")} == {"kept", "unsent", "new history"}
+
+
+def pulls(story: Story, state: str) -> int:
+    """How many pulls the snapshot process says are ``waiting``, or ``reading``."""
+    with urllib.request.urlopen(f"http://{story.stack.metrics_addresses['snapshot']}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    found = [line for line in lines if line.startswith("anabranch_pulls{") and f'state="{state}"' in line]
+    return int(float(found[0].rpartition(" ")[2])) if found else 0
+
+
+def until(what: Callable[[], bool], why: str) -> None:
+    """Look until it is so."""
+    end = time.monotonic() + WAIT_S
+    while not what():
+        assert time.monotonic() < end, why
+        time.sleep(0.05)
+
+
+@contextmanager
+def every_turn_taken(story: Story) -> Iterator[None]:
+    """In the block the snapshot process serves pulls whose clients take nothing, as many as it serves at once."""
+    remotes = [story.remote(story.stack.key) for _ in range(PULL_SESSIONS)]
+    states = [position_pb2.NodeState(node=batch_pb2.Node(id=new_id(), name="slow")) for _ in remotes]
+    requests = [snapshot_pb2.PullRequest(db_name=story.name, node_state=state) for state in states]
+    # A call that nobody holds on to is over.
+    streams = [remote.pull(request) for remote, request in zip(remotes, requests, strict=True)]
+    try:
+        until(lambda: pulls(story, "reading") == PULL_SESSIONS, "the slow pulls do not begin")
+        yield
+    finally:
+        for stream in streams:
+            stream.cancel()
+        for remote in remotes:
+            remote.close()
+
+
+def read_again(node: StoryNode) -> None:
+    """Read as the background does: again where the call failed because Postgres had been away."""
+    for _ in range(READS):
+        try:
+            node.db.read()
+        except CallFailed as error:
+            if error.code != "UNAVAILABLE":
+                raise
+        else:
+            return
+    raise AssertionError(f"{node.name} can't read, {READS} times")
+
+
+def test_a_restore_while_a_pull_waits_for_its_turn(restorable: Callable[..., Restorable]) -> None:
+    """The pull is let in by the server that has decided the node's batch, which the log has not shown it yet; its turn
+    comes with the restored one, whose new history has gone past that verdict. It is refused or served, as its session
+    has ended or not: either way the loss is told."""
+    place = restorable()
+    story = place.story
+    a = story.node("a")
+    x, y = new_id(), new_id()
+    a.insert("todo", {"id": x, "title": "kept"})
+    # More than travels to a client that takes nothing.
+    story.sql(
+        f"insert into {story.name}.todo (id, title) select 'many' || n, repeat(md5(n::text), 64)"
+        " from generate_series(1, 400) n"
+    )
+    story.drained(WAIT_S)
+    story.sync()
+    restore = place.save()
+    lost = a.update("todo", {"id": x, "title": "lost future"})
+    a.flush()
+    assert a.db.status().queued == 1
+    lost_at = greatest(a)[1]
+    a.db.close()
+    with closing(sqlite3.connect(a.file)) as conn, conn:
+        conn.execute("UPDATE _db_state SET snapshot_due = 1")
+    a.reopen()
+    with ThreadPoolExecutor(1) as reading:
+        with every_turn_taken(story):
+            read = reading.submit(read_again, a)
+            until(lambda: pulls(story, "waiting") == 1, "the pull does not wait for its turn")
+            restore(services_stay=True)
+            story.sql(f"insert into {story.name}.todo (id, title) values (%s, 'new history')", [y])
+            story.drained(WAIT_S)
+            ((head,),) = story.sql(
+                "select max(position) from anabranch.groups where database_id = %s", [story.database.id]
+            )
+            assert head > lost_at
+        read.result(4 * WAIT_S)
+    assert dead(a) == [(lost, "REWOUND")]
+    story.sync()
+    assert {title for _, title in a.rows("todo", "id", "title") if len(title) < 64} == {"kept", "new history"}
 
 
 def test_lost_work_is_sent_again_by_policy(restorable: Callable[..., Restorable]) -> None:
