@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """A session with two cores."""
-    with spark_session("local[2]") as session:
+    """A session with two cores, in which a task that dies has another try."""
+    with spark_session("local[2,2]") as session:
         yield session
 
 
