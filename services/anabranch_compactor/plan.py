@@ -119,6 +119,10 @@ def _plan(conn: Session, db_name: str, locked: Sequence[str]) -> Plan:
             f"changes are missing in between"
         )
     upto = store.read_head(conn, number)
+    if last is None and upto == 0 and database.tables:
+        # Rows that were there at registration are worth a base before anybody has written: it is as of position 0, and
+        # its stretch has to end after it begins.
+        after = -1
     logs = store.read_log_sums(conn, number, after, upto)
     conflicts = store.read_conflict_sums(conn, number, after, upto)
     sums = store.read_table_sums(conn, number)

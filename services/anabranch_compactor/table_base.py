@@ -81,7 +81,9 @@ def first_base(run: Run, table: TablePlan) -> Base:
     assert pages is not None
     number = max(1, math.ceil(pages * PAGE_BYTES / FILE_BYTES))
     what = Pull(run.url, run.plan.snapshot, run.plan.database.schema_name, pages, table.taken_back)
-    rows = pull(run.spark, shape, what).withColumns({"position": F.lit(run.plan.upto), "deleted": F.lit(False)})
+    rows = pull(run.spark, shape, what).withColumns(
+        {"position": F.lit(run.plan.upto).cast("long"), "deleted": F.lit(False)}
+    )
     folder = table_folder("base", shape.table.name)
     run.write(base_rows(shape, rows, number), folder, row_bytes=pages * PAGE_BYTES / max(1, table.table_sum.count))
     files, sums = _written(run, shape, folder, number, delta=False)
