@@ -60,9 +60,11 @@ def _letter(
     table = tables.get(name)
     key: tuple[Any, ...] = ()
     row_now = None
-    if refused.key and table is not None:
-        key = shown_key(table, refused.key)
-        row_now = _row_now(conn, table, refused.key)
+    # A verdict on the batch as a whole names no row: then the letter is about the batch's first one.
+    cells = refused.key or (_first_key(value, table) if table is not None and not refused.table else ())
+    if cells and table is not None:
+        key = shown_key(table, cells)
+        row_now = _row_now(conn, table, cells)
     row = refused.server_row
     return DeadLetter(
         id=batch_id,
@@ -79,6 +81,16 @@ def _letter(
         first_shown_ms=shown_ms,
         still_shown=bool(still_shown),
     )
+
+
+def _first_key(payload: bytes, table: DeviceTable) -> Sequence[value_pb2.Value]:
+    """The key of the first row that a batch names; nothing where it names none, or not by all columns of the key."""
+    for mutation in batch_pb2.DbMutationBatch.FromString(payload).mutations[:1]:
+        for row in mutation.rows[:1]:
+            given = dict(zip(mutation.columns, row.values, strict=False))
+            if all(name in given for name in table.table.key_columns):
+                return [given[name] for name in table.table.key_columns]
+    return ()
 
 
 def _row_now(

@@ -286,7 +286,8 @@ def test_seven_days_count_on_the_servers_clock_and_only_in_contact(tmp_path: Pat
     remote.offline = False
     assert device.sync()
     letters = device.dead_letters()
-    assert [(d.id, d.reason) for d in letters] == [(never_sent, "EXPIRED")]
+    assert [(d.id, d.reason, d.table, d.key) for d in letters] == [(never_sent, "EXPIRED", "todo", ("k1",))]
+    assert letters[0].server_row_now is not None
     assert titles(device) == {
         "k0": "old",
         "k1": "title 1",

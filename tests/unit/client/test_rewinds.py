@@ -60,6 +60,7 @@ def test_confirmed_work_that_was_lost_becomes_dead_letters_and_other_work_does_n
     restore()
     assert device.sync()
     assert dead(device) == [(lost, "REWOUND")]
+    assert [(d.table, d.key, d.server_row_now) for d in device.dead_letters()] == [("todo", ("new",), None)]
     assert device.verdict(lost).reason == "REWOUND"  # type: ignore[union-attr]
     shown = titles(device)
     assert (shown["k0"], shown["k1"], "new" in shown) == ("kept", "unsent", False)
