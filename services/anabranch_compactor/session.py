@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 from anabranch_compactor.java import find_java, java_home
 
 if TYPE_CHECKING:
+    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
 _LOOPBACK = "127.0.0.1"
@@ -79,14 +81,27 @@ def spark_session(master: str | None, *, driver_memory_mib: int = 1024) -> Itera
         settings["spark.driver.memory"] = f"{driver_memory_mib}m"
         # Spark speaks of its pandas functions, of which nothing here makes use.
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+        from pyspark import SparkConf
         from pyspark.sql import SparkSession
 
-        builder = SparkSession.builder.appName("anabranch-compactor")
-        for key, value in settings.items():
-            builder = builder.config(key, value)
-        session = builder.getOrCreate()
+        conf = SparkConf().setAppName("anabranch-compactor").setAll(list(settings.items()))
+        _name_user(conf)
+        session = SparkSession.builder.config(conf=conf).getOrCreate()
         session.sparkContext.setLogLevel("ERROR")
         try:
             yield session
         finally:
             session.stop()
+
+
+def _name_user(conf: SparkConf) -> None:
+    """Hadoop refuses a process whose uid has no name, as a container's may have none: then it is told one."""
+    try:
+        pwd.getpwuid(os.geteuid())
+    except KeyError:
+        from pyspark import SparkContext
+
+        # Spark has no setting for it: the JVM has to be there, and the context must not.
+        SparkContext._ensure_initialized(conf=conf)
+        users = SparkContext._jvm.org.apache.hadoop.security.UserGroupInformation  # type: ignore[union-attr]
+        users.setLoginUser(users.createRemoteUser("anabranch"))

@@ -144,10 +144,7 @@ def test_the_services_do_their_work(shop: Shop) -> None:
     "uid",
     [
         NAMED_UID,
-        pytest.param(
-            UID,
-            marks=pytest.mark.xfail(raises=AssertionError, reason="Spark's Hadoop gives up where its uid has no name"),
-        ),
+        UID,
     ],
     ids=["named", "any"],
 )
