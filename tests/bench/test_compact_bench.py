@@ -1,4 +1,4 @@
-"""The compactor's bench measures what it says: a small run, whose figures are looked at for sense and not for size."""
+"""Benches that compact measure what they say: small runs, whose figures are looked at for sense and not for size."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 
 from anabranch.bench.compact import compact
 from anabranch.bench.large_delete import large_delete
+from anabranch.bench.pull_parquet import pull_parquet
 
 
 @pytest.mark.long
@@ -31,3 +32,12 @@ def test_the_bench_of_a_large_delete_goes_through_compactor_and_janitor() -> Non
     assert (found["log_rows_left"], found["tombstones_left"], found["unfinished"]) == (0, 0, False)
     assert found["deleted_peak_mib"]["python"] > 0
     assert found["janitor_mib"] > 0
+
+
+@pytest.mark.long
+@pytest.mark.xdist_group("spark")
+@pytest.mark.timeout(400)
+def test_the_bench_of_a_pull_from_parquet_pulls_from_both() -> None:
+    result = pull_parquet(4_000)
+    assert (len(result.details["parquet_per_s"]), len(result.details["postgres_per_s"])) == (3, 3)
+    assert min(result.details["parquet_per_s"]) > 0

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import urllib.request
 from collections import Counter
 from contextlib import ExitStack
 from functools import lru_cache
@@ -29,6 +28,7 @@ from anabranch.bench.report import Result
 from anabranch.bench.sending import Sender
 from anabranch.bench.stage import Stage, stage
 from anabranch.bench.workload import DATABASE, Client
+from anabranch.testkit.exposition import shown
 from anabranch.v1 import batch_pb2, change_pb2, change_pb2_grpc, ingest_pb2_grpc, position_pb2
 
 P99_MS = 400.0
@@ -130,12 +130,6 @@ async def _send(on: Stage, changes: int, per_s: float) -> None:
             group.create_task(call(await idle.get(), number))
 
 
-def _pages_made(on: Stage) -> float:
-    with urllib.request.urlopen(f"http://{on.stack.metrics_addresses['snapshot']}/metrics", timeout=10) as answer:
-        lines = answer.read().decode().splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("anabranch_log_pages"))
-
-
 def _await(pipe: Connection) -> object:
     if not pipe.poll(_PATIENCE_S):
         raise TimeoutError(f"subscribers say nothing within {_PATIENCE_S:g} s")
@@ -172,7 +166,7 @@ def fanout(subscribers: int = 1_000, per_s: float = 200.0, seconds: float = 10.0
             assert isinstance(heard, Heard)
             lags_ms += heard.lags_ms
             messages += heard.messages
-        pages = _pages_made(on)
+        pages = shown(on.stack.metrics_addresses["snapshot"], "anabranch_log_pages_total", database=DATABASE)
     p99 = float(_lag_below_which(lags_ms, 0.99))
     return Result(
         bench="fanout",

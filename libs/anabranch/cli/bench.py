@@ -9,7 +9,19 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from anabranch.bench import capture, capture_drain, compact, drain, fanout, growth, ingest, latency, poison, pull
+from anabranch.bench import (
+    capture,
+    capture_drain,
+    compact,
+    drain,
+    fanout,
+    growth,
+    ingest,
+    latency,
+    poison,
+    pull,
+    pull_parquet,
+)
 from anabranch.bench.report import Result, print_json, print_table
 
 BENCHES: dict[str, Callable[[], Result]] = {
@@ -21,6 +33,7 @@ BENCHES: dict[str, Callable[[], Result]] = {
     "capture_writer": capture.capture_writer,
     "pull": pull.pull,
     "bootstrap": pull.bootstrap,
+    "pull_parquet": pull_parquet.pull_parquet,
     "fanout": fanout.fanout,
     "drain": drain.drain,
     "poison": poison.poison,

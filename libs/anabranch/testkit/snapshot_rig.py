@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from ulid import ULID
 
 from anabranch.store import api_keys
 from anabranch.store.engine import connect
+from anabranch.testkit.exposition import shown
 from anabranch.testkit.service_rig import ServiceRig
 from anabranch.testkit.snapshot_reader import Reader
 
@@ -29,8 +29,4 @@ class SnapshotRig(ServiceRig):
 
     def metric(self, name: str, number: int = 0, **labels: str) -> float:
         """What the Prometheus endpoint shows of a metric; 0 where it shows nothing."""
-        with urllib.request.urlopen(f"http://{self.metrics_addresses[number]}/metrics", timeout=10) as answer:
-            lines = answer.read().decode().splitlines()
-        wanted = [f'{label}="{value}"' for label, value in labels.items()]
-        found = [line for line in lines if line.startswith(f"{name}{{") and all(label in line for label in wanted)]
-        return sum(float(line.rpartition(" ")[2]) for line in found)
+        return shown(self.metrics_addresses[number], name, **labels)
