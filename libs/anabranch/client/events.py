@@ -96,8 +96,8 @@ STATE_KINDS = {
 class DeadLetter:
     """A batch that ended in the dead queue. ``mutations`` holds what was tried: (type, table, rows) with rows as dicts.
     ``table``, ``key`` and ``server_row`` (the server's row when it refused) belong to the refused mutation where the
-    server named one, else to the batch's first row; ``server_row_now`` is that row as the log has brought it since. ``still_shown`` is True where what
-    the batch showed could not be taken back. Times are milliseconds since 1970."""
+    server named one, else to the batch's first row; ``server_row_now`` is that row as the log has brought it since.
+    ``still_shown`` is True where what the batch showed could not be taken back. Times are milliseconds since 1970."""
 
     id: str
     reason: str
