@@ -15,7 +15,7 @@ import yaml
 from anabranch.runtime.config import ServiceSettings, load_settings
 
 from .cluster import cluster
-from .conftest import CHART, Helm, Objects, load_tool, of_kind, pod_specs, topology
+from .conftest import CHART, Helm, Objects, load_tool, of_kind, pod_specs, topologies, topology
 
 NASTY = "p@:/#?%[]&$() 'x\" \\ $(HOME) $$ {{ .Values }} ü"
 
@@ -118,6 +118,18 @@ def test_a_changed_setting_starts_new_pods(helm: Helm) -> None:
 
     before, after = annotations(), annotations(wait_max_ms=1000)
     assert {name for name in before if before[name] != after[name]} == {"rel-anabranch-ingest"}
+
+
+@pytest.mark.parametrize("name", topologies())
+def test_helm_test_has_a_pod(helm: Helm, name: str) -> None:
+    """It is in the chart as it is packed: what `.helmignore` names is not rendered, and nobody says so."""
+    values = topology(name)
+    hooks = {
+        pod["metadata"]["annotations"]["helm.sh/hook"]: pod["spec"]["containers"][0]["command"][:2]
+        for pod in of_kind(helm.render({**values, "test": {"enabled": True}}), "Pod").values()
+    }
+    assert hooks == {"test": ["anabranch", "smoke"]}
+    assert not of_kind(helm.render({**values, "test": {"enabled": False}}), "Pod")
 
 
 ROUTES = {
