@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV := .venv/bin
 PYTEST_FLAGS ?= -n 2 --dist loadgroup
 DEMO_FLAGS ?=
+CLUSTER_FLAGS ?=
+CLUSTER_TESTS = $(addprefix tests/cluster/,accepted.py lifecycle.py drained.py)
 SECONDS ?= 60
 SEED ?=
 MAJOR ?= 16
@@ -14,7 +16,7 @@ LOCK = $(VENV)/uv pip compile --quiet --universal --python-version 3.11 --genera
 	--no-emit-index-url --no-emit-find-links $(LOCK_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-postgres torture check protos protos-check stubs stubs-test chart helm cluster-tools images images-test lock clean
+.PHONY: help setup demo test test-postgres torture check protos protos-check stubs stubs-test chart helm cluster-tools cluster-test images images-test lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +66,10 @@ helm: setup # quick to build, so that the chart is tested wherever there is Go
 
 cluster-tools: setup ## Helm, promtool and Prometheus, from their Go modules, where they are not on the PATH (minutes)
 	@$(VENV)/python tools/cluster_tools.py build helm promtool prometheus
+
+cluster-test: setup helm ## the chart on a real API server with machines that only pretend (the first build takes long)
+	@$(VENV)/python tools/cluster_tools.py build control-plane
+	@$(VENV)/python -m pytest --durations=10 $(CLUSTER_FLAGS) $(CLUSTER_TESTS)
 
 images: ## both images with Docker (BASE=image: another base than the official Python's)
 	@$(PYTHON) tools/images.py $(if $(BASE),--base $(BASE))

@@ -1,4 +1,5 @@
-"""Helm, promtool and Prometheus, for the tests of the chart, its alerts and its dashboards.
+"""Helm, promtool and Prometheus, for the tests of the chart, its alerts and its dashboards; and a Kubernetes without
+machines, for those that install it.
 
 A program of that name on the PATH is taken as it is. Otherwise the pinned version is built from its Go module into
 `.cache/tools`, once; without Go the program is missing, and whoever needs it says what was not run. `lint` has them
@@ -8,6 +9,7 @@ judge the chart and its alerts.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,15 +24,34 @@ MODULES = {
     "prometheus": ("github.com/prometheus/prometheus/cmd/prometheus", "v0.316.0"),
 }
 """Program to its Go package and version."""
+CONTROL_PLANE_MODULE = ROOT / "tools" / "cluster"
+CONTROL_PLANE = {
+    "etcd": "go.etcd.io/etcd/server/v3",
+    "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
+    "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
+    "kube-scheduler": "k8s.io/kubernetes/cmd/kube-scheduler",
+}
+"""Program to its Go package. Versions are those of the module that names them all."""
 BUILD_TIMEOUT_S = 3600
 LINT_TIMEOUT_S = 120
 CHART = ROOT / "helm" / "anabranch"
 KUBERNETES = "1.34.0"
 
 
+def version_of(name: str) -> str:
+    """The version that is built. Raises KeyError for a program that is in no table."""
+    if name in MODULES:
+        return MODULES[name][1]
+    module = re.escape(CONTROL_PLANE[name].partition("/cmd/")[0])
+    found = re.search(rf"^(?:require)?\s+{module} (v\S+)", (CONTROL_PLANE_MODULE / "go.mod").read_text(), re.MULTILINE)
+    if found is None:
+        raise KeyError(name)
+    return found[1]
+
+
 def find(name: str) -> Path | None:
-    """The program, if it is there. Raises KeyError for one that is not in the table."""
-    built = CACHE / f"{name}-{MODULES[name][1]}"
+    """The program, if it is there. Raises KeyError for one that is in no table."""
+    built = CACHE / f"{name}-{version_of(name)}"
     if built.exists():
         return built
     found = shutil.which(name)
@@ -39,19 +60,29 @@ def find(name: str) -> Path | None:
 
 def missing(name: str) -> str:
     """Why a program is not there, for what could not be run."""
-    return f"{name} is neither on the PATH nor built; `make cluster-tools` builds it where there is Go"
+    target = "cluster-test" if name in CONTROL_PLANE else "cluster-tools"
+    return f"{name} is neither on the PATH nor built; `make {target}` builds it where there is Go"
 
 
 def build(name: str) -> None:
     """Build a program from its module. Raises CalledProcessError, TimeoutExpired."""
-    package, version = MODULES[name]
+    version = version_of(name)
     CACHE.mkdir(parents=True, exist_ok=True)
     folder = CACHE / f"{name}.building-{os.getpid()}"
-    environment = {**os.environ, "GOBIN": str(folder), "CGO_ENABLED": "0", "GOFLAGS": "-trimpath"}
+    # What the environment says besides, such as how many compile at a time, stays.
+    flags = f"-trimpath {os.environ.get('GOFLAGS', '')}".strip()
+    environment = {**os.environ, "GOBIN": str(folder), "CGO_ENABLED": "0", "GOFLAGS": flags}
     print(f"Building {name} {version} from its Go module …", flush=True)
+    if name in MODULES:
+        command = ["go", "install", "-ldflags=-s -w", f"{MODULES[name][0]}@{version}"]
+        where = ROOT
+    else:
+        command = ["go", "build", f"-ldflags={_stamped(version)}", "-o", str(folder / name), CONTROL_PLANE[name]]
+        where = CONTROL_PLANE_MODULE
     try:
         subprocess.run(
-            ["go", "install", "-ldflags=-s -w", f"{package}@{version}"],
+            command,
+            cwd=where,
             env=environment,
             check=True,
             timeout=BUILD_TIMEOUT_S,
@@ -61,6 +92,13 @@ def build(name: str) -> None:
         (folder / name).replace(CACHE / f"{name}-{version}")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _stamped(version: str) -> str:
+    """Linker flags that have the programs of Kubernetes say which version they are, as their own build does."""
+    major, minor, _ = version.removeprefix("v").split(".", 2)
+    said = {"gitVersion": version, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
+    return " ".join(["-s -w", *(f"-X k8s.io/component-base/version.{key}={value}" for key, value in said.items())])
 
 
 def build_missing(names: Iterable[str]) -> int:
@@ -109,7 +147,9 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["lint"]:
             sys.exit(lint())
+        case ["build", "control-plane"]:
+            sys.exit(build_missing(CONTROL_PLANE))
         case ["build", *names] if names and MODULES.keys() >= set(names):
             sys.exit(build_missing(names))
         case _:
-            sys.exit(f"usage: cluster_tools.py lint | build {' '.join(MODULES)}")
+            sys.exit(f"usage: cluster_tools.py lint | build control-plane | build {' '.join(MODULES)}")

@@ -1,0 +1,190 @@
+"""etcd, API server, controllers and scheduler of a Kubernetes without machines, on loopback.
+
+Each is a process of ours with a log of its own in the folder; they start in that order, each when the one that it needs
+answers, and are ended in the other. The API server takes one token, which may do everything; the controllers' own
+rights are not what is tested here.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from anabranch.runtime.fleet import free_port
+
+from . import certificates
+from .api import Api, Refused
+
+START_TIMEOUT_S = 300
+STOP_TIMEOUT_S = 30
+LOOK_S = 0.2
+TOLD_LINES = 20
+
+
+class NotStarted(Exception):
+    """A program ended, or did not answer in time; with the end of its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlPlane:
+    """``kubeconfig`` is Helm's way to it; ``version`` what its API server says it is."""
+
+    api: Api
+    kubeconfig: Path
+    version: str
+
+
+@contextmanager
+def running(programs: Mapping[str, Path], folder: Path) -> Iterator[ControlPlane]:
+    """Start ``programs`` (etcd, kube-apiserver, kube-controller-manager, kube-scheduler). Raises NotStarted."""
+    keys = certificates.make(folder)
+    api = Api(free_port(), secrets.token_urlsafe(), keys.authority)
+    kubeconfig = _kubeconfig(folder, api)
+    with ExitStack() as stack:
+
+        def start(name: str, arguments: Mapping[str, object], answers: Callable[[], bool]) -> None:
+            log = folder / f"{name}.log"
+            given = [f"--{key}={value}" for key, value in arguments.items()]
+            with log.open("wb") as out:
+                process = subprocess.Popen([programs[name], *given], stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+            stack.callback(_end, process)
+            _await(name, process, log, answers)
+
+        etcd, peers = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+        start("etcd", _etcd(folder, etcd, peers), lambda: _healthy(etcd))
+        (folder / "tokens.csv").write_text(f'{api.token},tester,1,"system:masters"\n')
+        start("kube-apiserver", _api_server(folder, keys, etcd, api.port), lambda: _ready(api))
+        (folder / "scheduler.json").write_text(json.dumps(_scheduler(kubeconfig)))
+        start("kube-scheduler", {"config": folder / "scheduler.json", "secure-port": 0}, lambda: True)
+        start("kube-controller-manager", _controllers(keys, kubeconfig), lambda: _account_made(api))
+        yield ControlPlane(api, kubeconfig, api.get("/version")["gitVersion"])
+
+
+def _etcd(folder: Path, clients: str, peers: str) -> dict[str, object]:
+    return {
+        "data-dir": folder / "etcd",
+        "listen-client-urls": clients,
+        "advertise-client-urls": clients,
+        "listen-peer-urls": peers,
+        "initial-advertise-peer-urls": peers,
+        "initial-cluster": f"default={peers}",
+        # It lives as long as the test run; a machine that falls over takes nothing along that anybody wants.
+        "unsafe-no-fsync": "true",
+        "log-level": "warn",
+    }
+
+
+def _api_server(folder: Path, keys: certificates.Certificates, etcd: str, port: int) -> dict[str, object]:
+    return {
+        "etcd-servers": etcd,
+        "bind-address": "127.0.0.1",
+        "advertise-address": "127.0.0.1",
+        "secure-port": port,
+        "endpoint-reconciler-type": "none",
+        "tls-cert-file": keys.server,
+        "tls-private-key-file": keys.server_key,
+        "token-auth-file": folder / "tokens.csv",
+        "authorization-mode": "RBAC",
+        "service-account-issuer": "https://kubernetes.default.svc",
+        "service-account-key-file": keys.accounts,
+        "service-account-signing-key-file": keys.accounts_key,
+        "service-cluster-ip-range": "10.96.0.0/16",
+        "cert-dir": folder / "made",
+    }
+
+
+def _controllers(keys: certificates.Certificates, kubeconfig: Path) -> dict[str, object]:
+    return {
+        "kubeconfig": kubeconfig,
+        "leader-elect": "false",
+        "secure-port": 0,
+        "service-account-private-key-file": keys.accounts_key,
+        "root-ca-file": keys.authority,
+        # A machine that only pretends is never lost, however late its sign of life comes.
+        "node-monitor-grace-period": "1h",
+    }
+
+
+def _scheduler(kubeconfig: Path) -> dict[str, object]:
+    return {
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "clientConnection": {"kubeconfig": str(kubeconfig)},
+        "leaderElection": {"leaderElect": False},
+    }
+
+
+def _kubeconfig(folder: Path, api: Api) -> Path:
+    server = {"server": f"https://127.0.0.1:{api.port}", "certificate-authority": str(api.authority)}
+    made = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "it", "cluster": server}],
+        "users": [{"name": "tester", "user": {"token": api.token}}],
+        "contexts": [{"name": "it", "context": {"cluster": "it", "user": "tester"}}],
+        "current-context": "it",
+    }
+    file = folder / "kubeconfig.json"
+    file.write_text(json.dumps(made))
+    return file
+
+
+def _healthy(etcd: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{etcd}/health", timeout=5) as answer:
+            return b'"true"' in answer.read()
+    except OSError:
+        return False
+
+
+def _ready(api: Api) -> bool:
+    try:
+        api.get("/readyz")
+    except (OSError, Refused):
+        return False
+    return True
+
+
+def _account_made(api: Api) -> bool:
+    """Controllers are at work when the namespace that is always there has its account and its certificates."""
+    try:
+        api.get("/api/v1/namespaces/default/serviceaccounts/default")
+        api.get("/api/v1/namespaces/default/configmaps/kube-root-ca.crt")
+    except Refused as refused:
+        if refused.code == 404:
+            return False
+        raise
+    return True
+
+
+def _await(name: str, process: subprocess.Popen[bytes], log: Path, answers: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        try:
+            process.wait(LOOK_S)
+        except subprocess.TimeoutExpired:
+            if answers():
+                return
+        else:
+            raise NotStarted(f"{name} ended with {process.returncode}:\n{_end_of(log)}")
+    raise NotStarted(f"{name} did not answer within {START_TIMEOUT_S} s:\n{_end_of(log)}")
+
+
+def _end_of(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-TOLD_LINES:])
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(STOP_TIMEOUT_S)

@@ -1,0 +1,51 @@
+"""What is installed: the chart's own topologies, with what they find in their namespace."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from tests.chart.conftest import topology
+
+from .release import Release
+
+TRIAL: dict[str, Any] = {
+    "bundledPostgres": {"enabled": True},
+    "auth": {"hs256": {"enabled": True}},
+    "services": {"defaults": {"replicas": 1}},
+}
+"""Everything in the cluster, one pod of each service; the chart makes the passwords."""
+OPTIONAL_KINDS = ("serviceMonitor", "prometheusRule", "gateway")
+"""Values whose objects are of kinds that a bare Kubernetes does not have."""
+
+
+def public() -> dict[str, Any]:
+    """Autoscaling, Ingress, policies, and compaction with executors as pods, on a Postgres of one's own."""
+    values = copy.deepcopy(topology("public"))
+    values["compactor"] = copy.deepcopy(topology("compact-pods")["compactor"])
+    return without_optional_kinds(values)
+
+
+def without_optional_kinds(values: dict[str, Any]) -> dict[str, Any]:
+    """The same without objects of those kinds."""
+    left = copy.deepcopy(values)
+    for name in OPTIONAL_KINDS:
+        left.pop(name, None)
+    return left
+
+
+def provide(release: Release) -> None:
+    """The Secrets and the claim that topologies name as their users' own."""
+    for name, data in {
+        "db": {"password": "p@:/#?%[]&$()"},
+        "cluster-app": {"uri": "postgresql://db.example.org/anabranch"},
+        "tokens": {"secret": "0123456789abcdef0123456789abcdef"},
+        "lake-credentials": {"AWS_ACCESS_KEY_ID": "x"},
+        "services-tls": {"tls.crt": "x", "tls.key": "x", "ca.crt": "x"},
+        "registry": {},
+    }.items():
+        release.api.create(
+            release.at("v1/secrets"), {"metadata": {"name": name}, "type": "own/any", "stringData": data}
+        )
+    claim = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+    release.api.create(release.at("v1/persistentvolumeclaims"), {"metadata": {"name": "lake"}, "spec": claim})
