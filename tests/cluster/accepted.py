@@ -74,3 +74,12 @@ def test_what_is_wrong_is_refused(release: Release, changed: dict[str, Any], tol
     pod = {"metadata": {"name": "wrong"}, "spec": {**spec, "serviceAccountName": "default", **changed}}
     with pytest.raises(Refused, match=told):
         release.api.create(release.at("v1/pods"), pod, **DRY)
+
+
+def test_a_pod_that_would_be_refused_is_warned_of(release: Release) -> None:
+    """A Deployment is taken all the same, so that only the warning tells."""
+    objects = [one for one in yaml.safe_load_all(release.rendered(topology("minimal"))) if one]
+    deployment = next(one for one in objects if one["kind"] == "Deployment")
+    del deployment["spec"]["template"]["spec"]["securityContext"]["seccompProfile"]
+    [warning] = release.api.create(_path(release, deployment), deployment, **DRY).warnings
+    assert "seccompProfile" in warning
