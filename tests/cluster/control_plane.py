@@ -8,8 +8,10 @@ rights are not what is tested here.
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +28,7 @@ START_TIMEOUT_S = 300
 STOP_TIMEOUT_S = 30
 LOOK_S = 0.2
 TOLD_LINES = 20
+_BEGIN = Path(__file__).with_name("begin.py")
 
 
 class NotStarted(Exception):
@@ -53,7 +56,8 @@ def running(programs: Mapping[str, Path], folder: Path) -> Iterator[ControlPlane
             log = folder / f"{name}.log"
             given = [f"--{key}={value}" for key, value in arguments.items()]
             with log.open("wb") as out:
-                process = subprocess.Popen([programs[name], *given], stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+                command = [sys.executable, str(_BEGIN), str(os.getpid()), str(programs[name]), *given]
+                process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
             stack.callback(_end, process)
             _await(name, process, log, answers)
 
