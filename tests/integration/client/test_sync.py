@@ -221,6 +221,36 @@ def rows_of_late(device: SyncedDb) -> list[tuple[Any, ...]]:
     return rows(device, "late") if known else []
 
 
+def test_a_table_made_anew_under_its_name_is_pulled_anew_by_itself(place: Any) -> None:
+    """Of another type, with other rows, while a device stands in the middle of its log."""
+    here = place({**TODO, "stock": "id text primary key, n integer"}, setup=["insert into stock values ('old', 1)"])
+    a = here.device("a")
+    a.start(background=False)
+    a.table("todo").insert({"id": "kept", "title": "milk", "done": False})
+    a.table("stock").insert({"id": "lost", "n": 2})
+    assert a.sync()
+    told: list[Any] = []
+    a.on_change(told.append)
+    here.sql("drop table stock; create table stock (id text primary key, n text)")
+    here.sql("insert into stock values ('new', 'x')")
+    with connect(here.stack.database_url, application_name="test", autocommit=True) as conn:
+        registration.remove_table(conn, here.name, "stock")
+        registration.add_table(conn, here.name, "stock")
+    b = here.device("b")
+    b.start(background=False)
+    b.table("stock").insert({"id": "since", "n": "y"})
+    assert b.sync()
+    until(lambda: (a.read(), rows(a, "stock"))[1] == [("new", "x"), ("since", "y")])
+    a.table("stock").update({"id": "new", "n": "by a"})
+    sync_all(a, b)
+    assert rows(a, "stock") == rows(b, "stock") == [("new", "by a"), ("since", "y")]
+    # One pull more, which brought nothing of the other table: its rows stayed as they were.
+    assert a.status().pulls == 2
+    assert {change.table for change in told} == {"stock"}
+    a.read()
+    assert (a.table_sums(), a.status().disagreeing) == (b.table_sums(), ())
+
+
 def test_the_rows_of_a_table_that_is_no_longer_synced_are_told_of_as_they_go(place: Any) -> None:
     here = place({**TODO, "gone": "id text primary key"}, setup=["insert into gone values ('one'), ('two')"])
     a = here.device("a")
