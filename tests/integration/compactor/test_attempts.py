@@ -16,7 +16,7 @@ import pytest
 from pyspark import TaskContext
 from tests.integration.compactor.conftest import Lake
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark"), pytest.mark.timeout(400)]
 
 Batches = Iterator[pa.RecordBatch]
 Work = Callable[[Batches], Batches]
