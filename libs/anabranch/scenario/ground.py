@@ -27,8 +27,6 @@ from anabranch.testkit.stack import Stack
 _TOKEN_YEARS = 60
 _YEAR_S = 366 * 24 * 3600
 _COPY_S = 60.0
-_READY_S = 120.0
-"""On a machine that others use, too, four services take their time to import what they need."""
 _LOOK_S = 0.02
 _PULL_CHUNK_BYTES = "4096"
 """So small that a pull of a hundred rows has chunks between which it can be cut."""
@@ -71,7 +69,7 @@ class Ground:
             "ANABRANCH_JWT_HS256_SECRET": self._secret,
             "ANABRANCH_PULL_BATCH_BYTES": _PULL_CHUNK_BYTES,
         }
-        stack = Stack(self._postgres.url, folder=folder, environment=environment, ready_timeout_s=_READY_S)
+        stack = Stack(self._postgres.url, folder=folder, environment=environment)
         stack.__enter__()
         self._stack = stack
 

@@ -17,7 +17,7 @@ _PAUSE_S = 0.1
 _TRIES = 50
 _SEND_S = 0.4
 _SENDS = 5
-_DRAIN_S = 60.0
+_DRAIN_S = 10.0
 _DRAIN_LOOK_S = 0.02
 
 # What somebody else wrote and no group has taken up yet. The head says nothing of it.
