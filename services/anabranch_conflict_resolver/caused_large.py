@@ -74,15 +74,24 @@ def with_arrived(drained: Drained | None, view: View) -> Drained | None:
     return Drained(batches, [n for one in all_of_it for n in one.ids], drained.up_to if drained is not None else 0)
 
 
+def arrived_steps(group: Group, rows: Sequence[Captured]) -> list[Step]:
+    """What captured changes of others did, of which ``MOST_ARRIVED`` are read at most.
+
+    Raises:
+        Again: they are too many to be looked at.
+    """
+    if len(rows) >= MOST_ARRIVED or captured.size(rows) > captured.MOST_BYTES:
+        raise Again
+    return [step for steps in steps_of(group.conn, group.synced, rows).values() for step in steps]
+
+
 def check_none_of(group: Group, rows: Sequence[Captured], keys: Container[RowKey]) -> None:
-    """Look at captured changes of others, as many as are read at once.
+    """Look at captured changes of others.
 
     Raises:
         Again: they are of rows that may have none, or too many to be looked at.
     """
-    if len(rows) >= MOST_ARRIVED or captured.size(rows) > captured.MOST_BYTES:
-        raise Again
-    if any(step.at in keys for steps in steps_of(group.conn, group.synced, rows).values() for step in steps):
+    if any(step.at in keys for step in arrived_steps(group, rows)):
         raise Again
 
 

@@ -19,8 +19,8 @@ from anabranch.schema import Cell
 from anabranch.store import captured
 from anabranch.store.relation import ForeignKey
 from anabranch.store.rows import Row
-from anabranch_conflict_resolver.captured_steps import steps_of
 from anabranch_conflict_resolver.caused import Again
+from anabranch_conflict_resolver.caused_large import MOST_ARRIVED, arrived_steps
 from anabranch_conflict_resolver.decode import RowKey
 from anabranch_conflict_resolver.model import Applied, Change, Result
 from anabranch_conflict_resolver.server_batches import Drained, Step
@@ -30,8 +30,6 @@ from anabranch_conflict_resolver.view import View
 if TYPE_CHECKING:
     from anabranch_conflict_resolver.waves import Group
 
-MOST_LOOKED_AT = 1_000
-"""Captured changes of others that are looked at; where more came, the group starts again."""
 _INSERT, _UPDATE, _DELETE = MutationType.INSERT, MutationType.UPDATE, MutationType.DELETE
 _Place = tuple[str, tuple[str, ...]]
 """A table and some of its columns."""
@@ -120,8 +118,6 @@ def check_leaned_on(group: Group, view: View, drained: Drained, results: Sequenc
     free = {synced.tables[name].table.id for name, _ in {*found.free, *found.whatever}}
     if not there and not free:
         return
-    rows = captured.read_leaned_on(group.conn, synced.database.id, there, free, drained.ids, MOST_LOOKED_AT)
-    if len(rows) >= MOST_LOOKED_AT or captured.size(rows) > captured.MOST_BYTES:
-        raise Again
-    if any(found.needs(step) for steps in steps_of(group.conn, synced, rows).values() for step in steps):
+    rows = captured.read_leaned_on(group.conn, synced.database.id, there, free, drained.ids, MOST_ARRIVED)
+    if any(found.needs(step) for step in arrived_steps(group, rows)):
         raise Again
