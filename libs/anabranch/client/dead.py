@@ -23,9 +23,9 @@ _KINDS: dict[MutationType, Kind] = {
 _Mutations = list[tuple[Kind, str, tuple[dict[str, Any], ...]]]
 
 
-def _mutations(payload: bytes, tables: Mapping[str, DeviceTable]) -> _Mutations:
+def _mutations(batch: batch_pb2.DbMutationBatch, tables: Mapping[str, DeviceTable]) -> _Mutations:
     out: _Mutations = []
-    for mutation in batch_pb2.DbMutationBatch.FromString(payload).mutations:
+    for mutation in batch.mutations:
         table = tables.get(mutation.table)
         rows = tuple(shown_values(table, mutation.columns, row.values) for row in mutation.rows)
         out.append((_KINDS[MutationType(mutation.type)], mutation.table, rows))
@@ -54,14 +54,15 @@ def _letter(
     still_shown: int,
 ) -> DeadLetter:
     verdict = verdict_pb2.Verdict.FromString(data)
-    mutations = _mutations(value, tables)
+    batch = batch_pb2.DbMutationBatch.FromString(value)
+    mutations = _mutations(batch, tables)
     refused = verdict.mutations[-1] if verdict.mutations else verdict_pb2.MutationVerdict()
     name = refused.table or (mutations[0][1] if mutations else "")
     table = tables.get(name)
     key: tuple[Any, ...] = ()
     row_now = None
     # A verdict on the batch as a whole names no row: then the letter is about the batch's first one.
-    cells = refused.key or (_first_key(value, table) if table is not None and not refused.table else ())
+    cells = refused.key or (_first_key(batch, table) if table is not None and not refused.table else ())
     if cells and table is not None:
         key = shown_key(table, cells)
         row_now = _row_now(conn, table, cells)
@@ -83,9 +84,9 @@ def _letter(
     )
 
 
-def _first_key(payload: bytes, table: DeviceTable) -> Sequence[value_pb2.Value]:
+def _first_key(batch: batch_pb2.DbMutationBatch, table: DeviceTable) -> Sequence[value_pb2.Value]:
     """The key of the first row that a batch names; nothing where it names none, or not by all columns of the key."""
-    for mutation in batch_pb2.DbMutationBatch.FromString(payload).mutations[:1]:
+    for mutation in batch.mutations[:1]:
         for row in mutation.rows[:1]:
             given = dict(zip(mutation.columns, row.values, strict=False))
             if all(name in given for name in table.table.key_columns):
@@ -148,7 +149,8 @@ def replay(
         ValueError: there is no letter of that id, or no row takes a column of ``changes`` or gives one to leave out.
         RowMissing, RowExists: it does not fit what is shown now. The letter stays in each case.
     """
-    mutations = _mutations(_take(tx, letter_id), tx.tables)
+    batch = batch_pb2.DbMutationBatch.FromString(_take(tx, letter_id))
+    mutations = _mutations(batch, tx.tables)
     lost = {table for _, table, _ in mutations} - set(tx.tables)
     if lost:
         raise ValueError(f"there is no synced table {min(lost)!r} any more")
