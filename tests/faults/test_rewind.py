@@ -6,7 +6,6 @@ import itertools
 import secrets
 import sqlite3
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -19,6 +18,7 @@ from anabranch.client import CallFailed
 from anabranch.scenario.ground import Ground
 from anabranch.scenario.node import Nursery
 from anabranch.store import registration
+from anabranch.testkit.exposition import shown
 from anabranch.testkit.story import Story, new_id
 from anabranch.testkit.story_node import StoryNode
 from anabranch.v1 import batch_pb2, position_pb2, snapshot_pb2
@@ -184,10 +184,7 @@ def test_a_node_that_had_only_a_verdict_from_the_lost_future(restorable: Callabl
 
 def pulls(story: Story, state: str) -> int:
     """How many pulls the snapshot process says are ``waiting``, or ``reading``."""
-    with urllib.request.urlopen(f"http://{story.stack.metrics_addresses['snapshot']}/metrics", timeout=10) as answer:
-        lines = answer.read().decode().splitlines()
-    found = [line for line in lines if line.startswith("anabranch_pulls{") and f'state="{state}"' in line]
-    return int(float(found[0].rpartition(" ")[2])) if found else 0
+    return int(shown(story.stack.metrics_addresses["snapshot"], "anabranch_pulls", state=state))
 
 
 def until(what: Callable[[], bool], why: str) -> None:
