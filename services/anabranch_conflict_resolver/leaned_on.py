@@ -10,7 +10,7 @@ where one of them is of a value that they need, or need to be free.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -83,10 +83,18 @@ class LeanedOn:
         cells = dict(zip(key_columns, key, strict=True))
         self.free.setdefault(place, set()).add(tuple([cells[name] for name in reference.to_columns]))
 
-    def needs(self, step: Step) -> bool:
-        """Whether a change of others has brought a value that must be there, or taken one away that must be free."""
-        name, index = step.table.table.name, step.table.table.index
-        for place in (place for place in {*self.there, *self.free, *self.whatever} if place[0] == name):
+    def places(self) -> dict[str, list[_Place]]:
+        """All places, by table."""
+        found: dict[str, list[_Place]] = {}
+        for place in {*self.there, *self.free, *self.whatever}:
+            found.setdefault(place[0], []).append(place)
+        return found
+
+    def needs(self, step: Step, places: Iterable[_Place]) -> bool:
+        """Whether a change of others has brought a value that must be there, or taken one away that must be free;
+        ``places``: those of its table."""
+        index = step.table.table.index
+        for place in places:
             before, after = (
                 None if row is None else tuple([row[index[column]] for column in place[1]])
                 for row in (step.before, step.after)
@@ -107,6 +115,8 @@ def check_leaned_on(group: Group, view: View, drained: Drained, results: Sequenc
         Again: the group's writes lean on some of it, or it is too much to be looked at.
     """
     synced = group.synced
+    if not captured.read_arrived(group.conn, synced.database.id, drained.ids, 1):
+        return
     found = LeanedOn(synced)
     for result in results:
         if isinstance(result, Applied):
@@ -119,5 +129,6 @@ def check_leaned_on(group: Group, view: View, drained: Drained, results: Sequenc
     if not there and not free:
         return
     rows = captured.read_leaned_on(group.conn, synced.database.id, there, free, drained.ids, MOST_ARRIVED)
-    if any(found.needs(step) for step in arrived_steps(group, rows)):
+    places = found.places()
+    if any(found.needs(step, places.get(step.table.table.name, ())) for step in arrived_steps(group, rows)):
         raise Again
