@@ -93,6 +93,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         """The method's wrapped handler."""
+        self._streams.taken += 1
         method: str = handler_call_details.method
         wrapped = self._wrapped.get(method)
         if wrapped is None:
@@ -141,6 +142,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._rate.take(identity.principal.subject)
         return identity
 
+    async def _may_end(self, method: str) -> None:
+        # Whoever leads callers here has to hear at once that it is not to.
+        if not method.startswith(HEALTH_PREFIX):
+            await self._streams.may_end()
+
     def _unary(self, method: str, behaviour: Callable[[Any, Context], Awaitable[Any]]) -> Any:
         async def call(request: Any, context: Context) -> Any:
             started = time.monotonic()
@@ -160,6 +166,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     except Exception as error:
                         # Judged inside the span, whose id then stands in the log.
                         raise foreseen(method, error) from error
+                await self._may_end(method)
                 code = "OK"
                 return answer
             except grpc.aio.AbortError:
@@ -175,6 +182,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             except Exception as error:
                 failure = foreseen(method, error)
                 code = CODES[failure.reason].name
+                await self._may_end(method)
                 return await abort(context, failure.reason, failure.message, **failure.metadata)
             finally:
                 self._streams.unary.discard(task)
@@ -207,6 +215,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                         raise asyncio.CancelledError from error
                     except Exception as error:
                         raise foreseen(method, error) from error
+                await self._may_end(method)
                 code = "OK"
                 return answer
             except grpc.aio.AbortError:
@@ -222,6 +231,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             except Exception as error:
                 failure = foreseen(method, error)
                 code = CODES[failure.reason].name
+                await self._may_end(method)
                 return await abort(context, failure.reason, failure.message, **failure.metadata)
             finally:
                 if stream is not None:

@@ -8,8 +8,7 @@ States of the process, in order; none is entered twice:
   says SERVING while the pool answers, the schema fits and the service itself has no objection. Credentials of open
   streams are looked at once a second.
 * *draining*: from the first SIGTERM or SIGINT, or the end of standard input where that is watched. Health
-  says NOT_SERVING; no new call is let in; endless streams are sent away as soon as their connections know, the
-  others after ``drain_ms`` less a moment; what is left after ``drain_ms`` is cut off.
+  says NOT_SERVING; then ``drain`` ends all calls within ``drain_ms``.
 * *stopped*: background work cancelled, service, pool and telemetry closed.
 
 A second signal ends the process at once. Background work that ends by itself leads to *draining* and exit
@@ -39,13 +38,14 @@ from anabranch.clock import Clock
 from anabranch.runtime import metrics, telemetry
 from anabranch.runtime.auth import Authenticator
 from anabranch.runtime.config import S, ServiceSettings, SettingsError, is_loopback, load_settings
+from anabranch.runtime.drain import drain
 from anabranch.runtime.errors import Failure
 from anabranch.runtime.interceptor import HEALTH_PREFIX, REFLECTION_PREFIX, CallInterceptor
 from anabranch.runtime.keys import KeyDirectory
 from anabranch.runtime.limits import RateLimit
 from anabranch.runtime.logs import configure_logs
 from anabranch.runtime.service import Build, Service, ServiceContext
-from anabranch.runtime.streams import OpenStream, Streams
+from anabranch.runtime.streams import Streams
 from anabranch.runtime.tokens import TokenVerifier
 from anabranch.store import migrate
 from anabranch.store.availability import is_unavailable
@@ -57,9 +57,6 @@ START_TIMEOUT_S = 60.0
 START_LOOK_S = 5.0
 CREDENTIALS_INTERVAL_S = 1.0
 UNREADY_INTERVAL_S = 0.1
-MOVE_MARGIN_S = 0.5
-GOAWAY_S = 0.25
-"""What connections need to hear that the server takes no more."""
 CLOSE_TIMEOUT_S = 5.0
 _log = structlog.get_logger()
 
@@ -252,7 +249,7 @@ def _bind(server: grpc.aio.Server, settings: ServiceSettings) -> int:
 async def _listen(
     settings: ServiceSettings, service: Service, pool: AsyncPool, clock: Clock, stopping: asyncio.Event
 ) -> int:
-    streams = Streams(settings.limit_open_streams)
+    streams = Streams(settings.limit_open_streams, stopping)
     authenticator = Authenticator(KeyDirectory(pool), TokenVerifier(settings, clock), clock)
     interceptor = CallInterceptor(
         authenticator,
@@ -289,27 +286,11 @@ async def _listen(
         stopping.set()
         await states.enter_graceful_shutdown()
         metrics.gauge("anabranch_ready", 0)
-        await _drain(server, streams, endless, settings.drain_ms / 1000)
+        await drain(server, streams, endless, settings.drain_ms / 1000)
     failed = done - {stop}
     for task in failed:
         _log.error("background work ended", exc_info=task.exception())
     return 1 if failed else 0
-
-
-async def _drain(server: grpc.aio.Server, streams: Streams, endless: frozenset[str], drain_s: float) -> None:
-    def never_ends(stream: OpenStream) -> bool:
-        return stream.method in endless
-
-    stopped = asyncio.ensure_future(server.stop(drain_s))
-    # Connections are told first that this server takes no more: a stream that ends before that is known is opened again
-    # on the same connection, where gRPC breaks it off.
-    await asyncio.wait({stopped}, timeout=min(GOAWAY_S, drain_s / 2))
-    moved = streams.move(never_ends)
-    _log.info("draining", streams_moved=moved, drain_ms=round(drain_s * 1000))
-    await asyncio.wait({stopped}, timeout=max(0.0, drain_s - GOAWAY_S - MOVE_MARGIN_S))
-    if not stopped.done():
-        _log.warning("drain is over", calls_cut=streams.cut())
-    await stopped
 
 
 async def _run(service: Service) -> None:

@@ -1,4 +1,4 @@
-"""The streams that are open, so that they can be counted and ended from outside.
+"""The streams that are open, so that they can be counted and ended from outside; and when calls may end.
 
 State of a stream: open, then either ended by itself or told to end. Telling it sets its failure and cancels
 the task that serves it; the interceptor, which catches that, sends the failure as the stream's status.
@@ -35,9 +35,9 @@ class OpenStream:
 
 
 class Streams:
-    """All open streams; at most ``limit`` of one principal."""
+    """All open streams; at most ``limit`` of one principal. ``stopping``: whether the server is to stop."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, stopping: asyncio.Event) -> None:
         self._limit = limit
         self._open: set[OpenStream] = set()
         self._of: Counter[str] = Counter()
@@ -45,7 +45,18 @@ class Streams:
         """Tasks that serve unary calls now; the interceptor adds and takes them out."""
         self.cut_off = False
         """Whether unary calls were cancelled because the drain is over."""
+        self.taken = 0
+        """How many calls, of any kind, have come so far."""
         self._moving: Callable[[OpenStream], bool] = lambda stream: False
+        self._stopping = stopping
+        self.told = asyncio.Event()
+        """Whether connections have word that this server takes no more."""
+
+    async def may_end(self) -> None:
+        """Return when a call may be answered. Once the server is to stop that is when connections have their word: who
+        has an answer before sends the next call here."""
+        if self._stopping.is_set():
+            await self.told.wait()
 
     def add(self, method: str, identity: Identity | None) -> OpenStream:
         """Note that the current task serves a stream. Raises Failure OVERLOADED, or UNAVAILABLE while

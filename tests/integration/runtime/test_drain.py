@@ -1,0 +1,103 @@
+"""Callers who send the next call as soon as they have an answer, and so always have one under way, while their server
+is exchanged for another."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+from anabranch.store import migrate
+from anabranch.testkit.databases import TestDatabases
+from anabranch.testkit.echo import bearer, echo_service
+from anabranch.testkit.gate import Gate
+from anabranch.v1 import change_pb2, change_pb2_grpc
+
+CALLERS = 40
+EXCHANGES = 3
+CALL_S = 20.0
+PATIENCE_S = 30.0
+
+
+def prepare(url: str) -> None:
+    migrate.upgrade(url)
+
+
+@pytest.fixture
+def url(databases: TestDatabases) -> Iterator[str]:
+    made = databases.prepared("drained", prepare)
+    yield made
+    databases.release(made)
+
+
+class Callers:
+    """``outcomes``: of all calls, how often each."""
+
+    def __init__(self, address: str, key: str) -> None:
+        self.outcomes: Counter[str] = Counter()
+        self._address = address
+        self._key = key
+        self._stop = threading.Event()
+
+    async def _call(self) -> None:
+        async with grpc.aio.insecure_channel(self._address) as channel:
+            stub = change_pb2_grpc.ChangeServiceStub(channel)
+            while not self._stop.is_set():
+                request = change_pb2.GetRequest(db_name="shop")
+                try:
+                    await stub.Get(request, timeout=CALL_S, metadata=bearer(self._key))
+                except grpc.RpcError as error:
+                    self.outcomes[f"{error.code().name}: {error.details()}"] += 1
+                    await asyncio.sleep(0.05)
+                else:
+                    self.outcomes["OK"] += 1
+
+    async def _call_all(self) -> None:
+        await asyncio.gather(*[self._call() for _ in range(CALLERS)])
+
+    def run(self) -> None:
+        """Call until ``stop``."""
+        asyncio.run(self._call_all())
+
+    def stop(self) -> None:
+        """Have everybody end after the call that is under way."""
+        self._stop.set()
+
+    def see_more(self) -> None:
+        """Wait until each may have had some answers more."""
+        goal, deadline = self.outcomes["OK"] + 5 * CALLERS, time.monotonic() + PATIENCE_S
+        while self.outcomes["OK"] < goal:
+            assert time.monotonic() < deadline, self.outcomes
+            time.sleep(0.01)
+
+
+def test_who_always_has_a_call_under_way_is_led_to_another_server_without_a_failure(url: str, tmp_path: Path) -> None:
+    with (
+        echo_service(url, tmp_path / "a") as one,
+        echo_service(url, tmp_path / "b") as other,
+        Gate(one.address) as gate,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        one.wait_ready()
+        callers = Callers(gate.address, one.new_key("caller"))
+        calling = pool.submit(callers.run)
+        try:
+            for _ in range(EXCHANGES):
+                callers.see_more()
+                other.wait_ready()
+                gate.target = other.address
+                one.child.stop(PATIENCE_S)
+                one.child.start()
+                one, other = other, one
+            callers.see_more()
+        finally:
+            callers.stop()
+        calling.result(PATIENCE_S)
+        assert set(callers.outcomes) == {"OK"}, callers.outcomes
