@@ -38,6 +38,7 @@ from anabranch.store.file_codecs import file_codecs
 from anabranch.store.published_bases import FoundBase, find_base, read_manifest
 from anabranch.v1 import position_pb2
 from anabranch_snapshot.config import SnapshotSettings
+from anabranch_snapshot.moments import seen_by
 
 _MINUTE_MS = 60_000
 _KEPT = 16
@@ -58,7 +59,7 @@ class Why(StrEnum):
     SCHEMA = "schema"
     """It is of another schema version, or lacks a table."""
     NODE = "node"
-    """The node has seen more than it shows: it would take that for a history that was rewound."""
+    """The node has seen more than it shows, and would take that for a history that was rewound; or it was."""
     UNPROVEN = "unproven"
     BROKEN = "broken"
 
@@ -77,6 +78,8 @@ def why_not(
 ) -> Why | None:
     """Why a published base is not good for a pull, but for what its manifest and its files say. A pull that is
     ``resumed`` goes on with an old one, of a node that may write meanwhile."""
+    if any(one.is_lost(found.seen_chain, found.floor, found.head) for one in seen_by(database, state.greatest_seen)):
+        return Why.NODE
     if found.chain is None or found.floor > found.position:
         return Why.FLOOR
     if found.schema_version != database.schema_version:
@@ -136,7 +139,8 @@ class Bases:
         if run_id is None and not database.policy.pull_base_max_age_minutes:
             return Why.NONE
         async with self._pool.connection() as conn:
-            found = await find_base(conn, database.id, database.epoch, state.node.id, run_id)
+            seen_ms = state.greatest_seen.server_timestamp_ms
+            found = await find_base(conn, database.id, database.epoch, state.node.id, run_id, seen_ms)
         if found is None:
             return Why.NONE
         why = why_not(found, database, state, self._clock.now_ms(), resumed=run_id is not None)

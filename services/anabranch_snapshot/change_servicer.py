@@ -10,8 +10,10 @@ import grpc
 from anabranch.runtime import metrics
 from anabranch.runtime.errors import Failure
 from anabranch.runtime.principal import require_database
+from anabranch.store.history import Known
 from anabranch.v1 import change_pb2, errors_pb2
 from anabranch_snapshot.log import beyond_head
+from anabranch_snapshot.moments import seen_by
 from anabranch_snapshot.page_tokens import Place, from_token, place_after, to_token
 from anabranch_snapshot.pages import to_sum
 from anabranch_snapshot.snapshot import Snapshot
@@ -34,17 +36,22 @@ class ChangeServicer:
         """``ChangeService.Get``."""
         snapshot, settings = self._snapshot, self._snapshot.settings
         database, head = await snapshot.open_call(request.db_name, request.node_state)
-        place = from_token(database, request.page_token) if request.page_token else _place(request.after, head)
+        known = seen_by(database, request.node_state.greatest_seen)
+        resumed: Known | None = None
+        if request.page_token:
+            place, resumed = from_token(database, request.page_token)
+        else:
+            place = _place(request.after, head)
         if request.max_bytes < 0:
             raise Failure(errors_pb2.REASON_INVALID_REQUEST, "max_bytes is negative")
         max_bytes = max(LEAST_PAGE_BYTES, min(request.max_bytes or settings.page_bytes, settings.page_max_bytes))
-        reading = await snapshot.log.read(database, place, max_bytes)
+        reading = await snapshot.log.read(database, place, max_bytes, known=known, resumed=resumed)
         stretch = reading.stretch
         # Read after the page: a table that has not changed since has had the same sum there.
         sums = await snapshot.log.sums(database)
         response = change_pb2.GetResponse(
             page=reading.page,
-            next_page_token=b"" if stretch.at_head else to_token(database, reading.place),
+            next_page_token=b"" if stretch.at_head else to_token(database, reading.place, reading.known),
             state=snapshot.log.state(database, stretch.head, stretch.head_chain, stretch.floor, stretch.schema_version),
             sums=[to_sum(row) for row in sums.rows if row.position <= stretch.reached],
         )
@@ -57,7 +64,8 @@ class ChangeServicer:
         database, head = await snapshot.open_call(request.db_name, request.node_state)
         place = _place(request.after, head)
         tail = snapshot.tail(database)
-        async for response in follow(snapshot.log, database, tail, place, snapshot.settings.page_bytes):
+        known = seen_by(database, request.node_state.greatest_seen)
+        async for response in follow(snapshot.log, database, tail, place, known, snapshot.settings.page_bytes):
             yield response
 
     async def find_common(
@@ -70,8 +78,9 @@ class ChangeServicer:
             raise Failure(errors_pb2.REASON_INVALID_REQUEST, f"seen has more than {MOST_SEEN} positions")
         database = await snapshot.databases.read(request.db_name)
         await snapshot.nodes.admit(database, principal.subject, request.node_state, 0)
-        common = await snapshot.log.find_common(database, request.seen)
+        # In this order: were the server restored in between, what is common is what the later one has.
         sums = await snapshot.log.sums(database)
+        common = await snapshot.log.find_common(database, request.seen)
         return change_pb2.FindCommonResponse(
             common=common,
             state=snapshot.log.state(database, sums.head, sums.chain, sums.floor, sums.schema_version),

@@ -15,7 +15,7 @@ States of a comparison:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 
 from anabranch.ranges import FAN_OUT, FINEST_BITS, WHOLE, KeyRange, RangeSum, RangeSums
 from anabranch.runtime.errors import Failure
@@ -45,10 +45,11 @@ async def compare(
     database: Database,
     table: Table,
     requests: AsyncIterator[snapshot_pb2.CompareRequest],
-    began: Callable[[Sums], position_pb2.ServerState],
+    past: Sequence[int],
+    began: Callable[[Sums, Mapping[int, bytes]], Awaitable[position_pb2.ServerState]],
 ) -> AsyncGenerator[snapshot_pb2.CompareResponse, None]:
-    """The responses. ``requests`` are those after the first one; ``began`` is told of the moment, checks it, and gives
-    the state that goes into the first response.
+    """The responses. ``requests`` are those after the first one; ``began`` is told of the moment, with the chains that
+    its history has at the positions ``past``; it checks both, and gives the state that goes into the first response.
 
     Raises:
         Failure: what ``began`` raises; OVERLOADED, UNKNOWN_DATABASE, UNAVAILABLE, TABLE_CHANGED, INVALID_REQUEST.
@@ -61,8 +62,8 @@ async def compare(
         settings.pull_max_ms / 1000, session.cut, "the comparison took too long for one transaction: begin anew"
     )
     try:
-        moment = await session.start(reader.begin)
-        state = began(moment)
+        moment = await session.start(lambda: reader.begin(past))
+        state = await began(moment, reader.chains)
         sum_ = next((to_sum(row) for row in moment.rows if row.table == table.name), None)
         as_of = to_position(database, moment.head, moment.chain)
         yield snapshot_pb2.CompareResponse(as_of=as_of, sum=sum_, state=state)

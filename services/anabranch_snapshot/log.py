@@ -12,7 +12,7 @@ from anabranch.runtime.errors import Failure
 from anabranch.runtime.rewind import check_seen, seen_of
 from anabranch.store.catalog import Database, UnknownDatabaseError
 from anabranch.store.engine import AsyncPool, AsyncSession
-from anabranch.store.history import History, Judgement, judge, read_history
+from anabranch.store.history import History, Judgement, Known, judge, read_history
 from anabranch.store.log_reader import NO_LIMIT, Stretch, Sums, read_stretch, read_sums
 from anabranch.store.seal import EMPTY_CHAIN, position_token
 from anabranch.v1 import change_pb2, errors_pb2, position_pb2
@@ -31,6 +31,11 @@ class Reading:
     stretch: Stretch
     moved: bool
 
+    @property
+    def known(self) -> Known:
+        """The head of the moment: what comes after the page is of a history that has it."""
+        return Known(self.stretch.head, self.stretch.head_chain)
+
 
 class Log:
     """The log of all databases. At most ``sessions`` reads are under way; others wait for their turn."""
@@ -47,21 +52,40 @@ class Log:
         async with self._turns, self._pool.connection() as conn:
             yield conn
 
-    async def read(self, database: Database, place: Place, max_bytes: int, up_to: int = NO_LIMIT) -> Reading:
-        """The next page from ``place`` on, of positions up to ``up_to``.
+    async def read(
+        self,
+        database: Database,
+        place: Place,
+        max_bytes: int,
+        up_to: int = NO_LIMIT,
+        *,
+        known: Sequence[Known] = (),
+        resumed: Known | None = None,
+    ) -> Reading:
+        """The next page from ``place`` on, of positions up to ``up_to``. ``known``: what the reader has seen, and what
+        was read before this page; a page of a history that has not all of it is not given. ``resumed``: the same of
+        the page token that the place is from.
 
         Raises:
-            Failure: BEHIND_FLOOR, INVALID_POSITION, UNAVAILABLE, UNKNOWN_DATABASE.
+            Failure: BEHIND_FLOOR, INVALID_POSITION, INVALID_TOKEN, UNAVAILABLE, UNKNOWN_DATABASE.
             psycopg.Error: the log can't be read.
         """
+        wanted = [*known, *([] if resumed is None else [resumed])]
         try:
             async with self._session() as conn:
                 stretch = await read_stretch(
-                    conn, database.id, place.base, place.cursor, max_bytes=max_bytes, up_to=up_to
+                    conn, database.id, place.base, place.cursor, max_bytes=max_bytes, up_to=up_to, known=wanted
                 )
         except UnknownDatabaseError:
             raise self._gone(database) from None
         self._check_history(database, stretch.epoch, stretch.schema_version)
+        if resumed in stretch.lost:
+            raise Failure(
+                errors_pb2.REASON_INVALID_TOKEN, "the server was restored to a time before page_token: start again"
+            )
+        if stretch.lost:
+            # Who calls again presents what it has seen, and is told.
+            raise Failure(errors_pb2.REASON_UNAVAILABLE, "the log is no longer what was read of it: call again")
         if stretch.floor >= place.cursor.least_needed:
             raise Failure(
                 errors_pb2.REASON_BEHIND_FLOOR,
@@ -74,12 +98,12 @@ class Log:
             raise Failure(
                 errors_pb2.REASON_INVALID_POSITION, f"no group was ever committed at {place.base}: take a new snapshot"
             )
-        known = self._databases.current(database)
-        if known.epoch != database.epoch:
-            known = database
+        current = self._databases.current(database)
+        if current.epoch != database.epoch:
+            current = database
         names = await self._nodes.names(database.id, (item.node_id for item in stretch.items))
         end = Place(stretch.reached, stretch.end)
-        return Reading(to_page(stretch, known, names), end, stretch, end != place)
+        return Reading(to_page(stretch, current, names), end, stretch, end != place)
 
     async def sums(self, database: Database) -> Sums:
         """Head and sums of one moment.

@@ -1,4 +1,4 @@
-"""Page tokens: a place in the log, sealed."""
+"""Page tokens: a place in the log, and the head of the moment in which it was read to, sealed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 from anabranch.runtime.errors import Failure
 from anabranch.store.catalog import Database
+from anabranch.store.history import Known
 from anabranch.store.log_reader import Cursor, after
-from anabranch.store.seal import open_content, seal_content
+from anabranch.store.seal import CHAIN_BYTES, open_content, seal_content
 from anabranch.v1 import errors_pb2
 
-_numbers = struct.Struct(">qqIQ")
+_numbers = struct.Struct(f">qqIQq{CHAIN_BYTES}s")
 
 
 class Place(NamedTuple):
@@ -27,26 +28,26 @@ def place_after(position: int) -> Place:
 
 
 def _purpose(database: Database) -> str:
-    return f"page\0{database.epoch}"
+    return f"page-of\0{database.epoch}"
 
 
-def to_token(database: Database, place: Place) -> bytes:
-    """The token of a place. It holds for this database in this epoch."""
+def to_token(database: Database, place: Place, known: Known) -> bytes:
+    """The token of a place. It holds for this database in this epoch, and for a history that has ``known``."""
     position, batch_id, ordinal, offset = place.cursor
-    content = _numbers.pack(place.base, position, ordinal, offset) + batch_id.encode()
+    content = _numbers.pack(place.base, position, ordinal, offset, *known) + batch_id.encode()
     return seal_content(database.seal_key, _purpose(database), content)
 
 
-def from_token(database: Database, token: bytes) -> Place:
-    """The place of a token.
+def from_token(database: Database, token: bytes) -> tuple[Place, Known]:
+    """The place of a token, and what the history that it is a place of must have.
 
     Raises:
         Failure: INVALID_TOKEN.
     """
     content = open_content(database.seal_key, _purpose(database), token)
-    if content is None:
+    if content is None or len(content) < _numbers.size:
         raise Failure(
             errors_pb2.REASON_INVALID_TOKEN, "page_token is not one that was given for this database: start again"
         )
-    base, position, ordinal, offset = _numbers.unpack_from(content)
-    return Place(base, Cursor(position, content[_numbers.size :].decode(), ordinal, offset))
+    base, position, ordinal, offset, head, chain = _numbers.unpack_from(content)
+    return Place(base, Cursor(position, content[_numbers.size :].decode(), ordinal, offset)), Known(head, chain)

@@ -16,8 +16,8 @@ States of a pull:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import structlog
@@ -27,6 +27,7 @@ from anabranch.runtime import metrics
 from anabranch.runtime.errors import Failure
 from anabranch.schema import Table
 from anabranch.store.catalog import Database, UnknownDatabaseError
+from anabranch.store.history import Known
 from anabranch.store.log_reader import SumRow, Sums
 from anabranch.store.pull_reader import PullReader, PullUnavailableError, key_of_last
 from anabranch.v1 import errors_pb2, position_pb2, snapshot_pb2
@@ -52,10 +53,12 @@ async def pull(
     settings: SnapshotSettings,
     database: Database,
     wanted: Sequence[Wanted],
-    began: Callable[[Sums], position_pb2.ServerState],
+    past: Sequence[int],
+    began: Callable[[Sums, Mapping[int, bytes]], Awaitable[position_pb2.ServerState]],
 ) -> AsyncIterator[bytes]:
-    """Serialized responses: the chunks of ``wanted``, table by table. ``began`` is told of the moment, checks it, and
-    gives the state that goes into the first response.
+    """Serialized responses: the chunks of ``wanted``, table by table. ``began`` is told of the moment, with the chains
+    that its history has at the positions ``past``; it checks both, and gives the state that goes into the first
+    response.
 
     Raises:
         Failure: what ``began`` raises; OVERLOADED, UNKNOWN_DATABASE, UNAVAILABLE.
@@ -68,12 +71,12 @@ async def pull(
         settings.pull_max_ms / 1000, session.cut, "the pull took too long for one transaction: resume it"
     )
     try:
-        moment = await session.start(lambda: reader.begin([one.table for one in wanted]))
-        state: position_pb2.ServerState | None = began(moment)
-        as_of = to_position(database, moment.head, moment.chain)
+        moment = await session.start(lambda: reader.begin([one.table for one in wanted], past))
+        state: position_pb2.ServerState | None = await began(moment, reader.chains)
+        shown = Known(moment.head, moment.chain)
         sums = {row.table: row for row in moment.rows}
         for one in wanted:
-            async for response, ipc in _table(session, reader, turns, database, one, as_of, sums):
+            async for response, ipc in _table(session, reader, turns, database, one, shown, sums):
                 if state is not None:
                     response.state.CopyFrom(state)
                     state = None
@@ -99,11 +102,13 @@ async def _table(
     turns: Turns,
     database: Database,
     wanted: Wanted,
-    as_of: position_pb2.Position,
+    shown: Known,
     sums: Mapping[str, SumRow],
 ) -> AsyncIterator[Response]:
-    table, progress = wanted.table, wanted.progress or Progress(None, 0, as_of.server_timestamp_ms)
-    key, rows_done = progress.key, progress.rows_done
+    as_of = to_position(database, *shown)
+    table, before = wanted.table, wanted.progress or Progress(None, 0, shown.position, shown)
+    key, rows_done = before.key, before.rows_done
+    progress = replace(before, last=shown)
 
     def first() -> tuple[pa.RecordBatch, memoryview] | None:
         reader.open_table(table, key)
@@ -123,7 +128,7 @@ async def _table(
         rows_done += batch.num_rows
         metrics.count("anabranch_pull_rows", batch.num_rows, database=database.name)
         metrics.count("anabranch_pull_bytes", len(ipc), database=database.name)
-        progress = Progress(tuple(key_of_last(table, batch)), rows_done, progress.earliest)
+        progress = Progress(tuple(key_of_last(table, batch)), rows_done, progress.earliest, shown)
         resume = to_token(database, table, progress)
         whole = snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, as_of=as_of, resume=resume)
         for part in in_parts(whole, ipc, as_of):
@@ -137,7 +142,7 @@ async def _table(
             snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, as_of=as_of, resume=resume),
             memoryview(b""),
         )
-        head = to_position(database, *await turns.drained(database.id, table.id, newest))
+        head = to_position(database, *await turns.drained(database.id, table.id, newest, shown))
         response = snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, done=True, as_of=head)
         yield response, memoryview(b"")
         return

@@ -98,7 +98,7 @@ async def _table(
 ) -> AsyncIterator[Response]:
     table, position = wanted.table, served.found.position
     as_of = to_position(database, position, served.chain)
-    progress = wanted.progress or Progress(None, 0, position)
+    progress = wanted.progress or Progress(None, 0, position, BasePlace(served.found.run_id, Place()))
     start = Place() if progress.base is None else progress.base.place
     rows_done = progress.rows_done
     ahead = session.start(lambda: rows.first(table.name, start))

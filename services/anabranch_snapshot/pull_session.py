@@ -16,8 +16,9 @@ from anabranch.runtime import metrics
 from anabranch.runtime.errors import Failure
 from anabranch.store.availability import is_unavailable
 from anabranch.store.engine import AsyncPool
+from anabranch.store.history import Known
 from anabranch.store.pull_reader import PullSource, end_session
-from anabranch.store.undrained import head_when_drained
+from anabranch.store.undrained import OtherHistoryError, head_when_drained
 from anabranch.v1 import errors_pb2
 
 _END_AGAIN_S = 0.5
@@ -87,19 +88,24 @@ class Turns:
                 raise
             _log.warning("a pull's session can't be ended now", error=type(error).__name__, detail=str(error))
 
-    async def drained(self, database_id: int, table_id: int, newest: int) -> tuple[int, bytes]:
-        """Wait until no change of a table up to the number ``newest`` is undrained; gives the head's position and
-        chain.
+    async def drained(self, database_id: int, table_id: int, newest: int, shown: Known) -> Known:
+        """Wait until no change of a table up to the number ``newest``, as it was seen in the moment ``shown``, is
+        undrained; gives the head's position and chain.
 
         Raises:
-            Failure: UNAVAILABLE, where it takes too long.
+            Failure: UNAVAILABLE, where it takes too long, or the server was restored meanwhile.
             psycopg.Error: it can't be looked at.
         """
         deadline = time.monotonic() + _DRAIN_S
         pause_s = _DRAIN_FIRST_S
         while True:
-            async with self._pool.connection() as conn:
-                head = await head_when_drained(conn, database_id, table_id, newest)
+            try:
+                async with self._pool.connection() as conn:
+                    head = await head_when_drained(conn, database_id, table_id, newest, shown)
+            except OtherHistoryError:
+                raise Failure(
+                    errors_pb2.REASON_UNAVAILABLE, "the server was restored while its tables were read: call again"
+                ) from None
             if head is not None:
                 return head
             if time.monotonic() > deadline:

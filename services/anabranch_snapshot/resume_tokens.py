@@ -1,5 +1,5 @@
 """Resume tokens: how far a pull of one table has come, sealed. One of rows from Postgres says after which key to go on,
-one of rows from Parquet after which place of which run's base."""
+and of which moment the last rows were; one of rows from Parquet after which place of which run's base."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from anabranch.columnar.base_reader import Place
 from anabranch.runtime.errors import Failure
 from anabranch.schema import Table
 from anabranch.store.catalog import Database
+from anabranch.store.history import Known
 from anabranch.store.seal import open_content, seal_content
 from anabranch.v1 import errors_pb2
 
@@ -26,17 +27,28 @@ class BasePlace:
 @dataclass(frozen=True, slots=True)
 class Progress:
     """``key`` of the last row that was sent, as ``pull_reader`` takes it (None: none was); ``rows_done`` over all
-    parts; ``earliest``: the position that the first part showed, from which the node will follow the log. ``base``:
-    where the rows are read from Parquet, the place of the last one; there is no key then."""
+    parts; ``earliest``: the position that the first part showed, from which the node will follow the log. ``last``:
+    what the last part was read from. Of rows from Postgres that is the moment, which the next part's history must have;
+    of rows from Parquet the place of the last one, where there is no key, and the run stands for its history."""
 
     key: tuple[str, ...] | None
     rows_done: int
     earliest: int
-    base: BasePlace | None = None
+    last: Known | BasePlace
+
+    @property
+    def base(self) -> BasePlace | None:
+        """The place in Parquet."""
+        return self.last if isinstance(self.last, BasePlace) else None
+
+    @property
+    def shown(self) -> Known | None:
+        """The moment in Postgres."""
+        return None if isinstance(self.last, BasePlace) else self.last
 
 
 # A release that knows nothing of places in a base can't open a token of one, and says so as of any other.
-_BY_KEY, _BY_PLACE = ("resume", 4), ("resume-base", 7)
+_BY_KEY, _BY_PLACE = ("resume-key", 6), ("resume-base", 7)
 
 
 def _purpose(kind: str, database: Database) -> str:
@@ -45,10 +57,12 @@ def _purpose(kind: str, database: Database) -> str:
 
 def to_token(database: Database, table: Table, progress: Progress) -> bytes:
     """The token of a table's progress. It holds for this table in this epoch."""
-    base = progress.base
-    place = [] if base is None else [base.run_id, base.place.bucket, base.place.rows]
-    content = json.dumps([table.id, progress.key, progress.rows_done, progress.earliest, *place], separators=(",", ":"))
-    kind, _ = _BY_PLACE if place else _BY_KEY
+    last = progress.last
+    if isinstance(last, BasePlace):
+        (kind, _), read = _BY_PLACE, [last.run_id, last.place.bucket, last.place.rows]
+    else:
+        (kind, _), read = _BY_KEY, [last.position, last.chain.hex()]
+    content = json.dumps([table.id, progress.key, progress.rows_done, progress.earliest, *read], separators=(",", ":"))
     return seal_content(database.seal_key, _purpose(kind, database), content.encode())
 
 
@@ -69,6 +83,7 @@ def from_token(database: Database, table: Table, token: bytes) -> Progress:
             errors_pb2.REASON_INVALID_TOKEN,
             f"resume is not one that was given for table {table.name!r}: pull that table from its start",
         )
-    _, key, rows_done, earliest, *place = parsed
-    base = BasePlace(place[0], Place(place[1], place[2])) if place else None
-    return Progress(None if key is None else tuple(key), rows_done, earliest, base)
+    _, key, rows_done, earliest, *read = parsed
+    if len(parsed) == _BY_PLACE[1]:
+        return Progress(None, rows_done, earliest, BasePlace(read[0], Place(read[1], read[2])))
+    return Progress(None if key is None else tuple(key), rows_done, earliest, Known(read[0], bytes.fromhex(read[1])))

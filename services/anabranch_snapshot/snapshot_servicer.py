@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -15,6 +15,7 @@ from anabranch.store.log_reader import Sums
 from anabranch.v1 import errors_pb2, position_pb2, snapshot_pb2
 from anabranch_snapshot.compare import compare
 from anabranch_snapshot.describe import describe
+from anabranch_snapshot.moments import Moment, Past, require, seen_by
 from anabranch_snapshot.pull import Wanted, pull
 from anabranch_snapshot.pull_base import pull_base
 from anabranch_snapshot.pull_source import choose_source
@@ -36,6 +37,8 @@ class SnapshotServicer:
         snapshot = self._snapshot
         database = await self._fresh(request.db_name, request.node_state)
         sums = await snapshot.log.sums(database)
+        # Once more: the server may have been restored since, and what is settled would stand for another history.
+        await snapshot.log.check_seen(database, request.node_state.greatest_seen)
         response = describe(database, sums)
         response.state.CopyFrom(snapshot.log.state(database, sums.head, sums.chain, sums.floor, sums.schema_version))
         return response
@@ -65,8 +68,13 @@ class SnapshotServicer:
                     yield response
             return
 
-        def began(moment: Sums) -> position_pb2.ServerState:
-            self._unchanged(database, moment)
+        past = Past(
+            seen_by(database, request.node_state.greatest_seen),
+            [one.progress.shown for one in wanted if one.progress is not None and one.progress.shown is not None],
+        )
+
+        async def began(moment: Sums, chains: Mapping[int, bytes]) -> position_pb2.ServerState:
+            await self._unchanged(database, moment, chains, past, request.node_state)
             earliest = min([moment.head, *(one.progress.earliest for one in wanted if one.progress is not None)])
             if earliest < moment.floor:
                 raise Failure(
@@ -77,7 +85,7 @@ class SnapshotServicer:
             snapshot.nodes.note(database, principal.subject, request.node_state.node, earliest, pulled=True)
             return snapshot.log.state(database, moment.head, moment.chain, moment.floor, moment.schema_version)
 
-        async for response in pull(snapshot.turns, snapshot.settings, database, wanted, began):
+        async for response in pull(snapshot.turns, snapshot.settings, database, wanted, past.positions, began):
             yield response
 
     async def compare(
@@ -91,16 +99,29 @@ class SnapshotServicer:
         database = await self._fresh(request.db_name, request.node_state)
         (wanted,) = _wanted(database, [snapshot_pb2.RequiredTable(table=request.table)])
 
-        def began(moment: Sums) -> position_pb2.ServerState:
-            self._unchanged(database, moment)
+        past = Past(seen_by(database, request.node_state.greatest_seen), ())
+
+        async def began(moment: Sums, chains: Mapping[int, bytes]) -> position_pb2.ServerState:
+            await self._unchanged(database, moment, chains, past, request.node_state)
             return snapshot.log.state(database, moment.head, moment.chain, moment.floor, moment.schema_version)
 
-        responses = compare(snapshot.turns, snapshot.settings, database, wanted.table, requests, began)
+        responses = compare(snapshot.turns, snapshot.settings, database, wanted.table, requests, past.positions, began)
         async with contextlib.aclosing(responses):
             async for response in responses:
                 yield response
 
-    def _unchanged(self, database: Database, moment: Sums) -> None:
+    async def _unchanged(
+        self,
+        database: Database,
+        moment: Sums,
+        chains: Mapping[int, bytes],
+        past: Past,
+        state: position_pb2.NodeState,
+    ) -> None:
+        """The moment is of the history that the caller follows, and of the tables that it was told of."""
+        await require(
+            self._snapshot.log, database, Moment(moment.head, moment.floor, chains), past, state.greatest_seen
+        )
         if moment.epoch != database.epoch or moment.schema_version != database.schema_version:
             self._snapshot.databases.look()
             raise Failure(errors_pb2.REASON_UNAVAILABLE, "the tables have just changed: call again")

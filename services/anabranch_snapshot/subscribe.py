@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from anabranch.runtime import metrics
 from anabranch.store.catalog import Database
+from anabranch.store.history import Known
 from anabranch_snapshot.log import Log
 from anabranch_snapshot.page_tokens import Place
 from anabranch_snapshot.tail import Tail, to_response
 
 
-async def follow(log: Log, database: Database, tail: Tail, place: Place, page_bytes: int) -> AsyncIterator[bytes]:
+async def follow(
+    log: Log, database: Database, tail: Tail, place: Place, known: Sequence[Known], page_bytes: int
+) -> AsyncIterator[bytes]:
     """Serialized responses from ``place`` on, for ever. The first one comes at once, also where the reader has all.
+    ``known`` is what the reader has seen: every page is of a history that has it, and all that was read before.
 
     Raises:
         Failure: as ``Log.read``, or what the tail failed with.
@@ -20,8 +24,8 @@ async def follow(log: Log, database: Database, tail: Tail, place: Place, page_by
     """
     said_where = False
     while True:
-        reading = await log.read(database, place, page_bytes, tail.limit(place))
-        place = reading.place
+        reading = await log.read(database, place, page_bytes, tail.limit(place), known=known)
+        place, known = reading.place, [reading.known]
         subscriber = tail.attach(place) if reading.stretch.exhausted else None
         try:
             if reading.moved or not said_where:
@@ -32,7 +36,7 @@ async def follow(log: Log, database: Database, tail: Tail, place: Place, page_by
             if subscriber is None:
                 continue
             while (shared := await subscriber.take()) is not None:
-                place = shared.end
+                place, known = shared.end, [shared.known]
                 metrics.count("anabranch_log_sent_bytes", len(shared.data), database=database.name)
                 yield shared.data
         finally:

@@ -17,16 +17,19 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 
+from anabranch.store.history import Known
 from anabranch_snapshot.page_tokens import Place
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """A response as every subscriber gets it: from one place to another. A heartbeat ends where it begins."""
+    """A response as every subscriber gets it: from one place to another. A heartbeat ends where it begins. ``known``:
+    the head of the moment that it was read in."""
 
     start: Place
     end: Place
     data: bytes
+    known: Known
 
 
 class Subscriber:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Sequence
 
 import structlog
 
@@ -31,6 +32,7 @@ from anabranch.runtime.errors import Failure
 from anabranch.runtime.telemetry import current_traceparent, span
 from anabranch.store.availability import is_unavailable
 from anabranch.store.catalog import Database
+from anabranch.store.history import Known
 from anabranch.store.log_reader import NO_LIMIT
 from anabranch.v1 import change_pb2, errors_pb2
 from anabranch_snapshot.config import SnapshotSettings
@@ -55,8 +57,8 @@ class Tail:
         self._settings = settings
         self._clock = clock
         self._place: Place | None = None
-        # The chain at the place's base, as it was read there: None where it is not known.
-        self._chain: bytes | None = None
+        # The head of the last moment that was read: what follows must be of a history that has it.
+        self._known: Sequence[Known] = ()
         self._subscribers: set[Subscriber] = set()
         self._recent: deque[Shared] = deque()
         self._recent_bytes = 0
@@ -138,7 +140,7 @@ class Tail:
         # Nothing was awaited since the last look at the subscribers: who comes from now on starts it anew.
         self._task = None
         self._place = None
-        self._chain = None
+        self._known = ()
         self._recent.clear()
         self._recent_bytes = 0
         self._traces.clear()
@@ -158,12 +160,8 @@ class Tail:
         settings = self._settings
         while self._subscribers:
             assert self._place is not None
-            reading = await self._log.read(self.database, self._place, settings.page_bytes)
-            base_chain = reading.stretch.base_chain
-            if None not in (self._chain, base_chain) and base_chain != self._chain:
-                # The server was restored under the tail, and another group has taken the place of the last one.
-                raise Failure(errors_pb2.REASON_UNAVAILABLE, "the log is no longer what was read of it: call again")
-            self._chain = reading.stretch.chain
+            reading = await self._log.read(self.database, self._place, settings.page_bytes, known=self._known)
+            self._known = [reading.known]
             if not reading.moved:
                 break
             traces = list(self._traces)
@@ -184,7 +182,7 @@ class Tail:
         traceparent = (current_traceparent() or "") if traced else ""
         response = to_response(self._log, self.database, reading, traceparent)
         metrics.count("anabranch_log_pages", database=self.database.name)
-        shared = Shared(start, reading.place, response)
+        shared = Shared(start, reading.place, response, reading.known)
         self._place = reading.place
         self._recent.append(shared)
         self._recent_bytes += len(response)
@@ -213,14 +211,15 @@ class Tail:
         sums = await self._log.sums(self.database)
         place = self._place
         assert place is not None
-        if sums.head != place.base or not place.cursor.between_groups:
+        head = Known(sums.head, sums.chain)
+        if [head] != self._known or sums.head != place.base or not place.cursor.between_groups:
             self._wake.set()
             return False
         response = change_pb2.SubscribeResponse(
             state=self._log.state(self.database, sums.head, sums.chain, sums.floor, sums.schema_version),
             sums=map(to_sum, sums.rows),
         )
-        self._offer(Shared(place, place, response.SerializeToString()))
+        self._offer(Shared(place, place, response.SerializeToString(), head))
         return True
 
     def _fail(self, failure: Failure) -> None:

@@ -10,10 +10,10 @@ group is committed meanwhile, and moves the epoch at most once for what was lost
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 
@@ -81,6 +81,20 @@ class Seen:
         return not self.epoch and not self.position and not self.token
 
 
+class Known(NamedTuple):
+    """A position, in milliseconds, that a history must have, with its chain: a node has seen it, or an earlier read was
+    of a moment that had it. Chains go on from each other, so that it stands for all positions before it."""
+
+    position: int
+    chain: bytes
+
+    def is_lost(self, found: bytes | None, floor: int, head: int) -> bool:
+        """Whether a history with that floor and head has lost it. ``found`` is its chain there, None where it has no
+        group: at the floor and below it groups may be gone, and nothing is lost."""
+        chain = EMPTY_CHAIN if self.position == 0 else found
+        return chain != self.chain and not (chain is None and self.position <= min(floor, head))
+
+
 @dataclass(frozen=True, slots=True)
 class History:
     """A database's history: its head with its chain, its floor in milliseconds, and the chains at the positions that
@@ -92,7 +106,7 @@ class History:
     system_identifier: int
     head: int
     head_chain: bytes
-    chains: dict[int, bytes]
+    chains: Mapping[int, bytes]
 
 
 def judge(history: History, seen: Seen) -> Judgement:
@@ -102,15 +116,19 @@ def judge(history: History, seen: Seen) -> Judgement:
         return Judgement.FITS
     if not seen.token:
         # Given without a seal where its chain was not known any more: nothing can be compared.
-        known = seen.epoch == history.epoch and 0 <= position <= history.head
-        return Judgement.FITS if known else Judgement.STRANGE
-    sealed = chain_of(history.seal_key, seen.epoch, position, seen.token)
-    if sealed is None:
+        fits = seen.epoch == history.epoch and 0 <= position <= history.head
+        return Judgement.FITS if fits else Judgement.STRANGE
+    known = known_of(history.seal_key, seen)
+    if known is None:
         return Judgement.STRANGE
-    chain = EMPTY_CHAIN if position == 0 else history.chains.get(position)
-    # At the floor and below it groups may be gone; above it, one that is not there was lost.
-    gone = chain is None and position <= min(history.floor_ms, history.head)
-    return Judgement.FITS if gone or chain == sealed else Judgement.LOST
+    lost = known.is_lost(history.chains.get(position), history.floor_ms, history.head)
+    return Judgement.LOST if lost else Judgement.FITS
+
+
+def known_of(seal_key: bytes, seen: Seen) -> Known | None:
+    """What a position that a node has seen says of the history; None where it is not sealed with this key."""
+    chain = chain_of(seal_key, seen.epoch, seen.position, seen.token) if seen.token else None
+    return None if chain is None else Known(seen.position, chain)
 
 
 async def _rows(conn: AsyncSession, statement: bytes, parameters: Sequence[binary.Parameter]) -> list[tuple[Any, ...]]:

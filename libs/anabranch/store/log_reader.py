@@ -21,6 +21,7 @@ import psycopg
 from anabranch.store import binary
 from anabranch.store.catalog import UnknownDatabaseError
 from anabranch.store.engine import AsyncPool, AsyncSession, SessionOptions, async_pool
+from anabranch.store.history import Known
 from anabranch.store.log_reader_statements import FLOOR, STRETCH, SUMS
 from anabranch.store.seal import EMPTY_CHAIN
 
@@ -94,7 +95,8 @@ class Stretch:
     that goes on; ``end`` the cursor for the next read. ``reached`` is the last position of which nothing is missing,
     and ``chain`` its chain, None where the log has no group at the position that the read started from. ``exhausted``:
     nothing more was there up to where the read was to stop, ``at_head``: nothing more at all. ``known_base``: the log
-    has a group at ``base``, or ``base`` is 0 or the floor; ``base_chain`` is its chain, None where it is not known.
+    has a group at ``base``, or ``base`` is 0 or the floor. ``lost``: of the positions that this history was to have,
+    those that it has not.
     """
 
     items: Sequence[Item]
@@ -108,7 +110,7 @@ class Stretch:
     head: int
     head_chain: bytes
     known_base: bool
-    base_chain: bytes | None
+    lost: Sequence[Known]
     epoch: str
     floor: int
     schema_version: int
@@ -148,12 +150,20 @@ def _cursor(conn: AsyncSession) -> psycopg.AsyncRawCursor[tuple[Any, ...]]:
 
 
 async def read_stretch(
-    conn: AsyncSession, database_id: int, base: int, cursor: Cursor, *, max_bytes: int, up_to: int = NO_LIMIT
+    conn: AsyncSession,
+    database_id: int,
+    base: int,
+    cursor: Cursor,
+    *,
+    max_bytes: int,
+    up_to: int = NO_LIMIT,
+    known: Sequence[Known] = (),
 ) -> Stretch:
     """The items from ``cursor`` on, of positions up to ``up_to``.
 
     ``base`` is the last position of which the reader misses nothing. ``max_bytes`` bounds the contents with their
-    overheads; the first item is always given, an effect larger than ``max_bytes`` in part.
+    overheads; the first item is always given, an effect larger than ``max_bytes`` in part. ``known`` is what the
+    history must have, looked for at the very moment that is read.
 
     Raises:
         UnknownDatabaseError: there is no such database any more.
@@ -169,6 +179,7 @@ async def read_stretch(
         binary.int8(max(0, cursor.ordinal - _LOSERS_FROM)),
         binary.int8(up_to),
         binary.int8(max_bytes),
+        binary.int8_array([one.position for one in known]),
     ]
     async with conn.pipeline():
         stretch, floor = _cursor(conn), _cursor(conn)
@@ -179,15 +190,22 @@ async def read_stretch(
         state = await floor.fetchone()
     if state is None:
         raise UnknownDatabaseError(f"database number {database_id} is gone")
-    return _stretch(rows, state, base, cursor, up_to)
+    return _stretch(rows, state, base, cursor, up_to, known)
 
 
-def _stretch(rows: Sequence[tuple[Any, ...]], state: tuple[Any, ...], base: int, cursor: Cursor, up_to: int) -> Stretch:
+def _stretch(
+    rows: Sequence[tuple[Any, ...]],
+    state: tuple[Any, ...],
+    base: int,
+    cursor: Cursor,
+    up_to: int,
+    known: Sequence[Known],
+) -> Stretch:
     epoch, floor, schema_version = state
     head, head_chain, base_chain = rows[0][:3]
     head, head_chain = (0, EMPTY_CHAIN) if head is None else (head, head_chain)
+    lost = [one for one, found in zip(known, rows[0][19] or (), strict=True) if one.is_lost(found, floor, head)]
     chain: bytes | None = EMPTY_CHAIN if base == 0 else base_chain
-    first_chain = chain
     known_base = chain is not None or base == floor
     items: list[Item] = []
     ends: dict[int, GroupEnd] = {}
@@ -222,7 +240,7 @@ def _stretch(rows: Sequence[tuple[Any, ...]], state: tuple[Any, ...], base: int,
         head,
         head_chain,
         known_base,
-        first_chain,
+        lost,
         epoch,
         floor,
         schema_version,
@@ -230,7 +248,7 @@ def _stretch(rows: Sequence[tuple[Any, ...]], state: tuple[Any, ...], base: int,
 
 
 def _loser(row: tuple[Any, ...], value: bytes | None) -> Loser:
-    table_id, key, column, losing_batch, losing_node, winning_batch = row[13:]
+    table_id, key, column, losing_batch, losing_node, winning_batch = row[13:19]
     return Loser(table_id, key, column, value, losing_batch, losing_node, winning_batch)
 
 

@@ -13,7 +13,7 @@ MOST_LOSING_VALUE_BYTES = 64 * 1024
 STRETCH = f"""
 select h.position, h.chain, b.chain,
        i.position, i.batch_id, i.kind, i.ordinal, i.node_id, i.content, i.more, i.next_position, g.chain, g.sums,
-       i.table_id, i.key, i.column_name, i.losing_batch, i.losing_node, i.winning_batch
+       i.table_id, i.key, i.column_name, i.losing_batch, i.losing_node, i.winning_batch, k.chains
 from (select 1) one
 left join lateral (
     select position, chain from anabranch.groups where database_id = $1::int8 order by position desc limit 1
@@ -21,6 +21,13 @@ left join lateral (
 left join lateral (
     select chain from anabranch.groups where database_id = $1::int8 and position = $2::int8
 ) b on true
+left join lateral (
+    select array_agg(g.chain order by q.number) as chains
+    from unnest($10::int8[]) with ordinality q(position, number)
+    left join lateral (
+        select chain from anabranch.groups where database_id = $1::int8 and position = q.position limit 1
+    ) g on true
+) k on true
 left join lateral (
     select number, position, batch_id, kind, ordinal, node_id, next_position, table_id, key, column_name, losing_batch,
            losing_node, winning_batch,
@@ -65,7 +72,8 @@ left join lateral (
 order by i.number
 """.encode()
 """$1 database; $2 the position that is read to its end; $3 to $7 the cursor: position, batch, ordinal of an effect,
-offset, ordinal of a loser; $8 where to stop; $9 bytes. Sizes are known without reading the content."""
+offset, ordinal of a loser; $8 where to stop; $9 bytes; $10 positions whose chains are wanted. Sizes are known without
+reading the content."""
 
 FLOOR = b"""
 select epoch, floor_ms, schema_version from anabranch.databases where id = $1::int8

@@ -8,7 +8,7 @@ drained, is ahead of the head: it is taken back (``undrained``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
 
@@ -20,6 +20,7 @@ from anabranch.store.binary import Connection
 from anabranch.store.binary_cells import Row, quote
 from anabranch.store.catalog import Database
 from anabranch.store.engine import Session, SessionOptions, connect
+from anabranch.store.history import CHAINS
 from anabranch.store.log_reader import Sums, sums_of
 from anabranch.store.log_reader_statements import SUMS
 from anabranch.store.pull_reader import APPLICATION, PullOptions
@@ -100,10 +101,12 @@ class MomentReader:
         self._database = database
         self._table = table
         self._conn: Session | None = None
+        self.chains: dict[int, bytes] = {}
         self.pid: int | None = None
 
-    def begin(self) -> Sums:
-        """Open the session and take the moment.
+    def begin(self, positions: Sequence[int] = ()) -> Sums:
+        """Open the session and take the moment; ``chains`` are those of its history at ``positions``, as far as there
+        are groups.
 
         Raises:
             UnknownDatabaseError: there is no such database any more.
@@ -116,7 +119,10 @@ class MomentReader:
         )
         self._conn = connect(self._url, application_name=APPLICATION, autocommit=True, options=options)
         self.pid = self._conn.info.backend_pid
-        return begin(self._conn, self._database, self._table)
+        moment = begin(self._conn, self._database, self._table)
+        wanted = [binary.int8(self._database.id), binary.int8_array(positions)]
+        self.chains = dict(binary.run(self._conn, CHAINS, wanted).fetchall())
+        return moment
 
     def range_sums(self) -> RangeSums:
         """As the function of that name."""

@@ -16,7 +16,8 @@ select c.run_id, c.root, c.to_position, coalesce(h.position, 0), h.chain, d.floo
         order by position limit 1),
        coalesce((select acknowledged from anabranch.nodes where database_id = d.id and node_id = %(node)s), 0),
        not exists (select from anabranch.compactions later where later.database_id = d.id and later.epoch = d.epoch
-                   and later.to_position > c.to_position)
+                   and later.to_position > c.to_position),
+       (select chain from anabranch.groups where database_id = d.id and position = %(seen)s)
 from anabranch.databases d
 join anabranch.compactions c on c.database_id = d.id and c.epoch = d.epoch
 left join lateral (
@@ -33,7 +34,8 @@ FLOOR = "select floor_ms from anabranch.databases where id = %(db)s and epoch = 
 class FoundBase:
     """A published run, beside the database as it is at the same moment. ``position`` is the run's; ``chain`` the one of
     the group there, None where the log has no such group; ``lacks_since`` the position of the first group after it;
-    ``acknowledged`` what is stored of the node that asks; ``newest``: no run was published after it."""
+    ``acknowledged`` what is stored of the node that asks; ``newest``: no run was published after it; ``seen_chain`` the
+    chain at the position that was asked for."""
 
     run_id: str
     root: str
@@ -47,24 +49,28 @@ class FoundBase:
     lacks_since: int | None
     acknowledged: int
     newest: bool
+    seen_chain: bytes | None
 
 
 async def find_base(
-    conn: AsyncSession, database_id: int, epoch: str, node_id: str, run_id: str | None = None
+    conn: AsyncSession, database_id: int, epoch: str, node_id: str, run_id: str | None = None, seen: int = 0
 ) -> FoundBase | None:
-    """The newest published run of an epoch, or the one of that id; None where there is none.
+    """The newest published run of an epoch, or the one of that id; None where there is none. ``seen``: a position whose
+    chain is wanted.
 
     Raises:
         psycopg.Error: it can't be read.
     """
-    values = {"db": database_id, "epoch": epoch, "node": node_id, "run": run_id}
+    values = {"db": database_id, "epoch": epoch, "node": node_id, "run": run_id, "seen": seen}
     row = await (await conn.execute(FIND, values)).fetchone()
     if row is None:
         return None
-    run, root, position, head, head_chain, floor, version, epoch, chain, lacks, acknowledged, newest = row
+    run, root, position, head, head_chain, floor, version, epoch, chain, lacks, acknowledged, newest, seen_chain = row
     chain = EMPTY_CHAIN if position == 0 else None if chain is None else bytes(chain)
     settled = bytes(head_chain or EMPTY_CHAIN)
-    return FoundBase(run, root, position, head, settled, floor, version, epoch, chain, lacks, acknowledged, newest)
+    return FoundBase(
+        run, root, position, head, settled, floor, version, epoch, chain, lacks, acknowledged, newest, seen_chain
+    )
 
 
 async def read_manifest(conn: AsyncSession, database_id: int, run_id: str) -> Mapping[str, Any] | None:

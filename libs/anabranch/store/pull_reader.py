@@ -7,7 +7,8 @@ statement that is just being closed. Steps, in order:
 1. ``begin``: locks the tables ACCESS SHARE, because a TRUNCATE that commits between the transaction's snapshot and the
    read of its table would read as an empty table. In REPEATABLE READ the snapshot is taken by the first query, which
    comes after the locks; that query gives the head and the sums, so that rows, position and sums are of one moment.
-   Rows that were written directly and wait to be drained are ahead of it: ``undrained`` tells.
+   Rows that were written directly and wait to be drained are ahead of it: ``undrained`` tells. ``chains`` has what its
+   history has at positions that were asked for.
 2. ``open_table``, then ``next_batch`` until None: rows in the order of the key, so that a later pull can go on after
    any of them. For the next table ``open_table`` again.
 3. ``close``: when nothing else is under way, also in the middle of a table.
@@ -19,7 +20,7 @@ too long (``tcp_user_timeout``, as far as the system honours it).
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -42,6 +43,7 @@ APPLICATION = "anabranch-snapshot-pull"
 END_SESSION = """
 select pg_terminate_backend(pid) from pg_stat_activity where pid = %s and application_name = 'anabranch-snapshot-pull'
 """
+_CHAIN = "select chain from anabranch.groups where database_id = $1 and position = $2 limit 1"
 _BATCH_BYTES = "adbc.postgresql.batch_size_hint_bytes"
 _SETTING = "anabranch.after_{}"
 """Session settings that hold the key after which to go on: a COPY takes no parameters."""
@@ -103,7 +105,8 @@ class PullReader:
     """Reads tables of the schema ``schema_name`` of database number ``database_id``.
 
     ``pid`` is the session's process in Postgres, once it is there; ``undrained`` has the tables of which the moment
-    shows captured changes that no group has yet, by number, with the number of the newest.
+    shows captured changes that no group has yet, by number, with the number of the newest; ``chains`` the chains at the
+    positions that ``begin`` was asked for, as far as there are groups.
 
     Every method but ``close`` raises PullUnavailableError for states that pass, and
     ``adbc_driver_manager.Error`` for what Postgres refused otherwise.
@@ -115,13 +118,15 @@ class PullReader:
         self._schema_name = schema_name
         self.pid: int | None = None
         self.undrained: dict[int, int] = {}
+        self.chains: dict[int, bytes] = {}
         self._conn: driver.Connection | None = None
         self._cursor: driver.Cursor | None = None
         self._batches: pa.RecordBatchReader | None = None
         self._table: Table | None = None
 
-    def begin(self, tables: Sequence[Table]) -> Sums:
-        """Open the session, lock ``tables``, and take the moment. Gives its head and all sums.
+    def begin(self, tables: Sequence[Table], positions: Iterable[int] = ()) -> Sums:
+        """Open the session, lock ``tables``, and take the moment. Gives its head and all sums; ``chains`` are those at
+        ``positions``.
 
         Raises:
             UnknownDatabaseError: there is no such database any more.
@@ -141,6 +146,10 @@ class PullReader:
             with self._conn.cursor() as cursor:
                 cursor.execute(NEWEST, (self._database_id,))
                 self.undrained = dict(cursor.fetchall())
+            for position in positions:
+                with self._conn.cursor() as cursor:
+                    cursor.execute(_CHAIN, (self._database_id, position))
+                    self.chains.update((position, chain) for (chain,) in cursor.fetchall())
         except driver.Error as error:
             raise _judged(error) from error
         return sums_of(self._database_id, rows)

@@ -18,6 +18,7 @@ from anabranch.store.binary_cells import Row
 from anabranch.store.capture_rows import decode
 from anabranch.store.catalog import Database
 from anabranch.store.engine import AsyncSession
+from anabranch.store.history import Known
 
 MOST = 20_000
 """Changes that are taken back; with more of them the drain is waited for."""
@@ -28,7 +29,9 @@ select table_id::int8, max(id) from anabranch.captured where database_id = $1::i
 """$1 database: the newest change that waits, of each table that has one."""
 
 _DRAINED = """
-select h.position, h.chain
+select h.position, h.chain,
+       (select chain from anabranch.groups where database_id = %(database)s and position = %(shown)s limit 1),
+       (select floor_ms from anabranch.databases where id = %(database)s)
 from (select position, chain from anabranch.groups where database_id = %(database)s order by position desc limit 1) h
 where not exists (
     select from anabranch.captured where database_id = %(database)s and table_id = %(table)s and id <= %(newest)s
@@ -49,14 +52,28 @@ class UndrainedError(Exception):
         super().__init__(f"more than {MOST} changes of {table!r} wait for the resolver")
 
 
+class OtherHistoryError(Exception):
+    """The history has not what was read before: the server was restored meanwhile."""
+
+
 async def head_when_drained(
-    conn: AsyncSession, database_id: int, table_id: int, newest: int
-) -> tuple[int, bytes] | None:
-    """Position and chain of the head, where no change of the table up to the number ``newest`` waits any more. Raises
-    psycopg.Error."""
-    parameters = {"database": database_id, "table": table_id, "newest": newest}
+    conn: AsyncSession, database_id: int, table_id: int, newest: int, shown: Known
+) -> Known | None:
+    """Position and chain of the head, where no change of the table up to the number ``newest`` waits any more.
+    ``shown`` is the moment in which those were seen.
+
+    Raises:
+        OtherHistoryError: the history does not have that moment.
+        psycopg.Error: it can't be looked at.
+    """
+    parameters = {"database": database_id, "table": table_id, "newest": newest, "shown": shown.position}
     row = await (await conn.execute(_DRAINED, parameters)).fetchone()
-    return None if row is None else (row[0], bytes(row[1]))
+    if row is None:
+        return None
+    head, chain, found, floor = row
+    if shown.is_lost(found, floor, head):
+        raise OtherHistoryError
+    return Known(head, bytes(chain))
 
 
 @dataclass

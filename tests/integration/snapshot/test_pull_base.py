@@ -21,6 +21,7 @@ from anabranch.runtime.errors import Failure
 from anabranch.store.binary_cells import quote
 from anabranch.store.catalog import load_database
 from anabranch.store.engine import connect
+from anabranch.store.history import Known
 from anabranch.store.registration import add_table
 from anabranch.store.seal import open_content, seal_content
 from anabranch.testkit.base_writer import BaseWriter, FileRows
@@ -219,13 +220,14 @@ def test_a_token_of_another_form_is_none_that_was_given(place: Any) -> None:
     table, key = database.tables["item"], database.seal_key
     place_of = Progress(None, 7, 3, BasePlace("run", Place(2, 5)))
     assert from_token(database, table, to_token(database, table, place_of)) == place_of
-    keyed = Progress(("k",), 7, 3)
+    keyed = Progress(("k",), 7, 3, Known(5, b"chain"))
     assert from_token(database, table, to_token(database, table, keyed)) == keyed
-    # A release that knows of no places opens what is sealed as "resume".
-    purpose = f"resume\0{database.epoch}"
-    assert open_content(key, purpose, to_token(database, table, place_of)) is None
+    # A release that knows of no places, or of no moments, opens what is sealed as "resume".
+    old, new = f"resume\0{database.epoch}", f"resume-key\0{database.epoch}"
+    assert open_content(key, old, to_token(database, table, place_of)) is None
+    assert open_content(key, old, to_token(database, table, keyed)) is None
     contents: list[Any] = [[table.id, None, 7, 3, "run", 2, 5], [table.id, None, 7], [table.id], [], {}, 7, None]
-    for content in contents:
+    for purpose, content in [*((new, content) for content in contents), (old, [table.id, ["k"], 7, 3])]:
         token = seal_content(key, purpose, json.dumps(content).encode())
         with pytest.raises(Failure) as caught:
             from_token(database, table, token)
