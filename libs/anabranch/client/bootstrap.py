@@ -9,14 +9,16 @@ pull that goes on from its tokens.
 
 The question is asked again because a call that was let in may wait for its turn, and the server may be restored
 meanwhile: rows of another history would look as good as any, cover verdicts that it knows nothing of, and their newer
-position would take the place of the one that proves the loss. What the file comes to see during the pull, by a verdict
-that is ahead of the pull's moment, stays the greatest that it has seen.
+position would take the place of the one that proves the loss. For the same reason each call that goes on with a pull
+presents what its parts have shown so far: all of them are of one history, also where the file had seen none before.
+What the file comes to see during the pull, by a verdict that is ahead of the pull's moment, stays the greatest that it
+has seen.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +34,7 @@ from anabranch.client.pendings import Pendings
 from anabranch.client.prefetch import prefetched
 from anabranch.client.rebase import change_of, overlaid, write_bases
 from anabranch.client.remote import RemoteDb
-from anabranch.client.rewind import RECOVERING
+from anabranch.client.rewind import REASONS, RECOVERING
 from anabranch.v1 import position_pb2, snapshot_pb2
 
 log = get_logger(__name__)
@@ -93,7 +95,9 @@ class Bootstrap:
                 self._stream(names, progress)
                 break
             except CallFailed as error:
-                if error.reason != "INVALID_TOKEN" or attempt == _ATTEMPTS:
+                # What has lost nothing but the parts of this pull begins it anew.
+                lost = error.reason in REASONS and _newest_part(self._file.reader(), names) is not None
+                if not (lost or error.reason == "INVALID_TOKEN") or attempt == _ATTEMPTS:
                     raise
                 self._drop(names)
         confirmed = self._confirmed()
@@ -137,8 +141,12 @@ class Bootstrap:
             }
         if not required:
             return
+        node_state = current.node_state
+        part = _newest_part(self._file.reader(), names)
+        if part is not None and part.server_timestamp_ms > node_state.greatest_seen.server_timestamp_ms:
+            node_state.greatest_seen.CopyFrom(part)
         rows_of = {r.table: ArrowRows(tables[r.table].table) for r in required}
-        request = snapshot_pb2.PullRequest(db_name=current.db_name, node_state=current.node_state, required=required)
+        request = snapshot_pb2.PullRequest(db_name=current.db_name, node_state=node_state, required=required)
         parts: list[bytes] = []
         with prefetched(self._remote.pull(request), _CHUNKS_AHEAD, _SILENCE_S) as responses:
             for response in responses:
@@ -305,6 +313,18 @@ class Bootstrap:
     def _pending_keys(self, tx: Tx, table: str) -> dict[str, tuple[Any, ...]]:
         rows = tx.conn.execute("SELECT DISTINCT batch FROM _db_pending_rows WHERE tbl = ?", (table,))
         return self._pendings.keys_of(tx, [b for (b,) in rows]).get(table, {})
+
+
+def _newest_part(conn: sqlite3.Connection, names: Collection[str]) -> position_pb2.Position | None:
+    """The newest position that parts of a pull of these tables have shown; None where there are none."""
+    rows = conn.execute(
+        """SELECT name, pull_epoch, pull_last_ms, pull_token FROM _db_tables WHERE pull_first_ms IS NOT NULL
+           AND pull_token != x'' ORDER BY pull_last_ms DESC"""
+    ).fetchall()
+    for name, epoch, last_ms, token in rows:
+        if name in names:
+            return position_pb2.Position(epoch=epoch, server_timestamp_ms=last_ms, token=token)
+    return None
 
 
 def _count_base(tx: Tx, table: DeviceTable) -> int:

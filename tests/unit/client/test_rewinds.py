@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -199,6 +200,42 @@ def test_what_a_verdict_tells_during_a_pull_is_still_known_after_it(
     assert device.sync()
     assert dead(device) == [(made[0], "REWOUND")]
     assert titles(device)["k0"] == "title 0"
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_a_first_pull_that_was_cut_does_not_go_on_in_another_history(
+    tmp_path: Path, remote: MemoryRemote, backup: Callable[[], Callable[[], None]], done: bool
+) -> None:
+    """The file has seen nothing yet but what the parts of its pull have shown; what is left of the pull may be another
+    table's, of which nothing has come."""
+    note = dataclasses.replace(remote.tables["todo"], name="note")
+    remote.tables["note"] = note
+    remote.server.tables = dict.fromkeys(("todo", "note"), remote.server.tables["todo"])
+    remote.server.preset("note", "n0", {"id": "n0", "title": "kept", "n": 0})
+    restore = backup()
+    first = remote.server
+    remote.write([("todo", MutationType.UPDATE, "k0", {"title": "lost"})])
+    lost = remote.server.head
+    remote.cut_pull_after = 3 if done else 1
+    device = SyncedDb(tmp_path / "another.db", remote, "d", "another")
+    try:
+        with pytest.raises(CallFailed):
+            device.start(background=False)
+        assert ("todo", int(done)) in device.execute("SELECT name, pull_done FROM _db_tables").fetchall()
+        epoch = remote.epoch
+        restore()
+        remote.epoch = epoch
+        remote.write([("todo", MutationType.UPDATE, "k1", {"title": "new history"})])
+        assert remote.server is not first
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(remote, "_has", lambda seen: seen.server_timestamp_ms != lost)
+            device.read()
+        assert titles(device)["k0"] == "title 0"
+        assert titles(device)["k1"] == "new history"
+        assert device.execute("SELECT title FROM note").fetchall() == [("kept",)]
+        assert device.status().disagreeing == ()
+    finally:
+        device.close()
 
 
 class _Responses:
