@@ -24,7 +24,7 @@ class Squeezed:
 
     Invariant: ``parts`` over any base shows what the changes themselves show over it, in their order."""
 
-    __slots__ = ("_changes", "_insert", "_key", "_last", "_policies", "_sums", "_turns", "upto")
+    __slots__ = ("_changes", "_counted", "_insert", "_key", "_last", "_policies", "_sums", "_turns", "upto")
 
     def __init__(self, policies: Mapping[str, str]) -> None:
         self.upto = ""
@@ -34,6 +34,7 @@ class Squeezed:
         self._last: dict[str, tuple[Cell, str]] = {}
         self._sums: dict[str, int] = {}
         self._turns: dict[str, int] = {}
+        self._counted: dict[str, int] = {}
         self._changes = 0
 
     def add(self, batch: str, parts: Sequence[RowPart]) -> bool:
@@ -66,6 +67,10 @@ class Squeezed:
         added = (cell or 0) - (before or 0)
         self._sums[column] = self._sums.get(column, 0) + sign * added
         self._turns[column] = self._turns.get(column, 0) + sign * abs(added)
+        self._counted[column] = self._counted.get(column, 0) + sign
+        if not self._counted[column]:
+            # Nobody counts there any more, not even nothing.
+            del self._sums[column], self._turns[column], self._counted[column]
 
     def leave(self, batch: str, parts: Sequence[RowPart], is_first: bool) -> bool:
         """A batch that was taken in is gone; gives whether the rest is still known. ``is_first``: none that is left
