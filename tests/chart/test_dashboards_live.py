@@ -18,11 +18,12 @@ import psycopg
 import pytest
 import yaml
 
-from anabranch.client import RemoteDb, SyncedDb
+from anabranch.client import SyncedDb
 from anabranch.runtime.fleet import free_port
 from anabranch.store.engine import connect
 from anabranch.store.registration import add_table, create_database
 from anabranch.testkit.databases import TestDatabases
+from anabranch.testkit.remote import remote_of
 from anabranch.testkit.stack import Stack
 
 from .conftest import CHART, load_tool
@@ -94,13 +95,7 @@ def _panels() -> list[tuple[str, str]]:
 
 
 def _device(stack: Stack, file: Path, key: str) -> SyncedDb:
-    remote = RemoteDb(
-        ingest=stack.addresses["ingest"],
-        snapshot=stack.addresses["snapshot"],
-        resolver=stack.addresses["conflict-resolver"],
-        token=key,
-    )
-    return SyncedDb(file, remote=remote, db_name=DATABASE, node_name=file.stem)
+    return SyncedDb(file, remote=remote_of(stack.addresses, key), db_name=DATABASE, node_name=file.stem)
 
 
 def _write_and_collide(stack: Stack, folder: Path, key: str, stop: threading.Event) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import urllib.request
 from pathlib import Path
 
 import grpc
@@ -15,6 +14,7 @@ from ulid import ULID
 from anabranch.store.engine import connect
 from anabranch.store.registration import add_table, create_database
 from anabranch.testkit.databases import TestDatabases
+from anabranch.testkit.exposition import page
 from anabranch.testkit.stack import Stack
 from anabranch.v1 import (
     batch_pb2,
@@ -81,9 +81,7 @@ async def _sync_all(stack: Stack, key: str) -> int:
 
 
 def _series(address: str) -> list[str]:
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
-        text = answer.read().decode()
-    return [line.rpartition(" ")[0] for line in text.splitlines() if line and not line.startswith("#")]
+    return [line.rpartition(" ")[0] for line in page(address).splitlines() if line and not line.startswith("#")]
 
 
 @pytest.mark.long

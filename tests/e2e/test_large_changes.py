@@ -18,12 +18,13 @@ from typing import Any
 
 import pytest
 
-from anabranch.client import CallFailed, RemoteDb, SyncedDb
+from anabranch.client import CallFailed, SyncedDb
 from anabranch.store import catalog, registration
 from anabranch.store.engine import Session, connect
 from anabranch.store.sums import scan_sum, sum_to_bytes
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.process_memory import KNOWN, forget_peak, has_bytes, peak_bytes
+from anabranch.testkit.remote import remote_of
 from anabranch.testkit.stack import Stack
 
 MIB = 2**20
@@ -181,13 +182,7 @@ SIZES = pytest.mark.parametrize(
 
 @SIZES
 def test_many_rows_at_once_pass_through_bounded_memory_as_one_thing(large: Large, most_mib: float) -> None:
-    addresses = large.stack.addresses
-    remote = RemoteDb(
-        ingest=addresses["ingest"],
-        snapshot=addresses["snapshot"],
-        resolver=addresses["conflict-resolver"],
-        token=large.stack.new_key("another", database="large"),
-    )
+    remote = remote_of(large.stack.addresses, large.stack.new_key("another", database="large"))
     with SyncedDb(large.folder / "b.db", remote, "large") as other:
 
         def deletes() -> None:

@@ -13,15 +13,14 @@ import threading
 
 import structlog
 
-from anabranch.client import RemoteDb, SyncedDb
+from anabranch.client import SyncedDb
+from anabranch.testkit.remote import remote_of
 
 
 def main() -> None:
     config = json.loads(sys.argv[1])
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    remote = RemoteDb(
-        ingest=config["ingest"], snapshot=config["snapshot"], resolver=config["resolver"], token=config["key"]
-    )
+    remote = remote_of(config, config["key"])
 
     def end_with_input() -> None:
         sys.stdin.read()

@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 
 from anabranch import faults
-from anabranch.client import RemoteDb, SyncedDb
+from anabranch.client import SyncedDb
 from anabranch.store import registration
 from anabranch.store.engine import connect
 from anabranch.testkit.databases import TestDatabases
+from anabranch.testkit.remote import remote_of
 from anabranch.testkit.stack import Stack
 
 KILLS = int(os.environ.get("ANABRANCH_TEST_KILLS", "12"))
@@ -96,13 +97,7 @@ class Process:
 
 
 def check_end(stack: Stack, name: str, file: Path, key: str, made: set[str]) -> None:
-    remote = RemoteDb(
-        ingest=stack.addresses["ingest"],
-        snapshot=stack.addresses["snapshot"],
-        resolver=stack.addresses["conflict-resolver"],
-        token=key,
-    )
-    device = SyncedDb(file, remote, name)
+    device = SyncedDb(file, remote_of(stack.addresses, key), name)
     device.start(background=False)
     try:
         for _ in range(3):

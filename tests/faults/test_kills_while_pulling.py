@@ -20,13 +20,14 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.client import RemoteDb, SyncedDb
+from anabranch.client import SyncedDb
 from anabranch.client.device_table import DeviceTable
 from anabranch.client.sums import of_rows
 from anabranch.store import catalog, registration
 from anabranch.store.engine import connect
 from anabranch.testkit.comparison import differences
 from anabranch.testkit.databases import TestDatabases
+from anabranch.testkit.remote import remote_of
 from anabranch.testkit.stack import Stack
 
 KILLS_IN_PULL = 15
@@ -91,17 +92,9 @@ def test_killed_thirty_times_while_pulling_and_applying_a_file_stays_whole_and_e
 ) -> None:
     chance = random.Random(seed)
     writer_key, key = stack.new_key("writer"), stack.new_key("device")
-    addresses = {
-        "ingest": stack.addresses["ingest"],
-        "snapshot": stack.addresses["snapshot"],
-        "resolver": stack.addresses["conflict-resolver"],
-    }
 
     def opened(file: Path, token: str) -> SyncedDb:
-        remote = RemoteDb(
-            ingest=addresses["ingest"], snapshot=addresses["snapshot"], resolver=addresses["resolver"], token=token
-        )
-        return SyncedDb(file, remote, "pulled")
+        return SyncedDb(file, remote_of(stack.addresses, token), "pulled")
 
     with connect(stack.database_url, application_name="test", autocommit=True) as conn:
         conn.execute(b"create schema pulled")
@@ -117,7 +110,7 @@ def test_killed_thirty_times_while_pulling_and_applying_a_file_stays_whole_and_e
         database = catalog.load_database(conn, "pulled")
         tables = {name: DeviceTable(table) for name, table in database.tables.items()}
         file = tmp_path / "device.db"
-        config = {"file": str(file), "db": "pulled", "key": key, **addresses}
+        config = {"file": str(file), "db": "pulled", "key": key, **stack.addresses}
 
         with closing(opened(tmp_path / "writer.db", writer_key)) as writer:
             writer.start(background=False)

@@ -15,12 +15,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Event
 
-from anabranch.bench.device import device, remote_of
+from anabranch.bench.device import device
 from anabranch.bench.report import Result, percentile
 from anabranch.bench.stage import Stage, stage
 from anabranch.bench.workload import DATABASE, SCHEMA, TABLE
 from anabranch.client import Change, SyncedDb
 from anabranch.store.engine import Session, connect
+from anabranch.testkit.remote import remote_of
 
 ROWS_A_SECOND = 15_000
 LAG_P50_MS = 12.0

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
 from anabranch.bench.stage import Stage
-from anabranch.client import RemoteDb
-
-
-def remote_of(addresses: Mapping[str, str], key: str) -> RemoteDb:
-    """The services at their addresses, as a device calls them."""
-    return RemoteDb(
-        ingest=addresses["ingest"], snapshot=addresses["snapshot"], resolver=addresses["conflict-resolver"], token=key
-    )
 
 
 @contextmanager

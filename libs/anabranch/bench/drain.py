@@ -23,12 +23,13 @@ from typing import Any, Literal, cast
 
 from anabranch.bench import ingest, sending, workload
 from anabranch.bench.cpu import Spent, spent
-from anabranch.bench.device import device, remote_of
+from anabranch.bench.device import device
 from anabranch.bench.report import Result
 from anabranch.bench.stage import Stage, stage
 from anabranch.bench.workload import COLUMNS, DATABASE, TABLE, Client, Made
 from anabranch.client import ConflictEvent, SyncedDb
 from anabranch.store.engine import connect
+from anabranch.testkit.remote import remote_of
 
 TARGET = 0.7
 BATCH_ROWS = 10

@@ -11,11 +11,12 @@ from pathlib import Path
 import grpc
 
 from anabranch.bench import floor, workload
-from anabranch.bench.device import device, remote_of
+from anabranch.bench.device import device
 from anabranch.bench.report import Result, percentile
 from anabranch.bench.sending import Sender
 from anabranch.bench.stage import Stage, stage
 from anabranch.client import Change, SyncedDb
+from anabranch.testkit.remote import remote_of
 from anabranch.v1 import ingest_pb2_grpc
 
 P50_TARGET = 8.0

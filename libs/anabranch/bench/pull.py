@@ -23,12 +23,13 @@ import pyarrow as pa
 
 from anabranch.bench import workload
 from anabranch.bench.cpu import Spent, spent
-from anabranch.bench.device import device, remote_of
+from anabranch.bench.device import device
 from anabranch.bench.report import Result
 from anabranch.bench.stage import Stage, stage
 from anabranch.bench.workload import DATABASE, SCHEMA, TABLE
 from anabranch.client import SyncedDb
 from anabranch.store.engine import connect
+from anabranch.testkit.remote import remote_of
 from anabranch.v1 import batch_pb2, position_pb2, snapshot_pb2, snapshot_pb2_grpc
 
 PULL_TARGET = 0.9

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from anabranch import faults
-from anabranch.client import CallFailed, RemoteDb, SyncedDb
+from anabranch.client import CallFailed, SyncedDb
 from anabranch.client.queue import Queued
 from anabranch.clock import Clock
 from anabranch.scenario.lines import Lines, send
 from anabranch.testkit.network import Network
+from anabranch.testkit.remote import remote_of
 from anabranch.v1 import errors_pb2, verdict_pb2
 
 _RESEND_S = 30.0
@@ -26,14 +27,7 @@ class Device:
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._verdicts: list[bytes] = []
         self.network = Network(self._verdicts.append)
-        addresses = options["addresses"]
-        remote = RemoteDb(
-            ingest=addresses["ingest"],
-            snapshot=addresses["snapshot"],
-            resolver=addresses["conflict-resolver"],
-            token=options["token"],
-            interceptors=[self.network],
-        )
+        remote = remote_of(options["addresses"], options["token"], [self.network])
         now_ms = Clock(file=Path(options["clock_file"])).now_ms
         self._db = SyncedDb(options["file"], remote, options["db_name"], node_name=options["name"], now_ms=now_ms)
 

@@ -7,11 +7,19 @@ import urllib.request
 _TIMEOUT_S = 10.0
 
 
+def page(address: str) -> str:
+    """The whole page of host:port ``address``. Raises OSError where nobody answers."""
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=_TIMEOUT_S) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
 def shown(address: str, name: str, **labels: str) -> float:
     """The sum over all series of a metric with those labels at host:port ``address``; 0 where there are none. Raises
     OSError where nobody answers."""
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=_TIMEOUT_S) as answer:
-        lines = answer.read().decode().splitlines()
     wanted = [f'{label}="{value}"' for label, value in labels.items()]
-    found = [line for line in lines if line.startswith(f"{name}{{") and all(label in line for label in wanted)]
+    own = (f"{name}{{", f"{name} ")
+    found = [
+        line for line in page(address).splitlines() if line.startswith(own) and all(label in line for label in wanted)
+    ]
     return sum(float(line.rpartition(" ")[2]) for line in found)

@@ -29,6 +29,7 @@ from anabranch.store.binary_cells import quote
 from anabranch.store.engine import connect
 from anabranch.store.sums import scan_sum, sum_to_bytes
 from anabranch.testkit.network import Network
+from anabranch.testkit.remote import remote_of
 from anabranch.testkit.stack import Stack
 from anabranch.testkit.story_node import SEND_S, StoryNode
 from anabranch.v1 import value_pb2
@@ -80,14 +81,7 @@ class Story:
 
     def remote(self, key: str, network: Network | None = None) -> RemoteDb:
         """The stack's services with a key."""
-        addresses = self.stack.addresses
-        return RemoteDb(
-            ingest=addresses["ingest"],
-            snapshot=addresses["snapshot"],
-            resolver=addresses["conflict-resolver"],
-            token=key,
-            interceptors=[network] if network else [],
-        )
+        return remote_of(self.stack.addresses, key, [network] if network else [])
 
     def node(self, name: str, *, subject: str | None = None, start: bool = True) -> StoryNode:
         """A new node with a key of its own; it starts with a pull."""

@@ -14,6 +14,7 @@ from anabranch.client import RemoteDb, SyncedDb
 from anabranch.store import registration
 from anabranch.store.engine import connect
 from anabranch.testkit.databases import TestDatabases
+from anabranch.testkit.remote import remote_of
 from anabranch.testkit.stack import Stack
 
 _numbers = itertools.count(1)
@@ -29,13 +30,7 @@ class Place:
     devices: list[SyncedDb] = field(default_factory=list)
 
     def remote(self, subject: str = "device", **options: Any) -> RemoteDb:
-        return RemoteDb(
-            ingest=self.stack.addresses["ingest"],
-            snapshot=self.stack.addresses["snapshot"],
-            resolver=self.stack.addresses["conflict-resolver"],
-            token=self.stack.new_key(subject, database=self.name),
-            **options,
-        )
+        return remote_of(self.stack.addresses, self.stack.new_key(subject, database=self.name), **options)
 
     def device(self, file: str, *, subject: str = "device", remote: RemoteDb | None = None, **options: Any) -> SyncedDb:
         made = SyncedDb(

@@ -7,7 +7,6 @@ import json
 import sqlite3
 import threading
 import time
-import urllib.request
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any
@@ -18,6 +17,7 @@ from typer.testing import CliRunner
 from anabranch.cli.app import app
 from anabranch.client import CallFailed, Change, Repaired, State, SyncedDb
 from anabranch.testkit.damage import BitFlip
+from anabranch.testkit.exposition import shown
 from anabranch.v1 import snapshot_pb2
 
 ITEMS = {
@@ -44,11 +44,7 @@ def rows(device: SyncedDb) -> list[Any]:
 
 
 def counted(here: Any) -> float:
-    address = here.stack.metrics_addresses["snapshot"]
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
-        lines = answer.read().decode().splitlines()
-    found = [line for line in lines if line.startswith("anabranch_sums_disagreed_total{") and f'"{here.name}"' in line]
-    return sum(float(line.rpartition(" ")[2]) for line in found)
+    return shown(here.stack.metrics_addresses["snapshot"], "anabranch_sums_disagreed_total", database=here.name)
 
 
 def run_verify(here: Any, *options: str) -> tuple[int, str]:

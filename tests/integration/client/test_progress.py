@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import itertools
 import time
-import urllib.request
 from pathlib import Path
 
 import psycopg
 import pytest
 
-from anabranch.client import CallFailed, Progress, RemoteDb, SyncedDb
+from anabranch.client import CallFailed, Progress, SyncedDb
 from anabranch.client.events import State
 from anabranch.store import migrate
 from anabranch.store.engine import connect
 from anabranch.store.registration import add_table, create_database
 from anabranch.testkit.databases import TestDatabases
+from anabranch.testkit.exposition import shown
 from anabranch.testkit.network import Network
+from anabranch.testkit.remote import remote_of
 from anabranch.testkit.stack import Stack
 
 ROWS, CUT_AT, LEFT = 100_000, 50_000, 10_000
@@ -34,10 +35,7 @@ def prepare(url: str) -> None:
 
 
 def failures(stack: Stack, reason: str) -> float:
-    with urllib.request.urlopen(f"http://{stack.metrics_addresses['snapshot']}/metrics", timeout=10) as answer:
-        lines = answer.read().decode().splitlines()
-    shown = [line for line in lines if line.startswith(f'anabranch_failures_total{{reason="{reason}"}}')]
-    return sum(float(line.split()[-1]) for line in shown)
+    return shown(stack.metrics_addresses["snapshot"], "anabranch_failures_total", reason=reason)
 
 
 def wait_for_drain(url: str, rows: int) -> None:
@@ -65,13 +63,7 @@ def test_a_pull_of_a_table_that_shrinks_stays_within_one(databases: TestDatabase
     states: list[State] = []
     told: list[Progress] = []
     with Stack(url, folder=tmp_path) as stack:
-        remote = RemoteDb(
-            ingest=stack.addresses["ingest"],
-            snapshot=stack.addresses["snapshot"],
-            resolver=stack.addresses["conflict-resolver"],
-            token=stack.new_key("gate", database="shop"),
-            interceptors=[network],
-        )
+        remote = remote_of(stack.addresses, stack.new_key("gate", database="shop"), [network])
         device = SyncedDb(tmp_path / "device.db", remote, "shop", "gate")
         device.on_state(states.append)
         try:

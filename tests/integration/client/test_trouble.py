@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from anabranch.client import CallFailed, RemoteDb, State
+from anabranch.testkit.remote import remote_of
 from anabranch.v1 import ingest_pb2, snapshot_pb2
 
 TODO = {"todo": "id text primary key, title text"}
@@ -91,20 +92,14 @@ def test_behind_the_floor_a_new_snapshot_is_taken_and_the_queue_kept(place: Any)
 def test_a_revoked_key_is_told_as_what_it_is_and_a_new_one_goes_on(place: Any) -> None:
     here = place(TODO)
     keys = [here.stack.new_key("device", database=here.name)]
-    addresses = here.stack.addresses
-
-    def remote(token: Callable[[], str]) -> RemoteDb:
-        names = {"ingest": "ingest", "snapshot": "snapshot", "resolver": "conflict-resolver"}
-        return RemoteDb(token=token, **{name: addresses[service] for name, service in names.items()})
-
-    a = here.device("a", remote=remote(lambda: keys[-1]))
+    a = here.device("a", remote=remote_of(here.stack.addresses, lambda: keys[-1]))
     states: list[State] = []
     a.on_state(states.append)
     a.start()
     until(lambda: "online" in [s.kind for s in states])
     key_id = keys[0].split("_")[1]
     here.sql(f"update anabranch.api_keys set revoked_ms = 1 where id = '{key_id}'")
-    old = remote(lambda: keys[0])
+    old = remote_of(here.stack.addresses, lambda: keys[0])
 
     def refused() -> bool:
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import urllib.request
 from pathlib import Path
 
 from tests.integration.janitor.conftest import DAY_MS, Ground, make_database
@@ -15,6 +14,7 @@ from anabranch.runtime import metrics
 from anabranch.runtime.config import load_settings
 from anabranch.runtime.fleet import free_port
 from anabranch.store.census import SEEN
+from anabranch.testkit.exposition import page
 from anabranch_retention_janitor.census import Census, Counted, count, tell
 from anabranch_retention_janitor.config import JanitorSettings
 
@@ -122,12 +122,11 @@ def test_the_process_shows_them(ground: Ground, tmp_path: Path) -> None:
             "anabranch_pool_refused_total 0.0",
         ]
         for _ in range(100):
-            with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
-                shown = answer.read().decode()
-            if all(line in shown for line in wanted):
+            said = page(address)
+            if all(line in said for line in wanted):
                 break
             time.sleep(0.1)
-        assert [line for line in wanted if line not in shown] == []
+        assert [line for line in wanted if line not in said] == []
     finally:
         rig.child.stop(15)
 

@@ -15,9 +15,10 @@ from pathlib import Path
 import grpc
 from ulid import ULID
 
-from anabranch.client import RemoteDb, SyncedDb
+from anabranch.client import SyncedDb
 from anabranch.runtime.errors import error_info
 from anabranch.testkit.echo import bearer
+from anabranch.testkit.remote import remote_of
 from anabranch.v1 import (
     batch_pb2,
     change_pb2,
@@ -130,12 +131,7 @@ class Load:
         """Carry on while the block lasts; after it all that was made has its verdict, and every stream and device has
         read up to ``head()``, the position of the last group."""
         for name in NAMES:
-            remote = RemoteDb(
-                ingest=self.addresses["ingest"],
-                snapshot=self.addresses["snapshot"],
-                resolver=self.addresses["conflict-resolver"],
-                token=self.key,
-            )
+            remote = remote_of(self.addresses, self.key)
             self.devices.append(SyncedDb(self.folder / f"{name}.db", remote, DATABASE, name))
         with ThreadPoolExecutor(2 + len(NAMES)) as threads:
             try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -25,7 +24,9 @@ from anabranch.store.status import read_status
 from anabranch.testkit import echo_service as behaviour
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.echo import Echo, echo_service
+from anabranch.testkit.exposition import shown
 from anabranch.testkit.gate import Gate
+from anabranch.testkit.remote import remote_of
 from anabranch.testkit.stack import Stack
 from anabranch.v1 import change_pb2
 
@@ -37,10 +38,8 @@ SERVER_NOTICES_S = (limits.SERVER_PING_AFTER_MS + limits.PING_ANSWER_MS) / 1000 
 DRAINED_S = 60.0
 
 
-def open_streams(echo: Echo) -> int:
-    with urllib.request.urlopen(f"http://{echo.metrics_address}/metrics", timeout=10) as answer:
-        lines = answer.read().decode().splitlines()
-    return int(float(next(line.split()[1] for line in lines if line.startswith("anabranch_open_streams "))))
+def open_streams(echo: Echo) -> float:
+    return shown(echo.metrics_address, "anabranch_open_streams")
 
 
 def follow_in_silence(address: str, key: str, began: threading.Event, streams: list[Any]) -> tuple[str, float]:
@@ -113,12 +112,8 @@ def test_an_upload_into_a_black_hole_drains_after_it(databases: TestDatabases, t
     with ExitStack() as block:
         stack = block.enter_context(Stack(url, folder=tmp_path))
         gates = {name: block.enter_context(Gate(address)) for name, address in stack.addresses.items()}
-        remote = RemoteDb(
-            ingest=gates["ingest"].address,
-            snapshot=gates["snapshot"].address,
-            resolver=gates["conflict-resolver"].address,
-            token=stack.new_key("walker", database="notes"),
-        )
+        ways = {name: gate.address for name, gate in gates.items()}
+        remote = remote_of(ways, stack.new_key("walker", database="notes"))
         device = SyncedDb(tmp_path / "device.db", remote, "notes", "walker")
         block.callback(device.close)
         device.on_state(lambda state: told.append((time.monotonic(), state)))
