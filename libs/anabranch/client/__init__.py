@@ -12,7 +12,7 @@ db.execute("select count(*) from flights").fetchone()
 
 from anabranch.client.bootstrap import Progress
 from anabranch.client.conflicts import Conflict
-from anabranch.client.db import Status, SyncedDb
+from anabranch.client.db import SyncedDb
 from anabranch.client.errors import (
     BatchState,
     CallFailed,
@@ -26,6 +26,7 @@ from anabranch.client.errors import (
 from anabranch.client.events import STATE_KINDS, Change, ConflictEvent, DeadLetter, State
 from anabranch.client.remote import RemoteDb, Tls
 from anabranch.client.repair import Repaired
+from anabranch.client.status import Status
 from anabranch.client.synced_table import Batch, SyncedTable
 from anabranch.client.verdicts import BatchVerdict, Explanation, MutationVerdict
 

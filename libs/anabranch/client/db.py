@@ -8,57 +8,38 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from anabranch import faults
-from anabranch.client import conflicts, dead, queue, sums, verdicts
+from anabranch.client import conflicts, dead, status, sums, verdicts
 from anabranch.client.bootstrap import Progress
 from anabranch.client.conflicts import Conflict, Filter
-from anabranch.client.errors import BatchState, SyncedElsewhere, WrongPrincipal
+from anabranch.client.errors import BatchState, SyncedElsewhere
 from anabranch.client.events import Change, ConflictEvent, DeadLetter, Listeners, State
 from anabranch.client.file import DeviceFile
 from anabranch.client.lease import Lease
+from anabranch.client.owner import Owner
 from anabranch.client.payload import PayloadCache
 from anabranch.client.pendings import Pendings
-from anabranch.client.principal import subject_of
 from anabranch.client.reader import Reader
 from anabranch.client.remote import RemoteDb
 from anabranch.client.repair import Repaired
 from anabranch.client.row_check import RowCheck
 from anabranch.client.sender import Sender
 from anabranch.client.server_clock import ServerClock
+from anabranch.client.status import Status
 from anabranch.client.sync import SyncLoop
 from anabranch.client.synced_table import Batch, SyncedTable
 from anabranch.client.verdicts import BatchVerdict, Explanation
 from anabranch.client.writes import BatchBuilder, Checks
 from anabranch.clock import clock_from_environment
-from anabranch.v1 import batch_pb2, resolver_pb2
 
 _FLUSH_S = 60.0
 _ENDS_TRANSACTION = re.compile(
     r"(?:[\s;]|--[^\n]*\n|/\*.*?\*/)*(?:begin|commit|end|rollback|savepoint|release)\b", re.IGNORECASE | re.DOTALL
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """How the file stands. Positions are in milliseconds. ``unsent``: batches without a verdict; ``queued``: those
-    included that have one and wait for the log; ``pulls``: snapshots taken; ``disagreeing``: tables whose sums are not
-    the server's; ``clock_skew_ms``: how far the device's clock is ahead of the server's, as the last answer told this
-    process, None before one did."""
-
-    node_id: str
-    cursor: int
-    unsent: int
-    queued: int
-    dead: int
-    pulls: int
-    leader: bool
-    disagreeing: tuple[str, ...]
-    clock_skew_ms: int | None = field(default=None, compare=False)
 
 
 class SyncedDb:
@@ -93,8 +74,8 @@ class SyncedDb:
         self._loop: SyncLoop | None = None
         self._checks: dict[str, Checks] = {}
         self._open = threading.local()
-        self._stranger = ""
-        self._listeners.state.append(self._heed)
+        self._owner = Owner(self._file)
+        self._listeners.state.append(self._owner.heed)
 
     # Syncing
 
@@ -116,7 +97,7 @@ class SyncedDb:
         """
         if self._loop is not None:
             raise BatchState("it is started already")
-        self._own()
+        self._owner.claim(self._remote.token())
         if self._lease.acquire():
             self._first_pull(progress)
         elif not background:
@@ -126,35 +107,6 @@ class SyncedDb:
         if background:
             self._loop = SyncLoop(self._file, self._sender, self._reader, self._lease)
             self._loop.start()
-
-    def _own(self) -> None:
-        subject = subject_of(self._remote.token())
-        with self._file.transaction() as tx:
-            if subject is not None and tx.state.principal not in (None, subject):
-                self._stranger = f"the file belongs to {tx.state.principal}, not to {subject}"
-                raise WrongPrincipal(self._stranger)
-            if subject is not None:
-                tx.set(principal=subject)
-        self._stranger = ""
-
-    @contextmanager
-    def _heeding(self) -> Iterator[None]:
-        """What the server says of whose file it is decides, where the token itself says nothing."""
-        try:
-            yield
-        except WrongPrincipal as error:
-            self._stranger = error.message
-            raise
-        self._stranger = ""
-
-    def _heed(self, state: State) -> None:
-        if state.kind == "wrong_principal":
-            self._stranger = state.detail
-
-    def _require_owner(self) -> None:
-        """Nothing of a file is shown to, nor queued for, somebody of whom it is known that it is another's."""
-        if self._stranger:
-            raise WrongPrincipal(self._stranger)
 
     def _first_pull(self, progress: Callable[[Progress], None] | None = None) -> None:
         if self._file.current().pulls > 0:
@@ -217,7 +169,7 @@ class SyncedDb:
             SyncedElsewhere, BatchState, WrongPrincipal.
         """
         self._sync_here()
-        with self._heeding():
+        with self._owner.heeding():
             return self._sender.flush(timeout_s)
 
     def read(self) -> None:
@@ -225,7 +177,7 @@ class SyncedDb:
         compared with its sum in a thread of its own, after a pull and then once a day: what that finds is told by
         ``on_state``, ``status`` and the next call. Raises CallFailed, SyncedElsewhere, BatchState."""
         self._sync_here()
-        with self._heeding():
+        with self._owner.heeding():
             self._reader.read()
         if self._loop is None:
             self._row_check.begin()
@@ -281,7 +233,7 @@ class SyncedDb:
         self._sync_here()
         self.stop()
         self._file.reset()
-        self._stranger = ""
+        self._owner.forget()
 
     # Writing
 
@@ -299,7 +251,7 @@ class SyncedDb:
             ValueError: the batch is above a limit.
             WrongPrincipal: the file belongs to another principal.
         """
-        self._require_owner()
+        self._owner.require()
         batch = Batch()
         with self._file.transaction() as tx:
             builder = BatchBuilder(tx, self._checks)
@@ -340,7 +292,7 @@ class SyncedDb:
             BatchState: it would end the open batch half done.
             WrongPrincipal: the file belongs to another principal.
         """
-        self._require_owner()
+        self._owner.require()
         conn = self._file.app_reader()
         if not self._file.in_transaction:
             return conn.execute(sql, parameters)
@@ -355,23 +307,7 @@ class SyncedDb:
 
     def status(self) -> Status:
         """How the file stands."""
-        conn = self._file.reader()
-        current = self._file.current()
-        (unsent,) = conn.execute(
-            "SELECT count(*) FROM _db_mutations_queue WHERE server_timestamp_ms IS NULL"
-        ).fetchone()
-        (dead_letters,) = conn.execute("SELECT count(*) FROM _db_mutations_queue_dead").fetchone()
-        return Status(
-            node_id=current.node_id,
-            cursor=current.cursor_ms,
-            unsent=unsent,
-            queued=queue.count(conn),
-            dead=dead_letters,
-            pulls=current.pulls,
-            leader=self._lease.held,
-            disagreeing=tuple(sums.disagreements(conn)),
-            clock_skew_ms=self._clock.skew_ms,
-        )
+        return status.of_file(self._file, leader=self._lease.held, clock_skew_ms=self._clock.skew_ms)
 
     def table_sums(self) -> dict[str, tuple[int, bytes]]:
         """Count and hash (16 bytes) of every pulled table's base rows, as kept: pending writes are not in them."""
@@ -429,17 +365,7 @@ class SyncedDb:
             ValueError: no such batch is in the queue.
             CallFailed: the server can't be reached or refuses.
         """
-        conn = self._file.reader()
-        found = queue.envelope(conn, batch_id)
-        if found is None:
-            raise ValueError(f"there is no queued batch {batch_id}")
-        current = self._file.current()
-        request = resolver_pb2.ExplainRequest(
-            db_name=current.db_name,
-            node_state=current.node_state,
-            envelope=batch_pb2.Envelope(payload=found.value, basis=found.basis, prev=found.prev),
-        )
-        return verdicts.explanation(self._remote.explain(request), self._file.tables())
+        return verdicts.explain(self._file, self._remote, batch_id)
 
     def conflicts(
         self,

@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from anabranch.client import queue
 from anabranch.client.device_table import DeviceTable
+from anabranch.client.file import DeviceFile
+from anabranch.client.remote import RemoteDb
 from anabranch.client.settle import reason_name, shown_key, shown_values
-from anabranch.v1 import change_pb2, resolver_pb2, verdict_pb2
+from anabranch.v1 import batch_pb2, change_pb2, resolver_pb2, verdict_pb2
 from anabranch.wire.plain import plain_value
 
 VerdictStatus: TypeAlias = Literal["APPLIED", "REJECTED", "PENDING"]
@@ -106,8 +109,21 @@ def of_batch(conn: sqlite3.Connection, tables: Mapping[str, DeviceTable], batch_
     return BatchVerdict(batch_id, "APPLIED" if in_log else "PENDING", position)
 
 
-def explanation(response: resolver_pb2.ExplainResponse, tables: Mapping[str, DeviceTable]) -> Explanation:
-    """The server's answer."""
+def explain(file: DeviceFile, remote: RemoteDb, batch_id: str) -> Explanation:
+    """Ask the server about a queued batch. Raises ValueError where no such batch is in the queue, and CallFailed."""
+    found = queue.envelope(file.reader(), batch_id)
+    if found is None:
+        raise ValueError(f"there is no queued batch {batch_id}")
+    current = file.current()
+    request = resolver_pb2.ExplainRequest(
+        db_name=current.db_name,
+        node_state=current.node_state,
+        envelope=batch_pb2.Envelope(payload=found.value, basis=found.basis, prev=found.prev),
+    )
+    return _explanation(remote.explain(request), file.tables())
+
+
+def _explanation(response: resolver_pb2.ExplainResponse, tables: Mapping[str, DeviceTable]) -> Explanation:
     changes = []
     for effect in response.effects:
         kind = change_pb2.EffectType.Name(effect.type).removeprefix("EFFECT_TYPE_").lower()

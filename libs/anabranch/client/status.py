@@ -1,0 +1,45 @@
+"""How a file stands, in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from anabranch.client import queue, sums
+from anabranch.client.file import DeviceFile
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How the file stands. Positions are in milliseconds. ``unsent``: batches without a verdict; ``queued``: those
+    included that have one and wait for the log; ``pulls``: snapshots taken; ``disagreeing``: tables whose sums are not
+    the server's; ``clock_skew_ms``: how far the device's clock is ahead of the server's, as the last answer told this
+    process, None before one did."""
+
+    node_id: str
+    cursor: int
+    unsent: int
+    queued: int
+    dead: int
+    pulls: int
+    leader: bool
+    disagreeing: tuple[str, ...]
+    clock_skew_ms: int | None = field(default=None, compare=False)
+
+
+def of_file(file: DeviceFile, *, leader: bool, clock_skew_ms: int | None) -> Status:
+    """How ``file`` stands; what only the process knows is given."""
+    conn = file.reader()
+    current = file.current()
+    (unsent,) = conn.execute("SELECT count(*) FROM _db_mutations_queue WHERE server_timestamp_ms IS NULL").fetchone()
+    (dead_letters,) = conn.execute("SELECT count(*) FROM _db_mutations_queue_dead").fetchone()
+    return Status(
+        node_id=current.node_id,
+        cursor=current.cursor_ms,
+        unsent=unsent,
+        queued=queue.count(conn),
+        dead=dead_letters,
+        pulls=current.pulls,
+        leader=leader,
+        disagreeing=tuple(sums.disagreements(conn)),
+        clock_skew_ms=clock_skew_ms,
+    )
