@@ -36,7 +36,7 @@ from anabranch.store.claim import allow, claim
 from anabranch.store.drift import fingerprint
 from anabranch.store.engine import Session
 from anabranch.store.group_records import delete_inbox, notify_group
-from anabranch.store.registration import tear
+from anabranch.store.out_of_sync import tear
 from anabranch.store.seal import EMPTY_CHAIN
 from anabranch.store.take import Parking, Standing, Taken
 from anabranch.v1 import errors_pb2

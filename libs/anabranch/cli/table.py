@@ -16,7 +16,8 @@ from anabranch.cli.installation import DataDir, PostgresUrl
 from anabranch.clock import clock_from_environment
 from anabranch.store.catalog import load_database
 from anabranch.store.gather import add_tables, restart_captures
-from anabranch.store.registration import capture_off, remove_table
+from anabranch.store.out_of_sync import capture_off
+from anabranch.store.registration import remove_table
 
 app = typer.Typer(no_args_is_help=True, help="Register tables for sync, and list them.")
 DatabaseName = Annotated[str, typer.Argument(help="The database's name.", show_default=False)]

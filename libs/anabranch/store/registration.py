@@ -153,7 +153,7 @@ def create_database(
         database_policy(given)
     except PolicyError as error:
         raise refuse(what, Refusal.INVALID_POLICY, str(error)) from error
-    now = _now(now_ms)
+    now = at_ms(now_ms)
     try:
         with conn.transaction():
             if conn.execute(_SCHEMA, (schema,)).fetchone() is None:
@@ -246,7 +246,7 @@ def enter(
         "columns": Jsonb(columns_to_json(table.columns)),
         "key_columns": list(table.key_columns),
         "policy": Jsonb(dict(policy)),
-        "now_ms": _now(now_ms),
+        "now_ms": at_ms(now_ms),
         "count": count,
         "sum": sum_to_bytes(total),
     }
@@ -287,55 +287,6 @@ def leave(conn: Connection, database: Database, table: str) -> int | None:
         return None
     conn.execute(_DELETE_VERSIONS, row)
     return int(row[0])
-
-
-_CAPTURE_OFF = """
-update anabranch.synced_tables set capture_off_ms = %s
-where database_id = %s and name = %s returning id
-"""
-
-
-def capture_off(
-    conn: Connection,
-    database: str,
-    table: str,
-    *,
-    now_ms: int | None = None,
-    limits: RegistrationLimits | None = None,
-) -> None:
-    """Let what is written to the table directly go uncaptured, for a restore or a load of many rows: its triggers rest.
-    To sync it again it is removed and added anew (``gather.restart_captures``), which sums its rows up afresh.
-
-    Raises:
-        RegistrationError: UNKNOWN_DATABASE, NOT_SYNCED or BUSY.
-    """
-    what = f'capture of table "{table}" can\'t be turned off'
-    try:
-        with conn.transaction():
-            limit(conn, limits)
-            found = find_database(conn, what, database)
-            if table not in found.tables:
-                raise refuse(what, Refusal.NOT_SYNCED, f'"{table}" is no synced table of "{database}"')
-            capture.lock(conn, found.schema_name, table)
-            capture.switch(conn, found.schema_name, table, on=False)
-            conn.execute(_CAPTURE_OFF, (_now(now_ms), found.id, table))
-            tell(conn, found.id)
-    except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
-        raise refuse(what, Refusal.BUSY, "somebody else holds a lock on it; try again") from error
-
-
-_TEAR = """
-update anabranch.synced_tables set torn_ms = %s
-where database_id = %s and name = %s and torn_ms is null returning id
-"""
-
-
-def tear(conn: Connection, database_id: int, table: str, *, now_ms: int | None = None) -> None:
-    """Have a table not be synced any more until it is removed and added anew, since the log will lack what was written
-    to it directly. Tells everybody; a table that is torn already stays so."""
-    with conn.transaction():
-        if conn.execute(_TEAR, (_now(now_ms), database_id, table)).fetchone() is not None:
-            tell(conn, database_id)
 
 
 def lock_and_judge(conn: Connection, what: str, database: Database, name: str, policy: Mapping[str, Any]) -> Table:
@@ -407,5 +358,6 @@ def _taken(what: str, error: psycopg.errors.UniqueViolation, **names: str) -> Ex
     return refuse(what, known[0], known[1].format(**names)) if known else error
 
 
-def _now(now_ms: int | None) -> int:
+def at_ms(now_ms: int | None) -> int:
+    """The time that was given, else this machine's, in milliseconds since 1970."""
     return time.time_ns() // 1_000_000 if now_ms is None else now_ms

@@ -19,12 +19,12 @@ from anabranch.store.catalog import load_database
 from anabranch.store.drift import drift, stopped_tables
 from anabranch.store.engine import Session, connect
 from anabranch.store.gather import add_tables, restart_captures
+from anabranch.store.out_of_sync import capture_off
 from anabranch.store.refusals import Refusal
 from anabranch.store.registration import (
     RegistrationError,
     RegistrationLimits,
     add_table,
-    capture_off,
     create_database,
     remove_table,
 )

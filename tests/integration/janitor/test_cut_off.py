@@ -20,7 +20,7 @@ from anabranch.store.cut_off import cut_off, dead_upto
 from anabranch.store.drift import drift
 from anabranch.store.engine import Session, connect
 from anabranch.store.gather import add_tables, restart_captures
-from anabranch.store.registration import capture_off
+from anabranch.store.out_of_sync import capture_off
 from anabranch.store.status import read_status
 
 OURS = "select count(*) from pg_trigger where tgname like '%%anabranch%%' and tgrelid = %s::regclass"

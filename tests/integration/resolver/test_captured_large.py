@@ -11,7 +11,7 @@ from anabranch.merge import SERVER_NODE
 from anabranch.store import captured, captured_large
 from anabranch.store.claim import open_session, session_options
 from anabranch.store.engine import Session
-from anabranch.store.registration import tear
+from anabranch.store.out_of_sync import tear
 from anabranch.testkit.oracle import read_server, replay
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch_conflict_resolver import captured_pieces, drain, drain_backlog
