@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from contextlib import ExitStack
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from anabranch.clock import Clock
 from anabranch.runtime import telemetry
@@ -18,11 +20,16 @@ from anabranch.store.availability import is_unavailable
 from anabranch.store.catalog import UnknownDatabaseError, schema_versions
 from anabranch.store.compactions import NotPublishedError
 from anabranch.store.engine import connect
+from anabranch_compactor.compact import Options, compact
 from anabranch_compactor.config import CompactorSettings
 from anabranch_compactor.java import JavaError
 from anabranch_compactor.plan import PlanError
+from anabranch_compactor.progress import watched
 from anabranch_compactor.prove import ProofError
-from anabranch_compactor.session import lake_root, spark_session
+from anabranch_compactor.session import lake_root, spark_session, submitted
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 REFUSED = 2
 REASONS: dict[type[Exception], str] = {
@@ -49,10 +56,21 @@ def run() -> None:
     try:
         with connect(url, application_name="anabranch-compactor", autocommit=True) as conn:
             names = [settings.compact_database] if settings.compact_database else sorted(schema_versions(conn))
-        with spark_session(settings.spark_master, driver_memory_mib=settings.spark_driver_memory_mib) as spark:
-            from anabranch_compactor.compact import Options, compact
-            from anabranch_compactor.progress import watched
+        say(step="begun")
+        with ExitStack() as ending:
 
+            @cache
+            def spark() -> SparkSession:
+                session = ending.enter_context(
+                    spark_session(settings.spark_master, driver_memory_mib=settings.spark_driver_memory_mib)
+                )
+                ending.enter_context(watched(session, say))
+                say(step="started")
+                return session
+
+            if submitted():
+                # Whoever submits a job waits for its session, whether it has work or not.
+                spark()
             options = Options(
                 url,
                 lake_root(settings.lake_root),
@@ -60,11 +78,9 @@ def run() -> None:
                 settings.orphan_grace_ms,
                 say,
             )
-            say(step="started")
-            with watched(spark, say):
-                for name in names:
-                    outcome = compact(spark, name, options)
-                    say(step="outcome", database=name, **outcome.as_json())
+            for name in names:
+                outcome = compact(spark, name, options)
+                say(step="outcome", database=name, **outcome.as_json())
     finally:
         close()
 

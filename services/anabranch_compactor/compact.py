@@ -13,7 +13,7 @@ States of a run, in order; a run that ends in any of them before *published* has
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -22,20 +22,22 @@ from ulid import ULID
 
 from anabranch import faults
 from anabranch.clock import Clock
-from anabranch.columnar.file_columns import FileTable
 from anabranch.columnar.manifest import Manifest, TableFiles, manifest_path, to_json
 from anabranch.columnar.proof import Sum
 from anabranch.runtime import metrics
 from anabranch.runtime.telemetry import span
 from anabranch.store import compactions as store
 from anabranch.store.engine import connect
-from anabranch_compactor import table_base, table_changes, table_conflicts
-from anabranch_compactor.hadoop_files import HadoopFiles
-from anabranch_compactor.log_source import LogSource
+from anabranch_compactor.base import base_sum, first_base, live_sums, replaced_sums, with_delta
+from anabranch_compactor.lake_files import LakeFiles
+from anabranch_compactor.merge import merged
 from anabranch_compactor.orphans import needed, remove_orphans
-from anabranch_compactor.plan import Plan, TablePlan, planned
-from anabranch_compactor.prove import require
-from anabranch_compactor.run import Run, lake_folder, parts
+from anabranch_compactor.plan import Plan, planned
+from anabranch_compactor.prove import Proven, prove, require, total_of
+from anabranch_compactor.run import Run, lake_folder
+from anabranch_compactor.units import BASE, CHANGES, CONFLICTS, KINDS, Unit, units_of
+from anabranch_compactor.write import write
+from anabranch_compactor.written import Parts
 
 Say = Callable[..., None]
 """Takes an event: ``step`` and what belongs to it."""
@@ -78,8 +80,9 @@ class Outcome:
         return asdict(self)
 
 
-def compact(spark: SparkSession, db_name: str, options: Options) -> Outcome:
-    """Compact what the log of a database has since the last published run.
+def compact(spark: Callable[[], SparkSession], db_name: str, options: Options) -> Outcome:
+    """Compact what the log of a database has since the last published run. ``spark`` gives the session, and is asked
+    only where there is something to write.
 
     Raises:
         UnknownDatabaseError: there is no such database.
@@ -87,21 +90,18 @@ def compact(spark: SparkSession, db_name: str, options: Options) -> Outcome:
         ProofError: what was written is not what the log says.
         NotPublishedError: another run was published meanwhile.
     """
-    spark.dataSource.register(LogSource)
     with span("compact") as whole:
         with planned(options.url, db_name) as plan:
             whole.set_attribute("anabranch.database", db_name)
             options.say(step="planned", database=db_name, changes=plan.changes, tables=len(plan.tables))
-            files = HadoopFiles(spark, lake_folder(options.root, plan))
+            files = LakeFiles(lake_folder(options.root, plan))
             if plan.last is not None:
                 files.put(manifest_path(plan.last.run_id), _text(plan.last))
             if plan.idle:
                 outcome = Outcome(None, plan.after, plan.upto)
             else:
-                size = sum(table.log.bytes for table in plan.tables.values() if table.log is not None)
-                spark.conf.set("spark.sql.shuffle.partitions", max(spark.sparkContext.defaultParallelism, parts(size)))
                 run_id = str(ULID.from_timestamp(options.clock.now_ms() / 1000))
-                run = Run(spark, options.url, run_id, options.root, plan, files)
+                run = Run(spark(), options.url, run_id, options.root, plan, files)
                 manifest = _written(run, options.say)
         if not plan.idle:
             _publish(run, manifest, options)
@@ -113,13 +113,15 @@ def compact(spark: SparkSession, db_name: str, options: Options) -> Outcome:
 
 def _written(run: Run, say: Say) -> Manifest:
     """Everything written and proven."""
-    tables = {}
-    for name, table in run.plan.tables.items():
-        with span("compact table") as one:
-            one.set_attribute("anabranch.table", name)
-            tables[name] = _table(run, name, table)
-        say(step="table", table=name)
-    last = run.plan.last
+    plan = run.plan
+    units = units_of(plan, run.spark.sparkContext.defaultParallelism)
+    parts = write(run, units) if units else Parts()
+    say(step="written", files=len(parts.files))
+    proven = prove(run, units, parts.files)
+    tables = {name: _table(run, name, units, parts, proven) for name in plan.tables}
+    say(step="proven", files=len(proven))
+    tables = merged(run, {name: table.shape for name, table in plan.tables.items()}, tables)
+    last = plan.last
     gone = {} if last is None else {n: t for n, t in last.tables.items() if n not in tables}
     return _manifest(run, {**gone, **tables})
 
@@ -144,7 +146,7 @@ def _publish(run: Run, manifest: Manifest, options: Options) -> None:
     run.files.put(manifest_path(run.run_id), _text(manifest))
 
 
-def _clean(files: HadoopFiles, plan: Plan, options: Options) -> int:
+def _clean(files: LakeFiles, plan: Plan, options: Options) -> int:
     before_ms = options.clock.now_ms() - options.orphan_grace_ms
     with connect(options.url, application_name="anabranch-compactor", autocommit=True) as conn:
         published = store.all_published(conn, plan.database.id)
@@ -161,37 +163,35 @@ def _count(plan: Plan, outcome: Outcome, options: Options) -> None:
     metrics.gauge("anabranch_compaction_lag", max(0, head - outcome.to_position) / 1000, database=name)
 
 
-def _table(run: Run, name: str, table: TablePlan) -> TableFiles:
-    shape, plan = table.shape, run.plan
-    number = shape.table.id
-    known = None if plan.last is None else plan.last.tables.get(name)
-    if known is not None and known.table_id != number:
-        # Dropped and made anew: its history goes on, its rows begin anew.
-        known = replace(known, base=None)
-    files = TableFiles(number, shape.file_table) if known is None else _going_on(known, number, shape.file_table)
-    base = files.base
-    if table.log is not None:
-        written = table_changes.write_changes(run, table, known)
-        total = Sum(files.changes_count, int(files.changes_total, 16)) + table.log.effects
-        changes = table_changes.merge_changes(run, shape, (*files.changes, *written.files))
-        files = replace(files, changes=changes, changes_count=total.count, changes_total=f"{total.total:032x}")
-        if base is not None and written.old is not None:
-            try:
-                base = table_base.add_delta(run, table, base, written.files, written.old)
-            finally:
-                written.old.unpersist()
-            base = table_base.merge_base(run, shape, base)
-    if table.conflicts is not None:
-        files = replace(files, conflicts=(*files.conflicts, *table_conflicts.write_conflicts(run, table)))
+def _table(run: Run, name: str, units: Sequence[Unit], parts: Parts, proven: Sequence[Proven]) -> TableFiles:
+    """The files of a table with those that the run has written.
+
+    Raises:
+        ProofError: they are not what the log, or the table sum, says.
+    """
+    table, files = run.plan.tables[name], run.plan.files_of(name)
+    mine = {number for number, unit in enumerate(units) if unit.shape is table.shape}
+    written = {what: [p for p in proven if p.written.what == what and p.written.unit in mine] for what in KINDS}
+    log = Sum() if table.log is None else table.log.effects
+    require(f"the changes of {name}", total_of(written[CHANGES]), log)
+    require(f"the conflicts of {name}", total_of(written[CONFLICTS]), table.conflicts or Sum())
+    base, rows = files.base, written[BASE]
     if table.pages is not None:
-        base = table_base.first_base(run, table)
+        buckets = next(unit.buckets for unit in units if unit.what == BASE and unit.shape is table.shape)
+        base = first_base(name, buckets, rows, table.table_sum)
     elif base is not None:
-        require(f"the base of {name}", table_base.base_sum(base), table.table_sum)
-    return replace(files, base=base)
-
-
-def _going_on(known: TableFiles, number: int, columns: FileTable) -> TableFiles:
-    return replace(known, table_id=number, columns=columns)
+        old = replaced_sums(one for one in parts.replaced if one.unit in mine)
+        base = with_delta(base, [one.file for one in rows], old, live_sums(f"the base of {name}", rows))
+        require(f"the base of {name}", base_sum(base), table.table_sum)
+    total = Sum(files.changes_count, int(files.changes_total, 16)) + log
+    return replace(
+        files,
+        changes=(*files.changes, *(one.file for one in written[CHANGES])),
+        changes_count=total.count,
+        changes_total=f"{total.total:032x}",
+        conflicts=(*files.conflicts, *(one.file for one in written[CONFLICTS])),
+        base=base,
+    )
 
 
 def _manifest(run: Run, tables: Mapping[str, TableFiles]) -> Manifest:

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from pyspark import daemon
 
-from anabranch_compactor import decode, log_source, prove, table_base, table_changes, table_conflicts
+from anabranch.store import log_files
+from anabranch_compactor import decode, log_source, merge, prove, write
 
-LOADED = (decode, log_source, prove, table_base, table_changes, table_conflicts)
+LOADED = (decode, log_files, log_source, merge, prove, write)
 
 if __name__ == "__main__":
     daemon.manager()

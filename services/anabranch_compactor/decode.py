@@ -1,6 +1,6 @@
 """Executors' work on cells: log rows, pulled rows and conflicts to columns of files, and files to sums.
 
-Every function takes record batches and gives record batches, as ``mapInArrow`` wants it.
+Everything comes and goes in record batches.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from anabranch_compactor.effect_columns import EffectDecoder, exact_columns
 from anabranch_compactor.encode import NAME_SEPARATOR
 
 Batches = Iterator[pa.RecordBatch]
+Decoder = Callable[[pa.RecordBatch], Batches]
 Columns = list[list[Cell]]
 
 
@@ -40,28 +41,27 @@ def _named(table: Table, written: Sequence[tuple[pa.Array, Any]], rows: int) -> 
     return arrays, names
 
 
-def log_decoder(table: Table) -> Callable[[Batches], Batches]:
+def log_decoder(table: Table) -> Decoder:
     """Log rows to changes: our columns (``changed``: names with NAME_SEPARATOR), then the cells that the effect gives
     and NULL for the others. A batch gives one for each form of its effects."""
+    decoder, with_text = EffectDecoder(table), exact_columns(table)
+    types = [file_type(column) for column in table.columns]
 
-    def decode(batches: Batches) -> Batches:
-        decoder, with_text = EffectDecoder(table), exact_columns(table)
-        types = [file_type(column) for column in table.columns]
-        for batch in batches:
-            for form in decoder.decode(batch.column("effect")):
-                count = len(form.rows)
-                mine = batch if count == batch.num_rows else batch.take(pa.array(form.rows))
-                arrays = [mine.column(n) for n in ("position", "batch_id", "ordinal", "node_id", "type")]
-                arrays.append(pa.repeat(pa.scalar(NAME_SEPARATOR.join(form.changed)), count))
-                names = ["position", "batch", "ordinal", "node", "kind", "changed"]
-                for i, kind in enumerate(types):
-                    arrays.append(form.cells[i].values if i in form.cells else pa.nulls(count, kind))
-                    names.append(f"c{i}")
-                for i in with_text:
-                    exact = form.cells[i].exact if i in form.cells else None
-                    arrays.append(pa.nulls(count, pa.string()) if exact is None else exact)
-                    names.append(f"x{i}")
-                yield pa.RecordBatch.from_arrays(arrays, names=names)
+    def decode(batch: pa.RecordBatch) -> Batches:
+        for form in decoder.decode(batch.column("effect")):
+            count = len(form.rows)
+            mine = batch if count == batch.num_rows else batch.take(pa.array(form.rows))
+            arrays = [mine.column(n) for n in ("position", "batch_id", "ordinal", "node_id", "type")]
+            arrays.append(pa.repeat(pa.scalar(NAME_SEPARATOR.join(form.changed)), count))
+            names = ["position", "batch", "ordinal", "node", "kind", "changed"]
+            for i, kind in enumerate(types):
+                arrays.append(form.cells[i].values if i in form.cells else pa.nulls(count, kind))
+                names.append(f"c{i}")
+            for i in with_text:
+                exact = form.cells[i].exact if i in form.cells else None
+                arrays.append(pa.nulls(count, pa.string()) if exact is None else exact)
+                names.append(f"x{i}")
+            yield pa.RecordBatch.from_arrays(arrays, names=names)
 
     return decode
 
@@ -89,35 +89,34 @@ def as_batch(table: Table, rows: Sequence[Sequence[Cell]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, names=names)
 
 
-def conflict_decoder(table: Table) -> Callable[[Batches], Batches]:
+def conflict_decoder(table: Table) -> Decoder:
     """Conflicts to rows that give the key and the losing value alone. A value of a column that the table no longer has,
     or that is not given, stays as it is, in ``untyped``."""
+    codecs = file_codecs(table.columns)
+    readers = {c.name: (i, column_reader(c)) for i, c in enumerate(table.columns)}
 
-    def decode(batches: Batches) -> Batches:
-        codecs = file_codecs(table.columns)
-        readers = {c.name: (i, column_reader(c)) for i, c in enumerate(table.columns)}
-        for batch in batches:
-            rows = batch.num_rows
-            columns: Columns = [[None] * rows for _ in table.columns]
-            untyped: list[bytes | None] = [None] * rows
-            keys, names = batch.column("key").to_pylist(), batch.column("column_name").to_pylist()
-            for row, data in enumerate(batch.column("losing_value").to_pylist()):
-                for i, cell in zip(table.key_index, key_cells(table, keys[row]), strict=True):
-                    columns[i][row] = cell
-                place, read = readers.get(names[row], (None, None))
-                if place is None or read is None or place in table.key_index:
-                    untyped[row] = data
-                    continue
-                try:
-                    columns[place][row] = read(value_pb2.Value.FromString(data))
-                except NotGiven:
-                    untyped[row] = data
-            arrays, names_of_cells = _arrays(table, codecs, columns)
-            ours = [c for c, f in zip(batch.columns, batch.schema, strict=True) if f.name != "losing_value"]
-            own_names = [f.name for f in batch.schema if f.name != "losing_value"]
-            yield pa.RecordBatch.from_arrays(
-                [*ours, pa.array(untyped, pa.binary()), *arrays], names=[*own_names, "untyped", *names_of_cells]
-            )
+    def decode(batch: pa.RecordBatch) -> Batches:
+        rows = batch.num_rows
+        columns: Columns = [[None] * rows for _ in table.columns]
+        untyped: list[bytes | None] = [None] * rows
+        keys, names = batch.column("key").to_pylist(), batch.column("column_name").to_pylist()
+        for row, data in enumerate(batch.column("losing_value").to_pylist()):
+            for i, cell in zip(table.key_index, key_cells(table, keys[row]), strict=True):
+                columns[i][row] = cell
+            place, read = readers.get(names[row], (None, None))
+            if place is None or read is None or place in table.key_index:
+                untyped[row] = data
+                continue
+            try:
+                columns[place][row] = read(value_pb2.Value.FromString(data))
+            except NotGiven:
+                untyped[row] = data
+        arrays, names_of_cells = _arrays(table, codecs, columns)
+        ours = [name for name in batch.schema.names if name not in ("table_id", "losing_value")]
+        yield pa.RecordBatch.from_arrays(
+            [*(batch.column(name) for name in ours), pa.array(untyped, pa.binary()), *arrays],
+            names=[*ours, "untyped", *names_of_cells],
+        )
 
     return decode
 

@@ -8,18 +8,19 @@ of rows older than the log and the table's first base.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from anabranch.columnar.file_columns import OWN
 from anabranch_compactor.encode import NAME_SEPARATOR, ColumnEncoder
 from anabranch_compactor.scan import Flags, Places
-from anabranch_compactor.shape import DELETE, INSERT, KINDS, OLD, UPDATE, Shape
+from anabranch_compactor.shape import DELETE, INSERT, KINDS, NONE, OLD, UPDATE, Shape
 
 ORDER = ("position", "batch", "ordinal")
 SLICE_BYTES = 16 * 1024 * 1024
@@ -36,11 +37,15 @@ def in_order(shape: Shape, rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Filled:
-    """Where each change (not those of kind OLD) stands among the rows, and where its columns' values after and before
-    it do, -1 for NULL."""
+class Filled:
+    """Rows in order, with where each column's values after and before each of them stand among the rows, -1 for NULL.
+    ``keys`` are encoded; ``starts``: the place of the first row of each key. ``forms`` are places in ``names``, the
+    names of the changed columns."""
 
-    rows: Places
+    rows: pa.RecordBatch
+    kind: npt.NDArray[np.int16]
+    keys: pa.Array
+    starts: Places
     after: dict[int, Places]
     before: dict[int, Places]
     complete: Flags
@@ -48,7 +53,8 @@ class _Filled:
     names: list[list[str]]
 
 
-def _filled(shape: Shape, rows: pa.RecordBatch, encoder: ColumnEncoder) -> _Filled:
+def filled(shape: Shape, rows: pa.RecordBatch, encoder: ColumnEncoder) -> Filled:
+    """Changes in order, and rows of kind OLD before those of the same key, filled in."""
     count = rows.num_rows
     kind = rows.column("kind").to_numpy()
     changed = rows.column("changed").fill_null("").dictionary_encode()
@@ -66,41 +72,38 @@ def _filled(shape: Shape, rows: pa.RecordBatch, encoder: ColumnEncoder) -> _Fill
         return np.where(before >= begin, before, -1)
 
     whole = (kind == OLD) | (kind == INSERT) | (kind == DELETE)
-    kept = np.flatnonzero(kind != OLD)
     after, before = {}, {}
     for i in shape.rest:
         given = (kind == UPDATE) & np.array([shape.table.columns[i].name in one for one in names], np.bool_)[forms]
         last = earlier(whole | given)
-        now = np.where(given | (kind == INSERT), place, np.where(kind == DELETE, -1, last))
-        after[i], before[i] = now[kept], np.where(given | (kind == DELETE), last, -1)[kept]
-    complete = ((kind == INSERT) | (earlier(whole) >= 0))[kept]
-    return _Filled(kept, after, before, complete, forms[kept], names)
+        after[i] = np.where(given | (kind == INSERT), place, np.where(kind == DELETE, -1, last))
+        before[i] = np.where(given | (kind == DELETE), last, -1)
+    complete = (kind == INSERT) | (earlier(whole) >= 0)
+    return Filled(rows, kind, keys, np.flatnonzero(first), after, before, complete, forms, names)
 
 
-def changes_of(shape: Shape, rows: pa.RecordBatch, encoder: ColumnEncoder) -> Iterator[pa.Table]:
-    """The rows of ``changes/`` for rows in order (``Shape.log``, those of kind OLD among them), in slices that fit in
-    memory: a short effect stands for a row that may be long."""
-    filled = _filled(shape, rows, encoder)
+def changes_of(shape: Shape, history: Filled) -> Iterator[pa.Table]:
+    """The rows of ``changes/``, in slices that fit in memory: a short effect stands for a row that may be long."""
+    rows = history.rows
+    kept = np.flatnonzero(history.kind != OLD)
     schema = shape.changes_schema
-    kinds = _KIND_NAMES.take(rows.column("kind").take(pa.array(filled.rows)))
-    lists = pa.array(filled.names, pa.list_(pa.string()))
-    for start, end in _slices(shape, rows, filled):
-        here = slice(start, end)
-        chosen = pa.array(filled.rows[here])
+    lists = pa.array(history.names, pa.list_(pa.string()))
+    for chosen in slices(shape, history, kept, (history.after, history.before)):
+        at = pa.array(chosen)
 
-        def after(i: int, part: str = "c", here: slice = here, chosen: pa.Array = chosen) -> pa.Array:
-            return rows.column(f"{part}{i}").take(_index(filled.after[i][here]) if i in filled.after else chosen)
+        def after(i: int, part: str = "c", chosen: Places = chosen) -> pa.Array:
+            return _values(history, part, i, chosen)
 
-        def before(i: int, part: str = "c", here: slice = here) -> pa.Array:
-            return rows.column(f"{part}{i}").take(_index(filled.before[i][here]))
+        def before(i: int, part: str = "c", chosen: Places = chosen) -> pa.Array:
+            return rows.column(f"{part}{i}").take(_index(history.before[i][chosen]))
 
-        own = {name: rows.column(name).take(chosen) for name in (*ORDER, "node")}
-        own["type"] = kinds.slice(start, end - start)
-        own["changed"] = lists.take(pa.array(filled.forms[here]))
-        own["complete"] = pa.array(filled.complete[here])
-        own["exact"] = exact_map(shape, [(i, after(i, "x")) for i in shape.with_text], end - start)
-        old = [(i, before(i, "x")) for i in shape.with_text if i in filled.before]
-        own["exact_before"] = exact_map(shape, old, end - start)
+        own = {name: rows.column(name).take(at) for name in (*ORDER, "node")}
+        own["type"] = _KIND_NAMES.take(pa.array(history.kind[chosen]))
+        own["changed"] = lists.take(pa.array(history.forms[chosen]))
+        own["complete"] = pa.array(history.complete[chosen])
+        own["exact"] = exact_map(shape, [(i, after(i, "x")) for i in shape.with_text], len(chosen))
+        old = [(i, before(i, "x")) for i in shape.with_text if i in history.before]
+        own["exact_before"] = exact_map(shape, old, len(chosen))
         fields = schema.field(OWN).type
         if shape.rest:
             inner = fields.field("before").type
@@ -109,27 +112,56 @@ def changes_of(shape: Shape, rows: pa.RecordBatch, encoder: ColumnEncoder) -> It
         yield pa.Table.from_arrays([*(after(i) for i in range(shape.width)), struct], schema=schema)
 
 
+def left(history: Filled) -> Places:
+    """The last change of each key that changes anything: what it leaves is the row as it is now."""
+    says = (history.kind != OLD) & (history.kind != NONE)
+    last = np.maximum.reduceat(np.where(says, np.arange(len(says)), -1), history.starts)
+    return last[last >= 0]
+
+
+def replaced(history: Filled) -> Places:
+    """The rows of kind OLD of the keys that ``left`` gives, each the first one of its key."""
+    last = left(history)
+    begin: Places = history.starts[np.searchsorted(history.starts, last, side="right") - 1]
+    there: Places = begin[history.kind[begin] == OLD]
+    return there
+
+
+def rows_left(shape: Shape, history: Filled, chosen: Places) -> pa.RecordBatch:
+    """What some changes left, as rows of a base: ``c…`` and ``x…``, ``position`` and ``deleted``."""
+    cells = {f"c{i}": _values(history, "c", i, chosen) for i in range(shape.width)}
+    texts = {f"x{i}": _values(history, "x", i, chosen) for i in shape.with_text}
+    position = history.rows.column("position").take(pa.array(chosen))
+    deleted = pa.array(history.kind[chosen] == DELETE)
+    return pa.RecordBatch.from_pydict({**cells, **texts, "position": position, "deleted": deleted})
+
+
+def _values(history: Filled, part: str, place: int, chosen: Places) -> pa.Array:
+    """The values of a column after some changes."""
+    at = _index(history.after[place][chosen]) if place in history.after else pa.array(chosen)
+    return history.rows.column(f"{part}{place}").take(at)
+
+
 def _index(places: Places) -> pa.Array:
     return pa.array(places, mask=places < 0)
 
 
-def _slices(shape: Shape, rows: pa.RecordBatch, filled: _Filled) -> Iterator[tuple[int, int]]:
-    sizes = np.full(len(filled.rows), _ROW_BYTES, np.int64)
+def slices(shape: Shape, history: Filled, chosen: Places, sources: Sequence[Mapping[int, Places]]) -> Iterator[Places]:
+    """Some changes, so many at a time that their values (``sources``: where they stand) fit in memory."""
+    sizes = np.full(len(chosen), _ROW_BYTES, np.int64)
     for i in range(shape.width):
-        values = rows.column(f"c{i}")
+        values = history.rows.column(f"c{i}")
         if not (pa.types.is_string(values.type) or pa.types.is_binary(values.type)):
             continue
         lengths = np.append(pc.binary_length(values).fill_null(0).to_numpy(zero_copy_only=False), 0)
-        places = [filled.after[i], filled.before[i]] if i in filled.after else [filled.rows]
-        for one in places:
+        for one in [source[i][chosen] for source in sources] if i in history.after else [chosen]:
             sizes += lengths[one]
     ends = np.cumsum(sizes)
     start = 0
     while start < len(ends):
         most = ends[start] - sizes[start] + SLICE_BYTES
-        end = min(max(start + 1, int(np.searchsorted(ends, most))), start + SLICE_ROWS)
-        end = min(end, len(ends))
-        yield start, end
+        end = min(max(start + 1, int(np.searchsorted(ends, most))), start + SLICE_ROWS, len(ends))
+        yield chosen[start:end]
         start = end
 
 

@@ -1,12 +1,13 @@
 """The log as a Spark data source: ``spark.read.format("anabranch_log")``.
 
-Each partition is a stretch of positions that is read in one session, as Arrow record batches straight from Postgres.
-Reading a stretch again gives the same rows, since the log below its head never changes.
+Each partition is a stretch of positions that is read in one session, as Arrow record batches straight from Postgres:
+the changes of all tables, or their conflicts. Reading a stretch again gives the same rows, since the log below its head
+never changes. Rows are decoded to columns where they are read, and packed for the parts that they are written in
+(``packing``).
 
-``what`` is ``changes``: decoded to columns where they are read, and packed for the parts that they are written in
-(``packing``), or ``conflicts``: rows as Postgres has them. Options, beside it: ``url`` (which Spark keeps out of what
-it prints), ``database`` (its number), ``after`` (the position before the first), ``cuts`` (the last position of each
-partition, with commas between them), ``batchBytes``, and ``read``: how, as ``Reading.to_text`` gives it.
+Options: ``url`` (which Spark keeps out of what it prints), ``database`` (its number), ``after`` (the position before
+the first), ``cuts`` (the last position of each stretch, with commas between them), ``what`` (``changes``,
+``conflicts``, or both with a comma), ``batchBytes``, and ``read``: how, as ``Reading.to_text`` gives it.
 
 Spark starts a process of its own for each question that it has while it plans (which sources there are, what schema,
 which partitions), on its own terms. So this module loads nothing but what answers those: what a read needs is loaded by
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import pickle
 from base64 import b64decode, b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,23 +26,23 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql.types import StructType
 
-    from anabranch.schema import Table
+    from anabranch_compactor.packing import Route
     from anabranch_compactor.tracing import TaskTrace
 
 FORMAT = "anabranch_log"
+SCHEMA = "part int, rows binary"
+"""Packages, as ``packing`` makes them."""
 _DEFAULT_BATCH_BYTES = 4 * 1024 * 1024
-PACKED = "part int, rows binary"
-"""Packages of changes, as ``packing`` makes them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The table to read, the number of parts that its rows are packed for, and the trace that tasks go on with."""
+    """The ways of changes and of conflicts to their parts, by the table's number, and the trace that tasks go on
+    with."""
 
-    table: Table
-    parts: int
+    changes: Mapping[int, Route]
+    conflicts: Mapping[int, Route]
     trace: TaskTrace | None
 
     def to_text(self) -> str:
@@ -57,10 +58,11 @@ class Reading:
 
 
 class Stretch(InputPartition):
-    """Positions above ``after`` and up to ``upto``."""
+    """Changes or conflicts (``what``) above position ``after`` and up to ``upto``."""
 
-    def __init__(self, after: int, upto: int) -> None:
-        super().__init__((after, upto))
+    def __init__(self, what: str, after: int, upto: int) -> None:
+        super().__init__((what, after, upto))
+        self.what = what
         self.after = after
         self.upto = upto
 
@@ -73,31 +75,49 @@ class LogReader(DataSourceReader):
         self._database = int(options["database"])
         self._after = int(options["after"])
         self._cuts = [int(cut) for cut in options["cuts"].split(",") if cut]
-        self._what = options["what"]
+        self._what = [what for what in options["what"].split(",") if what]
         self._reading = options["read"]
         self._batch_bytes = int(options.get("batchBytes", _DEFAULT_BATCH_BYTES))
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One a stretch."""
-        return [Stretch(a, b) for a, b in zip([self._after, *self._cuts], self._cuts, strict=False)]
+        """One a stretch, of each that is to be read."""
+        stretches = list(zip([self._after, *self._cuts], self._cuts, strict=False))
+        return [Stretch(what, *bounds) for what in self._what for bounds in stretches]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one stretch."""
+        """The rows of one stretch, packed."""
+        if not isinstance(partition, Stretch):
+            # Where there is none, Spark asks once all the same.
+            return
         from anabranch.store import log_files
-        from anabranch_compactor.decode import log_decoder
-        from anabranch_compactor.encode import ColumnEncoder
+        from anabranch_compactor.decode import conflict_decoder, log_decoder
         from anabranch_compactor.packing import pack
         from anabranch_compactor.tracing import in_task_span
 
-        assert isinstance(partition, Stretch)
         reading = Reading.from_text(self._reading)
-        table, parts = reading.table, reading.parts
-        stretch = (self._url, self._database, table.id, partition.after, partition.upto, self._batch_bytes)
-        if self._what == "conflicts":
-            yield from in_task_span("read task", reading.trace, log_files.read_conflicts(*stretch))
-            return
-        decoded = log_decoder(table)(log_files.read_log(*stretch))
-        yield from in_task_span("read task", reading.trace, pack(ColumnEncoder(table), parts, decoded))
+        stretch = (self._url, self._database, partition.after, partition.upto, self._batch_bytes)
+        if partition.what == "conflicts":
+            rows, routes, decoder = log_files.read_conflicts(*stretch), reading.conflicts, conflict_decoder
+        else:
+            rows, routes, decoder = log_files.read_log(*stretch), reading.changes, log_decoder
+        yield from in_task_span("read task", reading.trace, pack(_decoded(rows, routes, decoder)))
+
+
+def _decoded(
+    rows: Iterator[pa.RecordBatch],
+    routes: Mapping[int, Route],
+    decoder: Callable[[Any], Callable[[pa.RecordBatch], Iterator[pa.RecordBatch]]],
+) -> Iterator[tuple[Route, pa.RecordBatch]]:
+    """Rows of several tables, each decoded as its table's, with its way."""
+    import pyarrow.compute as pc
+
+    decoders = {number: decoder(route.table) for number, route in routes.items()}
+    for batch in rows:
+        numbers = pc.unique(batch.column("table_id")).to_pylist()
+        for number in numbers:
+            mine = batch if len(numbers) == 1 else batch.filter(pc.equal(batch.column("table_id"), number))
+            for decoded in decoders[number](mine):
+                yield routes[number], decoded
 
 
 class LogSource(DataSource):
@@ -108,16 +128,10 @@ class LogSource(DataSource):
         """What ``format`` takes."""
         return FORMAT
 
-    def schema(self) -> StructType | str:
-        """Packages of changes, or the columns of the conflicts."""
-        if self.options["what"] == "changes":
-            return PACKED
-        from pyspark.sql.pandas.types import from_arrow_schema
+    def schema(self) -> str:
+        """Packages."""
+        return SCHEMA
 
-        from anabranch.store.log_files import CONFLICT_SCHEMA
-
-        return from_arrow_schema(CONFLICT_SCHEMA)
-
-    def reader(self, schema: StructType) -> DataSourceReader:
+    def reader(self, schema: Any) -> DataSourceReader:
         """The reader of the options."""
         return LogReader(self.options)

@@ -14,7 +14,7 @@ from ulid import ULID
 
 from anabranch.columnar.manifest import MANIFESTS, from_json
 from anabranch.store.compactions import Published
-from anabranch_compactor.hadoop_files import HadoopFiles
+from anabranch_compactor.lake_files import LakeFiles
 
 _RUN = re.compile(r"(?:^|/)([0-7][0-9A-HJKMNP-TV-Z]{25})/")
 
@@ -32,7 +32,7 @@ def needed(published: Iterable[Published], epoch: str, since_ms: int) -> set[str
     return {path for one in recent for path in from_json(one.manifest).paths}
 
 
-def remove_orphans(files: HadoopFiles, keep: set[str], before_ms: int) -> int:
+def remove_orphans(files: LakeFiles, keep: set[str], before_ms: int) -> int:
     """Remove the files of runs that began before ``before_ms`` and are not in ``keep``; gives their number."""
     removed = 0
     for found in files.below(""):

@@ -1,4 +1,4 @@
-"""Rows on their way through Spark: whole record batches, packed, for each of the parts that a table is written in.
+"""Rows on their way through Spark: whole record batches, packed, for each of the parts that they are written in.
 
 A row that is a row to Spark is copied, compared and converted by itself, four or five times until it is in a file. So
 Spark carries packages: ``part``, and the rows of one task that belong to it, as an Arrow stream. Rows of one key are
@@ -8,51 +8,77 @@ in one part.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from zlib import crc32
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from anabranch_compactor.encode import ColumnEncoder
 
+if TYPE_CHECKING:
+    from anabranch.schema import Table
+
+PACKED = "part int, rows binary"
 PACKED_SCHEMA = pa.schema([("part", pa.int32()), ("rows", pa.binary())])
 _PACK_BYTES = 4 * 1024 * 1024
 """About what is gathered before it is packed."""
 
+_COMPRESSED = pa.ipc.IpcWriteOptions(compression="lz4")
 
-def pack(encoder: ColumnEncoder, parts: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Packages of rows (``c…`` and ``x…``, and anything else) for each of ``parts`` parts."""
-    gathered: list[pa.RecordBatch] = []
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The parts of a table's rows: ``parts`` of them, from number ``first``."""
+
+    table: Table
+    first: int
+    parts: int
+
+
+def key_hashes(keys: pa.Array) -> npt.NDArray[np.int64]:
+    """The hash of each encoded key (``ColumnEncoder.keys``): CRC-32. Modulo the number of buckets it is the bucket of
+    the row in ``base/``."""
+    return np.fromiter(map(crc32, keys.to_pylist()), np.int64, len(keys))
+
+
+def pack(rows: Iterable[tuple[Route, pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+    """Packages of rows (``c…`` and ``x…``, and anything else) for each of the parts that they belong to."""
+    gathered: dict[int, tuple[Route, list[pa.RecordBatch]]] = {}
     size = 0
-    for batch in batches:
-        gathered.append(batch)
+    for route, batch in rows:
+        gathered.setdefault(route.first, (route, []))[1].append(batch)
         size += batch.nbytes
         if size >= _PACK_BYTES:
-            yield from _packed(encoder, parts, gathered)
-            gathered, size = [], 0
-    if gathered:
-        yield from _packed(encoder, parts, gathered)
+            yield from _packed(gathered)
+            gathered, size = {}, 0
+    yield from _packed(gathered)
 
 
-def _packed(encoder: ColumnEncoder, parts: int, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    rows = pa.Table.from_batches(batches)
-    if parts == 1:
-        yield _package(0, rows)
-        return
-    rows = rows.combine_chunks()
-    part = np.array([crc32(key) % parts for key in encoder.keys(rows.to_batches()[0]).to_pylist()], np.int32)
-    order = np.argsort(part, kind="stable")
-    bounds = np.searchsorted(part[order], np.arange(parts + 1))
-    rows = rows.take(pa.array(order))
-    for number in range(parts):
-        start, end = int(bounds[number]), int(bounds[number + 1])
-        if end > start:
-            yield _package(number, rows.slice(start, end - start))
+def _packed(gathered: dict[int, tuple[Route, list[pa.RecordBatch]]]) -> Iterator[pa.RecordBatch]:
+    for route, batches in gathered.values():
+        rows = pa.Table.from_batches(batches)
+        if route.parts == 1:
+            yield _package(route.first, rows)
+            continue
+        rows = rows.combine_chunks()
+        keys = ColumnEncoder(route.table).keys(rows.to_batches()[0])
+        part = key_hashes(keys) % route.parts
+        order = np.argsort(part, kind="stable")
+        bounds = np.searchsorted(part[order], np.arange(route.parts + 1))
+        rows = rows.take(pa.array(order))
+        for number in range(route.parts):
+            start, end = int(bounds[number]), int(bounds[number + 1])
+            if end > start:
+                yield _package(route.first + number, rows.slice(start, end - start))
 
 
 def _package(part: int, rows: pa.Table) -> pa.RecordBatch:
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as stream:
+    # Spark copies a package several times: small ones cost less, even so.
+    with pa.ipc.new_stream(sink, rows.schema, options=_COMPRESSED) as stream:
         stream.write_table(rows)
     data = sink.getvalue()
     bounds = pa.py_buffer(np.array([0, data.size], np.int32))

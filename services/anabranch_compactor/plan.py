@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from anabranch.columnar.file_columns import file_table
-from anabranch.columnar.manifest import Manifest, from_json
+from anabranch.columnar.manifest import Manifest, TableFiles, from_json
 from anabranch.columnar.proof import Sum
 from anabranch.runtime.telemetry import span
 from anabranch.schema import Table
@@ -23,7 +23,7 @@ from anabranch.store.engine import Session, SessionOptions, connect
 from anabranch.store.undrained import UndrainedError, rows_before
 from anabranch_compactor.shape import Shape
 
-CHANGES_PER_READ = 100_000
+CHANGES_PER_READ = 250_000
 """Changes that one task reads."""
 _HOUR_MS = 3_600_000
 _OPTIONS = SessionOptions(statement_timeout_ms=_HOUR_MS, idle_in_transaction_session_timeout_ms=6 * _HOUR_MS)
@@ -64,6 +64,16 @@ class Plan:
     def changes(self) -> int:
         """Number of changes in the stretch."""
         return sum(t.log.effects.count for t in self.tables.values() if t.log is not None)
+
+    def files_of(self, name: str) -> TableFiles:
+        """What is published of a table, as its files go on from it."""
+        shape = self.tables[name].shape
+        known = None if self.last is None else self.last.tables.get(name)
+        if known is None:
+            return TableFiles(shape.table.id, shape.file_table)
+        # Dropped and made anew: its history goes on, its rows begin anew.
+        base = known.base if known.table_id == shape.table.id else None
+        return replace(known, table_id=shape.table.id, columns=shape.file_table, base=base)
 
     @property
     def idle(self) -> bool:

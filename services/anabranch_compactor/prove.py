@@ -5,31 +5,39 @@ Nothing that the decoding has made is taken over: what is compared are sums over
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql import Column, DataFrame
 
 from anabranch.columnar.file_columns import OWN
 from anabranch.columnar.lake import file_system
 from anabranch.columnar.manifest import File
 from anabranch.columnar.proof import Sum
 from anabranch.runtime.telemetry import span
-from anabranch.schema import Table
+from anabranch.store.compactions import conflict_bytes
+from anabranch.store.file_codecs import file_codecs
+from anabranch.wire.values import column_writer
+from anabranch_compactor.base_rows import cells_of
 from anabranch_compactor.decode import Batches
+from anabranch_compactor.decode import cells_of as python_cells
 from anabranch_compactor.encode import NAME_SEPARATOR, ColumnEncoder, effect_sum, row_sum
-from anabranch_compactor.shape import KINDS, Shape
+from anabranch_compactor.packing import key_hashes
+from anabranch_compactor.run import Run
+from anabranch_compactor.shape import CONFLICT_FIELDS, KINDS, Shape
 from anabranch_compactor.tracing import traced
-
-if TYPE_CHECKING:
-    from anabranch_compactor.run import Run
+from anabranch_compactor.units import BASE, CHANGES, CONFLICTS, Unit
+from anabranch_compactor.written import Written
 
 ROWS_AT_ONCE = 65_536
 _LATEST = 2**63 - 1
+_NOTHING = Sum()
+_TASKS_PER_CORE = 8
 
 
 class ProofError(Exception):
@@ -38,135 +46,167 @@ class ProofError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FileSum:
-    """What a group of rows (a file, or a bucket) adds up to. Positions are those of its rows."""
+    """What a file adds up to, and the first and last position of its rows. ``live``: those of a base's rows that are
+    not deleted. ``astray``: rows of a base that are not of the file's bucket."""
 
-    name: str
-    sum: Sum
-    first_position: int
-    last_position: int
+    sum: Sum = _NOTHING
+    first_position: int = _LATEST
+    last_position: int = -1
+    live: Sum = _NOTHING
+    astray: int = 0
 
-
-_SCHEMA = "name string, count long, total binary, first long, last long"
-
-
-def _output(found: dict[str, tuple[Sum, int, int]]) -> pa.RecordBatch:
-    names = list(found)
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array(names, pa.string()),
-            pa.array([found[n][0].count for n in names], pa.int64()),
-            pa.array([found[n][0].to_bytes() for n in names], pa.binary()),
-            pa.array([found[n][1] for n in names], pa.int64()),
-            pa.array([found[n][2] for n in names], pa.int64()),
-        ],
-        names=["name", "count", "total", "first", "last"],
-    )
+    def __add__(self, other: FileSum) -> FileSum:
+        return FileSum(
+            self.sum + other.sum,
+            min(self.first_position, other.first_position),
+            max(self.last_position, other.last_position),
+            self.live + other.live,
+            self.astray + other.astray,
+        )
 
 
-def grouped(hashing: Callable[[pa.RecordBatch], Sum]) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
-    """Adds up by column ``name``; each batch's rows are split where it changes."""
+@dataclass(frozen=True, slots=True)
+class Proven:
+    """A file, and what it adds up to."""
 
-    def add(batches: Batches) -> Iterator[pa.RecordBatch]:
-        found: dict[str, tuple[Sum, int, int]] = {}
-        for batch in batches:
-            for name, part in _split(batch):
-                bounds = pc.min_max(part.column("position"))
-                least, most = bounds["min"].as_py(), bounds["max"].as_py()
-                before = found.get(name, (Sum(), least, most))
-                found[name] = (before[0] + hashing(part), min(before[1], least), max(before[2], most))
-        yield _output(found)
+    written: Written
+    found: FileSum
 
-    return add
-
-
-def _split(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-    runs = pc.run_end_encode(batch.column("name"))
-    start = 0
-    for name, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
-        yield name, batch.slice(start, end - start)
-        start = end
-
-
-def _hash_rows(table: Table) -> Callable[[pa.RecordBatch], Sum]:
-    encoder = ColumnEncoder(table)
-    return lambda batch: row_sum(encoder, batch)
+    @property
+    def file(self) -> File:
+        """As a manifest has it."""
+        one, found = self.written, self.found
+        total = f"{found.sum.total:032x}"
+        return File(
+            one.path,
+            found.sum.count,
+            one.bytes,
+            total,
+            found.first_position,
+            found.last_position,
+            one.bucket,
+            one.delta,
+        )
 
 
-def effect_sums(run: Run, shape: Shape, paths: Sequence[str]) -> list[FileSum]:
-    """The sums of effects of files of ``changes/``, each read again by a task of its own."""
-    if not paths:
+def prove(run: Run, units: Sequence[Unit], files: Sequence[Written]) -> list[Proven]:
+    """Read files again, by tasks of Spark's, and add up what is in them."""
+    if not files:
         return []
-    folder, root, names = run.folder, run.root, list(paths)
+    folder, root = file_system(run.folder)[1], run.root
 
     def add(batches: Batches) -> Batches:
-        filesystem, path = file_system(root)[0], file_system(folder)[1]
-        encoder = ColumnEncoder(shape.table)
+        filesystem = file_system(root)[0]
         for batch in batches:
             for number in batch.column("id").to_pylist():
-                name = names[number]
-                yield _output({name: file_sum(shape, encoder, pq.ParquetFile(f"{path}/{name}", filesystem=filesystem))})
+                one, unit = files[number], units[files[number].unit]
+                with pq.ParquetFile(f"{folder}/{one.path}", filesystem=filesystem) as file:
+                    found = file_sum(one.what, unit.shape, file, one.bucket, unit.buckets)
+                yield pa.RecordBatch.from_pylist([_told(number, found)])
 
-    return collect(run.spark.range(0, len(names), 1, len(names)), add)
-
-
-def file_sum(shape: Shape, encoder: ColumnEncoder, file: pq.ParquetFile) -> tuple[Sum, int, int]:
-    """The sum of the effects of a file of ``changes/``, and its first and last position."""
-    total, least, most = Sum(), _LATEST, -1
-    columns = [*shape.names, *(f"{OWN}.{name}" for name in ("position", "type", "changed", "exact"))]
-    for batch in file.iter_batches(ROWS_AT_ONCE, columns=columns):
-        own = dict(zip([field.name for field in batch.column(OWN).type], batch.column(OWN).flatten(), strict=True))
-        bounds = pc.min_max(own["position"])
-        least, most = min(least, bounds["min"].as_py()), max(most, bounds["max"].as_py())
-        total += effect_sum(encoder, _as_effects(shape, batch, own))
-    return total, least, most
-
-
-def _as_effects(shape: Shape, batch: pa.RecordBatch, own: Mapping[str, pa.Array]) -> pa.RecordBatch:
-    """``kind``, ``changed``, ``c…`` and ``x…`` of rows of ``changes/``."""
-    cells = [batch.column(name).cast(c.type) for name, c in zip(shape.names, shape.file_table.columns, strict=True)]
-    exact = [pc.map_lookup(own["exact"], shape.names[i], "first") for i in shape.with_text]
-    kind = pc.index_in(own["type"], pa.array(KINDS.values())).cast(pa.int16())
-    return pa.RecordBatch.from_arrays(
-        [pc.add(kind, min(KINDS)), pc.binary_join(own["changed"], NAME_SEPARATOR), *cells, *exact],
-        names=["kind", "changed", *(f"c{i}" for i in range(shape.width)), *(f"x{i}" for i in shape.with_text)],
-    )
-
-
-def as_files(sums: Iterable[FileSum], sizes: Mapping[str, int]) -> tuple[File, ...]:
-    """Proven files by their paths and sizes."""
-    return tuple(
-        File(s.name, s.sum.count, sizes[s.name], f"{s.sum.total:032x}", s.first_position, s.last_position)
-        for s in sorted(sums, key=lambda one: one.name)
-    )
-
-
-def row_sums(shape: Shape, rows: DataFrame, name: Column, position: Column) -> list[FileSum]:
-    """The sums of row hashes, by ``name``."""
-    table = shape.table
-    chosen = rows.select(name.alias("name"), position.alias("position"), *(field.name for field in shape.cells))
-    return collect(chosen, lambda batches: grouped(_hash_rows(table))(batches))
-
-
-def collect(rows: DataFrame, add: Callable[[Batches], Iterator[pa.RecordBatch]]) -> list[FileSum]:
-    """What ``add`` (see ``grouped``) makes of rows, by name."""
-    found: dict[str, FileSum] = {}
+    tasks = min(len(files), _TASKS_PER_CORE * run.spark.sparkContext.defaultParallelism)
     with span("prove"):
-        parts = rows.mapInArrow(traced("prove task", add), _SCHEMA).collect()
-    for row in parts:
-        one = FileSum(row["name"], Sum(row["count"], int.from_bytes(row["total"], "big")), row["first"], row["last"])
-        before = found.get(one.name)
-        if before is not None:
-            least, most = min(before.first_position, one.first_position), max(before.last_position, one.last_position)
-            one = FileSum(one.name, before.sum + one.sum, least, most)
-        found[one.name] = one
-    return list(found.values())
+        told = run.spark.range(0, len(files), 1, tasks).mapInArrow(traced("prove task", add), _SCHEMA).collect()
+    sums = {row["number"]: _sum_of(row.asDict()) for row in told}
+    return [Proven(file, sums[number]) for number, file in enumerate(files)]
 
 
-def total_of(sums: list[FileSum]) -> Sum:
-    """All of them together."""
+_SCHEMA = "number long, count long, total binary, first long, last long, live long, live_total binary, astray long"
+
+
+def _told(number: int, found: FileSum) -> dict[str, object]:
+    return {
+        "number": number,
+        "count": found.sum.count,
+        "total": found.sum.to_bytes(),
+        "first": found.first_position,
+        "last": found.last_position,
+        "live": found.live.count,
+        "live_total": found.live.to_bytes(),
+        "astray": found.astray,
+    }
+
+
+def _sum_of(row: Mapping[str, Any]) -> FileSum:
+    total, live = int.from_bytes(row["total"], "big"), int.from_bytes(row["live_total"], "big")
+    return FileSum(Sum(row["count"], total), row["first"], row["last"], Sum(row["live"], live), row["astray"])
+
+
+def file_sum(what: str, shape: Shape, file: pq.ParquetFile, bucket: int = 0, buckets: int = 1) -> FileSum:
+    """What a file of changes, conflicts or a base (``what``) adds up to."""
+    reading, total = _READING[what], FileSum()
+    there = set(file.schema_arrow.names)
+    own = [f"{OWN}.{name}" for name in (*reading.own, "exact")]
+    columns = [*(name for name in shape.names if name in there), *own]
+    for batch in file.iter_batches(ROWS_AT_ONCE, columns=columns, use_threads=False):
+        struct = batch.column(OWN)
+        ours = dict(zip([field.name for field in struct.type], struct.flatten(), strict=True))
+        cells = cells_of(shape, batch, range(shape.width))
+        bounds = pc.min_max(ours["position"])
+        total += FileSum(Sum(), bounds["min"].as_py(), bounds["max"].as_py())
+        total += reading.add(shape, cells, ours, Bucketed(bucket, buckets))
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Bucketed:
+    """The bucket of a file, and how many there are."""
+
+    bucket: int
+    buckets: int
+
+
+def _effects(shape: Shape, cells: pa.RecordBatch, own: Mapping[str, pa.Array], _: Bucketed) -> FileSum:
+    kind = pc.add(pc.index_in(own["type"], pa.array(KINDS.values())).cast(pa.int16()), min(KINDS))
+    rows = cells.append_column("kind", kind)
+    rows = rows.append_column("changed", pc.binary_join(own["changed"], NAME_SEPARATOR))
+    return FileSum(effect_sum(ColumnEncoder(shape.table), rows))
+
+
+def _rows(shape: Shape, cells: pa.RecordBatch, own: Mapping[str, pa.Array], of: Bucketed) -> FileSum:
+    encoder = ColumnEncoder(shape.table)
+    astray = np.count_nonzero(key_hashes(encoder.keys(cells)) % of.buckets != of.bucket) if of.buckets > 1 else 0
+    live = row_sum(encoder, cells.filter(pc.invert(own["deleted"])))
+    gone = row_sum(encoder, cells.filter(own["deleted"])) if pc.any(own["deleted"]).as_py() else Sum()
+    return FileSum(live + gone, live=live, astray=int(astray))
+
+
+def _losers(shape: Shape, cells: pa.RecordBatch, own: Mapping[str, pa.Array], _: Bucketed) -> FileSum:
+    table = shape.table
+    columns = python_cells(table, file_codecs(table.columns), cells)
+    writers = [column_writer(column) for column in table.columns]
+    fields = [own[name].to_pylist() for name in CONFLICT_FIELDS]
+    untyped, names = own["untyped"].to_pylist(), own["column"].to_pylist()
+    total = 0
+    for row, raw in enumerate(untyped):
+        if raw is None:
+            place = table.index[names[row]]
+            raw = writers[place](columns[place][row]).SerializeToString()
+        data = conflict_bytes([values[row] for values in fields], raw)
+        total += int.from_bytes(hashlib.sha256(data).digest()[:16], "big")
+    return FileSum(Sum() + Sum(len(untyped), total))
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What is read of our struct, beside exact texts, and how rows are added up."""
+
+    own: tuple[str, ...]
+    add: Callable[[Shape, pa.RecordBatch, Mapping[str, pa.Array], Bucketed], FileSum]
+
+
+_READING = {
+    CHANGES: _Reading(("position", "type", "changed"), _effects),
+    CONFLICTS: _Reading((*CONFLICT_FIELDS, "untyped"), _losers),
+    BASE: _Reading(("position", "deleted"), _rows),
+}
+
+
+def total_of(proven: Iterable[Proven]) -> Sum:
+    """All files together."""
     total = Sum()
-    for one in sums:
-        total += one.sum
+    for one in proven:
+        total += one.found.sum
     return total
 
 

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 from anabranch_compactor.java import find_java, java_home
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
@@ -52,10 +54,15 @@ def lake_root(given: str) -> str:
     return f"file:{Path(given).absolute()}"
 
 
+def submitted() -> bool:
+    """Whether this runs under ``spark-submit``, which has started the JVM already."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
 @contextmanager
 def spark_session(master: str | None, *, driver_memory_mib: int = 1024) -> Iterator[SparkSession]:
     """A session on ``master`` (None: what ``spark-submit`` or Spark's own settings say, else this machine), ended
-    afterwards.
+    afterwards. The log is registered as a data source, and Spark's Python processes run.
 
     Raises:
         JavaError: there is no Java that Spark runs on.
@@ -63,8 +70,7 @@ def spark_session(master: str | None, *, driver_memory_mib: int = 1024) -> Itera
     with tempfile.TemporaryDirectory(prefix="anabranch-spark-") as name:
         folder = Path(name)
         local = master is None or master.startswith("local")
-        # Under spark-submit the JVM runs already.
-        if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        if not submitted():
             os.environ["JAVA_HOME"] = str(java_home(find_java(), folder / "java"))
             if local:
                 # Its workers are of this installation, and nothing of it listens beyond this machine.
@@ -89,9 +95,29 @@ def spark_session(master: str | None, *, driver_memory_mib: int = 1024) -> Itera
         session = SparkSession.builder.config(conf=conf).getOrCreate()
         session.sparkContext.setLogLevel("ERROR")
         try:
+            _start_python(session)
             yield session
         finally:
             session.stop()
+
+
+def _start_python(spark: SparkSession) -> None:
+    """Have Spark start its Python processes, each of which takes a second to load what it needs: the one that workers
+    are forked from, and beside it those that answer for the data source."""
+    from anabranch_compactor.log_source import FORMAT, LogSource
+
+    def answer() -> None:
+        spark.dataSource.register(LogSource)
+        nothing = {"url": "", "database": "0", "after": "0", "cuts": "", "what": "", "read": ""}
+        spark.read.format(FORMAT).options(**nothing).load().collect()
+
+    def same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+
+    with ThreadPoolExecutor(1, "start") as beside:
+        answering = beside.submit(answer)
+        spark.range(0, 1, 1, 1).mapInArrow(same, "id long").collect()
+        answering.result()
 
 
 def _name_user(conf: SparkConf) -> None:

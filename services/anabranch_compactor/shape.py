@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
-from pyspark.sql import types as T  # noqa: N812
+from pyspark.sql import types as T  # noqa: N812 - as everybody calls it
 from pyspark.sql.pandas.types import from_arrow_type
 
 from anabranch.columnar.file_columns import OWN, FileTable, may_need_text
@@ -26,6 +24,19 @@ KINDS = {1: "insert", 2: "update", 3: "delete", 4: "none"}
 OLD, INSERT, UPDATE, DELETE, NONE = range(5)
 """OLD is none of the log: what a row was before the run."""
 EXACT = T.MapType(T.StringType(), T.StringType())
+EXACT_TEXTS = pa.map_(pa.string(), pa.string())
+CONFLICT_FIELDS = (
+    "position",
+    "batch",
+    "ordinal",
+    "key",
+    "column",
+    "losing_batch",
+    "losing_node",
+    "winning_batch",
+    "winning_node",
+)
+"""What our struct has of a conflict, beside its value."""
 
 
 def quoted(name: str) -> str:
@@ -86,12 +97,6 @@ class Shape:
         return [i for i in range(self.width) if i not in self.table.key_index]
 
     @cached_property
-    def cells(self) -> list[T.StructField]:
-        """The fields that hold a row while it is worked on."""
-        fields = [T.StructField(f"c{i}", kind) for i, kind in enumerate(self.types)]
-        return fields + [T.StructField(f"x{i}", T.StringType()) for i in self.with_text]
-
-    @cached_property
     def before(self) -> T.StructType:
         """The struct of the values before a change."""
         return T.StructType([T.StructField(self.names[i], self.types[i]) for i in self.rest])
@@ -99,22 +104,42 @@ class Shape:
     @cached_property
     def changes_schema(self) -> pa.Schema:
         """A row of ``changes/`` as Arrow has it."""
-        columns = [pa.field(c.file_name, c.type) for c in self.file_table.columns]
-        texts = pa.map_(pa.string(), pa.string())
         ours = [
-            pa.field("position", pa.int64()),
-            pa.field("batch", pa.string()),
-            pa.field("ordinal", pa.int32()),
-            pa.field("node", pa.string()),
-            pa.field("type", pa.string()),
-            pa.field("changed", pa.list_(pa.string())),
-            pa.field("complete", pa.bool_()),
-            pa.field("exact", texts),
-            pa.field("exact_before", texts),
+            ("position", pa.int64()),
+            ("batch", pa.string()),
+            ("ordinal", pa.int32()),
+            ("node", pa.string()),
+            ("type", pa.string()),
+            ("changed", pa.list_(pa.string())),
+            ("complete", pa.bool_()),
+            ("exact", EXACT_TEXTS),
+            ("exact_before", EXACT_TEXTS),
         ]
         if self.rest:
-            ours.append(pa.field("before", pa.struct([columns[i] for i in self.rest])))
-        return pa.schema([*columns, pa.field(OWN, pa.struct(ours))])
+            columns = [self.file_table.columns[i] for i in self.rest]
+            ours.append(("before", pa.struct([pa.field(c.file_name, c.type) for c in columns])))
+        return self._schema(ours)
+
+    @cached_property
+    def base_schema(self) -> pa.Schema:
+        """A row of ``base/`` as Arrow has it."""
+        return self._schema([("position", pa.int64()), ("deleted", pa.bool_()), ("exact", EXACT_TEXTS)])
+
+    @cached_property
+    def conflicts_schema(self) -> pa.Schema:
+        """A row of ``conflicts/`` as Arrow has it."""
+        numbers = {"position": pa.int64(), "ordinal": pa.int32()}
+        ours = [(name, numbers.get(name, pa.string())) for name in CONFLICT_FIELDS]
+        return self._schema([*ours, ("untyped", pa.binary()), ("exact", EXACT_TEXTS)])
+
+    @cached_property
+    def schemas(self) -> dict[str, pa.Schema]:
+        """Those of the three folders, by their names."""
+        return {"changes": self.changes_schema, "conflicts": self.conflicts_schema, "base": self.base_schema}
+
+    def _schema(self, ours: Sequence[tuple[str, pa.DataType]]) -> pa.Schema:
+        columns = [pa.field(c.file_name, c.type) for c in self.file_table.columns]
+        return pa.schema([*columns, pa.field(OWN, pa.struct([pa.field(name, kind) for name, kind in ours]))])
 
     @cached_property
     def changes(self) -> T.StructType:
@@ -132,55 +157,5 @@ class Shape:
         ]
         if self.rest:
             ours.append(T.StructField("before", self.before))
-        return self._file(ours)
-
-    @cached_property
-    def base(self) -> T.StructType:
-        """A row of ``base/``."""
-        ours = [
-            T.StructField("position", T.LongType()),
-            T.StructField("deleted", T.BooleanType()),
-            T.StructField("exact", EXACT),
-        ]
-        return self._file(ours)
-
-    @cached_property
-    def conflicts(self) -> T.StructType:
-        """A row of ``conflicts/``."""
-        texts = ("key", "column", "losing_batch", "losing_node", "winning_batch", "winning_node")
-        ours = [
-            T.StructField("position", T.LongType()),
-            T.StructField("batch", T.StringType()),
-            T.StructField("ordinal", T.IntegerType()),
-            *(T.StructField(name, T.StringType()) for name in texts),
-            T.StructField("untyped", T.BinaryType()),
-            T.StructField("exact", EXACT),
-        ]
-        return self._file(ours)
-
-    def _file(self, ours: Sequence[T.StructField]) -> T.StructType:
         fields = [T.StructField(n, t) for n, t in zip(self.names, self.types, strict=True)]
         return T.StructType([*fields, T.StructField(OWN, T.StructType(list(ours)))])
-
-    def exact(self, texts: Sequence[tuple[int, Column]]) -> Column:
-        """The map of exact texts, NULL where none is needed. ``texts``: place and text of each column."""
-        if not texts:
-            return F.lit(None).cast(EXACT)
-        pairs: list[Column] = []
-        for i, text in texts:
-            pairs += [F.lit(self.names[i]), text]
-        needed = F.coalesce(*(text for _, text in texts)).isNotNull()
-        return F.when(needed, F.map_filter(F.create_map(*pairs), lambda _, text: text.isNotNull()))
-
-    def file_cells(self, cell: str = "c") -> list[Column]:
-        """The cells under their names in files."""
-        return [F.col(f"{cell}{i}").alias(name) for i, name in enumerate(self.names)]
-
-    def read(self, spark: SparkSession, paths: Sequence[str], kind: T.StructType) -> DataFrame:
-        """The rows of files, with the cells under the names of work, and ``ours`` for our struct."""
-        file = F.col("_metadata.file_path") if paths else F.lit("")
-        frame = spark.read.schema(kind).parquet(*paths) if paths else spark.createDataFrame([], kind)
-        own = F.col(OWN)
-        cells = [F.col(quoted(name)).alias(f"c{i}") for i, name in enumerate(self.names)]
-        texts = [own["exact"][self.names[i]].alias(f"x{i}") for i in self.with_text]
-        return frame.select(*cells, *texts, own.alias("ours"), file.alias("file"))

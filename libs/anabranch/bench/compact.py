@@ -1,7 +1,8 @@
 """The compactor: a first run over many changes, then one with a hundredth more, against a bare reader and writer.
 
 The log is made directly (``log_maker``), half of the changes inserts and half updates of two columns. Times are those
-of the job itself, from its plan to its last word; the start of Python, Java and Spark is told apart.
+of the job itself: its plan, and from when Spark is there to its last word; the start of Python, Java and Spark is told
+apart.
 
     python -m anabranch.bench.compact 5000000            # another number of changes than `anabranch bench compact`
 """
@@ -57,18 +58,25 @@ def timed_run(url: str, root: Path) -> Job:
         RuntimeError: it had nothing to say of any database.
     """
     began = time.perf_counter()
-    planned, run, outcome = began, Spent(), None
+    start_s, outcome = 0.0, None
+    measurements: list[Spent] = []
     with peak_of("anabranch_compactor") as peak, ExitStack() as measured:
         for event in run_job(url, str(root)):
-            if event["step"] == "started":
-                planned = time.perf_counter()
-                run = measured.enter_context(spent())
-            elif event["step"] == "outcome":
-                outcome = event
+            now = time.perf_counter()
+            if event["step"] in ("begun", "started"):
+                start_s += now - began
+                measurements.append(measured.enter_context(spent()))
+            elif event["step"] in ("planned", "outcome"):
                 measured.close()
+                began = now
+            if event["step"] == "outcome":
+                outcome = event
     if outcome is None:
         raise RuntimeError("the compactor found no database")
-    return Job(planned - began, run.wall_s, run.cpu_s, peak, outcome)
+    run = Spent()
+    for one in measurements:
+        run.add(one)
+    return Job(start_s, run.wall_s, run.cpu_s, peak, outcome)
 
 
 def log_bytes(conn: Session) -> int:
@@ -88,13 +96,13 @@ def _manifest(conn: Session) -> Manifest:
 def bare(url: str, database: Database, root: Path, manifest: Manifest) -> float:
     """Seconds of one process that reads the same log rows and the same table's rows as Arrow, and writes the same
     Parquet rows."""
-    table, files = database.tables[TABLE], manifest.tables[TABLE]
+    files = manifest.tables[TABLE]
     folder = root / epoch_folder(manifest.database, manifest.epoch)
     tables = [pq.read_table(folder / file.path, partitioning=None) for file in files.all_files]
     began = time.perf_counter()
     read = 0
     upto = manifest.to_position
-    for batch in log_files.read_log(url, database.id, table.id, manifest.from_position, upto, 4 * 2**20):
+    for batch in log_files.read_log(url, database.id, manifest.from_position, upto, 4 * 2**20):
         read += batch.num_rows
     for number, rows in enumerate(tables):
         pq.write_table(rows, root / f"bare-{number}.parquet", compression="zstd")

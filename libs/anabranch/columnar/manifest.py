@@ -18,6 +18,8 @@ from anabranch.schema import Column, Kind, Table
 
 FORMAT = 1
 MANIFESTS = "_manifests"
+BUCKET_OF = "crc32"
+"""What of its key says in which bucket of a base a row is."""
 
 
 class ManifestError(ValueError):
@@ -54,8 +56,8 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The rows of a table at the manifest's position; a row's bucket is ``xxhash64`` of its key, modulo their
-    number."""
+    """The rows of a table at the manifest's position; a row's bucket is CRC-32 of its key as ``anabranch.canonical``
+    encodes it, modulo their number."""
 
     buckets: tuple[Bucket, ...]
     files: tuple[File, ...] = ()
@@ -166,7 +168,11 @@ def _table_json(table: TableFiles) -> dict[str, Any]:
         "conflicts": _files_json(table.conflicts),
         "base": None
         if table.base is None
-        else {"buckets": [asdict(b) for b in table.base.buckets], "files": _files_json(table.base.files)},
+        else {
+            "bucket_of": BUCKET_OF,
+            "buckets": [asdict(b) for b in table.base.buckets],
+            "files": _files_json(table.base.files),
+        },
     }
 
 
@@ -201,6 +207,9 @@ def _table(name: str, content: Mapping[str, Any]) -> TableFiles:
     columns = _columns(content["columns"])
     table = Table(name, tuple(c.column for c in columns), tuple(content["key"]), content["table_id"])
     base = content["base"]
+    if base is not None and base.get("bucket_of") != BUCKET_OF:
+        # Of an earlier release, whose rows lie otherwise: the next run pulls another.
+        base = None
     return TableFiles(
         content["table_id"],
         FileTable(table, columns, _columns(content["gone"])),

@@ -62,20 +62,24 @@ def run_job(url: str, root: str, *, database: str | None = None, master: str | N
         raise CompactorError(code, "\n".join(own) or said)
 
 
+_STAGES = 2
+"""Of a database's run: its files are written, then proven."""
+
+
 def show_job(events: Iterable[Event], console: Console) -> Iterator[Event]:
     """The outcomes among a job's events, with a bar for the others. Raises as ``run_job``."""
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[tasks]}"), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True) as progress:
-        bar = progress.add_task("starting Spark", total=None, tasks="")
+        bar = progress.add_task("starting", total=None, tasks="")
         for event in events:
-            if event["step"] == "started":
+            if event["step"] == "begun":
                 progress.update(bar, description="planning")
             elif event["step"] == "planned":
                 text = f"{event['database']}: {event['changes']:,} changes"
-                progress.update(bar, description=text, total=max(1, event["tables"]), completed=0)
+                progress.update(bar, description=text, total=_STAGES, completed=0)
             elif event["step"] == "tasks":
                 progress.update(bar, tasks=f"Spark tasks {event['done']}/{event['tasks']}")
-            elif event["step"] == "table":
+            elif event["step"] in ("written", "proven"):
                 progress.advance(bar)
-            else:
+            elif event["step"] == "outcome":
                 yield event

@@ -28,17 +28,18 @@ _OPTIONS = SessionOptions(
 
 LOG_SCHEMA = pa.schema(
     [
+        ("table_id", pa.int32()),
         ("position", pa.int64()),
         ("batch_id", pa.string()),
         ("ordinal", pa.int32()),
         ("node_id", pa.string()),
         ("type", pa.int16()),
-        ("changed", pa.list_(pa.string())),
         ("effect", pa.binary()),
     ]
 )
 CONFLICT_SCHEMA = pa.schema(
     [
+        ("table_id", pa.int32()),
         ("position", pa.int64()),
         ("batch_id", pa.string()),
         ("ordinal", pa.int32()),
@@ -53,26 +54,22 @@ CONFLICT_SCHEMA = pa.schema(
 )
 
 
-def read_log(
-    url: str, database_id: int, table_id: int, after: int, upto: int, batch_bytes: int
-) -> Iterator[pa.RecordBatch]:
-    """The log of one table in (``after``, ``upto``], in no particular order, as LOG_SCHEMA."""
-    yield from _read_ours(url, "log", LOG_SCHEMA, database_id, table_id, after, upto, batch_bytes)
+def read_log(url: str, database_id: int, after: int, upto: int, batch_bytes: int) -> Iterator[pa.RecordBatch]:
+    """The log of all tables in (``after``, ``upto``], in no particular order, as LOG_SCHEMA."""
+    yield from _read_ours(url, "log", LOG_SCHEMA, database_id, after, upto, batch_bytes)
 
 
-def read_conflicts(
-    url: str, database_id: int, table_id: int, after: int, upto: int, batch_bytes: int
-) -> Iterator[pa.RecordBatch]:
-    """The conflicts of one table in (``after``, ``upto``], in no particular order, as CONFLICT_SCHEMA."""
-    yield from _read_ours(url, "conflicts", CONFLICT_SCHEMA, database_id, table_id, after, upto, batch_bytes)
+def read_conflicts(url: str, database_id: int, after: int, upto: int, batch_bytes: int) -> Iterator[pa.RecordBatch]:
+    """The conflicts of all tables in (``after``, ``upto``], in no particular order, as CONFLICT_SCHEMA."""
+    yield from _read_ours(url, "conflicts", CONFLICT_SCHEMA, database_id, after, upto, batch_bytes)
 
 
 def _read_ours(
-    url: str, name: str, schema: pa.Schema, database_id: int, table_id: int, after: int, upto: int, batch_bytes: int
+    url: str, name: str, schema: pa.Schema, database_id: int, after: int, upto: int, batch_bytes: int
 ) -> Iterator[pa.RecordBatch]:
     statement = (
         f"select {', '.join(schema.names)} from anabranch.{name} where database_id = {int(database_id)} "
-        f"and table_id = {int(table_id)} and position > {int(after)} and position <= {int(upto)}"
+        f"and position > {int(after)} and position <= {int(upto)}"
     )
     for batch in _read(url, (), statement, batch_bytes):
         columns = [c if c.type == f.type else c.cast(f.type) for c, f in zip(batch.columns, schema, strict=True)]

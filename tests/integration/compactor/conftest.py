@@ -66,7 +66,7 @@ class Lake:
         """One run."""
         from anabranch_compactor.compact import Options, compact
 
-        return compact(self.spark, "app", Options(self.url, self.root, Clock(), orphan_grace_ms))
+        return compact(lambda: self.spark, "app", Options(self.url, self.root, Clock(), orphan_grace_ms))
 
     def manifest(self) -> Manifest:
         """The newest published one."""

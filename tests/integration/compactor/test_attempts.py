@@ -61,38 +61,45 @@ def parquet_files(folder: Path) -> set[Path]:
 def test_a_part_that_is_written_more_than_once_is_in_the_lake_once(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, more_than_once: Callable[[Work, Path], Work]
 ) -> None:
-    from anabranch_compactor import table_changes
+    from anabranch_compactor import write
 
-    lake.writer().insert("todo", [(f"k{i}", "t", None, i) for i in range(20)])
-    right, happened = table_changes.changes_writer, tmp_path / "happened"
-    monkeypatch.setattr(table_changes, "changes_writer", lambda *given: more_than_once(right(*given), happened))
+    writer = lake.writer()
+    writer.insert("todo", [(f"old{i}", "t", None, i) for i in range(100)])
+    lake.compact()
+    writer.insert("todo", [(f"k{i}", "t", None, i) for i in range(20)])
+    before = parquet_files(lake.folder)
+    right, happened = write.writer, tmp_path / "happened"
+    monkeypatch.setattr(write, "writer", lambda *given: more_than_once(right(*given), happened))
     assert lake.compact().changes == 20
     assert happened.exists()
     live = {Path(path) for part in ("changes", "base") for path in lake.paths("todo", part)}
-    [orphan] = parquet_files(lake.folder) - live
-    [taken] = lake.paths("todo", "changes")
-    assert orphan.parent == Path(taken).parent
-    assert pq.read_table(orphan, partitioning=None).num_rows == 20, "the other attempt has written all"
-    rows = pq.read_table(taken, partitioning=None).to_pylist()
-    assert sorted((row["id"], row["n"]) for row in rows) == sorted((f"k{i}", i) for i in range(20))
-    # Within the grace it stays; then it goes, and nothing else.
+    new = live - before
+    orphans = parquet_files(lake.folder) - live
+    assert {file.parent for file in orphans} == {file.parent for file in new}
+    assert len(orphans) == len(new) == 2, "a file of changes, and a delta of the base"
+    for files in (orphans, new):
+        for file in files:
+            rows = pq.read_table(file, partitioning=None).to_pylist()
+            found = sorted((row["id"], row["n"]) for row in rows)
+            assert found == sorted((f"k{i}", i) for i in range(20)), "each attempt has written all"
+    # Within the grace they stay; then they go, and nothing else.
     assert lake.compact().removed == 0
-    assert lake.compact(orphan_grace_ms=0).removed == 1
+    assert lake.compact(orphan_grace_ms=0).removed == 2
     assert parquet_files(lake.folder) == live
 
 
 def test_a_pull_that_dies_and_is_tried_again_gives_every_row_once(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from anabranch_compactor import base
+    from anabranch_compactor import pull
 
     lake.writer().insert("todo", [(f"k{i}", "t", None, i) for i in range(20)])
-    right, happened = base._pull, tmp_path / "happened"
+    right, happened = pull.pull_tasks, tmp_path / "happened"
 
-    def pull(table: Any, what: Any, reads: int, batches: Batches) -> Batches:
-        return dying_once(lambda given: right(table, what, reads, given), happened)(batches)
+    def pull_tasks(pulls: Any, batches: Batches) -> Batches:
+        return dying_once(lambda given: right(pulls, given), happened)(batches)
 
-    monkeypatch.setattr(base, "_pull", pull)
+    monkeypatch.setattr(pull, "pull_tasks", pull_tasks)
     assert lake.compact().without_base == ()
     assert happened.exists()
     [path] = lake.paths("todo", "base")

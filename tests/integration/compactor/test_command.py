@@ -20,9 +20,12 @@ def test_a_run_tells_its_steps_and_what_it_did(lake: Lake) -> None:
     assert done.exit_code == 0, done.output
     steps = [json.loads(line) for line in done.output.splitlines()]
     named = [event["step"] for event in steps if event["step"] != "tasks"]
-    assert named == ["started", "planned", "table", "outcome"]
+    assert named == ["begun", "planned", "started", "written", "proven", "outcome"]
     assert (steps[-1]["changes"], steps[-1]["run_id"]) == (2, lake.manifest().run_id)
-    # Without --json, over all databases, in words.
+    # Where nothing is new, Spark is not started. Without --json, over all databases, in words.
+    done = CliRunner().invoke(app, [*arguments, "--json"], env={"JAVA_HOME": "/nowhere"})
+    assert done.exit_code == 0, done.output
+    assert [json.loads(line)["step"] for line in done.output.splitlines()] == ["begun", "planned", "outcome"]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     assert f"app: nothing new since {lake.manifest().to_position}" in done.output

@@ -18,9 +18,9 @@ pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(400)]
 
 @pytest.mark.long
 def test_runs_are_put_together_and_the_history_stays_whole(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    from anabranch_compactor import base, table_changes
+    from anabranch_compactor import base, merge
 
-    monkeypatch.setattr(table_changes, "MOST_OF_A_SIZE", 2)
+    monkeypatch.setattr(merge, "MOST_OF_A_SIZE", 2)
     monkeypatch.setattr(base, "MOST_DELTAS", 1)
     monkeypatch.setattr(base, "DELTA_SHARE", 1e9)
     writer = lake.writer()

@@ -48,25 +48,24 @@ def null_for_text(batch: pa.RecordBatch) -> pa.RecordBatch:
 @pytest.mark.long
 @pytest.mark.parametrize("broken", [another_title, a_row_less, a_row_twice_another_missing, null_for_text])
 def test_a_decoder_that_errs_publishes_nothing(lake: Lake, monkeypatch: pytest.MonkeyPatch, broken: Break) -> None:
-    from anabranch_compactor import table_changes
-    from anabranch_compactor.encode import ColumnEncoder
-    from anabranch_compactor.packing import pack, unpacked
+    from anabranch_compactor import write
+    from anabranch_compactor.packing import Route, pack, unpacked
     from anabranch_compactor.prove import ProofError
 
     writer = lake.writer()
     writer.insert("todo", [(f"k{i}", "t", None, i) for i in range(5)])
-    right, table = table_changes.changes_writer, writer.table("todo")
+    right, route = write.writer, Route(writer.table("todo"), 0, 1)
 
     def wrong(*arguments: Any) -> Any:
-        write = right(*arguments)
+        write_part = right(*arguments)
 
         def write_wrongly(batches: Any) -> Any:
             rows = unpacked(batches)
-            return write(pack(ColumnEncoder(table), 1, [broken(rows)]))
+            return write_part(pack([(route, broken(rows))]))
 
         return write_wrongly
 
-    monkeypatch.setattr(table_changes, "changes_writer", wrong)
+    monkeypatch.setattr(write, "writer", wrong)
     with pytest.raises(ProofError, match="the changes of todo"):
         lake.compact()
     assert lake.sql("select * from anabranch.compactions") == []
@@ -92,9 +91,7 @@ def test_a_base_that_is_not_the_table_publishes_nothing(lake: Lake) -> None:
     assert len(lake.sql("select * from anabranch.compactions")) == 1
 
 
-@pytest.mark.parametrize(
-    "place", ["anabranch_compactor.table_changes.require", "anabranch_compactor.table_base.add_delta"]
-)
+@pytest.mark.parametrize("place", ["anabranch_compactor.compact.require", "anabranch_compactor.compact.prove"])
 def test_a_run_that_fails_keeps_nothing_on_the_disk(lake: Lake, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     from anabranch_compactor.prove import ProofError
 

@@ -70,14 +70,13 @@ def test_a_run_is_one_trace_down_to_its_tasks(lake: Lake) -> None:
     assert parents == {
         ("compact", ""),
         ("plan", "compact"),
-        ("compact table", "compact"),
-        ("read", "compact table"),
-        ("read task", "read"),
-        ("write", "compact table"),
+        ("write", "compact"),
         ("write task", "write"),
-        ("prove", "compact table"),
+        ("read", "write"),
+        ("read task", "read"),
+        ("pull task", "read"),
+        ("prove", "compact"),
         ("prove task", "prove"),
-        ("pull task", "compact table"),
         ("publish", "compact"),
     }
     for span in collector.spans:

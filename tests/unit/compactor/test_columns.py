@@ -26,7 +26,7 @@ from anabranch_compactor import history
 from anabranch_compactor.decode import log_decoder
 from anabranch_compactor.effect_columns import EffectDecoder, MalformedEffectError
 from anabranch_compactor.encode import NAME_SEPARATOR, ColumnEncoder, effect_sum, row_sum
-from anabranch_compactor.packing import pack, unpacked
+from anabranch_compactor.packing import Route, pack, unpacked
 from anabranch_compactor.parquet_files import write_files
 from anabranch_compactor.prove import file_sum
 from anabranch_compactor.shape import OLD, Shape
@@ -120,7 +120,7 @@ def log_rows(effects: list[bytes], types: list[int]) -> pa.RecordBatch:
 
 
 def decoded(effects: list[bytes], types: list[int]) -> pa.RecordBatch:
-    batches = list(log_decoder(TABLE)(iter([log_rows(effects, types)])))
+    batches = list(log_decoder(TABLE)(log_rows(effects, types)))
     return pa.Table.from_batches(batches).sort_by("position").combine_chunks().to_batches()[0]
 
 
@@ -215,16 +215,16 @@ def test_a_fault_of_the_program_or_the_machine_is_not_the_effects(fault: type[Ex
 def test_a_file_that_is_read_again_adds_up_to_its_effects(made: list[tuple[Effect, dict[str, Cell]]]) -> None:
     shape, encoder = Shape(file_table(TABLE)), ColumnEncoder(TABLE)
     batch = decoded([effect.data for effect, _ in made], [effect.type for effect, _ in made])
-    slices = history.changes_of(shape, history.in_order(shape, batch), encoder)
+    slices = history.changes_of(shape, history.filled(shape, history.in_order(shape, batch), encoder))
     with tempfile.TemporaryDirectory() as folder:
         files = write_files(fs.LocalFileSystem(), folder, "part", shape.changes_schema, slices)
         assert [file.rows for file in files] == [len(made)]
         path = Path(folder) / files[0].name
         assert path.stat().st_size == files[0].bytes
-        found, first, last = file_sum(shape, encoder, pq.ParquetFile(path))
+        found = file_sum("changes", shape, pq.ParquetFile(path))
     hashes = sum(int.from_bytes(effect.hash, "big") for effect, _ in made)
-    assert (found.count, found.total) == (len(made), hashes % SUM_MODULUS)
-    assert (first, last) == (0, len(made) - 1)
+    assert (found.sum.count, found.sum.total) == (len(made), hashes % SUM_MODULUS)
+    assert (found.first_position, found.last_position) == (0, len(made) - 1)
 
 
 NARROW = Table("todo", (Column("id", Kind.STRING, "text"), Column("a", Kind.INT64, "bigint"),
@@ -271,6 +271,7 @@ def test_histories_by_columns_are_those_of_one_change_after_the_other(
             add(at, NONE, (), [key, None, None])
             values = there[1:] if there is not None else [None, None]
             want.append((key, at, *values, None, None, key in known))
+    acted = {at for at, kind in zip(rows["position"], rows["kind"], strict=True) if kind not in (OLD, NONE)}
     count = len(rows["position"])
     batch = pa.RecordBatch.from_pydict(
         {
@@ -286,16 +287,21 @@ def test_histories_by_columns_are_those_of_one_change_after_the_other(
         }
     )
     encoder = ColumnEncoder(NARROW)
-    packages = list(pack(encoder, 3, [batch]))
-    found = []
+    packages = list(pack([(Route(NARROW, 5, 4), batch)]))
+    found, left, replaced = [], {}, set()
     most = history.SLICE_ROWS
     history.SLICE_ROWS = 2 if small else most
     try:
-        for number in range(3):
+        for number in range(5, 9):
             part = unpacked(package for package in packages if package.column("part")[0].as_py() == number)
             if part is not None:
-                for table in history.changes_of(shape, history.in_order(shape, part), encoder):
+                filled = history.filled(shape, history.in_order(shape, part), encoder)
+                for table in history.changes_of(shape, filled):
                     found += table.to_pylist()
+                for row in history.rows_left(shape, filled, history.left(filled)).to_pylist():
+                    left[row["c0"]] = None if row["deleted"] else [row["c0"], row["c1"], row["c2"]]
+                    assert row["position"] == max(at for at in acted if steps[at][0] == row["c0"])
+                replaced |= set(filled.rows.take(pa.array(history.replaced(filled))).column("c0").to_pylist())
     finally:
         history.SLICE_ROWS = most
     told = [
@@ -304,3 +310,6 @@ def test_histories_by_columns_are_those_of_one_change_after_the_other(
         for r in found
     ]  # fmt: skip
     assert sorted(told) == sorted(want)
+    touched = {steps[at][0] for at in acted}
+    assert left == {key: known[key] for key in touched}
+    assert replaced == touched & old

@@ -6,11 +6,13 @@ import pytest
 
 from anabranch.columnar.file_columns import file_table
 from anabranch.columnar.manifest import Base, Bucket, File, TableFiles
+from anabranch.columnar.proof import Sum
 from anabranch.schema import Column, Kind, Table
 from anabranch_compactor.base import MOST_DELTAS, due_for_merge, with_delta, with_merged
+from anabranch_compactor.merge import MOST_OF_A_SIZE, size_step, to_merge
 from anabranch_compactor.orphans import run_of
 from anabranch_compactor.session import lake_root
-from anabranch_compactor.table_changes import MOST_OF_A_SIZE, parts_of, rows_before, size_step, to_merge
+from anabranch_compactor.units import parts_of, rows_before
 
 MIB = 1024 * 1024
 
@@ -57,7 +59,7 @@ def test_a_bucket_is_merged_for_many_deltas_or_large_ones_and_others_are_left_al
 
 def test_a_delta_moves_the_sums_of_its_buckets_alone() -> None:
     base = Base((Bucket(2, "10"), Bucket(5, "20")))
-    after = with_delta(base, (), {0: Bucket(1, "8")}, {0: Bucket(2, "9")})
+    after = with_delta(base, (), {0: Sum(1, 8)}, {0: Sum(2, 9)})
     assert [(b.count, int(b.total, 16)) for b in after.buckets] == [(3, 0x11), (5, 0x20)]
 
 
@@ -85,9 +87,10 @@ def test_what_a_task_holds_counts_the_rows_that_were_there_before() -> None:
     columns = file_table(Table("t", (Column("id", Kind.STRING, "text"),), ("id",)))
     there = File("base", 2_000_000, 40 * MIB, "0", 1, 1)
     known = TableFiles(1, columns, base=Base((Bucket(2_000_000),), (there,)))
-    assert rows_before(1_000_000, None) == (0, 0)
+    assert rows_before(1_000_000, TableFiles(1, columns)) == (0, 0)
     assert rows_before(1_000_000, known) == (1_000_000, 80 * MIB)
     assert rows_before(9_000_000, known) == (2_000_000, 160 * MIB)
     assert parts_of(1_000_000, 10 * MIB, cores=2) == 2
     assert parts_of(2_000_000, 90 * MIB, cores=2) == 4
-    assert parts_of(2_000_000, 480 * MIB, cores=2) == 10
+    assert parts_of(2_000_000, 480 * MIB, cores=2) == 8
+    assert parts_of(10, 10, cores=2) == 1

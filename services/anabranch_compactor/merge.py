@@ -1,0 +1,171 @@
+"""Small files of earlier runs put together: history's by their size, a base's by bucket."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import fs
+
+from anabranch.columnar.file_columns import OWN
+from anabranch.columnar.manifest import Base, File, TableFiles, table_folder
+from anabranch.columnar.proof import Sum
+from anabranch.runtime.telemetry import span
+from anabranch_compactor.base import due_for_merge, live_sums, with_merged
+from anabranch_compactor.base_rows import base_groups, base_table, in_slices, latest
+from anabranch_compactor.decode import Batches
+from anabranch_compactor.encode import ColumnEncoder
+from anabranch_compactor.history import ORDER
+from anabranch_compactor.parquet_files import FILE_BYTES
+from anabranch_compactor.prove import prove, require, total_of
+from anabranch_compactor.run import Run
+from anabranch_compactor.shape import Shape, quoted
+from anabranch_compactor.task_files import MERGED, Place, task_files
+from anabranch_compactor.tracing import traced
+from anabranch_compactor.units import BASE, CHANGES, Unit
+from anabranch_compactor.written import Written
+
+MOST_OF_A_SIZE = 8
+"""Files of about one size before they are put together into one."""
+_STEP = 8
+_SMALLEST = 1024 * 1024
+_STEPS = 3
+_ROW_GROUP_BYTES = 16 * 1024 * 1024
+
+
+def merged(run: Run, shapes: Mapping[str, Shape], tables: Mapping[str, TableFiles]) -> dict[str, TableFiles]:
+    """The files of all tables after what was due was put together.
+
+    Raises:
+        ProofError: new files are not what the old ones were.
+    """
+    done = dict(tables)
+    for name, shape in shapes.items():
+        chosen = to_merge(tables[name].changes)
+        # What this run alone has written was only just sorted.
+        if any(f"/{run.run_id}/" not in file.path for file in chosen):
+            kept = tuple(file for file in tables[name].changes if file not in chosen)
+            done[name] = replace(done[name], changes=(*kept, *_merged_changes(run, shape, chosen)))
+    for name, base in _merged_bases(run, shapes, tables).items():
+        done[name] = replace(done[name], base=base)
+    return done
+
+
+def size_step(size: int) -> int:
+    """0 for the smallest files, one more for each factor of ``_STEP``; ``_STEPS`` for those that stay as they are."""
+    step, limit = 0, _SMALLEST
+    while step < _STEPS and size >= limit:
+        step, limit = step + 1, limit * _STEP
+    return step
+
+
+def to_merge(files: tuple[File, ...]) -> tuple[File, ...]:
+    """The files to put together: those of the smallest size of which there are too many. Each change is so written
+    again a few times at most, whatever the number of runs."""
+    for step in range(_STEPS):
+        alike = tuple(file for file in files if size_step(file.bytes) == step)
+        if len(alike) > MOST_OF_A_SIZE:
+            return alike
+    return ()
+
+
+def _merged_changes(run: Run, shape: Shape, chosen: Sequence[File]) -> tuple[File, ...]:
+    """New files for some of ``changes/``. Sorted by Spark's own operators, since they may be more than fits in
+    memory."""
+    folder = f"{table_folder(CHANGES, shape.table.name)}/{MERGED}/{run.run_id}"
+    size, count = sum(file.bytes for file in chosen), sum(file.rows for file in chosen)
+    rows = run.spark.read.schema(shape.changes).parquet(*(f"{run.folder}/{file.path}" for file in chosen))
+    rows = rows.repartition(max(1, math.ceil(size / (FILE_BYTES / 2)))).sortWithinPartitions(
+        *(rows[quoted(shape.names[i])] for i in shape.table.key_index), *(rows[OWN][name] for name in ORDER)
+    )
+    most = max(1_000, FILE_BYTES * count // max(1, size))
+    with span("write") as one:
+        one.set_attribute("anabranch.folder", folder)
+        options = rows.write.option("maxRecordsPerFile", most).option("parquet.block.size", _ROW_GROUP_BYTES)
+        options.mode("errorifexists").parquet(f"{run.folder}/{folder}")
+    listed = [file for file in run.files.below(folder) if file.path.endswith(".parquet")]
+    written = [Written(0, CHANGES, f"{folder}/{file.path}", 0, file.bytes) for file in listed]
+    proven = prove(run, [Unit(CHANGES, shape, 0, 1)], written)
+    total = Sum()
+    for file in chosen:
+        total += Sum(file.rows, int(file.total, 16))
+    require(f"the merged changes of {shape.table.name}", total_of(proven), total)
+    return tuple(one.file for one in proven)
+
+
+def _merged_bases(run: Run, shapes: Mapping[str, Shape], tables: Mapping[str, TableFiles]) -> dict[str, Base]:
+    """New bases, of those tables that have buckets that are due. One task puts one bucket together."""
+    bases = {name: base for name in shapes if (base := tables[name].base) is not None}
+    due = {name: buckets for name, base in bases.items() if (buckets := due_for_merge(base))}
+    if not due:
+        return {}
+    names = list(due)
+    units = [Unit(BASE, shapes[name], 0, 1, len(bases[name].buckets), bases[name]) for name in names]
+    todo = [(number, bucket) for number, name in enumerate(names) for bucket in due[name]]
+    with span("write"):
+        work = traced("write task", bucket_merger(units, todo, Place(run.folder, run.run_id, run.plan.upto)))
+        told = run.spark.range(0, len(todo), 1, len(todo)).mapInArrow(work, "told string").collect()
+    proven = prove(run, units, [Written(**file) for (text,) in told for file in json.loads(text)])
+    done = {}
+    for number, name in enumerate(names):
+        mine = [one for one in proven if one.written.unit == number]
+        sums = live_sums(f"the merged base of {name}", mine)
+        for bucket in due[name]:
+            what = f"bucket {bucket} of {name}"
+            require(what, sums.get(bucket, Sum()), bases[name].buckets[bucket].sum)
+        done[name] = with_merged(bases[name], due[name], [one.file for one in mine])
+    return done
+
+
+def bucket_merger(units: Sequence[Unit], todo: Sequence[tuple[int, int]], place: Place) -> Callable[[Batches], Batches]:
+    """Buckets, by their numbers in ``todo``, to files: a row of JSON each."""
+
+    def merge(batches: Batches) -> Batches:
+        for batch in batches:
+            for at in batch.column("id").to_pylist():
+                number, bucket = todo[at]
+                unit, task = units[number], task_files(place, number)
+                assert unit.before is not None
+                files = [file for file in unit.before.files if file.bucket == bucket]
+                whole = [task.path(file.path) for file in files if not file.delta]
+                deltas = [task.path(file.path) for file in files if file.delta]
+                tables = merged_bucket(unit.shape, task.filesystem, whole, deltas)
+                told = [asdict(one) for one in task.write(BASE, unit.shape, tables, bucket, below=MERGED)]
+                yield pa.RecordBatch.from_arrays([pa.array([json.dumps(told)])], names=["told"])
+
+    return merge
+
+
+def merged_bucket(
+    shape: Shape, filesystem: fs.FileSystem, whole: Sequence[str], deltas: Sequence[str]
+) -> Iterator[pa.Table]:
+    """The latest rows of a bucket: those of its whole files, row group by row group, each with what deltas have for it
+    and what they have up to its last key. In memory are the deltas and a row group."""
+    encoder = ColumnEncoder(shape.table)
+    new = latest(shape, _together(rows for path in deltas for rows in base_groups(shape, filesystem, path)))
+    changed = encoder.keys(new)
+    new = new.filter(pc.invert(new.column("deleted")))
+    new = new.append_column("kept", pa.repeat(pa.scalar(True), new.num_rows))
+    for path in whole:
+        for rows in base_groups(shape, filesystem, path):
+            kept = pc.invert(pc.is_in(encoder.keys(rows), value_set=changed))
+            last = rows.num_rows - 1
+            both = _together([rows.append_column("kept", kept), new])
+            order = pc.sort_indices(both, sort_keys=[(name, "ascending") for name in shape.sorting])
+            cut = pc.index(order, pa.scalar(last, pa.uint64())).as_py() + 1
+            here, new = both.take(order.slice(0, cut)), both.take(order.slice(cut))
+            yield from _tables(shape, here.filter(here.column("kept")))
+    yield from _tables(shape, new)
+
+
+def _together(batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
+    return pa.Table.from_batches(list(batches)).combine_chunks().to_batches()[0]
+
+
+def _tables(shape: Shape, rows: pa.RecordBatch) -> Iterator[pa.Table]:
+    for some in in_slices(rows):
+        yield base_table(shape, some)

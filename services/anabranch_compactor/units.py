@@ -1,0 +1,97 @@
+"""What a run writes, dealt into parts: all of one kind for one table is a unit, and each part of it one task's work.
+
+All units of a run are written by one Spark job, so that a table more costs a few tasks and no job of its own. The hash
+of a row's key says its part, and its bucket where the table has a base. Numbers of parts and of buckets are powers of
+two, so that a part has either whole buckets or rows of one bucket alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from anabranch.columnar.manifest import Base, TableFiles
+from anabranch_compactor.packing import Route
+from anabranch_compactor.parquet_files import FILE_BYTES
+from anabranch_compactor.plan import Plan, TablePlan
+from anabranch_compactor.shape import Shape
+
+KINDS = CHANGES, CONFLICTS, BASE = "changes", "conflicts", "base"
+PART_ROWS, PART_BYTES = 750_000, 64 * 1024 * 1024
+"""The most rows of a part (changes, and rows as they were before), and their bytes: a task holds them in memory."""
+SMALL_ROWS = 50_000
+"""Rows that are not worth another task."""
+PAGE_BYTES = 8_192
+_UNPACKED = 4
+"""About how often more a row takes in memory than in a file."""
+_CONFLICT_BYTES = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """``what``: CHANGES, CONFLICTS, or BASE (a table's first one). ``first``: the number of its first part among all
+    parts of the run. ``buckets``: those of the table's base; 0 where there is none to write a part of. ``before``: the
+    base whose rows the changes touch."""
+
+    what: str
+    shape: Shape
+    first: int
+    parts: int
+    buckets: int = 0
+    before: Base | None = None
+
+    @property
+    def route(self) -> Route:
+        """How rows get to its parts."""
+        return Route(self.shape.table, self.first, self.parts)
+
+
+def units_of(plan: Plan, cores: int) -> list[Unit]:
+    """What a run has to write."""
+    units: list[Unit] = []
+    first = 0
+    for name, table in plan.tables.items():
+        for what, parts, buckets, before in _units(table, plan.files_of(name), cores):
+            units.append(Unit(what, table.shape, first, parts, buckets, before))
+            first += parts
+    return units
+
+
+def _units(table: TablePlan, known: TableFiles, cores: int) -> Iterator[tuple[str, int, int, Base | None]]:
+    if table.log is not None:
+        base = known.base
+        before, before_bytes = rows_before(table.log.effects.count, known)
+        parts = parts_of(table.log.effects.count + before, table.log.bytes + before_bytes, cores)
+        yield CHANGES, parts, 0 if base is None else len(base.buckets), base
+    if table.conflicts is not None:
+        count = table.conflicts.count
+        yield CONFLICTS, parts_of(count, count * _CONFLICT_BYTES, cores), 0, None
+    if table.pages is not None:
+        size = table.pages * PAGE_BYTES
+        buckets = _power_of_two(math.ceil(size / FILE_BYTES))
+        yield BASE, max(buckets, parts_of(table.table_sum.count, size, cores)), buckets, None
+
+
+def rows_before(changes: int, known: TableFiles) -> tuple[int, int]:
+    """How many rows of the base so many changes touch at most, and about how many bytes these take: a delete is short,
+    however long the row is."""
+    files = () if known.base is None else known.base.files
+    there = sum(file.rows for file in files)
+    count = min(changes, there)
+    return count, _UNPACKED * sum(file.bytes for file in files) * count // max(1, there)
+
+
+def parts_of(count: int, size: int, cores: int) -> int:
+    """How many parts rows are written in: what one task holds in memory, and work for every core."""
+    enough = max(math.ceil(count / PART_ROWS), math.ceil(size / PART_BYTES), min(cores, math.ceil(count / SMALL_ROWS)))
+    return _power_of_two(enough)
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << max(0, least - 1).bit_length()
+
+
+def unit_of(units: Sequence[Unit], part: int) -> Unit:
+    """The unit that a part is of."""
+    return next(unit for unit in units if unit.first <= part < unit.first + unit.parts)

@@ -1,0 +1,154 @@
+"""The job that writes: what is new in the log, and rows for first bases, read, dealt into parts, and written as files.
+
+One task writes one part, and tells of each file of its own, so that what another attempt of the task wrote is in no
+manifest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import reduce
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from anabranch.columnar.file_columns import OWN
+from anabranch.runtime.telemetry import span
+from anabranch_compactor.base_rows import base_table, by_bucket, in_slices, rows_of, touched
+from anabranch_compactor.decode import Batches
+from anabranch_compactor.encode import ColumnEncoder, row_sum
+from anabranch_compactor.history import (
+    changes_of,
+    exact_map,
+    filled,
+    in_order,
+    left,
+    replaced,
+    rows_left,
+    slices,
+)
+from anabranch_compactor.packing import key_hashes, unpacked
+from anabranch_compactor.pull import pulled_rows
+from anabranch_compactor.run import Run
+from anabranch_compactor.shape import CONFLICT_FIELDS, Shape
+from anabranch_compactor.task_files import DELTA, Place, TaskFiles, task_files
+from anabranch_compactor.tracing import traced
+from anabranch_compactor.units import BASE, CHANGES, CONFLICTS, Unit, unit_of
+from anabranch_compactor.written import Parts, Replaced, Written
+
+_LOG_NAMES = {"batch": "batch_id", "column": "column_name"}
+
+
+def write(run: Run, units: Sequence[Unit]) -> Parts:
+    """Write all units of a run. Nothing is proven yet."""
+    done = Parts()
+    with span("write") as one:
+        one.set_attribute("anabranch.folder", run.folder)
+        work = traced("write task", writer(units, Place(run.folder, run.run_id, run.plan.upto)))
+        # What is read is read while it is written.
+        with span("read"):
+            rows = _packages(run, units).repartitionById(sum(unit.parts for unit in units), F.col("part"))
+            for (told,) in rows.mapInArrow(work, "told string").collect():
+                part = json.loads(told)
+                done.files += [Written(**file) for file in part["files"]]
+                done.replaced += [Replaced(**rows) for rows in part["replaced"]]
+    return done
+
+
+def _packages(run: Run, units: Sequence[Unit]) -> DataFrame:
+    sources = []
+    if any(unit.what != BASE for unit in units):
+        changes = {unit.shape.table.id: unit.route for unit in units if unit.what == CHANGES}
+        conflicts = {unit.shape.table.id: unit.route for unit in units if unit.what == CONFLICTS}
+        sources.append(run.log(changes, conflicts))
+    bases = [unit for unit in units if unit.what == BASE]
+    if bases:
+        sources.append(pulled_rows(run, bases))
+    return reduce(DataFrame.unionByName, sources)
+
+
+def writer(units: Sequence[Unit], place: Place) -> Callable[[Batches], Batches]:
+    """Packages of one part to files: a row of JSON, with all that ``Parts`` has."""
+
+    def write_part(batches: Batches) -> Batches:
+        rows = unpacked(batches)
+        if rows is None:
+            return
+        context = TaskContext.get()
+        assert context is not None
+        unit = unit_of(units, context.partitionId())
+        task = task_files(place, list(units).index(unit))
+        part = _WRITERS[unit.what](task, unit, rows)
+        yield pa.RecordBatch.from_arrays([pa.array([json.dumps(asdict(part))])], names=["told"])
+
+    return write_part
+
+
+def _changes(task: TaskFiles, unit: Unit, rows: pa.RecordBatch) -> Parts:
+    shape, encoder, part = unit.shape, ColumnEncoder(unit.shape.table), Parts()
+    if unit.before is not None:
+        keys = encoder.keys(rows).unique()
+        buckets = set((key_hashes(keys) % unit.buckets).tolist())
+        paths = [task.path(file.path) for file in touched(unit.before.files, buckets)]
+        old = rows_of(shape, encoder, task.filesystem, paths, keys)
+        if old is not None:
+            both = pa.concat_tables([pa.Table.from_batches([one]) for one in (rows, old)])
+            rows = both.combine_chunks().to_batches()[0]
+    history = filled(shape, in_order(shape, rows), encoder)
+    part.files += task.write(CHANGES, shape, changes_of(shape, history))
+    if unit.before is None:
+        return part
+    chosen = left(history)
+    for bucket, places in by_bucket(history.keys.take(pa.array(chosen)), unit.buckets):
+        tables = (
+            base_table(shape, rows_left(shape, history, some))
+            for some in slices(shape, history, chosen[places], [history.after])
+        )
+        part.files += task.write(BASE, shape, tables, bucket, below=DELTA)
+    gone = history.rows.take(pa.array(replaced(history)))
+    for bucket, places in by_bucket(encoder.keys(gone), unit.buckets):
+        total = row_sum(encoder, gone.take(pa.array(places)))
+        part.replaced.append(Replaced(task.number, bucket, total.count, f"{total.total:032x}"))
+    return part
+
+
+def _base(task: TaskFiles, unit: Unit, rows: pa.RecordBatch) -> Parts:
+    shape, part = unit.shape, Parts()
+    count = rows.num_rows
+    rows = rows.append_column("position", pa.repeat(pa.scalar(task.place.upto, pa.int64()), count))
+    rows = rows.append_column("deleted", pa.repeat(pa.scalar(False), count))
+    rows = rows.take(pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in shape.sorting]))
+    for bucket, places in by_bucket(ColumnEncoder(shape.table).keys(rows), unit.buckets):
+        mine = rows if len(places) == count else rows.take(pa.array(places))
+        tables = (base_table(shape, some) for some in in_slices(mine))
+        part.files += task.write(BASE, shape, tables, bucket)
+    return part
+
+
+def _conflicts(task: TaskFiles, unit: Unit, rows: pa.RecordBatch) -> Parts:
+    shape = unit.shape
+    by = [(name, "ascending") for name in (*shape.sorting, "position", "batch_id", "ordinal")]
+    rows = rows.take(pc.sort_indices(rows, sort_keys=by))
+    tables = (_conflict_table(shape, some) for some in in_slices(rows))
+    return Parts(list(task.write(CONFLICTS, shape, tables)))
+
+
+def _conflict_table(shape: Shape, rows: pa.RecordBatch) -> pa.Table:
+    exact = exact_map(shape, [(i, rows.column(f"x{i}")) for i in shape.with_text], rows.num_rows)
+    own = [rows.column(_LOG_NAMES.get(name, name)) for name in CONFLICT_FIELDS]
+    fields = list(shape.conflicts_schema.field(OWN).type)
+    struct = pa.StructArray.from_arrays([*own, rows.column("untyped"), exact], fields=fields)
+    cells = [rows.column(f"c{i}") for i in range(shape.width)]
+    return pa.Table.from_arrays([*cells, struct], schema=shape.conflicts_schema)
+
+
+_WRITERS: dict[str, Callable[[TaskFiles, Unit, pa.RecordBatch], Parts]] = {
+    CHANGES: _changes,
+    CONFLICTS: _conflicts,
+    BASE: _base,
+}

@@ -1,0 +1,38 @@
+"""What tasks tell of what they have written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A file of unit number ``unit``, by its path below the epoch's folder. ``what``: CHANGES, CONFLICTS or BASE;
+    ``delta`` and ``bucket`` are a base file's."""
+
+    unit: int
+    what: str
+    path: str
+    rows: int
+    bytes: int
+    bucket: int = 0
+    delta: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """The rows of one bucket that a part's changes replace or delete: their number and the sum of their hashes, in
+    hexadecimal."""
+
+    unit: int
+    bucket: int
+    count: int
+    total: str
+
+
+@dataclass(slots=True)
+class Parts:
+    """What tasks have written."""
+
+    files: list[Written] = field(default_factory=list)
+    replaced: list[Replaced] = field(default_factory=list)
