@@ -82,3 +82,5 @@ def test_never_past_a_bound_and_never_back(given: Facts) -> None:
             assert any(run[0] <= given.floor < run[1] for run in given.runs), "what follows the floor is in no run"
     assert found.kept_since_ms <= NOW - LEAST_KEPT_DAYS * DAY_MS
     assert found.kept_since_ms <= NOW - given.retention_days * DAY_MS
+    assert found.absent_since_ms <= found.kept_since_ms
+    assert found.absent_since_ms <= NOW - given.absence_days * DAY_MS, "a node that holds the floor is not forgotten"

@@ -65,12 +65,14 @@ class Bound:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """``target``: where the floor may be put, at least where it is. ``bounds``: the strictest first. ``kept_since_ms``:
-    verdicts and tombstones from before that may go, as far as the log that they belong to has gone; and so may nodes
-    that were last seen before. ``leftover_before_ms``: second stays in the inbox that began before that may end."""
+    verdicts and tombstones from before that may go, as far as the log that they belong to has gone.
+    ``absent_since_ms``: nodes that were last seen before that may be forgotten, since they hold nothing back any more.
+    ``leftover_before_ms``: second stays in the inbox that began before that may end."""
 
     target: int
     bounds: tuple[Bound, ...]
     kept_since_ms: int
+    absent_since_ms: int
     leftover_before_ms: int
 
 
@@ -105,10 +107,11 @@ def plan(facts: Facts) -> Plan:
         detail = f"node {who} was seen within {facts.absence_days} days and has acknowledged no more"
         bounds.append(Bound(Hold.NODE, node.acknowledged, detail))
     bounds.sort(key=lambda bound: (bound.position, bound.hold))
-    kept_days = max(LEAST_KEPT_DAYS, facts.retention_days)
+    kept_since_ms = facts.now_ms - max(LEAST_KEPT_DAYS, facts.retention_days) * _DAY_MS
     return Plan(
         max(facts.floor, bounds[0].position),
         tuple(bounds),
-        facts.now_ms - kept_days * _DAY_MS,
+        kept_since_ms,
+        min(kept_since_ms, absent_before_ms(facts.now_ms, facts.absence_days)),
         facts.now_ms - LEFTOVER_MS,
     )

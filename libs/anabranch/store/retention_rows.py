@@ -53,7 +53,7 @@ order by i.batch_id limit %(limit)s
 # A node of which something is left is known by its name.
 NODES = """
 select n.ctid from anabranch.nodes n
-where n.database_id = %(db)s and n.last_seen_ms < %(kept_since)s
+where n.database_id = %(db)s and n.last_seen_ms < %(absent_since)s
   and not exists (select from anabranch.batches b
                   where b.database_id = n.database_id and b.node_id = n.node_id and b.status = 1)
   and not exists (select from anabranch.inbox i where i.database_id = n.database_id and i.node_id = n.node_id)
@@ -93,6 +93,7 @@ class Limits:
     floor: int
     proven_after: int
     kept_since_ms: int
+    absent_since_ms: int
     leftover_before_ms: int
 
     @property
@@ -103,10 +104,13 @@ class Limits:
             "floor": self.floor,
             "proven_after": self.proven_after,
             "kept_since": self.kept_since_ms,
+            "absent_since": self.absent_since_ms,
             "leftover_before": self.leftover_before_ms,
             "servers_old": _server_id(max(0, min(self.kept_since_ms, self.floor + 1))),
             "servers_end": SERVERS_END,
-            "oldest": least_id(self.kept_since_ms),
+            # Of what was made after the floor hardly anything stands at or below it: where the floor lags behind, all
+            # that is kept would be looked through again and again.
+            "oldest": least_id(max(0, min(self.kept_since_ms, self.floor + 1))),
         }
 
 
@@ -143,7 +147,7 @@ def remove(conn: Session, what: str, limits: Limits, most: int) -> int:
     """Remove rows of a kind (a key of ``ROWS``); gives how many."""
     table, rows = ROWS[what]
     # Rows of nodes move when they are written: the time is looked at once more, at the row that goes.
-    again = b" and last_seen_ms < %(kept_since)s" if what == "nodes" else b""
+    again = b" and last_seen_ms < %(absent_since)s" if what == "nodes" else b""
     return conn.execute(_delete(table, rows) + again, {**limits.values, "limit": most}).rowcount
 
 

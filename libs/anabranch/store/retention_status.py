@@ -40,6 +40,7 @@ class Look:
             floor,
             floor if self.facts.compacted_from is None else self.facts.compacted_from,
             self.plan.kept_since_ms,
+            self.plan.absent_since_ms,
             self.plan.leftover_before_ms,
         )
 

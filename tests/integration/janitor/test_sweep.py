@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -13,7 +14,8 @@ from ulid import ULID
 
 from anabranch.store import log_partitions, retention
 from anabranch.store.engine import connect
-from anabranch.store.retention_status import status
+from anabranch.store.retention_rows import VERDICTS, _delete, remove
+from anabranch.store.retention_status import look, status
 from anabranch.testkit.log_writer import Logged, LogWriter
 from anabranch_retention_janitor.pace import Pace, Turn, in_pieces
 
@@ -141,6 +143,47 @@ def test_leftovers_and_retired_nodes_go(ground: Ground) -> None:
     assert [row[0] for row in ground.conn.execute("select batch_id from anabranch.inbox").fetchall()] == ["waits"]
     nodes = {row[0] for row in ground.conn.execute("select node_id from anabranch.nodes").fetchall()}
     assert nodes == {"KEPT", "SENDS", "SEEN"}
+
+
+def test_a_node_that_may_be_away_for_long_is_not_forgotten_before(ground: Ground) -> None:
+    """Else it would hold the floor no longer than other things are kept."""
+    positions = ground.write(4)
+    ground.conn.execute('update anabranch.databases set policy = \'{"retention_days": 7, "max_absence_days": 365}\'')
+    ground.node("A", positions[1])
+    for days in (100, 101, 364):
+        assert ground.swept(days).floor == positions[1]
+    assert ground.swept(366).floor == positions[3]
+    ground.swept(367)
+    assert ground.number("select count(*) from anabranch.nodes") == 0
+
+
+def test_old_verdicts_cost_no_look_at_those_above_a_floor_that_lags(ground: Ground) -> None:
+    positions = ground.write(2)
+    ground.node("A", positions[0], seen_days=99)
+    made = (positions[0] - DAY_MS, *range(positions[0] + 1, positions[0] + 2_001))
+    ground.conn.cursor().executemany(
+        "insert into anabranch.batches values (%s, %s, 'n', 'p', '', 1, 0, %s, 0, '', %s)",
+        [(ground.id, str(ULID.from_timestamp(at / 1000)), max(at, positions[0]), at) for at in made],
+    )
+    [kept] = retention.databases(ground.conn, "app")
+    limits = look(ground.conn, kept, ground.now_ms + 99 * DAY_MS).limits(positions[0])
+    assert remove(ground.conn, "verdicts", limits, 100) == 1
+    ground.conn.execute("analyze anabranch.batches")
+    ground.conn.execute("set enable_seqscan = off")
+    plan = ground.conn.execute(
+        b"explain (analyze, format json) " + _delete("batches", VERDICTS), {**limits.values, "limit": 100}
+    ).fetchone()
+    assert plan is not None
+    looked = [node["Rows Removed by Filter"] for node in nodes(plan[0][0]["Plan"]) if "Rows Removed by Filter" in node]
+    assert sum(looked) < 100
+    assert ground.number("select count(*) from anabranch.batches") == 2_000
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A node of a plan and all below it."""
+    yield plan
+    for below in plan.get("Plans", ()):
+        yield from nodes(below)
 
 
 def test_one_janitor_sweeps_at_a_time(ground: Ground) -> None:
