@@ -42,7 +42,8 @@ def move(conn: Session, look: Look, now_ms: int, pace: Pace, turn: Turn) -> Move
         upto = next_step(conn, kept, look.target, pace.rows)
         try:
             if look.proof is not None:
-                look.proof.require(conn, kept, kept.floor, upto)
+                with turn.long():
+                    look.proof.require(conn, kept, kept.floor, upto)
         except EvidenceError as error:
             _log.error("the log is not cut: its files are not as proven", database=kept.name, detail=str(error))
             return Moved(kept, (broken(kept.floor, error), *bounds), True)

@@ -13,7 +13,7 @@ from anabranch.merge.retention import Hold
 from anabranch.runtime import metrics
 from anabranch.store.availability import is_unavailable
 from anabranch_retention_janitor.config import JanitorSettings
-from anabranch_retention_janitor.sweep import Memory, Swept, run_once
+from anabranch_retention_janitor.sweep import ClockError, Memory, Swept, run_once
 
 _log = structlog.get_logger()
 
@@ -33,6 +33,7 @@ class Janitor:
         """One sweep of all databases, or of one. None where another janitor is at it.
 
         Raises:
+            ClockError: this machine's clock is far ahead.
             psycopg.Error: Postgres is not to be had.
             StoppedError: this process is about to end.
         """
@@ -61,6 +62,9 @@ class Janitor:
     async def _sweep_all(self) -> None:
         try:
             await self.sweep()
+        except ClockError as error:
+            metrics.count("anabranch_sweeps", outcome="failed")
+            _log.error("no sweep", detail=str(error))
         except Exception as error:
             if not is_unavailable(error):
                 raise

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import structlog
@@ -47,12 +48,14 @@ class Pace:
 
 @dataclass(slots=True)
 class Turn:
-    """One sweep's time. ``still``: raises where the lead is lost. ``until``: by the monotonic clock."""
+    """One sweep's time. ``still``: raises where the lead is lost; it is asked by one thread at a time. ``until``: by
+    the monotonic clock. ``ask_s``: how long the lead may go without being asked for."""
 
     still: Callable[[], None]
     stopping: threading.Event
     until: float
     timeout_s: float
+    ask_s: float
 
     def over(self) -> bool:
         """Whether the sweep's time is up. Raises StoppedError, psycopg.Error (the lead is lost)."""
@@ -60,6 +63,31 @@ class Turn:
             raise StoppedError
         self.still()
         return time.monotonic() >= self.until
+
+    @contextmanager
+    def long(self) -> Iterator[None]:
+        """For a block that may take long: the lead is asked for all the while, since Postgres ends a session of which
+        it hears nothing. Raises psycopg.Error (the lead is lost) at its end."""
+        done = threading.Event()
+        lost: list[Exception] = []
+
+        def ask() -> None:
+            while not done.wait(self.ask_s):
+                try:
+                    self.still()
+                except Exception as error:
+                    lost.append(error)
+                    return
+
+        asking = threading.Thread(target=ask, name="lead", daemon=True)
+        asking.start()
+        try:
+            yield
+        finally:
+            done.set()
+            asking.join()
+        if lost:
+            raise lost[0]
 
     def rest(self, took_s: float) -> None:
         """Let others go first."""

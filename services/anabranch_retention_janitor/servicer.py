@@ -18,7 +18,7 @@ from anabranch.store.retention_status import COUNTED, Status, status
 from anabranch.v1 import errors_pb2, position_pb2, retention_pb2, retention_pb2_grpc
 from anabranch_retention_janitor.janitor import Janitor
 from anabranch_retention_janitor.pace import StoppedError
-from anabranch_retention_janitor.sweep import open_session
+from anabranch_retention_janitor.sweep import ClockError, open_session
 
 Context = grpc.aio.ServicerContext[Any, Any]
 SERVICE = "anabranch.v1.RetentionJanitorService"
@@ -62,6 +62,8 @@ class JanitorServicer(retention_pb2_grpc.RetentionJanitorServiceServicer):
         await self._state(request.db_name)
         try:
             swept = await self._janitor.sweep(request.db_name)
+        except ClockError as error:
+            raise Failure(errors_pb2.REASON_UNAVAILABLE, str(error)) from None
         except StoppedError:
             raise Failure(errors_pb2.REASON_UNAVAILABLE, "this janitor is stopping: call another one") from None
         if swept is None:

@@ -12,7 +12,11 @@ States, in order; every one may be the last, by a kill or because the time is up
       where their partition can't go as a whole, conflicts, groups; then what is old beside it: verdicts, leftovers of
       the inbox, nodes; then tombstones.
    d. *cleared up*: what registrations that were cut off have left.
-4. *behind*: partitions that no database needs are emptied, and dropped where that needs no waiting.
+4. *behind*: partitions that no database needs are emptied, and dropped where that needs no waiting. What has no owner
+   any more goes, too.
+
+Nothing at all is done while this machine's clock is far ahead of Postgres's: what is a month old by a wrong clock may
+be a minute old, and what was removed is gone.
 
 Nothing is remembered from sweep to sweep but how large pieces may be, and where the look for tombstones goes on; both
 only save time.
@@ -31,7 +35,7 @@ import structlog
 
 from anabranch import faults
 from anabranch.merge.retention import Bound
-from anabranch.store import log_partitions, retention
+from anabranch.store import log_partitions, ownerless, retention
 from anabranch.store.engine import Session
 from anabranch.store.log_partitions import DEFAULT, Leaf
 from anabranch.store.retention import Kept, is_timeout
@@ -44,7 +48,12 @@ from anabranch_retention_janitor.pace import Pace, Turn, in_pieces
 from anabranch_retention_janitor.tombstones import TombstoneWalk
 
 _IDLE_MS = 60_000
+CLOCK_AHEAD_MS = 3_600_000
 _log = structlog.get_logger()
+
+
+class ClockError(Exception):
+    """This machine's clock is not to be believed; the message says by how much."""
 
 
 @dataclass(slots=True)
@@ -94,6 +103,7 @@ def run_once(memory: Memory, now_ms: int, stopping: threading.Event, name: str |
     """Sweep all databases, or the one of that name, as of ``now_ms``. None where another janitor is at it.
 
     Raises:
+        ClockError: this machine's clock is far ahead.
         psycopg.Error: Postgres is not to be had, or the lead is lost.
         StoppedError: ``stopping`` was set.
     """
@@ -102,12 +112,26 @@ def run_once(memory: Memory, now_ms: int, stopping: threading.Event, name: str |
     with open_session(settings, "lead") as leader, retention.lead(leader) as still:
         if still is None:
             return None
-        turn = Turn(still, stopping, until, settings.sweep_statement_timeout_ms / 1000)
+        turn = Turn(still, stopping, until, settings.sweep_statement_timeout_ms / 1000, _IDLE_MS / 4_000)
         with open_session(settings, "work") as conn:
+            _require_clock(conn)
             _ahead(conn, memory, now_ms)
             swept = [_sweep(conn, memory, kept, now_ms, turn) for kept in retention.databases(conn, name)]
             _behind(conn, memory, now_ms, turn)
+            _forget_ownerless(conn, memory, turn)
     return swept
+
+
+def _require_clock(conn: Session) -> None:
+    """Raises ClockError."""
+    ahead_ms = machine_ms() - retention.server_ms(conn)
+    if ahead_ms > CLOCK_AHEAD_MS:
+        raise ClockError(f"this machine's clock is {ahead_ms / 3_600_000:.1f} h ahead of Postgres's: nothing is swept")
+
+
+def machine_ms() -> int:
+    """This machine's clock, which tests don't move."""
+    return time.time_ns() // 1_000_000
 
 
 def _ahead(conn: Session, memory: Memory, now_ms: int) -> None:
@@ -148,6 +172,14 @@ def _behind(conn: Session, memory: Memory, now_ms: int, turn: Turn) -> None:
             continue
         if _unless_late("a partition of the log waits to be dropped", leaf, partial(_clear, conn, leaf, lock_ms)):
             _log.info("dropped a partition of the log", partition=leaf.name)
+
+
+def _forget_ownerless(conn: Session, memory: Memory, turn: Turn) -> None:
+    for kind in ownerless.KINDS:
+        pace = memory.pace(f"ownerless {kind.table}", memory.settings.sweep_max_rows)
+        for number in ownerless.ownerless(conn, kind):
+            removed, _ = in_pieces(turn, pace, partial(ownerless.forget, conn, kind, number))
+            _log.info("removed what had no owner any more", table=kind.table, number=number, rows=removed)
 
 
 def _clear(conn: Session, leaf: Leaf, lock_ms: int) -> bool:

@@ -52,6 +52,7 @@ where d.id = %(db)s and d.epoch = %(epoch)s and d.floor_ms = %(floor)s
   and not exists (select from anabranch.nodes n
                   where n.database_id = d.id and n.last_seen_ms >= %(since)s and n.acknowledged < %(to)s)
 """
+CLOCK = "select (extract(epoch from clock_timestamp()) * 1000)::bigint"
 MORE_TIME = "select set_config('statement_timeout', %(ms)s, true)"
 READ_TIMEOUT_MS = 60_000
 MOST_GROUPS = 10_000
@@ -98,6 +99,11 @@ def _still(conn: Session) -> None:
     conn.execute(STILL_LEADS)
 
 
+def server_ms(conn: Session) -> int:
+    """Postgres's clock, in milliseconds."""
+    return int(_one(conn, CLOCK, {})[0])
+
+
 def databases(conn: Session, name: str | None = None) -> list[Kept]:
     """All databases, or the one of that name."""
     rows = conn.execute(DATABASES, {"name": name}).fetchall()
@@ -110,6 +116,7 @@ def read_facts(conn: Session, kept: Kept, now_ms: int) -> tuple[Facts, Published
     values = {"db": kept.id, "epoch": kept.epoch, "floor": kept.floor, "since": since}
     with conn.transaction():
         conn.execute("set transaction isolation level repeatable read read only")
+        conn.execute(MORE_TIME, {"ms": str(READ_TIMEOUT_MS)})
         head = int(_one(conn, HEAD, values)[0])
         runs = [(after, upto) for after, upto in conn.execute(RUNS, values).fetchall()]
         compacted_from = _one(conn, FIRST_RUN, values)[0]

@@ -311,7 +311,7 @@ def test_pieces_shrink_when_they_take_too_long(ground: Ground) -> None:
             left -= gone
             return gone
 
-        turn = Turn(lambda: None, threading.Event(), time.monotonic() + 60, 0.1)
+        turn = Turn(lambda: None, threading.Event(), time.monotonic() + 60, 0.1, 15)
         removed, done = in_pieces(turn, Pace(64), piece)
     assert (removed, done, left) == (40, True, 0)
     assert asked[:2] == [64, 32]
