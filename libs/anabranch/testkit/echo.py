@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,6 +100,23 @@ def failure(error: grpc.RpcError) -> tuple[str, str]:
     return error.code().name, info.reason
 
 
+def failing(call: Callable[[], object]) -> tuple[str, str]:
+    """Code and reason of a call that has to fail, as ``failure``. Raises AssertionError where it does not."""
+    try:
+        call()
+    except grpc.RpcError as error:
+        return failure(error)
+    raise AssertionError("the call did not fail")
+
+
+def subscribe(channel: grpc.Channel, credentials: str, after: int = 0) -> Iterator[change_pb2.SubscribeResponse]:
+    """A stream whose first heartbeat has come. Raises grpc.RpcError."""
+    request = change_pb2.SubscribeRequest(db_name="shop", after=after)
+    stream = change_pb2_grpc.ChangeServiceStub(channel).Subscribe(request, timeout=60, metadata=bearer(credentials))
+    next(stream)
+    return stream
+
+
 @contextmanager
 def echo_service(
     database_url: str,
@@ -131,3 +148,13 @@ def echo_service(
     finally:
         child.stop(STOP_PATIENCE_S)
         print(child.log_tail())
+
+
+@contextmanager
+def running_echo(
+    database_url: str, folder: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[tuple[Echo, grpc.Channel]]:
+    """An echo service that is ready, and a channel to it."""
+    with echo_service(database_url, folder, environment) as echo, echo.channel() as channel:
+        echo.wait_ready()
+        yield echo, channel

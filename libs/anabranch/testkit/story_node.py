@@ -95,6 +95,21 @@ class StoryNode:
         """Restore it."""
         self.network.restore()
 
+    def fail(self, method: str, error: Exception, times: int) -> list[int]:
+        """Have the next ``times`` calls of a method of RemoteDb fail before they are made; gives how many did, as they
+        do."""
+        real = getattr(self.db._remote, method)
+        failed = [0]
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            if failed[0] < times:
+                failed[0] += 1
+                raise error
+            return real(*arguments, **options)
+
+        setattr(self.db._remote, method, call)
+        return failed
+
     def flush(self) -> None:
         """Send and wait for every verdict."""
         assert self.db.flush(), f"{self.name}: not every batch has its verdict"

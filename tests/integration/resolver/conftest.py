@@ -1,11 +1,13 @@
-"""A rig whose groups are committed by the resolver's own code, in this process."""
+"""A rig whose groups are committed by the resolver's own code, in this process, and a resolver beside it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.resolver.calls import Service, resolver_process
 
 from anabranch.clock import Clock
 from anabranch.store.claim import open_session, session_options
@@ -54,3 +56,10 @@ def rig(make_rig: Any) -> ResolverRig:
     """A rig with table todo (id, title, done)."""
     made: ResolverRig = make_rig()
     return made
+
+
+@pytest.fixture
+def service(rig: ResolverRig, migrated_url: str, tmp_path: Path) -> Iterator[Service]:
+    """A resolver process on the rig's database."""
+    with resolver_process(rig, migrated_url, tmp_path) as made:
+        yield made

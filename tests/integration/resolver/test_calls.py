@@ -1,26 +1,20 @@
-"""GetVerdict, Explain and ListConflicts over a real socket, from a real process."""
+"""GetVerdict and Explain over a real socket, from a real process."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 import pytest
+from tests.integration.resolver.calls import Service, decided
 
-from anabranch.clock import Clock
 from anabranch.runtime.errors import error_info
-from anabranch.store import api_keys, conflicts
 from anabranch.store.channels import CLAIM_LOCK_CLASS
-from anabranch.testkit.resolver_rig import Made, ResolverRig, RigNode
-from anabranch.v1 import batch_pb2, errors_pb2, resolver_pb2, resolver_pb2_grpc, value_pb2, verdict_pb2
+from anabranch.testkit.resolver_rig import Made, ResolverRig
+from anabranch.v1 import batch_pb2, errors_pb2, verdict_pb2
 from anabranch.wire.envelopes import receive
 
 MILK = {"id": "x", "title": "milk", "done": False}
@@ -29,97 +23,6 @@ APPLIED, REJECTED, PENDING = (
     verdict_pb2.VERDICT_STATUS_REJECTED,
     verdict_pb2.VERDICT_STATUS_PENDING,
 )
-
-
-class Service:
-    """A running resolver and keys for it."""
-
-    def __init__(self, rig: ResolverRig, port: int) -> None:
-        self.rig = rig
-        self.channel = grpc.insecure_channel(f"127.0.0.1:{port}")
-        self.stub = resolver_pb2_grpc.ConflictResolverServiceStub(self.channel)
-        self._keys: dict[str, str] = {}
-
-    def _metadata(self, subject: str) -> tuple[tuple[str, str], ...]:
-        if subject not in self._keys:
-            self._keys[subject] = api_keys.create(
-                self.rig.conn, subject=subject, role="device", database="app", now_ms=Clock().now_ms()
-            )
-        return (("authorization", f"Bearer {self._keys[subject]}"),)
-
-    def verdicts(self, subject: str, *batch_ids: str, database: str = "app") -> resolver_pb2.GetVerdictResponse:
-        request = resolver_pb2.GetVerdictRequest(db_name=database, batch_ids=batch_ids)
-        return self.stub.GetVerdict(request, metadata=self._metadata(subject), timeout=10)
-
-    def explain(self, node: RigNode, made: Made, *, prev: str = "", subject: str = "") -> resolver_pb2.ExplainResponse:
-        request = resolver_pb2.ExplainRequest(
-            db_name="app", envelope=batch_pb2.Envelope(payload=made.payload, basis=made.basis, prev=prev)
-        )
-        request.node_state.node.id = node.id
-        return self.stub.Explain(request, metadata=self._metadata(subject or node.principal), timeout=10)
-
-    def conflicts(self, **filters: Any) -> resolver_pb2.ListConflictsResponse:
-        request = resolver_pb2.ListConflictsRequest(**{"db_name": "app", **filters})
-        return self.stub.ListConflicts(request, metadata=self._metadata("user-a"), timeout=10)
-
-    def all_conflicts(self, **filters: Any) -> list[resolver_pb2.Conflict]:
-        """All pages, values put together."""
-        found: list[resolver_pb2.Conflict] = []
-        parts: list[bytes] = []
-        token = b""
-        for _ in range(1_000):
-            page = self.conflicts(page_token=token, **filters)
-            for conflict in page.conflicts:
-                parts.append(conflict.losing_value)
-                if not conflict.losing_value_incomplete:
-                    conflict.losing_value = b"".join(parts)
-                    parts.clear()
-                    found.append(conflict)
-            token = page.next_page_token
-            if not token:
-                assert not parts
-                return found
-        raise AssertionError("pages without end")
-
-
-@pytest.fixture
-def service(rig: ResolverRig, migrated_url: str, tmp_path: Path) -> Iterator[Service]:
-    """A resolver process on the rig's database."""
-    log = tmp_path / "resolver.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "anabranch_conflict_resolver"],
-            env={**os.environ, "ANABRANCH_POSTGRES_URL": migrated_url},
-            stdout=out,
-            stderr=out,
-        )
-    made = None
-    try:
-        end = time.monotonic() + 30
-        while made is None:
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < end, log.read_text()
-            lines = [json.loads(line) for line in log.read_text().splitlines() if '"port"' in line]
-            if lines:
-                made = Service(rig, lines[0]["port"])
-            time.sleep(0.05)
-        yield made
-    finally:
-        if made is not None:
-            made.channel.close()
-        process.kill()
-        process.wait(10)
-
-
-def decided(service: Service, subject: str, batch_id: str) -> verdict_pb2.Verdict:
-    """The verdict, once there is one."""
-    end = time.monotonic() + 20
-    while time.monotonic() < end:
-        for verdict in service.verdicts(subject, batch_id).verdicts:
-            if verdict.status != PENDING:
-                return verdict
-        time.sleep(0.02)
-    raise AssertionError("no verdict in time")
 
 
 def test_verdicts_are_told_to_who_sent_the_batch_and_to_nobody_else(service: Service, rig: ResolverRig) -> None:
@@ -285,140 +188,3 @@ def test_explain_of_a_batch_that_waits_already(service: Service, rig: ResolverRi
     other = b.make(("insert", "todo", [MILK]), batch_id=made.id)
     for node, bytes_ in ((b, other), (b, made), (a, _spoiled(made, lambda x: setattr(x, "schema_version", 9)))):
         assert service.explain(node, bytes_).verdict.reason == errors_pb2.REASON_ID_REUSED
-
-
-def text(value: str) -> bytes:
-    return value_pb2.Value(string_value=value).SerializeToString()
-
-
-def lose(service: Service, a: RigNode, b: RigNode, key: str, value: str) -> int:
-    """A value of ``a`` for a title loses to one of ``b``, which had not seen it; the position."""
-    a.see()
-    b.see()
-    decided(service, a.principal, a.update("todo", {"id": key, "title": value}))
-    return decided(service, b.principal, b.update("todo", {"id": key, "title": f"over {value}"})).position
-
-
-def test_conflicts_are_listed_page_by_page_and_by_every_filter(service: Service, rig: ResolverRig) -> None:
-    a, b, c = rig.node("a"), rig.node("b"), rig.node("c")
-    decided(service, "user-a", a.insert("todo", MILK, {"id": "y", "title": "eggs", "done": False}))
-    at = [lose(service, a, b, "x" if n % 2 else "y", f"v{n}") for n in range(5)]
-    at.append(lose(service, c, b, "x", "v5"))
-    found = service.all_conflicts()
-    assert [x.position for x in found] == at[::-1]
-    first = found[-1]
-    assert (first.table, first.key[0].string_value, first.column, first.losing_value) == (
-        "todo", "y", "title", text("v0"),
-    )  # fmt: skip
-    assert (first.losing_node.id, first.losing_node.name, first.winning_node.id) == (a.id, "a", b.id)
-    assert rig.outcome(first.winning_batch_id) == ["OVERWROTE"]
-    assert rig.outcome(first.losing_batch_id) == ["APPLIED"]
-    for size in (1, 2, 3):
-        assert service.all_conflicts(page_size=size) == found
-        assert len(service.conflicts(page_size=size).conflicts) == size
-
-    def values(**filters: Any) -> list[bytes]:
-        return [x.losing_value for x in service.all_conflicts(page_size=2, **filters)]
-
-    x = value_pb2.Value(string_value="x")
-    assert values(table="todo", key=[x]) == [text("v5"), text("v3"), text("v1")]
-    assert values(node_id=c.id) == [text("v5")]
-    assert values(node_id=a.id, table="todo", key=[x]) == [text("v3"), text("v1")]
-    assert values(from_ms=at[1], until_ms=at[4]) == [text("v3"), text("v2"), text("v1")]
-    assert values(table="todo", key=[value_pb2.Value(string_value="none")]) == []
-
-
-def test_no_page_of_conflicts_looks_at_everything(
-    make_rig: Any, migrated_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A filter that finds little makes pages short, not slow: each looks at so many entries, and the next goes on."""
-    rig = make_rig()
-    a, b, c = rig.node("a"), rig.node("b"), rig.node("c")
-    a.insert("todo", MILK)
-    rig.group()
-    for node in [c, *[a] * 7]:
-        b.see()
-        node.see()
-        node.update("todo", {"id": "x", "title": f"of {node.name}"})
-        rig.group()
-        b.update("todo", {"id": "x", "title": "b"})
-        rig.group()
-    monkeypatch.setattr(conflicts, "MOST_LOOKED_AT", 3)
-    tables = [table.id for table in rig.database.tables.values()]
-    for key in (None, "x"):
-        wanted = conflicts.Wanted(rig.database.id, tables, key, node_id=c.id)
-        place, pages = None, []
-        while True:
-            listed = conflicts.page(rig.conn, wanted, place, items=10, max_bytes=1_000)
-            pages.append(len(listed.lost))
-            place = listed.after
-            if place is None:
-                break
-        assert pages == [0, 0, 1]
-
-
-def test_the_conflicts_of_a_row_are_found_by_their_index(rig: ResolverRig) -> None:
-    [table] = [table.id for table in rig.database.tables.values()]
-    with rig.conn.transaction():
-        rig.sql(
-            "insert into anabranch.conflicts select %s, 1 + n, 'b', 0, %s, case when n = 7 then 'x' else 'y' || n end,"
-            " 'title', '', 'l', 'n', 'w', 'm' from generate_series(1, 50000) n",
-            [rig.database.id, table],
-        )
-        rig.sql("analyze anabranch.conflicts")
-        plans: list[str] = []
-        steps = conflicts._page(conflicts.Wanted(rig.database.id, [table], "x"), None, 10, 1_000)
-        for statement in (next(steps), steps.send([])):
-            sql = f"explain (analyze, timing off) {statement.sql}".encode()
-            plans.append("\n".join(row[0] for row in rig.conn.execute(sql, statement.parameters).fetchall()))
-    for plan in plans:
-        assert "conflicts_row" in plan, plan
-        assert "Rows Removed by Filter" not in plan, plan
-
-
-def test_a_losing_value_larger_than_a_message_comes_in_parts(service: Service, rig: ResolverRig) -> None:
-    a, b = rig.node("a"), rig.node("b")
-    decided(service, "user-a", a.insert("todo", MILK))
-    large = "".join(f"{n:08x}" for n in range(1_000_000))
-    lose(service, a, b, "x", "small")
-    lose(service, a, b, "x", large)
-    lose(service, a, b, "x", "after")
-    assert [x.losing_value for x in service.all_conflicts()] == [text("after"), text(large), text("small")]
-
-
-@pytest.mark.parametrize(
-    ("filters", "reason"),
-    [
-        ({"db_name": "other"}, "PERMISSION_DENIED"),
-        ({"table": "nowhere"}, "UNKNOWN_TABLE"),
-        ({"key": [value_pb2.Value(string_value="x")]}, "INVALID_REQUEST"),
-        ({"table": "todo", "key": [value_pb2.Value(int64_value=1)]}, "INVALID_REQUEST"),
-        ({"table": "todo", "key": [value_pb2.Value()]}, "INVALID_REQUEST"),
-        ({"table": "todo", "key": [value_pb2.Value(string_value="x")] * 2}, "INVALID_REQUEST"),
-        ({"page_size": -1}, "INVALID_REQUEST"),
-        ({"node_id": "x" * 27}, "INVALID_REQUEST"),
-        ({"page_token": b"0123456789abcdef0123456789abcdef"}, "INVALID_TOKEN"),
-    ],
-)
-def test_a_wrong_question_about_conflicts_gets_one_reason(
-    service: Service, filters: dict[str, Any], reason: str
-) -> None:
-    with pytest.raises(grpc.RpcError) as caught:
-        service.conflicts(**filters)
-    info = error_info(caught.value)
-    assert info is not None
-    assert info.reason == reason
-
-
-def test_a_page_token_holds_for_its_own_filters_only(service: Service, rig: ResolverRig) -> None:
-    a, b = rig.node("a"), rig.node("b")
-    decided(service, "user-a", a.insert("todo", MILK))
-    for n in range(3):
-        lose(service, a, b, "x", f"v{n}")
-    token = service.conflicts(page_size=1).next_page_token
-    assert service.conflicts(page_size=2, page_token=token).conflicts
-    with pytest.raises(grpc.RpcError) as caught:
-        service.conflicts(table="todo", page_token=token)
-    info = error_info(caught.value)
-    assert info is not None
-    assert info.reason == "INVALID_TOKEN"

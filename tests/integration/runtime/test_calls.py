@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 import grpc
 import pytest
@@ -26,8 +23,9 @@ from anabranch.store.engine import connect
 from anabranch.store.registration import create_database
 from anabranch.testkit import echo_service as behaviour
 from anabranch.testkit.databases import TestDatabases
-from anabranch.testkit.echo import Echo, bearer, echo_service, failure, get, now_ms
-from anabranch.v1 import change_pb2, change_pb2_grpc
+from anabranch.testkit.echo import Echo, bearer, echo_service, failing, failure, get, now_ms, subscribe
+from anabranch.testkit.exposition import page, shown
+from anabranch.testkit.waiting import until
 
 pytestmark = pytest.mark.xdist_group("runtime-calls")  # its processes are shared by its tests
 
@@ -71,22 +69,8 @@ def outcome(call: Callable[[], object]) -> tuple[str, str]:
     return "OK", ""
 
 
-def failing(call: Callable[[], object]) -> tuple[str, str]:
-    with pytest.raises(grpc.RpcError) as caught:
-        call()
-    return failure(caught.value)
-
-
 def ending(stream: Iterator[object]) -> tuple[str, str]:
     return failing(lambda: [None for _ in stream])
-
-
-def subscribe(channel: grpc.Channel, credentials: str, after: int = 0) -> Iterator[change_pb2.SubscribeResponse]:
-    """A stream whose first heartbeat has come."""
-    request = change_pb2.SubscribeRequest(db_name="shop", after=after)
-    stream = change_pb2_grpc.ChangeServiceStub(channel).Subscribe(request, timeout=60, metadata=bearer(credentials))
-    next(stream)
-    return stream
 
 
 def test_the_principal_is_the_keys_subject(channel: grpc.Channel, key: str, echo: Echo) -> None:
@@ -141,7 +125,7 @@ def test_a_revoked_key_is_refused_within_seconds(channel: grpc.Channel, echo: Ec
     get(channel, key)
     echo.revoke(key)
     started = time.monotonic()
-    wait_until(lambda: outcome(lambda: get(channel, key)) == ("UNAUTHENTICATED", "CREDENTIALS_EXPIRED"))
+    until(lambda: outcome(lambda: get(channel, key)) == ("UNAUTHENTICATED", "CREDENTIALS_EXPIRED"), 10)
     assert time.monotonic() - started < 3
 
 
@@ -170,7 +154,7 @@ def test_a_slow_reader_is_ended_with_its_key(channel: grpc.Channel, echo: Echo) 
     stream = subscribe(channel, doomed, behaviour.FLOODS)
     ended = echo.child.program.log.read_text().count("streams ended with their credentials")
     echo.revoke(doomed)
-    wait_until(lambda: echo.child.program.log.read_text().count("streams ended with their credentials") > ended)
+    until(lambda: echo.child.program.log.read_text().count("streams ended with their credentials") > ended, 10)
     assert ending(stream) == ("UNAUTHENTICATED", "CREDENTIALS_EXPIRED")
 
 
@@ -194,16 +178,9 @@ def test_a_client_that_vanishes_leaves_nothing_and_is_no_fault(url: str, tmp_pat
         command = [sys.executable, "-c", VANISHES, echo.address, echo.new_key("alice"), str(after)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
         assert done.stdout == "here\n"
-        wait_until(lambda: gauge(echo, "anabranch_open_streams") == 0)
+        until(lambda: shown(echo.metrics_address, "anabranch_open_streams") == 0, 10)
         assert "call failed" not in echo.child.log_tail()
         assert "exception" not in echo.child.log_tail()
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 10) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "what was waited for did not come"
-        time.sleep(0.02)
 
 
 def test_a_listed_failure_has_its_reason_and_metadata(channel: grpc.Channel, key: str) -> None:
@@ -218,7 +195,7 @@ def test_an_unforeseen_error_tells_nothing_but_where_to_look(channel: grpc.Chann
     assert behaviour.SECRET not in told
     assert "RuntimeError" not in told
     trace_id = str(caught.value.details()).rpartition(" ")[2]
-    wait_until(lambda: trace_id in echo.child.log_tail())
+    until(lambda: trace_id in echo.child.log_tail(), 10)
     lines = [json.loads(line) for line in echo.child.log_tail().splitlines()[1:]]
     logged = next(line for line in lines if line.get("fault_trace_id") == trace_id)
     assert logged["service"] == "echo"
@@ -314,68 +291,7 @@ def test_open_streams_of_a_principal_are_limited(url: str, tmp_path: Path) -> No
         assert failing(lambda: subscribe(channel, busy)) == ("RESOURCE_EXHAUSTED", "OVERLOADED")
         subscribe(channel, quiet)
         first.cancel()  # type: ignore[attr-defined]
-        wait_until(lambda: outcome(lambda: subscribe(channel, busy)) == ("OK", ""))
-
-
-def test_sigterm_lets_calls_finish_and_sends_streams_away(url: str, tmp_path: Path) -> None:
-    with echo_service(url, tmp_path) as echo, echo.channel() as channel, ThreadPoolExecutor(1) as pool:
-        echo.wait_ready()
-        key = echo.new_key("alice")
-        stream = subscribe(channel, key)
-        slow = pool.submit(get, channel, key, behaviour.IS_SLOW, max_bytes=1_500)
-        wait_until(lambda: gauge(echo, "anabranch_open_streams") == 1)
-        wait_until(lambda: behaviour.UNDER_WAY in echo.child.log_tail())
-        before = echo.child.deaths
-        started = time.monotonic()
-        echo.child.send(signal.SIGTERM)
-        assert ending(stream) == ("UNAVAILABLE", "UNAVAILABLE")
-        assert time.monotonic() - started < 1, "an endless stream is told at once"
-        assert slow.result(5).next_page_token == b"alice"
-        echo.child.wait_died(before, 5)
-        assert '"event": "stopped"' in echo.child.log_tail()
-
-
-def gauge(echo: Echo, name: str) -> float:
-    with urlopen(f"http://{echo.metrics_address}/metrics", timeout=5) as answer:
-        for line in answer.read().decode().splitlines():
-            if line.split("{")[0].split(" ")[0] == name:
-                return float(line.rpartition(" ")[2])
-    return 0.0
-
-
-def test_what_outlasts_the_drain_is_cut_off_with_a_reason(url: str, tmp_path: Path) -> None:
-    with (
-        echo_service(url, tmp_path, {"ANABRANCH_DRAIN_MS": "800"}) as echo,
-        echo.channel() as channel,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        echo.wait_ready()
-        key = echo.new_key("alice")
-        get(channel, key)
-        slow = pool.submit(get, channel, key, behaviour.IS_SLOW, max_bytes=60_000)
-        wait_until(lambda: behaviour.UNDER_WAY in echo.child.log_tail())
-        before, started = echo.child.deaths, time.monotonic()
-        echo.child.send(signal.SIGTERM)
-        assert failing(lambda: slow.result(10)) == ("UNAVAILABLE", "UNAVAILABLE")
-        echo.child.wait_died(before, 5)
-        assert time.monotonic() - started < 4
-
-
-def test_a_second_signal_ends_it_at_once(url: str, tmp_path: Path) -> None:
-    with echo_service(url, tmp_path) as echo, echo.channel() as channel, ThreadPoolExecutor(1) as pool:
-        echo.wait_ready()
-        key = echo.new_key("alice")
-        slow = pool.submit(get, channel, key, behaviour.IS_SLOW, max_bytes=60_000)
-        wait_until(lambda: behaviour.UNDER_WAY in echo.child.log_tail())
-        before = echo.child.deaths
-        echo.child.send(signal.SIGTERM)
-        wait_until(lambda: "draining" in echo.child.log_tail())
-        started = time.monotonic()
-        echo.child.send(signal.SIGTERM)
-        echo.child.wait_died(before, 5)
-        assert time.monotonic() - started < 1
-        with pytest.raises(grpc.RpcError):
-            slow.result(10)
+        until(lambda: outcome(lambda: subscribe(channel, busy)) == ("OK", ""), 10)
 
 
 def test_an_armed_fault_point_kills_the_process_once(url: str, tmp_path: Path) -> None:
@@ -404,11 +320,10 @@ def test_metrics_are_those_of_the_table(echo: Echo, channel: grpc.Channel, key: 
     get(channel, key)
     with pytest.raises(grpc.RpcError):
         get(channel, None)
-    with urlopen(f"http://{echo.metrics_address}/metrics", timeout=5) as answer:
-        text = answer.read().decode()
+    text = page(echo.metrics_address)
     declared = {metrics.prometheus_name(metric): metric for metric in metrics.METRICS}
-    shown = {line.split(" ")[2]: line.split(" ")[3] for line in text.splitlines() if line.startswith("# TYPE")}
-    own = {name: kind for name, kind in shown.items() if name.startswith("anabranch")}
+    kinds = {line.split(" ")[2]: line.split(" ")[3] for line in text.splitlines() if line.startswith("# TYPE")}
+    own = {name: kind for name, kind in kinds.items() if name.startswith("anabranch")}
     assert {"anabranch_calls_total", "anabranch_call_duration_seconds", "anabranch_ready"} <= set(own)
     assert {name: declared[name].kind for name in own} == own
     assert 'anabranch_calls_total{code="OK",method="/anabranch.v1.ChangeService/Get"}' in text

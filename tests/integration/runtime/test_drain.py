@@ -1,9 +1,9 @@
-"""Callers who send the next call as soon as they have an answer, and so always have one under way, while their server
-is exchanged for another."""
+"""How calls and streams fare whose server is told to end, or is exchanged for another."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 import time
 from collections import Counter
@@ -15,9 +15,12 @@ import grpc
 import pytest
 
 from anabranch.store import migrate
+from anabranch.testkit import echo_service as behaviour
 from anabranch.testkit.databases import TestDatabases
-from anabranch.testkit.echo import bearer, echo_service
+from anabranch.testkit.echo import bearer, echo_service, failing, get, subscribe
+from anabranch.testkit.exposition import shown
 from anabranch.testkit.gate import Gate
+from anabranch.testkit.waiting import until
 from anabranch.v1 import change_pb2, change_pb2_grpc
 
 CALLERS = 40
@@ -38,7 +41,7 @@ def url(databases: TestDatabases) -> Iterator[str]:
 
 
 class Callers:
-    """``outcomes``: of all calls, how often each."""
+    """They send the next call as soon as they have an answer. ``outcomes``: of all calls, how often each."""
 
     def __init__(self, address: str, key: str) -> None:
         self.outcomes: Counter[str] = Counter()
@@ -101,3 +104,56 @@ def test_who_always_has_a_call_under_way_is_led_to_another_server_without_a_fail
             callers.stop()
         calling.result(PATIENCE_S)
         assert set(callers.outcomes) == {"OK"}, callers.outcomes
+
+
+def test_sigterm_lets_calls_finish_and_sends_streams_away(url: str, tmp_path: Path) -> None:
+    with echo_service(url, tmp_path) as echo, echo.channel() as channel, ThreadPoolExecutor(1) as pool:
+        echo.wait_ready()
+        key = echo.new_key("alice")
+        stream = subscribe(channel, key)
+        slow = pool.submit(get, channel, key, behaviour.IS_SLOW, max_bytes=1_500)
+        until(lambda: shown(echo.metrics_address, "anabranch_open_streams") == 1, 10)
+        until(lambda: behaviour.UNDER_WAY in echo.child.log_tail(), 10)
+        before = echo.child.deaths
+        started = time.monotonic()
+        echo.child.send(signal.SIGTERM)
+        assert failing(lambda: [None for _ in stream]) == ("UNAVAILABLE", "UNAVAILABLE")
+        assert time.monotonic() - started < 1, "an endless stream is told at once"
+        assert slow.result(5).next_page_token == b"alice"
+        echo.child.wait_died(before, 5)
+        assert '"event": "stopped"' in echo.child.log_tail()
+
+
+def test_what_outlasts_the_drain_is_cut_off_with_a_reason(url: str, tmp_path: Path) -> None:
+    with (
+        echo_service(url, tmp_path, {"ANABRANCH_DRAIN_MS": "800"}) as echo,
+        echo.channel() as channel,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        echo.wait_ready()
+        key = echo.new_key("alice")
+        get(channel, key)
+        slow = pool.submit(get, channel, key, behaviour.IS_SLOW, max_bytes=60_000)
+        until(lambda: behaviour.UNDER_WAY in echo.child.log_tail(), 10)
+        before, started = echo.child.deaths, time.monotonic()
+        echo.child.send(signal.SIGTERM)
+        assert failing(lambda: slow.result(10)) == ("UNAVAILABLE", "UNAVAILABLE")
+        echo.child.wait_died(before, 5)
+        assert time.monotonic() - started < 4
+
+
+def test_a_second_signal_ends_it_at_once(url: str, tmp_path: Path) -> None:
+    with echo_service(url, tmp_path) as echo, echo.channel() as channel, ThreadPoolExecutor(1) as pool:
+        echo.wait_ready()
+        key = echo.new_key("alice")
+        slow = pool.submit(get, channel, key, behaviour.IS_SLOW, max_bytes=60_000)
+        until(lambda: behaviour.UNDER_WAY in echo.child.log_tail(), 10)
+        before = echo.child.deaths
+        echo.child.send(signal.SIGTERM)
+        until(lambda: "draining" in echo.child.log_tail(), 10)
+        started = time.monotonic()
+        echo.child.send(signal.SIGTERM)
+        echo.child.wait_died(before, 5)
+        assert time.monotonic() - started < 1
+        with pytest.raises(grpc.RpcError):
+            slow.result(10)

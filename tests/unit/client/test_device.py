@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import copy
-import json
 import sqlite3
 import threading
 from pathlib import Path
@@ -17,12 +14,10 @@ from anabranch.client import (
     CallFailed,
     Change,
     ClientError,
-    NotReady,
     RowExists,
     RowMissing,
     State,
     SyncedDb,
-    WrongPrincipal,
 )
 from anabranch.client.row_check import RowCheck
 from anabranch.testkit.memory_remote import MemoryRemote
@@ -179,76 +174,6 @@ def test_a_callback_may_read_and_flush_while_another_thread_does(device: SyncedD
     assert device.status().unsent == 0
 
 
-def test_a_cut_pull_goes_on_where_it_was(tmp_path: Path, remote: MemoryRemote) -> None:
-    device = SyncedDb(tmp_path / "d.db", remote, "d")
-    remote.cut_pull_after = 1
-    with pytest.raises(CallFailed):
-        device.start(background=False)
-    assert device.execute("SELECT count(*) FROM todo").fetchone() == (2,)
-    with pytest.raises(NotReady):
-        device.table("todo").insert({"id": "x"})
-    seen: list[Any] = []
-    device.start(background=False, progress=seen.append)
-    assert len(seen) == 2
-    assert len(titles(device)) == 5
-    device.read()
-    assert device.status().disagreeing == ()
-    device.close()
-
-
-def test_behind_the_floor_a_new_snapshot_replaces_rows_and_keeps_the_queue(
-    device: SyncedDb, remote: MemoryRemote
-) -> None:
-    device.table("todo").update({"id": "k1", "title": "unsent"})
-    device.table("todo").insert({"id": "mine", "title": "unsent"})
-    for key in ("k3", "k4"):
-        del remote.server.rows["todo", key]
-    remote.server.preset("todo", "new", {"id": "new", "title": "while away"})
-    remote.server.head += 10
-    remote.floor = remote.server.head
-    told: list[Change] = []
-    device.on_change(told.append)
-    device.read()
-    assert titles(device) == {
-        "k0": "title 0",
-        "k1": "unsent",
-        "k2": "title 2",
-        "mine": "unsent",
-        "new": "while away",
-    }
-    assert {(c.type, c.key[0], c.origin) for c in told} == {
-        ("delete", "k3", "snapshot"),
-        ("delete", "k4", "snapshot"),
-        ("insert", "new", "snapshot"),
-    }
-    assert (device.status().queued, device.status().pulls) == (2, 2)
-    assert device.sync()
-    assert device.status().queued == 0
-    assert titles(device)["k1"] == "unsent"
-    assert device.status().disagreeing == ()
-
-
-def test_in_another_history_rows_are_taken_anew_and_unsent_work_is_kept(
-    device: SyncedDb, remote: MemoryRemote, tmp_path: Path
-) -> None:
-    backup = copy.deepcopy(remote.server)
-    device.table("todo").update({"id": "k0", "title": "lost future"})
-    assert device.sync()
-    device.table("todo").update({"id": "k1", "title": "unsent"})
-    beyond = device.status().cursor
-    remote.server = backup
-    remote.server.policy_of = lambda _: backup.policy
-    remote.epoch = "epoch-2"
-    device.read()
-    assert titles(device)["k0"] == "title 0"
-    assert titles(device)["k1"] == "unsent"
-    assert device.status().cursor < beyond
-    assert device.execute("SELECT basis FROM _db_mutations_queue").fetchall() == [(device.status().cursor,)]
-    assert device.sync()
-    assert (device.status().queued, device.status().disagreeing) == (0, ())
-    assert backup.live()["todo", "k1"]["title"] == "unsent"
-
-
 def test_a_lost_answer_is_asked_for_again(device: SyncedDb, remote: MemoryRemote) -> None:
     first = device.table("todo").update({"id": "k0", "title": "before"})
     assert device.sync()
@@ -383,45 +308,6 @@ def test_a_dead_letter_says_where_what_it_showed_could_not_be_taken_back(
     device.read()
     assert "k0" not in titles(device)
     assert not device.dead_letters()[0].still_shown
-
-
-def token(subject: str) -> str:
-    claims = base64.urlsafe_b64encode(json.dumps({"sub": subject}).encode()).rstrip(b"=").decode()
-    return f"head.{claims}.signature"
-
-
-def test_the_file_belongs_to_its_principal_until_it_is_cleared(tmp_path: Path, remote: MemoryRemote) -> None:
-    remote._token = token("alice")
-    device = SyncedDb(tmp_path / "d.db", remote, "d", "n")
-    device.start(background=False)
-    device.table("todo").update({"id": "k0", "title": "alice's secret"})
-    node = device.status().node_id
-    device.stop()
-    remote._token = token("bob")
-    with pytest.raises(WrongPrincipal, match="alice"):
-        device.start(background=False)
-    # Neither is anything of alice's shown, nor anything of bob's queued among what is hers.
-    with pytest.raises(WrongPrincipal, match="alice"):
-        device.table("todo").update({"id": "k0", "title": "bob's"})
-    with pytest.raises(WrongPrincipal, match="alice"):
-        device.execute("SELECT title FROM todo")
-    assert device.status().queued == 1
-    remote._token = token("alice")
-    device.start(background=False)
-    assert device.execute("SELECT title FROM todo WHERE id = 'k0'").fetchone() == ("alice's secret",)
-    device.stop()
-    remote._token = token("bob")
-    with pytest.raises(WrongPrincipal, match="alice"):
-        device.start(background=False)
-    device.clear()
-    for file in tmp_path.iterdir():
-        assert b"secret" not in file.read_bytes()
-    device.start(background=False)
-    assert device.status().node_id != node
-    assert device.status().queued == 0
-    assert device.sync()
-    assert remote.server.log == []
-    device.close()
 
 
 def test_a_file_of_another_database_is_refused(tmp_path: Path, device: SyncedDb, remote: MemoryRemote) -> None:

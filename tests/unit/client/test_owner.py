@@ -1,0 +1,54 @@
+"""Whose a device's file is."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+
+from anabranch.client import (
+    SyncedDb,
+    WrongPrincipal,
+)
+from anabranch.testkit.memory_remote import MemoryRemote
+
+
+def token(subject: str) -> str:
+    claims = base64.urlsafe_b64encode(json.dumps({"sub": subject}).encode()).rstrip(b"=").decode()
+    return f"head.{claims}.signature"
+
+
+def test_the_file_belongs_to_its_principal_until_it_is_cleared(tmp_path: Path, remote: MemoryRemote) -> None:
+    remote._token = token("alice")
+    device = SyncedDb(tmp_path / "d.db", remote, "d", "n")
+    device.start(background=False)
+    device.table("todo").update({"id": "k0", "title": "alice's secret"})
+    node = device.status().node_id
+    device.stop()
+    remote._token = token("bob")
+    with pytest.raises(WrongPrincipal, match="alice"):
+        device.start(background=False)
+    # Neither is anything of alice's shown, nor anything of bob's queued among what is hers.
+    with pytest.raises(WrongPrincipal, match="alice"):
+        device.table("todo").update({"id": "k0", "title": "bob's"})
+    with pytest.raises(WrongPrincipal, match="alice"):
+        device.execute("SELECT title FROM todo")
+    assert device.status().queued == 1
+    remote._token = token("alice")
+    device.start(background=False)
+    assert device.execute("SELECT title FROM todo WHERE id = 'k0'").fetchone() == ("alice's secret",)
+    device.stop()
+    remote._token = token("bob")
+    with pytest.raises(WrongPrincipal, match="alice"):
+        device.start(background=False)
+    device.clear()
+    for file in tmp_path.iterdir():
+        assert b"secret" not in file.read_bytes()
+    device.start(background=False)
+    assert device.status().node_id != node
+    assert device.status().queued == 0
+    assert device.sync()
+    assert remote.server.log == []
+    device.close()
