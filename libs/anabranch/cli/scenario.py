@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +10,7 @@ from typing import Annotated
 import typer
 
 from anabranch.scenario.run import Result, as_report, run_all
+from anabranch.testkit.own_folder import own_folder
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -37,9 +37,9 @@ def run(
         if not result.ok:
             typer.echo(f"      {result.detail}")
 
-    with tempfile.TemporaryDirectory(prefix="anabranch-scenario-") as folder:
+    with own_folder("scenario") as folder:
         try:
-            results = run_all(paths, Path(folder), say, node)
+            results = run_all(paths, folder, say, node)
         except FileNotFoundError as error:
             raise typer.BadParameter(str(error), param_hint="PATH") from None
     if report is not None:

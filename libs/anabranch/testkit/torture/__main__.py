@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import secrets
 import sys
-import tempfile
 from pathlib import Path
 
+from anabranch.testkit.own_folder import own_folder
 from anabranch.testkit.torture.run import torture
 
 
@@ -22,8 +22,8 @@ def main() -> int:
     )
     options = parser.parse_args()
     seed = secrets.randbelow(1_000_000) if options.seed is None else options.seed
-    with tempfile.TemporaryDirectory(prefix="anabranch-torture-") as temporary:
-        folder = options.folder or Path(temporary)
+    with own_folder("torture") as temporary:
+        folder = options.folder or temporary
         folder.mkdir(parents=True, exist_ok=True)
         try:
             report = torture(

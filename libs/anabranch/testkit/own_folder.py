@@ -1,0 +1,46 @@
+"""A folder in the temporary directory that goes when its run does, at the latest when the next one of its kind starts.
+
+A run that is killed removes nothing. So each holds a lock in its folder for as long as its process lives, and each that
+starts removes the folders of its kind whose lock nobody holds. What has no lock is not ours, or has none yet.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+LOCK = "run.lock"
+
+
+@contextmanager
+def own_folder(kind: str) -> Iterator[Path]:
+    """A new folder ``anabranch-KIND-…`` for the block. Raises OSError where what a killed run left can't be removed."""
+    prefix = f"anabranch-{kind}-"
+    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        # Another run that starts may be quicker.
+        with suppress(FileNotFoundError):
+            _remove_where_left(left)
+    with tempfile.TemporaryDirectory(prefix=prefix) as name:
+        folder = Path(name)
+        fresh = folder / f"{LOCK}.new"
+        with fresh.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            # Nobody sees it before it is held.
+            fresh.rename(folder / LOCK)
+            yield folder
+
+
+def _remove_where_left(folder: Path) -> None:
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid() or not (folder / LOCK).is_file():
+        return
+    with (folder / LOCK).open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        shutil.rmtree(folder)
