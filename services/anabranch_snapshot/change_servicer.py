@@ -77,7 +77,7 @@ class ChangeServicer:
         if len(request.seen) > MOST_SEEN:
             raise Failure(errors_pb2.REASON_INVALID_REQUEST, f"seen has more than {MOST_SEEN} positions")
         database = await snapshot.databases.read(request.db_name)
-        await snapshot.nodes.admit(database, principal.subject, request.node_state, 0)
+        await snapshot.nodes.admit(database, principal.subject, request.node_state)
         # In this order: were the server restored in between, what is common is what the later one has.
         sums = await snapshot.log.sums(database)
         common = await snapshot.log.find_common(database, request.seen)

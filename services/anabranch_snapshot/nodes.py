@@ -20,7 +20,7 @@ from anabranch.runtime.errors import Failure
 from anabranch.store.availability import is_unavailable
 from anabranch.store.catalog import Database
 from anabranch.store.engine import AsyncPool
-from anabranch.store.node_reports import NodeKey, NodeOwner, NodeReport, find_nodes, write_reports
+from anabranch.store.node_reports import NOTHING, NodeKey, NodeOwner, NodeReport, find_nodes, write_reports
 from anabranch.v1 import batch_pb2, errors_pb2, position_pb2
 from anabranch_snapshot.disagreements import Disagreements
 
@@ -45,9 +45,12 @@ class Nodes:
         self._reports: dict[NodeKey, NodeReport] = {}
         self._disagreements = Disagreements()
 
-    async def admit(self, database: Database, principal: str, state: position_pb2.NodeState, head: int) -> None:
-        """Let a node read, and note what it says; it can't have acknowledged more than ``head``. A reader that is no
-        node (an empty id) leaves no trace.
+    async def admit(
+        self, database: Database, principal: str, state: position_pb2.NodeState, head: int | None = None
+    ) -> None:
+        """Let a node read, and note what it says; it can't have acknowledged more than ``head``. Without a head it asks
+        for nothing of the log, and holds none of it that it did not hold before. A reader that is no node (an empty id)
+        leaves no trace.
 
         Raises:
             Failure: INVALID_REQUEST, naming the field; WRONG_PRINCIPAL.
@@ -73,7 +76,7 @@ class Nodes:
         if owner is not None and owner.principal != principal:
             raise Failure(errors_pb2.REASON_WRONG_PRINCIPAL, "this node belongs to another principal")
         self._disagreements.hear(database, state)
-        self.note(database, principal, node, min(state.acknowledged, head))
+        self.note(database, principal, node, NOTHING if head is None else min(state.acknowledged, head))
 
     def note(
         self, database: Database, principal: str, node: batch_pb2.Node, acknowledged: int, *, pulled: bool = False

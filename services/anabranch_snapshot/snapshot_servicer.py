@@ -133,7 +133,7 @@ class SnapshotServicer:
         principal = require_database(db_name)
         database = await snapshot.databases.read(db_name)
         await snapshot.log.check_seen(database, state.greatest_seen)
-        await snapshot.nodes.admit(database, principal.subject, state, 0)
+        await snapshot.nodes.admit(database, principal.subject, state)
         return database
 
 

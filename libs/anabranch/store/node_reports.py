@@ -15,6 +15,11 @@ NodeKey = tuple[int, str]
 """Database id and node id."""
 
 
+NOTHING = -1
+"""Acknowledged by a node that asked for nothing of the log: it is seen where it is known, and else not stored, since
+its row would hold the whole log for a node that may never read it."""
+
+
 class NodeOwner(NamedTuple):
     """Whose a node is, and what people call it."""
 
@@ -23,8 +28,8 @@ class NodeOwner(NamedTuple):
 
 
 class NodeReport(NamedTuple):
-    """What one node said. ``acknowledged`` is a position in milliseconds; ``pulled``: a pull has put it there, and the
-    node will follow the log from it."""
+    """What one node said. ``acknowledged`` is a position in milliseconds, or NOTHING; ``pulled``: a pull has put it
+    there, and the node will follow the log from it."""
 
     database_id: int
     node_id: str
@@ -54,6 +59,8 @@ from unnest(%(databases)s::int[], %(nodes)s::text[], %(names)s::text[], %(princi
             %(seen)s::bigint[], %(acknowledged)s::bigint[], %(pulled)s::bool[])
     r(database_id, node_id, name, principal, epoch, seen_ms, acknowledged, pulled)
 where exists (select from anabranch.databases d where d.id = r.database_id)
+  and (r.acknowledged >= 0
+       or exists (select from anabranch.nodes k where k.database_id = r.database_id and k.node_id = r.node_id))
 order by r.database_id, r.node_id
 on conflict (database_id, node_id) do update
 set last_seen_ms = greatest(n.last_seen_ms, excluded.last_seen_ms),

@@ -323,6 +323,33 @@ def test_what_a_node_acknowledged_is_kept_and_never_beyond_the_head(
         wait_for(lambda kept=kept: place.conn.execute(query, (reader.node.id,)).fetchone() == (kept, b""))
 
 
+def test_a_node_that_asks_for_nothing_of_the_log_holds_none_of_it(
+    place: Any, writer: LogWriter, reader: Reader
+) -> None:
+    """It asked what there is, and may never come again; one that is known is seen all the same."""
+    head = writer.insert("item", rows(1))
+    query = "select acknowledged, last_seen_ms > 1 from anabranch.nodes where node_id = %s"
+
+    def stored(node: Reader) -> tuple[int, bool] | None:
+        found: tuple[int, bool] | None = place.conn.execute(query, (node.node.id,)).fetchone()
+        return found
+
+    asking, known = place.make_reader(), place.make_reader()
+    known.acknowledged = head
+    known.get()
+    wait_for(lambda: stored(known) == (head, True))
+    place.conn.execute("update anabranch.nodes set last_seen_ms = 1 where node_id = %s", (known.node.id,))
+    known.acknowledged = 0
+    asking.describe()
+    asking.find_common([])
+    # Reports of one process are stored together, so that the later one tells of the earlier ones.
+    known.describe()
+    wait_for(lambda: stored(known) == (head, True))
+    assert stored(asking) is None
+    asking.get()
+    wait_for(lambda: stored(asking) == (0, True))
+
+
 def epoch_of(place: Any) -> str:
     (epoch,) = place.conn.execute("select epoch from anabranch.databases where name = %s", (place.name,)).fetchone()
     return str(epoch)
