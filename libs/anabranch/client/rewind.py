@@ -22,6 +22,7 @@ from anabranch.client.pendings import Pendings
 from anabranch.client.rebase import write_bases
 from anabranch.client.remote import RemoteDb
 from anabranch.client.sets import change_in
+from anabranch.merge.retention import LEAST_KEPT_DAYS
 from anabranch.v1 import change_pb2, errors_pb2, position_pb2, resolver_pb2, snapshot_pb2, verdict_pb2
 
 RECOVERING = 2
@@ -68,7 +69,8 @@ def _find(file: DeviceFile, remote: RemoteDb) -> _Loss:
     common_ms = seen.last_common(seen.positions(conn), ask)
     policy = snapshot_pb2.DatabasePolicy.FromString(current.policy)
     # Verdicts are forgotten after a time: of an older batch the server's silence says nothing.
-    oldest_ms = server.server_time_ms - (policy.retention_days or 30) * 24 * _HOUR_MS + _HOUR_MS
+    kept_days = max(LEAST_KEPT_DAYS, policy.retention_days)
+    oldest_ms = server.server_time_ms - kept_days * 24 * _HOUR_MS + _HOUR_MS
     candidates = queue.confirmed_after(conn, max(common_ms, oldest_ms))
     known: set[str] = set()
     for start in range(0, len(candidates), _VERDICTS_ASKED):

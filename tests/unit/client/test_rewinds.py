@@ -202,6 +202,23 @@ def test_what_a_verdict_tells_during_a_pull_is_still_known_after_it(
     assert titles(device)["k0"] == "title 0"
 
 
+def test_work_that_was_confirmed_before_the_log_goes_back_to_is_asked_for_as_long_as_verdicts_are_kept(
+    device: SyncedDb, remote: MemoryRemote, backup: Callable[[], Callable[[], None]]
+) -> None:
+    """A log of seven days, verdicts of thirty, and a backup that is ten days old."""
+    restore = backup()
+    lost = device.table("todo").update({"id": "k0", "title": "lost"})
+    assert device.sync()
+    with device._file.transaction() as tx:
+        policy = snapshot_pb2.DatabasePolicy(retention_days=7, max_absence_days=30)
+        tx.set(policy=policy.SerializeToString())
+    later = remote.now_ms() + 10 * 24 * HOUR_MS
+    remote.now_ms = lambda: later
+    restore()
+    assert device.sync()
+    assert dead(device) == [(lost, "REWOUND")]
+
+
 @pytest.mark.parametrize("done", [False, True])
 def test_a_first_pull_that_was_cut_does_not_go_on_in_another_history(
     tmp_path: Path, remote: MemoryRemote, backup: Callable[[], Callable[[], None]], done: bool
