@@ -39,6 +39,8 @@ SETTINGS: Mapping[str, str] = {
     # Rows travel to Python and back in record batches of this many rows and bytes at the most.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(8 * 1024 * 1024),
+    # Arrow's own pools ask for huge pages, which on virtual machines are slow to come.
+    "spark.executorEnv.ARROW_DEFAULT_MEMORY_POOL": "system",
     "spark.python.daemon.module": "anabranch_compactor.daemon",
     # A task that is tried again, or twice, must not overwrite what another has committed.
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "1",
