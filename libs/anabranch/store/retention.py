@@ -18,7 +18,7 @@ import psycopg
 from anabranch.columnar.proof import Sum
 from anabranch.merge.retention import Facts, Slowest, absent_before_ms
 from anabranch.store.channels import JANITOR_LOCK_CLASS
-from anabranch.store.compactions import HEAD, LAST, Published, read_log_sums
+from anabranch.store.compactions import HEAD, LAST, Published, read_conflict_sums, read_log_sums
 from anabranch.store.engine import Session, SessionOptions, connect
 from anabranch.store.policy import DatabasePolicy, database_policy
 
@@ -163,6 +163,16 @@ def log_sum(conn: Session, kept: Kept, after: int, upto: int) -> Sum:
         conn.execute(MORE_TIME, {"ms": str(READ_TIMEOUT_MS)})
         for one in read_log_sums(conn, kept.id, after, upto).values():
             total += one.effects
+    return total
+
+
+def conflict_sum(conn: Session, kept: Kept, after: int, upto: int) -> Sum:
+    """Number of the values that lost in (``after``, ``upto``] and the sum of their hashes, of all tables together."""
+    total = Sum()
+    with conn.transaction():
+        conn.execute(MORE_TIME, {"ms": str(READ_TIMEOUT_MS)})
+        for one in read_conflict_sums(conn, kept.id, after, upto).values():
+            total += one
     return total
 
 

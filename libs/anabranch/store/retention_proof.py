@@ -1,4 +1,5 @@
-"""Proof, once more, right before the log is cut: what is to go is added up in Postgres and in the files.
+"""Proof, once more, right before the log is cut: what is to go is added up in Postgres and in the files, changes and
+the values that lost alike.
 
 The compactor proved each stretch when it published it. Since then files may have been lost, changed or put together
 anew; so the janitor looks at both sides again, and cuts nothing that does not add up.
@@ -8,10 +9,12 @@ from __future__ import annotations
 
 from anabranch.columnar.evidence import Evidence, EvidenceError
 from anabranch.columnar.manifest import ManifestError, from_json
+from anabranch.columnar.proof import Sum
 from anabranch.store.compactions import Published
+from anabranch.store.conflict_proof import conflicts_sum
 from anabranch.store.engine import Session
 from anabranch.store.file_codecs import file_codecs
-from anabranch.store.retention import Kept, log_sum
+from anabranch.store.retention import Kept, conflict_sum, log_sum
 
 
 class Proof:
@@ -24,8 +27,9 @@ class Proof:
     def __init__(self, published: Published) -> None:
         try:
             manifest = from_json(published.manifest)
-        except ManifestError as error:
-            raise EvidenceError(f"run {published.run_id}: {error}") from error
+        except (ManifestError, KeyError, TypeError, ValueError) as error:
+            raise EvidenceError(f"run {published.run_id}: what it published can't be read: {error!r}") from error
+        self._root, self._manifest = published.root, manifest
         self._evidence = Evidence(published.root, manifest, file_codecs)
         self._evidence.require_manifest()
 
@@ -34,17 +38,22 @@ class Proof:
         self._evidence.require_files(after, upto)
 
     def require(self, conn: Session, kept: Kept, after: int, upto: int) -> None:
-        """The log of (``after``, ``upto``] and the files' rows of it are equal, by number and sum.
+        """The log and the conflicts of (``after``, ``upto``] and the files' rows of it are equal, by number and sum.
 
         Raises:
             EvidenceError: they are not.
             psycopg.Error: the log can't be added up, or not in time.
         """
         self._evidence.require_files(after, upto)
-        wanted = log_sum(conn, kept, after, upto)
-        found = self._evidence.changes_sum(after, upto)
-        if found != wanted:
-            raise EvidenceError(
-                f"of ({after}, {upto}] the files have {found.count} changes with the sum {found.total:032x}, "
-                f"the log has {wanted.count} with {wanted.total:032x}"
-            )
+        stretch = f"of ({after}, {upto}]"
+        _require(stretch, "changes", self._evidence.changes_sum(after, upto), "log", log_sum(conn, kept, after, upto))
+        lost = conflicts_sum(self._root, self._manifest, after, upto)
+        _require(stretch, "values that lost", lost, "database", conflict_sum(conn, kept, after, upto))
+
+
+def _require(stretch: str, what: str, found: Sum, where: str, wanted: Sum) -> None:
+    if found != wanted:
+        raise EvidenceError(
+            f"{stretch} the files have {found.count} {what} with the sum {found.total:032x}, "
+            f"the {where} has {wanted.count} with {wanted.total:032x}"
+        )
