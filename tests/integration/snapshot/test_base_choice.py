@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.integration.snapshot.test_pull import Pulled, rows
+from tests.integration.snapshot.pulled import Pulled, rows
 from tests.integration.snapshot.test_pull_base import SETTINGS, allow, from_postgres
 
 from anabranch.testkit.base_writer import BaseWriter

@@ -1,17 +1,15 @@
-"""Whole tables of one moment: resumed where they broke, in constant memory, and never kept open for nobody."""
+"""Whole tables of one moment: resumed where they broke, and in constant memory."""
 
 from __future__ import annotations
 
-import itertools
 import threading
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import psutil
 import pyarrow as pa
 import pytest
+from tests.integration.snapshot.pulled import MIB, Pulled, apply, pull_and_cut, rows
 from ulid import ULID
 
 from anabranch.columnar.arrow_types import arrow_schema
@@ -22,14 +20,10 @@ from anabranch.store.registration import add_table
 from anabranch.testkit.ingest_rig import Failed, failed
 from anabranch.testkit.log_writer import LogWriter
 from anabranch.testkit.snapshot_reader import Reader, whole_groups
-from anabranch.testkit.snapshot_rig import SnapshotRig
-from anabranch.v1 import change_pb2, snapshot_pb2
+from anabranch.testkit.waiting import until
+from anabranch.v1 import change_pb2
 
-MIB = 1024 * 1024
 STALL_MS = 3_000
-OPEN = """select count(*) from pg_stat_activity
-          where application_name = 'anabranch-snapshot-pull' and datname = current_database()
-            and xact_start is not null"""
 
 
 @pytest.fixture(scope="module")
@@ -39,41 +33,6 @@ def rig_environment() -> dict[str, str]:
         "ANABRANCH_PULL_BATCH_BYTES": str(64 * 1024),
         "ANABRANCH_PULL_LOCK_TIMEOUT_MS": "5000",
     }
-
-
-def rows(count: int, size: int = 20) -> list[tuple[Any, ...]]:
-    return [(str(ULID()), f"title {i}", i, bytes([i % 256]) * size) for i in range(count)]
-
-
-class Pulled:
-    """What a pull brought: rows by table, its chunks' tables and parts in order, and the last response."""
-
-    def __init__(self) -> None:
-        self.rows: dict[str, list[tuple[Any, ...]]] = {}
-        self.responses: list[snapshot_pb2.PullResponse] = []
-        self._ipc = b""
-
-    def take(self, response: snapshot_pb2.PullResponse) -> None:
-        self._ipc += response.arrow_ipc
-        if response.arrow_ipc_incomplete:
-            return
-        found = self.rows.setdefault(response.table, [])
-        if self._ipc:
-            columns = [column.to_pylist() for column in from_ipc(self._ipc).columns]
-            found.extend(zip(*columns, strict=True))
-        self._ipc = b""
-        response.arrow_ipc = b""
-        self.responses.append(response)
-
-    def all(self, stream: Any) -> Pulled:
-        for response in stream:
-            assert response.ByteSize() < 4 * MIB
-            self.take(response)
-        return self
-
-    @property
-    def done(self) -> dict[str, snapshot_pb2.PullResponse]:
-        return {response.table: response for response in self.responses if response.done}
 
 
 def test_all_tables_of_one_moment_in_the_order_of_their_foreign_keys(place: Any, writer: LogWriter) -> None:
@@ -155,32 +114,6 @@ def test_rows_committed_while_it_runs_are_not_in_it_and_follow_in_the_log(place:
         for group in whole_groups(place.make_reader().pages(as_of)):
             apply(mine, group)
         assert mine == server
-
-
-def apply(held: dict[str, Any], group: change_pb2.LoggedGroup) -> None:
-    for batch in group.batches:
-        for data in batch.effects:
-            effect = change_pb2.Effect.FromString(data)
-            key = effect.values[0].string_value
-            if effect.type == change_pb2.EFFECT_TYPE_DELETE:
-                del held[key]
-                continue
-            row = list(held.get(key, (None,) * 4))
-            for name, value in zip(effect.columns, effect.values, strict=True):
-                row[("id", "title", "n", "data").index(name)] = getattr(value, str(value.WhichOneof("kind")))
-            held[key] = tuple(row)
-
-
-def pull_and_cut(reader: Reader, pulled: Pulled, resume: bytes) -> snapshot_pb2.PullResponse:
-    """Go on with a pull of ``item`` for two responses, and break it off; gives the last one."""
-    stream = reader.pull([("item", resume)])
-    response: snapshot_pb2.PullResponse
-    for response in itertools.islice(stream, 2):
-        pulled.take(response)
-        if response.done:
-            break
-    stream.cancel()
-    return response
 
 
 def test_l10_a_pull_that_is_cut_again_and_again_ends_complete_while_rows_change(place: Any, writer: LogWriter) -> None:
@@ -267,7 +200,7 @@ def test_o13_a_truncate_that_commits_meanwhile_does_not_read_as_an_empty_table(
         thread = threading.Thread(target=lambda: result.append(Pulled().all(reader.pull())))
         thread.start()
         waiting = "select count(*) from pg_locks where not granted and mode = 'AccessShareLock'"
-        wait_for(lambda: place.conn.execute(waiting).fetchone()[0] > 0)
+        until(lambda: place.conn.execute(waiting).fetchone()[0] > 0, 10)
         other.commit()
         thread.join(20)
     assert result[0].rows["item"] == [("a", "after", 1, None)]
@@ -284,80 +217,6 @@ def test_o13_a_truncate_of_a_table_that_is_yet_to_be_read_waits(place: Any, writ
         with pytest.raises(Exception, match="lock timeout"):
             other.execute(f"truncate {place.schema}.later".encode())
     stream.cancel()
-
-
-@pytest.fixture(scope="module")
-def narrow(module_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SnapshotRig]:
-    """A process with little patience and room for one pull."""
-    environment = {
-        "ANABRANCH_PULL_SESSIONS": "1",
-        "ANABRANCH_PULL_WAITING": "1",
-        "ANABRANCH_PULL_LOCK_TIMEOUT_MS": "100",
-    }
-    with SnapshotRig(module_url, tmp_path_factory.mktemp("narrow"), environment=environment) as one:
-        yield one
-
-
-def test_a_lock_that_is_not_to_be_had_is_told_as_unavailable(
-    narrow: SnapshotRig, place: Any, writer: LogWriter
-) -> None:
-    reader = narrow.reader(place.name)
-    with connect(place.rig.url, application_name="test") as other:
-        other.execute(f"lock table {place.schema}.item in access exclusive mode".encode())
-        with pytest.raises(grpc.RpcError) as caught:
-            next(reader.pull())
-        assert failed(caught.value).reason == "UNAVAILABLE"
-    assert Pulled().all(reader.pull()).done["item"].rows_done == 0
-    reader.close()
-
-
-def test_l06_a_stalled_client_does_not_hold_its_transaction_and_can_go_on(
-    place: Any, writer: LogWriter, reader: Reader
-) -> None:
-    made = sorted(rows(400, 50_000))
-    writer.insert("item", made)
-    pulled = Pulled()
-    stream = reader.pull(timeout_s=None)
-    pulled.take(next(stream))
-    assert place.conn.execute(OPEN).fetchone() == (1,)
-    started = time.monotonic()
-    wait_for(lambda: place.conn.execute(OPEN).fetchone() == (0,))
-    assert time.monotonic() - started < STALL_MS / 1000 + 3
-    with pytest.raises(grpc.RpcError) as caught:
-        pulled.all(stream)
-    assert failed(caught.value).reason == "UNAVAILABLE"
-    assert 0 < len(pulled.rows["item"]) < 400
-    pulled.all(reader.pull([("item", pulled.responses[-1].resume)]))
-    assert [row[:3] for row in pulled.rows["item"]] == [row[:3] for row in made]
-
-
-def test_sessions_that_postgres_ends_cost_a_resumption_and_nothing_else(
-    place: Any, writer: LogWriter, reader: Reader
-) -> None:
-    made = sorted(rows(400, 50_000))
-    writer.insert("item", made)
-    pulled = Pulled()
-    stream = reader.pull()
-    pulled.take(next(stream))
-    # The one that is kept for later pulls as well.
-    (ended,) = place.conn.execute(
-        """select count(pg_terminate_backend(pid)) from pg_stat_activity
-           where application_name = 'anabranch-snapshot-pull' and datname = current_database()"""
-    ).fetchone()
-    assert ended >= 2
-    with pytest.raises(grpc.RpcError) as caught:
-        pulled.all(stream)
-    assert failed(caught.value).reason == "UNAVAILABLE"
-    pulled.all(reader.pull([("item", pulled.responses[-1].resume)]))
-    assert [row[:3] for row in pulled.rows["item"]] == [row[:3] for row in made]
-
-
-def test_a_pull_whose_client_went_away_ends_at_once(place: Any, writer: LogWriter, reader: Reader) -> None:
-    writer.insert("item", rows(400, 50_000))
-    stream = reader.pull()
-    next(stream)
-    stream.cancel()
-    wait_for(lambda: place.conn.execute(OPEN).fetchone() == (0,), STALL_MS / 1000 * 0.8)
 
 
 def test_a_row_of_9_mb_passes_in_parts_through_a_default_channel(place: Any, writer: LogWriter, reader: Reader) -> None:
@@ -413,40 +272,8 @@ def test_tokens_and_tables_that_are_no_good_are_told(place: Any, writer: LogWrit
     assert caught.value.reason == "UNKNOWN_DATABASE"
 
 
-def test_while_a_pull_runs_the_log_is_kept_from_its_moment_on(place: Any, writer: LogWriter, reader: Reader) -> None:
-    head = writer.insert("item", rows(500, 20_000))
-    stream = reader.pull()
-    next(stream)
-    query = "select acknowledged from anabranch.nodes where node_id = %s"
-    wait_for(lambda: place.conn.execute(query, (reader.node.id,)).fetchone() == (head,))
-    stream.cancel()
-
-
-def test_only_so_many_read_at_once_and_only_so_many_wait(narrow: SnapshotRig, place: Any, writer: LogWriter) -> None:
-    writer.insert("item", rows(400, 50_000))
-    reader = narrow.reader(place.name)
-    first = reader.pull()
-    next(first)
-    second = reader.pull()
-    wait_for(lambda: narrow.metric("anabranch_pulls", state="waiting") == 1)
-    assert narrow.metric("anabranch_pulls", state="reading") == 1
-    with pytest.raises(grpc.RpcError) as caught:
-        next(reader.pull())
-    assert failed(caught.value).reason == "OVERLOADED"
-    first.cancel()
-    assert Pulled().all(second).done["item"].rows_done == 400
-    reader.close()
-
-
 def test_chunks_have_the_declared_schema(place: Any, writer: LogWriter, reader: Reader) -> None:
     writer.insert("item", rows(10))
     chunk = next(reader.pull())
     assert from_ipc(chunk.arrow_ipc).schema == arrow_schema(writer.table("item"))
     assert pa.ipc.open_stream(chunk.arrow_ipc).schema == arrow_schema(writer.table("item"))
-
-
-def wait_for(condition: Any, timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(0.01)

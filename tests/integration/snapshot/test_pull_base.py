@@ -11,7 +11,7 @@ import grpc
 import psutil
 import pytest
 from tests.integration.snapshot.conftest import PULL_SOURCES
-from tests.integration.snapshot.test_pull import MIB, Pulled, apply, pull_and_cut, rows, wait_for
+from tests.integration.snapshot.pulled import MIB, Pulled, apply, pull_and_cut, rows
 from tests.integration.snapshot.test_types import ODD_TABLE, make_every_type, pulled_cells, require_same
 from ulid import ULID
 
@@ -29,6 +29,7 @@ from anabranch.testkit.ingest_rig import Device, IngestRig, failed
 from anabranch.testkit.log_writer import LogWriter
 from anabranch.testkit.snapshot_reader import Reader, whole_groups
 from anabranch.testkit.snapshot_rig import SnapshotRig
+from anabranch.testkit.waiting import until
 from anabranch.v1 import errors_pb2
 from anabranch_snapshot.resume_tokens import BasePlace, Progress, from_token, to_token
 
@@ -283,7 +284,7 @@ def test_what_a_node_writes_during_its_first_pull_takes_nothing_from_the_pulls_h
 
         stream = reader.pull()
         first = next(stream)
-        wait_for(lambda: acknowledged() == as_of)
+        until(lambda: acknowledged() == as_of, 10)
         stream.cancel()
         head = writer.insert("item", rows(1))
         # Nobody decides here: it is answered that they wait. The first call has no token yet, the second has one.

@@ -10,14 +10,15 @@ from typing import Any
 
 import grpc
 import pytest
+from tests.integration.snapshot.pulled import Pulled, rows
 from tests.integration.snapshot.test_compare import Comparison
-from tests.integration.snapshot.test_pull import Pulled, rows, wait_for
 
 from anabranch.store.engine import connect
 from anabranch.testkit.base_writer import BaseWriter
 from anabranch.testkit.ingest_rig import Failed, failed
 from anabranch.testkit.log_writer import LogWriter
 from anabranch.testkit.snapshot_reader import Reader
+from anabranch.testkit.waiting import until
 
 ADMITTING = """select count(*) from pg_stat_activity
                where wait_event_type = 'Lock' and query like '%q(database_id, node_id)%'
@@ -61,7 +62,7 @@ def held_at_its_node(place: Any) -> Iterator[Callable[[], None]]:
     waits for that."""
     with connect(place.rig.url, application_name="test") as other:
         other.execute(b"lock table anabranch.nodes in access exclusive mode")
-        yield lambda: wait_for(lambda: place.conn.execute(ADMITTING).fetchone() == (1,))
+        yield lambda: until(lambda: place.conn.execute(ADMITTING).fetchone() == (1,), 10)
 
 
 @contextmanager
@@ -85,7 +86,7 @@ def test_a_call_that_waited_for_its_turn_gives_no_row_of_a_history_that_lost_wha
     with turn_taken(place, writer):
         comparison = Comparison(reader, "item") if call == "compare" else None
         stream = reader.pull() if comparison is None else comparison.call
-        wait_for(lambda: place.rig.metric("anabranch_pulls", state="waiting") == 1)
+        until(lambda: place.rig.metric("anabranch_pulls", state="waiting") == 1, 10)
         restored(place, seen)
     try:
         assert reason(stream) == "HISTORY_REWOUND"
@@ -102,7 +103,7 @@ def test_a_node_whose_position_the_moment_has_is_served_after_it_waited(
     reader.seen = reader.get().state.settled
     with turn_taken(place, writer):
         stream = reader.pull()
-        wait_for(lambda: place.rig.metric("anabranch_pulls", state="waiting") == 1)
+        until(lambda: place.rig.metric("anabranch_pulls", state="waiting") == 1, 10)
         restored(place, writer.insert("item", rows(1)))
     assert Pulled().all(stream).done["item"].rows_done == 204
 
