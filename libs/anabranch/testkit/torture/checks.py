@@ -16,31 +16,26 @@ from typing import Any
 
 from ulid import ULID
 
-from anabranch.client import RemoteDb
 from anabranch.merge import SERVER_NODE
 from anabranch.schema import Cell
 from anabranch.store.catalog import Database
 from anabranch.store.engine import Session
 from anabranch.store.sums import scan_sum
 from anabranch.testkit import oracle
+from anabranch.testkit.remote import remote_of
 from anabranch.testkit.stack import Stack
 from anabranch.testkit.torture import tables
 from anabranch.testkit.torture.functions import FUNCTIONS
 from anabranch.testkit.torture.judge import Judge
 from anabranch.testkit.torture.processes import Node
 from anabranch.testkit.torture.proxy import Proxy
-from anabranch.testkit.torture.registers import Logged, Lost, Sent, ServerBatch, Step
+from anabranch.testkit.torture.registers import KINDS, Logged, Lost, Sent, ServerBatch, Step
 from anabranch.v1 import batch_pb2, change_pb2, ingest_pb2, position_pb2, value_pb2, verdict_pb2
 from anabranch.wire.values import column_reader
 
 DRAIN_S = 120.0
 RESEND_AT_ONCE = 200
 _TRANSACTION = re.compile(r"transaction (\d+)$")
-_KINDS = {
-    change_pb2.EFFECT_TYPE_INSERT: "insert",
-    change_pb2.EFFECT_TYPE_UPDATE: "update",
-    change_pb2.EFFECT_TYPE_DELETE: "delete",
-}
 Check = Callable[[], tuple[str, Mapping[str, int]]]
 
 
@@ -115,9 +110,8 @@ def recorded_by(node: Node, dead: object) -> oracle.Recorded:
 def resend(stack: Stack, keys: Sequence[str], recorded: Sequence[oracle.Recorded]) -> dict[str, bytes]:
     """Every batch again, the bytes as made, by its principal, as a node of its own: the verdicts."""
     answers: dict[str, bytes] = {}
-    a = stack.addresses
     for key, device in zip(keys, recorded, strict=True):
-        remote = RemoteDb(ingest=a["ingest"], snapshot=a["snapshot"], resolver=a["conflict-resolver"], token=key)
+        remote = remote_of(stack.addresses, key)
         node = position_pb2.NodeState(node=batch_pb2.Node(id=str(ULID()), name="again"))
         token = b""
         made = list(device.made.values())
@@ -296,7 +290,7 @@ def _server_batches(server: oracle.Server, ids: Sequence[str]) -> dict[int, list
                 for name, value in zip(effect.columns, effect.values, strict=True)
                 if value.WhichOneof("kind") is not None and name not in passed
             }
-            changes[entry.batch_id].append(Logged((entry.table, entry.key), _KINDS[effect.type], cells))
+            changes[entry.batch_id].append(Logged((entry.table, entry.key), KINDS[effect.type], cells))
     found: dict[int, list[ServerBatch]] = {}
     for batch_id in sorted(ids):
         verdict = verdict_pb2.Verdict.FromString(server.verdicts[batch_id])

@@ -17,15 +17,11 @@ from anabranch.store.engine import Session
 from anabranch.store.file_codecs import file_codecs
 from anabranch.testkit import oracle
 from anabranch.testkit.torture.lake import KEPT
+from anabranch.testkit.torture.registers import KINDS
 from anabranch.v1 import change_pb2
 from anabranch.wire.values import column_reader
 
-_KINDS: Mapping[int, str] = {
-    change_pb2.EFFECT_TYPE_INSERT: "insert",
-    change_pb2.EFFECT_TYPE_UPDATE: "update",
-    change_pb2.EFFECT_TYPE_DELETE: "delete",
-    change_pb2.EFFECT_TYPE_NONE: "none",
-}
+_KINDS = {**KINDS, change_pb2.EFFECT_TYPE_NONE: "none"}
 _UNCUT = f"""
 select (select count(*) from {KEPT}.log where position > %(floor)s),
        (select count(*) from anabranch.log where position > %(floor)s),

@@ -7,10 +7,17 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from anabranch.schema import Cell
+from anabranch.v1 import change_pb2
 
 Order = tuple[int, str]
 At = tuple[str, str]
 Row = Mapping[str, Cell]
+KINDS: Mapping[int, str] = {
+    change_pb2.EFFECT_TYPE_INSERT: "insert",
+    change_pb2.EFFECT_TYPE_UPDATE: "update",
+    change_pb2.EFFECT_TYPE_DELETE: "delete",
+}
+"""Effects that change a row."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +41,8 @@ class Sent(NamedTuple):
 
 
 class Logged(NamedTuple):
-    """A change of a batch of the server as the log has it: ``kind`` is insert, update or delete, ``cells`` the row of
-    an insert, the changed columns of an update."""
+    """A change of a batch of the server as the log has it: ``kind`` is one of ``KINDS``, ``cells`` the row of an
+    insert, the changed columns of an update."""
 
     at: At
     kind: str
