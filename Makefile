@@ -16,7 +16,7 @@ LOCK = $(VENV)/uv pip compile --quiet --universal --python-version 3.11 --genera
 	--no-emit-index-url --no-emit-find-links $(LOCK_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-postgres torture check protos protos-check stubs stubs-test chart helm cluster-tools cluster-test images images-test lock clean
+.PHONY: help setup demo test test-postgres torture check protos protos-check stubs stubs-test chart classes helm cluster-tools cluster-test images images-test lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,7 +27,7 @@ setup: ## make .venv current with everything locked by hash; does nothing when i
 demo: setup ## gate tablets, a real day's departures, one Postgres, Parquet; ends in a summary
 	@$(VENV)/anabranch demo $(DEMO_FLAGS)
 
-test: setup helm ## every test; ends with a list of what was not run and why
+test: setup helm classes ## every test; ends with a list of what was not run and why
 	@$(VENV)/python -m pytest $(PYTEST_FLAGS) tests
 
 test-postgres: setup ## what depends on Postgres's version, on the embedded 16; other servers: ANABRANCH_POSTGRES_URL
@@ -60,6 +60,9 @@ stubs-test: stubs ## a program in each language, on its stubs, against real serv
 
 chart: setup ## write the parts of helm/anabranch that are made from something else
 	@$(VENV)/python tools/chart.py generate
+
+classes: setup # so that Spark, which many tests start, starts in half the time
+	@$(VENV)/python -m anabranch_compactor.class_archive
 
 helm: setup # quick to build, so that the chart is tested wherever there is Go
 	@$(VENV)/python tools/cluster_tools.py build helm

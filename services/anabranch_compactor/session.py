@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from anabranch_compactor import class_archive
 from anabranch_compactor.java import find_java, java_home
 
 if TYPE_CHECKING:
@@ -72,8 +73,11 @@ def spark_session(master: str | None, *, driver_memory_mib: int = 1024) -> Itera
     with tempfile.TemporaryDirectory(prefix="anabranch-spark-") as name:
         folder = Path(name)
         local = master is None or master.startswith("local")
+        options = ""
         if not submitted():
-            os.environ["JAVA_HOME"] = str(java_home(find_java(), folder / "java"))
+            java = find_java()
+            os.environ["JAVA_HOME"] = str(java_home(java, folder / "java"))
+            options = class_archive.java_options(java.version)
             if local:
                 # Its workers are of this installation, and nothing of it listens beyond this machine.
                 os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -85,7 +89,7 @@ def spark_session(master: str | None, *, driver_memory_mib: int = 1024) -> Itera
             settings["spark.driver.host"] = settings["spark.driver.bindAddress"] = _LOOPBACK
             settings["spark.local.dir"] = str(folder / "scratch")
             # Minutes are too short for the optimizing compiler: it takes more time than it saves.
-            settings["spark.driver.extraJavaOptions"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+            settings["spark.driver.extraJavaOptions"] = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {options}"
         settings["spark.driver.memory"] = f"{driver_memory_mib}m"
         # Spark speaks of its pandas functions, of which nothing here makes use.
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from anabranch_compactor import class_archive
 from anabranch_compactor.java import Java, JavaError, find_java, java_home, packaged_home
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -25,10 +26,10 @@ with spark_session("local[1]") as spark:
 """
 
 
-def run(java: str) -> str:
-    """What the program prints where JAVA_HOME is ``java``."""
+def run(java: str, before: str = "") -> str:
+    """What the program, with something ``before`` it, prints where JAVA_HOME is ``java``."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", before + PROGRAM],
         env={**os.environ, "JAVA_HOME": java},
         capture_output=True,
         text=True,
@@ -51,6 +52,33 @@ def test_the_machines_java_runs_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     java = find_java()
     assert f"rows [0, 1, 2, 3, 4] {java.version}" in run(str(java.home))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("packaged", [False, True])
+def test_an_archive_of_classes_is_made_and_used_and_one_that_is_none_is_left_aside(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, packaged: bool
+) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    if packaged:
+        monkeypatch.setenv("JAVA_HOME", str(packaged_home()))
+    java, file = find_java(), tmp_path / "archive.jsa"
+    monkeypatch.setattr(class_archive, "archive", lambda _: file)
+    assert class_archive.java_options(java.version) == ""
+    assert class_archive.make() == file
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+    with_it = f"""
+from pathlib import Path
+from anabranch_compactor import class_archive
+class_archive.archive = lambda _: Path({str(file)!r})
+"""
+    wanted = f"rows [0, 1, 2, 3, 4] {java.version}"
+    assert run(str(java.home), with_it).startswith(wanted), "and nothing else is printed"
+    file.chmod(0o644)
+    file.write_bytes(b"this is none" + file.read_bytes()[12:])
+    assert run(str(java.home), with_it).startswith(wanted)
+    file.write_bytes(b"")
+    assert run(str(java.home), with_it).startswith(wanted)
 
 
 def test_only_a_java_without_the_module_is_started_through_a_script(tmp_path: Path) -> None:
