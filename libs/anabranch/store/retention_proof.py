@@ -15,6 +15,7 @@ from anabranch.store.conflict_proof import conflicts_sum
 from anabranch.store.engine import Session
 from anabranch.store.file_codecs import file_codecs
 from anabranch.store.retention import Kept, conflict_sum, log_sum
+from anabranch.store.run_shapes import read_pieces
 
 
 class Proof:
@@ -46,7 +47,11 @@ class Proof:
         """
         self._evidence.require_files(after, upto)
         stretch = f"of ({after}, {upto}]"
-        _require(stretch, "changes", self._evidence.changes_sum(after, upto), "log", log_sum(conn, kept, after, upto))
+        found = Sum()
+        for piece in read_pieces(conn, kept.id, kept.epoch, after, upto):
+            evidence = Evidence(self._root, piece.seen_in(self._manifest), file_codecs)
+            found += evidence.changes_sum(piece.after, piece.upto)
+        _require(stretch, "changes", found, "log", log_sum(conn, kept, after, upto))
         lost = conflicts_sum(self._root, self._manifest, after, upto)
         _require(stretch, "values that lost", lost, "database", conflict_sum(conn, kept, after, upto))
 
