@@ -1,8 +1,8 @@
 """What tables looked like when each stretch of the log was compacted.
 
 The newest manifest names the files, wherever rows have been put together since; but it knows the tables as they are
-now. What an effect is made of, and so its hash, are the columns that its table had then: those of the run that published
-the stretch. File columns keep their names, so that its columns are found in the newest files.
+now. What an effect is made of, and so its hash, are the columns that its table had then: those of the run that
+published the stretch. File columns keep their names, so that its columns are found in the newest files.
 """
 
 from __future__ import annotations
