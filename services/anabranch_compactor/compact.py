@@ -149,8 +149,9 @@ def _publish(run: Run, manifest: Manifest, options: Options) -> None:
 def _clean(files: LakeFiles, plan: Plan, options: Options) -> int:
     before_ms = options.clock.now_ms() - options.orphan_grace_ms
     with connect(options.url, application_name="anabranch-compactor", autocommit=True) as conn:
-        published = store.all_published(conn, plan.database.id)
-    return remove_orphans(files, needed(published, plan.database.epoch, before_ms), before_ms)
+        recent = store.recently_published(conn, plan.database.id, plan.database.epoch, before_ms)
+        store.forget_files(conn, plan.database.id, before_ms)
+    return remove_orphans(files, needed(recent), before_ms)
 
 
 def _count(plan: Plan, outcome: Outcome, options: Options) -> None:

@@ -45,7 +45,7 @@ def merged(run: Run, shapes: Mapping[str, Shape], tables: Mapping[str, TableFile
     """
     done = dict(tables)
     for name, shape in shapes.items():
-        chosen = to_merge(tables[name].changes)
+        chosen = to_merge(of_registration(tables[name].changes, run.plan.database.first_positions[name]))
         # What this run alone has written was only just sorted.
         if any(f"/{run.run_id}/" not in file.path for file in chosen):
             kept = tuple(file for file in tables[name].changes if file not in chosen)
@@ -61,6 +61,12 @@ def size_step(size: int) -> int:
     while step < _STEPS and size >= limit:
         step, limit = step + 1, limit * _STEP
     return step
+
+
+def of_registration(files: Sequence[File], first: int) -> tuple[File, ...]:
+    """The files whose changes are all of the table as it is registered now, since position ``first``. Those of before
+    may have columns that it no longer has, and hashes over other columns: they are never written again."""
+    return tuple(file for file in files if file.first_position > first)
 
 
 def to_merge(files: tuple[File, ...]) -> tuple[File, ...]:

@@ -1,4 +1,5 @@
-"""Files that nobody needs: those of runs that were not published, and those that later runs have put together.
+"""Files that nobody needs: those of runs that were not published, those that later runs have put together, and
+manifests that others have followed.
 
 A file goes when no manifest that a reader may still follow names it (the newest one, and those published within the
 grace) and its run began before the grace: a run that is still writing has begun later, and a reader that has just taken
@@ -12,24 +13,23 @@ from collections.abc import Iterable
 
 from ulid import ULID
 
-from anabranch.columnar.manifest import MANIFESTS, from_json
+from anabranch.columnar.manifest import MANIFESTS, from_json, manifest_path
 from anabranch.store.compactions import Published
 from anabranch_compactor.lake_files import LakeFiles
 
-_RUN = re.compile(r"(?:^|/)([0-7][0-9A-HJKMNP-TV-Z]{25})/")
+_ULID = "([0-7][0-9A-HJKMNP-TV-Z]{25})"
+_RUN = re.compile(rf"(?:^|/){_ULID}/|^{MANIFESTS}/{_ULID}\.json(?:\.draft)?$")
 
 
 def run_of(path: str) -> str | None:
     """The run whose file this is; None for a file that no run has written."""
     found = _RUN.search(path)
-    return None if found is None else found[1]
+    return None if found is None else found[1] or found[2]
 
 
-def needed(published: Iterable[Published], epoch: str, since_ms: int) -> set[str]:
-    """The files that readers may still want."""
-    manifests = sorted((p for p in published if p.epoch == epoch), key=lambda p: p.to_position)
-    recent = [p for p in manifests if p.published_ms >= since_ms] + manifests[-1:]
-    return {path for one in recent for path in from_json(one.manifest).paths}
+def needed(recent: Iterable[Published]) -> set[str]:
+    """The files that readers of these runs may want, their manifests among them."""
+    return {path for one in recent for path in (manifest_path(one.run_id), *from_json(one.manifest).paths)}
 
 
 def remove_orphans(files: LakeFiles, keep: set[str], before_ms: int) -> int:
@@ -37,7 +37,7 @@ def remove_orphans(files: LakeFiles, keep: set[str], before_ms: int) -> int:
     removed = 0
     for found in files.below(""):
         run = run_of(found.path)
-        if found.path.startswith(MANIFESTS) or found.path in keep or run is None:
+        if found.path in keep or run is None:
             continue
         if ULID.from_str(run).milliseconds < before_ms:
             files.remove(found.path)

@@ -49,6 +49,8 @@ def pack(rows: Iterable[tuple[Route, pa.RecordBatch]]) -> Iterator[pa.RecordBatc
     gathered: dict[int, tuple[Route, list[pa.RecordBatch]]] = {}
     size = 0
     for route, batch in rows:
+        if not batch.num_rows:
+            continue
         gathered.setdefault(route.first, (route, []))[1].append(batch)
         size += batch.nbytes
         if size >= _PACK_BYTES:

@@ -18,10 +18,11 @@ import pytest
 from tests.integration.compactor.conftest import Lake
 
 from anabranch import faults
-from anabranch.columnar.manifest import manifest_path
+from anabranch.columnar.manifest import from_json, manifest_path
 from anabranch.store import compactions
 from anabranch.store.catalog import load_database
 from anabranch.store.engine import connect
+from anabranch.store.run_shapes import read_pieces
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(400)]
 
@@ -168,6 +169,32 @@ def test_a_driver_killed_after_it_published_is_told_of_by_the_next_run(lake: Lak
     assert not file.exists()
     assert lake.compact().run_id is None
     assert json.loads(file.read_text())["run"] == manifest.run_id
+
+
+@pytest.mark.long
+def test_of_runs_long_ago_stays_what_they_prove_and_not_the_names_of_all_files(lake: Lake) -> None:
+    writer = lake.writer()
+    writer.insert("todo", [(f"old{i}", "t", None, i) for i in range(20)])
+    runs = []
+    for number in range(3):
+        writer.insert("todo", [(f"k{number}", "t", None, number)])
+        runs.append(lake.compact())
+    told = [lake.lake_folder / manifest_path(str(run.run_id)) for run in runs]
+    assert all(file.exists() for file in told)
+    assert lake.compact().removed == 0, "within the grace somebody may still read by them"
+    assert lake.compact(orphan_grace_ms=0).removed == 2
+    assert [file.exists() for file in told] == [False, False, True]
+    with connect(lake.url, application_name="test", autocommit=True) as conn:
+        database = load_database(conn, "app")
+        published = [from_json(one.manifest) for one in compactions.all_published(conn, database.id)]
+        upto = published[-1].to_position
+        [piece] = read_pieces(conn, database.id, database.epoch, 0, upto)
+    assert [one.run_id for one in published] == [run.run_id for run in runs]
+    assert [len(one.paths) for one in published[:2]] == [0, 0]
+    assert published[-1] == lake.manifest()
+    assert len(published[-1].paths) == 6, "of each run a file of changes and one of the base"
+    assert [column.file_name for column in piece.columns["todo"].columns] == ["id", "title", "done", "n"]
+    assert lake.compact(orphan_grace_ms=0).removed == 0
 
 
 @pytest.mark.long

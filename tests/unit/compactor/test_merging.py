@@ -70,6 +70,9 @@ def test_a_delta_moves_the_sums_of_its_buckets_alone() -> None:
         ("base/table=t/delta/01M8G6S35ND833VCQH1GH2B9V6/_temporary/0/x", "01M8G6S35ND833VCQH1GH2B9V6"),
         ("changes/table=01M8G6S35ND833VCQH1GH2B9V6X/somebody's.parquet", None),
         ("notes.txt", None),
+        ("_manifests/01M8G6S35ND833VCQH1GH2B9V6.json", "01M8G6S35ND833VCQH1GH2B9V6"),
+        ("_manifests/01M8G6S35ND833VCQH1GH2B9V6.json.draft", "01M8G6S35ND833VCQH1GH2B9V6"),
+        ("_manifests/01M8G6S35ND833VCQH1GH2B9V6.json.copy", None),
     ],
 )
 def test_only_files_of_runs_are_taken_for_such(path: str, run: str | None) -> None:
