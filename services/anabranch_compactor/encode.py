@@ -150,10 +150,10 @@ def _joined(parts: Parts) -> pa.Array:
 def hash_sum(encoded: pa.Array) -> Sum:
     """The sum of the BLAKE2b of each value."""
     # Every value is hashed by itself: there is no other way to have the sum of hashes.
-    state = blake2b(digest_size=16)
+    start = blake2b(digest_size=16).copy
     digests = []
     for data in encoded.to_pylist():
-        one = state.copy()
+        one = start()
         one.update(data)
         digests.append(one.digest())
     limbs = np.frombuffer(b"".join(digests), ">u4").reshape(-1, 4).sum(axis=0, dtype=np.uint64)

@@ -32,8 +32,8 @@ from anabranch_compactor.written import Written
 MOST_OF_A_SIZE = 8
 """Files of about one size before they are put together into one."""
 _STEP = 8
-_SMALLEST = 1024 * 1024
-_STEPS = 3
+_SMALLEST = 2 * 1024 * 1024
+_STEPS = 2
 _ROW_GROUP_BYTES = 16 * 1024 * 1024
 
 
@@ -56,7 +56,8 @@ def merged(run: Run, shapes: Mapping[str, Shape], tables: Mapping[str, TableFile
 
 
 def size_step(size: int) -> int:
-    """0 for the smallest files, one more for each factor of ``_STEP``; ``_STEPS`` for those that stay as they are."""
+    """0 for the smallest files, one more for each factor of ``_STEP``; ``_STEPS`` for those that stay as they are, about
+    as large as what one task writes of a large run."""
     step, limit = 0, _SMALLEST
     while step < _STEPS and size >= limit:
         step, limit = step + 1, limit * _STEP

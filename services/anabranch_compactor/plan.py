@@ -19,6 +19,7 @@ from anabranch.store import compactions as store
 from anabranch.store.binary_cells import Row
 from anabranch.store.capture_rows import UndecodableError
 from anabranch.store.catalog import Database, load_database
+from anabranch.store.drift import drift, stopped_tables
 from anabranch.store.engine import Session, SessionOptions, connect
 from anabranch.store.undrained import UndrainedError, rows_before
 from anabranch_compactor.shape import Shape

@@ -8,6 +8,7 @@ two, so that a part has either whole buckets or rows of one bucket alone.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from anabranch_compactor.plan import Plan, TablePlan
 from anabranch_compactor.shape import Shape
 
 KINDS = CHANGES, CONFLICTS, BASE = "changes", "conflicts", "base"
-PART_ROWS, PART_BYTES = 750_000, 64 * 1024 * 1024
+PART_ROWS, PART_BYTES = 1_500_000, 128 * 1024 * 1024
 """The most rows of a part (changes, and rows as they were before), and their bytes: a task holds them in memory."""
 SMALL_ROWS = 50_000
 """Rows that are not worth another task."""
@@ -92,6 +93,6 @@ def _power_of_two(least: int) -> int:
     return 1 << max(0, least - 1).bit_length()
 
 
-def unit_of(units: Sequence[Unit], part: int) -> Unit:
-    """The unit that a part is of."""
-    return next(unit for unit in units if unit.first <= part < unit.first + unit.parts)
+def unit_of(units: Sequence[Unit], part: int) -> int:
+    """The number of the unit that a part is of."""
+    return bisect_right(units, part, key=lambda unit: unit.first) - 1

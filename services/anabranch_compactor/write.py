@@ -81,9 +81,9 @@ def writer(units: Sequence[Unit], place: Place) -> Callable[[Batches], Batches]:
             return
         context = TaskContext.get()
         assert context is not None
-        unit = unit_of(units, context.partitionId())
-        task = task_files(place, list(units).index(unit))
-        part = _WRITERS[unit.what](task, unit, rows)
+        number = unit_of(units, context.partitionId())
+        unit = units[number]
+        part = _WRITERS[unit.what](task_files(place, number), unit, rows)
         yield pa.RecordBatch.from_arrays([pa.array([json.dumps(asdict(part))])], names=["told"])
 
     return write_part
