@@ -3,6 +3,8 @@ it would else spend a second on its imports, for each of the several dozen that 
 
 from __future__ import annotations
 
+import gc
+
 from pyspark import daemon
 
 from anabranch.store import log_files
@@ -11,4 +13,8 @@ from anabranch_compactor import decode, log_source, merge, prove, write
 LOADED = (decode, log_files, log_source, merge, prove, write)
 
 if __name__ == "__main__":
+    # A worker looks for garbage after each task: among what is loaded there is none, and going through it takes longer
+    # than many a task, and copies the memory that workers share.
+    gc.collect()
+    gc.freeze()
     daemon.manager()
