@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyarrow import fs
+from ulid import ULID
 
 from anabranch.columnar.lake import file_system
 
@@ -42,7 +43,8 @@ class LakeFiles:
         if self._files.get_file_info(path).is_file:
             return
         at_once = self._files.type_name in _AT_ONCE
-        draft = path if at_once else f"{path}.draft"
+        # Another run may be putting the same file there.
+        draft = path if at_once else f"{path}.{ULID()}.draft"
         if not at_once:
             self._files.create_dir(path.rpartition("/")[0], recursive=True)
         with self._files.open_output_stream(draft) as stream:
@@ -51,5 +53,9 @@ class LakeFiles:
             self._files.move(draft, path)
 
     def remove(self, name: str) -> None:
-        """Remove a file. Raises OSError where it can't be removed."""
-        self._files.delete_file(self._path(name))
+        """Remove a file; one that another run has removed meanwhile is gone all the same. Raises OSError where it can't
+        be removed."""
+        try:
+            self._files.delete_file(self._path(name))
+        except FileNotFoundError:
+            return

@@ -1,7 +1,7 @@
 """Files that nobody needs: those of runs that were not published, those that later runs have put together, and
 manifests that others have followed.
 
-A file goes when no manifest that a reader may still follow names it (the newest one, and those published within the
+A file goes when no manifest that a reader may still follow names it (the newest one, and those that were it within the
 grace) and its run began before the grace: a run that is still writing has begun later, and a reader that has just taken
 a manifest finds all its files.
 """
@@ -9,16 +9,17 @@ a manifest finds all its files.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from ulid import ULID
 
-from anabranch.columnar.manifest import MANIFESTS, from_json, manifest_path
+from anabranch.columnar.manifest import MANIFESTS, manifest_path
 from anabranch.store.compactions import Published
 from anabranch_compactor.lake_files import LakeFiles
 
 _ULID = "([0-7][0-9A-HJKMNP-TV-Z]{25})"
-_RUN = re.compile(rf"(?:^|/){_ULID}/|^{MANIFESTS}/{_ULID}\.json(?:\.draft)?$")
+_RUN = re.compile(rf"(?:^|/){_ULID}/|^{MANIFESTS}/{_ULID}\.json(?:\.[^/]*draft)?$")
 
 
 def run_of(path: str) -> str | None:
@@ -29,7 +30,15 @@ def run_of(path: str) -> str | None:
 
 def needed(recent: Iterable[Published]) -> set[str]:
     """The files that readers of these runs may want, their manifests among them."""
-    return {path for one in recent for path in (manifest_path(one.run_id), *from_json(one.manifest).paths)}
+    return {path for one in recent for path in (manifest_path(one.run_id), *_named(one.manifest))}
+
+
+def _named(manifest: Mapping[str, Any]) -> Iterator[str]:
+    """Every file that a manifest names, also where an earlier release has written it and this one makes nothing of
+    it: other readers may."""
+    for table in manifest["tables"].values():
+        for files in (table["changes"], table["conflicts"], (table["base"] or {}).get("files", ())):
+            yield from (file["path"] for file in files)
 
 
 def remove_orphans(files: LakeFiles, keep: set[str], before_ms: int) -> int:

@@ -62,19 +62,20 @@ RECENT = """
 select run_id, epoch, from_position, to_position, changes, root, manifest, published_ms
 from anabranch.compactions c
 where database_id = %(db)s and epoch = %(epoch)s
-      and (published_ms >= %(since)s
-           or to_position = (select max(to_position) from anabranch.compactions n
-                             where n.database_id = %(db)s and n.epoch = %(epoch)s))
+      and to_position >= coalesce((select max(to_position) from anabranch.compactions n
+                                   where n.database_id = %(db)s and n.epoch = %(epoch)s and n.published_ms < %(since)s),
+                                  -1)
 order by to_position
 """
+"""A run is followed until the next one is published, however long that takes: so the last one from before, too."""
 FORGET_FILES = """
 update anabranch.compactions c
 set manifest = jsonb_set(c.manifest, '{tables}', coalesce(
         (select jsonb_object_agg(t.key, t.value || '{"changes": [], "conflicts": [], "base": null}')
          from jsonb_each(c.manifest -> 'tables') t), '{}')) || '{"forgotten": true}'
-where c.database_id = %(db)s and c.published_ms < %(since)s and not c.manifest ? 'forgotten'
+where c.database_id = %(db)s and not c.manifest ? 'forgotten'
       and exists (select from anabranch.compactions later where later.database_id = c.database_id
-                  and later.epoch = c.epoch and later.to_position > c.to_position)
+                  and later.epoch = c.epoch and later.to_position > c.to_position and later.published_ms < %(since)s)
 """
 """Each manifest names every file of the lake, so that all of them together would grow with the square of the runs. What
 tables looked like stays (``run_shapes``)."""
@@ -228,14 +229,14 @@ def all_published(conn: Session, database_id: int) -> list[Published]:
 
 
 def recently_published(conn: Session, database_id: int, epoch: str, since_ms: int) -> list[Published]:
-    """The runs of an epoch that were published since then, and the newest; oldest first."""
+    """The runs of an epoch that somebody may have followed since then; oldest first."""
     values = {"db": database_id, "epoch": epoch, "since": since_ms}
     return [Published(*row) for row in conn.execute(RECENT, values).fetchall()]
 
 
 def forget_files(conn: Session, database_id: int, before_ms: int) -> int:
-    """Take the files' names out of the manifests of runs that were published before then, but for the newest of each
-    epoch; gives the number of runs. The runs stay: they prove what was compacted."""
+    """Take the files' names out of the manifests of runs that nobody has followed since then, because later ones were
+    published before; gives the number of runs. The runs stay: they prove what was compacted."""
     return conn.execute(FORGET_FILES, {"db": database_id, "since": before_ms}).rowcount
 
 
