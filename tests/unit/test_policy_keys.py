@@ -43,7 +43,8 @@ def test_only_what_was_given_is_kept() -> None:
         ({"park_ms": "5"}, "park_ms: "),
         ({"park_ms": 1.5}, "park_ms: "),
         ({"resurrect": 1}, "resurrect: "),
-        ({"retention_days": 6}, "retention_days: "),
+        *(({"retention_days": days}, "retention_days: ") for days in (6, 0, -30, 36_501, 10**30, 7.5, "30", True)),
+        *(({"max_absence_days": days}, "max_absence_days: ") for days in (0, -1, 36_501, "7")),
         ({"columns": {}}, "columns is no policy"),
     ],
 )
