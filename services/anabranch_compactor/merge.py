@@ -56,8 +56,8 @@ def merged(run: Run, shapes: Mapping[str, Shape], tables: Mapping[str, TableFile
 
 
 def size_step(size: int) -> int:
-    """0 for the smallest files, one more for each factor of ``_STEP``; ``_STEPS`` for those that stay as they are, about
-    as large as what one task writes of a large run."""
+    """0 for the smallest files, one more for each factor of ``_STEP``; ``_STEPS`` for those that stay as they are,
+    about as large as what one task writes of a large run."""
     step, limit = 0, _SMALLEST
     while step < _STEPS and size >= limit:
         step, limit = step + 1, limit * _STEP

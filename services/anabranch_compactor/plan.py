@@ -93,15 +93,22 @@ def planned(url: str, db_name: str) -> Iterator[Plan]:
     with connect(url, application_name="anabranch-compactor", autocommit=True, options=_OPTIONS) as conn:
         # Which tables get their first base is looked at beforehand, because their locks go before the moment.
         database = load_database(conn, db_name)
-        before = _last_manifest(conn, database)
+        lacking = _to_pull(conn, database, _last_manifest(conn, database))
         store.begin_moment(conn)
-        lacking = _without_base(database, before)
         store.lock_rows(conn, database.schema_name, lacking)
         with span("plan"):
             plan = _plan(conn, db_name, lacking)
         if all(table.pages is None for table in plan.tables.values()):
             conn.execute("commit")
         yield plan
+
+
+def _to_pull(conn: Session, database: Database, last: Manifest | None) -> list[str]:
+    """The tables that get their first base. One that is no longer what was registered can't be pulled, or adds up to
+    nothing known: it waits until it is registered anew, and neither what the log has of it nor another table waits."""
+    lacking = _without_base(database, last)
+    stopped = stopped_tables(drift(conn, database)) if lacking else {}
+    return [name for name in lacking if name not in stopped]
 
 
 def _without_base(database: Database, last: Manifest | None) -> list[str]:

@@ -1,0 +1,71 @@
+"""Tables that were altered since they were registered, and those that were registered anew."""
+
+from __future__ import annotations
+
+import pyarrow.parquet as pq
+import pytest
+from tests.integration.compactor.conftest import Lake
+from tests.integration.compactor.test_runs import history, rows_of_base
+
+from anabranch.store import registration
+from anabranch.store.engine import connect
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(400)]
+
+
+@pytest.mark.long
+def test_a_table_that_cannot_be_pulled_holds_up_no_other(lake: Lake) -> None:
+    for name in ("gone", "lost", "emptied"):
+        lake.add_table(name, f"create table {name} (id text primary key, v int)")
+    writer = lake.writer()
+    for name in ("gone", "lost"):
+        writer.insert(name, [("x", 1)])
+    writer.insert("todo", [("a", "t", None, 1)])
+    lake.sql("drop table gone")
+    lake.sql("alter table lost drop column v")
+    # Of this one everything waits for the resolver: as of the head it is empty.
+    lake.sql("insert into emptied values ('direct', 1)")
+    outcome = lake.compact()
+    assert outcome.changes == 3
+    assert outcome.without_base == ("gone", "lost")
+    assert set(rows_of_base(lake)) == {"a"}
+    assert lake.manifest().tables["emptied"].base is not None
+    assert lake.paths("emptied", "base") == []
+    assert [row["v"] for row in history(lake, "gone") + history(lake, "lost")] == [1, 1]
+
+
+def add_anew(lake: Lake, table: str, alter: str) -> None:
+    """Alter a table as one has to: it is removed, and added again."""
+    with connect(lake.url, application_name="test", autocommit=True) as conn:
+        registration.remove_table(conn, "app", table)
+        lake.sql(alter)
+        registration.add_table(conn, "app", table)
+
+
+@pytest.mark.long
+def test_the_history_of_a_table_that_is_registered_anew_stays_as_it_is_and_goes_on(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from anabranch_compactor import base, merge
+
+    monkeypatch.setattr(merge, "MOST_OF_A_SIZE", 1)
+    monkeypatch.setattr(base, "MOST_DELTAS", 0)
+    writer = lake.writer()
+    writer.insert("todo", [("a", "milk", True, 1), ("b", "tea", None, 2)])
+    lake.compact()
+    old = lake.paths("todo", "changes")
+    add_anew(lake, "todo", "alter table todo drop column n, add column extra text default 'e'")
+    for title in ("oats", "rye", "malt"):
+        writer = lake.writer()
+        writer.update("todo", ("a",), {"title": title})
+        lake.compact()
+    assert {row["id"]: (row["title"], row["extra"]) for row in rows_of_base(lake).values()} == {
+        "a": ("malt", "e"),
+        "b": ("tea", "e"),
+    }
+    new = [path for path in lake.paths("todo", "changes") if path not in old]
+    assert old[0] in lake.paths("todo", "changes"), "its column n is in no other file"
+    assert len(new) == 1, "those of the new registration were put together"
+    assert [row["n"] for row in pq.read_table(old, partitioning=None).to_pylist()] == [1, 2]
+    told = [(row["title"], row["anabranch"]["before"]["title"], row["anabranch"]["complete"]) for row in history(lake)]
+    assert told[2:] == [("oats", None, False), ("rye", "oats", True), ("malt", "rye", True)]
