@@ -64,7 +64,7 @@ class LakeTable:
     def changes(self, *, key: Key | None = None) -> list[Change]:
         """The changes in the files, of one row or of all, in the order of the log."""
         found = self._rows(self.files.changes, key)
-        return sorted((self._change(row) for row in found), key=lambda change: change.place)
+        return _without_ghosts(sorted((self._change(row) for row in found), key=lambda change: change.place))
 
     def base(self) -> dict[Key, Row]:
         """The rows at the manifest's position; empty where there is no base."""
@@ -145,6 +145,22 @@ class LakeTable:
         )
 
 
+def _without_ghosts(changes: Iterable[Change]) -> list[Change]:
+    """Changes in the order of the log. A batch that left a row as it was may have touched one that was deleted, which
+    files show without values: it has no row."""
+    done: list[Change] = []
+    gone: set[Key] = set()
+    for change in changes:
+        if change.type == NONE and change.key in gone:
+            change = _with(change, None, change.before, change.complete)
+        elif change.type == DELETE:
+            gone.add(change.key)
+        else:
+            gone.discard(change.key)
+        done.append(change)
+    return done
+
+
 def file_system(root: str) -> tuple[fs.FileSystem, str]:
     """Where a lake's root lies: a file system, and the path in it. Raises OSError, ValueError."""
     place = root.removeprefix("file:")
@@ -201,12 +217,15 @@ def as_of(table: Table, base: Mapping[Key, Row], changes: Iterable[Change], posi
     after all or some of them.
 
     A row that changed at or before ``position`` is what its last such change left. One that changed later only is what
-    it was before its first change. One that never changed is as the base has it.
+    it was before its first change. One that never changed is as the base has it. What left a row as it was says nothing
+    of it: there may be no such row.
     """
     rows = dict(base)
     last: dict[Key, Change] = {}
     later: dict[Key, Change] = {}
     for change in changes:
+        if change.type == NONE:
+            continue
         if change.position <= position:
             last[change.key] = change
         else:
