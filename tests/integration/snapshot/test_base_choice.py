@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,15 @@ import pytest
 from tests.integration.snapshot.pulled import Pulled, rows
 from tests.integration.snapshot.test_pull_base import SETTINGS, allow, from_postgres
 
+from anabranch.store.registration import add_table
+from anabranch.store.retention import databases
+from anabranch.store.retention_status import look
 from anabranch.testkit.base_writer import BaseWriter
 from anabranch.testkit.ingest_rig import failed
 from anabranch.testkit.log_writer import LogWriter
 from anabranch.testkit.snapshot_reader import Reader
+
+DAY_MS = 86_400_000
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +94,39 @@ def test_a_base_that_is_not_good_for_a_pull_is_left_and_why_is_counted(
     pull()
     assert from_postgres(place, "floor") == 1
     assert from_parquet() == 3
+
+
+def test_a_table_that_no_base_has_yet_sends_pulls_to_postgres_until_one_has(
+    place: Any, lake: BaseWriter, writer: LogWriter, from_parquet: Callable[[], float]
+) -> None:
+    """It was registered after the last run, and a run follows only where a group does."""
+    made = rows(1_500, 20_000)
+    writer.insert("item", made)
+    manifest = lake.publish()
+    stream = place.make_reader().pull()
+    begun = next(stream)
+    stream.cancel()
+    assert from_parquet() == 1
+    place.conn.execute(f"create table {place.schema}.later (id text primary key)".encode())
+    place.conn.execute(f"insert into {place.schema}.later select n::text from generate_series(1, 7) n".encode())
+    add_table(place.conn, place.name, "later")
+    for _ in range(2):
+        pulled = Pulled().all(place.make_reader().pull())
+        assert {name: one.rows_done for name, one in pulled.done.items()} == {"item": 1_500, "later": 7}
+    assert (from_parquet(), from_postgres(place, "schema")) == (1, 2)
+    with pytest.raises(grpc.RpcError) as caught:
+        next(place.make_reader().pull([("item", begun.resume)]))
+    assert failed(caught.value).reason == "INVALID_TOKEN"
+    # What holds the floor is what held it before, and nothing waits for the table.
+    [kept] = databases(place.conn, place.name)
+    found = look(place.conn, kept, time.time_ns() // 1_000_000 + 40 * DAY_MS)
+    assert {bound.hold.name for bound in found.bounds} == {"WINDOW", "HEAD", "COMPACTION"}
+    assert found.target == manifest.to_position
+    place.make_writer().insert("later", [("8",)])
+    lake.publish()
+    pulled = Pulled().all(place.make_reader().pull())
+    assert {name: one.rows_done for name, one in pulled.done.items()} == {"item": 1_500, "later": 8}
+    assert from_parquet() == 2
 
 
 def test_a_file_that_is_missing_or_changed_sends_pulls_to_postgres_and_is_told(
