@@ -23,6 +23,7 @@ from anabranch.store.engine import connect
 from anabranch_compactor.compact import Options, compact
 from anabranch_compactor.config import CompactorSettings
 from anabranch_compactor.java import JavaError
+from anabranch_compactor.lake_files import RootError
 from anabranch_compactor.plan import PlanError
 from anabranch_compactor.progress import watched
 from anabranch_compactor.prove import ProofError
@@ -37,6 +38,7 @@ REASONS: dict[type[Exception], str] = {
     JavaError: "NO_JAVA",
     UnknownDatabaseError: "UNKNOWN_DATABASE",
     PlanError: "LOG_CUT",
+    RootError: "NO_ROOT",
     ProofError: "PROOF_FAILED",
     NotPublishedError: "NOT_PUBLISHED",
 }

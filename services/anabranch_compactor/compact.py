@@ -87,6 +87,7 @@ def compact(spark: Callable[[], SparkSession], db_name: str, options: Options) -
     Raises:
         UnknownDatabaseError: there is no such database.
         PlanError: the log can't be compacted as it is.
+        RootError: there can be no files below the root.
         ProofError: what was written is not what the log says.
         NotPublishedError: another run was published meanwhile.
     """
@@ -95,6 +96,7 @@ def compact(spark: Callable[[], SparkSession], db_name: str, options: Options) -
             whole.set_attribute("anabranch.database", db_name)
             options.say(step="planned", database=db_name, changes=plan.changes, tables=len(plan.tables))
             files = LakeFiles(lake_folder(options.root, plan))
+            files.prepare()
             if plan.last is not None:
                 files.put(manifest_path(plan.last.run_id), _text(plan.last))
             if plan.idle:

@@ -13,6 +13,10 @@ _AT_ONCE = {"s3", "gcs", "abfs"}
 """File systems in which a file is there as a whole, once it is closed, or not at all."""
 
 
+class RootError(Exception):
+    """The root is no place to put files into; the message says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """A file: its path below the folder that was listed, and its size in bytes."""
@@ -22,10 +26,31 @@ class Found:
 
 
 class LakeFiles:
-    """The files below one folder, as Hadoop names it (``file:/data/lake/…``, ``s3a://bucket/lake/…``)."""
+    """The files below one folder, as Hadoop names it (``file:/data/lake/…``, ``s3a://bucket/lake/…``).
+
+    Raises:
+        RootError: it is a name of no file system that there is.
+    """
 
     def __init__(self, folder: str) -> None:
-        self._files, self._folder = file_system(folder)
+        try:
+            self._files, self._folder = file_system(folder)
+        except (OSError, ValueError) as error:
+            raise RootError(f"{folder}: {error}") from error
+
+    def prepare(self) -> None:
+        """Make the folder, where the file system has folders, so that what stands in the way is known before anything
+        is begun.
+
+        Raises:
+            RootError: there can't be such a folder.
+        """
+        if self._files.type_name in _AT_ONCE:
+            return
+        try:
+            self._files.create_dir(self._folder, recursive=True)
+        except OSError as error:
+            raise RootError(f"{self._folder}: {error}") from error
 
     def _path(self, name: str) -> str:
         return f"{self._folder}/{name}" if name else self._folder
@@ -38,10 +63,19 @@ class LakeFiles:
         return [Found(info.path[start:], info.size) for info in infos if info.is_file]
 
     def put(self, name: str, text: str) -> None:
-        """Write a file as one step: a reader finds all of it or nothing. One that is there stays as it is."""
+        """Write a file as one step: a reader finds all of it or nothing. One that is there stays as it is.
+
+        Raises:
+            RootError: it can't be written.
+        """
         path = self._path(name)
-        if self._files.get_file_info(path).is_file:
-            return
+        try:
+            if not self._files.get_file_info(path).is_file:
+                self._write(path, text)
+        except OSError as error:
+            raise RootError(f"{path}: {error}") from error
+
+    def _write(self, path: str, text: str) -> None:
         at_once = self._files.type_name in _AT_ONCE
         # Another run may be putting the same file there.
         draft = path if at_once else f"{path}.{ULID()}.draft"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
@@ -85,7 +86,7 @@ def _merged_changes(run: Run, shape: Shape, chosen: Sequence[File]) -> tuple[Fil
     memory."""
     folder = f"{table_folder(CHANGES, shape.table.name)}/{MERGED}/{run.run_id}"
     size, count = sum(file.bytes for file in chosen), sum(file.rows for file in chosen)
-    rows = run.spark.read.schema(shape.changes).parquet(*(f"{run.folder}/{file.path}" for file in chosen))
+    rows = run.spark.read.schema(shape.changes).parquet(*(_as_it_is(f"{run.folder}/{file.path}") for file in chosen))
     rows = rows.repartition(max(1, math.ceil(size / (FILE_BYTES / 2)))).sortWithinPartitions(
         *(rows[quoted(shape.names[i])] for i in shape.table.key_index), *(rows[OWN][name] for name in ORDER)
     )
@@ -102,6 +103,11 @@ def _merged_changes(run: Run, shape: Shape, chosen: Sequence[File]) -> tuple[Fil
         total += Sum(file.rows, int(file.total, 16))
     require(f"the merged changes of {shape.table.name}", total_of(proven), total)
     return tuple(one.file for one in proven)
+
+
+def _as_it_is(path: str) -> str:
+    """A path for Spark to read, in which no character stands for others."""
+    return re.sub(r"([\\*?\[\]{}])", r"\\\1", path)
 
 
 def _merged_bases(run: Run, shapes: Mapping[str, Shape], tables: Mapping[str, TableFiles]) -> dict[str, Base]:

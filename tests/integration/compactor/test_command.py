@@ -37,12 +37,15 @@ def test_a_run_tells_its_steps_and_what_it_did(lake: Lake) -> None:
         (["--db", "nowhere"], {}, "UNKNOWN_DATABASE"),
         (["--db", "app"], {"JAVA_HOME": "/nowhere"}, "NO_JAVA"),
         (["--db", "app"], {"ANABRANCH_SPARK_DRIVER_MEMORY_MIB": "1"}, "INVALID_SETTINGS"),
+        (["--db", "app", "--root", "/proc/version"], {}, "NO_ROOT"),
+        (["--db", "app", "--root", "nowhere://bucket/lake"], {}, "NO_ROOT"),
+        (["--db", "app", "--root", "file:lake"], {}, "NO_ROOT"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_with_its_reason(
     lake: Lake, arguments: list[str], environment: dict[str, str], reason: str
 ) -> None:
-    all_of_them = [*arguments, "--root", str(lake.folder), "--postgres-url", lake.url]
+    all_of_them = ["--root", str(lake.folder), *arguments, "--postgres-url", lake.url]
     done = CliRunner().invoke(app, all_of_them, env=environment)
     assert done.exit_code == 2
     [line] = done.output.strip().splitlines()

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
-from anabranch.columnar.manifest import Manifest, manifest_path, to_json
+from anabranch.columnar.manifest import MANIFESTS, Manifest, manifest_path, to_json
 from anabranch.store.compactions import Published
 from anabranch_compactor import lake_files
-from anabranch_compactor.lake_files import LakeFiles
+from anabranch_compactor.lake_files import LakeFiles, RootError
 from anabranch_compactor.orphans import needed, remove_orphans, run_of
 
 RUN = "01M8G6S35ND833VCQH1GH2B9V6"
@@ -64,3 +64,15 @@ def test_files_that_an_earlier_release_names_are_needed_also_where_this_one_make
     content["tables"] = {"t": {"changes": [], "conflicts": [], "base": {"buckets": [], "files": [file]}}}
     found = needed([Published(RUN, "E", 0, 1, 1, "file:/x", content, 1)])
     assert found == {manifest_path(RUN), file["path"]}
+
+
+@pytest.mark.parametrize("root", ["/proc/version/lake", "nowhere://bucket/lake", "file:lake"])
+def test_a_root_that_is_no_place_for_files_is_named(root: str) -> None:
+    with pytest.raises(RootError, match=root.removeprefix("file:")):
+        LakeFiles(root).prepare()
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / MANIFESTS).write_text("in the way")
+    with pytest.raises(RootError, match=RUN):
+        LakeFiles(str(tmp_path)).put(manifest_path(RUN), "text")
