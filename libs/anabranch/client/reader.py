@@ -112,9 +112,11 @@ class Reader:
         with self._file.transaction() as tx:
             tx.set(snapshot_due=max(1, tx.state.snapshot_due))
 
-    def rewound(self, pulls: int) -> None:
-        """The server does not have what the file has seen, or the file was found so before: take the server's history.
-        ``pulls`` is the file's number of pulls when that was seen, so that it is done once.
+    def rewound(self, pulls: int, refused: state.Seen | None) -> None:
+        """The server does not have what the file has seen, which is ``refused``, or (None) the file was found so
+        before: take the server's history. ``pulls`` is the file's number of pulls when that was seen, so that it is
+        done once. What is refused of a file that was found so before is what it had in common with the server, which
+        was restored once more.
 
         Raises:
             CallFailed: it could not be done, or not to its end; call again.
@@ -123,16 +125,17 @@ class Reader:
             current = self._file.current()
             if current.pulls != pulls:
                 return
-            if current.snapshot_due != rewind.RECOVERING:
+            once_more = refused == current.greatest_seen != state.NOTHING_SEEN
+            if current.snapshot_due != rewind.RECOVERING or once_more:
                 self._generation += 1
                 rewind.recover(self._file, self._remote, self._pendings)
             self.prepare()
 
-    def _mended(self, error: CallFailed, pulls: int) -> bool:
+    def _mended(self, error: CallFailed, presented: state.FileState) -> bool:
         """Do what a failed call asks for; False where that is nothing that is known here. Raises CallFailed."""
         self._clock.forget()
         if error.reason in rewind.REASONS:
-            self.rewound(pulls)
+            self.rewound(presented.pulls, presented.greatest_seen)
         elif error.reason == "BEHIND_FLOOR":
             self._due()
         return error.reason in rewind.REASONS | {"BEHIND_FLOOR", "INVALID_TOKEN"}
@@ -141,13 +144,13 @@ class Reader:
         """Read to where the log's head is now. Raises CallFailed and sqlite3.Error."""
         with self._turn:
             for attempt in range(1, _ATTEMPTS + 1):
-                pulls = self._file.current().pulls
+                presented = self._file.current()
                 try:
                     self.prepare()
                     self._pages()
                     return
                 except CallFailed as error:
-                    if not self._mended(error, pulls) or attempt == _ATTEMPTS:
+                    if not self._mended(error, presented) or attempt == _ATTEMPTS:
                         raise
 
     def verify(self, stopped: Callable[[], bool] = lambda: False) -> None:
@@ -262,11 +265,11 @@ class Reader:
     def follow(self, stopped: Callable[[], bool], online: Callable[[], None]) -> None:
         """Follow the log until the server ends the stream or ``stopped``; ``online`` is told when the first answer
         has come. Raises CallFailed and sqlite3.Error."""
-        pulls = self._file.current().pulls
+        presented = self._file.current()
         try:
             self._follow(stopped, online)
         except CallFailed as error:
-            if not self._mended(error, pulls):
+            if not self._mended(error, presented):
                 raise
             self.prepare()
 

@@ -4,8 +4,9 @@ is damaged.
 First the last position is found that both have, and which of the confirmed batches beyond it the server knows. Then one
 transaction takes the file back to that position: the bases of queued batches are lowered to it, so that what others
 wrote since counts as unseen; lost batches become dead letters or, by the database's policy, are queued again; and a
-snapshot is due, before which nothing is sent (``snapshot_due`` is ``RECOVERING``) and nothing is said to have been
-seen. A kill before the transaction changes nothing, and one after it leaves the snapshot to be taken.
+snapshot is due, before which nothing is sent (``snapshot_due`` is ``RECOVERING``) and no more is said to have been seen
+than that position: a server that is restored once more meanwhile, to a time before it, is noticed like any other. A
+kill before the transaction changes nothing, and one after it leaves the snapshot to be taken.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ _HOUR_MS = 3600 * 1000
 
 
 class _Loss(NamedTuple):
-    """``ids``: batches that the server had accepted, at positions after ``common_ms``, and knows no more."""
+    """``ids``: batches that the server had accepted, at positions after ``common``, and knows no more."""
 
-    common_ms: int
+    common: position_pb2.Position
     ids: Sequence[str]
     server_ms: int
 
@@ -57,12 +58,14 @@ def recover(file: DeviceFile, remote: RemoteDb, pendings: Pendings) -> None:
 def _find(file: DeviceFile, remote: RemoteDb) -> _Loss:
     current = file.current()
     server = position_pb2.ServerState()
+    told: dict[int, position_pb2.Position] = {}
 
     def ask(positions: Sequence[position_pb2.Position]) -> position_pb2.Position:
         response = remote.find_common(
             change_pb2.FindCommonRequest(db_name=current.db_name, node_state=current.node_state, seen=positions)
         )
         server.CopyFrom(response.state)
+        told[response.common.server_timestamp_ms] = response.common
         return response.common
 
     conn = file.reader()
@@ -77,11 +80,12 @@ def _find(file: DeviceFile, remote: RemoteDb) -> _Loss:
         ids = candidates[start : start + _VERDICTS_ASKED]
         answer = remote.get_verdict(resolver_pb2.GetVerdictRequest(db_name=current.db_name, batch_ids=ids))
         known |= {verdict.batch_id for verdict in answer.verdicts}
-    return _Loss(common_ms, [i for i in candidates if i not in known], server.server_time_ms)
+    common = told.get(common_ms, position_pb2.Position())
+    return _Loss(common, [i for i in candidates if i not in known], server.server_time_ms)
 
 
 def _take_back(tx: Tx, loss: _Loss, pendings: Pendings) -> None:
-    common_ms = loss.common_ms
+    common, common_ms = loss.common, loss.common.server_timestamp_ms
     tx.conn.execute("UPDATE _db_mutations_queue SET basis = ? WHERE basis > ?", (common_ms, common_ms))
     tx.conn.execute("UPDATE _db_confirmed SET basis = ? WHERE basis > ?", (common_ms, common_ms))
     tx.conn.execute("DELETE FROM _db_seen WHERE position > ?", (common_ms,))
@@ -89,9 +93,9 @@ def _take_back(tx: Tx, loss: _Loss, pendings: Pendings) -> None:
         drop_pull(tx, name)
     tx.set(
         snapshot_due=RECOVERING,
-        greatest_epoch="",
-        greatest_ms=0,
-        greatest_token=b"",
+        greatest_epoch=common.epoch,
+        greatest_ms=common_ms,
+        greatest_token=common.token,
         # What is written before the snapshot is complete has seen no more than this for sure.
         cursor_ms=min(tx.state.cursor_ms, common_ms),
     )

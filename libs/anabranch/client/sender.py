@@ -53,7 +53,7 @@ class Sender:
         pendings: Pendings,
         now_ms: Callable[[], int],
         clock: ServerClock,
-        rewound: Callable[[int], None],
+        rewound: Callable[[int, state.Seen | None], None],
     ) -> None:
         self._file = file
         self._remote = remote
@@ -87,11 +87,11 @@ class Sender:
                 current = self._file.current()
                 try:
                     if current.snapshot_due == rewind.RECOVERING:
-                        self._rewound(current.pulls)
+                        self._rewound(current.pulls, None)
                     return self._flush(deadline, only)
                 except CallFailed as error:
                     if error.reason in rewind.REASONS:
-                        self._rewound(current.pulls)
+                        self._rewound(current.pulls, current.greatest_seen)
                     elif error.reason == "NODE_FORKED":
                         self._fork()
                     else:

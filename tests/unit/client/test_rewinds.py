@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import itertools
@@ -217,6 +218,45 @@ def test_work_that_was_confirmed_before_the_log_goes_back_to_is_asked_for_as_lon
     restore()
     assert device.sync()
     assert dead(device) == [(lost, "REWOUND")]
+
+
+def test_a_second_restore_before_the_snapshot_of_the_first_is_noticed_as_well(
+    device: SyncedDb,
+    remote: MemoryRemote,
+    backup: Callable[[], Callable[[], None]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first one lost the later batch, the second one the earlier one, too, which the first still knew."""
+    older = backup()
+    made, positions_of = [], []
+    restores = []
+    for title in ("first", "second"):
+        restores.append(backup())
+        made.append(device.table("todo").update({"id": "k0", "title": title}))
+        assert device.sync()
+        positions_of.append(device_greatest(device))
+    unsent = device.table("todo").update({"id": "k1", "title": "unsent"})
+    restores[1]()
+    pull = remote.pull
+    once_more = iter([older])
+
+    def restored(request: snapshot_pb2.PullRequest) -> Any:
+        restore = next(once_more, None)
+        if restore is not None:
+            restore()
+            remote.write([("todo", MutationType.UPDATE, "k2", {"title": "new history"})])
+            monkeypatch.setattr(remote, "_has", lambda seen: seen.server_timestamp_ms not in positions_of)
+        return pull(request)
+
+    monkeypatch.setattr(remote, "pull", restored)
+    for _ in range(3):
+        with contextlib.suppress(CallFailed):
+            device.sync()
+    assert device.sync()
+    assert dead(device) == [(batch, "REWOUND") for batch in made]
+    assert titles(device) == {**{f"k{n}": f"title {n}" for n in (0, 3, 4)}, "k1": "unsent", "k2": "new history"}
+    assert unsent in remote.server.verdicts
+    assert (device.status().queued, device.status().disagreeing) == (0, ())
 
 
 @pytest.mark.parametrize("done", [False, True])
