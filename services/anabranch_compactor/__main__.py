@@ -49,8 +49,8 @@ def say(**event: Any) -> None:
     print(json.dumps(event), flush=True)
 
 
-def run() -> None:
-    """Compact every database that the settings name."""
+def run() -> bool:
+    """Compact every database that the settings name; gives whether all of them could be."""
     settings = load_settings(CompactorSettings)
     configure_logs("compactor", settings.log_level)
     url = settings.postgres_url.get_secret_value()
@@ -80,26 +80,38 @@ def run() -> None:
                 settings.orphan_grace_ms,
                 say,
             )
+            failed = False
             for name in names:
-                outcome = compact(spark, name, options)
-                say(step="outcome", database=name, **outcome.as_json())
+                try:
+                    outcome = compact(spark, name, options)
+                except (PlanError, ProofError, NotPublishedError) as error:
+                    # It is one database's: the others have theirs compacted.
+                    _tell(error)
+                    failed = True
+                else:
+                    say(step="outcome", database=name, **outcome.as_json())
+            return not failed
     finally:
         close()
 
 
+def _tell(error: Exception) -> None:
+    print(f"anabranch: {' '.join(str(error).split())} ({REASONS[type(error)]})", file=sys.stderr)
+
+
 def main() -> int:
-    """Exit code 2 for what somebody can do something about, with one line that says what; 1 for anything else."""
+    """Exit code 2 for what somebody can do something about, with one line that says what for each database; 1 for
+    anything else."""
     try:
-        run()
+        return 0 if run() else REFUSED
     except tuple(REASONS) as error:
-        print(f"anabranch: {' '.join(str(error).split())} ({REASONS[type(error)]})", file=sys.stderr)
+        _tell(error)
         return REFUSED
     except Exception as error:
         if not is_unavailable(error):
             raise
         print(f"anabranch: Postgres is not available: {error} (UNAVAILABLE)", file=sys.stderr)
         return REFUSED
-    return 0
 
 
 if __name__ == "__main__":

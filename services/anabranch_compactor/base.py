@@ -44,6 +44,20 @@ def live_sums(what: str, files: Iterable[Proven]) -> dict[int, Sum]:
     return found
 
 
+def require_gone(what: str, files: Iterable[Proven], told: Iterable[Replaced]) -> None:
+    """Raises ProofError where deltas don't have just the rows as deleted that were found deleted: no sum of rows that
+    are there says so."""
+    wanted: dict[int, Sum] = {}
+    for one in told:
+        wanted[one.bucket] = wanted.get(one.bucket, Sum()) + Sum(one.gone, int(one.gone_total, 16))
+    found: dict[int, Sum] = dict.fromkeys(wanted, Sum())
+    for file in files:
+        bucket = file.written.bucket
+        found[bucket] = found.get(bucket, Sum()) + file.found.sum - file.found.live
+    for bucket, total in found.items():
+        require(f"what is deleted of bucket {bucket} of {what}", total, wanted.get(bucket, Sum()))
+
+
 def replaced_sums(replaced: Iterable[Replaced]) -> dict[int, Sum]:
     """By bucket, the sums of the rows that a run's changes have replaced."""
     found: dict[int, Sum] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +15,7 @@ from anabranch.columnar.file_columns import OWN
 from anabranch.columnar.manifest import File
 from anabranch_compactor.encode import ColumnEncoder
 from anabranch_compactor.history import SLICE_BYTES, SLICE_ROWS, exact_map
-from anabranch_compactor.packing import key_hashes
+from anabranch_compactor.packing import key_hashes, whole
 from anabranch_compactor.scan import Places
 from anabranch_compactor.shape import OLD, Shape
 
@@ -38,29 +39,50 @@ def latest(shape: Shape, rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def rows_of(
-    shape: Shape, encoder: ColumnEncoder, filesystem: fs.FileSystem, paths: Iterable[str], keys: pa.Array
+    shape: Shape, encoder: ColumnEncoder, filesystem: fs.FileSystem, paths: Iterable[str], changes: pa.RecordBatch
 ) -> pa.RecordBatch | None:
-    """Of the rows of base files the latest of each of ``keys`` (encoded), as a row of kind OLD before the run's
+    """Of the rows of base files the latest of each key that ``changes`` have, as a row of kind OLD before the run's
     changes. Rows that are deleted are none. None where there is no row.
 
     Raises:
         OSError, pyarrow.ArrowException: a file can't be read.
     """
     found = []
+    keys, (least, most) = encoder.keys(changes).unique(), _bounds(shape, changes)
     texts = [f"{OWN}.exact"] if shape.with_text else []
     key_columns = [shape.names[i] for i in shape.table.key_index]
     for path in paths:
         with pq.ParquetFile(path, filesystem=filesystem) as file:
             for group in range(file.num_row_groups):
+                if not _may_have(file, shape, group, least, most):
+                    continue
                 key_rows = file.read_row_group(group, columns=[*key_columns, *texts], use_threads=False)
                 hit = pc.is_in(encoder.keys(cells_of(shape, key_rows, shape.table.key_index)), value_set=keys)
                 if pc.any(hit).as_py():
                     found.append(_group(shape, file, group).filter(hit))
     if not found:
         return None
-    rows = latest(shape, pa.Table.from_batches(found).combine_chunks().to_batches()[0])
+    rows = latest(shape, whole(pa.Table.from_batches(found)))
     rows = rows.filter(pc.invert(rows.column("deleted")))
     return _as_old(rows.drop_columns(["position", "deleted"])) if rows.num_rows else None
+
+
+def _bounds(shape: Shape, rows: pa.RecordBatch) -> tuple[Any, Any]:
+    """The least and the greatest value of the first key column; None where not all rows have one in the column."""
+    values = rows.column(shape.sorting[0])
+    if values.null_count or not (pa.types.is_integer(values.type) or pa.types.is_string(values.type)):
+        return None, None
+    bounds = pc.min_max(values)
+    return bounds["min"].as_py(), bounds["max"].as_py()
+
+
+def _may_have(file: pq.ParquetFile, shape: Shape, group: int, least: Any, most: Any) -> bool:
+    """Whether a row group may have a row whose first key column is between two values."""
+    if least is None:
+        return True
+    place = file.schema_arrow.get_field_index(shape.names[shape.table.key_index[0]])
+    bounds = file.metadata.row_group(group).column(place).statistics
+    return bounds is None or not bounds.has_min_max or (bounds.min <= most and bounds.max >= least)
 
 
 def base_groups(shape: Shape, filesystem: fs.FileSystem, path: str) -> Iterator[pa.RecordBatch]:

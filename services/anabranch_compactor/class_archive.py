@@ -46,11 +46,11 @@ def java_options(java_version: int) -> str:
     ahead = java_version >= _AHEAD_OF_TIME
     made = os.environ.get(RECORD_VARIABLE)
     if made:
-        return f"{_QUIET} -XX:{'AOTCacheOutput' if ahead else 'ArchiveClassesAtExit'}={made}"
+        return f'{_QUIET} "-XX:{"AOTCacheOutput" if ahead else "ArchiveClassesAtExit"}={made}"'
     path = archive(java_version)
     if not path.exists():
         return ""
-    return f"{_QUIET} -XX:{'AOTCache' if ahead else 'SharedArchiveFile'}={path}"
+    return f'{_QUIET} "-XX:{"AOTCache" if ahead else "SharedArchiveFile"}={path}"'
 
 
 def make() -> Path | None:

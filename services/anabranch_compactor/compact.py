@@ -28,12 +28,12 @@ from anabranch.runtime import metrics
 from anabranch.runtime.telemetry import span
 from anabranch.store import compactions as store
 from anabranch.store.engine import connect
-from anabranch_compactor.base import base_sum, first_base, live_sums, replaced_sums, with_delta
+from anabranch_compactor.base import base_sum, first_base, live_sums, replaced_sums, require_gone, with_delta
 from anabranch_compactor.lake_files import LakeFiles
 from anabranch_compactor.merge import merged
 from anabranch_compactor.orphans import needed, remove_orphans
 from anabranch_compactor.plan import Plan, planned
-from anabranch_compactor.prove import Proven, prove, require, total_of
+from anabranch_compactor.prove import Proven, prove, require, require_positions, total_of
 from anabranch_compactor.run import Run, lake_folder
 from anabranch_compactor.units import BASE, CHANGES, CONFLICTS, KINDS, Unit, units_of
 from anabranch_compactor.write import write
@@ -177,13 +177,22 @@ def _table(run: Run, name: str, units: Sequence[Unit], parts: Parts, proven: Seq
     written = {what: [p for p in proven if p.written.what == what and p.written.unit in mine] for what in KINDS}
     log = Sum() if table.log is None else table.log.effects
     require(f"the changes of {name}", total_of(written[CHANGES]), log)
-    require(f"the conflicts of {name}", total_of(written[CONFLICTS]), table.conflicts or Sum())
-    base, rows = files.base, written[BASE]
-    if table.pages is not None:
+    require(
+        f"the conflicts of {name}",
+        total_of(written[CONFLICTS]),
+        Sum() if table.conflicts is None else table.conflicts.effects,
+    )
+    base, rows, plan = files.base, written[BASE], run.plan
+    first = plan.upto if table.extent is not None else plan.after + 1
+    require_positions(f"the base of {name}", rows, first, plan.upto)
+    require_positions(f"the history of {name}", (*written[CHANGES], *written[CONFLICTS]), plan.after + 1, plan.upto)
+    if table.extent is not None:
         buckets = next(unit.buckets for unit in units if unit.what == BASE and unit.shape is table.shape)
         base = first_base(name, buckets, rows, table.table_sum)
     elif base is not None:
-        old = replaced_sums(one for one in parts.replaced if one.unit in mine)
+        replaced = [one for one in parts.replaced if one.unit in mine]
+        require_gone(name, rows, replaced)
+        old = replaced_sums(replaced)
         base = with_delta(base, [one.file for one in rows], old, live_sums(f"the base of {name}", rows))
         require(f"the base of {name}", base_sum(base), table.table_sum)
     total = Sum(files.changes_count, int(files.changes_total, 16)) + log

@@ -9,13 +9,14 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
+from google.protobuf.message import DecodeError
 
 from anabranch.columnar.file_cells import FileCodec
 from anabranch.columnar.file_columns import file_type, may_need_text
 from anabranch.schema import Cell, Table, key_cells, key_text
 from anabranch.store.file_codecs import file_codecs
 from anabranch.v1 import value_pb2
-from anabranch.wire.values import NotGiven, column_reader
+from anabranch.wire.values import NotGiven, column_reader, column_writer
 from anabranch_compactor.effect_columns import EffectDecoder, exact_columns
 from anabranch_compactor.encode import NAME_SEPARATOR
 
@@ -77,8 +78,8 @@ def pulled(table: Table, batches: Batches) -> Batches:
 
 def without(table: Table, batch: pa.RecordBatch, keys: Collection[str]) -> pa.RecordBatch:
     """The rows (``c…`` and ``x…``) but for those of some keys (as texts)."""
-    cells = cells_of(table, file_codecs(table.columns), batch)
-    of_key = zip(*(cells[i] for i in table.key_index), strict=True)
+    codecs, there = file_codecs(table.columns), set(batch.schema.names)
+    of_key = zip(*(_cells(codecs[i], batch, i, there) for i in table.key_index), strict=True)
     return batch.filter(pa.array([key_text(key) not in keys for key in of_key], pa.bool_()))
 
 
@@ -90,10 +91,22 @@ def as_batch(table: Table, rows: Sequence[Sequence[Cell]]) -> pa.RecordBatch:
 
 
 def conflict_decoder(table: Table) -> Decoder:
-    """Conflicts to rows that give the key and the losing value alone. A value of a column that the table no longer has,
-    or that is not given, stays as it is, in ``untyped``."""
+    """Conflicts to rows that give the key and the losing value alone. ``untyped`` has a value as it is where its column
+    does not give it back byte by byte: what lost has never been in Postgres, and may be written otherwise (``1e2``), or
+    be what the column could not hold; and it may be of a column that the table no longer has, or not be given."""
     codecs = file_codecs(table.columns)
-    readers = {c.name: (i, column_reader(c)) for i, c in enumerate(table.columns)}
+    readers = {c.name: (i, column_reader(c)) for i, c in enumerate(table.columns) if i not in table.key_index}
+    writers = [column_writer(column) for column in table.columns]
+
+    def typed(place: int, read: Callable[[value_pb2.Value], Cell], data: bytes) -> list[Cell]:
+        """The cell that the file column gives back as ``data``, where there is one."""
+        try:
+            values, exact = codecs[place].write([read(value_pb2.Value.FromString(data))])
+            [cell] = codecs[place].read(values, exact)
+            same = writers[place](cell).SerializeToString() == data
+        except (NotGiven, DecodeError, ValueError, OverflowError, TypeError, pa.ArrowException):
+            return []
+        return [cell] if same else []
 
     def decode(batch: pa.RecordBatch) -> Batches:
         rows = batch.num_rows
@@ -103,14 +116,12 @@ def conflict_decoder(table: Table) -> Decoder:
         for row, data in enumerate(batch.column("losing_value").to_pylist()):
             for i, cell in zip(table.key_index, key_cells(table, keys[row]), strict=True):
                 columns[i][row] = cell
-            place, read = readers.get(names[row], (None, None))
-            if place is None or read is None or place in table.key_index:
+            known = readers.get(names[row])
+            cells = [] if known is None else typed(*known, data)
+            if known is None or not cells:
                 untyped[row] = data
-                continue
-            try:
-                columns[place][row] = read(value_pb2.Value.FromString(data))
-            except NotGiven:
-                untyped[row] = data
+            else:
+                columns[known[0]][row] = cells[0]
         arrays, names_of_cells = _arrays(table, codecs, columns)
         ours = [name for name in batch.schema.names if name not in ("table_id", "losing_value")]
         yield pa.RecordBatch.from_arrays(
@@ -123,8 +134,10 @@ def conflict_decoder(table: Table) -> Decoder:
 
 def cells_of(table: Table, codecs: Sequence[FileCodec], batch: pa.RecordBatch) -> Columns:
     """The cells of columns ``c…`` and ``x…``."""
-    names = set(batch.schema.names)
-    return [
-        codec.read(batch.column(f"c{i}"), batch.column(f"x{i}").to_pylist() if f"x{i}" in names else None)
-        for i, codec in enumerate(codecs)
-    ]
+    there = set(batch.schema.names)
+    return [_cells(codec, batch, i, there) for i, codec in enumerate(codecs)]
+
+
+def _cells(codec: FileCodec, batch: pa.RecordBatch, place: int, there: Collection[str]) -> list[Cell]:
+    exact = f"x{place}"
+    return list(codec.read(batch.column(f"c{place}"), batch.column(exact).to_pylist() if exact in there else None))

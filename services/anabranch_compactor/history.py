@@ -25,8 +25,9 @@ from anabranch_compactor.shape import DELETE, INSERT, KINDS, NONE, OLD, UPDATE, 
 ORDER = ("position", "batch", "ordinal")
 SLICE_BYTES = 16 * 1024 * 1024
 SLICE_ROWS = 131_072
-_ROW_BYTES = 128
-"""What a row takes beside its texts and bytes, about."""
+_ROW_BYTES, _CELL_BYTES = 80, 16
+"""What a row takes beside its texts and bytes, and what each of its columns does, about: after the change, and before
+it."""
 _KIND_NAMES = pa.array([None, *KINDS.values()], pa.string())
 
 
@@ -119,10 +120,9 @@ def left(history: Filled) -> Places:
     return last[last >= 0]
 
 
-def replaced(history: Filled) -> Places:
-    """The rows of kind OLD of the keys that ``left`` gives, each the first one of its key."""
-    last = left(history)
-    begin: Places = history.starts[np.searchsorted(history.starts, last, side="right") - 1]
+def replaced(history: Filled, chosen: Places) -> Places:
+    """The rows of kind OLD of the same keys as some changes, each the first one of its key."""
+    begin: Places = history.starts[np.searchsorted(history.starts, chosen, side="right") - 1]
     there: Places = begin[history.kind[begin] == OLD]
     return there
 
@@ -148,7 +148,7 @@ def _index(places: Places) -> pa.Array:
 
 def slices(shape: Shape, history: Filled, chosen: Places, sources: Sequence[Mapping[int, Places]]) -> Iterator[Places]:
     """Some changes, so many at a time that their values (``sources``: where they stand) fit in memory."""
-    sizes = np.full(len(chosen), _ROW_BYTES, np.int64)
+    sizes = np.full(len(chosen), _ROW_BYTES + _CELL_BYTES * shape.width, np.int64)
     for i in range(shape.width):
         values = history.rows.column(f"c{i}")
         if not (pa.types.is_string(values.type) or pa.types.is_binary(values.type)):

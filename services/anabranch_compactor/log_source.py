@@ -111,11 +111,13 @@ def _decoded(
     """Rows of several tables, each decoded as its table's, with its way."""
     import pyarrow.compute as pc
 
-    decoders = {number: decoder(route.table) for number, route in routes.items()}
+    decoders: dict[int, Callable[[pa.RecordBatch], Iterator[pa.RecordBatch]]] = {}
     for batch in rows:
         numbers = pc.unique(batch.column("table_id")).to_pylist()
         for number in numbers:
             mine = batch if len(numbers) == 1 else batch.filter(pc.equal(batch.column("table_id"), number))
+            if number not in decoders:
+                decoders[number] = decoder(routes[number].table)
             for decoded in decoders[number](mine):
                 yield routes[number], decoded
 

@@ -7,10 +7,13 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import groupby
+from operator import itemgetter
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import fs
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from anabranch.columnar.file_columns import OWN
 from anabranch.columnar.manifest import Base, File, TableFiles, table_folder
@@ -21,19 +24,20 @@ from anabranch_compactor.base_rows import base_groups, base_table, in_slices, la
 from anabranch_compactor.decode import Batches
 from anabranch_compactor.encode import ColumnEncoder
 from anabranch_compactor.history import ORDER
+from anabranch_compactor.packing import whole as one_batch
 from anabranch_compactor.parquet_files import FILE_BYTES
-from anabranch_compactor.prove import prove, require, total_of
+from anabranch_compactor.prove import content_of, prove, require, total_of
 from anabranch_compactor.run import Run
 from anabranch_compactor.shape import Shape, quoted
 from anabranch_compactor.task_files import MERGED, Place, task_files
 from anabranch_compactor.tracing import traced
-from anabranch_compactor.units import BASE, CHANGES, Unit
+from anabranch_compactor.units import BASE, CHANGES, CONFLICTS, Unit
 from anabranch_compactor.written import Written
 
 MOST_OF_A_SIZE = 8
 """Files of about one size before they are put together into one."""
 _STEP = 8
-_SMALLEST = 2 * 1024 * 1024
+_SMALLEST = 1024 * 1024
 _STEPS = 2
 _ROW_GROUP_BYTES = 16 * 1024 * 1024
 
@@ -46,11 +50,12 @@ def merged(run: Run, shapes: Mapping[str, Shape], tables: Mapping[str, TableFile
     """
     done = dict(tables)
     for name, shape in shapes.items():
-        chosen = to_merge(of_registration(tables[name].changes, run.plan.database.first_positions[name]))
-        # What this run alone has written was only just sorted.
-        if any(f"/{run.run_id}/" not in file.path for file in chosen):
-            kept = tuple(file for file in tables[name].changes if file not in chosen)
-            done[name] = replace(done[name], changes=(*kept, *_merged_changes(run, shape, chosen)))
+        since = run.plan.database.first_positions[name]
+        done[name] = replace(
+            done[name],
+            changes=_merged_history(run, shape, CHANGES, tables[name].changes, since),
+            conflicts=_merged_history(run, shape, CONFLICTS, tables[name].conflicts, since),
+        )
     for name, base in _merged_bases(run, shapes, tables).items():
         done[name] = replace(done[name], base=base)
     return done
@@ -81,33 +86,44 @@ def to_merge(files: tuple[File, ...]) -> tuple[File, ...]:
     return ()
 
 
-def _merged_changes(run: Run, shape: Shape, chosen: Sequence[File]) -> tuple[File, ...]:
-    """New files for some of ``changes/``. Sorted by Spark's own operators, since they may be more than fits in
-    memory."""
-    folder = f"{table_folder(CHANGES, shape.table.name)}/{MERGED}/{run.run_id}"
+def _merged_history(run: Run, shape: Shape, what: str, files: tuple[File, ...], since: int) -> tuple[File, ...]:
+    """The files of ``changes/`` or ``conflicts/`` of a table after small ones were put together. Sorted by Spark's own
+    operators, since they may be more than fits in memory."""
+    chosen = to_merge(of_registration(files, since))
+    # What this run alone has written was only just sorted.
+    if all(f"/{run.run_id}/" in file.path for file in chosen):
+        return files
+    folder = f"{table_folder(what, shape.table.name)}/{MERGED}/{run.run_id}"
     size, count = sum(file.bytes for file in chosen), sum(file.rows for file in chosen)
-    rows = run.spark.read.schema(shape.changes).parquet(*(_as_it_is(f"{run.folder}/{file.path}") for file in chosen))
-    rows = rows.repartition(max(1, math.ceil(size / (FILE_BYTES / 2)))).sortWithinPartitions(
-        *(rows[quoted(shape.names[i])] for i in shape.table.key_index), *(rows[OWN][name] for name in ORDER)
-    )
+    schema = from_arrow_schema(shape.schemas[what])
+    rows = run.spark.read.schema(schema).parquet(*(_as_it_is(f"{run.folder}/{file.path}") for file in chosen))
+    order = [*(rows[quoted(shape.names[i])] for i in shape.table.key_index), *(rows[OWN][name] for name in ORDER)]
+    rows = rows.repartitionByRange(max(1, math.ceil(size / (FILE_BYTES / 2))), *order).sortWithinPartitions(*order)
     most = max(1_000, FILE_BYTES * count // max(1, size))
     with span("write") as one:
         one.set_attribute("anabranch.folder", folder)
         options = rows.write.option("maxRecordsPerFile", most).option("parquet.block.size", _ROW_GROUP_BYTES)
         options.mode("errorifexists").parquet(f"{run.folder}/{folder}")
     listed = [file for file in run.files.below(folder) if file.path.endswith(".parquet")]
-    written = [Written(0, CHANGES, f"{folder}/{file.path}", 0, file.bytes) for file in listed]
-    proven = prove(run, [Unit(CHANGES, shape, 0, 1)], written)
-    total = Sum()
-    for file in chosen:
-        total += Sum(file.rows, int(file.total, 16))
-    require(f"the merged changes of {shape.table.name}", total_of(proven), total)
-    return tuple(one.file for one in proven)
+    old = [Written(0, what, file.path, file.rows, file.bytes) for file in chosen]
+    new = [Written(0, what, f"{folder}/{file.path}", 0, file.bytes) for file in listed]
+    proven = prove(run, [Unit(what, shape, 0, 1)], [*old, *new], content=True)
+    before, after = proven[: len(old)], proven[len(old) :]
+    require(f"the merged {what} of {shape.table.name}", total_of(after), _published(chosen))
+    require(f"the merged rows of {what} of {shape.table.name}", content_of(after), content_of(before))
+    return (*(file for file in files if file not in chosen), *(one.file for one in after))
 
 
 def _as_it_is(path: str) -> str:
     """A path for Spark to read, in which no character stands for others."""
     return re.sub(r"([\\*?\[\]{}])", r"\\\1", path)
+
+
+def _published(files: Iterable[File]) -> Sum:
+    total = Sum()
+    for file in files:
+        total += Sum(file.rows, int(file.total, 16))
+    return total
 
 
 def _merged_bases(run: Run, shapes: Mapping[str, Shape], tables: Mapping[str, TableFiles]) -> dict[str, Base]:
@@ -143,11 +159,15 @@ def bucket_merger(units: Sequence[Unit], todo: Sequence[tuple[int, int]], place:
                 number, bucket = todo[at]
                 unit, task = units[number], task_files(place, number)
                 assert unit.before is not None
-                files = [file for file in unit.before.files if file.bucket == bucket]
-                whole = [task.path(file.path) for file in files if not file.delta]
-                deltas = [task.path(file.path) for file in files if file.delta]
+                mine = [file for file in unit.before.files if file.bucket == bucket]
+                whole = [task.path(file.path) for file in mine if not file.delta]
+                deltas = [task.path(file.path) for file in mine if file.delta]
+                told = []
                 tables = merged_bucket(unit.shape, task.filesystem, whole, deltas)
-                told = [asdict(one) for one in task.write(BASE, unit.shape, tables, bucket, below=MERGED)]
+                for piece, some in groupby(tables, key=itemgetter(0)):
+                    one = (table for _, table in some)
+                    files = task.write(BASE, unit.shape, one, bucket, below=MERGED, piece=piece)
+                    told += [asdict(file) for file in files]
                 yield pa.RecordBatch.from_arrays([pa.array([json.dumps(told)])], names=["told"])
 
     return merge
@@ -155,15 +175,16 @@ def bucket_merger(units: Sequence[Unit], todo: Sequence[tuple[int, int]], place:
 
 def merged_bucket(
     shape: Shape, filesystem: fs.FileSystem, whole: Sequence[str], deltas: Sequence[str]
-) -> Iterator[pa.Table]:
-    """The latest rows of a bucket: those of its whole files, row group by row group, each with what deltas have for it
-    and what they have up to its last key. In memory are the deltas and a row group."""
+) -> Iterator[tuple[int, pa.Table]]:
+    """The latest rows of a bucket, with the number of the whole file that they are to be in: those of its whole files,
+    row group by row group, each with what deltas have for it and what they have up to its last key; at the end of the
+    last one what deltas have beyond it. In memory are the deltas and a row group."""
     encoder = ColumnEncoder(shape.table)
     new = latest(shape, _together(rows for path in deltas for rows in base_groups(shape, filesystem, path)))
     changed = encoder.keys(new)
     new = new.filter(pc.invert(new.column("deleted")))
     new = new.append_column("kept", pa.repeat(pa.scalar(True), new.num_rows))
-    for path in whole:
+    for number, path in enumerate(whole):
         for rows in base_groups(shape, filesystem, path):
             kept = pc.invert(pc.is_in(encoder.keys(rows), value_set=changed))
             last = rows.num_rows - 1
@@ -171,12 +192,14 @@ def merged_bucket(
             order = pc.sort_indices(both, sort_keys=[(name, "ascending") for name in shape.sorting])
             cut = pc.index(order, pa.scalar(last, pa.uint64())).as_py() + 1
             here, new = both.take(order.slice(0, cut)), both.take(order.slice(cut))
-            yield from _tables(shape, here.filter(here.column("kept")))
-    yield from _tables(shape, new)
+            for table in _tables(shape, here.filter(here.column("kept"))):
+                yield number, table
+    for table in _tables(shape, new):
+        yield max(0, len(whole) - 1), table
 
 
 def _together(batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
-    return pa.Table.from_batches(list(batches)).combine_chunks().to_batches()[0]
+    return one_batch(pa.Table.from_batches(list(batches)))
 
 
 def _tables(shape: Shape, rows: pa.RecordBatch) -> Iterator[pa.Table]:

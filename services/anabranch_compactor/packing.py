@@ -65,8 +65,7 @@ def _packed(gathered: dict[int, tuple[Route, list[pa.RecordBatch]]]) -> Iterator
         if route.parts == 1:
             yield _package(route.first, rows)
             continue
-        rows = rows.combine_chunks()
-        keys = ColumnEncoder(route.table).keys(rows.to_batches()[0])
+        keys = ColumnEncoder(route.table).keys(whole(rows))
         part = key_hashes(keys) % route.parts
         order = np.argsort(part, kind="stable")
         bounds = np.searchsorted(part[order], np.arange(route.parts + 1))
@@ -88,12 +87,31 @@ def _package(part: int, rows: pa.Table) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([part], pa.int32()), package], schema=PACKED_SCHEMA)
 
 
-def unpacked(batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch | None:
-    """All rows of the packages of a part, in no particular order; None where there are none."""
-    tables = [_read(package) for batch in batches for package in batch.column("rows")]
-    if not tables:
-        return None
-    found: pa.RecordBatch = pa.concat_tables(tables).combine_chunks().to_batches()[0]
+def unpacked(batches: Iterable[pa.RecordBatch], part: int) -> pa.RecordBatch | None:
+    """All rows of the packages of a part, in no particular order; None where there are none.
+
+    Raises:
+        ValueError: a package is another part's.
+    """
+    tables = []
+    for batch in batches:
+        for number, package in zip(batch.column("part").to_pylist(), batch.column("rows"), strict=True):
+            if number != part:
+                raise ValueError(f"a package of part {number} has come to part {part}")
+            tables.append(_read(package))
+    return whole(pa.concat_tables(tables)) if tables else None
+
+
+def whole(rows: pa.Table) -> pa.RecordBatch:
+    """Rows as one batch.
+
+    Raises:
+        ValueError: a column has more than 2 GiB.
+    """
+    batches = rows.combine_chunks().to_batches()
+    if len(batches) > 1:
+        raise ValueError(f"{rows.num_rows} rows have {rows.nbytes} bytes, which is too much for one task")
+    found: pa.RecordBatch = batches[0] if batches else pa.RecordBatch.from_pylist([], schema=rows.schema)
     return found
 
 

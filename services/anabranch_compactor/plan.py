@@ -37,15 +37,15 @@ class PlanError(Exception):
 @dataclass(frozen=True, slots=True)
 class TablePlan:
     """``log``: the sum of the table's effects in the run's stretch, None where there are none. ``conflicts``: that of
-    its conflicts. ``table_sum``: its rows at the moment. ``pages``: its pages, where its first base is to be pulled;
+    its conflicts. ``table_sum``: its rows at the moment. ``extent``: its size, where its first base is to be pulled;
     ``taken_back``: of the rows that it has then those that changes past the services have touched which are in no group
     yet, by key text, as they were before (None: not there)."""
 
     shape: Shape
     log: store.LogSum | None
-    conflicts: Sum | None
+    conflicts: store.LogSum | None
     table_sum: Sum
-    pages: int | None
+    extent: store.Extent | None
     taken_back: Mapping[str, Row | None]
 
 
@@ -98,7 +98,7 @@ def planned(url: str, db_name: str) -> Iterator[Plan]:
         store.lock_rows(conn, database.schema_name, lacking)
         with span("plan"):
             plan = _plan(conn, db_name, lacking)
-        if all(table.pages is None for table in plan.tables.values()):
+        if all(table.extent is None for table in plan.tables.values()):
             conn.execute("commit")
         yield plan
 
@@ -149,9 +149,9 @@ def _plan(conn: Session, db_name: str, locked: Sequence[str]) -> Plan:
     for name, table in database.tables.items():
         known = None if last is None else last.tables.get(name)
         shape = Shape(file_table(table, () if known is None else known.columns.ever))
-        pages, taken_back = _rows_to_pull(conn, database, table) if name in lacking else (None, {})
+        extent, taken_back = _rows_to_pull(conn, database, table) if name in lacking else (None, {})
         log, lost = logs.get(table.id), conflicts.get(table.id)
-        tables[name] = TablePlan(shape, log, lost, sums[table.id], pages, taken_back)
+        tables[name] = TablePlan(shape, log, lost, sums[table.id], extent, taken_back)
     strays = (logs.keys() | conflicts.keys()) - database.tables_by_id.keys()
     if strays:
         raise PlanError(f"the log has changes of tables that are not registered: {sorted(strays)}")
@@ -159,11 +159,13 @@ def _plan(conn: Session, db_name: str, locked: Sequence[str]) -> Plan:
     return Plan(database, after, upto, tuple(cuts), last, tables, snapshot)
 
 
-def _rows_to_pull(conn: Session, database: Database, table: Table) -> tuple[int | None, Mapping[str, Row | None]]:
+def _rows_to_pull(
+    conn: Session, database: Database, table: Table
+) -> tuple[store.Extent | None, Mapping[str, Row | None]]:
     try:
         with conn.transaction():
             taken_back = rows_before(conn, database, table)
     except (UndrainedError, UndecodableError):
         # The table's first base waits for the next run, when the resolver has come to them, or for its registration.
         return None, {}
-    return store.read_pages(conn, database.schema_name, table.name), taken_back
+    return store.read_extent(conn, database.schema_name, table.name), taken_back

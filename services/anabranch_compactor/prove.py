@@ -6,7 +6,7 @@ Nothing that the decoding has made is taken over: what is compared are sums over
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from anabranch.wire.values import column_writer
 from anabranch_compactor.base_rows import cells_of
 from anabranch_compactor.decode import Batches
 from anabranch_compactor.decode import cells_of as python_cells
-from anabranch_compactor.encode import NAME_SEPARATOR, ColumnEncoder, effect_sum, row_sum
+from anabranch_compactor.encode import NAME_SEPARATOR, ColumnEncoder, effect_sum, hash_sum, row_sum
 from anabranch_compactor.packing import key_hashes
 from anabranch_compactor.run import Run
 from anabranch_compactor.shape import CONFLICT_FIELDS, KINDS, Shape
@@ -34,9 +34,10 @@ from anabranch_compactor.tracing import traced
 from anabranch_compactor.units import BASE, CHANGES, CONFLICTS, Unit
 from anabranch_compactor.written import Written
 
-ROWS_AT_ONCE = 65_536
+ROWS_AT_ONCE, BYTES_AT_ONCE = 65_536, 32 * 1024 * 1024
 _LATEST = 2**63 - 1
 _NOTHING = Sum()
+_NONE, _BETWEEN = pa.scalar(b"\x00", pa.binary()), pa.scalar(b"\x1f", pa.binary())
 _TASKS_PER_CORE = 8
 
 
@@ -47,13 +48,15 @@ class ProofError(Exception):
 @dataclass(frozen=True, slots=True)
 class FileSum:
     """What a file adds up to, and the first and last position of its rows. ``live``: those of a base's rows that are
-    not deleted. ``astray``: rows of a base that are not of the file's bucket."""
+    not deleted. ``astray``: rows of a base that are not of the file's bucket. ``content``: whole rows,
+    where asked for."""
 
     sum: Sum = _NOTHING
     first_position: int = _LATEST
     last_position: int = -1
     live: Sum = _NOTHING
     astray: int = 0
+    content: Sum = _NOTHING
 
     def __add__(self, other: FileSum) -> FileSum:
         return FileSum(
@@ -62,6 +65,7 @@ class FileSum:
             max(self.last_position, other.last_position),
             self.live + other.live,
             self.astray + other.astray,
+            self.content + other.content,
         )
 
 
@@ -89,8 +93,8 @@ class Proven:
         )
 
 
-def prove(run: Run, units: Sequence[Unit], files: Sequence[Written]) -> list[Proven]:
-    """Read files again, by tasks of Spark's, and add up what is in them."""
+def prove(run: Run, units: Sequence[Unit], files: Sequence[Written], *, content: bool = False) -> list[Proven]:
+    """Read files again, by tasks of Spark's, and add up what is in them. ``content``: the sums of whole rows, too."""
     if not files:
         return []
     folder, root = file_system(run.folder)[1], run.root
@@ -102,6 +106,8 @@ def prove(run: Run, units: Sequence[Unit], files: Sequence[Written]) -> list[Pro
                 one, unit = files[number], units[files[number].unit]
                 with pq.ParquetFile(f"{folder}/{one.path}", filesystem=filesystem) as file:
                     found = file_sum(one.what, unit.shape, file, one.bucket, unit.buckets)
+                    if content:
+                        found += FileSum(content=content_sum(one.what, unit.shape, file))
                 yield pa.RecordBatch.from_pylist([_told(number, found)])
 
     tasks = min(len(files), _TASKS_PER_CORE * run.spark.sparkContext.defaultParallelism)
@@ -111,7 +117,10 @@ def prove(run: Run, units: Sequence[Unit], files: Sequence[Written]) -> list[Pro
     return [Proven(file, sums[number]) for number, file in enumerate(files)]
 
 
-_SCHEMA = "number long, count long, total binary, first long, last long, live long, live_total binary, astray long"
+_SCHEMA = (
+    "number long, count long, total binary, first long, last long, live long, live_total binary, astray long, "
+    "content binary"
+)
 
 
 def _told(number: int, found: FileSum) -> dict[str, object]:
@@ -124,12 +133,14 @@ def _told(number: int, found: FileSum) -> dict[str, object]:
         "live": found.live.count,
         "live_total": found.live.to_bytes(),
         "astray": found.astray,
+        "content": found.content.to_bytes(),
     }
 
 
 def _sum_of(row: Mapping[str, Any]) -> FileSum:
     total, live = int.from_bytes(row["total"], "big"), int.from_bytes(row["live_total"], "big")
-    return FileSum(Sum(row["count"], total), row["first"], row["last"], Sum(row["live"], live), row["astray"])
+    content = Sum(row["count"], int.from_bytes(row["content"], "big"))
+    return FileSum(Sum(row["count"], total), row["first"], row["last"], Sum(row["live"], live), row["astray"], content)
 
 
 def file_sum(what: str, shape: Shape, file: pq.ParquetFile, bucket: int = 0, buckets: int = 1) -> FileSum:
@@ -138,7 +149,7 @@ def file_sum(what: str, shape: Shape, file: pq.ParquetFile, bucket: int = 0, buc
     there = set(file.schema_arrow.names)
     own = [f"{OWN}.{name}" for name in (*reading.own, "exact")]
     columns = [*(name for name in shape.names if name in there), *own]
-    for batch in file.iter_batches(ROWS_AT_ONCE, columns=columns, use_threads=False):
+    for batch in _batches(file, columns):
         struct = batch.column(OWN)
         ours = dict(zip([field.name for field in struct.type], struct.flatten(), strict=True))
         cells = cells_of(shape, batch, range(shape.width))
@@ -146,6 +157,14 @@ def file_sum(what: str, shape: Shape, file: pq.ParquetFile, bucket: int = 0, buc
         total += FileSum(Sum(), bounds["min"].as_py(), bounds["max"].as_py())
         total += reading.add(shape, cells, ours, Bucketed(bucket, buckets))
     return total
+
+
+def _batches(file: pq.ParquetFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """A file's rows, so many at a time as fit in memory; none of two row groups together."""
+    for group in range(file.num_row_groups):
+        about = file.metadata.row_group(group)
+        size = min(ROWS_AT_ONCE, max(1, BYTES_AT_ONCE * about.num_rows // max(1, about.total_byte_size)))
+        yield from file.iter_batches(size, row_groups=[group], columns=columns, use_threads=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,12 +221,62 @@ _READING = {
 }
 
 
+def content_sum(what: str, shape: Shape, file: pq.ParquetFile) -> Sum:
+    """The sum of hashes of whole rows, our struct and all: equal where files have the same rows in any order."""
+    schema, total = shape.schemas[what], Sum()
+    for batch in _batches(file, file.schema_arrow.names):
+        leaves = [text for field in schema for text in _texts(field, _field(batch, field.name))]
+        present = [pc.fill_null(one, _NONE) for one in leaves]
+        total += hash_sum(pc.binary_join_element_wise(*present, _BETWEEN))
+    return total
+
+
+def _field(batch: pa.RecordBatch, name: str) -> pa.Array | None:
+    return batch.column(name) if name in batch.schema.names else None
+
+
+def _texts(field: pa.Field, values: pa.Array | None) -> Iterator[pa.Array | pa.Scalar]:
+    """What a column's values are, as bytes, of each leaf. One that is younger than its file is NULL."""
+    kind = field.type
+    if pa.types.is_struct(kind):
+        parts = {} if values is None else dict(zip([f.name for f in values.type], values.flatten(), strict=True))
+        for inner in kind:
+            yield from _texts(inner, parts.get(inner.name))
+    elif values is None or values.null_count == len(values):
+        yield _NONE
+    elif pa.types.is_map(kind) or pa.types.is_list(kind):
+        # Few: names of changed columns, and texts of what columns can't hold.
+        yield pa.array([None if one is None else repr(one).encode() for one in values.to_pylist()], pa.binary())
+    else:
+        same = values if values.type == kind else values.cast(kind)
+        yield (same if pa.types.is_binary(kind) else same.cast(pa.string()).cast(pa.binary()))
+
+
 def total_of(proven: Iterable[Proven]) -> Sum:
     """All files together."""
     total = Sum()
     for one in proven:
         total += one.found.sum
     return total
+
+
+def content_of(proven: Iterable[Proven]) -> Sum:
+    """The whole rows of all files together."""
+    total = Sum()
+    for one in proven:
+        total += one.found.content
+    return total
+
+
+def require_positions(what: str, files: Iterable[Proven], first: int, last: int) -> None:
+    """Raises ProofError where a row has a position that is not from ``first`` to ``last``."""
+    for one in files:
+        found = one.found
+        if found.first_position < first or found.last_position > last:
+            raise ProofError(
+                f"{what}: {one.written.path} has positions {found.first_position} to {found.last_position}, "
+                f"not of {first} to {last}"
+            )
 
 
 def require(what: str, found: Sum, wanted: Sum) -> None:

@@ -45,8 +45,8 @@ def pulled_rows(run: Run, units: Sequence[Unit]) -> DataFrame:
 
 def _pulls(run: Run, unit: Unit) -> Iterator[Pull]:
     plan, table = run.plan, run.plan.tables[unit.shape.table.name]
-    assert table.pages is not None
-    reads = max(1, -(-table.pages // PAGES_PER_READ))
+    assert table.extent is not None
+    reads = max(1, -(-table.extent.pages // PAGES_PER_READ))
     for number in range(reads):
         first = number * PAGES_PER_READ
         # The last one reads to the end, wherever that is by now.

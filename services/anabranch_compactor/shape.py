@@ -1,4 +1,4 @@
-"""A table as Spark's columns see it.
+"""A table as columns of rows and of files.
 
 While rows are worked on, their columns have names of ours, so that a table's columns may have any: ``c0``, ``c1``, …
 are the cells, in the table's order, and ``x0``, … the exact texts of those that their file column can't hold (only for
@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import pyarrow as pa
-from pyspark.sql import types as T  # noqa: N812 - as everybody calls it
-from pyspark.sql.pandas.types import from_arrow_type
 
 from anabranch.columnar.file_columns import OWN, FileTable, may_need_text
 from anabranch.schema import Table
@@ -23,7 +21,6 @@ KINDS = {1: "insert", 2: "update", 3: "delete", 4: "none"}
 """Numbers of ``anabranch.v1.EffectType`` to what files say."""
 OLD, INSERT, UPDATE, DELETE, NONE = range(5)
 """OLD is none of the log: what a row was before the run."""
-EXACT = T.MapType(T.StringType(), T.StringType())
 EXACT_TEXTS = pa.map_(pa.string(), pa.string())
 CONFLICT_FIELDS = (
     "position",
@@ -66,11 +63,6 @@ class Shape:
         return [c.file_name for c in self.file_table.columns]
 
     @cached_property
-    def types(self) -> list[T.DataType]:
-        """Spark's types, in the table's order."""
-        return [from_arrow_type(c.type) for c in self.file_table.columns]
-
-    @cached_property
     def with_text(self) -> list[int]:
         """Places of the columns that may need exact texts."""
         return [i for i, c in enumerate(self.table.columns) if may_need_text(c)]
@@ -95,11 +87,6 @@ class Shape:
     def rest(self) -> list[int]:
         """Places of the columns that are not the key's."""
         return [i for i in range(self.width) if i not in self.table.key_index]
-
-    @cached_property
-    def before(self) -> T.StructType:
-        """The struct of the values before a change."""
-        return T.StructType([T.StructField(self.names[i], self.types[i]) for i in self.rest])
 
     @cached_property
     def changes_schema(self) -> pa.Schema:
@@ -140,22 +127,3 @@ class Shape:
     def _schema(self, ours: Sequence[tuple[str, pa.DataType]]) -> pa.Schema:
         columns = [pa.field(c.file_name, c.type) for c in self.file_table.columns]
         return pa.schema([*columns, pa.field(OWN, pa.struct([pa.field(name, kind) for name, kind in ours]))])
-
-    @cached_property
-    def changes(self) -> T.StructType:
-        """A row of ``changes/``."""
-        ours = [
-            T.StructField("position", T.LongType()),
-            T.StructField("batch", T.StringType()),
-            T.StructField("ordinal", T.IntegerType()),
-            T.StructField("node", T.StringType()),
-            T.StructField("type", T.StringType()),
-            T.StructField("changed", T.ArrayType(T.StringType())),
-            T.StructField("complete", T.BooleanType()),
-            T.StructField("exact", EXACT),
-            T.StructField("exact_before", EXACT),
-        ]
-        if self.rest:
-            ours.append(T.StructField("before", self.before))
-        fields = [T.StructField(n, t) for n, t in zip(self.names, self.types, strict=True)]
-        return T.StructType([*fields, T.StructField(OWN, T.StructType(list(ours)))])

@@ -39,11 +39,19 @@ class TaskFiles:
     prefix: str
 
     def write(
-        self, what: str, shape: Shape, tables: Iterable[pa.Table], bucket: int | None = None, *, below: str = ""
+        self,
+        what: str,
+        shape: Shape,
+        tables: Iterable[pa.Table],
+        bucket: int | None = None,
+        *,
+        below: str = "",
+        piece: int = 0,
     ) -> Iterator[Written]:
-        """Write rows of changes, conflicts or a base (``what``), into as few files as their size allows."""
+        """Write rows of changes, conflicts or a base (``what``), into as few files as their size allows. A task that
+        writes several times numbers its pieces."""
         folder = "/".join(filter(None, (table_folder(what, shape.table.name), below, self.place.run_id)))
-        prefix = self.prefix if bucket is None else f"bucket-{bucket:05}-{self.prefix}"
+        prefix = f"{self.prefix}-{piece}" if bucket is None else f"bucket-{bucket:05}-{self.prefix}-{piece}"
         for file in write_files(self.filesystem, self.path(folder), prefix, shape.schemas[what], tables):
             path = f"{folder}/{file.name}"
             yield Written(self.number, what, path, file.rows, file.bytes, bucket or 0, below == DELTA)

@@ -19,14 +19,15 @@ from anabranch_compactor.plan import Plan, TablePlan
 from anabranch_compactor.shape import Shape
 
 KINDS = CHANGES, CONFLICTS, BASE = "changes", "conflicts", "base"
-PART_ROWS, PART_BYTES = 1_500_000, 128 * 1024 * 1024
-"""The most rows of a part (changes, and rows as they were before), and their bytes: a task holds them in memory."""
+PART_ROWS, PART_BYTES = 750_000, 256 * 1024 * 1024
+"""The most rows of a part (changes, and rows as they were before), and about the most memory that they take: a task
+holds them."""
 SMALL_ROWS = 50_000
 """Rows that are not worth another task."""
-PAGE_BYTES = 8_192
 _UNPACKED = 4
 """About how often more a row takes in memory than in a file."""
-_CONFLICT_BYTES = 300
+_CELL_BYTES = 24
+"""What each column of a row takes beside what it holds: a number at least, and where its value before and after is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +61,20 @@ def units_of(plan: Plan, cores: int) -> list[Unit]:
 
 
 def _units(table: TablePlan, known: TableFiles, cores: int) -> Iterator[tuple[str, int, int, Base | None]]:
+    width = table.shape.width * _CELL_BYTES
     if table.log is not None:
         base = known.base
         before, before_bytes = rows_before(table.log.effects.count, known)
-        parts = parts_of(table.log.effects.count + before, table.log.bytes + before_bytes, cores)
+        count = table.log.effects.count + before
+        parts = parts_of(count, table.log.bytes + before_bytes + count * width, cores)
         yield CHANGES, parts, 0 if base is None else len(base.buckets), base
     if table.conflicts is not None:
-        count = table.conflicts.count
-        yield CONFLICTS, parts_of(count, count * _CONFLICT_BYTES, cores), 0, None
-    if table.pages is not None:
-        size = table.pages * PAGE_BYTES
-        buckets = _power_of_two(math.ceil(size / FILE_BYTES))
-        yield BASE, max(buckets, parts_of(table.table_sum.count, size, cores)), buckets, None
+        count = table.conflicts.effects.count
+        yield CONFLICTS, parts_of(count, table.conflicts.bytes + count * width, cores), 0, None
+    if table.extent is not None:
+        buckets = _power_of_two(math.ceil(table.extent.bytes / FILE_BYTES))
+        count = table.table_sum.count
+        yield BASE, max(buckets, parts_of(count, table.extent.bytes + count * width, cores)), buckets, None
 
 
 def rows_before(changes: int, known: TableFiles) -> tuple[int, int]:

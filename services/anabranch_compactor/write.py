@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from anabranch.columnar.file_columns import OWN
+from anabranch.columnar.proof import Sum
 from anabranch.runtime.telemetry import span
 from anabranch_compactor.base_rows import base_table, by_bucket, in_slices, rows_of, touched
 from anabranch_compactor.decode import Batches
@@ -32,10 +33,10 @@ from anabranch_compactor.history import (
     rows_left,
     slices,
 )
-from anabranch_compactor.packing import key_hashes, unpacked
+from anabranch_compactor.packing import key_hashes, unpacked, whole
 from anabranch_compactor.pull import pulled_rows
 from anabranch_compactor.run import Run
-from anabranch_compactor.shape import CONFLICT_FIELDS, Shape
+from anabranch_compactor.shape import CONFLICT_FIELDS, DELETE, Shape
 from anabranch_compactor.task_files import DELTA, Place, TaskFiles, task_files
 from anabranch_compactor.tracing import traced
 from anabranch_compactor.units import BASE, CHANGES, CONFLICTS, Unit, unit_of
@@ -76,11 +77,11 @@ def writer(units: Sequence[Unit], place: Place) -> Callable[[Batches], Batches]:
     """Packages of one part to files: a row of JSON, with all that ``Parts`` has."""
 
     def write_part(batches: Batches) -> Batches:
-        rows = unpacked(batches)
-        if rows is None:
-            return
         context = TaskContext.get()
         assert context is not None
+        rows = unpacked(batches, context.partitionId())
+        if rows is None:
+            return
         number = unit_of(units, context.partitionId())
         unit = units[number]
         part = _WRITERS[unit.what](task_files(place, number), unit, rows)
@@ -92,29 +93,33 @@ def writer(units: Sequence[Unit], place: Place) -> Callable[[Batches], Batches]:
 def _changes(task: TaskFiles, unit: Unit, rows: pa.RecordBatch) -> Parts:
     shape, encoder, part = unit.shape, ColumnEncoder(unit.shape.table), Parts()
     if unit.before is not None:
-        keys = encoder.keys(rows).unique()
-        buckets = set((key_hashes(keys) % unit.buckets).tolist())
+        buckets = set((key_hashes(encoder.keys(rows).unique()) % unit.buckets).tolist())
         paths = [task.path(file.path) for file in touched(unit.before.files, buckets)]
-        old = rows_of(shape, encoder, task.filesystem, paths, keys)
+        old = rows_of(shape, encoder, task.filesystem, paths, rows)
         if old is not None:
             both = pa.concat_tables([pa.Table.from_batches([one]) for one in (rows, old)])
-            rows = both.combine_chunks().to_batches()[0]
+            rows = whole(both)
     history = filled(shape, in_order(shape, rows), encoder)
     part.files += task.write(CHANGES, shape, changes_of(shape, history))
     if unit.before is None:
         return part
     chosen = left(history)
     for bucket, places in by_bucket(history.keys.take(pa.array(chosen)), unit.buckets):
+        mine = chosen[places]
         tables = (
-            base_table(shape, rows_left(shape, history, some))
-            for some in slices(shape, history, chosen[places], [history.after])
+            base_table(shape, rows_left(shape, history, some)) for some in slices(shape, history, mine, [history.after])
         )
         part.files += task.write(BASE, shape, tables, bucket, below=DELTA)
-    gone = history.rows.take(pa.array(replaced(history)))
-    for bucket, places in by_bucket(encoder.keys(gone), unit.buckets):
-        total = row_sum(encoder, gone.take(pa.array(places)))
-        part.replaced.append(Replaced(task.number, bucket, total.count, f"{total.total:032x}"))
+        old, gone = Sum(), Sum()
+        for some in slices(shape, history, mine, [history.after, history.before]):
+            old += row_sum(encoder, history.rows.take(pa.array(replaced(history, some))))
+            gone += row_sum(encoder, rows_left(shape, history, some[history.kind[some] == DELETE]))
+        part.replaced.append(Replaced(task.number, bucket, *_told(old), *_told(gone)))
     return part
+
+
+def _told(total: Sum) -> tuple[int, str]:
+    return total.count, f"{total.total:032x}"
 
 
 def _base(task: TaskFiles, unit: Unit, rows: pa.RecordBatch) -> Parts:

@@ -21,13 +21,15 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """The rows of one bucket that a part's changes replace or delete: their number and the sum of their hashes, in
-    hexadecimal."""
+    """What a part's changes do to one bucket: the rows that they replace or delete, and the rows that are in its deltas
+    as deleted (``gone``): numbers, and sums of their hashes, in hexadecimal."""
 
     unit: int
     bucket: int
     count: int
     total: str
+    gone: int
+    gone_total: str
 
 
 @dataclass(slots=True)

@@ -16,10 +16,10 @@ from anabranch.columnar.file_columns import FileColumn, FileTable
 from anabranch.columnar.proof import Sum
 from anabranch.schema import Column, Kind, Table
 
-FORMAT = 1
+FORMAT = 2
+_READ = (1, 2)
+"""1 is of a release whose bases have their rows in other buckets: they are read as none, and pulled anew."""
 MANIFESTS = "_manifests"
-BUCKET_OF = "crc32"
-"""What of its key says in which bucket of a base a row is."""
 
 
 class ManifestError(ValueError):
@@ -56,8 +56,8 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The rows of a table at the manifest's position; a row's bucket is CRC-32 of its key as ``anabranch.canonical``
-    encodes it, modulo their number."""
+    """The rows of a table at the manifest's position; a row's bucket is CRC-32 of the values of its key's
+    columns, as ``anabranch.canonical`` encodes them, one behind the other, modulo their number."""
 
     buckets: tuple[Bucket, ...]
     files: tuple[File, ...] = ()
@@ -141,7 +141,7 @@ def from_json(content: Mapping[str, Any]) -> Manifest:
     Raises:
         ManifestError: it is of another format.
     """
-    if content.get("format") != FORMAT:
+    if content.get("format") not in _READ:
         raise ManifestError(f"a manifest of format {content.get('format')!r}; this release reads format {FORMAT}")
     return Manifest(
         content["run"],
@@ -151,7 +151,7 @@ def from_json(content: Mapping[str, Any]) -> Manifest:
         content["to_position"],
         content["schema_version"],
         content["previous"],
-        {name: _table(name, table) for name, table in content["tables"].items()},
+        {name: _table(name, table, content["format"]) for name, table in content["tables"].items()},
     )
 
 
@@ -169,7 +169,6 @@ def _table_json(table: TableFiles) -> dict[str, Any]:
         "base": None
         if table.base is None
         else {
-            "bucket_of": BUCKET_OF,
             "buckets": [asdict(b) for b in table.base.buckets],
             "files": _files_json(table.base.files),
         },
@@ -203,13 +202,10 @@ def _columns(content: Iterable[Mapping[str, Any]]) -> tuple[FileColumn, ...]:
     return tuple(found)
 
 
-def _table(name: str, content: Mapping[str, Any]) -> TableFiles:
+def _table(name: str, content: Mapping[str, Any], written_as: int) -> TableFiles:
     columns = _columns(content["columns"])
     table = Table(name, tuple(c.column for c in columns), tuple(content["key"]), content["table_id"])
-    base = content["base"]
-    if base is not None and base.get("bucket_of") != BUCKET_OF:
-        # Of an earlier release, whose rows lie otherwise: the next run pulls another.
-        base = None
+    base = content["base"] if written_as == FORMAT else None
     return TableFiles(
         content["table_id"],
         FileTable(table, columns, _columns(content["gone"])),

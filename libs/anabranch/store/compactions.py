@@ -44,8 +44,8 @@ from (select table_id, effect_hash as hash, octet_length(effect) as bytes from a
 group by table_id
 """
 CONFLICT_SUMS = f"""
-select table_id, count(*), {_BYTE_SUMS}
-from (select table_id, sha256(
+select table_id, count(*), coalesce(sum(bytes), 0), {_BYTE_SUMS}
+from (select table_id, octet_length(losing_value) + octet_length(key) as bytes, sha256(
           convert_to(concat_ws(chr(31), position, batch_id, ordinal, key, column_name, losing_batch, losing_node,
                                winning_batch, winning_node), 'UTF8') || losing_value) as hash
       from anabranch.conflicts
@@ -78,7 +78,7 @@ where c.database_id = %(db)s and not c.manifest ? 'forgotten'
                   and later.epoch = c.epoch and later.to_position > c.to_position and later.published_ms < %(since)s)
 """
 """Each manifest names every file of the lake, so that all of them together would grow with the square of the runs. What
-tables looked like stays (``run_shapes``)."""
+tables looked like stays (``run_shapes``). Runs of a month before were seen to by those after them."""
 LAST = """
 select run_id, epoch, from_position, to_position, changes, root, manifest, published_ms
 from anabranch.compactions where database_id = %(db)s and epoch = %(epoch)s order by to_position desc limit 1
@@ -100,7 +100,9 @@ where database_id = %(db)s and table_id = %(table)s and position > %(after)s
       and (%(key)s::text is null or key = %(key)s)
 order by position, batch_id, ordinal limit %(limit)s
 """
-PAGES = "select pg_relation_size(%s::regclass) / current_setting('block_size')::int"
+PAGES = """
+select pg_relation_size(t) / current_setting('block_size')::int, pg_table_size(t) from (select %s::regclass as t) o
+"""
 
 
 class NotPublishedError(Exception):
@@ -109,7 +111,7 @@ class NotPublishedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LogSum:
-    """``effects``: number and sum of effect hashes. ``bytes``: the size of the effects."""
+    """``effects``: number and sum of the hashes of effects, or of conflicts. ``bytes``: their size."""
 
     effects: Sum
     bytes: int
@@ -170,10 +172,10 @@ def read_log_sums(conn: Session, database_id: int, after: int, upto: int) -> dic
     return {number: LogSum(_sum(count, sums), int(size)) for number, count, size, *sums in rows}
 
 
-def read_conflict_sums(conn: Session, database_id: int, after: int, upto: int) -> dict[int, Sum]:
-    """Number of conflicts of (``after``, ``upto``] and the sum of their hashes, by table."""
+def read_conflict_sums(conn: Session, database_id: int, after: int, upto: int) -> dict[int, LogSum]:
+    """Number of conflicts of (``after``, ``upto``] and the sum of their hashes, by table; the size of their values."""
     rows = conn.execute(CONFLICT_SUMS, {"db": database_id, "after": after, "upto": upto}).fetchall()
-    return {number: _sum(count, sums) for number, count, *sums in rows}
+    return {number: LogSum(_sum(count, sums), int(size)) for number, count, size, *sums in rows}
 
 
 def conflict_bytes(fields: Sequence[str | int], losing_value: bytes) -> bytes:
@@ -189,9 +191,19 @@ def _sum(count: int, sums: Sequence[int]) -> Sum:
     return Sum() + Sum(count, total)
 
 
-def read_pages(conn: Session, schema_name: str, table: str) -> int:
-    """The number of a table's pages. A row that the moment shows is in one of them."""
-    return int(conn.execute(PAGES, (f"{quote(schema_name)}.{quote(table)}",)).fetchall()[0][0])
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """``pages``: a row that the moment shows is in one of them. ``bytes``: what the table takes, long values among
+    it."""
+
+    pages: int
+    bytes: int
+
+
+def read_extent(conn: Session, schema_name: str, table: str) -> Extent:
+    """How large a table is."""
+    [(pages, size)] = conn.execute(PAGES, (f"{quote(schema_name)}.{quote(table)}",)).fetchall()
+    return Extent(int(pages), int(size))
 
 
 @dataclass(frozen=True, slots=True)

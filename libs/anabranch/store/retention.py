@@ -172,7 +172,7 @@ def conflict_sum(conn: Session, kept: Kept, after: int, upto: int) -> Sum:
     with conn.transaction():
         conn.execute(MORE_TIME, {"ms": str(READ_TIMEOUT_MS)})
         for one in read_conflict_sums(conn, kept.id, after, upto).values():
-            total += one
+            total += one.effects
     return total
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from tests.integration.compactor.conftest import Lake
 from typer.testing import CliRunner
 
 from anabranch.cli.compact import app
+from anabranch.columnar.manifest import Manifest, to_json
+from anabranch.store import compactions, registration
+from anabranch.store.catalog import load_database
+from anabranch.store.engine import connect
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(400)]
 
@@ -51,3 +56,23 @@ def test_what_cannot_be_done_is_one_line_with_its_reason(
     [line] = done.output.strip().splitlines()
     assert line.startswith("anabranch: ")
     assert line.endswith(f"({reason})")
+
+
+def test_a_database_that_cannot_be_compacted_keeps_none_of_the_others_from_it(lake: Lake) -> None:
+    lake.writer().insert("todo", [("a", "t", None, 1)])
+    lake.sql("create schema aaa")
+    with connect(lake.url, application_name="test", autocommit=True) as conn:
+        registration.create_database(conn, "aaa", "aaa")
+    with connect(lake.url, application_name="test", autocommit=True) as conn:
+        aaa = load_database(conn, "aaa")
+        manifest = to_json(Manifest("R", "aaa", aaa.epoch, 0, 1, aaa.schema_version))
+        run: dict[str, Any] = {"run_id": "R", "after": 0, "upto": 1, "changes": 0, "root": "file:/x", "now_ms": 1}
+        compactions.publish(conn, aaa.id, epoch=aaa.epoch, manifest=manifest, **run)
+    lake.sql("update anabranch.databases set floor_ms = 5 where name = 'aaa'")
+    arguments = ["--root", str(lake.folder), "--postgres-url", lake.url, "--master", "local[1]"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2
+    assert "the log of aaa begins after 5" in done.output
+    assert "LOG_CUT" in done.output
+    assert "app: 1 changes" in done.output
+    assert lake.manifest().database == "app"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -10,6 +11,7 @@ from tests.integration.compactor.conftest import Lake
 from tests.integration.compactor.test_runs import history, rows_of_base
 
 from anabranch.schema.cells import Literal
+from anabranch.store.conflict_proof import conflicts_sum
 from anabranch.testkit.log_writer import Logged
 from anabranch.v1 import value_pb2
 
@@ -74,6 +76,26 @@ def test_losing_values_are_typed_like_the_column_that_lost(make_lake: Any) -> No
     assert dict(rows["at"]["anabranch"]["exact"]) == {"at": Literal("294270-06-01 00:00:00+00")}
     assert rows["gone"]["anabranch"]["untyped"] == values["gone"].SerializeToString()
     assert {row["id"] for row in rows.values()} == {"a"}
+
+
+@pytest.mark.long
+def test_losing_values_that_were_never_in_postgres_stay_as_they_were_sent(make_lake: Any) -> None:
+    """A value that lost went through no column of Postgres: it may be written otherwise, or be what none could hold."""
+    lake = make_lake("note", "create table note (id text primary key, price numeric(6,2), n bigint)")
+    writer = lake.writer()
+    writer.insert("note", [("a", "1.00", 1)])
+    sent = ["1.5", "+1.50", "1e2", "1.555", "Infinity", "nan", "12345678901234567.00", "2.50", ""]
+    values = [value_pb2.Value(decimal_value=text) for text in sent]
+    writer.commit([Logged("note", losers=[("a", "price", value.SerializeToString()) for value in values])])
+    lake.compact()
+    [path] = lake.paths("note", "conflicts")
+    rows = pq.read_table(path, partitioning=None).to_pylist()
+    found = [row["anabranch"]["untyped"] or value_pb2.Value(decimal_value=str(row["price"])).SerializeToString()
+             for row in rows]  # fmt: skip
+    assert sorted(found) == sorted(value.SerializeToString() for value in values)
+    assert [row["price"] for row in rows if row["price"] is not None] == [Decimal("2.50")]
+    manifest = lake.manifest()
+    assert conflicts_sum(lake.root, manifest, 0, manifest.to_position).count == len(sent)
 
 
 @pytest.mark.long

@@ -293,7 +293,7 @@ def test_histories_by_columns_are_those_of_one_change_after_the_other(
     history.SLICE_ROWS = 2 if small else most
     try:
         for number in range(5, 9):
-            part = unpacked(package for package in packages if package.column("part")[0].as_py() == number)
+            part = unpacked((one for one in packages if one.column("part")[0].as_py() == number), number)
             if part is not None:
                 filled = history.filled(shape, history.in_order(shape, part), encoder)
                 for table in history.changes_of(shape, filled):
@@ -301,7 +301,9 @@ def test_histories_by_columns_are_those_of_one_change_after_the_other(
                 for row in history.rows_left(shape, filled, history.left(filled)).to_pylist():
                     left[row["c0"]] = None if row["deleted"] else [row["c0"], row["c1"], row["c2"]]
                     assert row["position"] == max(at for at in acted if steps[at][0] == row["c0"])
-                replaced |= set(filled.rows.take(pa.array(history.replaced(filled))).column("c0").to_pylist())
+                replaced |= set(
+                    filled.rows.take(pa.array(history.replaced(filled, history.left(filled)))).column("c0").to_pylist()
+                )
     finally:
         history.SLICE_ROWS = most
     told = [

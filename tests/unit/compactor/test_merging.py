@@ -41,8 +41,8 @@ def test_each_change_is_written_a_few_times_whatever_the_number_of_runs() -> Non
 
 
 def test_large_files_are_never_written_again() -> None:
-    assert [size_step(size) for size in (1, MIB, 2 * MIB, 15 * MIB, 16 * MIB, 500 * MIB)] == [0, 0, 1, 1, 2, 2]
-    assert to_merge(tuple(changes(str(i), 16 * MIB) for i in range(50))) == ()
+    assert [size_step(size) for size in (1, MIB, 7 * MIB, 8 * MIB, 500 * MIB)] == [0, 1, 1, 2, 2]
+    assert to_merge(tuple(changes(str(i), 8 * MIB) for i in range(50))) == ()
 
 
 def test_a_bucket_is_merged_for_many_deltas_or_large_ones_and_others_are_left_alone() -> None:
@@ -94,6 +94,6 @@ def test_what_a_task_holds_counts_the_rows_that_were_there_before() -> None:
     assert rows_before(1_000_000, known) == (1_000_000, 80 * MIB)
     assert rows_before(9_000_000, known) == (2_000_000, 160 * MIB)
     assert parts_of(1_000_000, 10 * MIB, cores=2) == 2
-    assert parts_of(6_000_000, 180 * MIB, cores=2) == 4
-    assert parts_of(2_000_000, 960 * MIB, cores=2) == 8
+    assert parts_of(3_000_000, 180 * MIB, cores=2) == 4
+    assert parts_of(2_000_000, 1_920 * MIB, cores=2) == 8
     assert parts_of(10, 10, cores=2) == 1
