@@ -1,8 +1,8 @@
 """Many runs of random changes against a model: after each, the base, every change with the values before it, and the
 table as it was after each earlier group are what the model says.
 
-Pages are taken for large and parts for small, so that a base has several buckets, and runs have fewer parts than
-buckets or more. Deltas and history files are put together early.
+Files and parts are taken for small, so that a base has several buckets, runs have fewer parts than buckets or more, and
+what is read is read by several tasks. Deltas and history files are put together early.
 """
 
 from __future__ import annotations
@@ -171,8 +171,10 @@ class Model:
 def test_the_lake_is_what_the_model_says(
     make_lake: Callable[..., Lake], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    from anabranch_compactor import base, merge, units
+    from anabranch_compactor import base, merge, plan, pull, units
 
+    monkeypatch.setattr(plan, "CHANGES_PER_READ", 40)
+    monkeypatch.setattr(pull, "PAGES_PER_READ", 2)
     monkeypatch.setattr(units, "FILE_BYTES", 16 * 1024)
     monkeypatch.setattr(units, "PART_ROWS", 60)
     monkeypatch.setattr(merge, "MOST_OF_A_SIZE", 12)
