@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -22,7 +23,7 @@ from ulid import ULID
 
 from anabranch import faults
 from anabranch.clock import Clock
-from anabranch.columnar.manifest import Manifest, TableFiles, manifest_path, to_json
+from anabranch.columnar.manifest import FormerTable, Manifest, TableFiles, manifest_path, to_json
 from anabranch.columnar.proof import Sum
 from anabranch.runtime import metrics
 from anabranch.runtime.telemetry import span
@@ -32,10 +33,10 @@ from anabranch_compactor.base import base_sum, first_base, live_sums, replaced_s
 from anabranch_compactor.lake_files import LakeFiles
 from anabranch_compactor.merge import merged
 from anabranch_compactor.orphans import needed, remove_orphans
-from anabranch_compactor.plan import Plan, planned
+from anabranch_compactor.plan import FormerPlan, Plan, TablePlan, planned
 from anabranch_compactor.prove import Proven, prove, require, require_positions, total_of
 from anabranch_compactor.run import Run, lake_folder
-from anabranch_compactor.units import BASE, CHANGES, CONFLICTS, KINDS, Unit, units_of
+from anabranch_compactor.units import BASE, CHANGES, CONFLICTS, Unit, units_of
 from anabranch_compactor.write import write
 from anabranch_compactor.written import Parts
 
@@ -125,7 +126,28 @@ def _written(run: Run, say: Say) -> Manifest:
     tables = merged(run, {name: table.shape for name, table in plan.tables.items()}, tables)
     last = plan.last
     gone = {} if last is None else {n: t for n, t in last.tables.items() if n not in tables}
-    return _manifest(run, {**gone, **tables})
+    return _manifest(run, _with_former(run, {**gone, **tables}, units, proven))
+
+
+def _with_former(
+    run: Run, tables: Mapping[str, TableFiles], units: Sequence[Unit], proven: Sequence[Proven]
+) -> dict[str, TableFiles]:
+    """The files of tables with what the run has written of registrations that have ended.
+
+    Raises:
+        ProofError: it is not what the log says.
+    """
+    done, plan = dict(tables), run.plan
+    followed = set(plan.tables)
+    for former in plan.former:
+        name = former.shape.table.name
+        written = _history(f"{name} as it was", former, units, proven)
+        require_positions(f"the history of {name}", chain(*written.values()), plan.after + 1, former.last_position)
+        # Where no other registration has followed, what is published has a base that nothing keeps up any more.
+        before = done[name] if name in followed else plan.files_before(former)
+        done[name] = _going_on(before, former.log, written)
+        followed.add(name)
+    return done
 
 
 def _publish(run: Run, manifest: Manifest, options: Options) -> None:
@@ -172,20 +194,13 @@ def _table(run: Run, name: str, units: Sequence[Unit], parts: Parts, proven: Seq
     Raises:
         ProofError: they are not what the log, or the table sum, says.
     """
-    table, files = run.plan.tables[name], run.plan.files_of(name)
+    table, files, plan = run.plan.tables[name], run.plan.files_of(name), run.plan
     mine = {number for number, unit in enumerate(units) if unit.shape is table.shape}
-    written = {what: [p for p in proven if p.written.what == what and p.written.unit in mine] for what in KINDS}
-    log = Sum() if table.log is None else table.log.effects
-    require(f"the changes of {name}", total_of(written[CHANGES]), log)
-    require(
-        f"the conflicts of {name}",
-        total_of(written[CONFLICTS]),
-        Sum() if table.conflicts is None else table.conflicts.effects,
-    )
-    base, rows, plan = files.base, written[BASE], run.plan
+    written = _history(name, table, units, proven)
+    require_positions(f"the history of {name}", chain(*written.values()), plan.after + 1, plan.upto)
+    base, rows = files.base, [one for one in proven if one.written.what == BASE and one.written.unit in mine]
     first = plan.upto if table.extent is not None else plan.after + 1
     require_positions(f"the base of {name}", rows, first, plan.upto)
-    require_positions(f"the history of {name}", (*written[CHANGES], *written[CONFLICTS]), plan.after + 1, plan.upto)
     if table.extent is not None:
         buckets = next(unit.buckets for unit in units if unit.what == BASE and unit.shape is table.shape)
         base = first_base(name, buckets, rows, table.table_sum)
@@ -195,14 +210,33 @@ def _table(run: Run, name: str, units: Sequence[Unit], parts: Parts, proven: Seq
         old = replaced_sums(replaced)
         base = with_delta(base, [one.file for one in rows], old, live_sums(f"the base of {name}", rows))
         require(f"the base of {name}", base_sum(base), table.table_sum)
-    total = Sum(files.changes_count, int(files.changes_total, 16)) + log
+    return replace(_going_on(files, table.log, written), base=base)
+
+
+def _history(
+    name: str, table: TablePlan | FormerPlan, units: Sequence[Unit], proven: Sequence[Proven]
+) -> dict[str, list[Proven]]:
+    """What was written of a table's changes and conflicts.
+
+    Raises:
+        ProofError: it is not what Postgres says.
+    """
+    mine = [one for one in proven if units[one.written.unit].shape is table.shape]
+    written = {what: [one for one in mine if one.written.what == what] for what in (CHANGES, CONFLICTS)}
+    for what, wanted in ((CHANGES, table.log), (CONFLICTS, table.conflicts)):
+        require(f"the {what} of {name}", total_of(written[what]), Sum() if wanted is None else wanted.effects)
+    return written
+
+
+def _going_on(files: TableFiles, log: store.LogSum | None, written: Mapping[str, Sequence[Proven]]) -> TableFiles:
+    """A table's files with new ones of its history."""
+    total = Sum(files.changes_count, int(files.changes_total, 16)) + (Sum() if log is None else log.effects)
     return replace(
         files,
         changes=(*files.changes, *(one.file for one in written[CHANGES])),
         changes_count=total.count,
         changes_total=f"{total.total:032x}",
         conflicts=(*files.conflicts, *(one.file for one in written[CONFLICTS])),
-        base=base,
     )
 
 
@@ -217,6 +251,7 @@ def _manifest(run: Run, tables: Mapping[str, TableFiles]) -> Manifest:
         plan.database.schema_version,
         "" if plan.last is None else plan.last.run_id,
         tables,
+        tuple(FormerTable(one.shape.file_table, one.last_position) for one in plan.former),
     )
 
 

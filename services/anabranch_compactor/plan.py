@@ -6,12 +6,12 @@ else it is closed at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from anabranch.columnar.file_columns import file_table
-from anabranch.columnar.manifest import Manifest, TableFiles, from_json
+from anabranch.columnar.manifest import Base, Manifest, TableFiles, from_json
 from anabranch.columnar.proof import Sum
 from anabranch.runtime.telemetry import span
 from anabranch.schema import Table
@@ -21,6 +21,7 @@ from anabranch.store.capture_rows import UndecodableError
 from anabranch.store.catalog import Database, load_database
 from anabranch.store.drift import drift, stopped_tables
 from anabranch.store.engine import Session, SessionOptions, connect
+from anabranch.store.former_tables import Former, read_former
 from anabranch.store.undrained import UndrainedError, rows_before
 from anabranch_compactor.shape import Shape
 
@@ -50,8 +51,19 @@ class TablePlan:
 
 
 @dataclass(frozen=True, slots=True)
+class FormerPlan:
+    """What the stretch has of a registration that has ended; ``last_position``: the head when it did."""
+
+    shape: Shape
+    log: store.LogSum | None
+    conflicts: store.LogSum | None
+    last_position: int
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """The stretch (``after``, ``upto``], cut at ``cuts``. ``last``: the manifest before, None for the first run."""
+    """The stretch (``after``, ``upto``], cut at ``cuts``. ``last``: the manifest before, None for the first run.
+    ``former``: in the order of their registrations."""
 
     database: Database
     after: int
@@ -60,11 +72,28 @@ class Plan:
     last: Manifest | None
     tables: Mapping[str, TablePlan]
     snapshot: str
+    former: tuple[FormerPlan, ...] = ()
 
     @property
     def changes(self) -> int:
         """Number of changes in the stretch."""
-        return sum(t.log.effects.count for t in self.tables.values() if t.log is not None)
+        logs = [*(t.log for t in self.tables.values()), *(t.log for t in self.former)]
+        return sum(log.effects.count for log in logs if log is not None)
+
+    def base_of(self, former: FormerPlan) -> Base | None:
+        """The base that was published of a registration that has ended since."""
+        table = former.shape.table
+        known = None if self.last is None else self.last.tables.get(table.name)
+        return known.base if known is not None and known.table_id == table.id else None
+
+    def files_before(self, former: FormerPlan) -> TableFiles:
+        """What is published of the table that a registration was of, without a base: nothing is known of its rows by
+        now."""
+        table = former.shape.table
+        known = None if self.last is None else self.last.tables.get(table.name)
+        if known is None:
+            return TableFiles(table.id, former.shape.file_table)
+        return replace(known, table_id=table.id, columns=former.shape.file_table, base=None)
 
     def files_of(self, name: str) -> TableFiles:
         """What is published of a table, as its files go on from it."""
@@ -145,18 +174,31 @@ def _plan(conn: Session, db_name: str, locked: Sequence[str]) -> Plan:
     conflicts = store.read_conflict_sums(conn, number, after, upto)
     sums = store.read_table_sums(conn, number)
     lacking = set(_without_base(database, last)).intersection(locked)
+    ever = {} if last is None else {name: files.columns.ever for name, files in last.tables.items()}
+    former = []
+    for one in _ended(conn, database, logs.keys() | conflicts.keys()):
+        columns = file_table(one.table, ever.get(one.table.name, ()))
+        ever[one.table.name] = columns.ever
+        log, lost = logs.get(one.table.id), conflicts.get(one.table.id)
+        former.append(FormerPlan(Shape(columns), log, lost, one.last_position))
     tables = {}
     for name, table in database.tables.items():
-        known = None if last is None else last.tables.get(name)
-        shape = Shape(file_table(table, () if known is None else known.columns.ever))
+        shape = Shape(file_table(table, ever.get(name, ())))
         extent, taken_back = _rows_to_pull(conn, database, table) if name in lacking else (None, {})
         log, lost = logs.get(table.id), conflicts.get(table.id)
         tables[name] = TablePlan(shape, log, lost, sums[table.id], extent, taken_back)
-    strays = (logs.keys() | conflicts.keys()) - database.tables_by_id.keys()
-    if strays:
-        raise PlanError(f"the log has changes of tables that are not registered: {sorted(strays)}")
     cuts = store.read_cuts(conn, number, after, upto, CHANGES_PER_READ)
-    return Plan(database, after, upto, tuple(cuts), last, tables, snapshot)
+    return Plan(database, after, upto, tuple(cuts), last, tables, snapshot, tuple(former))
+
+
+def _ended(conn: Session, database: Database, numbers: Collection[int]) -> list[Former]:
+    """The registrations that have ended of which the log has something."""
+    unknown = set(numbers) - database.tables_by_id.keys()
+    found = read_former(conn, database.id, unknown) if unknown else []
+    unknown -= {one.table.id for one in found}
+    if unknown:
+        raise PlanError(f"the log has changes of tables of which nothing is known any more: {sorted(unknown)}")
+    return found
 
 
 def _rows_to_pull(

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from anabranch.columnar.manifest import Base, TableFiles
 from anabranch_compactor.packing import Route
 from anabranch_compactor.parquet_files import FILE_BYTES
-from anabranch_compactor.plan import Plan, TablePlan
+from anabranch_compactor.plan import FormerPlan, Plan, TablePlan
 from anabranch_compactor.shape import Shape
 
-KINDS = CHANGES, CONFLICTS, BASE = "changes", "conflicts", "base"
+CHANGES, CONFLICTS, BASE = "changes", "conflicts", "base"
 PART_ROWS, PART_BYTES = 750_000, 256 * 1024 * 1024
 """The most rows of a part (changes, and rows as they were before), and about the most memory that they take: a task
 holds them."""
@@ -34,7 +34,8 @@ _CELL_BYTES = 24
 class Unit:
     """``what``: CHANGES, CONFLICTS, or BASE (a table's first one). ``first``: the number of its first part among all
     parts of the run. ``buckets``: those of the table's base; 0 where there is none to write a part of. ``before``: the
-    base whose rows the changes touch."""
+    base whose rows the changes touch. ``with_delta``: whether what they leave goes on with it, as nothing does of a
+    registration that has ended."""
 
     what: str
     shape: Shape
@@ -42,6 +43,7 @@ class Unit:
     parts: int
     buckets: int = 0
     before: Base | None = None
+    with_delta: bool = True
 
     @property
     def route(self) -> Route:
@@ -57,7 +59,21 @@ def units_of(plan: Plan, cores: int) -> list[Unit]:
         for what, parts, buckets, before in _units(table, plan.files_of(name), cores):
             units.append(Unit(what, table.shape, first, parts, buckets, before))
             first += parts
+    for former in plan.former:
+        for what, parts, base in _former_units(former, plan.base_of(former), cores):
+            buckets = 0 if base is None else len(base.buckets)
+            units.append(Unit(what, former.shape, first, parts, buckets, base, with_delta=False))
+            first += parts
     return units
+
+
+def _former_units(former: FormerPlan, base: Base | None, cores: int) -> Iterator[tuple[str, int, Base | None]]:
+    width = former.shape.width * _CELL_BYTES
+    for what, log in ((CHANGES, former.log), (CONFLICTS, former.conflicts)):
+        if log is not None:
+            # As many rows may come from the base, and each about as long.
+            count, size = log.effects.count * 2, log.bytes * 2
+            yield what, parts_of(count, size + count * width, cores), base if what == CHANGES else None
 
 
 def _units(table: TablePlan, known: TableFiles, cores: int) -> Iterator[tuple[str, int, int, Base | None]]:

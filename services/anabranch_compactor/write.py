@@ -101,7 +101,7 @@ def _changes(task: TaskFiles, unit: Unit, rows: pa.RecordBatch) -> Parts:
             rows = whole(both)
     history = filled(shape, in_order(shape, rows), encoder)
     part.files += task.write(CHANGES, shape, changes_of(shape, history))
-    if unit.before is None:
+    if unit.before is None or not unit.with_delta:
         return part
     chosen = left(history)
     for bucket, places in by_bucket(history.keys.take(pa.array(chosen)), unit.buckets):

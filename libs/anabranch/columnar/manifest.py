@@ -83,8 +83,17 @@ class TableFiles:
 
 
 @dataclass(frozen=True, slots=True)
+class FormerTable:
+    """A table as it was up to ``last_position``, within the run's own stretch: its changes are of these columns."""
+
+    columns: FileTable
+    last_position: int
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
-    """The lake at ``to_position``. ``previous`` is the run before, "" for the first."""
+    """The lake at ``to_position``. ``previous`` is the run before, "" for the first. ``former``: the tables whose
+    registration ended in the run's stretch, or before, with changes in it."""
 
     run_id: str
     database: str
@@ -94,6 +103,7 @@ class Manifest:
     schema_version: int
     previous: str = ""
     tables: Mapping[str, TableFiles] = field(default_factory=dict)
+    former: tuple[FormerTable, ...] = ()
 
     @property
     def paths(self) -> set[str]:
@@ -132,6 +142,7 @@ def to_json(manifest: Manifest) -> dict[str, Any]:
         "schema_version": manifest.schema_version,
         "previous": manifest.previous,
         "tables": {name: _table_json(table) for name, table in manifest.tables.items()},
+        "former": [_former_json(former) for former in manifest.former],
     }
 
 
@@ -152,6 +163,7 @@ def from_json(content: Mapping[str, Any]) -> Manifest:
         content["schema_version"],
         content["previous"],
         {name: _table(name, table, content["format"]) for name, table in content["tables"].items()},
+        tuple(_former(one) for one in content.get("former", ())),
     )
 
 
@@ -173,6 +185,23 @@ def _table_json(table: TableFiles) -> dict[str, Any]:
             "files": _files_json(table.base.files),
         },
     }
+
+
+def _former_json(former: FormerTable) -> dict[str, Any]:
+    table = former.columns.table
+    return {
+        "name": table.name,
+        "table_id": table.id,
+        "key": list(table.key_columns),
+        "columns": _columns_json(former.columns.columns),
+        "last_position": former.last_position,
+    }
+
+
+def _former(content: Mapping[str, Any]) -> FormerTable:
+    columns = _columns(content["columns"])
+    table = Table(content["name"], tuple(c.column for c in columns), tuple(content["key"]), content["table_id"])
+    return FormerTable(FileTable(table, columns), content["last_position"])
 
 
 def _files_json(files: Iterable[File]) -> list[dict[str, Any]]:

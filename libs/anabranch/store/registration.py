@@ -26,7 +26,7 @@ from psycopg.types.json import Jsonb
 from ulid import ULID
 
 from anabranch.schema import Table
-from anabranch.store import capture
+from anabranch.store import capture, former_tables
 from anabranch.store.catalog import Database, UnknownDatabaseError, columns_to_json, load_database
 from anabranch.store.channels import CATALOG_CHANNEL, CLAIM_LOCK_CLASS
 from anabranch.store.errors import OWN_SCHEMA, violated
@@ -70,9 +70,6 @@ select id, first_position, %(count)s, %(sum)s from added
 returning table_id
 """
 _NUMBER = "select nextval(pg_get_serial_sequence('anabranch.synced_tables', 'id'))"
-_DELETE_TABLE = """
-delete from anabranch.synced_tables where database_id = %s and name = %s returning id
-"""
 _DELETE_VERSIONS = "delete from anabranch.row_versions where table_id = %s"
 _CHANGED = """
 with changed as (
@@ -280,9 +277,9 @@ def remove_table(conn: Connection, database: str, table: str, *, limits: Registr
 
 
 def leave(conn: Connection, database: Database, table: str) -> int | None:
-    """Forget a synced table and the history of its rows; gives its number, None where it was none. The caller holds the
-    database's claim, and sees to its triggers."""
-    row = conn.execute(_DELETE_TABLE, (database.id, table)).fetchone()
+    """Forget a synced table and the history of its rows; gives its number, None where it was none. What it was like
+    stays known (``former_tables``). The caller holds the database's claim, and sees to its triggers."""
+    row = conn.execute(former_tables.KEEP, (database.id, table)).fetchone()
     if row is None:
         return None
     conn.execute(_DELETE_VERSIONS, row)

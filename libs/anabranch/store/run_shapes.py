@@ -63,13 +63,16 @@ def _pieces(rows: Iterable[tuple[str, int, int, Mapping[str, object]]], after: i
         if first > reached:
             return
         try:
-            tables = from_json(content).tables
+            manifest = from_json(content)
         except (ManifestError, KeyError, TypeError, ValueError) as error:
             raise EvidenceError(f"run {run_id}: what it published can't be read: {error!r}") from error
-        end = min(last, upto)
-        if end > reached:
-            yield Piece(reached, end, {name: files.columns for name, files in tables.items()})
-            reached = end
+        columns = {name: files.columns for name, files in manifest.tables.items()}
+        for end in sorted({min(last, upto), *(f.last_position for f in manifest.former if f.last_position < upto)}):
+            if end > reached:
+                # Of several registrations of one name the changes up to here are of the first that ended later.
+                then = {f.columns.table.name: f.columns for f in reversed(manifest.former) if f.last_position >= end}
+                yield Piece(reached, end, {**columns, **then})
+                reached = end
 
 
 def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
