@@ -93,7 +93,8 @@ def main() -> None:
 
     try:
         found = make()
-    except JavaError as error:
+    except (JavaError, RuntimeError, OSError, subprocess.TimeoutExpired) as error:
+        # Nothing depends on it, and what is wrong with Spark is told by whoever needs it.
         print(f"classes of Spark: no archive, since {error}")
     else:
         print(f"classes of Spark: {found or 'this Java keeps no archive'}")
