@@ -98,30 +98,37 @@ def conflict_decoder(table: Table) -> Decoder:
     readers = {c.name: (i, column_reader(c)) for i, c in enumerate(table.columns) if i not in table.key_index}
     writers = [column_writer(column) for column in table.columns]
 
-    def typed(place: int, read: Callable[[value_pb2.Value], Cell], data: bytes) -> list[Cell]:
-        """The cell that the file column gives back as ``data``, where there is one."""
+    def typed(place: int, read: Callable[[value_pb2.Value], Cell], data: Sequence[bytes]) -> list[list[Cell]]:
+        """For each value the cell that the file column gives back as it, where there is one."""
         try:
-            values, exact = codecs[place].write([read(value_pb2.Value.FromString(data))])
-            [cell] = codecs[place].read(values, exact)
-            same = writers[place](cell).SerializeToString() == data
+            values, exact = codecs[place].write([read(value_pb2.Value.FromString(one)) for one in data])
+            cells = codecs[place].read(values, exact)
+            written = [writers[place](cell).SerializeToString() for cell in cells]
         except (NotGiven, DecodeError, ValueError, OverflowError, TypeError, pa.ArrowException):
-            return []
-        return [cell] if same else []
+            # One of them, or more: they are looked at one by one.
+            return [[]] if len(data) == 1 else [typed(place, read, [one])[0] for one in data]
+        return [[cell] if back == one else [] for cell, back, one in zip(cells, written, data, strict=True)]
 
     def decode(batch: pa.RecordBatch) -> Batches:
         rows = batch.num_rows
         columns: Columns = [[None] * rows for _ in table.columns]
         untyped: list[bytes | None] = [None] * rows
         keys, names = batch.column("key").to_pylist(), batch.column("column_name").to_pylist()
-        for row, data in enumerate(batch.column("losing_value").to_pylist()):
+        sent = batch.column("losing_value").to_pylist()
+        of_column: dict[str, list[int]] = {}
+        for row, name in enumerate(names):
+            of_column.setdefault(name, []).append(row)
             for i, cell in zip(table.key_index, key_cells(table, keys[row]), strict=True):
                 columns[i][row] = cell
-            known = readers.get(names[row])
-            cells = [] if known is None else typed(*known, data)
-            if known is None or not cells:
-                untyped[row] = data
-            else:
-                columns[known[0]][row] = cells[0]
+        for name, places in of_column.items():
+            data = [sent[row] for row in places]
+            known = readers.get(name)
+            found = [[] for _ in data] if known is None else typed(*known, data)
+            for row, cells in zip(places, found, strict=True):
+                if known is None or not cells:
+                    untyped[row] = sent[row]
+                else:
+                    columns[known[0]][row] = cells[0]
         arrays, names_of_cells = _arrays(table, codecs, columns)
         ours = [name for name in batch.schema.names if name not in ("table_id", "losing_value")]
         yield pa.RecordBatch.from_arrays(
