@@ -18,6 +18,6 @@ class CompactorSettings(ServiceSettings):
     spark_master: str | None = None
     """Spark's master. None: what spark-submit says, else this machine."""
     spark_driver_memory_mib: int = Field(1_024, ge=512)
-    """Memory of the driver, which on this machine alone does all the work."""
+    """Java's heap on this machine, or the driver's. Python's workers have their memory beside it."""
     orphan_grace_ms: int = Field(86_400_000, ge=0)
     """How long files stay that no current manifest names: longer than any run, and than any reader, takes."""

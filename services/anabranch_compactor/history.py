@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from anabranch.columnar.file_columns import OWN
 from anabranch_compactor.encode import NAME_SEPARATOR, ColumnEncoder
 from anabranch_compactor.scan import Flags, Places
-from anabranch_compactor.shape import DELETE, INSERT, KINDS, NONE, OLD, UPDATE, Shape
+from anabranch_compactor.shape import DELETE, EXACT_TEXTS, INSERT, KINDS, NONE, OLD, UPDATE, Shape
 
 ORDER = ("position", "batch", "ordinal")
 SLICE_BYTES = 16 * 1024 * 1024
@@ -168,11 +168,10 @@ def slices(shape: Shape, history: Filled, chosen: Places, sources: Sequence[Mapp
 def exact_map(shape: Shape, texts: Sequence[tuple[int, pa.Array]], count: int) -> pa.Array:
     """The column of maps of exact texts, NULL where a row needs none. ``texts``: place and texts of each column."""
     needed = [(shape.names[i], values) for i, values in texts if values.null_count < len(values)]
-    kind = pa.map_(pa.string(), pa.string())
     if not needed:
-        return pa.nulls(count, kind)
+        return pa.nulls(count, EXACT_TEXTS)
     maps: list[Any] = [None] * count
     for name, values in needed:
         for at in np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False)).tolist():
             maps[at] = [*(maps[at] or ()), (name, values[at].as_py())]
-    return pa.array(maps, kind)
+    return pa.array(maps, EXACT_TEXTS)

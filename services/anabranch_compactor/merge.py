@@ -105,8 +105,8 @@ def _merged_history(run: Run, shape: Shape, what: str, files: tuple[File, ...], 
         options = rows.write.option("maxRecordsPerFile", most).option("parquet.block.size", _ROW_GROUP_BYTES)
         options.mode("errorifexists").parquet(f"{run.folder}/{folder}")
     listed = [file for file in run.files.below(folder) if file.path.endswith(".parquet")]
-    old = [Written(0, what, file.path, file.rows, file.bytes) for file in chosen]
-    new = [Written(0, what, f"{folder}/{file.path}", 0, file.bytes) for file in listed]
+    old = [Written(0, what, file.path, file.bytes) for file in chosen]
+    new = [Written(0, what, f"{folder}/{file.path}", file.bytes) for file in listed]
     proven = prove(run, [Unit(what, shape, 0, 1)], [*old, *new], content=True)
     before, after = proven[: len(old)], proven[len(old) :]
     require(f"the merged {what} of {shape.table.name}", total_of(after), _published(chosen))

@@ -21,7 +21,6 @@ from anabranch_compactor.encode import ColumnEncoder
 if TYPE_CHECKING:
     from anabranch.schema import Table
 
-PACKED = "part int, rows binary"
 PACKED_SCHEMA = pa.schema([("part", pa.int32()), ("rows", pa.binary())])
 _PACK_BYTES = 4 * 1024 * 1024
 """About what is gathered before it is packed."""

@@ -20,7 +20,7 @@ from anabranch.columnar.lake import file_system
 from anabranch.columnar.manifest import File
 from anabranch.columnar.proof import Sum
 from anabranch.runtime.telemetry import span
-from anabranch.store.compactions import conflict_bytes
+from anabranch.store.compactions import CONFLICT_FIELDS, conflict_bytes
 from anabranch.store.file_codecs import file_codecs
 from anabranch.wire.values import column_writer
 from anabranch_compactor.base_rows import cells_of
@@ -29,7 +29,7 @@ from anabranch_compactor.decode import cells_of as python_cells
 from anabranch_compactor.encode import NAME_SEPARATOR, ColumnEncoder, effect_sum, hash_sum, row_sum
 from anabranch_compactor.packing import key_hashes
 from anabranch_compactor.run import Run
-from anabranch_compactor.shape import CONFLICT_FIELDS, KINDS, Shape
+from anabranch_compactor.shape import KINDS, Shape
 from anabranch_compactor.tracing import traced
 from anabranch_compactor.units import BASE, CHANGES, CONFLICTS, Unit
 from anabranch_compactor.written import Written
@@ -97,14 +97,14 @@ def prove(run: Run, units: Sequence[Unit], files: Sequence[Written], *, content:
     """Read files again, by tasks of Spark's, and add up what is in them. ``content``: the sums of whole rows, too."""
     if not files:
         return []
-    folder, root = file_system(run.folder)[1], run.root
+    folder = run.folder
 
     def add(batches: Batches) -> Batches:
-        filesystem = file_system(root)[0]
+        filesystem, path = file_system(folder)
         for batch in batches:
             for number in batch.column("id").to_pylist():
                 one, unit = files[number], units[files[number].unit]
-                with pq.ParquetFile(f"{folder}/{one.path}", filesystem=filesystem) as file:
+                with pq.ParquetFile(f"{path}/{one.path}", filesystem=filesystem) as file:
                     found = file_sum(one.what, unit.shape, file, one.bucket, unit.buckets)
                     if content:
                         found += FileSum(content=content_sum(one.what, unit.shape, file))

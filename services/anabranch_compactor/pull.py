@@ -11,7 +11,8 @@ from pyspark.sql import DataFrame
 from anabranch.store.binary_cells import Row
 from anabranch.store.log_files import read_rows
 from anabranch_compactor.decode import Batches, as_batch, pulled, without
-from anabranch_compactor.packing import PACKED, Route, pack
+from anabranch_compactor.log_source import SCHEMA
+from anabranch_compactor.packing import Route, pack
 from anabranch_compactor.run import Run
 from anabranch_compactor.tracing import traced
 from anabranch_compactor.units import Unit
@@ -40,7 +41,7 @@ def pulled_rows(run: Run, units: Sequence[Unit]) -> DataFrame:
     """Packages of the rows of all tables that get a base."""
     pulls = [one for unit in units for one in _pulls(run, unit)]
     work = traced("pull task", lambda batches: pull_tasks(pulls, batches))
-    return run.spark.range(0, len(pulls), 1, len(pulls)).mapInArrow(work, PACKED)
+    return run.spark.range(0, len(pulls), 1, len(pulls)).mapInArrow(work, SCHEMA)
 
 
 def _pulls(run: Run, unit: Unit) -> Iterator[Pull]:

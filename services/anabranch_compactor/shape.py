@@ -16,24 +16,13 @@ import pyarrow as pa
 
 from anabranch.columnar.file_columns import OWN, FileTable, may_need_text
 from anabranch.schema import Table
+from anabranch.store.compactions import CONFLICT_FIELDS
 
 KINDS = {1: "insert", 2: "update", 3: "delete", 4: "none"}
 """Numbers of ``anabranch.v1.EffectType`` to what files say."""
 OLD, INSERT, UPDATE, DELETE, NONE = range(5)
 """OLD is none of the log: what a row was before the run."""
 EXACT_TEXTS = pa.map_(pa.string(), pa.string())
-CONFLICT_FIELDS = (
-    "position",
-    "batch",
-    "ordinal",
-    "key",
-    "column",
-    "losing_batch",
-    "losing_node",
-    "winning_batch",
-    "winning_node",
-)
-"""What our struct has of a conflict, beside its value."""
 
 
 def quoted(name: str) -> str:

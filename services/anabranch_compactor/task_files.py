@@ -54,7 +54,7 @@ class TaskFiles:
         prefix = f"{self.prefix}-{piece}" if bucket is None else f"bucket-{bucket:05}-{self.prefix}-{piece}"
         for file in write_files(self.filesystem, self.path(folder), prefix, shape.schemas[what], tables):
             path = f"{folder}/{file.name}"
-            yield Written(self.number, what, path, file.rows, file.bytes, bucket or 0, below == DELTA)
+            yield Written(self.number, what, path, file.bytes, bucket or 0, below == DELTA)
 
     def path(self, file: str) -> str:
         """A file of the lake's, as the file system takes it."""

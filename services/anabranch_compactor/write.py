@@ -20,6 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from anabranch.columnar.file_columns import OWN
 from anabranch.columnar.proof import Sum
 from anabranch.runtime.telemetry import span
+from anabranch.store.compactions import CONFLICT_FIELDS
 from anabranch_compactor.base_rows import base_table, by_bucket, in_slices, rows_of, touched
 from anabranch_compactor.decode import Batches
 from anabranch_compactor.encode import ColumnEncoder, row_sum
@@ -36,7 +37,7 @@ from anabranch_compactor.history import (
 from anabranch_compactor.packing import key_hashes, unpacked, whole
 from anabranch_compactor.pull import pulled_rows
 from anabranch_compactor.run import Run
-from anabranch_compactor.shape import CONFLICT_FIELDS, DELETE, Shape
+from anabranch_compactor.shape import DELETE, Shape
 from anabranch_compactor.task_files import DELTA, Place, TaskFiles, task_files
 from anabranch_compactor.tracing import traced
 from anabranch_compactor.units import BASE, CHANGES, CONFLICTS, Unit, unit_of

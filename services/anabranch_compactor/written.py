@@ -13,7 +13,6 @@ class Written:
     unit: int
     what: str
     path: str
-    rows: int
     bytes: int
     bucket: int = 0
     delta: bool = False

@@ -94,8 +94,7 @@ def _manifest(conn: Session) -> Manifest:
 
 
 def bare(url: str, database: Database, root: Path, manifest: Manifest) -> float:
-    """Seconds of one process that reads the same log rows and the same table's rows as Arrow, and writes the same
-    Parquet rows."""
+    """Seconds of one process that reads the same log rows as Arrow, and writes the same Parquet rows, which it has."""
     files = manifest.tables[TABLE]
     folder = root / epoch_folder(manifest.database, manifest.epoch)
     tables = [pq.read_table(folder / file.path, partitioning=None) for file in files.all_files]

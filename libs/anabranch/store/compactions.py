@@ -53,6 +53,18 @@ from (select table_id, octet_length(losing_value) + octet_length(key) as bytes, 
 group by table_id
 """
 """Conflicts have no hash of their own: the first 128 bits of SHA-256 over their fields (``conflict_bytes``)."""
+CONFLICT_FIELDS = (
+    "position",
+    "batch",
+    "ordinal",
+    "key",
+    "column",
+    "losing_batch",
+    "losing_node",
+    "winning_batch",
+    "winning_node",
+)
+"""What files say of a conflict beside its value, in the order of ``conflict_bytes``."""
 
 PUBLISHED = """
 select run_id, epoch, from_position, to_position, changes, root, manifest, published_ms
@@ -179,8 +191,7 @@ def read_conflict_sums(conn: Session, database_id: int, after: int, upto: int) -
 
 
 def conflict_bytes(fields: Sequence[str | int], losing_value: bytes) -> bytes:
-    """What CONFLICT_SUMS hashes of a conflict. ``fields``: position, batch, ordinal, key, column, losing batch and
-    node, winning batch and node."""
+    """What CONFLICT_SUMS hashes of a conflict. ``fields``: those of CONFLICT_FIELDS, in their order."""
     return "\x1f".join(map(str, fields)).encode() + losing_value
 
 

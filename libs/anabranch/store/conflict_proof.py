@@ -20,23 +20,11 @@ from anabranch.columnar.file_columns import OWN, FileColumn
 from anabranch.columnar.manifest import Manifest, TableFiles
 from anabranch.columnar.proof import Sum
 from anabranch.schema import Cell
-from anabranch.store.compactions import conflict_bytes
+from anabranch.store.compactions import CONFLICT_FIELDS, conflict_bytes
 from anabranch.store.file_codecs import file_codecs
 from anabranch.v1 import value_pb2
 from anabranch.wire.values import column_writer
 
-_FIELDS = (
-    "position",
-    "batch",
-    "ordinal",
-    "key",
-    "column",
-    "losing_batch",
-    "losing_node",
-    "winning_batch",
-    "winning_node",
-)
-"""In the order of ``conflict_bytes``."""
 _ROWS = 10_000
 _DIGEST = 16
 
@@ -91,7 +79,7 @@ def _places(table: TableFiles) -> Mapping[str, Sequence[_Place]]:
 def _sum(batch: pa.RecordBatch, places: Mapping[str, Sequence[_Place]]) -> Sum:
     own = batch.column(OWN)
     struct = dict(zip([field.name for field in own.type], own.flatten(), strict=True))
-    fields = [struct[name].to_pylist() for name in _FIELDS]
+    fields = [struct[name].to_pylist() for name in CONFLICT_FIELDS]
     untyped, exact = struct["untyped"].to_pylist(), [dict(texts or {}) for texts in struct["exact"].to_pylist()]
     names = struct["column"].to_pylist()
     columns = {
