@@ -16,7 +16,7 @@ LOCK = $(VENV)/uv pip compile --quiet --universal --python-version 3.11 --genera
 	--no-emit-index-url --no-emit-find-links $(LOCK_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-postgres torture check protos protos-check stubs stubs-test chart classes helm cluster-tools cluster-test images images-test lock clean
+.PHONY: help setup demo test test-long test-postgres torture check protos protos-check stubs stubs-test chart classes helm cluster-tools cluster-test images images-test lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,8 +27,11 @@ setup: ## make .venv current with everything locked by hash; does nothing when i
 demo: setup ## gate tablets, a real day's departures, one Postgres, Parquet; ends in a summary
 	@$(VENV)/anabranch demo $(DEMO_FLAGS)
 
-test: setup helm classes ## every test; ends with a list of what was not run and why
+test: setup helm classes ## every test but the long ones; ends with a list of what was not run and why
 	@$(VENV)/python -m pytest $(PYTEST_FLAGS) tests
+
+test-long: setup helm classes ## the long tests: Spark, rolling restarts, a minute of the fault run with the lake, images
+	@$(VENV)/python -m pytest $(PYTEST_FLAGS) --only-long --durations=10 tests
 
 test-postgres: setup ## what depends on Postgres's version, on the embedded 16; other servers: ANABRANCH_POSTGRES_URL
 	@ANABRANCH_POSTGRES_MAJOR=$(MAJOR) $(VENV)/python -m pytest $(PYTEST_FLAGS) tests/integration tests/e2e
@@ -78,7 +81,7 @@ images: ## both images with Docker (BASE=image: another base than the official P
 	@$(PYTHON) tools/images.py $(if $(BASE),--base $(BASE))
 
 images-test: setup ## each image doing one real piece of its work without any rights, against a real Postgres (minutes)
-	@$(VENV)/python -m pytest --long --durations=10 tests/images
+	@$(VENV)/python -m pytest --only-long --durations=10 tests/images
 
 lock: setup ## write all lock files anew, keeping pins (LOCK_FLAGS=--upgrade: newest releases)
 	@$(LOCK) requirements-build.in -o requirements-build.lock

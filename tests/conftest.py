@@ -28,17 +28,21 @@ POSTGRES_MAJOR = int(os.environ["ANABRANCH_POSTGRES_MAJOR"]) if os.environ.get("
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--long`` runs what is left out otherwise."""
-    parser.addoption("--long", action="store_true", help="also run the tests that take minutes each")
+    """``--long`` runs what is left out otherwise, ``--only-long`` nothing else."""
+    parser.addoption("--long", action="store_true", help="also run the tests that are marked long")
+    parser.addoption("--only-long", action="store_true", help="run the tests that are marked long, and no others")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the long tests out unless they were asked for, and say so."""
+    if config.getoption("--only-long"):
+        items[:] = [item for item in items if item.get_closest_marker("long")]
+        return
     if config.getoption("--long"):
         return
     for item in items:
         if item.get_closest_marker("long"):
-            item.add_marker(pytest.mark.skip(reason="it takes minutes: make test PYTEST_FLAGS='-n 2 --long' runs it"))
+            item.add_marker(pytest.mark.skip(reason="it takes long: make test-long runs it"))
 
 
 def pytest_report_header() -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from anabranch.bench import capture_drain, drain, fanout, growth, ingest, latency, poison, pull, sending, workload
+from anabranch.bench.benches import BENCHES
 from anabranch.bench.cpu import spent
 from anabranch.bench.report import Result, percentile, print_json
 from anabranch.v1 import batch_pb2, errors_pb2, verdict_pb2
@@ -43,6 +44,8 @@ def test_a_bench_prints_one_object_of_the_agreed_shape(
     assert found["baseline"] > 0
     assert found["ratio"] == pytest.approx(found["value"] / found["baseline"], rel=0.01)
     assert isinstance(found["target"], int | float)
+    assert found["bench"] in BENCHES
+    assert "cores" in found["details"]["machine"]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def test_the_bench_of_the_compactor_runs_the_job_twice() -> None:
     assert result.baseline > 0
     assert result.details["changes"] == 2_000
     assert result.details["later_run_s"] > 0
-    assert list(result.conditions) == ["a run with 1 % new costs ≤ 15% of the first"]
+    assert result.details["later_share"] > 0
     assert result.details["first_peak_mib"]["java"] > 0
     assert result.details["log_mb"] > 0
 

@@ -1,8 +1,9 @@
 """The baseline of the write path: the same rows written by a bare loop of set statements.
 
 For each group: one INSERT or UPDATE of the table's rows, one of ``row_versions``, one INSERT of the log and one of the
-verdicts, then COMMIT. The statements are those of the resolver, with the same binary parameters; all parameters are
-built before the clock starts, so that the loop does nothing but have Postgres work.
+verdicts, then COMMIT. The statements are those of the resolver, with the same binary parameters. The table is a copy
+that no trigger captures; all parameters are built before the clock starts; the statements of a group are sent together
+by libpq, so that the loop does nothing but have Postgres work.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hashlib
 import os
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from anabranch.bench.workload import COLUMNS, SCHEMA, UPDATED, Made
@@ -19,8 +21,12 @@ from anabranch.store import binary, engine
 from anabranch.store import group_records_statements as statements
 from anabranch.store.binary import Parameter
 from anabranch.store.rows_statements import Statements
+from anabranch.testkit.libpq import libpq_session
 
 Prepared = tuple[bytes, list[Parameter]]
+PLAIN = "plain"
+"""The copy of the table that nothing captures."""
+_NAME = "anabranch-bench-floor"
 _NODE = "01HZZZZZZZZZZZZZZZZZZZZZZZ"
 _VERDICT_BYTES = 60
 _EFFECT_OVERHEAD_BYTES = 75
@@ -100,27 +106,26 @@ def _prepare(table: Table, sql: Statements, database_id: int, position: int, gro
 
 
 def write(url: str, table: Table, database_id: int, batches: Sequence[Made], group_size: int) -> float:
-    """Write all that ``batches`` change, ``group_size`` batches a commit, into an empty table; row changes a second.
+    """Write all that ``batches`` change, ``group_size`` batches a commit, into an empty copy of the table.
+
+    Gives row changes a second.
 
     Raises:
         RuntimeError: a statement changed another number of rows than it names.
+        LibpqError: Postgres refused a statement.
     """
-    sql = Statements(SCHEMA, table)
+    plain = replace(table, name=PLAIN)
+    sql = Statements(SCHEMA, plain)
     groups = [
-        _prepare(table, sql, database_id, 1_000 + i, group) for i, group in enumerate(groups_of(batches, group_size))
+        _prepare(plain, sql, database_id, 1_000 + i, group) for i, group in enumerate(groups_of(batches, group_size))
     ]
     changes = sum(len(batch.rows) for batch in batches)
+    with engine.connect(url, application_name=_NAME, autocommit=True) as conn:
+        conn.execute(f"create table {SCHEMA}.{PLAIN} (like {SCHEMA}.{table.name} including all)".encode())
     options = engine.SessionOptions(settings={"enable_seqscan": "off", "plan_cache_mode": "force_custom_plan"})
-    with engine.connect(url, application_name="anabranch-bench-floor", options=options) as conn:
-        cursor = binary.cursor(conn)
+    with libpq_session(url, application_name=_NAME, options=options) as session:
         started = time.perf_counter()
-        written = 0
-        for group in groups:
-            for number, (statement, parameters) in enumerate(group):
-                cursor.execute(statement, parameters, binary=True, prepare=True)
-                if number == 0:
-                    written += cursor.rowcount
-            conn.commit()
+        written = sum(session.run_together(group)[0] for group in groups)
         took = time.perf_counter() - started
     if written != changes:
         raise RuntimeError(f"{changes} changes named, {written} written")
@@ -130,11 +135,11 @@ def write(url: str, table: Table, database_id: int, batches: Sequence[Made], gro
 def commit_pair_s(url: str, times: int) -> list[float]:
     """How long two bare commits of one small row each take, one after the other, in seconds; ``times`` measurements."""
     took: list[float] = []
-    with engine.connect(url, application_name="anabranch-bench-floor", autocommit=True) as conn:
-        conn.execute("create table if not exists bench.pair (id bigint generated always as identity, body text)")
+    with libpq_session(url, application_name=_NAME) as session:
+        session.run(b"create table if not exists bench.pair (id bigint generated always as identity, body text)")
         for _ in range(times):
             started = time.perf_counter()
             for _ in range(2):
-                conn.execute("insert into bench.pair (body) values ('one small row')", prepare=True)
+                session.run(b"insert into bench.pair (body) values ('one small row')")
             took.append(time.perf_counter() - started)
     return took

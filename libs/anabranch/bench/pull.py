@@ -2,9 +2,9 @@
 
 One table, filled before it is registered, so that its rows are in no log. ``pull`` takes what the server sends as a
 client's library does, and looks at no more of it than how many rows it says it has; its baseline is the same table's
-binary COPY, read by libpq and thrown away. ``bootstrap`` is the first start of a device, a process of its own; its
-baseline is one ``executemany`` of the very rows that then are in its file, from memory, in one transaction, into a
-file of the same tables and settings.
+binary COPY, read by ``psql`` and thrown away. ``bootstrap`` is the first start of a device, a process of its own; its
+baseline is bare INSERTs of the very rows that then are in its file, from memory, in one transaction, into a file of the
+same tables and settings: the better of one ``executemany`` and of statements with many rows each.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import tempfile
 import time
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -28,17 +29,19 @@ from anabranch.bench.report import Result
 from anabranch.bench.stage import Stage, stage
 from anabranch.bench.workload import DATABASE, SCHEMA, TABLE
 from anabranch.client import SyncedDb
-from anabranch.store.engine import connect
+from anabranch.testkit.psql import copy_s
 from anabranch.testkit.remote import remote_of
 from anabranch.v1 import batch_pb2, position_pb2, snapshot_pb2, snapshot_pb2_grpc
 
 PULL_TARGET = 0.9
 BOOTSTRAP_TARGET = 0.8
 ROUNDS = 3
+ROWS_A_STATEMENT = 50
+"""Of the faster of the two bare ways into a file; more gains little."""
 MEMORY_MB = 32
 """How much more memory the server may use for the last nine tenths of the rows than for the first."""
 _PATIENCE_S = 900.0
-_COPY = f"copy {SCHEMA}.{TABLE} to stdout (format binary)"
+COPY = f"copy {SCHEMA}.{TABLE} to stdout (format binary)"
 _FILL = """
 insert into {schema}.{table}
 select '01HF' || lpad(upper(to_hex(i)), 22, '0'), 'title ' || i || ' of the day', i % 2 = 0, i * 100, i / 7.0,
@@ -103,37 +106,26 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def copy_once(url: str) -> tuple[float, int]:
-    """Seconds of a binary COPY of the table, and its bytes."""
-    size = 0
-    with connect(url, application_name="anabranch-bench-floor", autocommit=True) as conn:
-        began = time.perf_counter()
-        with conn.cursor() as cursor, cursor.copy(_COPY.encode()) as copy:
-            for data in copy:
-                size += len(data)
-        return time.perf_counter() - began, size
-
-
 def pull(rows: int = 1_000_000) -> Result:
     """``rows`` rows out of Postgres, through the service, to a client that does nothing with them."""
     with stage(definition(rows)) as on:
         # What both learn the first time is no part of it.
         pull_once(on)
-        copy_once(on.url)
+        copy_s(on.url, COPY)
         pulls, copies, took = [], [], Spent()
         for _ in range(ROUNDS):
-            copies.append(copy_once(on.url))
+            copies.append(copy_s(on.url, COPY))
             with spent() as one:
                 pulls.append(pull_once(on, rows // 10))
             took.add(one)
     if any(found.rows != rows for found in pulls):
         raise RuntimeError(f"{[found.rows for found in pulls]} rows came of {rows}")
     grown = max(most - early for early, most in (found.resident for found in pulls)) / 2**20
-    best, best_copy = min(pulls, key=lambda found: found.seconds), min(copies)
+    best = min(pulls, key=lambda found: found.seconds)
     return Result(
         bench="pull",
         value=rows / best.seconds,
-        baseline=rows / best_copy[0],
+        baseline=rows / min(copies),
         unit="rows/s",
         target=PULL_TARGET,
         direction="at least",
@@ -142,9 +134,8 @@ def pull(rows: int = 1_000_000) -> Result:
             "rows": rows,
             "rounds": ROUNDS,
             "postgres_per_s": [round(rows / found.seconds) for found in pulls],
-            "copy_per_s": [round(rows / seconds) for seconds, _ in copies],
+            "copy_per_s": [round(rows / seconds) for seconds in copies],
             "bytes_a_row": round(best.payload / rows, 1),
-            "copy_bytes_a_row": round(best_copy[1] / rows, 1),
             "server_grew_mib": round(grown, 1),
             "cpu_us_a_row": took.cpu_us(ROUNDS * rows),
         },
@@ -171,22 +162,25 @@ def _started(on: Stage, file: Path) -> tuple[float, float]:
     return float(wall_s), float(cpu_s)
 
 
-def executemany_once(file: Path, empty: Path, rows: int) -> float:
-    """Seconds of one ``executemany`` into the new file ``empty`` of the rows that are in ``file``, held in memory
-    before. Raises RuntimeError where they are not ``rows``."""
+def insert_once(file: Path, empty: Path, rows: int, *, each: int) -> float:
+    """Seconds of bare INSERTs of ``each`` rows into the new file ``empty``, of the rows that are in ``file``, held in
+    memory before; one row each is ``executemany``. Raises RuntimeError where they are not ``rows``."""
     with closing(sqlite3.connect(file)) as conn:
         (create,) = conn.execute("SELECT sql FROM sqlite_master WHERE name = ?", (TABLE,)).fetchone()
         held = conn.execute(f'SELECT * FROM "{TABLE}"').fetchall()
     if len(held) != rows:
         raise RuntimeError(f"{len(held)} rows are in the file of {rows}")
-    places = ", ".join("?" * len(held[0]))
+    whole = rows - rows % each
+    statements = [list(chain.from_iterable(held[n : n + each])) for n in range(0, whole, each)] if each > 1 else held
+    one = f"({', '.join('?' * len(held[0]))})"
     with closing(sqlite3.connect(empty, isolation_level=None)) as conn:
         conn.execute("PRAGMA journal_mode = WAL")
         conn.execute("PRAGMA synchronous = FULL")
         conn.execute(create)
         began = time.perf_counter()
         conn.execute("BEGIN IMMEDIATE")
-        conn.executemany(f'INSERT INTO "{TABLE}" VALUES ({places})', held)
+        conn.executemany(f'INSERT INTO "{TABLE}" VALUES {", ".join([one] * each)}', statements)
+        conn.executemany(f'INSERT INTO "{TABLE}" VALUES {one}', held[whole:] if each > 1 else [])
         conn.execute("COMMIT")
         return time.perf_counter() - began
 
@@ -194,23 +188,26 @@ def executemany_once(file: Path, empty: Path, rows: int) -> float:
 def bootstrap(rows: int = 1_000_000) -> Result:
     """``rows`` rows into the file of a device that starts for the first time."""
     starts: list[tuple[float, float]] = []
-    bare: list[float] = []
+    singly: list[float] = []
+    together: list[float] = []
     took = Spent()
     with stage(definition(rows)) as on, tempfile.TemporaryDirectory(prefix="anabranch-bench-") as name:
         pull_once(on)
         for number in range(ROUNDS):
-            file, empty = Path(name) / f"device-{number}.db", Path(name) / f"bare-{number}.db"
+            file = Path(name) / f"device-{number}.db"
             with spent() as one:
                 starts.append(_started(on, file))
             took.add(one)
-            bare.append(executemany_once(file, empty, rows))
-            for used in (file, empty):
-                used.unlink()
+            for each, seconds in ((1, singly), (ROWS_A_STATEMENT, together)):
+                empty = Path(name) / f"bare-{number}-{each}.db"
+                seconds.append(insert_once(file, empty, rows, each=each))
+                empty.unlink()
+            file.unlink()
     wall_s, _ = min(starts)
     return Result(
         bench="bootstrap",
         value=rows / wall_s,
-        baseline=rows / min(bare),
+        baseline=rows / min(*singly, *together),
         unit="rows/s",
         target=BOOTSTRAP_TARGET,
         direction="at least",
@@ -218,7 +215,9 @@ def bootstrap(rows: int = 1_000_000) -> Result:
             "rows": rows,
             "rounds": ROUNDS,
             "postgres_per_s": [round(rows / wall) for wall, _ in starts],
-            "executemany_per_s": [round(rows / seconds) for seconds in bare],
+            "executemany_per_s": [round(rows / seconds) for seconds in singly],
+            "many_rows_a_statement_per_s": [round(rows / seconds) for seconds in together],
+            "ratio_to_executemany": round(min(singly) / wall_s, 3),
             "device_cpu_us_a_row": round(min(cpu for _, cpu in starts) / rows * 1e6, 2),
             "cpu_us_a_row": took.cpu_us(ROUNDS * rows),
         },

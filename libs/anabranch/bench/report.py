@@ -7,8 +7,10 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Literal
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -48,13 +50,20 @@ class Result:
             "unit": self.unit,
             "target": self.target,
             "met": self.met,
-            "details": {**self.details, "direction": self.direction, "conditions": dict(self.conditions)},
+            "details": {
+                **self.details,
+                "direction": self.direction,
+                "conditions": dict(self.conditions),
+                "machine": machine(),
+                "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            },
         }
 
 
 def machine() -> str:
     """The machine in a few words: a figure means little without it."""
-    return f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}"
+    memory_gib = round(psutil.virtual_memory().total / 2**30)
+    return f"{platform.machine()}, {os.cpu_count()} cores, {memory_gib} GiB, Python {platform.python_version()}"
 
 
 def print_json(results: Sequence[Result]) -> None:

@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "verify": ("anabranch.cli.verify", "Compare tables with the log, or a device's file with the server."),
     "demo": ("anabranch.cli.demo", "Real data, three tablets offline, one Postgres: the main job."),
     "bench": ("anabranch.cli.bench", "Measure, each figure beside its baseline."),
+    "figures": ("anabranch.cli.figures", "Make the table of figures of the JSON of several runs of benches."),
     "scenario": ("anabranch.cli.scenario", "Tell stories about a server and its nodes, and check how they end."),
     "conflicts": ("anabranch.cli.conflicts", "Show values that lost a conflict."),
     "dead": ("anabranch.cli.dead", "Show, replay and discard dead letters in a device's file."),

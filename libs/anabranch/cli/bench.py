@@ -2,44 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from anabranch.bench import (
-    capture,
-    capture_drain,
-    compact,
-    drain,
-    fanout,
-    growth,
-    ingest,
-    latency,
-    poison,
-    pull,
-    pull_parquet,
-)
-from anabranch.bench.report import Result, print_json, print_table
-
-BENCHES: dict[str, Callable[[], Result]] = {
-    "ingest": ingest.ingest,
-    "ingest1": ingest.ingest1,
-    "latency": latency.latency,
-    "propagate": latency.propagate,
-    "capture": capture_drain.capture,
-    "capture_writer": capture.capture_writer,
-    "pull": pull.pull,
-    "bootstrap": pull.bootstrap,
-    "pull_parquet": pull_parquet.pull_parquet,
-    "fanout": fanout.fanout,
-    "drain": drain.drain,
-    "poison": poison.poison,
-    "growth": growth.growth,
-    "compact": compact.compact,
-}
+from anabranch.bench.benches import BENCHES
+from anabranch.bench.report import print_json, print_table
 
 app = typer.Typer(add_completion=False)
 
@@ -53,10 +23,14 @@ def bench(
     """Run a bench. Exit code 1 where a target is missed."""
     if name != "all" and name not in BENCHES:
         raise typer.BadParameter(f"{name} is none of {', '.join(BENCHES)}, all")
-    results = [run() for key, run in BENCHES.items() if name in ("all", key)]
-    if as_json:
-        print_json(results)
-    else:
+    results = []
+    for key, one in BENCHES.items():
+        if name in ("all", key):
+            results.append(one.run())
+            if as_json:
+                # At once: what was measured stays, whatever becomes of the next one.
+                print_json(results[-1:])
+    if not as_json:
         print_table(results)
     if table is not None:
         with table.open("w", encoding="utf-8") as file:
