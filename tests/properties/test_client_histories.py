@@ -34,6 +34,7 @@ from anabranch.schema import Column, Kind, Table
 from anabranch.testkit.memory_remote import MemoryRemote
 from anabranch.testkit.memory_server import MemoryServer, MemoryTable
 from anabranch.testkit.torture.functions import FUNCTIONS
+from anabranch.testkit.unseen import write_unseen
 
 TABLES = [
     Table(
@@ -362,7 +363,7 @@ def test_the_check_of_invariants_can_fail(tmp_path: Path) -> None:
     world.devices[0].table("todo").update({"id": "x", "title": "mine"})
     check_invariants(world.devices[0])
     with sqlite3.connect(world.paths[0]) as conn:
-        conn.execute("UPDATE todo SET title = 'broken'")
+        write_unseen(conn, "UPDATE todo SET title = 'broken'")
     with pytest.raises(AssertionError):
         check_invariants(world.devices[0])
     for device in world.devices:

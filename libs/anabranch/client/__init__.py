@@ -21,6 +21,7 @@ from anabranch.client.errors import (
     RowExists,
     RowMissing,
     SyncedElsewhere,
+    TriggerWrites,
     WrongPrincipal,
 )
 from anabranch.client.events import STATE_KINDS, Change, ConflictEvent, DeadLetter, State
@@ -55,5 +56,6 @@ __all__ = [
     "SyncedElsewhere",
     "SyncedTable",
     "Tls",
+    "TriggerWrites",
     "WrongPrincipal",
 ]

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from anabranch.client import seen, settle, state, sums
+from anabranch.client import guards, seen, settle, state, sums
 from anabranch.client.arrow_rows import ArrowRows
 from anabranch.client.describe import drop_pull
 from anabranch.client.device_table import DeviceTable, quote
@@ -195,8 +195,11 @@ class Bootstrap:
             if tx.wants_rows and staged is None:
                 rows = list(rows)
                 tx.events += [change_of(table, None, row, "snapshot") for row in rows]
-            if count:
-                tx.conn.executemany(table.insert_into(staged or table.name), rows)
+            if count and staged is not None:
+                tx.conn.executemany(table.insert_into(staged), rows)
+            elif count:
+                with tx.writing(table.name, count):
+                    tx.conn.executemany(table.insert_sql, rows)
             tx.conn.execute(
                 """UPDATE _db_tables SET pull_first_ms = coalesce(pull_first_ms, ?), pull_last_ms = ?, pull_epoch = ?,
                    pull_token = ?, pull_resume = ?, pull_done = ?, pull_count = ?, pull_hash = ? WHERE name = ?""",
@@ -286,10 +289,11 @@ class Bootstrap:
         if tx.wants_rows:
             tx.events += _differences(tx, table, staged, set(pending))
         pulled = table.read_by_text(conn, pending, staged)
-        conn.execute(f"DELETE FROM {table.quoted}")
-        conn.execute(
-            f"INSERT INTO {table.quoted} ({table.columns_sql}) SELECT {table.columns_sql} FROM {quote(staged)}"
-        )
+        with tx.writing(table.name, guards.MANY):
+            conn.execute(f"DELETE FROM {table.quoted}")
+            conn.execute(
+                f"INSERT INTO {table.quoted} ({table.columns_sql}) SELECT {table.columns_sql} FROM {quote(staged)}"
+            )
         conn.execute(f"DROP TABLE {quote(staged)}")
         conn.execute("DELETE FROM _db_base WHERE tbl = ?", (table.name,))
         parts_of = self._pendings.load(tx, table.name, pending, first_ms)
@@ -307,8 +311,9 @@ class Bootstrap:
             old = before.get(text)
             if tx.wants_rows and not table.codec.same(old, stored):
                 tx.events.append(change_of(table, old, stored, "snapshot"))
-        conn.executemany(table.upsert_sql, writes)
-        conn.executemany(table.delete_sql, deletes)
+        with tx.writing(table.name, len(writes) + len(deletes)):
+            conn.executemany(table.upsert_sql, writes)
+            conn.executemany(table.delete_sql, deletes)
 
     def _pending_keys(self, tx: Tx, table: str) -> dict[str, tuple[Any, ...]]:
         rows = tx.conn.execute("SELECT DISTINCT batch FROM _db_pending_rows WHERE tbl = ?", (table,))

@@ -48,6 +48,10 @@ class SyncedDb:
     ``path`` is made where it is missing, ``node_name`` is for people, ``now_ms`` is the device's clock in milliseconds
     since 1970. Usable from any thread, and from several processes at once, of which one syncs.
 
+    ``refuse_foreign_writes``: what is written to a synced table otherwise than by ``table`` (a plain SQLite connection,
+    an ORM's commit, a shell) is not sent, and a repair would take it back. It raises sqlite3.IntegrityError there,
+    unless this is False. The file keeps the choice of whoever opened it last.
+
     Raises:
         ClientError: the file holds another database.
         sqlite3.Error: it is no SQLite file.
@@ -60,11 +64,12 @@ class SyncedDb:
         db_name: str,
         node_name: str = "",
         now_ms: Callable[[], int] | None = None,
+        refuse_foreign_writes: bool = True,
     ) -> None:
         self._now_ms = now_ms or clock_from_environment().now_ms
         self._remote = remote
         self._listeners = Listeners()
-        self._file = DeviceFile(Path(path), db_name, node_name, self._now_ms, self._listeners)
+        self._file = DeviceFile(Path(path), db_name, node_name, self._now_ms, self._listeners, refuse_foreign_writes)
         self._lease = Lease(Path(path))
         pendings = Pendings(PayloadCache(), lambda: self._lease.taken)
         self._clock = ServerClock(self._now_ms)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from anabranch.client import layout
+from anabranch.client import guards, layout
 from anabranch.client.device_table import DeviceTable, quote, table_of
 from anabranch.client.events import Change, State
 from anabranch.client.file import Tx
@@ -70,6 +70,7 @@ def _create(tx: Tx, message: snapshot_pb2.Table, value: bytes, ordinal: int) -> 
     if reason:
         tx.events.append(State("set_aside", reason, name))
         return False
+    guards.put(tx.conn, name)
     tx.conn.execute("INSERT INTO _db_tables (name, ordinal, value) VALUES (?, ?, ?)", (name, ordinal, value))
     return True
 
@@ -90,6 +91,7 @@ def _change(tx: Tx, old: DeviceTable, message: snapshot_pb2.Table, value: bytes)
         _tell_gone(tx, new.name)
         tx.conn.execute(f"DROP TABLE {new.quoted}")
         tx.conn.execute(new.create_sql())
+        guards.put(tx.conn, new.name)
         tx.conn.execute("DELETE FROM _db_base WHERE tbl = ?", (new.name,))
     tx.conn.execute(
         "UPDATE _db_tables SET value = ?, stage = CASE stage WHEN 'new' THEN 'new' ELSE 'aside' END, "
@@ -110,7 +112,8 @@ def drop_pull(tx: Tx, name: str) -> None:
     elif stage == "new":
         # They were told of as they came, and will be again.
         _tell_gone(tx, name)
-        tx.conn.execute(f"DELETE FROM {quote(name)}")
+        with tx.writing(name, guards.MANY):
+            tx.conn.execute(f"DELETE FROM {quote(name)}")
     tx.conn.execute(
         """UPDATE _db_tables SET pull_first_ms = NULL, pull_last_ms = NULL, pull_epoch = '', pull_token = x'',
            pull_resume = x'', pull_count = 0, pull_hash = x'', pull_done = 0, pull_table = NULL WHERE name = ?""",

@@ -23,6 +23,12 @@ class BatchState(ClientError):
     """A call that the open batch does not allow: a batch inside a batch, a sync inside a batch."""
 
 
+class TriggerWrites(ClientError):
+    """A trigger of the app would write to a synced table, and what a trigger writes is not sent. Nothing was written;
+    while the trigger is there the rows that fire it can't be changed, by the sync neither. Drop it, or let it write to
+    a table of the app's own."""
+
+
 class SyncedElsewhere(ClientError):
     """Another process syncs this file. Its sync carries this process's writes, too."""
 

@@ -19,11 +19,12 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from anabranch.client import layout, state
+from anabranch.client import guards, layout, state
 from anabranch.client.device_table import DeviceTable, table_of
 from anabranch.client.errors import BatchState, ClientError
 from anabranch.client.events import Event, Listeners
 from anabranch.client.ids import next_id
+from anabranch.client.mend import mend
 from anabranch.client.state import FileState
 from anabranch.v1 import snapshot_pb2
 
@@ -34,12 +35,20 @@ _STATEMENTS_CACHED = 512
 class Tx:
     """A write transaction. ``state`` follows ``set``; ``events`` are delivered after the commit."""
 
-    __slots__ = ("conn", "events", "on_undo", "state", "tables", "wants_rows")
+    __slots__ = ("_explain", "_let_in", "_opened", "conn", "events", "on_undo", "state", "tables", "wants_rows")
 
     def __init__(
-        self, conn: sqlite3.Connection, current: FileState, tables: dict[str, DeviceTable], wants_rows: bool
+        self,
+        conn: sqlite3.Connection,
+        current: FileState,
+        tables: dict[str, DeviceTable],
+        wants_rows: bool,
+        explain: Callable[[BaseException], BaseException] = lambda error: error,
     ) -> None:
         self.conn = conn
+        self._explain = explain
+        self._let_in = False
+        self._opened = False
         self.state = current
         self.tables = tables
         self.events: list[Event] = []
@@ -53,23 +62,45 @@ class Tx:
         self.state = state.store(self.conn, self.state, changes)
 
     @contextmanager
+    def writing(self, table: str, rows: int) -> Iterator[None]:
+        """Inside, about so many rows of a synced table are written, which only we may. Where it raises, the
+        transaction, or a part of it, is to be undone."""
+        if rows >= guards.MANY:
+            guards.take(self.conn, table)
+            yield
+            guards.put(self.conn, table)
+            return
+        if not self._let_in:
+            self.conn.execute("UPDATE _db_writer SET open = 1")
+            self._let_in = self._opened = True
+        yield
+
+    def close(self) -> None:
+        """Nothing more is written before the commit."""
+        if self._opened:
+            self.conn.execute("UPDATE _db_writer SET open = 0")
+
+    @contextmanager
     def savepoint(self) -> Iterator[None]:
         """What happens inside is undone, alone, where it raises."""
         self.conn.execute("SAVEPOINT part")
         kept = len(self.events)
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             self.conn.execute("ROLLBACK TO part")
             self.conn.execute("RELEASE part")
             del self.events[kept:]
             self.state = state.load(self.conn)
             self.undone()
+            if (explained := self._explain(error)) is not error:
+                raise explained from error
             raise
         self.conn.execute("RELEASE part")
 
     def undone(self) -> None:
         """The transaction, or a part of it, was."""
+        self._let_in = False
         for forget in self.on_undo:
             forget()
 
@@ -97,11 +128,18 @@ class _AppConnection(_Connection):
 
 
 class DeviceFile:
-    """``path`` is made where it is missing. Raises ClientError where it belongs to another database or to a later
+    """``path`` is made where it is missing. ``refuse_foreign``: whether what others write to synced tables is refused
+    from now on; None leaves that as it is. Raises ClientError where the file belongs to another database or to a later
     version of this package, and sqlite3.Error where it is no SQLite file."""
 
     def __init__(
-        self, path: Path, db_name: str, node_name: str, now_ms: Callable[[], int], listeners: Listeners
+        self,
+        path: Path,
+        db_name: str,
+        node_name: str,
+        now_ms: Callable[[], int],
+        listeners: Listeners,
+        refuse_foreign: bool | None = None,
     ) -> None:
         self.path = path
         self.listeners = listeners
@@ -118,7 +156,9 @@ class DeviceFile:
         self._write = self._connect()
         self._write.execute("PRAGMA journal_mode = WAL")
         self._write.execute("PRAGMA synchronous = FULL")
-        self._prepare()
+        self._prepare(refuse_foreign)
+        self._authorizer = guards.Authorizer()
+        self._write.set_authorizer(self._authorizer)
 
     def _connect(self, factory: type[sqlite3.Connection] = _Connection) -> sqlite3.Connection:
         conn = sqlite3.connect(
@@ -132,7 +172,7 @@ class DeviceFile:
         conn.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
         return conn
 
-    def _prepare(self) -> None:
+    def _prepare(self, refuse_foreign: bool | None) -> None:
         conn = self._write
         conn.execute("BEGIN IMMEDIATE")
         try:
@@ -158,6 +198,7 @@ class DeviceFile:
                 raise ClientError(f"{self.path} holds the database {current.db_name!r}, not {self._db_name!r}")
             if self._node_name and current.node_name != self._node_name:
                 state.store(conn, current, {"node_name": self._node_name})
+            mend(conn, refuse_foreign)
             conn.execute("COMMIT")
         except BaseException:
             if conn.in_transaction:
@@ -186,14 +227,20 @@ class DeviceFile:
                 tx: Tx | None = None
                 try:
                     current = state.load(self._write)
-                    tx = Tx(self._write, current, self._compiled(self._write, current), bool(self.listeners.change))
+                    tables = self._compiled(self._write, current)
+                    self._authorizer.know(tables)
+                    explain = self._authorizer.explain
+                    tx = Tx(self._write, current, tables, bool(self.listeners.change), explain)
                     yield tx
+                    tx.close()
                     self._write.execute("COMMIT")
-                except BaseException:
+                except BaseException as error:
                     if self._write.in_transaction:
                         self._write.execute("ROLLBACK")
                     if tx is not None:
                         tx.undone()
+                    if (explained := self._authorizer.explain(error)) is not error:
+                        raise explained from error
                     raise
             finally:
                 self._owner = None

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-FORMAT = 3
+FORMAT = 4
 """Kept in ``PRAGMA user_version``; a file of a later format is refused."""
 
 PREFIX = "_db_"
 
 _SEEN = """CREATE TABLE _db_seen (
     position INTEGER PRIMARY KEY, epoch TEXT NOT NULL, token BLOB NOT NULL)"""
+
+_WRITER = """CREATE TABLE _db_writer (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    open INTEGER NOT NULL DEFAULT 0,
+    refuse INTEGER NOT NULL DEFAULT 1)"""
+_ONE_WRITER = "INSERT INTO _db_writer (one) VALUES (1)"
 
 STATEMENTS = (
     # One row: who this file is and how far it has come. Times and positions are milliseconds. ``greatest_*`` is the
@@ -103,6 +109,10 @@ STATEMENTS = (
     "CREATE TABLE _db_unanswered (id TEXT PRIMARY KEY) WITHOUT ROWID",
     # Positions seen with their tokens, ever sparser the older they are: see ``seen``.
     _SEEN,
+    # One row. ``open``: a transaction of ours is writing rows; never seen but in it. ``refuse``: whether the writes of
+    # all others are refused. See ``guards``.
+    _WRITER,
+    _ONE_WRITER,
 )
 
 UPGRADES = {
@@ -112,5 +122,6 @@ UPGRADES = {
         "INSERT INTO _db_seen (position, epoch, token) "
         "SELECT greatest_ms, greatest_epoch, greatest_token FROM _db_state WHERE greatest_token != x''",
     ),
+    3: (_WRITER, _ONE_WRITER),
 }
 """What makes a file of each older format one of the next."""

@@ -165,10 +165,10 @@ def rebase(
             writes.append(new_stored)
         if tx.wants_rows:
             tx.events.append(change_of(table, old_stored, new_stored, origin))
-    if writes:
-        tx.conn.executemany(table.upsert_sql, writes)
-    if deletes:
-        tx.conn.executemany(table.delete_sql, deletes)
+    if writes or deletes:
+        with tx.writing(table.name, len(writes) + len(deletes)):
+            tx.conn.executemany(table.upsert_sql, writes)
+            tx.conn.executemany(table.delete_sql, deletes)
     if kept:
         write_bases(tx, table, kept, replace=True)
     if dropped:

@@ -212,10 +212,12 @@ class BatchBuilder:
             old_stored = None if old is None or not tx.wants_rows else store(old)
             if tx.wants_rows and not table.codec.same(old_stored, stored):
                 tx.events.append(change_of(table, old_stored, stored, _LOCAL))
-        if kind is MutationType.DELETE:
-            tx.conn.executemany(table.delete_sql, list(keys.values()))
-        else:
-            tx.conn.executemany(table.upsert_sql, written)
+        with tx.writing(table.name, len(keys)):
+            if kind is MutationType.DELETE:
+                tx.conn.executemany(table.delete_sql, list(keys.values()))
+            else:
+                sql = table.insert_sql if kind is MutationType.INSERT else table.upsert_sql
+                tx.conn.executemany(sql, written)
 
     def _add(self, message: batch_pb2.DbMutation, by_text: Mapping[str, Cells]) -> None:
         self._mutations.append(message)

@@ -173,6 +173,13 @@ class PullCut(_Strict):
     after_rows: Number0
 
 
+class Foreign(_Strict):
+    """Plain SQL on a node's file, by a connection that is not the node's."""
+
+    node: Name
+    sql: Name
+
+
 class Login(_Strict):
     """Another person opens the app on the device file."""
 
@@ -280,6 +287,7 @@ class Step(_Strict):
     save: Save | None = None
     rewind: Rewind | None = None
     sql: Name | None = None
+    foreign: Foreign | None = None
     fresh: Name | None = None
     pull_cut: PullCut | None = None
     login: Login | None = None

@@ -241,6 +241,16 @@ class Node:
         """A connection that can only read, to be closed."""
         return closing(sqlite3.connect(f"file:{self.file}?mode=ro", uri=True, timeout=10.0))
 
+    def run_foreign(self, sql: str) -> None:
+        """Run SQL on its file as a program that knows nothing of us would. Raises Raised."""
+        with closing(sqlite3.connect(self.file, timeout=10.0)) as conn:
+            try:
+                with conn:
+                    conn.execute(sql)
+            except sqlite3.Error as error:
+                told = {"type": type(error).__name__, "message": str(error), "code": "", "reason": "", "again": False}
+                raise Raised(self.name, told) from error
+
     def look_for_batches(self) -> int:
         """Note the batches in the queue that were not there before, with their bytes; gives how many."""
         with self.reader() as conn:

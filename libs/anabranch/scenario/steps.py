@@ -239,6 +239,10 @@ def _login(world: World, given: model.Login) -> None:
     world.start(node)
 
 
+def _foreign(world: World, given: model.Foreign) -> None:
+    world.nodes[given.node].run_foreign(given.sql)
+
+
 # The server's own
 
 
@@ -319,6 +323,7 @@ _FUNCTIONS: Mapping[str, Callable[[World, Any], None]] = {
     "save": _save,
     "rewind": _rewind,
     "sql": _sql,
+    "foreign": _foreign,
     "fresh": _fresh,
     "pull_cut": _pull_cut,
     "login": _login,

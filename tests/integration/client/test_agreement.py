@@ -18,6 +18,7 @@ from anabranch.cli.app import app
 from anabranch.client import CallFailed, Change, Repaired, State, SyncedDb
 from anabranch.testkit.damage import BitFlip
 from anabranch.testkit.exposition import shown
+from anabranch.testkit.unseen import write_unseen
 from anabranch.v1 import snapshot_pb2
 
 ITEMS = {
@@ -66,7 +67,7 @@ def test_a_value_flipped_on_a_device(here: Any) -> None:
     a.on_state(states.append)
     a.on_change(changes.append)
     with closing(sqlite3.connect(here.folder / "a.db")) as conn, conn:
-        conn.execute("UPDATE items SET price = '0.1' WHERE id = 1234")
+        write_unseen(conn, "UPDATE items SET price = '0.1' WHERE id = 1234")
     code, told = run_verify(here, "--device", str(here.folder / "a.db"))
     assert (code, told.splitlines()[1:]) == (
         1,
@@ -143,9 +144,9 @@ def test_a_repair_under_writes_on_both_sides_finds_the_faults_alone(here: Any) -
     a.table("items").delete(11)
     a.table("items").insert({"id": 9_999, "title": "pending"})
     with closing(sqlite3.connect(here.folder / "a.db")) as conn, conn:
-        conn.execute("UPDATE items SET title = 'flipped' WHERE id IN (20, 30)")
-        conn.execute("DELETE FROM items WHERE id = 40")
-        conn.execute("INSERT INTO items (id, title) VALUES (8888, 'nobody wrote it')")
+        write_unseen(conn, "UPDATE items SET title = 'flipped' WHERE id IN (20, 30)")
+        write_unseen(conn, "DELETE FROM items WHERE id = 40")
+        write_unseen(conn, "INSERT INTO items (id, title) VALUES (8888, 'nobody wrote it')")
     stop, wrote = threading.Event(), threading.Event()
 
     def write() -> None:
@@ -272,7 +273,7 @@ def test_direct_writes_that_wait_for_the_resolver_are_no_faults(here: Any) -> No
         assert run_verify(here)[0] == 0
         assert run_verify(here, "--device", str(here.folder / "a.db"))[0] == 0
         with closing(sqlite3.connect(here.folder / "a.db")) as conn, conn:
-            conn.execute("UPDATE items SET title = 'flipped' WHERE id IN (3, 100)")
+            write_unseen(conn, "UPDATE items SET title = 'flipped' WHERE id IN (3, 100)")
         assert a.repair("items") == Repaired(rows=2, pulled=False, agrees=True)
         assert rows(a) == before
         pull.start()

@@ -14,6 +14,7 @@ import pytest
 from anabranch.client import BatchState, CallFailed, Change, Repaired, State, SyncedDb
 from anabranch.client import repair as repairs
 from anabranch.testkit.memory_remote import MemoryRemote
+from anabranch.testkit.unseen import write_unseen
 
 DAY_MS = 24 * 3600 * 1000
 
@@ -62,7 +63,7 @@ def test_what_another_program_changed_in_the_file_is_found_by_reading_it_and_men
     before, told, changes = rows(device), states_of(device), list[Change]()
     device.on_change(changes.append)
     assert device.verify() == ()
-    file.execute("UPDATE todo SET n = 99 WHERE id = 'k1'")
+    write_unseen(file, "UPDATE todo SET n = 99 WHERE id = 'k1'")
     read(device)
     assert device.status().disagreeing == ()
     assert device.verify("todo") == device.status().disagreeing == ("todo",)
@@ -83,9 +84,9 @@ def test_rows_that_are_gone_or_one_too_many_are_mended_and_pending_writes_stay_o
     device.table("todo").update({"id": "k0", "n": 50})
     device.table("todo").update({"id": "k3", "title": "mine"})
     device.table("todo").insert({"id": "new", "title": "mine", "n": 1})
-    file.execute("DELETE FROM todo WHERE id = 'k1'")
-    file.execute("INSERT INTO todo VALUES ('extra', 'nobody wrote it', 7)")
-    file.execute("UPDATE todo SET title = 'flipped' WHERE id = 'k2'")
+    write_unseen(file, "DELETE FROM todo WHERE id = 'k1'")
+    write_unseen(file, "INSERT INTO todo VALUES ('extra', 'nobody wrote it', 7)")
+    write_unseen(file, "UPDATE todo SET title = 'flipped' WHERE id = 'k2'")
     # The base of a row that pending writes touch is damaged as well.
     (image,) = file.execute("SELECT row FROM _db_base WHERE key = 'k3'").fetchone()
     file.execute("UPDATE _db_base SET row = ? WHERE key = 'k3'", (image.replace(b"title 3", b"title 8"),))
@@ -106,7 +107,7 @@ def test_writes_at_the_server_meanwhile_are_no_faults_and_are_not_lost(
 ) -> None:
     write(remote, tmp_path, {"id": "k0", "title": "before the moment"})
     remote.during_compare = lambda: write(remote, tmp_path, {"id": "k2", "title": "after the moment"})
-    file.execute("UPDATE todo SET title = 'flipped' WHERE id IN ('k1', 'k2')")
+    write_unseen(file, "UPDATE todo SET title = 'flipped' WHERE id IN ('k1', 'k2')")
     assert device.repair("todo") == Repaired(rows=2, pulled=False, agrees=True)
     # Exactly the moment's rows, though the log went on.
     assert [title for _, title, _ in rows(device)] == ["before the moment", *(f"title {i}" for i in (1, 2, 3, 4))]
@@ -172,7 +173,7 @@ def test_the_server_is_told_in_the_next_call_until_it_agrees(
 
     monkeypatch.setattr(remote, "get", heard)
     read(device)
-    file.execute("UPDATE todo SET n = 99 WHERE id = 'k1'")
+    write_unseen(file, "UPDATE todo SET n = 99 WHERE id = 'k1'")
     device.verify()
     read(device)
     device.repair("todo")
@@ -186,7 +187,7 @@ def test_rows_are_read_again_after_a_day_and_when_the_clock_was_set_back(tmp_pat
     device.start(background=False)
     read(device)
     with closing(sqlite3.connect(tmp_path / "d.db", isolation_level=None)) as conn:
-        conn.execute("UPDATE todo SET n = 99 WHERE id = 'k1'")
+        write_unseen(conn, "UPDATE todo SET n = 99 WHERE id = 'k1'")
     now[0] += DAY_MS
     read(device)
     assert device.status().disagreeing == ()
@@ -195,7 +196,7 @@ def test_rows_are_read_again_after_a_day_and_when_the_clock_was_set_back(tmp_pat
     assert device.status().disagreeing == ("todo",)
     device.repair("todo")
     with closing(sqlite3.connect(tmp_path / "d.db", isolation_level=None)) as conn:
-        conn.execute("UPDATE todo SET n = 99 WHERE id = 'k1'")
+        write_unseen(conn, "UPDATE todo SET n = 99 WHERE id = 'k1'")
     now[0] -= 2 * DAY_MS
     read(device)
     assert device.status().disagreeing == ("todo",)
@@ -203,15 +204,15 @@ def test_rows_are_read_again_after_a_day_and_when_the_clock_was_set_back(tmp_pat
 
 
 @pytest.mark.parametrize(
-    "damage", ["UPDATE todo SET n = 'no number'", "UPDATE todo SET title = x'00ff' WHERE id = 'k1'"]
+    "wrong", ["UPDATE todo SET n = 'no number'", "UPDATE todo SET title = x'00ff' WHERE id = 'k1'"]
 )
 def test_a_table_with_rows_that_cannot_be_read_is_pulled(
-    device: SyncedDb, file: sqlite3.Connection, damage: str
+    device: SyncedDb, file: sqlite3.Connection, wrong: str
 ) -> None:
     read(device)
     before = rows(device)
     device.table("todo").update({"id": "k4", "title": "mine"})
-    file.execute(damage)
+    write_unseen(file, wrong)
     assert device.verify() == ("todo",)
     assert device.repair("todo") == Repaired(rows=0, pulled=True, agrees=True)
     assert rows(device) == [*before[:4], ("k4", "mine", 4)]
@@ -224,7 +225,7 @@ def test_a_row_that_cannot_be_read_does_not_stop_the_log(
 ) -> None:
     read(device)
     told = states_of(device)
-    file.execute("UPDATE todo SET title = x'00ff' WHERE id = 'k1'")
+    write_unseen(file, "UPDATE todo SET title = x'00ff' WHERE id = 'k1'")
     write(remote, tmp_path, {"id": "k1", "n": 8})
     read(device)
     assert [(s.kind, s.table) for s in told if s.kind == "set_aside"] == [("set_aside", "todo")]
@@ -236,7 +237,7 @@ def test_where_most_of_it_differs_the_table_is_pulled(
     device: SyncedDb, file: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(repairs, "MOST_ROWS", 3)
-    file.execute("UPDATE todo SET n = n + 100")
+    write_unseen(file, "UPDATE todo SET n = n + 100")
     assert device.repair("todo") == Repaired(rows=0, pulled=True, agrees=True)
     assert [n for _, _, n in rows(device)] == [0, 1, 2, 3, 4]
 

@@ -13,6 +13,7 @@ import pytest
 
 from anabranch.client import State, SyncedDb, sums
 from anabranch.testkit.memory_remote import MemoryRemote
+from anabranch.testkit.unseen import write_unseen
 
 WAIT_S = 20
 
@@ -48,7 +49,7 @@ def test_what_it_finds_is_told(device: SyncedDb) -> None:
     told: queue.Queue[State] = queue.Queue()
     device.on_state(lambda state: told.put(state) if state.kind.startswith("sums") else None)
     with sqlite3.connect(device._file.path) as conn:
-        conn.execute("UPDATE todo SET title = 'damaged' WHERE id = 'k0'")
+        write_unseen(conn, "UPDATE todo SET title = 'damaged' WHERE id = 'k0'")
         conn.execute("UPDATE _db_tables SET verified = 0")
     device.read()
     state = told.get(timeout=WAIT_S)

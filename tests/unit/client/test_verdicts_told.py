@@ -248,6 +248,9 @@ def test_a_file_of_the_format_before_opens_and_keeps_what_it_has(tmp_path: Path,
     with sqlite3.connect(tmp_path / "d.db") as conn:
         conn.execute("ALTER TABLE _db_confirmed DROP COLUMN verdict")
         conn.execute("DROP TABLE _db_seen")
+        for (trigger,) in conn.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            conn.execute(f'DROP TRIGGER "{trigger}"')
+        conn.execute("DROP TABLE _db_writer")
         conn.execute("PRAGMA user_version = 1")
     device = SyncedDb(tmp_path / "d.db", remote, "d")
     assert device.execute("PRAGMA user_version").fetchone() == (layout_module.FORMAT,)
