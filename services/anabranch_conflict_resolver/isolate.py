@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from functools import partial
 
 from anabranch.merge import Accepted, MutationType, Write
-from anabranch.store.errors import BatchReason, Fault, Remedy, read_error
+from anabranch.store.errors import Fault, Remedy, read_error
 from anabranch.store.take import Parking
 from anabranch.store.waves import DatabaseError, judge, wave
 from anabranch.v1 import errors_pb2
 from anabranch_conflict_resolver.carry_out import Swallowed, try_out
 from anabranch_conflict_resolver.cascades import apart, write_step
 from anabranch_conflict_resolver.model import Candidate, Change, Rejection, Result
+from anabranch_conflict_resolver.refusal_words import column_of, message
 from anabranch_conflict_resolver.suspects import Suspects, stages, suspects_of
 from anabranch_conflict_resolver.view import View
 from anabranch_conflict_resolver.waves import Group, applied_result, by_mutation, decide, levels, run_wave, runs, wait
@@ -169,7 +170,7 @@ def alone(
             if fault.sqlstate == LOCK_NOT_AVAILABLE:
                 parking = Parking(candidate.taken.batch_id, group.now_ms + group.busy_ms)
                 return wait(view, candidate, parking, "a lock that somebody else holds")
-            failure = _refused(view, candidate, step, fault)
+            failure = _refused(group, view, candidate, step, fault)
     assert failure is not None
     return failure
 
@@ -199,7 +200,7 @@ def _proven(
         fault = fault_of(group, error, blame_keys=blame_keys)
         if not reached or fault.sqlstate == LOCK_NOT_AVAILABLE:
             return None
-        refused = _refused(view, candidate, (write,), fault)
+        refused = _refused(group, view, candidate, (write,), fault)
         broken = suspects.broken[batch_id]
         refused.by_itself = batch_id in suspects.sure and fault.sqlstate == broken.sqlstate
         refused.by_itself &= broken.constraint in ("", fault.constraint)
@@ -240,19 +241,15 @@ def no_effect(view: View, candidate: Candidate, write: Write) -> Rejection:
     return _rejection(view, candidate, errors_pb2.REASON_NO_EFFECT, message, write, exact=True)
 
 
-def _refused(view: View, candidate: Candidate, step: Sequence[Write], fault: Fault) -> Rejection:
+def _refused(group: Group, view: View, candidate: Candidate, step: Sequence[Write], fault: Fault) -> Rejection:
     write = next((write for write in step if write.table == fault.table), step[0])
     if fault.reason is None:
         raise AssertionError("only who is blamed is rejected")
-    if fault.reason is BatchReason.FORBIDDEN:
-        message = "the database does not allow it"
-    elif fault.constraint:
-        message = f'constraint "{fault.constraint}" of table "{fault.table}" says no'
-    else:
-        message = f"the database refuses it with SQLSTATE {fault.sqlstate}"
-    rejection = _rejection(view, candidate, int(fault.reason), message, write, exact=len(step) == 1)
-    if fault.column:
-        rejection.columns = (fault.column,)
+    column = column_of(group, write, fault)
+    said = message(group, write, fault, column)
+    rejection = _rejection(view, candidate, int(fault.reason), said, write, exact=len(step) == 1)
+    if column:
+        rejection.columns = (column,)
     rejection.constraint, rejection.sqlstate = fault.constraint, fault.sqlstate
     return rejection
 

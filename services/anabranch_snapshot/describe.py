@@ -45,6 +45,7 @@ def _tables(database: Database, counts: dict[str, int]) -> Iterator[snapshot_pb2
             columns=_columns(table),
             key_columns=table.key_columns,
             estimated_rows=counts.get(name, 0),
+            every_device_sees_every_row=database.table_policies[name].every_device_sees_every_row,
         )
 
 

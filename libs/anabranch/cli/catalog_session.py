@@ -16,7 +16,7 @@ from anabranch.store import migrate
 from anabranch.store.catalog import UnknownDatabaseError
 from anabranch.store.engine import Session, connect
 from anabranch.store.errors import PostgresError, UnreachableError, is_conninfo_error
-from anabranch.store.registration import RegistrationError
+from anabranch.store.registration import RegistrationError, SeveralRefusedError
 
 REFUSED = 2
 """Exit code when the command was understood and could not be done."""
@@ -42,6 +42,10 @@ def clear_errors() -> Iterator[None]:
     """Every error that a user can do something about ends the command with exit code 2."""
     try:
         yield
+    except SeveralRefusedError as error:
+        for one in error.errors:
+            typer.echo(f"anabranch: {_one_line(str(one))}", err=True)
+        raise typer.Exit(REFUSED) from error
     except RegistrationError as error:
         typer.echo(f"anabranch: {_one_line(str(error))}", err=True)
         raise typer.Exit(REFUSED) from error

@@ -11,13 +11,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from anabranch.cli import policy as policies
-from anabranch.cli.catalog_session import PolicyOption, catalog_session, read_policy
+from anabranch.cli.catalog_session import REFUSED, PolicyOption, catalog_session, read_policy
 from anabranch.cli.installation import DataDir, PostgresUrl
+from anabranch.cli.remedies import in_one_line
 from anabranch.clock import clock_from_environment
 from anabranch.store.catalog import load_database
 from anabranch.store.gather import add_tables, restart_captures
 from anabranch.store.out_of_sync import capture_off
-from anabranch.store.registration import remove_table
+from anabranch.store.registration import refusals, remove_table, unsynced_tables
 
 app = typer.Typer(no_args_is_help=True, help="Register tables for sync, and list them.")
 DatabaseName = Annotated[str, typer.Argument(help="The database's name.", show_default=False)]
@@ -35,16 +36,48 @@ class Switch(StrEnum):
 @app.command()
 def add(
     database: DatabaseName,
-    tables: Annotated[list[str], typer.Argument(help="Names of tables in its schema.", show_default=False)],
+    tables: Annotated[
+        list[str] | None, typer.Argument(help="Names of tables in its schema.", show_default=False)
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="All tables of its schema that are not synced yet.")] = False,
+    skip_refused: Annotated[
+        bool, typer.Option("--skip-refused", help="Add those that can be synced, and tell why the others can't.")
+    ] = False,
+    every_device_sees_every_row: Annotated[
+        bool,
+        typer.Option(
+            "--every-device-sees-every-row",
+            help="Also tables whose row-level security shows people only some rows: devices get all of them.",
+        ),
+    ] = False,
     policy: PolicyOption = None,
     data_dir: DataDir = None,
     postgres_url: PostgresUrl = None,
 ) -> None:
     """Sync tables from now on: all that are named, or none. Their rows are read once, while everybody goes on
-    writing."""
+    writing. Of all that can't be synced it is said why, and what helps."""
     given = read_policy(policy)
+    if every_device_sees_every_row:
+        given["every_device_sees_every_row"] = True
+    if bool(tables) == every:
+        raise typer.BadParameter("name tables, or give --all")
     with catalog_session(postgres_url, data_dir, "table") as conn:
-        added = add_tables(conn, database, tables, given, now_ms=clock_from_environment().now_ms())
+        names = unsynced_tables(conn, database) if every else list(dict.fromkeys(tables or ()))
+        refused = refusals(conn, database, names, given)
+        schema = load_database(conn, database).schema_name
+        names = [name for name in names if name not in {one.about for one in refused}]
+        told = [in_one_line(one, schema) for one in refused]
+        if refused and names and not skip_refused:
+            others = "other one" if len(names) == 1 else f"other {len(names)}"
+            told[-1] += f"; nothing was added: --skip-refused adds the {others}"
+        for line in told:
+            typer.echo(f"anabranch: {line}", err=True)
+        if refused and not (skip_refused and names):
+            raise typer.Exit(REFUSED)
+        if not names:
+            typer.echo(f'every table of schema "{schema}" is synced already')
+            return
+        added = add_tables(conn, database, names, given, now_ms=clock_from_environment().now_ms())
     for table in added:
         typer.echo(f'table "{table.table.name}" is synced: {table.rows} rows')
         for warning in table.warnings:

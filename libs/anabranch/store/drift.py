@@ -62,6 +62,7 @@ def stopped_tables(differences: Iterable[Drift]) -> dict[str, str]:
 
 FINGERPRINT = """
 select coalesce(pg_catalog.md5(pg_catalog.string_agg(pg_catalog.concat_ws(' ', s.name, c.oid,
+    c.relrowsecurity, c.relforcerowsecurity,
     (select pg_catalog.string_agg(pg_catalog.concat_ws(' ', a.attnum, a.attname, a.atttypid, a.atttypmod,
                                                        a.attnotnull, a.attgenerated), ',' order by a.attnum)
      from pg_catalog.pg_attribute a where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped),

@@ -42,8 +42,8 @@ class BatchReason(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """An error, read. ``reason`` is set for BLAME only. ``constraint``, ``table`` and ``column`` are "" where
-    Postgres names none; ``sqlstate`` is "" where the error did not come from the server."""
+    """An error, read. ``reason`` is set for BLAME only. ``constraint``, ``table``, ``column`` and ``data_type`` are
+    "" where Postgres names none; ``sqlstate`` is "" where the error did not come from the server."""
 
     remedy: Remedy
     sqlstate: str
@@ -51,6 +51,7 @@ class Fault:
     constraint: str = ""
     table: str = ""
     column: str = ""
+    data_type: str = ""
 
 
 _BLAMED_CLASSES = frozenset({"22", "23", "42", "44", "54", "P0"})
@@ -79,7 +80,7 @@ def read_error(error: psycopg.Error, *, primary_keys: Collection[str] = (), own_
     elif sqlstate == _UNIQUE_VIOLATION and constraint in primary_keys:
         remedy = Remedy.RESTART
     reason = _REASONS.get(sqlstate, BatchReason.CONSTRAINT) if remedy is Remedy.BLAME else None
-    return Fault(remedy, sqlstate, reason, constraint, table, column)
+    return Fault(remedy, sqlstate, reason, constraint, table, column, diag.datatype_name or "")
 
 
 def _remedy(sqlstate: str) -> Remedy:

@@ -42,6 +42,7 @@ from anabranch.store.registration import (
     Connection,
     RegistrationError,
     RegistrationLimits,
+    SeveralRefusedError,
     claim,
     enter,
     find_database,
@@ -49,6 +50,7 @@ from anabranch.store.registration import (
     limit,
     lock_and_judge,
     new_number,
+    refusals,
     refuse,
     tell,
     warnings,
@@ -68,6 +70,9 @@ _FEW = 200
 """So many gathered changes may be left for the moment in which writers wait."""
 _PASSES = 50
 """After so many the rest is added while writers wait, however much it is."""
+
+_KNOWN_BEFORE = frozenset({Refusal.ROW_SECURITY_OF_OTHERS})
+"""What a table that is synced already is not refused for: its rows are on devices, and ``drift`` tells of it."""
 
 _OWN = "select pg_try_advisory_lock(%s, hashtext(%s))"
 _DISOWN = "select pg_advisory_unlock(%s, hashtext(%s))"
@@ -153,6 +158,9 @@ def _register(
     chosen = limits or RegistrationLimits()
     begun: list[_Gathering] = []
     with _alone(conn, database, tables):
+        # All that is wrong is told at once, before anybody waits for a lock.
+        if not anew and (errors := refusals(conn, database, tables, policy)):
+            raise errors[0] if len(errors) == 1 else SeveralRefusedError(errors)
         try:
             for name in dict.fromkeys(tables):
                 work = partial(_begin, conn, database, name, policy, now_ms, chosen, anew)
@@ -189,7 +197,11 @@ def _begin(
             if was is None:
                 raise refuse(what, Refusal.NOT_SYNCED, f'"{name}" is no synced table of "{database}"')
             policy = found.table_policies[name].given()
-        registered = lock_and_judge(conn, what, _without(found, name) if anew else found, name, policy)
+        registered = (
+            lock_and_judge(conn, what, _without(found, name), name, policy, _KNOWN_BEFORE)
+            if anew
+            else lock_and_judge(conn, what, found, name, policy)
+        )
         capture.forget_gathered(conn, found.schema_name, name, found.id)
         if was is not None:
             claim(conn, found.id)
@@ -264,7 +276,11 @@ def _enter(conn: Connection, begun: Sequence[_Gathering], now_ms: int, limits: R
 def _enter_one(conn: Connection, one: _Gathering, now_ms: int) -> None:
     name, schema_name = one.table.name, one.database.schema_name
     found = find_database(conn, one.what, one.database.name)
-    now = lock_and_judge(conn, one.what, _without(found, name) if one.was is not None else found, name, one.policy)
+    now = (
+        lock_and_judge(conn, one.what, _without(found, name), name, one.policy, _KNOWN_BEFORE)
+        if one.was is not None
+        else lock_and_judge(conn, one.what, found, name, one.policy)
+    )
     number = found.tables[name].id if name in found.tables else None
     faults = run(conn, capture.trigger_faults(schema_name, -found.id, {name: one.number}))
     if now != one.table or number != one.was or faults:

@@ -60,11 +60,13 @@ class _Model(BaseModel):
 
 
 class TablePolicy(_Model):
-    """What a table lays over its database's policy; ``columns`` holds the policies of columns by name."""
+    """What a table lays over its database's policy; ``columns`` holds the policies of columns by name.
+    ``every_device_sees_every_row``: it is synced though its row-level security says who sees which rows."""
 
     order: Order | None = None
     resurrect: bool | None = None
     delete: Delete | None = None
+    every_device_sees_every_row: bool = False
     columns: dict[str, ColumnPolicy] = Field(default_factory=dict)
 
 

@@ -43,6 +43,7 @@ class Refusal(StrEnum):
     RULES = "RULES"
     SUBSCRIPTION = "SUBSCRIPTION"
     ROW_SECURITY = "ROW_SECURITY"
+    ROW_SECURITY_OF_OTHERS = "ROW_SECURITY_OF_OTHERS"
     MISSING_PRIVILEGE = "MISSING_PRIVILEGE"
     NOT_OWNED = "NOT_OWNED"
 
@@ -93,6 +94,7 @@ def why_not(relation: Relation, known: Types, policy: TablePolicy, synced: Colle
         *_key(relation, known),
         *_names(relation, synced),
         *_writers(relation),
+        *_readers(relation, policy),
         *policy_refusals(relation.snapshot(known), relation.key_columns, policy),
     ]
 
@@ -150,7 +152,7 @@ def name_clashes(name: str, synced: Collection[str]) -> Iterator[Refused]:
 
 
 def _writers(relation: Relation) -> Iterator[Refused]:
-    """Who changes rows of the table in ways that are not captured, or keeps them from those who read it."""
+    """Who changes rows of the table in ways that are not captured."""
     for key in relation.constraints.foreign_keys:
         if key.to_schema != relation.schema_name:
             text = f'foreign key "{key.name}" points outside the schema, to {key.to_schema}.{key.to_table}'
@@ -160,12 +162,19 @@ def _writers(relation: Relation) -> Iterator[Refused]:
     if relation.subscriptions:
         text = f"subscriptions feed the table ({', '.join(relation.subscriptions)}), past all triggers for statements"
         yield Refused(Refusal.SUBSCRIPTION, text)
-    if relation.row_security_forced or relation.row_security_active:
-        text = f"row-level security hides rows from role {relation.role}"
-        yield Refused(Refusal.ROW_SECURITY, text)
     if relation.missing_privileges:
         text = f"role {relation.role} lacks {', '.join(relation.missing_privileges)} on the table"
         yield Refused(Refusal.MISSING_PRIVILEGE, text)
+
+
+def _readers(relation: Relation, policy: TablePolicy) -> Iterator[Refused]:
+    """Who may see which rows. Devices get all of them, and nothing here could keep one from them."""
+    if relation.row_security_forced or relation.row_security_active:
+        text = f"row-level security hides rows from role {relation.role}"
+        yield Refused(Refusal.ROW_SECURITY, text)
+    elif relation.row_security and not policy.every_device_sees_every_row:
+        text = "its row-level security says who sees which rows, and every device would see every row"
+        yield Refused(Refusal.ROW_SECURITY_OF_OTHERS, text)
 
 
 def policy_refusals(

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,10 @@ _LIMITS = """
 select set_config('lock_timeout', %(lock)s, true), set_config('statement_timeout', %(statement)s, true)
 """
 _SCHEMA = "select 1 from pg_namespace where nspname = %s"
+_TABLES = """
+select c.relname::text from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where n.nspname = %s and c.relkind in ('r', 'p') and not c.relispartition order by c.relname
+"""
 _INSERT_DATABASE = """
 insert into anabranch.databases (name, schema_name, epoch, policy, seal_key, created_ms)
 values (%s, %s, %s, %s, %s, %s)
@@ -90,16 +94,29 @@ _CONSTRAINTS: Mapping[str, tuple[Refusal, str]] = {
 
 
 class RegistrationError(ValueError):
-    """Something can't be registered; ``refusals`` holds every reason."""
+    """Something can't be registered; ``refusals`` holds every reason, ``about`` the name of the table, where it is
+    one."""
 
-    def __init__(self, what: str, refusals: list[Refused]) -> None:
+    def __init__(self, what: str, refusals: list[Refused], about: str = "") -> None:
         super().__init__(f"{what}: " + "; ".join(str(refused) for refused in refusals))
+        self.what = what
         self.refusals = refusals
+        self.about = about
 
     @property
     def reasons(self) -> list[Refusal]:
         """The names of the reasons."""
         return [refused.reason for refused in self.refusals]
+
+
+class SeveralRefusedError(RegistrationError):
+    """Tables that were to be registered together, and of which some can't be; ``errors`` has one for each of these."""
+
+    def __init__(self, errors: list[RegistrationError]) -> None:
+        ValueError.__init__(self, "\n".join(map(str, errors)))
+        self.errors = errors
+        self.what, self.about = "", ""
+        self.refusals = [refused for error in errors for refused in error.refusals]
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,32 +303,84 @@ def leave(conn: Connection, database: Database, table: str) -> int | None:
     return int(row[0])
 
 
-def lock_and_judge(conn: Connection, what: str, database: Database, name: str, policy: Mapping[str, Any]) -> Table:
-    """The table as it is once its lock is held."""
+def lock_and_judge(
+    conn: Connection,
+    what: str,
+    database: Database,
+    name: str,
+    policy: Mapping[str, Any],
+    waived: Collection[Refusal] = (),
+) -> Table:
+    """The table as it is once its lock is held. ``waived`` are reasons that don't count."""
+    # Judged before the lock, too: what is no table can't be locked, and nobody is made to wait for a refusal.
+    own_policy = _may_be_added(conn, what, database, name, policy, waived)
+    capture.lock(conn, database.schema_name, name)
+    return _judge(conn, what, database, name, own_policy, waived)
+
+
+def refusals(
+    conn: Connection, database: str, tables: Sequence[str], policy: Mapping[str, Any] | None = None
+) -> list[RegistrationError]:
+    """Why tables can't be synced, one error for each that can't. No lock is taken: when they are registered they may
+    have changed.
+
+    Raises:
+        RegistrationError: UNKNOWN_DATABASE.
+    """
+    found = find_database(conn, "no table can be synced", database)
+    errors = []
+    for name in dict.fromkeys(tables):
+        try:
+            _may_be_added(conn, f'table "{name}" can\'t be synced', found, name, policy or {})
+        except RegistrationError as error:
+            error.about = name
+            errors.append(error)
+    return errors
+
+
+def unsynced_tables(conn: Connection, database: str) -> list[str]:
+    """The tables in a database's schema that are not synced, partitions apart.
+
+    Raises:
+        RegistrationError: UNKNOWN_DATABASE.
+    """
+    found = find_database(conn, "no table can be synced", database)
+    names = [name for (name,) in conn.execute(_TABLES, (found.schema_name,)).fetchall()]
+    return [name for name in names if name not in found.tables]
+
+
+def _may_be_added(
+    conn: Connection,
+    what: str,
+    database: Database,
+    name: str,
+    policy: Mapping[str, Any],
+    waived: Collection[Refusal] = (),
+) -> TablePolicy:
     if name in database.tables:
         raise refuse(what, Refusal.ALREADY_SYNCED, f'table "{name}" is synced already')
     try:
         own_policy = table_policy(policy)
     except PolicyError as error:
         raise refuse(what, Refusal.INVALID_POLICY, str(error)) from error
-    # Judged before the lock, too: what is no table can't be locked, and nobody is made to wait for a refusal.
-    _judge(conn, what, database, name, own_policy)
-    capture.lock(conn, database.schema_name, name)
-    return _judge(conn, what, database, name, own_policy)
+    _judge(conn, what, database, name, own_policy, waived)
+    return own_policy
 
 
-def _judge(conn: Connection, what: str, database: Database, name: str, policy: TablePolicy) -> Table:
+def _judge(
+    conn: Connection, what: str, database: Database, name: str, policy: TablePolicy, waived: Collection[Refusal]
+) -> Table:
     found, known = run(conn, relations_of(database.schema_name, [name]))
     if name not in found:
         text = f'there is no table "{name}" in schema "{database.schema_name}"'
         raise refuse(what, Refusal.UNKNOWN_TABLE, text)
     relation = found[name]
-    refusals = why_not(relation, known, policy, database.tables)
+    found_wrong = [one for one in why_not(relation, known, policy, database.tables) if one.reason not in waived]
     if relation.kind == "r" and not relation.owned:
         text = f"role {relation.role} does not own the table, and could make no triggers that always fire"
-        refusals.append(Refused(Refusal.NOT_OWNED, text))
-    if refusals:
-        raise RegistrationError(what, refusals)
+        found_wrong.append(Refused(Refusal.NOT_OWNED, text))
+    if found_wrong:
+        raise RegistrationError(what, found_wrong)
     return Table(name, relation.snapshot(known), relation.key_columns)
 
 

@@ -86,6 +86,7 @@ class Relation:
     is_partition: bool
     parents: tuple[str, ...]
     children: tuple[str, ...]
+    row_security: bool
     row_security_forced: bool
     row_security_active: bool
     missing_privileges: tuple[str, ...]
@@ -115,7 +116,7 @@ def _column(column: RelationColumn, known: Types) -> Column:
 
 _RELATION = """
 select c.oid::int8, n.nspname, c.relname, c.relkind::text, c.relpersistence::text, c.relispartition,
-       c.relrowsecurity and c.relforcerowsecurity,
+       c.relrowsecurity, c.relrowsecurity and c.relforcerowsecurity,
        case when c.relkind in ('r', 'p') then row_security_active(c.oid) else false end,
        array(select s.subname::text from pg_subscription_rel r join pg_subscription s on s.oid = r.srsubid
              where r.srrelid = c.oid order by s.subname),
@@ -240,7 +241,7 @@ def relations_of(schema_name: str, names: Iterable[str]) -> Steps[tuple[dict[str
 def _relation(
     row: tuple[Any, ...], columns: list[RelationColumn], constraints: dict[tuple[str, str], Constraints]
 ) -> Relation:
-    oid, schema_name, name, kind, persistence, is_partition, forced, active, subscriptions, rules, *rest = row
+    oid, schema_name, name, kind, persistence, is_partition, secured, forced, active, subscriptions, rules, *rest = row
     parents, children, missing_privileges, owned, role = rest
     own = constraints.get((schema_name, name), Constraints())
     return Relation(
@@ -257,6 +258,7 @@ def _relation(
         is_partition=is_partition,
         parents=tuple(parents),
         children=tuple(children),
+        row_security=secured,
         row_security_forced=forced,
         row_security_active=active,
         missing_privileges=tuple(missing_privileges),

@@ -108,10 +108,13 @@ class Table(_message.Message):
     COLUMNS_FIELD_NUMBER: _builtins.int
     KEY_COLUMNS_FIELD_NUMBER: _builtins.int
     ESTIMATED_ROWS_FIELD_NUMBER: _builtins.int
+    EVERY_DEVICE_SEES_EVERY_ROW_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name in Postgres, without the schema."""
     estimated_rows: _builtins.int
     """About how many rows it has, for progress bars."""
+    every_device_sees_every_row: _builtins.bool
+    """Whether the table's row-level security was set aside when it was registered: every device sees every row."""
     @_builtins.property
     def columns(self) -> _containers.RepeatedCompositeFieldContainer[Global___Column]:
         """Its columns in the table's order."""
@@ -127,10 +130,11 @@ class Table(_message.Message):
         columns: _abc.Iterable[Global___Column] | None = ...,
         key_columns: _abc.Iterable[_builtins.str] | None = ...,
         estimated_rows: _builtins.int = ...,
+        every_device_sees_every_row: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "estimated_rows", b"estimated_rows", "key_columns", b"key_columns", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "estimated_rows", b"estimated_rows", "every_device_sees_every_row", b"every_device_sees_every_row", "key_columns", b"key_columns", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

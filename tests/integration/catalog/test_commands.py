@@ -73,6 +73,53 @@ def test_a_database_from_nothing_to_synced_tables(conn: Session, migrated_url: s
     assert set(load_database(conn, "gates").tables) == {"planes"}
 
 
+ROW_SECURITY = """
+create table app.rooms (id text primary key, owner text);
+alter table app.rooms enable row level security;
+create policy own on app.rooms using (owner = current_user);
+create table app."no ""key" (n int);
+"""
+
+
+def test_all_that_is_refused_is_told_at_once_each_with_what_helps(conn: Session, migrated_url: str) -> None:
+    at = ("--postgres-url", migrated_url)
+    conn.execute(TABLES + ROW_SECURITY)
+    done("database", "create", "gates", "--schema", "app", *at)
+    result = command("table", "add", "gates", "--all", *at)
+    assert (result.exit_code, result.stdout) == (2, "")
+    broken, no_key, rooms = result.stderr.splitlines()
+    assert broken.startswith('anabranch: table "broken" can\'t be synced: key column "n" is ')
+    helps = 'SQL: alter table "app"."broken" alter column COLUMN type text, or give it another primary key'
+    assert broken.endswith(f"(KEY_TYPE). {helps}")
+    assert no_key == (
+        'anabranch: table "no "key" can\'t be synced: the table has no primary key (NO_PRIMARY_KEY). '
+        'SQL: alter table "app"."no ""key" add primary key (COLUMN)'
+    )
+    assert rooms == (
+        'anabranch: table "rooms" can\'t be synced: its row-level security says who sees which rows, and every device '
+        "would see every row (ROW_SECURITY_OF_OTHERS). add --every-device-sees-every-row if that is meant, or SQL: "
+        'alter table "app"."rooms" disable row level security; nothing was added: --skip-refused adds the other 3'
+    )
+    assert load_database(conn, "gates").tables == {}
+
+    # What helps does help, and then those that are good are added.
+    conn.execute('alter table "app"."no ""key" add primary key (n)')
+    result = command("table", "add", "gates", "--all", "--skip-refused", "--every-device-sees-every-row", *at)
+    assert result.exit_code == 0
+    assert set(load_database(conn, "gates").tables) == {"planes", "flights", "Order", 'no "key', "rooms"}
+    assert [line[:25] for line in result.stderr.splitlines()] == ['anabranch: table "broken"']
+    assert refused("table", "add", "gates", "--all", *at).startswith('anabranch: table "broken" can\'t be synced')
+    conn.execute("drop table app.broken")
+    assert done("table", "add", "gates", "--all", *at) == 'every table of schema "app" is synced already\n'
+
+
+def test_tables_are_named_or_all_of_them(migrated_url: str) -> None:
+    for arguments in (("gates",), ("gates", "planes", "--all")):
+        result = command("table", "add", *arguments, "--postgres-url", migrated_url)
+        assert result.exit_code == 2
+        assert "name tables, or give --all" in result.stderr
+
+
 def test_several_tables_are_added_together_or_not_at_all(conn: Session, migrated_url: str) -> None:
     conn.execute(TABLES)
     done("database", "create", "gates", "--schema", "app", "--postgres-url", migrated_url)

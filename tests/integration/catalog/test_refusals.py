@@ -338,12 +338,6 @@ def test_a_table_that_a_subscription_feeds_is_refused(undone: Session) -> None:
     assert "subscriptions feed the table (s)" in str(caught.value)
 
 
-def test_row_security_that_does_not_bind_the_role_is_no_reason(undone: Session) -> None:
-    create_database(undone, "d", "app")
-    undone.execute(f"create table app.t ({OK}); alter table app.t enable row level security".encode())
-    assert add_table(undone, "d", "t").rows == 0
-
-
 def test_errors_are_values_that_programs_can_tell_apart() -> None:
     assert len({r.value for r in Refusal}) == len(Refusal)
     assert not issubclass(RegistrationError, psycopg.Error)
