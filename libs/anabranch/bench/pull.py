@@ -28,7 +28,7 @@ from anabranch.bench.device import device
 from anabranch.bench.report import Result
 from anabranch.bench.stage import Stage, stage
 from anabranch.bench.workload import DATABASE, SCHEMA, TABLE
-from anabranch.client import SyncedDb
+from anabranch.client import SyncedDb, add_decimals
 from anabranch.testkit.psql import copy_s
 from anabranch.testkit.remote import remote_of
 from anabranch.v1 import batch_pb2, position_pb2, snapshot_pb2, snapshot_pb2_grpc
@@ -176,6 +176,7 @@ def insert_once(file: Path, empty: Path, rows: int, *, each: int) -> float:
     with closing(sqlite3.connect(empty, isolation_level=None)) as conn:
         conn.execute("PRAGMA journal_mode = WAL")
         conn.execute("PRAGMA synchronous = FULL")
+        add_decimals(conn)
         conn.execute(create)
         began = time.perf_counter()
         conn.execute("BEGIN IMMEDIATE")

@@ -13,6 +13,7 @@ db.execute("select count(*) from flights").fetchone()
 from anabranch.client.bootstrap import Progress
 from anabranch.client.conflicts import Conflict
 from anabranch.client.db import SyncedDb
+from anabranch.client.decimals import add_decimals
 from anabranch.client.errors import (
     BatchState,
     CallFailed,
@@ -58,4 +59,5 @@ __all__ = [
     "Tls",
     "TriggerWrites",
     "WrongPrincipal",
+    "add_decimals",
 ]

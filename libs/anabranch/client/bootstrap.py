@@ -345,7 +345,7 @@ def _count_base(tx: Tx, table: DeviceTable) -> int:
 def _differences(tx: Tx, table: DeviceTable, staged: str, apart: set[str]) -> list[Change]:
     """The events of rows that differ between what is shown and what was pulled, without the rows ``apart``."""
     conn = tx.conn
-    columns, new_name = table.columns_sql, quote(staged)
+    columns, new_name = table.exact_sql, quote(staged)
     keys = ", ".join(quote(k) for k in table.table.key_columns)
     events: list[Change] = []
     changed = conn.execute(f"SELECT {columns} FROM {new_name} EXCEPT SELECT {columns} FROM {table.quoted}").fetchall()

@@ -31,6 +31,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 from uuid import UUID
 
+from anabranch.client.decimals import text_of
 from anabranch.client.sqlite_values import loader
 from anabranch.client.texts import timestamp_us
 from anabranch.schema import Cell, Column, Kind
@@ -121,15 +122,12 @@ def _decimal(value: Any) -> Cell:
         return str(value)
     elif not isinstance(value, Decimal):
         raise _wrong(value, "Decimal, int or text")
-    if value.is_nan():
-        return "NaN"
-    if value.is_infinite():
-        return "Infinity" if value > 0 else "-Infinity"
+    if not value.is_finite():
+        return text_of(value)
     exponent = value.as_tuple().exponent
     if value.adjusted() > 131_071 or (isinstance(exponent, int) and exponent < -16_383):
         raise ValueError("has more digits than a numeric holds")
-    text = format(value.copy_abs(), "f")
-    return f"-{text}" if value < 0 else text
+    return text_of(value)
 
 
 def _timestamp(zoned: bool) -> Converter:

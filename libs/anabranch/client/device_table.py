@@ -59,6 +59,10 @@ class DeviceTable:
         self.quoted = quote(table.name)
         names = [quote(n) for n in table.column_names]
         self.columns_sql = ", ".join(names)
+        self.exact_sql = ", ".join(
+            f"{quote(c.name)} COLLATE BINARY" if c.kind is Kind.DECIMAL else quote(c.name) for c in table.columns
+        )
+        """``columns_sql`` for comparisons that tell 1.10 from 1.1."""
         self._key_names = [quote(n) for n in table.key_columns]
         self._values = ", ".join("?" * len(names))
         rest = [quote(c.name) for c in table.columns if c.name not in table.key_columns]

@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from anabranch.client import guards, layout, state
+from anabranch.client.decimals import add_decimals
 from anabranch.client.device_table import DeviceTable, table_of
 from anabranch.client.errors import BatchState, ClientError
 from anabranch.client.events import Event, Listeners
 from anabranch.client.ids import next_id
 from anabranch.client.mend import mend
+from anabranch.client.redeclare import redeclare
 from anabranch.client.state import FileState
 from anabranch.v1 import snapshot_pb2
 
@@ -170,6 +172,7 @@ class DeviceFile:
             cached_statements=_STATEMENTS_CACHED,
         )
         conn.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+        add_decimals(conn)
         return conn
 
     def _prepare(self, refuse_foreign: bool | None) -> None:
@@ -187,6 +190,8 @@ class DeviceFile:
                 )
                 for statement in (statement for step in steps for statement in step):
                     conn.execute(statement)
+                if 0 < found <= layout.PLAIN_DECIMALS:
+                    redeclare(conn)
                 conn.execute(f"PRAGMA user_version = {layout.FORMAT}")
             if conn.execute("SELECT 1 FROM _db_state").fetchone() is None:
                 conn.execute(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-FORMAT = 4
+FORMAT = 5
 """Kept in ``PRAGMA user_version``; a file of a later format is refused."""
+
+PLAIN_DECIMALS = 4
+"""Up to this format columns of decimals had no collation: ``redeclare`` gives them theirs."""
 
 PREFIX = "_db_"
 
@@ -123,5 +126,6 @@ UPGRADES = {
         "SELECT greatest_ms, greatest_epoch, greatest_token FROM _db_state WHERE greatest_token != x''",
     ),
     3: (_WRITER, _ONE_WRITER),
+    4: (),
 }
 """What makes a file of each older format one of the next."""

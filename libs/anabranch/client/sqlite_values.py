@@ -9,6 +9,7 @@ TIMESTAMP              INTEGER         microseconds; the infinities are the limi
 DOUBLE                 none            a float; NaN is the text 'NaN' (a REAL column would make it NULL)
 BYTES                  BLOB            the cell
 ARRAY                  TEXT            JSON, see below
+DECIMAL                TEXT            the cell, in a column of the collation ``decimal``: see ``decimals``
 all others             TEXT            the cell
 =====================  ==============  =====================================================================
 
@@ -25,6 +26,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from anabranch.client.decimals import COLLATION
 from anabranch.schema import Cell, Column, Kind, Table
 from anabranch.schema.cells import Literal
 
@@ -40,12 +42,13 @@ _TYPES: dict[Kind, str] = {
     Kind.TIMESTAMP: "INTEGER",
     Kind.DOUBLE: "",
     Kind.BYTES: "BLOB",
+    Kind.DECIMAL: f"TEXT COLLATE {COLLATION}",
 }
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def declared_type(kind: Kind) -> str:
-    """The type that a column of ``kind`` is declared with; "" for no affinity."""
+    """What a column of ``kind``, which is in no key, is declared with; "" for no affinity."""
     return _TYPES.get(kind, "TEXT")
 
 

@@ -368,7 +368,7 @@ def _parts(sums: RangeSums, of: KeyRange) -> list[snapshot_pb2.RangeSum]:
 
 
 def _ipc(table: Table, rows: Sequence[Sequence[Cell]]) -> bytes:
-    types = {"text": pa.string(), "bigint": pa.int64()}
+    types = {"text": pa.string(), "numeric": pa.string(), "bigint": pa.int64()}
 
     def array(i: int, column: Column) -> Any:
         return pa.array([row[i] for row in rows], types[column.postgres_type])

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.canonical import RowEncoder
+from anabranch.client import add_decimals
 from anabranch.client.convert import converter
 from anabranch.client.device_table import DeviceTable
 from anabranch.client.texts import date_days, text_reader, timestamp_us
@@ -31,6 +32,7 @@ ROWS = st.tuples(st.just(1), *(cells(c.kind, c.element_kind) for c in COLUMNS))
 @given(ROWS)
 def test_every_cell_comes_back_from_sqlite_as_it_was(row: tuple[Any, ...]) -> None:
     with sqlite3.connect(":memory:") as conn:
+        add_decimals(conn)
         conn.execute(TABLE.create_sql())
         conn.execute(TABLE.insert_sql, TABLE.codec.store(row))
         (stored,) = conn.execute(f"SELECT {TABLE.columns_sql} FROM t").fetchall()
