@@ -24,6 +24,10 @@ MAX_NODE_NAME_BYTES = 255
 MAX_VALUE_BYTES = 16 * 1024 * 1024
 """Bytes of one value as it travels."""
 
+BATCH_EXPIRY_MS = 7 * 24 * 3600 * 1000
+"""How long a device keeps a batch that it can't send, and the server one that waits for a row which an earlier batch of
+its node may still bring."""
+
 MAX_REQUEST_ENVELOPES = 1_000
 """Envelopes of one request."""
 MAX_REQUEST_BYTES = 4_000_000

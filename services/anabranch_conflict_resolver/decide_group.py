@@ -233,7 +233,17 @@ def _ask_pending(group: Group, view: View, candidates: Sequence[Candidate], at_h
     leaning = {
         c.taken.node_id
         for c in candidates
-        if c.decoded.leaning and c.may_wait and not c.decoded.keys.keys() <= view.states.keys()
+        if c.decoded.leaning and c.may_await_row and not c.decoded.keys.keys() <= view.states.keys()
     }
-    if leaning:
-        group.pending = take.earliest_pending(group.conn, group.synced.database.id, leaning, at_hand)
+    if not leaning:
+        return
+    conn, database_id = group.conn, group.synced.database.id
+    group.pending = take.earliest_pending(conn, database_id, leaning, at_hand)
+    # Named as the one before, by a batch of the group or by one that was decided without it.
+    of_nodes = [c.taken for c in candidates if c.taken.node_id in leaning]
+    named = {(t.node_id, i) for t in of_nodes for i in (None if t.prev_decided else t.prev, t.missing) if i}
+    named = {(node_id, batch_id) for node_id, batch_id in named if batch_id not in at_hand}
+    if named:
+        undecided = take.undecided(conn, database_id, {batch_id for _, batch_id in named})
+        # The earliest of each node stands last, and stays.
+        group.missing = {n: i for n, i in sorted(named, reverse=True) if i in undecided}

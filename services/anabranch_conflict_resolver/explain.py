@@ -132,6 +132,7 @@ class DryRuns:
             decided=False,
             prev_decided=facts.prev_decided,
             last_accepted=facts.last_accepted,
+            missing=facts.missing,
             size=len(envelope.payload),
         )
         position = max(standing.clock_ms + clock_offset_ms, standing.position + 1)

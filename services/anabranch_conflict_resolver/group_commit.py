@@ -16,18 +16,20 @@ batches where they were:
    and the batches gone from the inbox, or neither, and the next claim finds out by looking.
 
 Who waits: a batch whose ``prev`` is undecided, one that leans on a row that an earlier batch of its node may bring
-(both until ``arrival + park_ms`` at the latest), and one whose row somebody else holds (for a moment). What it waits
+(the first until ``arrival + park_ms`` at the latest, the second for as long as a device keeps a batch, and nobody waits
+for it any longer than for the first), and one whose row somebody else holds (for a moment). What it waits
 for sets it free in the transaction that decides it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 import structlog
 
 from anabranch import faults
+from anabranch.limits import BATCH_EXPIRY_MS
 from anabranch.merge import MutationType
 from anabranch.runtime.telemetry import span, tracing
 from anabranch.store import take
@@ -223,6 +225,7 @@ def _commit(
     results += decided.results
     results.sort(key=lambda result: _id(result))
     records = gather(synced, position, results, group.drained)
+    missing = _missing(taken, set(records.decided))
     sums: Sums = {}
     if memory.link != (standing.chain or EMPTY_CHAIN):
         # Somebody else has committed groups meanwhile.
@@ -257,6 +260,8 @@ def _commit(
             take.park(conn, database_id, records.parkings)
         if look_between(conn, database_id, group.drained).fetchone() and group.drained is not None:
             raise CapturedBetween(own=True)
+    if missing:
+        take.note_missing(conn, database_id, missing)
     faults.reach("before_commit")
     conn.commit()
     faults.reach("after_commit")
@@ -270,6 +275,17 @@ def _commit(
     left = memory.more or drained or len(results) + len(dropped) < len(taken)
     freed = standing.any_parked or records.parkings
     return Outcome(True, position, standing.name, len(taken), results, drained, all_heard=not (left or freed))
+
+
+def _missing(taken: Sequence[Taken], decided: Set[str]) -> dict[str, str]:
+    """By node, the earliest batch that one which is decided now names as the one before, and that has not come."""
+    here = {t.batch_id for t in taken}
+    missing: dict[str, str] = {}
+    for one in taken:
+        prev = one.prev
+        if prev and not one.prev_decided and prev not in here and prev < one.batch_id and one.batch_id in decided:
+            missing[one.node_id] = min(prev, missing.get(one.node_id, prev))
+    return missing
 
 
 def _read_ahead(synced: SyncedDatabase, memory: Memory, later: Sequence[Taken]) -> None:
@@ -287,7 +303,7 @@ def sort_out(group: Group, memory: Memory, taken: Sequence[Taken]) -> tuple[list
     ids."""
     policy = group.synced.database.policy
     oldest_ms = group.now_ms - policy.retention_days * _DAY_MS
-    here: set[str] = set()
+    done = _patient(group, taken)
     results: list[Result] = []
     candidates: list[Candidate] = []
     late: list[tuple[str, str]] = []
@@ -301,21 +317,31 @@ def sort_out(group: Group, memory: Memory, taken: Sequence[Taken]) -> tuple[list
             refusal = _refusal(decoded, oldest_ms)
         if refusal is not None:
             results.append(Rejection(one, refusal.reason, refusal.message, refusal.mutation, refusal.table))
-        elif may_wait and not one.prev_decided and one.prev not in here and (one.prev or "") < one.batch_id:
+        elif may_wait and not one.prev_decided and one.prev not in done and (one.prev or "") < one.batch_id:
             results.append(Waiting(one, Parking(one.batch_id, until_ms, one.prev), one.prev or ""))
             group.held[one.batch_id] = one.node_id
             continue
         else:
             assert decoded is not None
-            candidates.append(Candidate(one, decoded, group.position, may_wait))
+            may_await_row = group.now_ms < one.arrived_ms + BATCH_EXPIRY_MS
+            candidates.append(Candidate(one, decoded, group.position, may_wait, may_await_row))
             if one.last_accepted is not None and one.last_accepted > one.batch_id:
                 late.append((one.batch_id, one.node_id))
-        here.add(one.batch_id)
+        done.add(one.batch_id)
     if late:
         places = take.places(group.conn, group.synced.database.id, late)
         for candidate in candidates:
             candidate.place = places.get(candidate.taken.batch_id, group.position)
     return results, candidates
+
+
+def _patient(group: Group, taken: Sequence[Taken]) -> set[str]:
+    """Batches before these of their nodes that nobody waits for any longer: they have waited for a row for the park
+    time, and go on for days if need be."""
+    named = {t.prev for t in taken if t.prev and not t.prev_decided} - {t.batch_id for t in taken}
+    if not named:
+        return set()
+    return take.awaiting_rows(group.conn, group.synced.database.id, named)
 
 
 def _read(group: Group, memory: Memory, taken: Taken) -> Decoded:

@@ -17,13 +17,15 @@ from anabranch_conflict_resolver.decode import Decoded
 
 @dataclass(slots=True, eq=False)
 class Candidate:
-    """A batch that the rules decide. ``may_wait``: its park time is not over. ``batch`` is made when it is resolved;
+    """A batch that the rules decide. ``may_wait``: its park time is not over. ``may_await_row``: nor is the time for
+    which it waits for a row that an earlier batch of its node may bring. ``batch`` is made when it is resolved;
     ``spills`` is what it then caused beyond what can be held."""
 
     taken: Taken
     decoded: Decoded
     place: int
     may_wait: bool
+    may_await_row: bool
     batch: Batch | None = None
     spills: list[Spill] = field(default_factory=list)
 

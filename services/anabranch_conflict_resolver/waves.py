@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 
+from anabranch.limits import BATCH_EXPIRY_MS
 from anabranch.merge import Accepted, Asked, Batch, MutationType, Outcome, Parked, Rejected, Write, resolve
 from anabranch.schema import Cell
 from anabranch.store.engine import Session
@@ -37,9 +38,10 @@ from anabranch_conflict_resolver.view import View
 @dataclass(slots=True)
 class Group:
     """What all batches of a group share. ``now_ms`` is the clock's time, ``position`` the group's. ``pending``: by
-    node, the least id among its batches that wait in the inbox and are not in the group (only of nodes for which it
-    matters). ``busy_ms``: how long a batch rests whose row somebody else holds. ``held``: batches that were taken
-    with the group and wait already, and their nodes.
+    node, the least id among its batches that wait in the inbox and are not in the group; ``missing``: by node, the
+    id of a batch that has not come, though a later one named it (both only of nodes for which it matters).
+    ``busy_ms``: how long a batch rests whose row somebody else holds. ``held``: batches that were taken with the group
+    and wait already, and their nodes.
 
     ``draining``: captured changes wait, and ``drained`` is what was made of them. ``loud``: by table,
     changes that may cause others; ``hoping``: the group is run as if there were none; ``caused``: rows that were
@@ -54,6 +56,7 @@ class Group:
     now_ms: int
     busy_ms: int
     pending: Mapping[str, str] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
     held: dict[str, str] = field(default_factory=dict)
     asking: Asking = field(default_factory=Asking)
     draining: bool = False
@@ -187,12 +190,10 @@ def decide(group: Group, view: View, candidate: Candidate) -> Accepted | Rejecti
         _check_turn(group, view, candidate)
     if view.busy and not view.busy.isdisjoint(decoded.keys):
         return wait(view, candidate, Parking(batch_id, group.now_ms + group.busy_ms), "a row that somebody else holds")
-    before = None
-    until = taken.arrived_ms + group.park_ms
-    if candidate.may_wait:
-        if taken.prev in view.held:
-            return wait(view, candidate, Parking(batch_id, until, taken.prev), taken.prev or "")
-        before = _pending_before(group, view, candidate)
+    if candidate.may_wait and taken.prev in view.held:
+        parking = Parking(batch_id, taken.arrived_ms + group.park_ms, taken.prev)
+        return wait(view, candidate, parking, taken.prev or "")
+    before = _pending_before(group, view, candidate) if candidate.may_await_row else None
     candidate.spills = []
     candidate.batch = Batch(
         batch_id,
@@ -220,7 +221,9 @@ def decide(group: Group, view: View, candidate: Candidate) -> Accepted | Rejecti
         decision = answered
     if isinstance(decision, Parked):
         number = group.synced.tables[decision.table].table.id
-        parking = Parking(batch_id, until, before, number, decision.key)
+        # Looked at once more at the park time: from then on nobody waits for it any longer.
+        most_ms = group.park_ms if candidate.may_wait else BATCH_EXPIRY_MS
+        parking = Parking(batch_id, taken.arrived_ms + most_ms, before, number, decision.key)
         return wait(view, candidate, parking, f"row {decision.key} of {decision.table}, or batch {before}")
     return _rejection(view, candidate, decision)
 
@@ -245,9 +248,9 @@ def wait(view: View, candidate: Candidate, parking: Parking, why: str) -> Waitin
 def _pending_before(group: Group, view: View, candidate: Candidate) -> str | None:
     """An earlier batch of the node that has no verdict yet."""
     node, batch_id = candidate.taken.node_id, candidate.taken.batch_id
-    waiting = group.pending.get(node)
-    if waiting is not None and waiting < batch_id:
-        return waiting
+    for earlier in (group.missing.get(node), group.pending.get(node)):
+        if earlier is not None and earlier < batch_id:
+            return earlier
     if not view.held:
         return None
     return next((held for held, of in view.held.items() if of == node and held < batch_id), None)

@@ -361,7 +361,7 @@ class SyncedDb:
 
     def verdict(self, batch_id: str) -> BatchVerdict | None:
         """What became of an own batch, as far as the file knows; None of one that it has forgotten."""
-        return verdicts.of_batch(self._file.reader(), self._file.tables(), batch_id)
+        return verdicts.of_batch(self._file.reader(), self._file.tables(), batch_id, self._sender.awaiting)
 
     def explain(self, batch_id: str) -> Explanation:
         """Ask the server what would become of a queued batch if it arrived now. Nothing is done.

@@ -3,7 +3,8 @@
 State model. Batches go in the order of their ids; one call of this file is under way at a time (``_turn``), because the
 node's token changes with each. Before a call the id of its first batch is kept as unanswered, durably; the answer's
 token and the removal of those ids are one transaction. A batch is *unsent* until a verdict is noted; PENDING leaves it
-so, and sending it again finds the verdict. Batches older than ``EXPIRY_MS`` are not sent before the server's clock and
+so, and sending it again finds the verdict; where the server says that it waits for a row of an earlier batch, it is
+asked for again seldom. Batches older than ``EXPIRY_MS`` are not sent before the server's clock and
 its memory of them are known. Where the server turns out not to have what the file has seen nothing is sent before the
 reader has taken the server's history.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from anabranch import limits
 from anabranch.client import queue, rewind, seen, settle, state
@@ -27,10 +28,12 @@ from anabranch.client.send_stream import Flush, overhead
 from anabranch.client.server_clock import ServerClock
 from anabranch.v1 import batch_pb2, errors_pb2, ingest_pb2, position_pb2, resolver_pb2, snapshot_pb2, verdict_pb2
 
-EXPIRY_MS = 7 * 24 * 3600 * 1000
+EXPIRY_MS = limits.BATCH_EXPIRY_MS
 _CALL_ENVELOPES = 500
 _CALL_BYTES = 1_000_000
 _ASK_AGAIN_S = 0.05
+_ASK_FOR_AWAITING_S = 60.0
+"""How often a background asks for batches that wait for a row: what brings it comes from this device, or never."""
 _MENDED = 4
 """How often a flush begins anew, after a fork or a rewind."""
 _VERDICTS_ASKED = 1_000
@@ -62,6 +65,21 @@ class Sender:
         self._turn = threading.Lock()
         self._clock = clock
         self._rewound = rewound
+        self._awaiting: dict[str, str] = {}
+        self._asked_s = 0.0
+
+    @property
+    def awaiting(self) -> Mapping[str, str]:
+        """The batches that the server has, and that wait there for a row of an earlier one, with its words; as of its
+        last answers to this process."""
+        return self._awaiting
+
+    def has_work(self) -> bool:
+        """Whether there is a batch to send, or one to ask for again."""
+        left = queue.unsent(self._file.reader(), "", len(self._awaiting) + 1, 2**62)
+        if all(batch.id in self._awaiting for batch in left):
+            return bool(left) and time.monotonic() - self._asked_s >= _ASK_FOR_AWAITING_S
+        return True
 
     def patience_s(self) -> float:
         """How long a flush may have to take, in seconds, to bring at least what goes first through a poor network."""
@@ -123,6 +141,9 @@ class Sender:
                 return not self._batches(before, only)
             # What is pending is asked for again; the server waits with its answer, so this seldom turns twice.
             if self._batches(before, only) == batches:
+                if all(batch.id in self._awaiting for batch in batches):
+                    # It does not wait for these, and would say the same.
+                    return False
                 time.sleep(min(_ASK_AGAIN_S, max(0.0, deadline - time.monotonic())))
 
     def _batches(self, before: str, only: Sequence[str] | None) -> list[Queued]:
@@ -220,6 +241,11 @@ class Sender:
             if presented is not None:
                 seen.saw(tx, server.settled)
             tx.set(seen_ms=max(tx.state.seen_ms, newest))
+        for verdict in verdicts:
+            self._awaiting.pop(verdict.batch_id, None)
+            if verdict.reason == errors_pb2.REASON_AWAITS_ROW:
+                self._awaiting[verdict.batch_id] = verdict.message
+                self._asked_s = time.monotonic()
         accepted = [v for v in verdicts if v.status == verdict_pb2.VERDICT_STATUS_APPLIED]
         rejected = [v for v in verdicts if v.status == verdict_pb2.VERDICT_STATUS_REJECTED]
         if accepted:

@@ -259,8 +259,8 @@ class SyncLoop:
 
     def _send_once(self) -> None:
         self._wake.clear()
-        if not queue.has_unsent(self._file.reader()):
-            if "send" in self._trouble:
+        if not self._sender.has_work():
+            if "send" in self._trouble and not queue.has_unsent(self._file.reader()):
                 # What could not be sent has ended otherwise.
                 self._tell("send")
             self._wake.wait()
@@ -282,7 +282,7 @@ class SyncLoop:
             if "watch" in self._trouble:
                 self._tell("watch")
             version = self._elsewhere(version)
-            if queue.has_unsent(self._file.reader()):
+            if self._sender.has_work():
                 self._wake.set()
             if time.monotonic() - self._reader.heard_s > _SILENCE_S:
                 self._reader.heard_s = time.monotonic()

@@ -33,8 +33,9 @@ class MutationVerdict:
 
 @dataclass(frozen=True, slots=True)
 class BatchVerdict:
-    """``status``: PENDING while there is no verdict. ``position`` is in milliseconds, 0 where it is not known.
-    ``mutations``: of an applied batch all, of a rejected one the refused one; empty where only the log told."""
+    """``status``: PENDING while there is no verdict; ``reason`` AWAITS_ROW then where the server has the batch and
+    waits for an earlier one of this device, which may bring the row. ``position`` is in milliseconds, 0 where it is not
+    known. ``mutations``: of an applied batch all, of a rejected one the refused one; empty where only the log told."""
 
     batch_id: str
     status: VerdictStatus
@@ -92,9 +93,11 @@ def _key(table: DeviceTable | None, values: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(plain_value(v) for v in values) if table is None else shown_key(table, values)
 
 
-def of_batch(conn: sqlite3.Connection, tables: Mapping[str, DeviceTable], batch_id: str) -> BatchVerdict | None:
+def of_batch(
+    conn: sqlite3.Connection, tables: Mapping[str, DeviceTable], batch_id: str, awaiting: Mapping[str, str]
+) -> BatchVerdict | None:
     """What the file knows of a batch: in its queue, confirmed, or dead; None of one that it does not know, or that it
-    has forgotten."""
+    has forgotten. ``awaiting``: what the server says of batches that wait there for a row of an earlier one."""
     row = conn.execute(
         """SELECT verdict, coalesce(server_timestamp_ms, 0), 0 FROM _db_mutations_queue WHERE id = :id
            UNION ALL SELECT verdict, position, 1 FROM _db_confirmed WHERE id = :id
@@ -106,6 +109,8 @@ def of_batch(conn: sqlite3.Connection, tables: Mapping[str, DeviceTable], batch_
     data, position, in_log = row
     if data is not None:
         return _from_message(verdict_pb2.Verdict.FromString(data), tables)
+    if not in_log and batch_id in awaiting:
+        return BatchVerdict(batch_id, "PENDING", reason="AWAITS_ROW", message=awaiting[batch_id])
     return BatchVerdict(batch_id, "APPLIED" if in_log else "PENDING", position)
 
 

@@ -10,6 +10,8 @@ import psycopg
 
 from anabranch.store.engine import AsyncSession
 from anabranch.store.seal import EMPTY_CHAIN, position_token
+from anabranch.store.take import AWAITED
+from anabranch.wire.awaited import awaiting_row
 
 Connection = psycopg.Connection[Any]
 
@@ -23,15 +25,15 @@ where d.name = %(name)s
 """
 
 # Inbox and batches by one snapshot: a batch on its way from one to the other is not missed.
-VERDICTS = """
-select q.batch_id, b.verdict
+VERDICTS = f"""
+select q.batch_id, b.verdict, i.awaits, i.awaited_in, i.awaited_key, i.park_deadline_ms
 from unnest(%(ids)s::text[]) q(batch_id)
 left join lateral (
     select x.verdict from anabranch.batches x
     where x.database_id = %(db)s and x.batch_id = q.batch_id and x.principal = %(principal)s limit 1
 ) b on true
 left join lateral (
-    select true as waits from anabranch.inbox x
+    select true as waits, {AWAITED} from anabranch.inbox x
     where x.database_id = %(db)s and x.batch_id = q.batch_id and x.principal = %(principal)s limit 1
 ) i on true
 where b.verdict is not null or i.waits
@@ -41,7 +43,7 @@ KNOWN = """
 select b.principal, b.payload_sha256, b.verdict,
        %(prev)s = '' or (select true from anabranch.batches p
                          where p.database_id = %(db)s and p.batch_id = %(prev)s limit 1) is not null,
-       n.principal, n.last_accepted,
+       n.principal, n.last_accepted, n.missing,
        w.principal, w.payload_sha256,
        coalesce(w.waits_for_batch, case when w.waits_for_key is not null then
                     coalesce((select t.name from anabranch.synced_tables t where t.id = w.waits_for_table), 'a table')
@@ -52,7 +54,7 @@ left join lateral (
     where x.database_id = %(db)s and x.batch_id = %(id)s limit 1
 ) b on true
 left join lateral (
-    select y.principal, y.last_accepted from anabranch.nodes y
+    select y.principal, y.last_accepted, y.missing from anabranch.nodes y
     where y.database_id = %(db)s and y.node_id = %(node)s limit 1
 ) n on true
 left join lateral (
@@ -93,16 +95,20 @@ async def read_state(conn: AsyncSession, name: str) -> DatabaseState | None:
 async def find_verdicts(
     conn: AsyncSession, database_id: int, principal: str, batch_ids: Sequence[str]
 ) -> dict[str, bytes | None]:
-    """The serialized verdicts of the principal's batches; None for one that waits, nothing for any other."""
+    """The serialized verdicts of the principal's batches, pending ones of those that wait for a row beyond their park
+    time; None for one that waits otherwise, nothing for any other."""
     parameters = {"db": database_id, "principal": principal, "ids": list(batch_ids)}
     rows = await (await conn.execute(VERDICTS, parameters)).fetchall()
-    return {row[0]: row[1] for row in rows}
+    return {
+        batch_id: awaiting_row(batch_id, table, key, until_ms) if verdict is None and awaits else verdict
+        for batch_id, verdict, awaits, table, key, until_ms in rows
+    }
 
 
 class Known(NamedTuple):
     """What is known of a batch and of the node that asks. ``principal`` is the one that sent the batch, ``owner`` the
-    one that the node belongs to; None where there is no such batch or node. ``waiting_…``: the same of a batch that has
-    no verdict yet, and ``waits_for`` what it waits for."""
+    one that the node belongs to; None where there is no such batch or node. ``missing`` as in ``store.take.Taken``.
+    ``waiting_…``: the same of a batch that has no verdict yet, and ``waits_for`` what it waits for."""
 
     principal: str | None
     payload_sha256: bytes | None
@@ -110,6 +116,7 @@ class Known(NamedTuple):
     prev_decided: bool
     owner: str | None
     last_accepted: str | None
+    missing: str | None
     waiting_principal: str | None
     waiting_sha256: bytes | None
     waits_for: str

@@ -11,10 +11,12 @@ a probe by key whatever the statistics say: EXISTS may be turned into a hash of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, LiteralString, NamedTuple
 
 import psycopg
+
+from anabranch import limits
 
 Connection = psycopg.Connection[Any]
 
@@ -22,7 +24,8 @@ Connection = psycopg.Connection[Any]
 class Taken(NamedTuple):
     """A batch of the inbox. ``decided``: there is a verdict already. ``prev_decided``: there is one of ``prev``, or
     there is no ``prev``. ``last_accepted``: the greatest id among the accepted batches of its node, None where there is
-    none. ``size`` is the payload's length in bytes."""
+    none. ``missing``: the id of a batch that had not come when a later one of the node, which named it, was decided; it
+    may have come since. ``size`` is the payload's length in bytes."""
 
     batch_id: str
     node_id: str
@@ -39,6 +42,7 @@ class Taken(NamedTuple):
     decided: bool
     prev_decided: bool
     last_accepted: str | None
+    missing: str | None
     size: int
 
 
@@ -106,13 +110,13 @@ select i.batch_id, i.node_id, i.principal, i.basis, i.prev, i.payload,
         where b.database_id = %(db)s and b.batch_id = i.batch_id limit 1) is not null,
        i.prev is null or (select true from anabranch.batches b
                           where b.database_id = %(db)s and b.batch_id = i.prev limit 1) is not null,
-       n.last_accepted, t.size
+       n.last_accepted, n.missing, t.size
 from taken t
 cross join lateral (
     select * from anabranch.inbox x where x.database_id = %(db)s and x.batch_id = t.batch_id limit 1
 ) i
 left join lateral (
-    select y.last_accepted from anabranch.nodes y
+    select y.last_accepted, y.missing from anabranch.nodes y
     where y.database_id = %(db)s and y.node_id = i.node_id limit 1
 ) n on true
 order by t.turn
@@ -134,13 +138,16 @@ select a.many, i.batch_id, i.node_id, i.principal, i.basis, i.prev, i.payload,
         where b.database_id = %(db)s and b.batch_id = i.batch_id limit 1) is not null,
        i.prev is null or (select true from anabranch.batches b
                           where b.database_id = %(db)s and b.batch_id = i.prev limit 1) is not null,
-       (select n.last_accepted from anabranch.nodes n where n.database_id = %(db)s and n.node_id = i.node_id limit 1),
-       f.size
+       n.last_accepted, n.missing, f.size
 from (select count(*) > %(few)s or coalesce(sum(size), 0) > %(bytes)s as many from few) a
 left join few f on not a.many
 left join lateral (
     select * from anabranch.inbox x where x.database_id = %(db)s and x.batch_id = f.batch_id limit 1
 ) i on true
+left join lateral (
+    select y.last_accepted, y.missing from anabranch.nodes y
+    where y.database_id = %(db)s and y.node_id = i.node_id limit 1
+) n on true
 """
 FEW = 16
 
@@ -192,6 +199,36 @@ cross join lateral (
     where x.database_id = %(db)s and x.node_id = q.node_id and x.batch_id <> all (%(ids)s::text[])
     order by x.batch_id limit 1
 ) i
+"""
+
+AWAITS_ROW: LiteralString = f"waits_for_key is not null and park_deadline_ms >= arrived_ms + {limits.BATCH_EXPIRY_MS}"
+"""True of a row of the inbox whose batch waits for a row of a table, beyond its park time."""
+
+AWAITED: LiteralString = f"""
+    {AWAITS_ROW} as awaits, x.park_deadline_ms, x.waits_for_key as awaited_key,
+    (select t.name from anabranch.synced_tables t where t.id = x.waits_for_table limit 1) as awaited_in
+"""
+"""Of a row ``x`` of the inbox: whether its batch does so, until when, and for which row."""
+
+AWAITING_ROWS = f"""
+select q.id from unnest(%(ids)s::text[]) q(id)
+where (select {AWAITS_ROW} from anabranch.inbox i
+       where i.database_id = %(db)s and i.batch_id = q.id limit 1)
+"""
+
+DECIDED = """
+select q.id from unnest(%(ids)s::text[]) q(id)
+where (select true from anabranch.batches b where b.database_id = %(db)s and b.batch_id = q.id limit 1) is not null
+"""
+
+# The earliest one is kept: whoever waits for it waits for the others, too.
+NOTE_MISSING = """
+update anabranch.nodes n set missing = q.id
+from unnest(%(nodes)s::text[], %(ids)s::text[]) q(node_id, id)
+where n.database_id = %(db)s and n.node_id = q.node_id
+  and (n.missing is null or n.missing > q.id
+       or (select true from anabranch.batches b
+           where b.database_id = %(db)s and b.batch_id = n.missing limit 1) is not null)
 """
 
 PLACES = """
@@ -311,6 +348,23 @@ def earliest_pending(
     is none."""
     rows = conn.execute(EARLIEST_PENDING, {"db": database_id, "nodes": list(node_ids), "ids": list(at_hand)})
     return {row[0]: row[1] for row in rows}
+
+
+def awaiting_rows(conn: Connection, database_id: int, batch_ids: Collection[str]) -> set[str]:
+    """Those of ``batch_ids`` that wait for a row, beyond their park time."""
+    rows = conn.execute(AWAITING_ROWS, {"db": database_id, "ids": list(batch_ids)})
+    return {row[0] for row in rows}
+
+
+def undecided(conn: Connection, database_id: int, batch_ids: Collection[str]) -> set[str]:
+    """Those of ``batch_ids`` that have no verdict."""
+    rows = conn.execute(DECIDED, {"db": database_id, "ids": list(batch_ids)})
+    return set(batch_ids) - {row[0] for row in rows}
+
+
+def note_missing(conn: Connection, database_id: int, missing: Mapping[str, str]) -> None:
+    """Note by node the batch that had not come when a later one, which names it, was decided."""
+    conn.execute(NOTE_MISSING, {"db": database_id, "nodes": list(missing), "ids": list(missing.values())})
 
 
 def places(conn: Connection, database_id: int, late: Sequence[tuple[str, str]]) -> dict[str, int]:

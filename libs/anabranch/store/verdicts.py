@@ -7,25 +7,27 @@ from typing import NamedTuple
 
 from anabranch.store import binary
 from anabranch.store.ingest_session import Session, run
+from anabranch.store.take import AWAITED
+from anabranch.wire.awaited import awaiting_row
 
 Key = tuple[int, str]
 """Database id and batch id."""
 
 # Inbox and batches by one snapshot: a batch is in one of them, or in neither, and is not missed on its way.
-FIND = b"""
+FIND = f"""
 select q.database_id, q.batch_id, coalesce(b.payload_sha256, i.payload_sha256), coalesce(b.principal, i.principal),
-       b.verdict, b.position
+       b.verdict, b.position, i.awaits, i.awaited_in, i.awaited_key, i.park_deadline_ms
 from unnest($1::bigint[], $2::text[]) q(database_id, batch_id)
 left join lateral (
     select x.payload_sha256, x.principal, x.verdict, x.position from anabranch.batches x
     where x.database_id = q.database_id and x.batch_id = q.batch_id limit 1
 ) b on true
 left join lateral (
-    select x.payload_sha256, x.principal from anabranch.inbox x
+    select x.payload_sha256, x.principal, {AWAITED} from anabranch.inbox x
     where x.database_id = q.database_id and x.batch_id = q.batch_id limit 1
 ) i on true
 where b.payload_sha256 is not null or i.payload_sha256 is not null
-"""
+""".encode()
 
 # The heads come from the same snapshot, without a batch id: none of the verdicts is beyond them.
 DECIDED = b"""
@@ -45,8 +47,9 @@ cross join lateral (
 
 
 class Known(NamedTuple):
-    """A batch that was sent before. ``verdict`` is a serialized ``anabranch.v1.Verdict`` and ``position`` that of its
-    group in milliseconds; None while it waits."""
+    """A batch that was sent before. ``verdict`` is a serialized ``anabranch.v1.Verdict``, of one that waits for a row
+    beyond its park time a pending one, and ``position`` that of its group in milliseconds; None while it waits
+    otherwise."""
 
     payload_sha256: bytes
     principal: str
@@ -79,7 +82,12 @@ def _columns(keys: Sequence[Key]) -> list[binary.Parameter]:
 async def find(session: Session, keys: Sequence[Key]) -> dict[Key, Known]:
     """What is known of each batch, decided or waiting; nothing of one that is neither."""
     rows = await run(session, FIND, _columns(keys))
-    return {(d, b): Known(sha256, principal, verdict, position) for d, b, sha256, principal, verdict, position in rows}
+    found: dict[Key, Known] = {}
+    for number, batch_id, sha256, principal, verdict, position, awaits, table, row_key, until_ms in rows:
+        if verdict is None and awaits:
+            verdict = awaiting_row(batch_id, table, row_key, until_ms)
+        found[number, batch_id] = Known(sha256, principal, verdict, position)
+    return found
 
 
 async def decided(session: Session, keys: Sequence[Key]) -> tuple[list[tuple[Key, Decided]], list[Head]]:

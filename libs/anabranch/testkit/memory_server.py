@@ -95,7 +95,8 @@ class _Waiting:
 
 
 class MemoryServer:
-    """One database. Time is given by the caller; ``park_ms`` is counted once, from a batch's arrival."""
+    """One database. Time is given by the caller; ``park_ms`` is counted once, from a batch's arrival; a batch that
+    changes a row which an earlier one of its node may bring waits for it without an end."""
 
     def __init__(self, tables: Mapping[str, MemoryTable], policy: Policy, park_ms: int) -> None:
         self.tables = tables
@@ -110,6 +111,8 @@ class MemoryServer:
         self.log: list[Logged] = []
         self.conflicts: list[Conflict] = []
         self.waiting: dict[str, _Waiting] = {}
+        self.awaiting: set[str] = set()
+        self.missing: dict[str, set[str]] = {}
         self._accepted: dict[str, list[tuple[str, int]]] = {}
 
     def preset(self, table: str, key: str, row: Row) -> None:
@@ -134,11 +137,16 @@ class MemoryServer:
             waiting = self.waiting[batch_id]
             in_time = now < waiting.deadline
             prev = waiting.sent.prev
-            if prev and prev not in self.verdicts and in_time:
+            if prev and prev not in self.verdicts and prev not in self.awaiting and in_time:
                 continue
-            if self._decide(waiting.sent, position, in_time and self._earlier_pending(waiting.sent)):
+            if self._decide(waiting.sent, position, self._earlier_pending(waiting.sent)):
                 decided = True
                 del self.waiting[batch_id]
+                self.awaiting.discard(batch_id)
+                if prev and prev not in self.verdicts:
+                    self.missing.setdefault(waiting.sent.node, set()).add(prev)
+            elif not in_time:
+                self.awaiting.add(batch_id)
         if decided:
             self.head = position
 
@@ -184,7 +192,9 @@ class MemoryServer:
         """Whether an earlier batch of the node is known to exist, by having come or by being named, and has no
         verdict."""
         known = (w.sent for w in self.waiting.values() if w.sent.node == sent.node and w.sent.id <= sent.id)
-        return any(o.id < sent.id or (o.prev != "" and o.prev not in self.verdicts) for o in known)
+        if any(o.id < sent.id or (o.prev != "" and o.prev not in self.verdicts) for o in known):
+            return True
+        return any(missing < sent.id and missing not in self.verdicts for missing in self.missing.get(sent.node, ()))
 
     def _decide(self, sent: Sent, position: int, earlier_pending: bool) -> bool:
         place = place_of(sent.id, position, self._accepted.get(sent.node, ()))

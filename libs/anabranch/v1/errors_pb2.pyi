@@ -114,6 +114,11 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """The server was restored to a time before what the node has seen. Ask FindCommon for the last position that both
     have, lower the basis of what is queued to it, and take a new snapshot; unsent work is kept.
     """
+    REASON_AWAITS_ROW: _Reason.ValueType  # 60
+    """Of a pending batch: it changes a row that is not there, and an earlier batch of its node, which may bring it, has
+    not come. It is decided when that one comes, at the latest seven days after its arrival. Send what is queued before
+    it; nothing else waits for it.
+    """
 
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
     """Every reason for which a batch is rejected or a call fails. A failed call is a gRPC status with exactly one
@@ -211,5 +216,10 @@ REASON_MESSAGE_TOO_LARGE: Reason.ValueType  # 53
 REASON_HISTORY_REWOUND: Reason.ValueType  # 54
 """The server was restored to a time before what the node has seen. Ask FindCommon for the last position that both
 have, lower the basis of what is queued to it, and take a new snapshot; unsent work is kept.
+"""
+REASON_AWAITS_ROW: Reason.ValueType  # 60
+"""Of a pending batch: it changes a row that is not there, and an earlier batch of its node, which may bring it, has
+not come. It is decided when that one comes, at the latest seven days after its arrival. Send what is queued before
+it; nothing else waits for it.
 """
 Global___Reason: _TypeAlias = Reason  # noqa: Y015

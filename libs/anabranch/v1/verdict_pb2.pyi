@@ -150,7 +150,7 @@ class Verdict(_message.Message):
     position: _builtins.int
     """The position of the group that decided it, in milliseconds; 0 while pending."""
     reason: _errors_pb2.Reason.ValueType
-    """Why it was rejected."""
+    """Why it was rejected; of a pending one REASON_AWAITS_ROW, or nothing."""
     message: _builtins.str
     """The reason in words, for people."""
     constraint: _builtins.str

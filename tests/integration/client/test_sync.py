@@ -47,6 +47,51 @@ def test_a_write_on_one_device_reaches_another(place: Any) -> None:
     assert (a.status().queued, a.status().disagreeing) == (0, ())
 
 
+def test_a_batch_that_awaits_a_row_says_so_and_holds_up_nobody(place: Any) -> None:
+    here = place(TODO, policy={"park_ms": 300})
+    a = here.device("a")
+    a.start(background=False)
+    insert = a.table("todo").insert({"id": "x", "title": "milk"})
+    update = a.table("todo").update({"id": "x", "done": True})
+
+    def awaits() -> bool:
+        a._sender.flush(5.0, only=[update])
+        found = a.verdict(update)
+        assert found is not None
+        return bool(found.reason == "AWAITS_ROW")
+
+    until(awaits)
+    told = a.verdict(update)
+    assert told is not None
+    assert told.status == "PENDING"
+    assert "waits for row x of todo" in told.message
+    # It is answered at once, and what comes after it is not held up.
+    other = a.table("todo").insert({"id": "y", "title": "eggs"})
+    began = time.monotonic()
+    assert not a._sender.flush(20.0, only=[update, other])
+    assert time.monotonic() - began < 10.0
+    assert [a.verdict(one).status for one in (insert, update, other)] == ["PENDING", "PENDING", "APPLIED"]
+    assert a._sender.has_work(), "the insert is to be sent"
+    assert a.sync()
+    assert [a.verdict(one).status for one in (insert, update, other)] == ["APPLIED"] * 3
+    assert here.sql("select * from todo order by 1") == [("x", "milk", True), ("y", "eggs", None)]
+    assert not a._sender.awaiting
+
+
+def test_a_background_asks_seldom_for_a_batch_that_awaits_a_row(place: Any) -> None:
+    here = place(TODO, policy={"park_ms": 300})
+    a = here.device("a")
+    a.start(background=False)
+    a.table("todo").insert({"id": "x", "title": "milk"})
+    update = a.table("todo").update({"id": "x", "done": True})
+    until(lambda: not a._sender.flush(5.0, only=[update]) and update in a._sender.awaiting)
+    with a._file.transaction() as tx:
+        tx.conn.execute("DELETE FROM _db_mutations_queue WHERE id <> ?", (update,))
+    assert not a._sender.has_work()
+    a._sender._asked_s = -1_000.0
+    assert a._sender.has_work()
+
+
 def test_a_first_start_pulls_every_row(place: Any) -> None:
     here = place(
         TODO, setup=["insert into todo select 'k' || g, 'title ' || g, g % 2 = 0 from generate_series(1, 5000) g"]

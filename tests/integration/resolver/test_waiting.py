@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from anabranch import limits
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch.v1 import errors_pb2
 
@@ -60,13 +61,102 @@ def test_a_wait_is_counted_once_from_arrival(make_rig: Any) -> None:
     assert rig.outcome(sent) == ["APPLIED"]
 
 
-def test_a_batch_that_waited_long_enough_leans_on_nothing(make_rig: Any) -> None:
+def test_a_batch_that_waited_for_days_leans_on_nothing(make_rig: Any) -> None:
     rig: ResolverRig = make_rig(policy={"park_ms": 60_000})
     a = rig.node("a")
     gone = a.make(("insert", "todo", [MILK]))
     sent = a.send(a.make(("update", "todo", [{"id": "x", "done": True}])), prev=gone.id, arrived_ms=0)
     rig.group()
     assert rig.outcome(sent) == "ROW_NOT_FOUND"
+
+
+def test_an_update_takes_its_place_when_its_insert_comes_after_the_park_time(make_rig: Any) -> None:
+    rig: ResolverRig = make_rig(policy={"park_ms": 60_000})
+    a = rig.node("a")
+    insert = a.make(("insert", "todo", [MILK]))
+    update = a.make(("update", "todo", [{"id": "x", "title": "oat milk"}]))
+    delete = a.make(("delete", "todo", [{"id": "x"}]))
+    # Each names the one before, which has not come; the second of them waits for its park time and then for the row.
+    a.send(update, prev=insert.id)
+    a.send(delete, prev=update.id)
+    rig.group()
+    rig.clock_offset_ms = 60_100
+    rig.drain()
+    for waiting in (update, delete):
+        at, _, key, arrived = deadline(rig, waiting.id)
+        assert (key, at) == ("x", arrived + limits.BATCH_EXPIRY_MS)
+    assert rig.group() == 0
+    a.send(insert)
+    rig.drain()
+    assert [rig.outcome(one.id) for one in (insert, update, delete)] == [["APPLIED"]] * 3
+    assert rig.rows("todo") == []
+
+
+def test_what_waits_for_a_row_holds_up_nothing_else(make_rig: Any) -> None:
+    rig: ResolverRig = make_rig(policy={"park_ms": 60_000})
+    a, b = rig.node("a"), rig.node("b")
+    insert = a.make(("insert", "todo", [MILK]))
+    update = a.make(("update", "todo", [{"id": "x", "done": True}]))
+    a.send(update, prev=insert.id)
+    rig.group()
+    rig.clock_offset_ms = 60_100
+    rig.drain()
+    # Later ones of the node name it as the one before, since it is still in the queue; they don't wait for it.
+    other = a.send(a.make(("insert", "todo", [{"id": "y"}])), prev=update.id)
+    own = b.insert("todo", {"id": "z"})
+    rig.group()
+    assert (rig.outcome(other), rig.outcome(own)) == (["APPLIED"], ["APPLIED"])
+    assert rig.outcome(update.id) == "PENDING"
+    # An update of a row that was never there waits as long: the batch that is missing may bring it.
+    third = a.send(a.make(("update", "todo", [{"id": "w", "done": True}])), prev=update.id)
+    rig.drain()
+    assert rig.outcome(third) == "PENDING"
+    a.send(insert)
+    rig.drain()
+    assert [rig.outcome(insert.id), rig.outcome(update.id), rig.outcome(third)] == [
+        ["APPLIED"],
+        ["APPLIED"],
+        "ROW_NOT_FOUND",
+    ]
+
+
+def test_a_row_is_awaited_also_where_the_batch_between_was_decided_meanwhile(make_rig: Any) -> None:
+    rig: ResolverRig = make_rig(policy={"park_ms": 60_000})
+    a = rig.node("a")
+    insert = a.make(("insert", "todo", [MILK]))
+    between = a.make(("insert", "todo", [{"id": "y"}]))
+    update = a.make(("update", "todo", [{"id": "x", "done": True}]))
+    a.send(between, prev=insert.id)
+    a.send(update, prev=between.id)
+    rig.group()
+    rig.clock_offset_ms = 60_100
+    rig.drain()
+    assert (rig.outcome(between.id), rig.outcome(update.id)) == (["APPLIED"], "PENDING")
+    # One that comes only now names a decided one; the node's row says what is missing.
+    later = a.send(a.make(("update", "todo", [{"id": "x", "title": "oat milk"}])), prev=between.id)
+    rig.group()
+    assert rig.outcome(later) == "PENDING"
+    a.send(insert)
+    rig.drain()
+    assert [rig.outcome(one) for one in (insert.id, update.id, later)] == [["APPLIED"]] * 3
+    # From then on nothing is missing, and what is not there is refused at once.
+    never = a.send(a.make(("update", "todo", [{"id": "w", "done": True}])), prev=None)
+    rig.group()
+    assert rig.outcome(never) == "ROW_NOT_FOUND"
+
+
+def test_the_row_is_awaited_in_vain_where_its_batch_is_refused(make_rig: Any) -> None:
+    rig: ResolverRig = make_rig(BOOKS, {"author": None, "book": None}, policy={"park_ms": 60_000})
+    a = rig.node("a")
+    first = a.make(("insert", "book", [{"id": "k", "author_id": "nobody", "title": "one"}]))
+    second = a.send(a.make(("update", "book", [{"id": "k", "title": "two"}])), prev=first.id)
+    rig.group()
+    rig.clock_offset_ms = 60_100
+    rig.drain()
+    assert rig.outcome(second) == "PENDING"
+    a.send(first)
+    rig.drain()
+    assert [rig.outcome(first.id), rig.outcome(second)] == ["CONSTRAINT", "ROW_NOT_FOUND"]
 
 
 def test_an_unknown_row_is_waited_for_only_while_an_earlier_batch_is_undecided(rig: ResolverRig) -> None:

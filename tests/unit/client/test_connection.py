@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.client import CallFailed, State, SyncedDb, WrongPrincipal
+from anabranch.client import CallFailed, State, SyncedDb, WrongPrincipal, queue
+from anabranch.client.file import DeviceFile
 from anabranch.client.lease import Lease
 from anabranch.client.sync import SyncLoop
 
@@ -22,7 +23,8 @@ REFUSED = CallFailed("NOT_FOUND", "UNKNOWN_DATABASE", "no such database", again=
 class Half:
     """Reader and sender at once, each call of which ends as told: "hang", a failure, or in success (None)."""
 
-    def __init__(self) -> None:
+    def __init__(self, file: DeviceFile) -> None:
+        self.file = file
         self.heard_s = time.monotonic()
         self.read: CallFailed | str | None = "hang"
         self.send: CallFailed | str | None = None
@@ -40,6 +42,9 @@ class Half:
         online()
         self.cancelled.wait(WAIT_S)
         self.cancelled.clear()
+
+    def has_work(self) -> bool:
+        return queue.has_unsent(self.file.reader())
 
     def cancel(self) -> None:
         self.cancelled.set()
@@ -64,8 +69,8 @@ class Half:
 
 
 @pytest.fixture
-def half() -> Half:
-    return Half()
+def half(device: SyncedDb) -> Half:
+    return Half(device._file)
 
 
 @pytest.fixture

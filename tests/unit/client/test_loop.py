@@ -14,6 +14,7 @@ import grpc
 import pytest
 
 from anabranch.client import CallFailed, RemoteDb, State, SyncedDb, queue, sums, sync
+from anabranch.client.file import DeviceFile
 from anabranch.client.lease import Lease
 from anabranch.client.sync import SyncLoop
 from anabranch.testkit.memory_remote import MemoryRemote
@@ -46,8 +47,12 @@ class Follows:
 
 
 class Sends:
-    def __init__(self) -> None:
+    def __init__(self, file: DeviceFile) -> None:
+        self.file = file
         self.flushes: queues.Queue[float] = queues.Queue()
+
+    def has_work(self) -> bool:
+        return queue.has_unsent(self.file.reader())
 
     def patience_s(self) -> float:
         return 45.0
@@ -79,8 +84,8 @@ def reader(device: SyncedDb) -> Follows:
 
 
 @pytest.fixture
-def sender() -> Sends:
-    return Sends()
+def sender(device: SyncedDb) -> Sends:
+    return Sends(device._file)
 
 
 @pytest.fixture

@@ -35,10 +35,12 @@ def candidate(number: int, node: str, rows: Sequence[str], *, twice: bool = Fals
         refusal_message=None,
         decided=False,
         prev_decided=True,
+        missing=None,
         last_accepted=None,
         size=0,
     )
-    return Candidate(taken, Decoded(keys={("t", row): (row,) for row in rows}, twice=twice), 1, may_wait=True)
+    decoded = Decoded(keys={("t", row): (row,) for row in rows}, twice=twice)
+    return Candidate(taken, decoded, 1, may_wait=True, may_await_row=True)
 
 
 groups = st.lists(
