@@ -42,7 +42,8 @@ from anabranch_conflict_resolver.pace import Pace
 _log = structlog.get_logger()
 _WAIT_S = 0.5
 _FIRST_PAUSE_S = 0.02
-_LONGEST_PAUSE_S = 5.0
+_LONGEST_PAUSE_S = 2.0
+"""So much at most is lost once whatever was in the way is gone."""
 _QUICK_FAILURES = 10
 _REST_GROWS = 4
 _IDLE_S = 30.0

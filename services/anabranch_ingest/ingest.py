@@ -230,7 +230,7 @@ async def _insist(work: Callable[[], Awaitable[None]]) -> None:
         _log.warning("without the database", error=type(error).__name__, detail=str(error))
     retrying = tenacity.AsyncRetrying(
         retry=tenacity.retry_if_exception(is_unavailable),
-        wait=tenacity.wait_random_exponential(multiplier=0.05, max=2.0),
+        wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
     )
     async for attempt in retrying:
         with attempt:

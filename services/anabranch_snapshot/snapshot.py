@@ -109,7 +109,7 @@ class Snapshot:
     async def _listen(self) -> None:
         retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception(is_unavailable),
-            wait=tenacity.wait_random_exponential(multiplier=0.05, max=2.0),
+            wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
             before_sleep=_tell_of_outage,
         )
         async for attempt in retrying:

@@ -5,8 +5,8 @@ States of the process, in order; none is entered twice:
 * *starting*: waits, at most ``START_TIMEOUT_S``, for Postgres and for its schema; then builds the service.
   Nothing listens.
 * *serving*: listens. Readiness is looked at every ``ready_interval_ms``, and more often while there is none: health
-  says SERVING while the pool answers, the schema fits and the service itself has no objection. Credentials of open
-  streams are looked at once a second.
+  says SERVING while Postgres answers (``readiness``), the schema fits and the service itself has no objection.
+  Credentials of open streams are looked at once a second.
 * *draining*: from the first SIGTERM or SIGINT, or the end of standard input where that is watched. Health
   says NOT_SERVING; then ``drain`` ends all calls within ``drain_ms``.
 * *stopped*: background work cancelled, service, pool and telemetry closed.
@@ -24,7 +24,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
 import grpc
@@ -44,13 +44,14 @@ from anabranch.runtime.interceptor import HEALTH_PREFIX, REFLECTION_PREFIX, Call
 from anabranch.runtime.keys import KeyDirectory
 from anabranch.runtime.limits import RateLimit
 from anabranch.runtime.logs import configure_logs
+from anabranch.runtime.readiness import Lookout
 from anabranch.runtime.service import Build, Service, ServiceContext
 from anabranch.runtime.streams import Streams
 from anabranch.runtime.tokens import TokenVerifier
 from anabranch.store import migrate
 from anabranch.store.availability import is_unavailable
 from anabranch.store.engine import AsyncPool, SessionOptions, async_pool
-from anabranch.store.readiness import PoolerError, first_look, not_ready
+from anabranch.store.readiness import PoolerError, first_look
 from anabranch.v1 import errors_pb2
 
 START_TIMEOUT_S = 60.0
@@ -189,14 +190,6 @@ async def _start(settings: ServiceSettings, name: str) -> None:
                 raise NotReadyError(objection)
 
 
-async def _database_objection(pool: AsyncPool, known: Sequence[str], timeout_s: float) -> str | None:
-    async def ask() -> str | None:
-        async with pool.connection() as conn:
-            return await not_ready(conn, known)
-
-    return await _asked(ask(), timeout_s)
-
-
 async def _asked(asking: Awaitable[str | None], timeout_s: float) -> str | None:
     try:
         async with asyncio.timeout(timeout_s):
@@ -314,11 +307,21 @@ async def _watch_readiness(
     settings: ServiceSettings, service: Service, pool: AsyncPool, states: health.aio.HealthServicer
 ) -> None:
     interval_s = settings.ready_interval_ms / 1000
-    known = migrate.revisions()
+    url, name = settings.postgres_url.get_secret_value(), f"{pool.name}-lookout"
+    lookout = Lookout(url, name, pool, migrate.revisions())
+    try:
+        await _look_again_and_again(lookout, interval_s, service, pool, states)
+    finally:
+        await lookout.close()
+
+
+async def _look_again_and_again(
+    lookout: Lookout, interval_s: float, service: Service, pool: AsyncPool, states: health.aio.HealthServicer
+) -> None:
     last: str | None = "starting"
     refused = 0
     while True:
-        objection = await _objection(service, pool, known, max(interval_s, 1.0))
+        objection = await _objection(service, lookout, max(interval_s, 1.0))
         serving = (
             health_pb2.HealthCheckResponse.SERVING if objection is None else health_pb2.HealthCheckResponse.NOT_SERVING
         )
@@ -338,8 +341,8 @@ async def _watch_readiness(
         await asyncio.sleep(interval_s if objection is None else min(interval_s, UNREADY_INTERVAL_S))
 
 
-async def _objection(service: Service, pool: AsyncPool, known: Sequence[str], timeout_s: float) -> str | None:
-    objection = await _database_objection(pool, known, timeout_s)
+async def _objection(service: Service, lookout: Lookout, timeout_s: float) -> str | None:
+    objection = await lookout.objection(timeout_s)
     if objection is not None:
         return objection
     try:

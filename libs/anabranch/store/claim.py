@@ -34,7 +34,8 @@ import psycopg
 
 from anabranch.store.binary import devote, run, text
 from anabranch.store.channels import CATALOG_CHANNEL, CLAIM_LOCK_CLASS, INBOX_CHANNEL
-from anabranch.store.engine import SessionOptions, connect
+from anabranch.store.engine import CONNECT_S, SessionOptions, connect
+from anabranch.store.patience import bear
 from anabranch.store.take import STANDING, Standing
 
 Connection = psycopg.Connection[Any]
@@ -70,6 +71,7 @@ HURRY = b"select pg_catalog.set_config('lock_timeout', '5', true)"
 PATIENT = b"select pg_catalog.set_config('lock_timeout', $1, true)"
 PREPARED_AT_MOST = 300
 """Prepared statements of one session: those of a group, and those on the tables, for each set of columns."""
+_SILENCE_MARGIN_MS = 5_000
 TRANSACTION_STATEMENTS = 3
 """A transaction may take as long as so many of the longest statements."""
 
@@ -125,7 +127,9 @@ def session_options(*, statement_timeout_ms: int, lock_timeout_ms: int, idle_tim
         lock_timeout_ms=lock_timeout_ms,
         idle_in_transaction_session_timeout_ms=idle_timeout_ms,
         client_connection_check_interval_ms=1_000,
-        connect_timeout_s=5,
+        connect_timeout_s=CONNECT_S,
+        # Statements go out together, and so do their answers.
+        silence_ms=TRANSACTION_STATEMENTS * statement_timeout_ms + _SILENCE_MARGIN_MS,
         settings={**PLANNING, "tcp_user_timeout": str(idle_timeout_ms)},
     )
 
@@ -199,6 +203,7 @@ def renew(conn: Connection) -> None:
 
 def allow(conn: Connection, statement_ms: int) -> None:
     """Give this transaction another time limit, for one statement or all of them."""
+    bear(conn, (statement_ms + _SILENCE_MARGIN_MS) / 1000)
     conn.execute(ALLOW, {"ms": str(statement_ms)})
 
 

@@ -18,7 +18,7 @@ import psycopg
 
 from anabranch.store import binary
 from anabranch.store.binary import Parameter
-from anabranch.store.engine import SessionOptions, aconnect
+from anabranch.store.engine import CONNECT_S, SessionOptions, aconnect
 
 Row = tuple[Any, ...]
 
@@ -67,7 +67,7 @@ async def open_session(url: str, *, statement_timeout_ms: int) -> Session:
         lock_timeout_ms=_LOCK_TIMEOUT_MS,
         idle_in_transaction_session_timeout_ms=_IDLE_IN_TRANSACTION_MS,
         client_connection_check_interval_ms=1_000,
-        connect_timeout_s=5,
+        connect_timeout_s=CONNECT_S,
         settings=_PLANNING,
     )
     conn = await aconnect(url, application_name="anabranch-ingest", autocommit=True, options=options)

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import structlog
 
 from anabranch.store.channels import CATALOG_CHANNEL, GROUPS_CHANNEL
-from anabranch.store.engine import AsyncSession, SessionOptions, aconnect
+from anabranch.store.engine import CONNECT_S, AsyncSession, SessionOptions, aconnect
 
+_ANSWER_MS = 4_000
+"""How long it may take until a listener's session has said that it is still there."""
 _log = structlog.get_logger()
 
 
@@ -33,7 +35,7 @@ async def open_listener(url: str, *, application_name: str) -> AsyncSession:
     Raises:
         psycopg.OperationalError: the server can't be reached, or refuses the session.
     """
-    options = SessionOptions(connect_timeout_s=5)
+    options = SessionOptions(statement_timeout_ms=_ANSWER_MS, silence_ms=_ANSWER_MS, connect_timeout_s=CONNECT_S)
     conn = await aconnect(url, application_name=application_name, autocommit=True, options=options)
     await conn.execute(f"listen {GROUPS_CHANNEL}".encode())
     await conn.execute(f"listen {CATALOG_CHANNEL}".encode())

@@ -15,6 +15,9 @@ SEARCH_PATH = "select current_setting('search_path')"
 REVISION = f"select version_num from {migrate.SCHEMA}.{migrate.VERSION_TABLE}"
 """The revision of the schema."""
 
+INSTANCE = "select pg_catalog.pg_postmaster_start_time()::text"
+"""Which start of which server this is: no two have the same microsecond."""
+
 IS_SERVED = f"select exists (select from {migrate.SCHEMA}.{migrate.CODE_TABLE} where revision = %s)"
 """Whether a release works with the schema, which a newer one has made."""
 
@@ -38,6 +41,16 @@ async def first_look(url: str, application_name: str, known: Sequence[str]) -> s
                 "them, and would hand out locks and notifications of others' sessions; give the URL of Postgres itself"
             )
         return await not_ready(conn, known)
+
+
+async def instance(conn: AsyncSession) -> str:
+    """Which start of which server a session is with.
+
+    Raises:
+        psycopg.Error: it does not answer.
+    """
+    row = await (await conn.execute(INSTANCE)).fetchone()
+    return str(row[0]) if row else ""
 
 
 async def not_ready(conn: AsyncSession, known: Sequence[str]) -> str | None:

@@ -25,10 +25,12 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Literal, Self
 
+import psutil
 import structlog
 
 from anabranch.testkit.databases import create_database, drop_database
@@ -176,6 +178,23 @@ class EmbeddedPostgres:
         if self._process is None:
             raise RuntimeError("this embedded Postgres is not started")
         self._process.end(signal.SIGKILL, KILL_S)
+
+    def freeze(self) -> None:
+        """SIGSTOP the postmaster and its children: what is connected stays so, the kernel takes new connections, and
+        nothing answers until ``thaw``. Raises RuntimeError when not started."""
+        postmaster = psutil.Process(self.pid)
+        # It first: from then on there are no new children.
+        postmaster.suspend()
+        for child in postmaster.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                child.suspend()
+
+    def thaw(self) -> None:
+        """SIGCONT them. Harmless where they run. Raises RuntimeError when not started."""
+        postmaster = psutil.Process(self.pid)
+        for process in (*postmaster.children(recursive=True), postmaster):
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
 
     def restart(self) -> None:
         """Stop (fast) and start on the same folder and, unless somebody took it meanwhile, the same port."""

@@ -7,7 +7,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from anabranch.store.engine import FIXED_SETTINGS, Session, SessionOptions, aconnect, async_pool, connect, core_engine
+from anabranch.store.availability import is_unavailable
+from anabranch.store.engine import Session, SessionOptions, aconnect, async_pool, connect, core_engine
+from anabranch.store.session_settings import BY_SESSION, FIXED, HARMLESS, LATER
 
 ODD = {
     "DateStyle": "German",
@@ -16,26 +18,92 @@ ODD = {
     "extra_float_digits": "-5",
     "bytea_output": "escape",
     "xmlbinary": "hex",
+    "xmloption": "document",
+    "array_nulls": "off",
+    "lc_monetary": "POSIX",
+    "lc_numeric": "POSIX",
+    "lc_time": "POSIX",
     "search_path": "somewhere",
-    "synchronous_commit": "off",
+    "row_security": "off",
+    "standard_conforming_strings": "off",
+    "backslash_quote": "on",
+    "transform_null_equals": "on",
+    "gin_fuzzy_search_limit": "1",
+    "quote_all_identifiers": "on",
+    "check_function_bodies": "off",
+    "default_table_access_method": "another_heap",
     "default_transaction_isolation": "serializable",
     "default_transaction_read_only": "on",
     "default_transaction_deferrable": "on",
-    "standard_conforming_strings": "off",
+    "synchronous_commit": "off",
+    "idle_session_timeout": "300000",
+    "exit_on_error": "on",
+    "tcp_user_timeout": "12345",
+    "tcp_keepalives_idle": "77",
+    "tcp_keepalives_interval": "7",
+    "tcp_keepalives_count": "9",
+    "log_parameter_max_length_on_error": "100",
     "jit": "on",
+    "transaction_timeout": "60000",
+    "restrict_nonsystem_relation_kind": "view",
+    "session_replication_role": "replica",
+    "zero_damaged_pages": "on",
+    "ignore_checksum_failure": "on",
 }
+"""What a database and a role may be set to, unlike what sessions need."""
 
 
 @pytest.fixture
 def odd_url(database_url: str) -> str:
-    """A database whose own defaults are all unlike what sessions need."""
-    assert ODD.keys() == FIXED_SETTINGS.keys()
+    """A database whose own defaults, and whose role's in it, are all unlike what sessions need."""
+    assert ODD.keys() == FIXED.keys() | LATER.keys()
+    with psycopg.connect(database_url, autocommit=True) as conn:
+        conn.execute("create access method another_heap type table handler heap_tableam_handler")
+        there = {name for (name,) in conn.execute("select name from pg_settings")}
+        for setting, value in ODD.items():
+            if setting not in there:
+                assert setting in LATER, f"{setting} is not known to every release"
+                continue
+            pair = {"value": sql.Literal(value), "setting": sql.Identifier(setting)}
+            for whose in ("database {name}", "role {role} in database {name}"):
+                names = {"name": sql.Identifier(conn.info.dbname), "role": sql.Identifier(conn.info.user)}
+                whom = sql.SQL(whose).format(**names)
+                conn.execute(sql.SQL("alter {whom} set {setting} = {value}").format(whom=whom, **pair))
+    return database_url
+
+
+def test_every_setting_of_the_server_is_ours_or_known_to_be_harmless(database_url: str) -> None:
+    """What a new release of Postgres brings is looked at before it is supported."""
+    with psycopg.connect(database_url) as conn:
+        rows = conn.execute("""
+            select name from pg_settings
+            where context in ('user', 'superuser', 'backend', 'superuser-backend') and name not like '%.%'
+        """).fetchall()
+    there = {name for (name,) in rows}
+    harmless = [name for names in HARMLESS.values() for name in names]
+    assert len(harmless) == len(set(harmless))
+    kinds = [FIXED.keys(), LATER.keys(), BY_SESSION, set(harmless)]
+    assert sum(map(len, kinds)) == len(set().union(*kinds)), "a setting is of two kinds"
+    assert there - set().union(*kinds) == set()
+    assert FIXED.keys() <= there
+
+
+def test_what_only_a_superuser_may_put_right_is_told(database_url: str) -> None:
     with psycopg.connect(database_url, autocommit=True) as conn:
         name = sql.Identifier(conn.info.dbname)
-        for setting, value in ODD.items():
-            statement = sql.SQL("alter database {} set {} = {}")
-            conn.execute(statement.format(name, sql.Identifier(setting), sql.Literal(value)))
-    return database_url
+        role = sql.Identifier(f"plain_{conn.info.dbname}")
+        conn.execute(sql.SQL("create role {} login password 'plain'").format(role))
+        url = psycopg.conninfo.make_conninfo(database_url, user=f"plain_{conn.info.dbname}", password="plain")
+        try:
+            connect(url, application_name="test").close()
+            conn.execute(sql.SQL("alter database {} set session_replication_role = replica").format(name))
+            with pytest.raises(psycopg.OperationalError, match="session_replication_role") as caught:
+                connect(url, application_name="test")
+            assert is_unavailable(caught.value), "it is waited for whoever resets it"
+            conn.execute(sql.SQL("alter database {} reset session_replication_role").format(name))
+            connect(url, application_name="test").close()
+        finally:
+            conn.execute(sql.SQL("drop role {}").format(role))
 
 
 def shown(conn: Session) -> dict[str, str]:
@@ -60,10 +128,10 @@ def test_a_session_prints_alike_whatever_the_database_is_set_to(odd_url: str) ->
         assert conn.execute(PRINTED).fetchone() == expected
         settings = shown(conn)
     assert unlike != (expected[0],)
-    for name, value in FIXED_SETTINGS.items():
-        assert settings[name].removesuffix(", MDY").removesuffix(", DMY").replace(" ", "") == value.replace(" ", ""), (
-            name
-        )
+    for name, (value, _) in {**FIXED, **LATER}.items():
+        if name in settings and not name.startswith("tcp_keepalives"):
+            said = settings[name].removesuffix(", MDY").removesuffix(", DMY").replace(" ", "")
+            assert said == value.replace(" ", ""), name
 
 
 def test_limits_and_the_name_reach_the_server(database_url: str) -> None:

@@ -1,0 +1,170 @@
+"""Sessions that give up a server which does not answer.
+
+A server may be silent for ever: stopped, hung on its disk, or left behind by a failover while something between here
+and there still holds the connection. TCP notices only a peer whose kernel is gone, and a server's own time limits do
+not run where it does not. So each session has a limit of its own for the silence inside a statement, beyond all limits
+that the server has. Waiting for notifications is no statement, and has none.
+
+States of a session:
+
+* *trusted*: it waits for an answer as long as ``silence_s``.
+* *doubted* (``doubt``): it waits ``DOUBT_S``; the next answer makes it trusted again.
+* *given up* (``give_up``): what waits in it fails within ``_TICK_S``, and so does whoever uses it next. It is closed
+  then.
+
+A wait that runs out closes the session. Other threads and tasks only change its state; whoever waits in it looks at it
+every ``_TICK_S``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Generator
+from typing import Any
+from weakref import WeakSet
+
+import psycopg
+from psycopg.abc import PQGen
+from psycopg.pq import TransactionStatus
+
+_TICK_S = 0.1
+DOUBT_S = 2.0
+"""How long a session that is doubted may take for its next answer."""
+_CANCEL_S = 1.0
+"""How long asking a server to end a statement may take: a stopped one does not take the request either."""
+SILENCE_S = 15.0
+"""How long a session that was not told otherwise waits in silence."""
+
+
+class SilentServerError(psycopg.OperationalError):
+    """The server did not answer, or another one has taken its place; the session is closed."""
+
+
+class Silence:
+    """What a session bears; a part of both kinds of session."""
+
+    silence_s: float | None = SILENCE_S
+    opened_s: float = 0.0
+    _doubted: bool = False
+    _given_up: str | None = None
+
+    def doubt(self) -> None:
+        """Give it ``DOUBT_S`` for its next answer."""
+        self._doubted = True
+
+    def trust(self) -> None:
+        """It has answered."""
+        self._doubted = False
+
+    def give_up(self, why: str) -> None:
+        """Have it fail, now and from now on."""
+        self._given_up = why
+
+    def check(self, silent_s: float, *, asked: bool) -> None:
+        """Whether it is to be waited on after a silence of so long. ``asked``: a statement is under way.
+
+        Raises:
+            SilentServerError: it is not.
+        """
+        if self._given_up is not None:
+            raise SilentServerError(self._given_up)
+        limit_s = DOUBT_S if self._doubted else self.silence_s
+        if asked and limit_s is not None and silent_s > limit_s:
+            raise SilentServerError(f"the server has not answered a statement for {silent_s:.0f} s")
+
+
+def _watched(session: Silence, connection: Any, waiting: PQGen[Any]) -> Generator[Any, Any, Any]:
+    """``waiting``, which ends with an error where the session has borne enough."""
+    silent_since: float | None = None
+    try:
+        wanted = next(waiting)
+        while True:
+            ready = yield wanted
+            if ready:
+                silent_since = None
+                session.trust()
+            else:
+                now = time.monotonic()
+                if silent_since is None:
+                    silent_since = now - _TICK_S
+                asked = connection.pgconn.transaction_status == TransactionStatus.ACTIVE
+                session.check(now - silent_since, asked=asked)
+            wanted = waiting.send(ready)
+    except StopIteration as end:
+        return end.value
+
+
+class PatientConnection(psycopg.Connection[Any], Silence):
+    """A session that blocks."""
+
+    def wait(self, gen: PQGen[Any], interval: float = _TICK_S, timeout: float | None = None) -> Any:
+        """Called by the driver for everything that it waits for.
+
+        Raises:
+            SilentServerError: there was no answer; the session is closed.
+        """
+        try:
+            self.check(0.0, asked=False)
+            return super().wait(_watched(self, self, gen), interval, timeout)
+        except SilentServerError:
+            self.close()
+            raise
+
+    def cancel_safe(self, *, timeout: float = _CANCEL_S) -> None:
+        """Ask the server to end the statement, for a short time; then wait for its end for a short time."""
+        self.doubt()
+        super().cancel_safe(timeout=min(timeout, _CANCEL_S))
+
+
+class PatientAsyncConnection(psycopg.AsyncConnection[Any], Silence):
+    """A session for asyncio."""
+
+    async def wait(self, gen: PQGen[Any], interval: float = _TICK_S, timeout: float | None = None) -> Any:
+        """As ``PatientConnection.wait``."""
+        try:
+            self.check(0.0, asked=False)
+            return await super().wait(_watched(self, self, gen), interval, timeout)
+        except SilentServerError:
+            await self.close()
+            raise
+
+    async def cancel_safe(self, *, timeout: float = _CANCEL_S) -> None:
+        """As ``PatientConnection.cancel_safe``."""
+        self.doubt()
+        await super().cancel_safe(timeout=min(timeout, _CANCEL_S))
+
+
+_sessions: WeakSet[Silence] = WeakSet()
+_turn = threading.Lock()
+
+
+def enroll(session: Silence, silence_s: float | None) -> None:
+    """A session that was opened just now: it bears ``silence_s``, and ``doubt_older`` and ``give_up_older`` find it."""
+    session.silence_s = silence_s
+    session.opened_s = time.monotonic()
+    with _turn:
+        _sessions.add(session)
+
+
+def bear(session: object, silence_s: float) -> None:
+    """Have a session wait at least so long for an answer from now on."""
+    if isinstance(session, Silence) and session.silence_s is not None:
+        session.silence_s = max(session.silence_s, silence_s)
+
+
+def _older(moment_s: float) -> list[Silence]:
+    with _turn:
+        return [session for session in _sessions if session.opened_s < moment_s]
+
+
+def doubt_older(moment_s: float) -> None:
+    """Doubt every session of this process that was opened before a moment of the monotonic clock."""
+    for session in _older(moment_s):
+        session.doubt()
+
+
+def give_up_older(moment_s: float, why: str) -> None:
+    """Give up every session of this process that was opened before a moment of the monotonic clock."""
+    for session in _older(moment_s):
+        session.give_up(why)
