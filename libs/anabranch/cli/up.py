@@ -9,7 +9,8 @@ The folder holds
     logs/            what the services log, and up.log: what was said here
 
 States: *starting* (Postgres, schema, key, services, in this order; whatever fails ends it with one line), *running*
-(a service or a Postgres that dies is started again, and that is said), *stopping* (from the first SIGINT or SIGTERM,
+(a service or a Postgres that dies is started again, so is a service that is not ready for long though Postgres answers,
+and that is said), *stopping* (from the first SIGINT or SIGTERM,
 in the opposite order). A second signal ends it at once; the services then end by themselves, and the embedded
 Postgres with them.
 """
@@ -40,6 +41,7 @@ from anabranch.cli.installation import (
     write_private,
 )
 from anabranch.runtime.fleet import HOST, SERVICES, Fleet, FleetError, is_free
+from anabranch.runtime.fleet_watch import FleetWatch
 from anabranch.store import api_keys, migrate
 from anabranch.store.availability import is_unavailable
 from anabranch.store.engine import connect
@@ -117,6 +119,7 @@ def _run(data_dir: Path, ports: Mapping[str, int], stop: threading.Event, note: 
         )
         note("ready")
         print("\n".join(_listening(data_dir, fleet, url, embedded)), flush=True)
+        stack.enter_context(FleetWatch(fleet, url, say))
         while not stop.wait(POSTGRES_CHECK_S):
             if embedded is not None:
                 _keep_postgres(embedded, say)

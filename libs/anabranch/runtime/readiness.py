@@ -41,6 +41,7 @@ class Lookout:
         self._instance: str | None = None
         self._looking: asyncio.Task[str | None] | None = None
         self._pooled = False
+        self._why: str | None = None
 
     async def objection(self, timeout_s: float) -> str | None:
         """Why the database is not to be had, or does not fit; None where all is well.
@@ -48,12 +49,17 @@ class Lookout:
         Raises:
             Exception: a fault of this program.
         """
+        self._why = await self._objection(timeout_s)
+        return self._why
+
+    async def _objection(self, timeout_s: float) -> str | None:
         if self._looking is None:
             self._looking = asyncio.create_task(self._look(), name="lookout")
         done, _ = await asyncio.wait({self._looking}, timeout=timeout_s)
         if not done:
             self._pooled = False
-            return "the database does not answer in time"
+            # What was wrong before is so still, as far as anybody knows.
+            return self._why or "the database does not answer in time"
         looked, self._looking = self._looking, None
         try:
             objection = looked.result()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import psycopg
 
 from anabranch.store import migrate
-from anabranch.store.engine import FIXED_SETTINGS, AsyncSession, aconnect
+from anabranch.store.engine import CONNECT_S, FIXED_SETTINGS, AsyncSession, SessionOptions, aconnect, connect
 
 SEARCH_PATH = "select current_setting('search_path')"
 """One of the settings that a session is opened with."""
@@ -20,6 +20,9 @@ INSTANCE = "select pg_catalog.pg_postmaster_start_time()::text"
 
 IS_SERVED = f"select exists (select from {migrate.SCHEMA}.{migrate.CODE_TABLE} where revision = %s)"
 """Whether a release works with the schema, which a newer one has made."""
+
+
+_ANSWER_MS = 2_000
 
 
 class PoolerError(Exception):
@@ -41,6 +44,17 @@ async def first_look(url: str, application_name: str, known: Sequence[str]) -> s
                 "them, and would hand out locks and notifications of others' sessions; give the URL of Postgres itself"
             )
         return await not_ready(conn, known)
+
+
+def answers(url: str, application_name: str) -> bool:
+    """Whether a server answers, and soon, and takes another session."""
+    options = SessionOptions(statement_timeout_ms=_ANSWER_MS, silence_ms=_ANSWER_MS, connect_timeout_s=CONNECT_S)
+    try:
+        with connect(url, application_name=application_name, autocommit=True, options=options) as conn:
+            conn.execute("select 1")
+    except psycopg.OperationalError:
+        return False
+    return True
 
 
 async def instance(conn: AsyncSession) -> str:
