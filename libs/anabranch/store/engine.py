@@ -134,7 +134,7 @@ class _Connection(PatientConnection):
         silence_s = kwargs.pop("silence_s", None)
         conn = super().connect(conninfo, autocommit=True, **kwargs)
         try:
-            conn.execute(PUT_RIGHT, _LATER)
+            conn.execute(PUT_RIGHT.encode())
         except psycopg.errors.InsufficientPrivilege as error:
             conn.close()
             raise _unfit(error) from error
@@ -155,7 +155,7 @@ class _AsyncConnection(PatientAsyncConnection):
         silence_s = kwargs.pop("silence_s", None)
         conn = await super().connect(conninfo, autocommit=True, **kwargs)
         try:
-            await conn.execute(PUT_RIGHT, _LATER)
+            await conn.execute(PUT_RIGHT.encode())
         except psycopg.errors.InsufficientPrivilege as error:
             await conn.close()
             raise _unfit(error) from error
@@ -165,9 +165,6 @@ class _AsyncConnection(PatientAsyncConnection):
         await conn.set_autocommit(autocommit)
         enroll(conn, silence_s)
         return conn
-
-
-_LATER = ([*LATER], [fixed.value for fixed in LATER.values()])
 
 
 def _unfit(error: psycopg.Error) -> UnfitSettingError:

@@ -16,6 +16,7 @@ from anabranch.schema import Table
 from anabranch.store.binary_cells import quote
 from anabranch.store.engine import SessionOptions, connection_arguments
 from anabranch.store.pull_columns import mender, select_list
+from anabranch.store.session_settings import PUT_RIGHT
 
 APPLICATION = "anabranch-compactor-read"
 _BATCH_BYTES = "adbc.postgresql.batch_size_hint_bytes"
@@ -96,6 +97,8 @@ def read_rows(
 def _read(url: str, begin: Sequence[str], statement: str, batch_bytes: int) -> Iterator[pa.RecordBatch]:
     conninfo = make_conninfo(**connection_arguments(url, application_name=APPLICATION, options=_OPTIONS))
     with postgres.connect(conninfo, autocommit=True) as conn, conn.cursor() as cursor:
+        cursor.execute(PUT_RIGHT)
+        cursor.fetchall()
         for step in begin:
             cursor.execute(step)
         cursor.adbc_statement.set_options(**{_BATCH_BYTES: str(batch_bytes)})

@@ -18,6 +18,7 @@ every ``_TICK_S``.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Generator
@@ -120,17 +121,24 @@ class PatientConnection(psycopg.Connection[Any], Silence):
 class PatientAsyncConnection(psycopg.AsyncConnection[Any], Silence):
     """A session for asyncio."""
 
+    _cancelled = False
+
     async def wait(self, gen: PQGen[Any], interval: float = _TICK_S, timeout: float | None = None) -> Any:
-        """As ``PatientConnection.wait``."""
+        """As ``PatientConnection.wait``. A task that was cancelled, and could not have the server end its statement
+        either, is cancelled all the same."""
+        self._cancelled = False
         try:
             self.check(0.0, asked=False)
             return await super().wait(_watched(self, self, gen), interval, timeout)
-        except SilentServerError:
+        except SilentServerError as error:
             await self.close()
+            if self._cancelled:
+                raise asyncio.CancelledError from error
             raise
 
     async def cancel_safe(self, *, timeout: float = _CANCEL_S) -> None:
         """As ``PatientConnection.cancel_safe``."""
+        self._cancelled = True
         self.doubt()
         await super().cancel_safe(timeout=min(timeout, _CANCEL_S))
 

@@ -33,10 +33,11 @@ from anabranch.schema import Table
 from anabranch.store.availability import is_passing
 from anabranch.store.binary_cells import bare_type, quote
 from anabranch.store.binary_text import array_printer
-from anabranch.store.engine import AsyncSession, SessionOptions, connection_arguments
+from anabranch.store.engine import CONNECT_S, AsyncSession, SessionOptions, connection_arguments
 from anabranch.store.log_reader import Sums, sums_of
 from anabranch.store.log_reader_statements import SUMS
 from anabranch.store.pull_columns import mender, select_list
+from anabranch.store.session_settings import PUT_RIGHT
 from anabranch.store.undrained import NEWEST
 
 APPLICATION = "anabranch-snapshot-pull"
@@ -77,6 +78,7 @@ class PullSource:
                 lock_timeout_ms=options.lock_timeout_ms,
                 idle_in_transaction_session_timeout_ms=options.idle_timeout_ms,
                 client_connection_check_interval_ms=1_000,
+                connect_timeout_s=CONNECT_S,
                 settings={"tcp_user_timeout": str(options.idle_timeout_ms)},
             ),
         )
@@ -91,6 +93,9 @@ class PullSource:
                 self._first = postgres.connect(self._conninfo, autocommit=True)
             made = self._first.adbc_clone()
         made.adbc_connection.set_autocommit(True)
+        with made.cursor() as cursor:
+            cursor.execute(PUT_RIGHT)
+            cursor.fetchall()
         return made
 
     def close(self) -> None:

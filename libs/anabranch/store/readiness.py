@@ -36,7 +36,8 @@ async def first_look(url: str, application_name: str, known: Sequence[str]) -> s
         PoolerError: the session does not have the settings that it was opened with.
         psycopg.Error: the database does not answer.
     """
-    async with await aconnect(url, application_name=application_name, autocommit=True) as conn:
+    options = SessionOptions(connect_timeout_s=CONNECT_S)
+    async with await aconnect(url, application_name=application_name, autocommit=True, options=options) as conn:
         row = await (await conn.execute(SEARCH_PATH)).fetchone()
         if row is None or row[0] != FIXED_SETTINGS["search_path"]:
             raise PoolerError(

@@ -292,7 +292,8 @@ HARMLESS: Mapping[str, Sequence[str]] = MappingProxyType(
 
 PUT_RIGHT = """
 select s.name, pg_catalog.set_config(s.name, s.value, false)
-from unnest(%s::text[], %s::text[]) s(name, value)
+from (values {values}) s(name, value)
 where pg_catalog.current_setting(s.name, true) <> s.value
-"""
-"""Puts ``LATER`` right; fails with the setting's name where the role may not."""
+""".format(values=", ".join(f"('{name}', '{fixed.value}')" for name, fixed in LATER.items()))
+"""Puts ``LATER`` right; fails with the setting's name where the role may not. Without parameters, for a driver that
+takes none."""

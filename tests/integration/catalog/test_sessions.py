@@ -9,6 +9,7 @@ from psycopg import sql
 
 from anabranch.store.availability import is_unavailable
 from anabranch.store.engine import Session, SessionOptions, aconnect, async_pool, connect, core_engine
+from anabranch.store.pull_reader import PullOptions, PullSource
 from anabranch.store.session_settings import BY_SESSION, FIXED, HARMLESS, LATER
 
 ODD = {
@@ -212,3 +213,15 @@ def test_so_has_sqlalchemy(odd_url: str) -> None:
     ):
         assert tuple(core.exec_driver_sql(PRINTED).one()) == conn.execute(PRINTED).fetchone()
         assert core.exec_driver_sql("show application_name").scalar() == "core"
+
+
+def test_so_have_the_sessions_that_read_as_arrow(odd_url: str) -> None:
+    source = PullSource(odd_url, PullOptions(1_000, 60_000, 60_000, 65_536))
+    try:
+        with source.session() as conn, conn.cursor() as cursor, connect(odd_url, application_name="test") as plain:
+            cursor.execute("select name, setting from pg_catalog.pg_settings")
+            arrow, ours = dict(cursor.fetchall()), shown(plain)
+    finally:
+        source.close()
+    names = (FIXED.keys() | LATER.keys()) & ours.keys() - {"tcp_user_timeout"}
+    assert {name: arrow[name] for name in names} == {name: ours[name] for name in names}

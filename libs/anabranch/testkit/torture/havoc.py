@@ -31,6 +31,9 @@ SERVICE_POINTS: Mapping[str, Sequence[str]] = {
 }
 NODE_POINTS = ("after_local_commit", "before_apply", "after_apply")
 RESTART = "Postgres restarted"
+FROZEN = "Postgres stopped"
+FROZEN_S = (0.5, 12.0)
+"""For how long; the longest is beyond what any session of the services bears."""
 CALM = 5
 """Groups between one thing and the next while all wait for the compactor, whose runs need the processor, too."""
 PATIENCE_S = 40.0
@@ -41,7 +44,7 @@ SERVER_STEPS_MS = (-20_000, 20_000)
 def _ways() -> dict[str, str]:
     points = {f"at {point}": point for point in (*SERVICE_POINTS, *NODE_POINTS)}
     kills = {f"SIGKILL {name}": name for name in (*SERVICES, "a node", "a writer")}
-    others = (RESTART, "server clock stepped", "node clock stepped", "flood by SQL")
+    others = (RESTART, FROZEN, "server clock stepped", "node clock stepped", "flood by SQL")
     return {**points, **kills, **dict.fromkeys(others, "")}
 
 
@@ -92,8 +95,8 @@ class Havoc:
 
     def _waits_for_lake(self) -> Collection[str]:
         """What is not done again while the lake is not through: a run of the compactor does not outlive a restart of
-        Postgres, and takes longer than restarts would be apart."""
-        return () if self.lake is None or self.lake.is_through else (RESTART,)
+        Postgres, or a long stop, and takes longer than they would be apart."""
+        return () if self.lake is None or self.lake.is_through else (RESTART, FROZEN)
 
     def _next(self, what: str, groups: int) -> None:
         """One of ``WAYS`` after so many more groups, and before it the network."""
@@ -118,6 +121,8 @@ class Havoc:
             who = self._kill_service(subject)
         elif what == RESTART:
             who = self._restart_postgres()
+        elif what == FROZEN:
+            who = self._freeze_postgres()
         elif what == "server clock stepped":
             who = f"by {(step := self.chance.choice(SERVER_STEPS_MS))} ms"
             self.stack.set_clock_offset(step)
@@ -213,6 +218,20 @@ class Havoc:
         self._tell_lake()
         assert self.postgres.url.rpartition("/")[0] == self.url.rpartition("/")[0], "it came back elsewhere"
         return "after a crash" if crash else "in order"
+
+    def _freeze_postgres(self) -> str:
+        """SIGSTOP for a while: everything stays connected, and nothing answers."""
+        stopped_s = self.chance.uniform(*FROZEN_S)
+        # A service that happens to be starting may give up meanwhile, as when Postgres is down.
+        self._restarted = True
+        self._tell_lake()
+        self.postgres.freeze()
+        try:
+            time.sleep(stopped_s)  # the fault itself
+        finally:
+            self.postgres.thaw()
+        self._tell_lake()
+        return f"for {stopped_s:.1f} s"
 
     def _tell_lake(self) -> None:
         if self.lake is not None:
