@@ -17,8 +17,10 @@ MAX_COLUMNS = 1_600
 MAX_NAME_BYTES = 63
 """UTF-8 bytes of a database's, table's or column's name: what an identifier of Postgres can have."""
 MAX_KEY_BYTES = 2_600
-"""UTF-8 bytes of a key's text (``schema.key_text``): what an index of Postgres takes however little it can be
-compressed, since rows are known by their keys in the server's own tables."""
+"""UTF-8 bytes of the text (``schema.key_text``) of a key that a device inserts: what an index of Postgres takes however
+little it can be compressed. A longer one that SQL has written is a key as any other (``store.index_keys``)."""
+MAX_SUBJECT_BYTES = 255
+"""UTF-8 bytes of an API key's subject: it stands in an index of the inbox."""
 MAX_NODE_NAME_BYTES = 255
 """UTF-8 bytes of a node's name."""
 MAX_VALUE_BYTES = 16 * 1024 * 1024

@@ -145,8 +145,11 @@ class _Shape:
             if not _UUID.fullmatch(str(cells[i])):
                 raise _Refuse(errors_pb2.REASON_INVALID_VALUE, f"column {_quoted(self.names[i])} holds no uuid")
         text = key[0] if self.simple_key else key_text(key)
-        if len(text) > _SURELY_SHORT and len(text.encode()) > limits.MAX_KEY_BYTES:
-            raise _Refuse(errors_pb2.REASON_LIMIT_EXCEEDED, f"a key has more than {limits.MAX_KEY_BYTES} bytes")
+        if len(text) > _SURELY_SHORT and self.kind is MutationType.INSERT:
+            size = len(text.encode())
+            if size > limits.MAX_KEY_BYTES:
+                text = f"a key's text has {size} bytes, and {limits.MAX_KEY_BYTES} at most may be inserted"
+                raise _Refuse(errors_pb2.REASON_LIMIT_EXCEEDED, text)
         if self.kind is MutationType.DELETE:
             values: dict[str, Cell] = {}
         elif self.kind is MutationType.INSERT:

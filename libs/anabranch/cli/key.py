@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from anabranch import limits
 from anabranch.cli.installation import DataDir, PostgresUrl, fail, find_postgres
 from anabranch.store import api_keys
 from anabranch.store.api_keys import ApiKey, Role
@@ -47,6 +48,8 @@ def create(
     """Make a key and print it. It is shown this once: only its hash is kept."""
     if not subject.strip():
         fail("the subject is empty")
+    if len(subject.encode()) > limits.MAX_SUBJECT_BYTES:
+        fail(f"the subject has more than {limits.MAX_SUBJECT_BYTES} bytes")
     now_ms = _now_ms()
     expires_ms = None if expires_days is None else now_ms + expires_days * _DAY_MS
     url = find_postgres(postgres_url, data_dir)

@@ -129,6 +129,9 @@ class BatchBuilder:
         """Add rows. Raises ValueError, RowExists, NotReady."""
         table, checks = self._table(name)
         by_text, keys = self._named(table, [checks.row(r) for r in rows])
+        longest = len(max(keys, key=len).encode())
+        if longest > limits.MAX_KEY_BYTES:
+            raise ValueError(f"{name}: a key's text has at most {limits.MAX_KEY_BYTES} bytes, not {longest}")
         shown = table.read_by_text(self.tx.conn, keys)
         if shown:
             raise RowExists(f"{name} has the row {min(shown)} already")

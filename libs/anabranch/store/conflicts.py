@@ -25,7 +25,8 @@ _WHERE = """
 c.database_id = %(db)s and c.position >= %(from)s and (c.position, c.batch_id, c.ordinal) {before}
       (%(position)s, %(batch)s, %(ordinal)s)
 """
-_OF_ROW = " and c.table_id = %(table)s and c.key = %(key)s"
+_OF_ROW = " and c.table_id = %(table)s and left(c.key, 500) = left(%(key)s, 500) and c.key = %(key)s"
+"""The index has the beginnings of keys, since it could not hold every key."""
 _ORDER = "order by c.position desc, c.batch_id desc, c.ordinal desc"
 
 _END = f"""

@@ -27,6 +27,7 @@ from anabranch.store.binary import (
 )
 from anabranch.store.binary_text import array_printer
 from anabranch.store.channels import GROUPS_CHANNEL
+from anabranch.store.index_keys import index_keys
 from anabranch.store.seal import EMPTY_CHAIN
 
 
@@ -169,8 +170,12 @@ def read_versions(conn: Connection, rows: Iterable[tuple[int, str]]) -> Callable
     if not wanted:
         return dict
     tables, keys = zip(*wanted, strict=True)
-    cursor = run(conn, statements.READ_VERSIONS, [int8_array(tables), text_array(keys, "key")])
-    return lambda: {(row[0], row[1]): _version(row) for row in cursor.fetchall()}
+    stored = index_keys(keys)
+    cursor = run(conn, statements.READ_VERSIONS, [int8_array(tables), text_array(stored, "key")])
+    if stored is keys:
+        return lambda: {(row[0], row[1]): _version(row) for row in cursor.fetchall()}
+    key_of = dict(zip(stored, keys, strict=True))
+    return lambda: {(row[0], key_of[row[1]]): _version(row) for row in cursor.fetchall()}
 
 
 def write_log(conn: Connection, database_id: int, position: int, rows: Sequence[LogRow]) -> None:
@@ -334,7 +339,7 @@ def _version_parameters(rows: Sequence[VersionRow]) -> list[Parameter]:
     )
     return [
         int8_array([row.table_id for row in rows]),
-        text_array([row.key for row in rows], "key"),
+        text_array(index_keys([row.key for row in rows]), "key"),
         int8_array(position),
         text_array(node, "last_node"),
         text_array(batch, "last_batch"),

@@ -17,6 +17,7 @@ from typing import Any, LiteralString, NamedTuple
 import psycopg
 
 from anabranch import limits
+from anabranch.store.index_keys import index_key, index_keys
 
 Connection = psycopg.Connection[Any]
 
@@ -395,7 +396,7 @@ def park(conn: Connection, database_id: int, parkings: Sequence[Parking]) -> Non
             "at": list(at),
             "batches": list(batches),
             "tables": list(tables),
-            "keys": list(keys),
+            "keys": [key if key is None else index_key(key) for key in keys],
         },
     )
 
@@ -415,7 +416,7 @@ def free(
             "db": database_id,
             "decided": list(decided),
             "tables": [table for table, _ in rows],
-            "keys": [key for _, key in rows],
+            "keys": index_keys([key for _, key in rows]),
         },
     )
 

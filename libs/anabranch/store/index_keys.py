@@ -1,0 +1,34 @@
+"""Keys as they stand in an index of ours, where there is a limit to what an entry can hold.
+
+The application's own index holds a key by its bytes, and packs them. The text by which a row is known to us may be
+twice as long, and is whatever SQL has written. So a text that is longer than any that is sure to have room is replaced
+by one that has: its SHA-256, and then as many dots as it takes to be longer than all those that stand for themselves.
+None of them can be mistaken for it, and Postgres stores the dots in a few bytes.
+
+In ``log`` and ``conflicts`` the whole text stands, since no index holds it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+
+from anabranch.limits import MAX_KEY_BYTES
+
+_SURELY_SHORT = MAX_KEY_BYTES // 4
+_DOTS = "." * MAX_KEY_BYTES
+
+
+def index_key(key: str) -> str:
+    """A key's text as ``row_versions`` and ``inbox`` hold it."""
+    if len(key) <= _SURELY_SHORT:
+        return key
+    data = key.encode()
+    return key if len(data) <= MAX_KEY_BYTES else sha256(data).hexdigest() + _DOTS
+
+
+def index_keys(keys: Sequence[str]) -> Sequence[str]:
+    """The same for many."""
+    if max(map(len, keys), default=0) <= _SURELY_SHORT:
+        return keys
+    return [index_key(key) for key in keys]
