@@ -35,8 +35,8 @@ from anabranch.v1 import (
     verdict_pb2,
 )
 
-CALL_S = 2.0
-_PAUSE_S = 0.2
+CALL_S = 4.0
+_PAUSE_S = 0.5
 _AFTER_FAILURE_S = 0.25
 _CHANNELS = 4
 _START_S = 30.0
@@ -63,6 +63,7 @@ class Callers:
         self._came_through: dict[str, list[float]] = defaultdict(list)
         self.applied: list[str] = []
         """Ids of rows whose batches were told to be applied."""
+        self._failed: dict[str, str] = {}
         self._changed = threading.Condition()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="callers", daemon=True)
@@ -92,7 +93,10 @@ class Callers:
         with self._changed:
             if not self._changed.wait_for(lambda: all(self._after(kind, moment) for kind in KINDS), timeout_s):
                 missing = [kind for kind in KINDS if not self._after(kind, moment)]
-                raise TimeoutError(f"no call of {missing} has come through in {timeout_s} s")
+                last = {kind: self._failed.get(kind) for kind in missing}
+                raise TimeoutError(
+                    f"no call of {missing} has come through in {timeout_s} s; what they got last: {last}"
+                )
             return {kind: min(self._after(kind, moment)) - moment for kind in KINDS}
 
     def _after(self, kind: str, moment: float) -> list[float]:
@@ -120,7 +124,8 @@ class Callers:
             began = time.monotonic()
             try:
                 await call()
-            except grpc.RpcError:
+            except grpc.RpcError as error:
+                self._failed[kind] = f"{error.code().name} {error.details()}"
                 await asyncio.sleep(_AFTER_FAILURE_S)
                 continue
             with self._changed:

@@ -27,7 +27,7 @@ from anabranch.store.engine import connect
 from anabranch.store.registration import add_table, create_database
 from anabranch.testkit.callers import KINDS, Callers
 from anabranch.testkit.gate import Gate
-from anabranch.testkit.postgres import EmbeddedPostgres
+from anabranch.testkit.postgres import HOST, EmbeddedPostgres
 from anabranch.testkit.stack import Stack
 
 pytestmark = [pytest.mark.xdist_group("outages"), pytest.mark.timeout(600)]
@@ -56,10 +56,14 @@ def through(gate: Gate, url: str) -> str:
     return make_conninfo(url, host=host, port=port)
 
 
+def port_of(postgres: EmbeddedPostgres) -> str:
+    """Its port."""
+    return str(conninfo_to_dict(postgres.url)["port"])
+
+
 def target_of(postgres: EmbeddedPostgres) -> str:
     """host:port of a server."""
-    to = conninfo_to_dict(postgres.url)
-    return f"{to['host']}:{to['port']}"
+    return f"{HOST}:{port_of(postgres)}"
 
 
 @contextmanager
@@ -146,16 +150,20 @@ def crowded(place: Place) -> Iterator[None]:
             thread.start()
         try:
             deadline = time.monotonic() + PATIENCE_S
-            ours = 1
-            while ours:
+            crowded_out = False
+            while not crowded_out:
                 assert time.monotonic() < deadline, "others don't get in between"
                 conn.execute(
                     "select pg_terminate_backend(pid) from pg_stat_activity "
                     "where application_name like 'anabranch%' and pid <> pg_backend_pid()"
                 )
                 time.sleep(0.1)  # for the crowd to take the places
-                rows = conn.execute("select count(*) from pg_stat_activity where application_name like 'anabranch%'")
-                ((ours,),) = rows.fetchall()
+                # Not one of ours, and no place left for one.
+                ((crowded_out,),) = conn.execute(
+                    "select not bool_or(application_name like 'anabranch%') "
+                    "and count(*) >= current_setting('max_connections')::int "
+                    "from pg_stat_activity where backend_type = 'client backend'"
+                ).fetchall()
             yield
         finally:
             over.set()
@@ -236,6 +244,9 @@ def test_services_follow_postgres_to_another_address(tmp_path: Path, away_s: flo
         first = block.enter_context(EmbeddedPostgres(tmp_path / "first"))
         block.callback(first.thaw)
         second = block.enter_context(standby_of(first, tmp_path / "second"))
+        several = make_conninfo(first.url, host=f"{HOST},{HOST}", port=f"{port_of(second)},{port_of(first)}")
+        with connect(several, application_name="test") as conn:
+            assert conn.execute("select pg_is_in_recovery()").fetchone() == (False,), "of several, the one that writes"
         place = block.enter_context(a_place(tmp_path, first))
         place.callers.first_after(time.monotonic(), PATIENCE_S)
         first.freeze()
