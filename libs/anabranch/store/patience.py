@@ -8,9 +8,9 @@ that the server has. Waiting for notifications is no statement, and has none.
 States of a session:
 
 * *trusted*: it waits for an answer as long as ``silence_s``.
-* *doubted* (``doubt``): it waits ``DOUBT_S``; the next answer makes it trusted again.
-* *given up* (``give_up``): what waits in it fails within ``_TICK_S``, and so does whoever uses it next. It is closed
-  then.
+* *doubted* (``doubt``, until the next answer): it waits ``DOUBT_S``; the next answer makes it trusted again.
+* *given up* (``give_up_older``): what waits in it fails within ``_TICK_S``, and so does whoever uses it next. It is
+  closed then.
 
 A wait that runs out closes the session. Other threads and tasks only change its state; whoever waits in it looks at it
 every ``_TICK_S``.
@@ -28,8 +28,10 @@ from weakref import WeakSet
 import psycopg
 from psycopg.abc import PQGen
 from psycopg.pq import TransactionStatus
+from psycopg.waiting import Ready
 
 _TICK_S = 0.1
+_READABLE = int(Ready.R)
 DOUBT_S = 2.0
 """How long a session that is doubted may take for its next answer."""
 _CANCEL_S = 1.0
@@ -47,20 +49,13 @@ class Silence:
 
     silence_s: float | None = SILENCE_S
     opened_s: float = 0.0
-    _doubted: bool = False
-    _given_up: str | None = None
+    doubted: bool = False
+    given_up: str | None = None
+    """Why; None while it is not given up."""
 
     def doubt(self) -> None:
         """Give it ``DOUBT_S`` for its next answer."""
-        self._doubted = True
-
-    def trust(self) -> None:
-        """It has answered."""
-        self._doubted = False
-
-    def give_up(self, why: str) -> None:
-        """Have it fail, now and from now on."""
-        self._given_up = why
+        self.doubted = True
 
     def check(self, silent_s: float, *, asked: bool) -> None:
         """Whether it is to be waited on after a silence of so long. ``asked``: a statement is under way.
@@ -68,9 +63,9 @@ class Silence:
         Raises:
             SilentServerError: it is not.
         """
-        if self._given_up is not None:
-            raise SilentServerError(self._given_up)
-        limit_s = DOUBT_S if self._doubted else self.silence_s
+        if self.given_up is not None:
+            raise SilentServerError(self.given_up)
+        limit_s = DOUBT_S if self.doubted else self.silence_s
         if asked and limit_s is not None and silent_s > limit_s:
             raise SilentServerError(f"the server has not answered a statement for {silent_s:.0f} s")
 
@@ -84,7 +79,9 @@ def _watched(session: Silence, connection: Any, waiting: PQGen[Any]) -> Generato
             ready = yield wanted
             if ready:
                 silent_since = None
-                session.trust()
+                # That more can be sent is no answer.
+                if ready & _READABLE:
+                    session.doubted = False
             else:
                 now = time.monotonic()
                 if silent_since is None:
@@ -106,7 +103,8 @@ class PatientConnection(psycopg.Connection[Any], Silence):
             SilentServerError: there was no answer; the session is closed.
         """
         try:
-            self.check(0.0, asked=False)
+            if self.given_up is not None:
+                raise SilentServerError(self.given_up)
             return super().wait(_watched(self, self, gen), interval, timeout)
         except SilentServerError:
             self.close()
@@ -128,7 +126,8 @@ class PatientAsyncConnection(psycopg.AsyncConnection[Any], Silence):
         either, is cancelled all the same."""
         self._cancelled = False
         try:
-            self.check(0.0, asked=False)
+            if self.given_up is not None:
+                raise SilentServerError(self.given_up)
             return await super().wait(_watched(self, self, gen), interval, timeout)
         except SilentServerError as error:
             await self.close()
@@ -175,4 +174,4 @@ def doubt_older(moment_s: float) -> None:
 def give_up_older(moment_s: float, why: str) -> None:
     """Give up every session of this process that was opened before a moment of the monotonic clock."""
     for session in _older(moment_s):
-        session.give_up(why)
+        session.given_up = why
