@@ -21,6 +21,8 @@ MAX_KEY_BYTES = 2_600
 little it can be compressed. A longer one that SQL has written is a key as any other (``store.index_keys``)."""
 MAX_SUBJECT_BYTES = 255
 """UTF-8 bytes of an API key's subject: it stands in an index of the inbox."""
+MAX_DEAD_LETTER_COUNTS = 50
+"""Reasons and tables by which a node counts its dead letters in one report."""
 MAX_NODE_NAME_BYTES = 255
 """UTF-8 bytes of a node's name."""
 MAX_VALUE_BYTES = 16 * 1024 * 1024

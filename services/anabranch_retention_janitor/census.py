@@ -1,9 +1,11 @@
-"""Looks at all databases every now and then, for the metrics: nodes, epochs, what holds the floor, and how far the
-compactor is behind, which must be known above all where it does not run. Every janitor does so, whoever sweeps."""
+"""Looks at all databases every now and then, for the metrics: nodes, epochs, what holds the floor, and what must be
+known above all where those who see to it don't run: how far the compactor is behind, what waits for the resolver, and
+which tables are not synced. Every janitor does so, whoever sweeps."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 
 import structlog
@@ -13,11 +15,13 @@ from anabranch.merge.retention import Hold, plan
 from anabranch.runtime import metrics
 from anabranch.store import retention
 from anabranch.store.availability import is_unavailable
-from anabranch.store.census import count_epochs, count_nodes
+from anabranch.store.captured_backlog import CapturedBacklog, Moments, captured_backlogs
+from anabranch.store.census import Waiting, count_dead_letters, count_epochs, count_nodes, count_unsynced, count_waiting
 from anabranch_retention_janitor.config import JanitorSettings
 from anabranch_retention_janitor.sweep import open_session
 
 _log = structlog.get_logger()
+_COUNT_AT_MOST = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +31,17 @@ class Counted:
 
     nodes: dict[tuple[str, str], int]
     epochs: dict[str, int]
+    waiting: dict[str, Waiting]
+    captured: list[CapturedBacklog]
+    unsynced: dict[tuple[str, str], int]
+    dead_letters: dict[tuple[str, str], int]
+    now_ms: int
     bounds: dict[tuple[str, str], int]
     behind: dict[str, int]
 
 
-def count(settings: JanitorSettings, now_ms: int) -> Counted:
-    """Look at all databases. Raises psycopg.Error."""
+def count(settings: JanitorSettings, now_ms: int, moments: Moments | None = None) -> Counted:
+    """Look at all databases. ``moments`` is kept from look to look. Raises psycopg.Error."""
     bounds: dict[tuple[str, str], int] = {}
     behind: dict[str, int] = {}
     with open_session(settings, "census") as conn:
@@ -44,13 +53,33 @@ def count(settings: JanitorSettings, now_ms: int) -> Counted:
                 bounds[one.name, bound.hold.name.lower()] = max(0, now_ms - bound.position)
                 if bound.hold is Hold.COMPACTION:
                     behind[one.name] = max(0, facts.head - bound.position)
-        return Counted(count_nodes(conn, names, now_ms), count_epochs(conn, names), bounds, behind)
+        return Counted(
+            nodes=count_nodes(conn, names, now_ms),
+            epochs=count_epochs(conn, names),
+            waiting=count_waiting(conn, names),
+            captured=captured_backlogs(conn, {} if moments is None else moments, time.monotonic(), _COUNT_AT_MOST),
+            unsynced=count_unsynced(conn, names),
+            dead_letters=count_dead_letters(conn, names),
+            now_ms=now_ms,
+            bounds=bounds,
+            behind=behind,
+        )
 
 
 def tell(counted: Counted) -> None:
     """Put it into the metrics."""
     metrics.gauges("anabranch_nodes", {(name, seen): number for (name, seen), number in counted.nodes.items()})
     metrics.gauges("anabranch_epochs_ended", {(name,): number for name, number in counted.epochs.items()})
+    waiting = counted.waiting
+    metrics.gauges("anabranch_inbox_backlog", {(name,): one.ready for name, one in waiting.items()})
+    metrics.gauges("anabranch_inbox_parked", {(name,): one.parked for name, one in waiting.items()})
+    ages = {name: 0 if one.oldest_ms is None else counted.now_ms - one.oldest_ms for name, one in waiting.items()}
+    metrics.gauges("anabranch_inbox_age", {(name,): max(0, ms) / 1000 for name, ms in ages.items()})
+    metrics.gauges("anabranch_captured_backlog", {(one.name,): one.changes for one in counted.captured})
+    metrics.gauges("anabranch_captured_age", {(one.name,): one.age_s for one in counted.captured})
+    metrics.gauges("anabranch_tables_not_synced", {(name, why): one for (name, why), one in counted.unsynced.items()})
+    letters = counted.dead_letters.items()
+    metrics.gauges("anabranch_device_dead_letters", {(name, reason): one for (name, reason), one in letters})
     metrics.gauges("anabranch_floor_bound_age", {labels: ms / 1000 for labels, ms in counted.bounds.items()})
     metrics.gauges("anabranch_compaction_lag", {(name,): ms / 1000 for name, ms in counted.behind.items()})
 
@@ -61,12 +90,13 @@ class Census:
     def __init__(self, settings: JanitorSettings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
+        self._moments: Moments = {}
 
     async def run(self) -> None:
         """Look again and again, until it is cancelled."""
         while True:
             try:
-                tell(await asyncio.to_thread(count, self._settings, self._clock.now_ms()))
+                tell(await asyncio.to_thread(count, self._settings, self._clock.now_ms(), self._moments))
             except Exception as error:
                 if not is_unavailable(error):
                     raise

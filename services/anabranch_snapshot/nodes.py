@@ -22,6 +22,7 @@ from anabranch.store.catalog import Database
 from anabranch.store.engine import AsyncPool
 from anabranch.store.node_reports import NOTHING, NodeKey, NodeOwner, NodeReport, find_nodes, write_reports
 from anabranch.v1 import batch_pb2, errors_pb2, position_pb2
+from anabranch_snapshot.dead_letters import DeadLetterReports
 from anabranch_snapshot.disagreements import Disagreements
 
 KEPT = 50_000
@@ -44,6 +45,7 @@ class Nodes:
         self._nobody: OrderedDict[NodeKey, float] = OrderedDict()
         self._reports: dict[NodeKey, NodeReport] = {}
         self._disagreements = Disagreements()
+        self._dead_letters = DeadLetterReports()
 
     async def admit(
         self, database: Database, principal: str, state: position_pb2.NodeState, head: int | None = None
@@ -76,6 +78,7 @@ class Nodes:
         if owner is not None and owner.principal != principal:
             raise Failure(errors_pb2.REASON_WRONG_PRINCIPAL, "this node belongs to another principal")
         self._disagreements.hear(database, state)
+        self._dead_letters.hear(database, principal, state, self._clock.now_ms())
         self.note(database, principal, node, NOTHING if head is None else min(state.acknowledged, head))
 
     def note(
@@ -153,10 +156,13 @@ class Nodes:
             psycopg.Error: it can't be stored; it is kept.
         """
         reports = dict(self._reports)
-        if not reports:
+        if not reports and not self._dead_letters.waiting:
             return
         async with self._pool.connection() as conn:
-            await write_reports(conn, list(reports.values()))
+            if reports:
+                await write_reports(conn, list(reports.values()))
+            # A node's row comes first: a report belongs to it.
+            await self._dead_letters.flush(conn)
         for key, report in reports.items():
             if self._reports.get(key) is report:
                 del self._reports[key]

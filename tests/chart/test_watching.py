@@ -44,6 +44,7 @@ VALUES = {
 TOGETHER = {
     ("method", "code"): 40,
     ("database", "status", "reason"): DATABASES * 25,
+    ("database", "reason"): DATABASES * 25,
     ("database", "source", "why"): DATABASES * 9,
 }
 """Labels that don't come in every combination: a method ends with a few codes; a reason belongs to one status; why a

@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "smoke": ("anabranch.cli.smoke", "See that an installation works: a row from one device to another."),
     "retention": ("anabranch.cli.retention", "Show what holds a database's floor back, and what goes; sweep now."),
     "lake": ("anabranch.cli.lake", "Show what happened to a row, and a table as it was."),
+    "node": ("anabranch.cli.node", "List the nodes of a database, and forget one that won't come back."),
     "key": ("anabranch.cli.key", "Create, list and revoke API keys."),
 }
 """Name of a subcommand to the module whose ``app`` it is, and what it does in a line."""
@@ -87,7 +88,7 @@ def _explain(error: Exception) -> str | None:
 
     if is_schema_missing(error):
         return "this Postgres has no schema anabranch: `anabranch up` or `anabranch database create` makes it"
-    return f"Postgres is not available: {error}" if is_unavailable(error) else None
+    return f"Postgres is not available: {' '.join(str(error).split())}" if is_unavailable(error) else None
 
 
 app = typer.Typer(cls=LazyGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sqlite3
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from anabranch.cli.dead_text import as_json, lines, message, moment
 from anabranch.client.errors import ClientError
-from anabranch.client.events import DeadLetter
 from anabranch.client.offline import DeadQueue
 
 REFUSED = 2
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
     try:
         with closing(DeadQueue(options.file)) as queue:
             run(options, queue)
-    except (ClientError, ValueError, sqlite3.Error) as error:
+    except (ClientError, ValueError, sqlite3.Error, OSError) as error:
         print(f"anabranch: {' '.join(str(error).split())}", file=sys.stderr)
         return REFUSED
     return 0
@@ -47,7 +47,9 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(run=run)
         return command
 
-    add("list", _list, "Show every letter in a line.").add_argument("--json", action="store_true", help="A JSON list.")
+    listing = add("list", _list, "Show every letter in a line.")
+    listing.add_argument("--json", action="store_true", help="A JSON list.")
+    listing.add_argument("--full", action="store_true", help="Long values as they are, not cut.")
     for name, run, text in (
         ("show", _show, "Show what a letter tried, why it was refused, and the server's row then and now."),
         ("replay", _replay, "Write a letter again, edited or not, as a new batch; it goes with the app's next sync."),
@@ -57,6 +59,8 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("letter", metavar="ID", help="The letter's id, or a beginning of it that no other has.")
         if name == "show":
             command.add_argument("--json", action="store_true", help="One JSON object.")
+            command.add_argument("--full", action="store_true", help="All rows, and long values as they are, not cut.")
+            command.add_argument("--out", type=Path, metavar="FILE", help="Write all of it into a new file, as JSON.")
         if name == "replay":
             command.add_argument(
                 "--set",
@@ -73,34 +77,29 @@ def _parser() -> argparse.ArgumentParser:
 def _list(options: argparse.Namespace, queue: DeadQueue) -> None:
     letters = queue.letters()
     if options.json:
-        print(json.dumps([_as_json(letter) for letter in letters], indent=2, ensure_ascii=False, default=_bytes))
+        print(json.dumps([as_json(letter, full=options.full) for letter in letters], indent=2, ensure_ascii=False))
         return
     if not letters:
         print("no dead letters")
     for letter in letters:
         tried = ", ".join(f"{kind} {table} ({len(rows)})" for kind, table, rows in letter.mutations)
         undone = "; STILL SHOWN: its undo failed" if letter.still_shown else ""
-        print(f"{letter.id}  {_time(letter.died_ms)}  {letter.reason}: {letter.message}  [{tried}]{undone}")
+        why = f"{letter.reason}: {message(letter, full=options.full)}"
+        print(f"{letter.id}  {moment(letter.died_ms)}  {why}  [{tried}]{undone}")
 
 
 def _show(options: argparse.Namespace, queue: DeadQueue) -> None:
     letter = queue.letter(options.letter)
-    if options.json:
-        print(json.dumps(_as_json(letter), indent=2, ensure_ascii=False, default=_bytes))
-        return
-    print(f"letter      {letter.id}, dead since {_time(letter.died_ms)}")
-    print(f"why not     {letter.reason}: {letter.message}")
-    if letter.constraint or letter.sqlstate:
-        print(f"constraint  {letter.constraint} (SQLSTATE {letter.sqlstate})")
-    for kind, table, rows in letter.mutations:
-        for row in rows:
-            print(f"tried       {kind} {table}: {_row(row)}")
-    if letter.key:
-        print(f"refused     {letter.table}, key {', '.join(str(part) for part in letter.key)}")
-        print(f"server then {_row(letter.server_row)}")
-        print(f"server now  {_row(letter.server_row_now)}")
-    if letter.still_shown:
-        print("undo        FAILED: what it showed is still shown, until its table has been pulled again")
+    if options.out is not None:
+        # What a person wrote is for nobody else, and no file is written over.
+        with open(os.open(options.out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            json.dump(as_json(letter, full=True), file, indent=2, ensure_ascii=False)
+        print(f"wrote {options.out}")
+    elif options.json:
+        print(json.dumps(as_json(letter, full=options.full), indent=2, ensure_ascii=False))
+    else:
+        for line in lines(letter, full=options.full):
+            print(line)
 
 
 def _replay(options: argparse.Namespace, queue: DeadQueue) -> None:
@@ -118,34 +117,3 @@ def _discard(options: argparse.Namespace, queue: DeadQueue) -> None:
     letter = queue.letter(options.letter)
     queue.discard(letter)
     print(f"discarded {letter.id}")
-
-
-def _row(row: Mapping[str, Any] | None) -> str:
-    return "no row" if row is None else json.dumps(row, ensure_ascii=False, default=_bytes)
-
-
-def _time(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-
-
-def _as_json(letter: DeadLetter) -> dict[str, Any]:
-    return {
-        "id": letter.id,
-        "reason": letter.reason,
-        "message": letter.message,
-        "constraint": letter.constraint,
-        "sqlstate": letter.sqlstate,
-        "died_ms": letter.died_ms,
-        "tried": [{"type": kind, "table": table, "rows": list(rows)} for kind, table, rows in letter.mutations],
-        "table": letter.table,
-        "key": list(letter.key),
-        "server_row_then": letter.server_row,
-        "server_row_now": letter.server_row_now,
-        "still_shown": letter.still_shown,
-    }
-
-
-def _bytes(value: Any) -> str:
-    if isinstance(value, bytes):
-        return value.hex()
-    raise TypeError(f"{type(value).__name__} has no JSON form")

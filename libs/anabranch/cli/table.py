@@ -7,18 +7,19 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from anabranch.cli import policy as policies
 from anabranch.cli.catalog_session import REFUSED, PolicyOption, catalog_session, read_policy
 from anabranch.cli.installation import DataDir, PostgresUrl
+from anabranch.cli.lines import show
 from anabranch.cli.remedies import in_one_line
+from anabranch.cli.table_lines import tables_lines
 from anabranch.clock import clock_from_environment
 from anabranch.store.catalog import load_database
 from anabranch.store.gather import add_tables, restart_captures
 from anabranch.store.out_of_sync import capture_off
 from anabranch.store.registration import refusals, remove_table, unsynced_tables
+from anabranch.store.unsynced import look
 
 app = typer.Typer(no_args_is_help=True, help="Register tables for sync, and list them.")
 DatabaseName = Annotated[str, typer.Argument(help="The database's name.", show_default=False)]
@@ -124,23 +125,9 @@ def capture_(
 
 @app.command("list")
 def list_(database: DatabaseName, data_dir: DataDir = None, postgres_url: PostgresUrl = None) -> None:
-    """Show the columns of a database's synced tables."""
+    """Show the columns of a database's synced tables, and in red which of these are not synced, and why."""
     with catalog_session(postgres_url, data_dir, "table") as conn:
         found = load_database(conn, database)
-    shown = Table("table", "column", "type", "carried as", "key", "not null", "written by", "policy")
-    for name in found.table_order:
-        table = found.tables[name]
-        for place, column in enumerate(table.columns):
-            element = "" if column.element_kind is None else f" of {column.element_kind.name}"
-            shown.add_row(
-                escape(name) if place == 0 else "",
-                escape(column.name),
-                escape(column.postgres_type),
-                column.kind.name + element,
-                str(table.key_columns.index(column.name) + 1) if column.name in table.key_columns else "",
-                "yes" if column.not_null else "",
-                "Postgres" if column.generated else "anyone",
-                column.policy,
-                end_section=place == len(table.columns) - 1,
-            )
-    Console().print(shown)
+        tables = look(conn, found)
+    console = Console()
+    show(console, tables_lines(found, tables, console.width))

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from anabranch.client import rewind, seen, settle, state, sums
 from anabranch.client.apply import Applied, Applier
 from anabranch.client.bootstrap import Bootstrap, Progress
+from anabranch.client.dead_counts import DeadLetterCounts
 from anabranch.client.describe import apply_description
 from anabranch.client.errors import CallFailed, NotReady
 from anabranch.client.events import State
@@ -55,6 +56,7 @@ class Reader:
         self._stream: Stream[change_pb2.SubscribeResponse] | None = None
         self._patience: dict[str, float] = {}
         self._told: frozenset[str] = frozenset()
+        self._dead_letters = DeadLetterCounts()
         self.heard_s = time.monotonic()
         """When the subscription last brought something, by the monotonic clock."""
 
@@ -199,6 +201,7 @@ class Reader:
         node_state.disagreements.extend(
             position_pb2.Disagreement(table=name, position=position) for name, position in found.items()
         )
+        node_state.dead_letters.CopyFrom(self._dead_letters.report(self._file.reader()))
         return node_state
 
     def _pages(self, up_to: int | None = None) -> None:
@@ -303,7 +306,8 @@ class Reader:
                     self._look(applied, response.state)
                     if self._generation != generation:
                         return
-                    if not self._told.issuperset(sums.disagreements(self._file.reader())):
+                    reader = self._file.reader()
+                    if not self._told.issuperset(sums.disagreements(reader)) or self._dead_letters.changed(reader):
                         # The server is told of it in the next call.
                         return
         finally:

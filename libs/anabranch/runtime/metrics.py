@@ -123,6 +123,7 @@ METRICS: tuple[Metric, ...] = (
         SECONDS,
     ),
     Metric("anabranch_group_retries", "counter", "1", ("database", "cause"), "Groups rolled back and tried again"),
+    # The next four are told by the janitor, too, when no resolver runs.
     Metric("anabranch_inbox_backlog", "gauge", "1", ("database",), "Batches in the inbox that could be decided"),
     Metric(
         "anabranch_inbox_parked",
@@ -207,6 +208,20 @@ METRICS: tuple[Metric, ...] = (
     ),
     # retention-janitor.
     Metric(
+        "anabranch_inbox_age",
+        "gauge",
+        "s",
+        ("database",),
+        "How long the oldest batch has waited that could be decided",
+    ),
+    Metric(
+        "anabranch_tables_not_synced",
+        "gauge",
+        "1",
+        ("database", "why"),
+        "Tables that are registered and not synced: changed, torn, or with their capture turned off",
+    ),
+    Metric(
         "anabranch_nodes", "gauge", "1", ("database", "seen"), "Nodes, by the shortest time within which they called"
     ),
     Metric(
@@ -215,6 +230,13 @@ METRICS: tuple[Metric, ...] = (
         "s",
         ("database", "hold"),
         "From where each bound would let the floor be to now: the oldest one is what holds it",
+    ),
+    Metric(
+        "anabranch_device_dead_letters",
+        "gauge",
+        "1",
+        ("database", "reason"),
+        "Dead letters that devices hold, as each last told, by reason",
     ),
     Metric("anabranch_epochs_ended", "gauge", "1", ("database",), "Epochs that ended because the history was rewound"),
     Metric("anabranch_sweeps", "counter", "1", ("outcome",), "Sweeps: done, unfinished, failed, or another's turn"),

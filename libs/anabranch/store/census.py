@@ -1,8 +1,12 @@
-"""Numbers of nodes and epochs, for metrics: of all databases in one statement each."""
+"""Numbers of nodes, epochs, batches that wait and tables that are not synced, for metrics."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from anabranch.store.catalog import load_databases
 from anabranch.store.engine import Session
+from anabranch.store.unsynced import Why, look
 
 _HOUR_MS = 3_600_000
 WITHIN_MS = {"hour": _HOUR_MS, "day": 24 * _HOUR_MS, "week": 7 * 24 * _HOUR_MS, "month": 30 * 24 * _HOUR_MS}
@@ -28,6 +32,54 @@ EPOCHS = """
 select d.name, (select count(*) from anabranch.epochs e where e.database_id = d.id) from anabranch.databases d
 """
 """Epochs of each database that have ended."""
+
+WAITING = """
+select d.name, count(i.database_id) filter (where i.park_deadline_ms is null),
+       count(i.database_id) filter (where i.park_deadline_ms is not null),
+       min(i.arrived_ms) filter (where i.park_deadline_ms is null)
+from anabranch.databases d left join anabranch.inbox i on i.database_id = d.id
+group by d.name
+"""
+"""Of each database the batches that could be decided, those that wait for a row or a batch, and when the oldest of the
+former came."""
+
+
+DEAD_LETTERS = """
+select d.name, c.reason, sum(c.count)::bigint
+from anabranch.node_dead_letters n join anabranch.databases d on d.id = n.database_id
+cross join lateral jsonb_to_recordset(n.counts) c(reason text, count bigint)
+group by d.name, c.reason
+"""
+"""Of each database the dead letters that its nodes last told of, by reason."""
+
+
+def count_dead_letters(conn: Session, names: list[str]) -> dict[tuple[str, str], int]:
+    """Dead letters on devices by database and reason, for each of ``names``. Raises psycopg.Error."""
+    rows = conn.execute(DEAD_LETTERS).fetchall()
+    return {(name, reason): count for name, reason, count in rows if name in names}
+
+
+class Waiting(NamedTuple):
+    """Batches of one database in the inbox. ``oldest_ms``: when the oldest came that could be decided."""
+
+    ready: int
+    parked: int
+    oldest_ms: int | None
+
+
+def count_waiting(conn: Session, names: list[str]) -> dict[str, Waiting]:
+    """What waits in the inbox, for each of ``names``. Raises psycopg.Error."""
+    return {name: Waiting(*rest) for name, *rest in conn.execute(WAITING).fetchall() if name in names}
+
+
+def count_unsynced(conn: Session, names: list[str]) -> dict[tuple[str, str], int]:
+    """Tables that are not synced by database and reason, for each of ``names``. Raises psycopg.Error."""
+    found = {(name, why.value): 0 for name in names for why in Why}
+    for name, database in load_databases(conn).items():
+        if name in names:
+            for one in look(conn, database).unsynced:
+                found[name, one.why.value] += 1
+    return found
 
 
 def count_nodes(conn: Session, names: list[str], now_ms: int) -> dict[tuple[str, str], int]:

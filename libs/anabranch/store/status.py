@@ -8,11 +8,15 @@ from typing import Any
 import psycopg
 
 from anabranch.merge.retention import Bound, Hold, plan
-from anabranch.store.census import SEEN, count_nodes
+from anabranch.store.captured_backlog import captured_backlogs
+from anabranch.store.catalog import Database, load_databases
+from anabranch.store.census import SEEN, count_dead_letters, count_nodes
 from anabranch.store.cut_off import cut_off
 from anabranch.store.retention import databases as kept_databases
 from anabranch.store.retention import read_facts
+from anabranch.store.unsynced import Unsynced, look
 
+COUNTED = 1_000_000
 SHOWN_NODES = 1_000
 """The most nodes of a database that are listed; those seen last come first."""
 
@@ -106,6 +110,16 @@ class DatabaseStatus:
     """How far the compacted position is behind the head; None where the log is not compacted."""
     cut_off: tuple[str, ...]
     """Tables whose registration was cut off: their triggers gather for nobody."""
+    captured: int
+    """Changes by SQL that the log lacks yet, counted no further than ``COUNTED``."""
+    unsynced: tuple[Unsynced, ...]
+    """Tables that are registered and not synced."""
+    notes: tuple[tuple[str, str], ...]
+    """Of synced tables, by name, where they are no longer what was registered."""
+    dead_letters: tuple[tuple[str, int], ...]
+    """Dead letters on devices by reason, as nodes last told."""
+    every_row: tuple[str, ...]
+    """Tables whose row-level security was set aside: every device sees every row."""
 
 
 def read_status(conn: psycopg.Connection[tuple[Any, ...]]) -> tuple[int, list[DatabaseStatus]]:
@@ -122,6 +136,10 @@ def read_status(conn: psycopg.Connection[tuple[Any, ...]]) -> tuple[int, list[Da
         recent = dict(conn.execute(RECENT, (now_ms - RECENT_MS,)).fetchall())
         left = cut_off(conn)
         seen = count_nodes(conn, [database[1] for database in databases], now_ms)
+        captured = {one.name: one.changes for one in captured_backlogs(conn, {}, 0.0, COUNTED)}
+        letters = count_dead_letters(conn, [database[1] for database in databases])
+        catalog = load_databases(conn)
+        looks = {name: look(conn, one) for name, one in catalog.items()}
     bounds = _bounds(conn, now_ms)
     found = []
     for number, name, schema_name, epoch, floor, schema_version, head in databases:
@@ -151,9 +169,19 @@ def read_status(conn: psycopg.Connection[tuple[Any, ...]]) -> tuple[int, list[Da
                 bounds=tuple((bound.hold.name, bound.position, bound.detail) for bound in held),
                 compaction_behind_ms=None if compacted is None else max(0, head - compacted),
                 cut_off=tuple(one.table for one in left if one.database_id == number),
+                captured=captured.get(name, 0),
+                unsynced=looks[name].unsynced if name in looks else (),
+                notes=tuple((one.table, one.text) for one in looks[name].notes) if name in looks else (),
+                dead_letters=tuple(sorted((reason, one) for (of, reason), one in letters.items() if of == name)),
+                every_row=_every_row(catalog.get(name)),
             )
         )
     return now_ms, found
+
+
+def _every_row(database: Database | None) -> tuple[str, ...]:
+    policies = database.table_policies.items() if database is not None else ()
+    return tuple(sorted(table for table, policy in policies if policy.every_device_sees_every_row))
 
 
 def _bounds(conn: psycopg.Connection[tuple[Any, ...]], now_ms: int) -> dict[str, tuple[Bound, ...]]:

@@ -23,23 +23,28 @@ _sym_db = _symbol_database.Default()
 
 
 from anabranch.v1 import batch_pb2 as anabranch_dot_v1_dot_batch__pb2
+from anabranch.v1 import errors_pb2 as anabranch_dot_v1_dot_errors__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x61nabranch/v1/position.proto\x12\x0c\x61nabranch.v1\x1a\x18\x61nabranch/v1/batch.proto\"f\n\x08Position\x12\x14\n\x05\x65poch\x18\x01 \x01(\tR\x05\x65poch\x12.\n\x13server_timestamp_ms\x18\x02 \x01(\x03R\x11serverTimestampMs\x12\x14\n\x05token\x18\x03 \x01(\x0cR\x05token\"\xd6\x01\n\tNodeState\x12&\n\x04node\x18\x01 \x01(\x0b\x32\x12.anabranch.v1.NodeR\x04node\x12;\n\rgreatest_seen\x18\x02 \x01(\x0b\x32\x16.anabranch.v1.PositionR\x0cgreatestSeen\x12\"\n\x0c\x61\x63knowledged\x18\x03 \x01(\x03R\x0c\x61\x63knowledged\x12@\n\rdisagreements\x18\x04 \x03(\x0b\x32\x1a.anabranch.v1.DisagreementR\rdisagreements\"@\n\x0c\x44isagreement\x12\x14\n\x05table\x18\x01 \x01(\tR\x05table\x12\x1a\n\x08position\x18\x02 \x01(\x03R\x08position\"\xa2\x01\n\x0bServerState\x12\x30\n\x07settled\x18\x01 \x01(\x0b\x32\x16.anabranch.v1.PositionR\x07settled\x12\x14\n\x05\x66loor\x18\x02 \x01(\x03R\x05\x66loor\x12%\n\x0eschema_version\x18\x03 \x01(\x03R\rschemaVersion\x12$\n\x0eserver_time_ms\x18\x04 \x01(\x03R\x0cserverTimeMs\"J\n\x08TableSum\x12\x14\n\x05table\x18\x01 \x01(\tR\x05table\x12\x14\n\x05\x63ount\x18\x02 \x01(\x03R\x05\x63ount\x12\x12\n\x04hash\x18\x03 \x01(\x0cR\x04hashb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x61nabranch/v1/position.proto\x12\x0c\x61nabranch.v1\x1a\x18\x61nabranch/v1/batch.proto\x1a\x19\x61nabranch/v1/errors.proto\"f\n\x08Position\x12\x14\n\x05\x65poch\x18\x01 \x01(\tR\x05\x65poch\x12.\n\x13server_timestamp_ms\x18\x02 \x01(\x03R\x11serverTimestampMs\x12\x14\n\x05token\x18\x03 \x01(\x0cR\x05token\"\x94\x02\n\tNodeState\x12&\n\x04node\x18\x01 \x01(\x0b\x32\x12.anabranch.v1.NodeR\x04node\x12;\n\rgreatest_seen\x18\x02 \x01(\x0b\x32\x16.anabranch.v1.PositionR\x0cgreatestSeen\x12\"\n\x0c\x61\x63knowledged\x18\x03 \x01(\x03R\x0c\x61\x63knowledged\x12@\n\rdisagreements\x18\x04 \x03(\x0b\x32\x1a.anabranch.v1.DisagreementR\rdisagreements\x12<\n\x0c\x64\x65\x61\x64_letters\x18\x05 \x01(\x0b\x32\x19.anabranch.v1.DeadLettersR\x0b\x64\x65\x61\x64Letters\"Z\n\x0b\x44\x65\x61\x64Letters\x12\x14\n\x05total\x18\x01 \x01(\x03R\x05total\x12\x35\n\x06\x63ounts\x18\x02 \x03(\x0b\x32\x1d.anabranch.v1.DeadLetterCountR\x06\x63ounts\"k\n\x0f\x44\x65\x61\x64LetterCount\x12,\n\x06reason\x18\x01 \x01(\x0e\x32\x14.anabranch.v1.ReasonR\x06reason\x12\x14\n\x05table\x18\x02 \x01(\tR\x05table\x12\x14\n\x05\x63ount\x18\x03 \x01(\x03R\x05\x63ount\"@\n\x0c\x44isagreement\x12\x14\n\x05table\x18\x01 \x01(\tR\x05table\x12\x1a\n\x08position\x18\x02 \x01(\x03R\x08position\"\xa2\x01\n\x0bServerState\x12\x30\n\x07settled\x18\x01 \x01(\x0b\x32\x16.anabranch.v1.PositionR\x07settled\x12\x14\n\x05\x66loor\x18\x02 \x01(\x03R\x05\x66loor\x12%\n\x0eschema_version\x18\x03 \x01(\x03R\rschemaVersion\x12$\n\x0eserver_time_ms\x18\x04 \x01(\x03R\x0cserverTimeMs\"J\n\x08TableSum\x12\x14\n\x05table\x18\x01 \x01(\tR\x05table\x12\x14\n\x05\x63ount\x18\x02 \x01(\x03R\x05\x63ount\x12\x12\n\x04hash\x18\x03 \x01(\x0cR\x04hashb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'anabranch.v1.position_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_POSITION']._serialized_start=71
-  _globals['_POSITION']._serialized_end=173
-  _globals['_NODESTATE']._serialized_start=176
-  _globals['_NODESTATE']._serialized_end=390
-  _globals['_DISAGREEMENT']._serialized_start=392
-  _globals['_DISAGREEMENT']._serialized_end=456
-  _globals['_SERVERSTATE']._serialized_start=459
-  _globals['_SERVERSTATE']._serialized_end=621
-  _globals['_TABLESUM']._serialized_start=623
-  _globals['_TABLESUM']._serialized_end=697
+  _globals['_POSITION']._serialized_start=98
+  _globals['_POSITION']._serialized_end=200
+  _globals['_NODESTATE']._serialized_start=203
+  _globals['_NODESTATE']._serialized_end=479
+  _globals['_DEADLETTERS']._serialized_start=481
+  _globals['_DEADLETTERS']._serialized_end=571
+  _globals['_DEADLETTERCOUNT']._serialized_start=573
+  _globals['_DEADLETTERCOUNT']._serialized_end=680
+  _globals['_DISAGREEMENT']._serialized_start=682
+  _globals['_DISAGREEMENT']._serialized_end=746
+  _globals['_SERVERSTATE']._serialized_start=749
+  _globals['_SERVERSTATE']._serialized_end=911
+  _globals['_TABLESUM']._serialized_start=913
+  _globals['_TABLESUM']._serialized_end=987
 # @@protoc_insertion_point(module_scope)

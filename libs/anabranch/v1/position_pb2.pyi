@@ -4,6 +4,7 @@ isort:skip_file
 """
 
 from anabranch.v1 import batch_pb2 as _batch_pb2
+from anabranch.v1 import errors_pb2 as _errors_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -59,6 +60,7 @@ class NodeState(_message.Message):
     GREATEST_SEEN_FIELD_NUMBER: _builtins.int
     ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
     DISAGREEMENTS_FIELD_NUMBER: _builtins.int
+    DEAD_LETTERS_FIELD_NUMBER: _builtins.int
     acknowledged: _builtins.int
     """The cursor that is committed on the device, in milliseconds."""
     @_builtins.property
@@ -77,6 +79,12 @@ class NodeState(_message.Message):
         ChangeService and SnapshotService, where it is counted and logged.
         """
 
+    @_builtins.property
+    def dead_letters(self) -> Global___DeadLetters:
+        """What dead letters the node holds; not set in calls that don't tell. Looked at in the calls of ChangeService and
+        SnapshotService, where the last report of each node is kept.
+        """
+
     def __init__(
         self,
         *,
@@ -84,14 +92,73 @@ class NodeState(_message.Message):
         greatest_seen: Global___Position | None = ...,
         acknowledged: _builtins.int = ...,
         disagreements: _abc.Iterable[Global___Disagreement] | None = ...,
+        dead_letters: Global___DeadLetters | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["greatest_seen", b"greatest_seen", "node", b"node"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["dead_letters", b"dead_letters", "greatest_seen", b"greatest_seen", "node", b"node"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "disagreements", b"disagreements", "greatest_seen", b"greatest_seen", "node", b"node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "dead_letters", b"dead_letters", "disagreements", b"disagreements", "greatest_seen", b"greatest_seen", "node", b"node"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NodeState: _TypeAlias = NodeState  # noqa: Y015
+
+@_typing.final
+class DeadLetters(_message.Message):
+    """The dead letters of a node, counted: nothing of what is in them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOTAL_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    total: _builtins.int
+    """All of them."""
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeadLetterCount]:
+        """By reason and table, the most frequent first, 50 at most; what a server finds beyond that it leaves out."""
+
+    def __init__(
+        self,
+        *,
+        total: _builtins.int = ...,
+        counts: _abc.Iterable[Global___DeadLetterCount] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "total", b"total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeadLetters: _TypeAlias = DeadLetters  # noqa: Y015
+
+@_typing.final
+class DeadLetterCount(_message.Message):
+    """Dead letters of one reason about one table."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    TABLE_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    reason: _errors_pb2.Reason.ValueType
+    """Why the batch was refused; a reason that the server does not know is counted as unknown."""
+    table: _builtins.str
+    """The table's name; empty where none is known."""
+    count: _builtins.int
+    """How many."""
+    def __init__(
+        self,
+        *,
+        reason: _errors_pb2.Reason.ValueType = ...,
+        table: _builtins.str = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "reason", b"reason", "table", b"table"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeadLetterCount: _TypeAlias = DeadLetterCount  # noqa: Y015
 
 @_typing.final
 class Disagreement(_message.Message):

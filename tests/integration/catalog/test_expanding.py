@@ -111,7 +111,7 @@ def test_migrations_say_who_works_with_what_they_make() -> None:
         "alter table anabranch.synced_tables alter column torn_ms set not null",
         "alter table anabranch.nodes add column given text not null",
         "alter table anabranch.nodes add constraint named check (name <> '')",
-        "alter table anabranch.nodes drop constraint nodes_pkey",
+        "alter table anabranch.nodes drop constraint nodes_pkey cascade",
         "create unique index on anabranch.nodes (name)",
         "drop table anabranch.epochs",
         "drop function anabranch.capture_row() cascade",

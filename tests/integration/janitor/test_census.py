@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from tests.integration.janitor.conftest import DAY_MS, Ground, make_database
@@ -13,7 +14,10 @@ from anabranch.clock import Clock
 from anabranch.runtime import metrics
 from anabranch.runtime.config import load_settings
 from anabranch.runtime.fleet import free_port
-from anabranch.store.census import SEEN
+from anabranch.store.captured_backlog import CapturedBacklog, Moments
+from anabranch.store.census import SEEN, Waiting
+from anabranch.store.out_of_sync import capture_off
+from anabranch.store.unsynced import Why
 from anabranch.testkit.exposition import page
 from anabranch_retention_janitor.census import Census, Counted, count, tell
 from anabranch_retention_janitor.config import JanitorSettings
@@ -93,15 +97,70 @@ def test_ended_epochs_are_counted(ground: Ground) -> None:
     assert counted(ground).epochs == {"app": 2}
 
 
+def test_what_waits_is_told_when_no_resolver_runs(ground: Ground) -> None:
+    """Batches and changes by SQL, and for how long: by the janitor, who sees them without deciding anything."""
+    for number, (arrived, deadline) in enumerate([(5_000, None), (9_000, None), (1_000, 99_000)]):
+        ground.conn.execute(
+            "insert into anabranch.inbox (database_id, batch_id, payload, payload_sha256, basis, node_id, principal, "
+            "arrived_ms, park_deadline_ms) values (%s, %s, '', '', 0, 'N', 'p', %s, %s)",
+            (ground.id, f"{number:026}", ground.now_ms - arrived, deadline),
+        )
+    found = counted(ground)
+    assert found.waiting["app"] == Waiting(2, 1, ground.now_ms - 9_000)
+    tell(found)
+    try:
+        assert metrics._levels["anabranch_inbox_age"]["app",] == 9.0
+        assert metrics._levels["anabranch_inbox_backlog"]["app",] == 2
+        assert metrics._levels["anabranch_inbox_parked"]["app",] == 1
+    finally:
+        tell(Counted({}, {}, {}, [], {}, {}, 0, {}, {}))
+
+
+def test_what_was_captured_is_told_with_the_time_since_it_was_first_seen(ground: Ground) -> None:
+    settings = load_settings(JanitorSettings, postgres_url=ground.url)
+    moments: Moments = {}
+    ground.conn.execute("insert into app.todo (id, title) values ('by sql', 'x')")
+    [first] = count(settings, ground.now_ms, moments).captured
+    [later] = count(settings, ground.now_ms, moments).captured
+    assert (first.name, first.changes, first.age_s) == ("app", 1, 0.0)
+    assert (later.changes, later.age_s > 0) == (1, True)
+
+
+def test_tables_that_are_not_synced_are_counted_by_why(ground: Ground) -> None:
+    none = {("app", why.value): 0 for why in Why}
+    assert counted(ground).unsynced == none
+    capture_off(ground.conn, "app", "todo")
+    assert counted(ground).unsynced == {**none, ("app", "capture_off"): 1}
+    ground.conn.execute("alter table app.todo drop column title cascade")
+    assert counted(ground).unsynced == {**none, ("app", "changed"): 1}
+    ground.conn.execute("update anabranch.synced_tables set torn_ms = 1")
+    assert counted(ground).unsynced == {**none, ("app", "torn"): 1}
+
+
 def test_what_is_gone_is_shown_no_more() -> None:
-    tell(Counted({("a", "hour"): 1, ("b", "hour"): 2}, {"a": 0, "b": 0}, {("a", "node"): 5}, {"a": 7}))
-    tell(Counted({("b", "hour"): 3}, {"b": 0}, {}, {}))
+    nothing = Counted({}, {}, {}, [], {}, {}, 0, {}, {})
+    tell(
+        replace(
+            nothing,
+            nodes={("a", "hour"): 1, ("b", "hour"): 2},
+            epochs={"a": 0, "b": 0},
+            bounds={("a", "node"): 5},
+            behind={"a": 7},
+            waiting={"a": Waiting(1, 2, 3)},
+            captured=[CapturedBacklog("a", 1, 2.0)],
+            unsynced={("a", "torn"): 1},
+        )
+    )
+    tell(replace(nothing, nodes={("b", "hour"): 3}, epochs={"b": 0}))
     try:
         assert metrics._levels["anabranch_nodes"] == {("b", "hour"): 3}
         assert metrics._levels["anabranch_floor_bound_age"] == {}
         assert metrics._levels["anabranch_compaction_lag"] == {}
+        assert metrics._levels["anabranch_inbox_age"] == {}
+        assert metrics._levels["anabranch_captured_backlog"] == {}
+        assert metrics._levels["anabranch_tables_not_synced"] == {}
     finally:
-        tell(Counted({}, {}, {}, {}))
+        tell(nothing)
 
 
 def test_the_process_shows_them(ground: Ground, tmp_path: Path) -> None:
@@ -118,6 +177,9 @@ def test_the_process_shows_them(ground: Ground, tmp_path: Path) -> None:
             'anabranch_nodes{database="app",seen="longer"} 0.0',
             'anabranch_floor_bound_age_seconds{database="app",hold="node"}',
             'anabranch_epochs_ended{database="app"} 0.0',
+            'anabranch_inbox_age_seconds{database="app"} 0.0',
+            'anabranch_captured_age_seconds{database="app"}',
+            'anabranch_tables_not_synced{database="app",why="changed"} 0.0',
             "anabranch_pool_open ",
             "anabranch_pool_refused_total 0.0",
         ]

@@ -105,6 +105,45 @@ def test_list_and_show_tell_everything_and_start_no_clock(device: SyncedDb, lett
     assert device.execute("SELECT max(first_shown_ms) FROM _db_mutations_queue_dead").fetchone() == (0,)
 
 
+def test_a_large_letter_is_cut_with_its_lengths_said_and_whole_where_it_is_asked_for(
+    device: SyncedDb, remote: MemoryRemote, tmp_path: Path
+) -> None:
+    megabytes = "x" * 3_000_000
+    rows = [{"id": f"m{number}", "title": megabytes if number == 0 else "y" * 200} for number in range(500)]
+    batch = device.table("todo").insert(rows)
+    refused = verdict_pb2.Verdict(
+        batch_id=batch,
+        status=verdict_pb2.VERDICT_STATUS_REJECTED,
+        position=2_000,
+        reason=errors_pb2.REASON_CONSTRAINT,
+        message="no " * 100_000,
+    )
+    with device._file.transaction() as tx:
+        device._sender._note(tx, [refused], remote.state())
+    path = device._file.path
+    for arguments in (("list",), ("list", "--json"), ("show", batch), ("show", batch, "--json")):
+        code, out, err = dead(arguments[0], path, *arguments[1:])
+        assert (code, err) == (0, "")
+        assert len(out) < 20_000, arguments
+    _, out, _ = dead("show", path, batch)
+    assert '"id": "m0", "title": "' + "x" * 200 + '…" (3,000,000 characters)' in out
+    assert '"title": "' + "y" * 200 + '"}' in out, "what is short is whole"
+    assert "insert todo: 480 more rows" in out
+    assert out.splitlines()[-1].startswith("not all is shown: --full prints all of it, --out FILE")
+    _, out, _ = dead("show", path, batch, "--full")
+    assert megabytes in out
+    assert "m499" in out
+    assert "not all is shown" not in out
+
+    whole = tmp_path / "letter.json"
+    assert dead("show", path, batch, "--out", whole)[:2] == (0, f"wrote {whole}\n")
+    assert json.loads(whole.read_text())["tried"][0]["rows"] == rows
+    assert whole.stat().st_mode & 0o077 == 0
+    code, out, err = dead("show", path, batch, "--out", whole)
+    assert (code, out) == (2, "")
+    assert "File exists" in err
+
+
 def test_a_letter_is_edited_and_replayed_and_goes_with_the_next_sync(
     device: SyncedDb, remote: MemoryRemote, letters: list[str]
 ) -> None:

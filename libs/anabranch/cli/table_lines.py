@@ -1,0 +1,44 @@
+"""What ``anabranch table list`` shows, as lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.text import Text
+
+from anabranch.cli.lines import columns, fitted, paragraph, printable
+from anabranch.cli.status_lines import YELLOW, unsynced_lines
+from anabranch.schema import Column, Table
+from anabranch.store.catalog import Database
+from anabranch.store.unsynced import Tables
+
+
+def tables_lines(database: Database, tables: Tables, width: int) -> Iterator[Text]:
+    """Each table with its columns, those first that others point to; before them, where it is not synced, why."""
+    if not database.tables:
+        yield Text(f"no table of {printable(database.name)} is synced yet; `anabranch table add` begins")
+    unsynced = {one.table: one for one in tables.unsynced}
+    for name in database.table_order:
+        table = database.tables[name]
+        key = ", ".join(map(printable, table.key_columns))
+        state = ["NOT SYNCED"] if name in unsynced else []
+        style = "bold red" if name in unsynced else "bold"
+        yield from fitted([f"table {printable(name)}", f"key {key}", *state], width, style=style)
+        if name in unsynced:
+            yield from unsynced_lines(database.name, unsynced[name], width, 2)
+        for note in tables.notes:
+            if note.table == name:
+                yield from paragraph(printable(note.text), width, 2, style=YELLOW)
+        if database.table_policies[name].every_device_sees_every_row:
+            yield Text("  every device sees every row, whatever its row-level security says")
+        yield from columns([_column(table, column) for column in table.columns], width, 2)
+
+
+def _column(table: Table, column: Column) -> tuple[str, ...]:
+    element = "" if column.element_kind is None else f" of {column.element_kind.name}"
+    facts = ["not null"] if column.not_null else []
+    facts += ["written by Postgres"] if column.generated else []
+    facts += [f"policy {column.policy}"] if column.policy != "lww" else []
+    place = f"key {table.key_columns.index(column.name) + 1}" if column.name in table.key_columns else ""
+    kind = f"as {column.kind.name}{element}"
+    return printable(column.name), column.postgres_type, kind, place, printable(", ".join(facts))

@@ -1,0 +1,71 @@
+"""What the node tells the server of its dead letters: how many, by reason and table, and nothing of what is in them.
+
+A letter is read once: what it is about does not change. Whether there are others since the last report is looked at
+every ``LOOK_S`` at most, while the log is followed.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections import Counter
+
+from anabranch import limits
+from anabranch.v1 import batch_pb2, errors_pb2, position_pb2, verdict_pb2
+
+LOOK_S = 30.0
+KEPT = 20_000
+"""Letters of which it is remembered what they are about; those beyond are counted without it."""
+_Subject = tuple[int, str]
+
+
+class DeadLetterCounts:
+    """Of one file."""
+
+    def __init__(self) -> None:
+        self._about: dict[str, _Subject] = {}
+        self._told: tuple[int, str] = (0, "")
+        self._looked_s = time.monotonic()
+
+    def report(self, conn: sqlite3.Connection) -> position_pb2.DeadLetters:
+        """The letters that there are now, counted."""
+        ids = [batch_id for (batch_id,) in conn.execute("SELECT id FROM _db_mutations_queue_dead ORDER BY id")]
+        self._told = (len(ids), ids[-1] if ids else "")
+        self._looked_s = time.monotonic()
+        there = set(ids)
+        self._about = {batch_id: about for batch_id, about in self._about.items() if batch_id in there}
+        counts: Counter[_Subject] = Counter()
+        for batch_id in ids:
+            about = self._about.get(batch_id)
+            if about is None and len(self._about) < KEPT:
+                about = self._about[batch_id] = _about(conn, batch_id)
+            counts[about or (errors_pb2.REASON_UNSPECIFIED, "")] += 1
+        return position_pb2.DeadLetters(
+            total=len(ids),
+            counts=[
+                position_pb2.DeadLetterCount(reason=errors_pb2.Reason.ValueType(reason), table=table, count=count)
+                for (reason, table), count in counts.most_common(limits.MAX_DEAD_LETTER_COUNTS)
+            ],
+        )
+
+    def changed(self, conn: sqlite3.Connection) -> bool:
+        """Whether there are other letters than the server was told of; looked at now and then only."""
+        now = time.monotonic()
+        if now - self._looked_s < LOOK_S:
+            return False
+        self._looked_s = now
+        [row] = conn.execute("SELECT count(*), coalesce(max(id), '') FROM _db_mutations_queue_dead")
+        return tuple(row) != self._told
+
+
+def _about(conn: sqlite3.Connection, batch_id: str) -> _Subject:
+    """Why a batch was refused, and the table that this is about: that of the refused mutation, else of the first."""
+    row = conn.execute("SELECT verdict, value FROM _db_mutations_queue_dead WHERE id = ?", (batch_id,)).fetchone()
+    if row is None:
+        return errors_pb2.REASON_UNSPECIFIED, ""
+    verdict = verdict_pb2.Verdict.FromString(row[0])
+    table = verdict.mutations[-1].table if verdict.mutations else ""
+    if not table:
+        mutations = batch_pb2.DbMutationBatch.FromString(row[1]).mutations
+        table = mutations[0].table if mutations else ""
+    return verdict.reason, table

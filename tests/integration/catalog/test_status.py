@@ -1,0 +1,197 @@
+"""``anabranch status`` and ``table list`` when things are not well: a Postgres that is stopped, tables that are not
+synced, names of any length, a narrow terminal, and no terminal at all."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from rich.cells import cell_len
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from anabranch.cli.app import app
+from anabranch.cli.lines import show
+from anabranch.cli.status import read, shown
+from anabranch.runtime.fleet import free_port
+from anabranch.store import migrate
+from anabranch.store.catalog import load_database
+from anabranch.store.engine import Session, connect
+from anabranch.store.out_of_sync import capture_off
+from anabranch.store.registration import add_table, create_database
+from anabranch.testkit.postgres import EmbeddedPostgres
+
+LONG = "t" * 63
+AWKWARD = ['a "quoted" name', "naïve 🦆 emoji", "[red]markup[/red]", "with\nnewline \x1b[31mred", LONG]
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("ANABRANCH_POSTGRES_URL", raising=False)
+
+
+def command(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+@contextmanager
+def serving() -> Iterator[str]:
+    """A service that says it is well; its address."""
+    with ThreadPoolExecutor(2) as pool:
+        server = grpc.server(pool)
+        servicer = health.HealthServicer()
+        servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            server.stop(0).wait()
+
+
+@contextmanager
+def stopped(postgres: EmbeddedPostgres) -> Iterator[None]:
+    """Postgres and all its children stand still, and say nothing."""
+    family = [psutil.Process(postgres.pid)]
+    family += family[0].children(recursive=True)
+    for process in family:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in family:
+            process.resume()
+
+
+def test_a_postgres_that_stands_still_is_told_in_time_and_hides_no_service(tmp_path: Path) -> None:
+    with EmbeddedPostgres(tmp_path / "postgres") as postgres, serving() as well:
+        migrate.upgrade(postgres.url)
+        gone = f"127.0.0.1:{free_port()}"
+        endpoints = {"addresses": {"ingest": well, "snapshot": gone}, "postgres_url": postgres.url}
+        (tmp_path / "endpoints.json").write_text(json.dumps(endpoints))
+        with stopped(postgres):
+            began = time.monotonic()
+            facts = read(postgres.url, endpoints["addresses"])  # type: ignore[arg-type]
+            assert time.monotonic() - began < 2.0
+            told = command("status", "--data-dir", str(tmp_path))
+            as_json = command("status", "--json", "--data-dir", str(tmp_path))
+        assert facts.trouble.startswith("Postgres is not available")
+        assert told.exit_code == as_json.exit_code == 1
+        title, ingest, snapshot, trouble = told.stdout.splitlines()
+        assert title == "services"
+        assert ingest.split() == ["ingest", well, "SERVING"]
+        assert snapshot.split() == ["snapshot", gone, "UNREACHABLE"]
+        assert trouble == facts.trouble[: len(trouble)]
+        assert told.stderr.startswith("anabranch: Postgres is not available")
+        assert len(told.stderr.splitlines()) == 1
+        assert json.loads(as_json.stdout)["services"]["ingest"]["state"] == "SERVING"
+        assert command("status", "--data-dir", str(tmp_path)).exit_code == 0, "it is back"
+
+
+@pytest.fixture
+def awkward(conn: Session) -> Session:
+    """A database whose tables have every kind of name, and of which four are not synced, or not as they were."""
+    create_database(conn, "d" * 63, "app")
+    for name in AWKWARD:
+        quoted = '"' + name.replace('"', '""') + '"'
+        conn.execute(f'create table app.{quoted} (id text primary key, "the ""title""" text, n int)'.encode())
+        add_table(conn, "d" * 63, name)
+    capture_off(conn, "d" * 63, LONG)
+    conn.execute('alter table app."a ""quoted"" name" drop column n')
+    conn.execute("update anabranch.synced_tables set torn_ms = 1 where name = '[red]markup[/red]'")
+    conn.execute('alter table app."naïve 🦆 emoji" enable row level security')
+    conn.execute(
+        "insert into anabranch.nodes (database_id, node_id, name, principal, epoch, token, last_seen_ms, acknowledged) "
+        "select id, repeat('0', 26), repeat('n', 64), repeat('p', 60), 'e', '', 5, 5 from anabranch.databases"
+    )
+    return conn
+
+
+def fits(text: str) -> None:
+    assert "\x1b" not in text, "no control characters where there is no terminal"
+    assert max(map(cell_len, text.splitlines())) <= 80
+
+
+def test_every_name_is_whole_in_eighty_columns_and_what_is_not_synced_says_so(
+    awkward: Session, migrated_url: str
+) -> None:
+    told = command("status", "--postgres-url", migrated_url)
+    assert told.exit_code == 0, told.output
+    fits(told.stdout)
+    words = " ".join(told.stdout.split())
+    assert f'NOT SYNCED: table "{LONG}": what is written to it by SQL reaches no device' in words
+    assert 'NOT SYNCED: table "a "quoted" name": column "n" is gone' in words
+    assert 'NOT SYNCED: table "[red]markup[/red]": what was written to it by SQL could not be read' in words
+    assert 'table "naïve 🦆 emoji": its row-level security says who sees which rows' in words
+    assert f"anabranch table capture on \\ {'d' * 63} \\ {LONG}" in words, "a command to be copied"
+    for name in ("d" * 63, "n" * 64, "p" * 60, "0" * 26):
+        assert name in told.stdout
+
+    listed = command("table", "list", "d" * 63, "--postgres-url", migrated_url)
+    assert listed.exit_code == 0, listed.output
+    fits(listed.stdout)
+    for name in AWKWARD[:3]:
+        assert f"table {name}" in listed.stdout
+    assert "table with\\nnewline \\x1b[31mred" in listed.stdout, "shown, and not obeyed"
+    assert listed.stdout.count("key id  NOT SYNCED") == 3 - 1, "beside its key where there is room"
+    assert listed.stdout.count("NOT SYNCED: ") == 3
+    assert 'the "title"  text' in listed.stdout
+
+
+def test_what_is_wrong_is_red_on_a_terminal(awkward: Session, migrated_url: str) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, color_system="standard", width=80)
+    show(console, shown(read(migrated_url, {"ingest": f"127.0.0.1:{free_port()}"}), 80))
+    red = [line for line in screen.getvalue().splitlines() if line.startswith("\x1b[31m")]
+    assert sum("NOT SYNCED" in line for line in red) == 3
+    assert "UNREACHABLE" in red[0], "services come first"
+
+
+def test_the_log_waits_for_what_was_written_by_sql_and_status_says_so(conn: Session, migrated_url: str) -> None:
+    create_database(conn, "shop", "app")
+    conn.execute("create table app.t (id text primary key)")
+    add_table(conn, "shop", "t")
+    conn.execute("insert into app.t select generate_series(1, 7)::text")
+    assert "7 captured" in command("status", "--postgres-url", migrated_url).stdout
+    assert not load_database(conn, "shop").uncaptured
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("status",),
+        ("database", "list"),
+        ("table", "list", "d"),
+        ("table", "add", "d", "t"),
+        ("key", "list"),
+        ("retention", "status", "d"),
+        ("verify", "--db", "d"),
+        ("lake", "rows", "--db", "d", "--table", "t", "--as-of", "1"),
+    ],
+    ids=" ".join,
+)
+def test_every_command_says_in_a_line_that_postgres_is_away(arguments: tuple[str, ...]) -> None:
+    told = command(*arguments, "--postgres-url", f"postgresql://postgres@127.0.0.1:{free_port()}/x")
+    assert told.exit_code in (1, 2), told.output
+    lines = told.stderr.splitlines()
+    assert len(lines) == 1, told.output
+    assert lines[0].startswith("anabranch: Postgres ")
+
+
+def test_a_schema_that_is_not_there_is_said(databases: object, database_url: str) -> None:
+    told = command("status", "--postgres-url", database_url)
+    assert told.exit_code == 1
+    assert "this Postgres has no schema anabranch" in told.stderr
+    with connect(database_url, application_name="test") as conn:
+        assert conn.closed is False
