@@ -275,6 +275,13 @@ def test_commands_say_where_they_look(tmp_path: Path) -> None:
     told = run("status", "--data-dir", str(tmp_path))
     assert (told.returncode, told.stdout) == (1, "")
     assert f"{tmp_path}/endpoints.json does not exist" in told.stderr
+    (tmp_path / "endpoints.json").write_text("{}")
+    told = run("status", "--data-dir", str(tmp_path))
+    assert (told.returncode, told.stdout) == (1, "")
+    assert "endpoints.json is not what `anabranch up` writes" in told.stderr
+    told = run("up", "--data-dir", str(tmp_path / "endpoints.json" / "within"))
+    assert (told.returncode, told.stdout) == (1, "")
+    assert told.stderr == f"anabranch: {tmp_path}/endpoints.json/within can't be made: Not a directory\n"
     told = run("key", "list", "--postgres-url", "postgresql://127.0.0.1:9/x")
     assert told.returncode == 1
     assert told.stderr.startswith("anabranch: Postgres is not available")

@@ -229,6 +229,10 @@ def messages() -> Iterator[tuple[str, Message]]:
         greatest_seen=position(1764300000123),
         acknowledged=1764300000000,
         disagreements=[position_pb2.Disagreement(table="todo", position=1764300000000)],
+        dead_letters=position_pb2.DeadLetters(
+            total=4,
+            counts=[position_pb2.DeadLetterCount(reason=errors_pb2.REASON_CONSTRAINT, table="todo", count=3)],
+        ),
     )
     yield "node state", state
     server_state = position_pb2.ServerState(

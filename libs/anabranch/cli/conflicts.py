@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table as Shown
+from rich.text import Text
 
 from anabranch.cli.catalog_session import catalog_session, refuse
 from anabranch.cli.installation import DataDir, PostgresUrl
+from anabranch.cli.lines import listing, show
 from anabranch.schema import Table, key_cells, key_text
 from anabranch.store.catalog import Database, load_database
 from anabranch.store.conflicts import Lost, Wanted, page
@@ -62,7 +62,8 @@ def list_(
             for row in rows:
                 typer.echo(json.dumps(row, ensure_ascii=False, default=bytes.hex))
         else:
-            Console().print(_table(rows))
+            console = Console()
+            show(console, _listed(rows, console.width))
 
 
 def _key_text(table: Table, key: str) -> str:
@@ -114,20 +115,15 @@ def _row(table: Table, lost: Lost, value: bytes) -> dict[str, Any]:
     }
 
 
-def _table(rows: Iterator[dict[str, Any]]) -> Shown:
-    shown = Shown("decided", "table", "key", "column", "lost", "written by", "lost to")
+def _listed(rows: Iterator[dict[str, Any]], width: int) -> list[Text]:
+    shown = []
     for row in rows:
         losing, winning = row["losing_node"], row["winning_node"]
-        shown.add_row(
-            datetime.fromtimestamp(row["position"] / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z",
-            escape(row["table"]),
-            escape(", ".join(str(part) for part in row["key"])),
-            escape(row["column"]),
-            escape(_short(row["losing_value"])),
-            escape(f"{losing['name'] or losing['id']}"),
-            escape(f"{winning['name'] or winning['id']}"),
-        )
-    return shown
+        decided = datetime.fromtimestamp(row["position"] / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
+        key = ", ".join(str(part) for part in row["key"])
+        by, to = (node["name"] or node["id"] for node in (losing, winning))
+        shown.append((decided, row["table"], key, row["column"], _short(row["losing_value"]), by, to))
+    return listing(("decided", "table", "key", "column", "lost", "written by", "lost to"), shown, width)
 
 
 def _short(value: Any) -> str:

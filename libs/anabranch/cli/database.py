@@ -6,12 +6,11 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from anabranch.cli import policy as policies
 from anabranch.cli.catalog_session import PolicyOption, catalog_session, clear_errors, read_policy
 from anabranch.cli.installation import DataDir, PostgresUrl, find_postgres
+from anabranch.cli.lines import columns, listing, paragraph, printable, show
 from anabranch.store import migrate as migrations
 from anabranch.store.catalog import Database, load_database, load_databases
 from anabranch.store.drift import Drift, drift
@@ -43,21 +42,23 @@ def list_(data_dir: DataDir = None, postgres_url: PostgresUrl = None) -> None:
     """Show all databases."""
     with catalog_session(postgres_url, data_dir, "database") as conn:
         found = load_databases(conn)
-    table = Table("database", "schema", "tables", "schema version", "epoch", "order")
-    for name, database in sorted(found.items()):
-        table.add_row(
-            escape(name),
-            escape(database.schema_name),
+    rows = [
+        (
+            name,
+            database.schema_name,
             str(len(database.tables)),
             str(database.schema_version),
             database.epoch,
             database.policy.order,
         )
-    Console().print(table)
+        for name, database in sorted(found.items())
+    ]
+    console = Console()
+    show(console, listing(("database", "schema", "tables", "schema version", "epoch", "order"), rows, console.width))
 
 
-@app.command()
-def show(name: Name, data_dir: DataDir = None, postgres_url: PostgresUrl = None) -> None:
+@app.command("show")
+def show_(name: Name, data_dir: DataDir = None, postgres_url: PostgresUrl = None) -> None:
     """Show a database: its policy, its tables in the order of their foreign keys, and what has changed in
     them since they were added."""
     with catalog_session(postgres_url, data_dir, "database") as conn:
@@ -80,18 +81,15 @@ def migrate(data_dir: DataDir = None, postgres_url: PostgresUrl = None) -> None:
 def _show(console: Console, database: Database, differences: list[Drift]) -> None:
     policy = database.policy.model_dump() | {"max_absence_days": database.policy.absence_days}
     facts = {"schema": database.schema_name, "epoch": database.epoch, "schema version": database.schema_version}
-    grid = Table.grid(padding=(0, 2))
-    for fact, value in {**facts, "floor": database.floor_ms, **policy}.items():
-        grid.add_row(fact, escape(str(value)))
-    console.print(grid)
-    tables = Table("table", "key", "columns", "policies")
+    told = {**facts, "floor": database.floor_ms, **policy}
+    show(console, columns([(fact, printable(str(value))) for fact, value in told.items()], console.width))
+    tables = []
     for name in database.table_order:
         table, rules = database.tables[name], database.table_policies[name].given()
-        columns = rules.pop("columns", {})
-        policies = ", ".join(f"{k}: {v}" for k, v in {**rules, **columns}.items())
-        tables.add_row(escape(name), escape(", ".join(table.key_columns)), str(len(table.columns)), escape(policies))
-    console.print(tables)
-    for cycle in database.order.cycles:
-        console.print(f"foreign keys point in a circle: {', '.join(cycle)}", markup=False)
-    for difference in differences:
-        console.print(f'changed since it was added: "{difference.table}": {difference.text}', markup=False)
+        of_columns = rules.pop("columns", {})
+        policies = ", ".join(f"{k}: {v}" for k, v in {**rules, **of_columns}.items())
+        tables.append((name, ", ".join(table.key_columns), str(len(table.columns)), policies))
+    show(console, listing(("table", "key", "columns", "policies"), tables, console.width))
+    said = [f"foreign keys point in a circle: {', '.join(cycle)}" for cycle in database.order.cycles]
+    said += [f'changed since it was added: "{one.table}": {one.text}' for one in differences]
+    show(console, (line for text in said for line in paragraph(printable(text), console.width)))

@@ -34,11 +34,13 @@ def read_endpoints(data_dir: Path) -> dict[str, Any]:
     nothing."""
     file = data_dir / ENDPOINTS
     try:
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        found: Any = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         fail(f"{file} does not exist: has `anabranch up --data-dir {data_dir}` been run?")
     except (OSError, ValueError) as error:
-        fail(f"{file} can't be read: {error}")
+        fail(f"{file} can't be read: {' '.join(str(error).split())}")
+    if not isinstance(found, dict) or not {"addresses", "key", "postgres_url"} <= found.keys():
+        fail(f"{file} is not what `anabranch up` writes: start it again on {data_dir}")
     return found
 
 

@@ -9,11 +9,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from anabranch import limits
 from anabranch.cli.installation import DataDir, PostgresUrl, fail, find_postgres
+from anabranch.cli.lines import listing, show
 from anabranch.store import api_keys
 from anabranch.store.api_keys import ApiKey, Role
 from anabranch.store.engine import connect
@@ -77,15 +76,21 @@ def list_(
     if as_json:
         typer.echo(json.dumps([_as_json(key, now_ms) for key in keys], indent=2))
         return
-    table = Table()
-    table.add_column("id", no_wrap=True)
-    for column in ("subject", "role", "database", "created", "expires", "state"):
-        table.add_column(column)
-    for key in keys:
-        times = _time(key.created_ms), _time(key.expires_ms)
-        names = escape(key.subject), key.role, escape(key.database or "all")
-        table.add_row(key.id, *names, *times, _state(key, now_ms))
-    Console().print(table)
+    header = ("id", "subject", "role", "database", "created", "expires", "state")
+    rows = [
+        (
+            key.id,
+            key.subject,
+            key.role,
+            key.database or "all",
+            _time(key.created_ms),
+            _time(key.expires_ms),
+            _state(key, now_ms),
+        )
+        for key in keys
+    ]
+    console = Console()
+    show(console, listing(header, rows, console.width))
 
 
 @app.command()

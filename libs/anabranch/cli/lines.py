@@ -67,6 +67,19 @@ def columns(rows: Iterable[Sequence[str]], width: int, indent: int = 0, styles: 
     return lines
 
 
+def listing(header: Sequence[str], rows: Iterable[Sequence[str]], width: int) -> list[Text]:
+    """Rows under a header; where one is too long for a line, each row by itself, with the header's words before its
+    cells."""
+    cells = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(map(cell_len, column)) for column in zip(header, *cells, strict=True)]
+    if sum(widths) + len(_GAP) * (len(widths) - 1) <= width:
+        return columns([header, *cells], width, styles=["bold"])
+    lines: list[Text] = []
+    for row in cells:
+        lines += fitted([f"{name} {cell}" for name, cell in zip(header, row, strict=True) if cell], width)
+    return lines
+
+
 def show(console: Console, lines: Iterable[Text]) -> None:
     """Print lines as they are: a terminal that is narrower than one breaks it itself."""
     for line in lines:

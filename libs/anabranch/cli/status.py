@@ -22,7 +22,7 @@ from rich.live import Live
 from rich.text import Text
 
 from anabranch.cli.installation import DataDir, PostgresUrl, find_postgres, read_endpoints
-from anabranch.cli.lines import show
+from anabranch.cli.lines import paragraph, show
 from anabranch.cli.status_lines import RED, databases_lines, services_lines
 from anabranch.runtime.health import probe
 from anabranch.store.availability import is_unavailable
@@ -157,7 +157,7 @@ def shown(facts: Facts, width: int) -> Iterable[Text]:
     """As lines."""
     yield from services_lines(facts.services, width)
     if facts.trouble:
-        yield Text(facts.trouble, style=RED)
+        yield from paragraph(facts.trouble, width, style=RED)
     if facts.databases or not facts.trouble:
         yield from databases_lines(facts.databases, facts.now_ms, width)
 

@@ -77,7 +77,10 @@ def up(data_dir: Folder, port_base: PortBase = None) -> None:
     Listens on 127.0.0.1 only, without TLS. Ends in order at Ctrl-C.
     """
     data_dir = data_dir.absolute()
-    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        fail(f"{data_dir} can't be made: {error.strerror}")
     stop = threading.Event()
     with ExitStack() as stack:
         stack.enter_context(_locked(data_dir))
