@@ -39,7 +39,7 @@ def read_endpoints(data_dir: Path) -> dict[str, Any]:
         fail(f"{file} does not exist: has `anabranch up --data-dir {data_dir}` been run?")
     except (OSError, ValueError) as error:
         fail(f"{file} can't be read: {' '.join(str(error).split())}")
-    if not isinstance(found, dict) or not {"addresses", "key", "postgres_url"} <= found.keys():
+    if not isinstance(found, dict) or "postgres_url" not in found:
         fail(f"{file} is not what `anabranch up` writes: start it again on {data_dir}")
     return found
 

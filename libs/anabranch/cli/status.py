@@ -68,7 +68,7 @@ def status(
     if as_json and watch:
         raise typer.BadParameter("--json and --watch don't go together")
     url = find_postgres(postgres_url, data_dir)
-    addresses = read_endpoints(data_dir)["addresses"] if data_dir is not None else {}
+    addresses = read_endpoints(data_dir).get("addresses", {}) if data_dir is not None else {}
     if watch:
         watch_status(lambda: read(url, addresses), every_s)
         return

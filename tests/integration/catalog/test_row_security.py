@@ -9,9 +9,11 @@ from anabranch.store.catalog import load_database
 from anabranch.store.drift import drift, fingerprint, stopped_tables
 from anabranch.store.engine import Session
 from anabranch.store.gather import add_tables, restart_captures
+from anabranch.store.log_reader import Sums
 from anabranch.store.refusals import Refusal
 from anabranch.store.registration import RegistrationError, add_table, create_database
 from anabranch.store.set_policy import set_table_policy
+from anabranch_snapshot.describe import describe
 
 SEEN = {"every_device_sees_every_row": True}
 SECURED = "alter table app.t enable row level security"
@@ -75,3 +77,11 @@ def test_row_security_that_comes_later_is_told_and_stops_nothing(conn: Session) 
     restart_captures(conn, "d", ["t"], now_ms=2)
     set_table_policy(conn, "d", "t", SEEN, ())
     assert drift(conn, load_database(conn, "d")) == []
+
+
+def test_devices_are_told_that_they_see_every_row(secured: Session) -> None:
+    secured.execute("create table app.plain (id text primary key)")
+    add_table(secured, "d", "t", SEEN)
+    add_table(secured, "d", "plain")
+    told = describe(load_database(secured, "d"), Sums(0, b"", "", 0, 0, ()))
+    assert {one.name: one.every_device_sees_every_row for one in told.tables} == {"t": True, "plain": False}
