@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -78,7 +77,7 @@ class SyncedDb:
         self._row_check = RowCheck(self._reader)
         self._loop: SyncLoop | None = None
         self._checks: dict[str, Checks] = {}
-        self._open = threading.local()
+        self._builder: BatchBuilder | None = None
         self._owner = Owner(self._file)
         self._listeners.state.append(self._owner.heed)
 
@@ -161,8 +160,7 @@ class SyncedDb:
             self._loop.network_up()
 
     def _sync_here(self) -> None:
-        if self._file.in_transaction:
-            raise BatchState("a batch is open in this thread")
+        self._file.require_free()
         if not self._lease.acquire():
             raise SyncedElsewhere(f"{self._file.path} is synced by another process")
 
@@ -200,10 +198,9 @@ class SyncedDb:
 
         Raises:
             ValueError: there is no such table.
-            BatchState: a batch is open in this thread.
+            BatchState: a batch is open here.
         """
-        if self._file.in_transaction:
-            raise BatchState("a batch is open in this thread")
+        self._file.require_free()
         for name in [table] if table is not None else list(self._file.tables()):
             self._require_table(name)
             sums.verify(self._file, name, self._now_ms())
@@ -248,26 +245,34 @@ class SyncedDb:
 
     @contextmanager
     def batch(self) -> Iterator[Batch]:
-        """What is written inside, in this thread, is one batch: all of it or, where the block raises, nothing. Other
-        writers and the sync wait meanwhile. A batch inside a batch is an error.
+        """What is written inside is one batch: all of it or, where the block raises, nothing. A batch inside a batch is
+        an error.
+
+        The block belongs to the code that opened it: to its thread, its asyncio task, and the generator that it stands
+        in, unless that is a context manager's. Other threads, the sync and other processes wait until it ends, for two
+        minutes at most; others in the same thread, which it could never end for, are refused by BatchState. So don't
+        await or yield inside: gather first, then write. Reads of others show what was committed before.
 
         Raises:
-            BatchState: one is open in this thread.
+            BatchState: one is open here, or where it has to end first.
             ValueError: the batch is above a limit.
+            DiskFull: there is no room. FileFailed: the file could not be written otherwise. The whole batch was undone,
+                also where the block caught the error and went on.
             WrongPrincipal: the file belongs to another principal.
         """
         self._owner.require()
         batch = Batch()
+        queued = ""
         with self._file.transaction() as tx:
-            builder = BatchBuilder(tx, self._checks)
-            self._open.builder = builder
+            builder = self._builder = BatchBuilder(tx, self._checks)
             try:
                 yield batch
             finally:
-                self._open.builder = None
+                self._builder = None
             if not builder.is_empty:
                 # A device's clock that is behind would make a new batch look old enough to expire.
-                batch.id = builder.queue(max(self._now_ms(), self._clock.now_ms() or 0))
+                queued = builder.queue(max(self._now_ms(), self._clock.now_ms() or 0))
+        batch.id = queued
         self._committed(batch)
 
     def _committed(self, batch: Batch) -> None:
@@ -279,18 +284,19 @@ class SyncedDb:
     @contextmanager
     def _write(self) -> Iterator[tuple[BatchBuilder, Batch]]:
         """The open batch, where a failing call is undone alone, or a batch for this one call."""
-        builder: BatchBuilder | None = getattr(self._open, "builder", None)
-        if builder is not None:
+        builder = self._builder
+        if builder is not None and self._file.in_transaction:
             with builder.call():
                 yield builder, Batch()
             return
         with self.batch() as batch:
-            yield self._open.builder, batch
+            assert self._builder is not None
+            yield self._builder, batch
 
     # Reading
 
     def execute(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> sqlite3.Cursor:
-        """Run a query. It sees what is committed and, inside a batch, what this thread has written.
+        """Run a query. It sees what is committed and, inside a batch, what that has written.
 
         Raises:
             sqlite3.OperationalError: the SQL is wrong, or writes.
@@ -351,7 +357,8 @@ class SyncedDb:
             RowMissing, RowExists: it does not fit what is shown now. The letter stays in each case.
         """
         with self.batch() as batch:
-            dead.replay(self._open.builder.tx, self._open.builder, letter_id, set or {}, leave_out)
+            assert self._builder is not None
+            dead.replay(self._builder.tx, self._builder, letter_id, set or {}, leave_out)
         return batch.id
 
     def discard(self, letter_id: str) -> None:

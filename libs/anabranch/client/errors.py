@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+
 
 class ClientError(Exception):
     """Base of everything that this package raises on its own account, but for ValueError."""
@@ -20,7 +22,19 @@ class RowExists(ClientError):
 
 
 class BatchState(ClientError):
-    """A call that the open batch does not allow: a batch inside a batch, a sync inside a batch."""
+    """A call that an open batch does not allow: a batch inside a batch, a sync inside a batch, a write while a batch is
+    open in another asyncio task of the same thread or in a suspended generator. The message names where it is open.
+    Nothing was written."""
+
+
+class FileFailed(ClientError, sqlite3.OperationalError):
+    """SQLite could not read or write the file, and what was being done was undone whole: a batch, a page of the log, a
+    part of a pull. Do it again when the cause, which the message names, is gone."""
+
+
+class DiskFull(FileFailed):
+    """There is no room for the file to grow: a full disk, a quota or a limit on files. What was being done was undone
+    whole. Make room, then do it again."""
 
 
 class TriggerWrites(ClientError):

@@ -2,11 +2,13 @@
 
 State model. One connection writes, for every thread of the process, under ``_lock``; a transaction begins IMMEDIATE, so
 that another process waits for it in ``busy_timeout``, and reads ``_db_state`` first: nothing that another process may
-change is kept in memory but the compiled tables, which ``tables_version`` guards. Reads use ``query_only`` connections
-of their thread, or the writing one inside the thread's own transaction: one for the app's queries, and another for our
-own, because a cursor that the app has not read to its end holds its connection at the moment of its query. They go with
-their thread. Events that a transaction collects are put up for delivery before the lock is let go, so that they keep
-the order of commits.
+change is kept in memory but the compiled tables, which ``tables_version`` guards. ``_holder`` is whose transaction is
+open (see ``holder``): code of another thread waits for it, for ``WAIT_S`` at most; code for which the holder would have
+to wait itself is refused at once. Reads use ``query_only`` connections of their thread, or the writing one inside the
+holder's own transaction: one for the app's queries, and another for our own, because a cursor that the app has not read
+to its end holds its connection at the moment of its query. They go with their thread. Events that a transaction has
+are put up for delivery before the lock is let go, so that they keep the order of commits. A transaction that SQLite has
+ended by itself is over (see ``write_connection``).
 """
 
 from __future__ import annotations
@@ -17,21 +19,28 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from anabranch.client import guards, layout, state
 from anabranch.client.decimals import add_decimals
 from anabranch.client.device_table import DeviceTable, table_of
 from anabranch.client.errors import BatchState, ClientError
 from anabranch.client.events import Event, Listeners
+from anabranch.client.holder import Holder
 from anabranch.client.ids import next_id
 from anabranch.client.mend import mend
 from anabranch.client.redeclare import redeclare
 from anabranch.client.state import FileState
+from anabranch.client.write_connection import WriteConnection, explained
 from anabranch.v1 import snapshot_pb2
 
 BUSY_TIMEOUT_MS = 30_000
+WAIT_S = 120.0
+"""So long a writer waits for another thread's transaction."""
 _STATEMENTS_CACHED = 512
+_OURS = frozenset({__file__, str(Path(__file__).with_name("db.py"))})
+"""Where a batch is begun for the app."""
+C = TypeVar("C", bound=sqlite3.Connection)
 
 
 class Tx:
@@ -41,7 +50,7 @@ class Tx:
 
     def __init__(
         self,
-        conn: sqlite3.Connection,
+        conn: WriteConnection,
         current: FileState,
         tables: dict[str, DeviceTable],
         wants_rows: bool,
@@ -84,21 +93,32 @@ class Tx:
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """What happens inside is undone, alone, where it raises."""
+        """What happens inside is undone, alone, where it raises; or the whole transaction, where the part can't be."""
+        kept, before = len(self.events), self.state
         self.conn.execute("SAVEPOINT part")
-        kept = len(self.events)
         try:
             yield
-        except BaseException as error:
-            self.conn.execute("ROLLBACK TO part")
             self.conn.execute("RELEASE part")
+        except BaseException as error:
+            explained = self._explain(error)
+            self.conn.failed(explained)
             del self.events[kept:]
-            self.state = state.load(self.conn)
+            self.state = before
             self.undone()
-            if (explained := self._explain(error)) is not error:
+            if not self.conn.has_ended:
+                self._undo_part(explained)
+            if explained is not error:
                 raise explained from error
             raise
-        self.conn.execute("RELEASE part")
+
+    def _undo_part(self, error: BaseException) -> None:
+        try:
+            self.conn.execute("ROLLBACK TO part")
+            self.conn.execute("RELEASE part")
+        except (sqlite3.Error, MemoryError):
+            # Half of it may be there: nothing of the transaction may be committed.
+            self.conn.abandon(error)
+            raise
 
     def undone(self) -> None:
         """The transaction, or a part of it, was."""
@@ -148,21 +168,30 @@ class DeviceFile:
         self._db_name = db_name
         self._node_name = node_name
         self._now_ms = now_ms
-        self._lock = threading.RLock()
-        self._owner: int | None = None
+        self._lock = threading.Lock()
+        self._holder: Holder | None = None
         self._reading = threading.local()
         self._readers: weakref.WeakSet[sqlite3.Connection] = weakref.WeakSet()
         self._readers_lock = threading.Lock()
         self._cleared = 0
         self._compiled_tables: tuple[int, dict[str, DeviceTable]] = (-1, {})
-        self._write = self._connect()
-        self._write.execute("PRAGMA journal_mode = WAL")
-        self._write.execute("PRAGMA synchronous = FULL")
-        self._prepare(refuse_foreign)
         self._authorizer = guards.Authorizer()
+        self._write = self._connect(WriteConnection)
+        try:
+            self._write.execute("PRAGMA journal_mode = WAL")
+            self._write.execute("PRAGMA synchronous = FULL")
+            self._prepare(refuse_foreign)
+        except BaseException as error:
+            self._write.close()
+            if (explained := self._explained(error)) is not error:
+                raise explained from error
+            raise
         self._write.set_authorizer(self._authorizer)
 
-    def _connect(self, factory: type[sqlite3.Connection] = _Connection) -> sqlite3.Connection:
+    def _explained(self, error: BaseException) -> BaseException:
+        return explained(self._authorizer.explain(error), self.path, self._write.has_ended)
+
+    def _connect(self, factory: type[C]) -> C:
         conn = sqlite3.connect(
             self.path,
             timeout=BUSY_TIMEOUT_MS / 1000,
@@ -177,7 +206,7 @@ class DeviceFile:
 
     def _prepare(self, refuse_foreign: bool | None) -> None:
         conn = self._write
-        conn.execute("BEGIN IMMEDIATE")
+        conn.begin()
         try:
             found = conn.execute("PRAGMA user_version").fetchone()[0]
             if found > layout.FORMAT:
@@ -205,50 +234,84 @@ class DeviceFile:
                 state.store(conn, current, {"node_name": self._node_name})
             mend(conn, refuse_foreign)
             conn.execute("COMMIT")
-        except BaseException:
-            if conn.in_transaction:
-                conn.execute("ROLLBACK")
+        except BaseException as error:
+            conn.failed(error)
+            if (explained := self._explained(error)) is not error:
+                raise explained from error
             raise
+        finally:
+            conn.finish()
 
     @property
     def in_transaction(self) -> bool:
-        """Whether the calling thread has a transaction open."""
-        return self._owner == threading.get_ident()
+        """Whether the calling code is inside the open transaction."""
+        holder = self._holder
+        return holder is not None and holder.is_here()
+
+    def require_free(self) -> None:
+        """Raises BatchState where a batch is open that the calling code would wait for in vain: its own, or one of
+        another task or generator of its thread."""
+        holder = self._holder
+        if holder is None or not holder.would_wait_for_itself():
+            return
+        if holder.is_here():
+            raise BatchState("a batch is open here: end its block first")
+        raise BatchState(
+            f"a batch is open in {holder.name}, which can't end while this code waits for it. Write in the block "
+            f"itself, or when it has ended; don't await or yield in the block"
+        )
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """Inside, nobody else uses the connection that writes. Raises BatchState where it stays in use."""
+        if not self._lock.acquire(blocking=False):
+            self.require_free()
+            if not self._lock.acquire(timeout=WAIT_S):
+                who = "somebody" if self._holder is None else self._holder.name
+                raise BatchState(
+                    f"{who} has had a batch open for more than {WAIT_S:.0f} s: "
+                    f"nobody else can write until its block ends"
+                )
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     @contextmanager
     def transaction(self) -> Iterator[Tx]:
         """One write transaction; commits at the end, undoes everything where the block raises.
 
         Raises:
-            BatchState: the calling thread has one open.
-            sqlite3.OperationalError: another process held the file for longer than the busy timeout.
+            BatchState: a batch is open that has to end first.
+            DiskFull: there is no room.
+            FileFailed: the file could not be written otherwise, as when another process held it for longer than the
+                busy timeout.
         """
-        if self.in_transaction:
-            raise BatchState("a batch is open in this thread")
-        with self._lock:
-            self._owner = threading.get_ident()
+        self.require_free()
+        conn = self._write
+        with self._held():
+            tx: Tx | None = None
+            holder = self._holder = Holder(_OURS)
             try:
-                self._write.execute("BEGIN IMMEDIATE")
-                tx: Tx | None = None
-                try:
-                    current = state.load(self._write)
-                    tables = self._compiled(self._write, current)
-                    self._authorizer.know(tables)
-                    explain = self._authorizer.explain
-                    tx = Tx(self._write, current, tables, bool(self.listeners.change), explain)
-                    yield tx
-                    tx.close()
-                    self._write.execute("COMMIT")
-                except BaseException as error:
-                    if self._write.in_transaction:
-                        self._write.execute("ROLLBACK")
-                    if tx is not None:
-                        tx.undone()
-                    if (explained := self._authorizer.explain(error)) is not error:
-                        raise explained from error
-                    raise
+                conn.begin()
+                current = state.load(conn)
+                tables = self._compiled(conn, current)
+                self._authorizer.know(tables)
+                tx = Tx(conn, current, tables, bool(self.listeners.change), self._explained)
+                yield tx
+                tx.close()
+                conn.execute("COMMIT")
+            except BaseException as error:
+                conn.failed(error)
+                if tx is not None:
+                    tx.undone()
+                if (explained := self._explained(error)) is not error:
+                    raise explained from error
+                raise
             finally:
-                self._owner = None
+                self._holder = None
+                holder.let_go()
+                conn.finish()
             if tx.events:
                 self.listeners.put(tx.events)
 
@@ -277,7 +340,7 @@ class DeviceFile:
     @contextmanager
     def private_reader(self) -> Iterator[sqlite3.Connection]:
         """A connection to read with for one piece of work, in a thread that does nothing else with the file."""
-        with closing(self._connect()) as conn:
+        with closing(self._connect(_Connection)) as conn:
             conn.execute("PRAGMA query_only = ON")
             yield conn
 
@@ -303,7 +366,7 @@ class DeviceFile:
 
     def data_version(self) -> int:
         """Changes when another process has written to the file."""
-        with self._lock:
+        with self._held():
             version: int = self._write.execute("PRAGMA data_version").fetchone()[0]
         return version
 
@@ -338,18 +401,22 @@ class DeviceFile:
                 (self._db_name, next_id("", self._now_ms(), 0), tx.state.node_name, version + 1),
             )
         # What was there is another person's: not even the free pages keep it.
-        with self._lock:
-            self._write.execute("VACUUM")
-            (busy, _, _) = self._write.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        with self._held():
+            try:
+                self._write.execute("VACUUM")
+                (busy, _, _) = self._write.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            except (sqlite3.Error, MemoryError) as error:
+                raise self._explained(error) from error
         if busy:
             raise ClientError(
                 f"{self.path} is being read by another process: it holds what was cleared until it is not"
             )
 
     def close(self) -> None:
-        """Close every connection. The file can't be used afterwards."""
+        """Close every connection. The file can't be used afterwards. Raises BatchState where a batch stays open."""
+        self.require_free()
         self._close_readers()
-        with self._lock:
+        with self._held():
             self._write.close()
 
     def _close_readers(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 
+from anabranch.client.errors import ClientError
 from anabranch.client.logs import get_logger
 from anabranch.client.reader import Reader
 
@@ -48,6 +49,7 @@ class RowCheck:
     def _read(self, stopped: threading.Event) -> None:
         try:
             self._reader.verify(stopped.is_set)
-        except sqlite3.Error:
-            # A full or a broken disk: the app hears of it from its own calls, and the rows are still due.
+        except (sqlite3.Error, ClientError):
+            # A full or a broken disk, or a batch that stays open: the app hears of it from its own calls, and the rows
+            # are still due.
             log.exception("rows_not_read")

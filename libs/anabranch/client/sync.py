@@ -21,6 +21,7 @@ from           what happens to a half                            to            t
 =============  ================================================  ============  =========================================
 unknown, good  a call fails that may succeed later               in trouble    "offline"
 unknown, good  its credentials are not taken                     in trouble    "unauthenticated"
+unknown, good  the file has no room to grow                      in trouble    "disk_full"
 unknown, good  a call is refused, or the file can't be written   in trouble    "error"
 in trouble     it fails in another way                           in trouble    that one's word
 unknown        its first answer; nothing is in trouble           good          "online"
@@ -37,6 +38,7 @@ comes out of its trouble ends the other's wait: the network is likely to be back
 from __future__ import annotations
 
 import random
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -46,7 +48,7 @@ from tenacity import RetryCallState, Retrying, retry_if_not_exception_type, wait
 from tenacity.stop import stop_base
 
 from anabranch.client import queue
-from anabranch.client.errors import CallFailed, WrongPrincipal
+from anabranch.client.errors import CallFailed, ClientError, DiskFull, WrongPrincipal
 from anabranch.client.events import State
 from anabranch.client.file import DeviceFile
 from anabranch.client.lease import Lease
@@ -132,8 +134,10 @@ class SyncLoop:
         self._lease.release()
 
     def wake(self) -> None:
-        """There is something to send."""
+        """There is something to send; and where the disk was full, room has been found for it."""
         self._wake.set()
+        if any(kind == "disk_full" for kind, _ in tuple(self._trouble.values())):
+            self._end_waits()
 
     def _end_waits(self) -> None:
         with self._network:
@@ -206,7 +210,7 @@ class SyncLoop:
             if self._stopped.is_set():
                 return
             log.exception("sync_failed")
-            self._tell(half, "error", str(error))
+            self._tell(half, "disk_full" if isinstance(error, DiskFull) else "error", str(error))
             raise
 
     def _failed(self, half: Half, error: CallFailed) -> None:
@@ -214,13 +218,22 @@ class SyncLoop:
         self._tell(half, _kind(error), str(error))
 
     def _lead(self) -> None:
-        if not self._lease.acquire():
-            self._file.listeners.tell(State("follower"))
-            version = self._file.data_version()
-            while not self._lease.acquire():
-                if self._stopped.wait(_LEASE_S):
-                    return
+        told, version = False, 0
+        while not self._stopped.is_set():
+            try:
+                if self._lease.acquire():
+                    break
+                if not told:
+                    self._file.listeners.tell(State("follower"))
+                    told, version = True, self._file.data_version()
                 version = self._elsewhere(version)
+            except (ClientError, OSError, sqlite3.Error) as error:
+                # No room, or no handle left, for the lock beside the file: asked again.
+                log.warning("lease_not_asked_for", error=str(error))
+                self._tell("watch", "disk_full" if isinstance(error, DiskFull) else "error", str(error))
+            self._stopped.wait(_LEASE_S)
+        if self._stopped.is_set():
+            return
         self._file.listeners.tell(State("leader"))
         self._spawn("send", self._send)
         self._spawn("watch", lambda: self._forever("watch", self._watch))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,13 +21,23 @@ TODO = Table(
 )
 
 
-@pytest.fixture
-def remote() -> MemoryRemote:
+def _remote() -> MemoryRemote:
     server = MemoryServer({"todo": MemoryTable({"id": None, "title": None, "n": None})}, Policy(), park_ms=1000)
     server.head = 1_000
     for i in range(5):
         server.preset("todo", f"k{i}", {"id": f"k{i}", "title": f"title {i}", "n": i})
     return MemoryRemote(server, [TODO], lambda: time.time_ns() // 1_000_000)
+
+
+@pytest.fixture
+def remote() -> MemoryRemote:
+    return _remote()
+
+
+@pytest.fixture
+def new_remote() -> Callable[[], MemoryRemote]:
+    """Another server, as often as it is called."""
+    return _remote
 
 
 @pytest.fixture
