@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Any
 
 from anabranch.runtime.errors import Failure
 from anabranch.schema import Table, key_cells, key_text
 from anabranch.store.catalog import Database
-from anabranch.store.conflicts import Listed, Lost, Place, Wanted
+from anabranch.store.conflicts import Listed, Lost, Place, Wanted, named
 from anabranch.store.seal import open_content, seal_content
 from anabranch.v1 import batch_pb2, errors_pb2, resolver_pb2
 from anabranch.wire.values import column_reader, column_writer
@@ -21,8 +22,10 @@ MAX_PAGE_BYTES = 3_000_000
 _ID_CHARACTERS = 26
 
 
-def read_request(database: Database, request: resolver_pb2.ListConflictsRequest) -> tuple[Wanted, Place | None, int]:
-    """What is asked for, from where on, and the most conflicts on the page.
+def read_request(
+    database: Database, tables: Sequence[Table], request: resolver_pb2.ListConflictsRequest
+) -> tuple[Wanted, Place | None, int]:
+    """What is asked for of ``tables`` (``listed_tables``), from where on, and the most conflicts on the page.
 
     Raises:
         Failure: INVALID_REQUEST, UNKNOWN_TABLE, INVALID_TOKEN.
@@ -31,17 +34,19 @@ def read_request(database: Database, request: resolver_pb2.ListConflictsRequest)
         raise _invalid("page_size, from_ms and until_ms are not negative")
     if request.node_id and (len(request.node_id) > _ID_CHARACTERS or "\0" in request.node_id):
         raise _invalid("node_id is no node's")
-    tables = [table.id for table in database.tables.values()]
+    chosen = tables
     key = None
     if request.table:
-        table = database.tables.get(request.table)
-        if table is None:
+        chosen = [table for table in tables if table.name == request.table]
+        if not chosen:
             raise Failure(errors_pb2.REASON_UNKNOWN_TABLE, f'there is no synced table "{request.table[:80]}"')
-        tables = [table.id]
-        key = _key(table, request) if request.key else None
+        if request.key:
+            key, chosen = _key(chosen[0], request), named(chosen, request.table)
     elif request.key:
         raise _invalid("key needs table")
-    wanted = Wanted(database.id, tables, key, request.node_id, request.from_ms, request.until_ms or None)
+    wanted = Wanted(
+        database.id, [table.id for table in chosen], key, request.node_id, request.from_ms, request.until_ms or None
+    )
     place = _from_token(database, request) if request.page_token else None
     return wanted, place, min(request.page_size or USUAL_ITEMS, MOST_ITEMS)
 
@@ -60,12 +65,12 @@ def _key(table: Table, request: resolver_pb2.ListConflictsRequest) -> str:
 
 
 def answer(
-    database: Database, request: resolver_pb2.ListConflictsRequest, listed: Listed
+    database: Database, tables: Iterable[Table], request: resolver_pb2.ListConflictsRequest, listed: Listed
 ) -> resolver_pb2.ListConflictsResponse:
     """The response, without the server's state."""
-    tables = database.tables_by_id
+    by_id = {table.id: table for table in tables}
     response = resolver_pb2.ListConflictsResponse(
-        conflicts=[_conflict(tables[lost.table_id], lost) for lost in listed.lost]
+        conflicts=[_conflict(by_id[lost.table_id], lost) for lost in listed.lost]
     )
     if listed.incomplete:
         response.conflicts[0].losing_value_incomplete = True

@@ -13,9 +13,10 @@ from anabranch.runtime.errors import Failure
 from anabranch.runtime.principal import require_database
 from anabranch.store.catalog import Database, UnknownDatabaseError, aload_database
 from anabranch.store.claim import session_options
-from anabranch.store.conflicts import apage
+from anabranch.store.conflicts import apage, listed_tables
 from anabranch.store.engine import AsyncPool, AsyncSession
 from anabranch.store.explain import DatabaseState, find_verdicts, read_state
+from anabranch.store.former_tables import aall_former
 from anabranch.v1 import errors_pb2, position_pb2, resolver_pb2, resolver_pb2_grpc, verdict_pb2
 from anabranch_conflict_resolver.config import ResolverSettings
 from anabranch_conflict_resolver.conflicts import MAX_PAGE_BYTES, answer, read_request
@@ -96,9 +97,10 @@ class ResolverServicer(resolver_pb2_grpc.ConflictResolverServiceServicer):
         async with self._pool.connection() as conn:
             state = _found(request.db_name, await read_state(conn, request.db_name))
             database = await self._database(conn, state)
-            wanted, place, items = read_request(database, request)
+            tables = listed_tables(database, await aall_former(conn, database.id))
+            wanted, place, items = read_request(database, tables, request)
             listed = await apage(conn, wanted, place, items=items, max_bytes=MAX_PAGE_BYTES)
-        response = answer(database, request, listed)
+        response = answer(database, tables, request, listed)
         response.state.CopyFrom(self._server_state(state))
         return response
 

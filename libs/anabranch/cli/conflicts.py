@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -15,9 +15,10 @@ from anabranch.cli.catalog_session import catalog_session, refuse
 from anabranch.cli.installation import DataDir, PostgresUrl
 from anabranch.cli.lines import listing, show
 from anabranch.schema import Table, key_cells, key_text
-from anabranch.store.catalog import Database, load_database
-from anabranch.store.conflicts import Lost, Wanted, page
+from anabranch.store.catalog import load_database
+from anabranch.store.conflicts import Lost, Wanted, listed_tables, named, page
 from anabranch.store.engine import Session
+from anabranch.store.former_tables import all_former
 from anabranch.v1 import value_pb2
 from anabranch.wire.plain import plain_value
 
@@ -52,12 +53,15 @@ def list_(
         raise refuse("INVALID_REQUEST", "--key needs --table")
     with catalog_session(postgres_url, data_dir, "conflicts") as conn:
         found = load_database(conn, database)
-        if table is not None and table not in found.tables:
+        every = listed_tables(found, all_former(conn, found.id))
+        tables = [one for one in every if table in (None, one.name)]
+        if table is not None and not tables:
             raise refuse("UNKNOWN_TABLE", f'there is no synced table "{table}"')
-        tables = [found.tables[table]] if table is not None else list(found.tables.values())
-        text = None if key is None else _key_text(tables[0], key)
+        text = None
+        if table is not None and key is not None:
+            text, tables = _key_text(tables[0], key), named(tables, table)
         wanted = Wanted(found.id, [t.id for t in tables], text, node or "", _ms(since) or 0, _ms(until))
-        rows = _rows(conn, found, wanted, most)
+        rows = _rows(conn, {one.id: one for one in every}, wanted, most)
         if as_json:
             for row in rows:
                 typer.echo(json.dumps(row, ensure_ascii=False, default=bytes.hex))
@@ -83,7 +87,7 @@ def _ms(moment: datetime | None) -> int | None:
     return None if moment is None else int(moment.replace(tzinfo=UTC).timestamp() * 1000)
 
 
-def _rows(conn: Session, database: Database, wanted: Wanted, most: int) -> Iterator[dict[str, Any]]:
+def _rows(conn: Session, tables: Mapping[int, Table], wanted: Wanted, most: int) -> Iterator[dict[str, Any]]:
     place = None
     parts: list[bytes] = []
     shown = 0
@@ -93,7 +97,7 @@ def _rows(conn: Session, database: Database, wanted: Wanted, most: int) -> Itera
             parts.append(lost.value)
             if listed.incomplete:
                 break
-            yield _row(database.tables_by_id[lost.table_id], lost, b"".join(parts))
+            yield _row(tables[lost.table_id], lost, b"".join(parts))
             parts.clear()
             shown += 1
         place = listed.after

@@ -7,12 +7,15 @@ database's. What is listed never changes: positions grow, and a conflict is only
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import psycopg
 
+from anabranch.schema import Kind, Table
+from anabranch.store.catalog import Database
+from anabranch.store.former_tables import Former
 from anabranch.store.steps import Statement, Steps, arun, run
 
 MOST_LOOKED_AT = 20_000
@@ -25,13 +28,20 @@ _WHERE = """
 c.database_id = %(db)s and c.position >= %(from)s and (c.position, c.batch_id, c.ordinal) {before}
       (%(position)s, %(batch)s, %(ordinal)s)
 """
-_OF_ROW = " and c.table_id = %(table)s and left(c.key, 500) = left(%(key)s, 500) and c.key = %(key)s"
-"""The index has the beginnings of keys, since it could not hold every key."""
+_OF_ALL = "anabranch.conflicts"
+_OF_ROW = """
+(select r.* from unnest(%(tables)s::int[]) as t (id) cross join lateral (
+    select c.* from anabranch.conflicts c
+    where c.table_id = t.id and left(c.key, 500) = left(%(key)s, 500) and c.key = %(key)s and {where}
+    order by c.position desc, c.batch_id desc, c.ordinal desc limit %(most)s) r)
+"""
+"""Of each registration so many as a page looks at, by the index of a row's conflicts, which has the beginnings of keys,
+since it could not hold every key."""
 _ORDER = "order by c.position desc, c.batch_id desc, c.ordinal desc"
 
 _END = f"""
-select c.position, c.batch_id, c.ordinal from anabranch.conflicts c
-where {_WHERE}{{row}} {_ORDER} offset %(most)s - 1 limit 1
+select c.position, c.batch_id, c.ordinal from {{of}} c
+where {_WHERE} {_ORDER} offset %(most)s - 1 limit 1
 """
 """The last entry that the page looks at, where there are so many."""
 
@@ -46,8 +56,8 @@ from (
     select f.*, octet_length(f.losing_value) as size, row_number() over v as number, count(*) over () as found,
            sum(octet_length(f.losing_value) + 2 * octet_length(f.key) + {OVERHEAD_BYTES}) over v as total
     from (
-        select c.* from anabranch.conflicts c
-        where {_WHERE}{{row}} and (c.position, c.batch_id, c.ordinal) >= (%(to)s, %(to_batch)s, %(to_ordinal)s)
+        select c.* from {{of}} c
+        where {_WHERE} and (c.position, c.batch_id, c.ordinal) >= (%(to)s, %(to_batch)s, %(to_ordinal)s)
           and c.table_id = any(%(tables)s::int[])
           and (%(node)s = '' or c.losing_node = %(node)s or c.winning_node = %(node)s)
         {_ORDER} limit %(items)s + 1
@@ -62,6 +72,21 @@ order by e.number
 """Sizes are known without reading the values; only the first value can be larger than a page, and comes in parts."""
 
 
+def listed_tables(database: Database, former: Iterable[Former]) -> list[Table]:
+    """The tables whose conflicts are listed: those that are registered, and as they were before, the newest first."""
+    return [*database.tables.values(), *(one.table for one in reversed(list(former)))]
+
+
+def named(tables: Iterable[Table], name: str) -> list[Table]:
+    """Of tables those of a name whose keys have the columns of the newest one's."""
+    found = [table for table in tables if table.name == name]
+    return [table for table in found if _key_columns(table) == _key_columns(found[0])]
+
+
+def _key_columns(table: Table) -> list[tuple[str, Kind]]:
+    return [(name, table.by_name[name].kind) for name in table.key_columns]
+
+
 class Place(NamedTuple):
     """Where a listing goes on: before this conflict, or, with an ``offset``, in its value from that byte on."""
 
@@ -73,8 +98,8 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is listed: of the tables with these numbers, of the row with this key text (of the only table then), won
-    or lost by this node ("" for all), decided in ``[from_ms, until_ms)``."""
+    """What is listed: of the tables with these numbers, of the row with this key text (of one table then, in whatever
+    registrations), won or lost by this node ("" for all), decided in ``[from_ms, until_ms)``."""
 
     database_id: int
     tables: Sequence[int]
@@ -119,14 +144,17 @@ def _page(wanted: Wanted, place: Place | None, items: int, max_bytes: int) -> St
         "ordinal": start.ordinal,
         "offset": start.offset,
         "tables": list(wanted.tables),
-        "table": wanted.tables[0] if wanted.tables else 0,
         "key": wanted.key,
         "node": wanted.node_id,
         "most": MOST_LOOKED_AT,
         "items": items,
         "bytes": max_bytes,
     }
-    part = {"before": "<=" if start.offset else "<", "row": "" if wanted.key is None else _OF_ROW}
+    before = "<=" if start.offset else "<"
+    part = {
+        "before": before,
+        "of": _OF_ALL if wanted.key is None else _OF_ROW.format(where=_WHERE.format(before=before)),
+    }
     end = yield Statement(_END.format(**part), parameters)
     to = end[0] if end else (0, "", -1)
     parameters |= {"to": to[0], "to_batch": to[1], "to_ordinal": to[2]}

@@ -3,12 +3,16 @@ read only by those who know their columns. To alter a table is to end its regist
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Any
+
+import psycopg
 
 from anabranch.schema import Table
 from anabranch.store.catalog import columns_from_json
 from anabranch.store.engine import Session
+from anabranch.store.steps import Statement, Steps, arun, run
 
 KEEP = """
 with gone as (
@@ -28,6 +32,11 @@ select id, name, columns, key_columns, last_position from anabranch.former_table
 where database_id = %s and id = any(%s::int[]) order by id
 """
 
+READ_ALL = """
+select id, name, columns, key_columns, last_position from anabranch.former_tables
+where database_id = %(db)s order by id
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Former:
@@ -39,7 +48,25 @@ class Former:
 
 def read_former(conn: Session, database_id: int, numbers: Collection[int]) -> list[Former]:
     """Those of some numbers, in the order of their registrations."""
-    rows = conn.execute(READ, (database_id, sorted(numbers))).fetchall()
+    return _former(conn.execute(READ, (database_id, sorted(numbers))).fetchall())
+
+
+def all_former(conn: Session, database_id: int) -> list[Former]:
+    """All of a database, in the order of their registrations."""
+    return run(conn, _all(database_id))
+
+
+async def aall_former(conn: psycopg.AsyncConnection[Any], database_id: int) -> list[Former]:
+    """``all_former`` for asyncio."""
+    return await arun(conn, _all(database_id))
+
+
+def _all(database_id: int) -> Steps[list[Former]]:
+    rows = yield Statement(READ_ALL, {"db": database_id})
+    return _former(rows)
+
+
+def _former(rows: Iterable[tuple[Any, ...]]) -> list[Former]:
     return [
         Former(Table(name, columns_from_json(columns, {}), tuple(key), number), last)
         for number, name, columns, key, last in rows

@@ -10,6 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from anabranch.cli.app import app
+from anabranch.store import registration
+from anabranch.store.engine import connect
 from anabranch.testkit.resolver_rig import ResolverRig
 
 TABLES = """
@@ -88,3 +90,18 @@ def test_a_wrong_question_is_refused_in_a_line(told: ResolverRig, options: list[
     assert result.exit_code == 2
     assert why in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_conflicts_of_a_table_that_was_registered_anew_or_removed_are_still_listed(told: ResolverRig) -> None:
+    before = lines(told)
+    of_row = lines(told, "--table", "todo", "--key", "x")
+    with connect(told.url, application_name="test", autocommit=True) as conn:
+        registration.remove_table(conn, "app", "todo")
+        conn.execute("alter table app.todo add column extra text")
+        registration.add_table(conn, "app", "todo")
+        registration.remove_table(conn, "app", "pair")
+    assert lines(told) == before
+    assert lines(told, "--table", "pair") == before[:1]
+    assert lines(told, "--table", "todo") == before[1:]
+    assert lines(told, "--table", "todo", "--key", "x") == of_row == before[1:]
+    assert lines(told, "--table", "pair", "--key", '[7,"q"]') == before[:1]
