@@ -37,7 +37,8 @@ def _named(manifest: Mapping[str, Any]) -> Iterator[str]:
     """Every file that a manifest names, also where an earlier release has written it and this one makes nothing of
     it: other readers may."""
     for table in manifest["tables"].values():
-        for files in (table["changes"], table["conflicts"], (table["base"] or {}).get("files", ())):
+        bases = (table["base"], *(one["base"] for one in table.get("ended") or ()))
+        for files in (table["changes"], table["conflicts"], *((base or {}).get("files", ()) for base in bases)):
             yield from (file["path"] for file in files)
 
 

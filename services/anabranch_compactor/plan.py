@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from anabranch.columnar.file_columns import file_table
-from anabranch.columnar.manifest import Base, Manifest, TableFiles, from_json
+from anabranch.columnar.manifest import Base, EndedRegistration, Manifest, TableFiles, from_json
 from anabranch.columnar.proof import Sum
 from anabranch.runtime.telemetry import span
 from anabranch.schema import Table
@@ -20,6 +20,7 @@ from anabranch.store.binary_cells import Row
 from anabranch.store.capture_rows import UndecodableError
 from anabranch.store.catalog import Database, load_database
 from anabranch.store.drift import drift, stopped_tables
+from anabranch.store.ended_registrations import ended_registrations
 from anabranch.store.engine import Session, SessionOptions, connect
 from anabranch.store.former_tables import Former, read_former
 from anabranch.store.undrained import UndrainedError, rows_before
@@ -63,7 +64,7 @@ class FormerPlan:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The stretch (``after``, ``upto``], cut at ``cuts``. ``last``: the manifest before, None for the first run.
-    ``former``: in the order of their registrations."""
+    ``former``: in the order of their registrations. ``earlier``: by table, the registrations that had ended before."""
 
     database: Database
     after: int
@@ -73,6 +74,7 @@ class Plan:
     tables: Mapping[str, TablePlan]
     snapshot: str
     former: tuple[FormerPlan, ...] = ()
+    earlier: Mapping[str, Sequence[EndedRegistration]] = field(default_factory=dict)
 
     @property
     def changes(self) -> int:
@@ -91,19 +93,37 @@ class Plan:
         now."""
         table = former.shape.table
         known = None if self.last is None else self.last.tables.get(table.name)
+        ended = self._ended(table.name, 0)
         if known is None:
-            return TableFiles(table.id, former.shape.file_table)
-        return replace(known, table_id=table.id, columns=former.shape.file_table, base=None)
+            return TableFiles(table.id, former.shape.file_table, ended=ended)
+        return replace(known, table_id=table.id, columns=former.shape.file_table, base=None, ended=ended)
 
     def files_of(self, name: str) -> TableFiles:
         """What is published of a table, as its files go on from it."""
         shape = self.tables[name].shape
         known = None if self.last is None else self.last.tables.get(name)
+        ended = self._ended(name, shape.table.id)
         if known is None:
-            return TableFiles(shape.table.id, shape.file_table)
+            return TableFiles(shape.table.id, shape.file_table, ended=ended)
         # Dropped and made anew: its history goes on, its rows begin anew.
         base = known.base if known.table_id == shape.table.id else None
-        return replace(known, table_id=shape.table.id, columns=shape.file_table, base=base)
+        return replace(known, table_id=shape.table.id, columns=shape.file_table, base=base, ended=ended)
+
+    def _ended(self, name: str, current: int) -> tuple[EndedRegistration, ...]:
+        """The registrations of a table that have ended, those that no manifest has as such among them."""
+        known = None if self.last is None else self.last.tables.get(name)
+        done = list(self.earlier.get(name, ()))
+        found = {one.shape.table.id: one for one in self.former if one.shape.table.name == name}
+        published = set() if known is None else {known.table_id}
+        for number in sorted((found.keys() | published) - {current, *(one.table_id for one in done)}):
+            former = found.get(number)
+            # Where the stretch has nothing of it, all its changes are published.
+            last_position = self.after if former is None else former.last_position
+            if known is not None and number == known.table_id:
+                done.append(EndedRegistration(number, last_position, known.columns, known.base, self.after))
+            elif former is not None:
+                done.append(EndedRegistration(number, last_position, former.shape.file_table))
+        return tuple(done)
 
     @property
     def idle(self) -> bool:
@@ -188,7 +208,8 @@ def _plan(conn: Session, db_name: str, locked: Sequence[str]) -> Plan:
         log, lost = logs.get(table.id), conflicts.get(table.id)
         tables[name] = TablePlan(shape, log, lost, sums[table.id], extent, taken_back)
     cuts = store.read_cuts(conn, number, after, upto, CHANGES_PER_READ)
-    return Plan(database, after, upto, tuple(cuts), last, tables, snapshot, tuple(former))
+    earlier = ended_registrations(conn, database, last)
+    return Plan(database, after, upto, tuple(cuts), last, tables, snapshot, tuple(former), earlier)
 
 
 def _ended(conn: Session, database: Database, numbers: Collection[int]) -> list[Former]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -15,184 +14,118 @@ from rich.table import Table as Grid
 
 from anabranch.cli.catalog_session import catalog_session, refuse
 from anabranch.cli.installation import DataDir, PostgresUrl
-from anabranch.columnar.lake import Change, Key, LakeError, LakeTable, Row, as_of, follow, table_files
-from anabranch.columnar.manifest import from_json
-from anabranch.schema import Cell, Column, Kind, Table, key_cells
-from anabranch.store import compactions
-from anabranch.store.binary_text import array_printer, element_printer
+from anabranch.cli.lake_shown import add_change, add_row, change_json, key_order, row_json
+from anabranch.cli.positions import moment_of, position_of
+from anabranch.columnar.lake import LakeError, Registration
+from anabranch.columnar.row_states import Change, Key
+from anabranch.schema import Table
 from anabranch.store.catalog import load_database
-from anabranch.store.compactions import TailRow
-from anabranch.store.file_codecs import file_codecs
-from anabranch.v1 import change_pb2
-from anabranch.wire.values import column_reader
+from anabranch.store.cells_of_texts import key_of_text
+from anabranch.store.engine import Session
+from anabranch.store.lake_source import LakeSource, NotCompactedError, TailTooLongError, open_lake
+from anabranch.store.node_names import node_names
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
-
-MOST_TAIL_ROWS = 1_000_000
-"""Rows of the log beyond the lake; compaction is due where there are more."""
-_TYPES = {1: "insert", 2: "update", 3: "delete", 4: "none"}
 
 DbOption = Annotated[str, typer.Option("--db", help="The database.")]
 TableOption = Annotated[str, typer.Option("--table", help="The table.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line; values as Postgres prints them.")]
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A table of the lake, and what the log has beyond it."""
-
-    lake: LakeTable
-    tail: list[Change]
-
-    @property
-    def table(self) -> Table:
-        """The table as the lake has it."""
-        return self.lake.table
+_KEY_HELP = "The row's key as Postgres prints it; of several columns a JSON array of their texts."
+_AS_OF_HELP = (
+    "A timestamp with its zone (2026-11-28T14:00:00Z), a day (its beginning in UTC), or a position in milliseconds."
+)
 
 
 @contextmanager
-def _source(db: str, table: str, key: str | None, postgres_url: PostgresUrl, data_dir: DataDir) -> Iterator[Source]:
+def _source(db: str, table: str, postgres_url: PostgresUrl, data_dir: DataDir) -> Iterator[tuple[Session, LakeSource]]:
     with catalog_session(postgres_url, data_dir, "lake") as conn:
-        database = load_database(conn, db)
-        published = compactions.last_published(conn, database.id, database.epoch)
-        if published is None:
-            raise refuse("NOT_COMPACTED", f"nothing of {db} is compacted yet: run `anabranch compact`")
-        manifest = from_json(published.manifest)
         try:
-            files = table_files(manifest, table)
+            yield conn, open_lake(conn, load_database(conn, db), table)
+        except NotCompactedError as error:
+            raise refuse("NOT_COMPACTED", str(error)) from error
         except LakeError as error:
             raise refuse("UNKNOWN_TABLE", str(error)) from error
-        known = files.columns.table
-        rows = compactions.read_tail(
-            conn, database.id, files.table_id, published.to_position, key=key, limit=MOST_TAIL_ROWS + 1
-        )
-        if len(rows) > MOST_TAIL_ROWS:
-            raise refuse("TAIL_TOO_LONG", f"the log has more than {MOST_TAIL_ROWS:,} changes since the last run")
-        lake = LakeTable(published.root, manifest, table, file_codecs(known.columns))
-        yield Source(lake, _tail(known, rows))
-
-
-def _tail(table: Table, rows: Sequence[TailRow]) -> list[Change]:
-    readers = {c.name: column_reader(c) for c in table.columns}
-    found = []
-    for row in rows:
-        effect = change_pb2.Effect.FromString(row.effect)
-        pairs = zip(effect.columns, effect.values, strict=True)
-        cells = {name: readers[name](value) for name, value in pairs if name in readers}
-        key = tuple(cells[name] for name in table.key_columns)
-        kind = _TYPES[row.type]
-        place = (row.position, row.batch_id, row.ordinal, row.node_id)
-        after = None if kind == "delete" else cells
-        found.append(Change(*place, kind, key, tuple(row.changed), after, {}, kind == "insert"))
-    return found
+        except TailTooLongError as error:
+            raise refuse("TAIL_TOO_LONG", str(error)) from error
 
 
 @app.command()
 def history(
     db: DbOption,
     table: TableOption,
-    key: Annotated[str, typer.Option("--key", help="The row's key; of several columns a JSON array of their texts.")],
+    key: Annotated[str, typer.Option("--key", help=_KEY_HELP)],
     as_json: JsonOption = False,
     data_dir: DataDir = None,
     postgres_url: PostgresUrl = None,
 ) -> None:
-    """Show what happened to one row: when, by which node, and what was there before."""
-    with _source(db, table, key, postgres_url, data_dir) as source:
+    """Show what happened to one row: when, by which node of whom, and what was there before."""
+    with _source(db, table, postgres_url, data_dir) as (conn, source):
         try:
-            cells = key_cells(source.table, key)
-        except (ValueError, TypeError) as error:
+            cells = key_of_text(conn, source.table, key)
+        except ValueError as error:
             raise refuse("INVALID_KEY", f"{key} is no key of {table}: {error}") from error
-        changes = follow(source.lake.changes(key=cells), source.table, source.tail)
-    show = _printers(source.table)
-    if as_json:
+        found = list(_history(conn, source, cells))
+        names = node_names(conn, source.database_id, (change.node_id for _, changes in found for change in changes))
+    if source.registered_anew:
+        typer.echo(f"anabranch: {_anew(table)}", err=True)
+    grid = Grid("time", "node", "principal", "change", "column", "before", "after", "batch", "position")
+    for known, changes in found:
         for change in changes:
-            typer.echo(json.dumps(_as_json(change, show), ensure_ascii=False))
-        return
-    grid = Grid("position", "node", "batch", "change", "column", "before", "after", title=escape(f"{table} {key}"))
-    for change in changes:
-        _add(grid, change, show)
-    Console().print(grid)
+            if as_json:
+                typer.echo(json.dumps(change_json(known, change, names), ensure_ascii=False))
+            else:
+                add_change(grid, known, change, names)
+    if not as_json:
+        grid.title = escape(f"{table} {key}")
+        Console().print(grid)
 
 
-Printers = dict[str, "Printer"]
+def _history(conn: Session, source: LakeSource, key: Key) -> Iterator[tuple[Table, list[Change]]]:
+    """The changes of the row in every registration whose key is the table's."""
+    tail = source.tail(conn, key)
+    for one in source.lake.registrations:
+        if _key_columns(one) == _key_columns(source.lake.registrations[-1]):
+            yield one.table, source.lake.told(one, tail, key=key)
 
 
-class Printer:
-    """Prints the cells of one column as Postgres does."""
-
-    def __init__(self, column: Column) -> None:
-        self._show = (
-            array_printer(column.element_kind or Kind.STRING)
-            if column.kind is Kind.ARRAY
-            else element_printer(column.kind)
-        )
-
-    def text(self, cell: Cell) -> str | None:
-        """Its text; None for NULL."""
-        return None if cell is None else cell if isinstance(cell, str) else self._show(cell)
+def _key_columns(registration: Registration) -> list[tuple[object, ...]]:
+    table = registration.table
+    return [(name, table.by_name[name].kind) for name in table.key_columns]
 
 
-def _printers(table: Table) -> Printers:
-    return {column.name: Printer(column) for column in table.columns}
-
-
-def _texts(row: Row | None, show: Printers) -> dict[str, str | None] | None:
-    return None if row is None else {name: show[name].text(cell) for name, cell in row.items()}
-
-
-def _as_json(change: Change, show: Printers) -> dict[str, object]:
-    return {
-        "position": change.position,
-        "batch": change.batch_id,
-        "ordinal": change.ordinal,
-        "node": change.node_id,
-        "type": change.type,
-        "changed": list(change.changed),
-        "row": _texts(change.row, show),
-        "before": _texts(change.before, show),
-        "complete": change.complete,
-    }
-
-
-def _add(grid: Grid, change: Change, show: Printers) -> None:
-    names = list(change.before) or [n for n in (change.row or {}) if change.type == "insert"]
-    for at, name in enumerate(names or [""]):
-        head = (str(change.position), change.node_id, change.batch_id, change.type) if at == 0 else ("",) * 4
-        before = _text(change.before.get(name), name, show) if change.complete and name in change.before else ""
-        after = _text((change.row or {}).get(name), name, show) if change.row and name else ""
-        grid.add_row(*map(escape, (*head, name, before, after)))
-
-
-def _text(cell: Cell, name: str, show: Printers) -> str:
-    text = show[name].text(cell)
-    return "NULL" if text is None else text
+def _anew(table: str) -> str:
+    return f"{table} was registered anew since the last run of the compactor: run `anabranch compact`"
 
 
 @app.command("rows")
 def rows_as_of(
     db: DbOption,
     table: TableOption,
-    position: Annotated[int, typer.Option("--as-of", help="The position, in milliseconds since 1970.")],
+    moment: Annotated[str, typer.Option("--as-of", help=_AS_OF_HELP)],
     as_json: JsonOption = False,
     data_dir: DataDir = None,
     postgres_url: PostgresUrl = None,
 ) -> None:
-    """Show a table's rows as they were at a position, by key."""
-    with _source(db, table, None, postgres_url, data_dir) as source:
-        changes = follow(source.lake.changes(), source.table, source.tail)
-        rows: dict[Key, Row] = as_of(source.table, source.lake.base(), changes, position)
-    show = _printers(source.table)
-    names = source.table.column_names
-    ordered = [_texts(rows[key], show) or {} for key in sorted(rows, key=lambda key: tuple(map(_sortable, key)))]
+    """Show a table's rows as they were at a moment, by key. What is in no file and not in the log is shown as ?, and
+    left out of JSON."""
+    try:
+        position = position_of(moment)
+    except ValueError as error:
+        raise refuse("INVALID_TIME", f"--as-of: {error}") from error
+    with _source(db, table, postgres_url, data_dir) as (conn, source):
+        if position < source.begins:
+            raise refuse("BEFORE_LAKE", f"the lake of {db} begins at {source.begins} ({moment_of(source.begins)})")
+        if source.registered_anew and position > source.upto:
+            raise refuse("NOT_COMPACTED", _anew(table))
+        known = source.lake.registration_at(position).table
+        rows = source.lake.as_of(position, source.tail(conn))
+    ordered = [rows[key] for key in sorted(rows, key=key_order)]
     if as_json:
         for row in ordered:
-            typer.echo(json.dumps(row, ensure_ascii=False))
+            typer.echo(json.dumps(row_json(known, row), ensure_ascii=False))
         return
-    grid = Grid(*map(escape, names), title=escape(f"{table} at {position}"))
+    title = f"{table} at {moment_of(position)}, position {position}"
+    grid = Grid(*map(escape, known.column_names), title=escape(title))
     for row in ordered:
-        grid.add_row(*(escape("NULL" if row.get(name) is None else str(row[name])) for name in names))
+        add_row(grid, known, row)
     Console().print(grid)
-
-
-def _sortable(cell: Cell) -> tuple[str, Cell]:
-    return ("text" if isinstance(cell, str) else type(cell).__name__), cell

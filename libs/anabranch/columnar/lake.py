@@ -1,12 +1,14 @@
 """Reads the lake without Spark: what happened to a row, and a table's rows as they were.
 
 Files are read through Arrow's own file systems (a folder, ``s3://``), and only those that a published manifest names.
-What the log has beyond the manifest's position comes as changes of the same form (``log_changes``).
+What the log has beyond the manifest's position comes as changes of the same form. A table that was registered anew has
+changes of several registrations, each with columns of its own: what was written between them nobody has seen, so that
+one tells nothing of the rows of another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +16,15 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from pyarrow import fs
 
+from anabranch.columnar import row_states
 from anabranch.columnar.file_cells import FileCodec
-from anabranch.columnar.file_columns import OWN
-from anabranch.columnar.manifest import File, Manifest, TableFiles, epoch_folder
-from anabranch.schema import Cell, Table
+from anabranch.columnar.file_columns import OWN, FileTable
+from anabranch.columnar.manifest import Base, File, Manifest, TableFiles, epoch_folder
+from anabranch.columnar.row_states import DELETE, NONE, UPDATE, Change, Key, Row
+from anabranch.schema import Cell, Column, Table
 
-INSERT, UPDATE, DELETE, NONE = "insert", "update", "delete", "none"
-Key = tuple[Cell, ...]
-Row = dict[str, Cell]
+Codecs = Callable[[Iterable[Column]], Sequence[FileCodec]]
+_AFTER_ALL = 2**63 - 1
 
 
 class LakeError(LookupError):
@@ -29,136 +32,163 @@ class LakeError(LookupError):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """One change of a row. ``row``: the row after it (None: deleted), with the columns that are known. ``before``: what
-    its columns were that it changed, or all of a deleted row's. ``complete``: whether all columns are known."""
+class Registration:
+    """A registration of a table: changes in (``after``, ``upto``] are of ``columns``. ``base``: its rows at
+    ``as_of``."""
 
-    position: int
-    batch_id: str
-    ordinal: int
-    node_id: str
-    type: str
-    key: Key
-    changed: tuple[str, ...]
-    row: Row | None
-    before: Row
-    complete: bool
+    table_id: int
+    after: int
+    upto: int
+    columns: FileTable
+    base: Base | None
+    as_of: int
 
     @property
-    def place(self) -> tuple[int, str, int]:
-        """Its place in the total order."""
-        return self.position, self.batch_id, self.ordinal
+    def table(self) -> Table:
+        """The table as it was registered."""
+        return self.columns.table
+
+    def has(self, position: int) -> bool:
+        """Whether changes at a position are of this registration."""
+        return self.after < position <= self.upto
+
+
+def registrations(manifest: Manifest, files: TableFiles) -> list[Registration]:
+    """The registrations of a table, in their order. The last one goes on, unless it has ended, too."""
+    found: list[Registration] = []
+    after = -1
+    for one in files.ended or ():
+        found.append(Registration(one.table_id, after, one.last_position, one.columns, one.base, one.as_of))
+        after = one.last_position
+    if not found or found[-1].table_id != files.table_id:
+        found.append(Registration(files.table_id, after, _AFTER_ALL, files.columns, files.base, manifest.to_position))
+    return found
 
 
 class LakeTable:
     """One table of the lake at a manifest."""
 
-    def __init__(self, root: str, manifest: Manifest, table: str, codecs: Sequence[FileCodec]) -> None:
+    def __init__(self, root: str, manifest: Manifest, table: str, codecs: Codecs) -> None:
         self.files = table_files(manifest, table)
-        self.table: Table = self.files.columns.table
+        self.registrations = registrations(manifest, self.files)
         self._codecs = codecs
-        self._names = [column.file_name for column in self.files.columns.columns]
         self._filesystem, path = file_system(root)
         self._folder = f"{path.rstrip('/')}/{epoch_folder(manifest.database, manifest.epoch)}"
 
-    def changes(self, *, key: Key | None = None) -> list[Change]:
-        """The changes in the files, of one row or of all, in the order of the log."""
-        found = self._rows(self.files.changes, key)
-        return _without_ghosts(sorted((self._change(row) for row in found), key=lambda change: change.place))
+    @property
+    def table(self) -> Table:
+        """The table as it is registered now, or was at last."""
+        return self.registrations[-1].table
 
-    def base(self) -> dict[Key, Row]:
-        """The rows at the manifest's position; empty where there is no base."""
+    def registration_at(self, position: int) -> Registration:
+        """The registration that held at a position; after the end of the last one, that one."""
+        return next((one for one in self.registrations if position <= one.upto), self.registrations[-1])
+
+    def changes(self, of: Registration, *, key: Key | None = None) -> list[Change]:
+        """The changes of a registration in the files, of one row or of all, in the order of the log, as the files tell
+        them (``row_states`` tells more)."""
+        files = (f for f in self.files.changes if f.last_position > of.after and f.first_position <= of.upto)
+        found = (_change(of.table, *row) for row in self._rows(of, files, key))
+        return sorted((change for change in found if of.has(change.position)), key=lambda change: change.place)
+
+    def base(self, of: Registration, *, key: Key | None = None) -> row_states.Base | None:
+        """The rows of a registration's base, of one key or all; None where it has none."""
+        if of.base is None:
+            return None
         latest: dict[Key, tuple[int, Row | None]] = {}
-        for cells, own in self._rows(self.files.base.files if self.files.base else (), None):
-            key = self._key(cells)
-            if key not in latest or latest[key][0] < own["position"]:
-                latest[key] = own["position"], None if own["deleted"] else cells
-        return {key: row for key, (_, row) in latest.items() if row is not None}
+        for cells, own in self._rows(of, of.base.files, key):
+            found = _key(of.table, cells)
+            if found not in latest or latest[found][0] < own["position"]:
+                latest[found] = own["position"], None if own["deleted"] else cells
+        return row_states.Base({key: row for key, (_, row) in latest.items() if row is not None}, of.as_of)
 
-    def _rows(self, files: Iterable[File], key: Key | None) -> Iterable[tuple[Row, dict[str, Any]]]:
-        paths = [f"{self._folder}/{file.path}" for file in files]
-        if not paths:
-            return []
-        # Every file's own schema has what it has; a column that came later is NULL in it.
-        schema = pa.unify_schemas(
-            [ds.dataset(path, format="parquet", filesystem=self._filesystem).schema for path in paths]
-        )
-        data = ds.dataset(paths, schema=schema, format="parquet", filesystem=self._filesystem)
-        return self._read(data.to_table(filter=None if key is None else self._is(key)))
+    def rows(self) -> dict[Key, Row]:
+        """The rows at the manifest's position, by key; none where there is no base."""
+        base = self.base(self.registrations[-1])
+        return {} if base is None else dict(base.rows)
 
-    def _is(self, key: Key) -> ds.Expression:
-        found: ds.Expression | None = None
-        for i, cell in zip(self.table.key_index, key, strict=True):
-            values, _ = self._codecs[i].write([cell])
-            one = ds.field(self._names[i]) == values[0]
-            found = one if found is None else found & one
-        assert found is not None
-        return found
+    def told(self, of: Registration, tail: Iterable[Change] = (), *, key: Key | None = None) -> list[Change]:
+        """A registration's changes in the files and then those of ``tail``, with all that is known of their rows."""
+        mine = [*self.changes(of, key=key), *(change for change in tail if of.has(change.position))]
+        return row_states.told(of.table, mine, self.base(of, key=key))
 
-    def _read(self, rows: pa.Table) -> Iterable[tuple[Row, dict[str, Any]]]:
-        own = rows.column(OWN).combine_chunks().flatten()
-        names = [field.name for field in rows.schema.field(OWN).type]
-        ours = dict(zip(names, own, strict=True))
-        columns = self._cells(rows, ours["exact"].to_pylist())
-        before = ours.pop("before", None)
-        columns_of_ours = [values.to_pylist() for values in ours.values()]
-        plain = [dict(zip(ours, values, strict=True)) for values in zip(*columns_of_ours, strict=True)]
-        if before is not None:
-            table = pa.Table.from_arrays(before.flatten(), names=[f.name for f in before.type])
-            old = self._cells(table, ours["exact_before"].to_pylist())
-            for at, one in enumerate(plain):
-                one["before"] = {c.name: cells[at] for c, cells in zip(self.table.columns, old, strict=True)}
-        return [
-            ({c.name: cells[at] for c, cells in zip(self.table.columns, columns, strict=True)}, one)
-            for at, one in enumerate(plain)
-        ]
+    def as_of(self, position: int, tail: Iterable[Change] = ()) -> dict[Key, Row]:
+        """The table's rows at a position, by key, each with the columns that are known."""
+        of = self.registration_at(position)
+        mine = [*self.changes(of), *(change for change in tail if of.has(change.position))]
+        return row_states.as_of(of.table, self.base(of), mine, position)
 
-    def _cells(self, rows: pa.Table, exact: Sequence[Any]) -> list[list[Cell]]:
-        found: list[list[Cell]] = []
-        for codec, name in zip(self._codecs, self._names, strict=True):
-            if name not in rows.schema.names:
-                found.append([None] * rows.num_rows)
-                continue
-            values = rows.column(name).combine_chunks()
-            found.append(codec.read(values, [dict(texts or {}).get(name) for texts in exact]))
-        return found
-
-    def _key(self, row: Mapping[str, Cell]) -> Key:
-        return tuple(row[name] for name in self.table.key_columns)
-
-    def _change(self, found: tuple[Row, dict[str, Any]]) -> Change:
-        row, own = found
-        changed = tuple(own["changed"] or ())
-        taken = self.table.column_names if own["type"] == DELETE else changed if own["type"] == UPDATE else ()
-        before = {name: own.get("before", {}).get(name) for name in taken if name not in self.table.key_columns}
-        return Change(
-            own["position"],
-            own["batch"],
-            own["ordinal"],
-            own["node"],
-            own["type"],
-            self._key(row),
-            changed,
-            None if own["type"] == DELETE else row,
-            before,
-            own["complete"],
-        )
+    def _rows(self, of: Registration, files: Iterable[File], key: Key | None) -> Iterator[tuple[Row, dict[str, Any]]]:
+        codecs = self._codecs(of.table.columns)
+        names = [column.file_name for column in of.columns.columns]
+        chosen = None if key is None else _is(of.table, codecs, names, key)
+        for file in files:
+            # Each file has the columns of its time: one that came later is NULL in it.
+            data = ds.dataset(f"{self._folder}/{file.path}", format="parquet", filesystem=self._filesystem)
+            there = [name for name in (*names, OWN) if name in data.schema.names]
+            for row in _read(of.table, codecs, names, data.to_table(columns=there, filter=chosen)):
+                if key is None or _key(of.table, row[0]) == key:
+                    yield row
 
 
-def _without_ghosts(changes: Iterable[Change]) -> list[Change]:
-    """Changes in the order of the log. A batch that left a row as it was may have touched one that was deleted, which
-    files show without values: it has no row."""
-    done: list[Change] = []
-    gone: set[Key] = set()
-    for change in changes:
-        if change.type == NONE and change.key in gone:
-            change = _with(change, None, change.before, change.complete)
-        elif change.type == DELETE:
-            gone.add(change.key)
-        else:
-            gone.discard(change.key)
-        done.append(change)
-    return done
+def _is(table: Table, codecs: Sequence[FileCodec], names: Sequence[str], key: Key) -> ds.Expression:
+    """Rows that may have a key. What a column can't hold is NULL there, and looked at when it is read."""
+    found: ds.Expression | None = None
+    for i, cell in zip(table.key_index, key, strict=True):
+        values, exact = codecs[i].write([cell])
+        field = ds.field(names[i])
+        one = field.is_null() if exact is not None else field == values[0]
+        found = one if found is None else found & one
+    assert found is not None
+    return found
+
+
+def _read(
+    table: Table, codecs: Sequence[FileCodec], names: Sequence[str], rows: pa.Table
+) -> Iterable[tuple[Row, dict[str, Any]]]:
+    own = rows.column(OWN).combine_chunks().flatten()
+    ours = dict(zip([field.name for field in rows.schema.field(OWN).type], own, strict=True))
+    columns = _cells(codecs, names, rows, ours["exact"].to_pylist())
+    before = ours.pop("before", None)
+    columns_of_ours = [values.to_pylist() for values in ours.values()]
+    plain = [dict(zip(ours, values, strict=True)) for values in zip(*columns_of_ours, strict=True)]
+    if before is not None:
+        inner = pa.Table.from_arrays(before.flatten(), names=[f.name for f in before.type])
+        old = _cells(codecs, names, inner, ours["exact_before"].to_pylist())
+        for at, one in enumerate(plain):
+            one["before"] = {c.name: cells[at] for c, cells in zip(table.columns, old, strict=True)}
+    return [
+        ({c.name: cells[at] for c, cells in zip(table.columns, columns, strict=True)}, one)
+        for at, one in enumerate(plain)
+    ]
+
+
+def _cells(codecs: Sequence[FileCodec], names: Sequence[str], rows: pa.Table, exact: Sequence[Any]) -> list[list[Cell]]:
+    found: list[list[Cell]] = []
+    for codec, name in zip(codecs, names, strict=True):
+        if name not in rows.schema.names:
+            found.append([None] * rows.num_rows)
+            continue
+        values = rows.column(name).combine_chunks()
+        found.append(codec.read(values, [dict(texts or {}).get(name) for texts in exact]))
+    return found
+
+
+def _key(table: Table, row: Mapping[str, Cell]) -> Key:
+    return tuple(row[name] for name in table.key_columns)
+
+
+def _change(table: Table, row: Row, own: Mapping[str, Any]) -> Change:
+    """A change with what its row in a file is sure to tell: where it is not complete, NULL is also what is not
+    known."""
+    kind, changed, complete = own["type"], tuple(own["changed"] or ()), own["complete"]
+    names = table.column_names if kind == DELETE else changed if kind == UPDATE else ()
+    old = own.get("before") or {}
+    before = {name: old.get(name) for name in names if name not in table.key_columns} if complete else {}
+    if not complete and kind in (UPDATE, NONE):
+        row = {name: cell for name, cell in row.items() if name in table.key_columns or name in changed}
+    place = (own["position"], own["batch"], own["ordinal"], own["node"])
+    return Change(*place, kind, _key(table, row), changed, None if kind == DELETE else row, before, complete)
 
 
 def file_system(root: str) -> tuple[fs.FileSystem, str]:
@@ -175,78 +205,3 @@ def table_files(manifest: Manifest, table: str) -> TableFiles:
     if table not in manifest.tables:
         raise LakeError(f'the lake has no table "{table}"; it has {", ".join(sorted(manifest.tables)) or "none"}')
     return manifest.tables[table]
-
-
-def follow(changes: Iterable[Change], table: Table, tail: Iterable[Change]) -> list[Change]:
-    """Changes of the files, then those of the log's tail with the values before put in where the files know them.
-    ``tail`` is in the order of the log; of an update its ``row`` has the changed columns alone."""
-    done = list(changes)
-    state: dict[Key, tuple[Row | None, bool]] = {change.key: (change.row, change.complete) for change in done}
-    for change in tail:
-        row, known = state.get(change.key, (None, False))
-        if change.type == UPDATE:
-            before = {name: (row or {}).get(name) for name in change.changed}
-            change = _with(change, {**(row or {}), **(change.row or {})}, before, known)
-        elif change.type == DELETE:
-            before = {n: c for n, c in (row or {}).items() if n not in table.key_columns}
-            change = _with(change, None, before, known)
-        elif change.type == NONE:
-            change = _with(change, row, {}, known)
-        state[change.key] = change.row, change.complete
-        done.append(change)
-    return done
-
-
-def _with(change: Change, row: Row | None, before: Row, complete: bool) -> Change:
-    return Change(
-        change.position,
-        change.batch_id,
-        change.ordinal,
-        change.node_id,
-        change.type,
-        change.key,
-        change.changed,
-        row,
-        before,
-        complete,
-    )
-
-
-def as_of(table: Table, base: Mapping[Key, Row], changes: Iterable[Change], position: int) -> dict[Key, Row]:
-    """A table's rows at ``position``, by key. ``changes`` are all there are, in the order of the log; ``base`` the rows
-    after all or some of them.
-
-    A row that changed at or before ``position`` is what its last such change left. One that changed later only is what
-    it was before its first change. One that never changed is as the base has it. What left a row as it was says nothing
-    of it: there may be no such row.
-    """
-    rows = dict(base)
-    last: dict[Key, Change] = {}
-    later: dict[Key, Change] = {}
-    for change in changes:
-        if change.type == NONE:
-            continue
-        if change.position <= position:
-            last[change.key] = change
-        else:
-            later.setdefault(change.key, change)
-    for key, change in later.items():
-        _put(rows, key, _row_before(table, change))
-    for key, change in last.items():
-        _put(rows, key, change.row)
-    return rows
-
-
-def _put(rows: dict[Key, Row], key: Key, row: Row | None) -> None:
-    if row is None:
-        rows.pop(key, None)
-    else:
-        rows[key] = row
-
-
-def _row_before(table: Table, change: Change) -> Row | None:
-    if change.type == DELETE:
-        return {**dict(zip(table.key_columns, change.key, strict=True)), **change.before}
-    if change.type == INSERT or change.row is None:
-        return None
-    return {**change.row, **change.before}

@@ -64,9 +64,23 @@ class Base:
 
 
 @dataclass(frozen=True, slots=True)
+class EndedRegistration:
+    """A registration of a table that has ended: its changes are those up to ``last_position`` that are of none before.
+    ``base``: its rows at ``as_of``, kept with the history, since rows that never changed are in no change; None where
+    there was none."""
+
+    table_id: int
+    last_position: int
+    columns: FileTable
+    base: Base | None = None
+    as_of: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class TableFiles:
     """The files of one table. ``changes_count`` and ``changes_total`` are the sum of all effects in them. ``base`` is
-    None until the table's first one was proven."""
+    None until the table's first one was proven. ``ended``: the registrations that have ended, in their order; None
+    where the release that wrote the manifest did not tell them (``store.ended_registrations``)."""
 
     table_id: int
     columns: FileTable
@@ -75,11 +89,13 @@ class TableFiles:
     changes_total: str = "0"
     conflicts: tuple[File, ...] = ()
     base: Base | None = None
+    ended: tuple[EndedRegistration, ...] | None = ()
 
     @property
     def all_files(self) -> tuple[File, ...]:
         """Every live file."""
-        return (*self.changes, *self.conflicts, *(self.base.files if self.base else ()))
+        bases = (self.base, *(one.base for one in self.ended or ()))
+        return (*self.changes, *self.conflicts, *(file for base in bases if base for file in base.files))
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,13 +194,39 @@ def _table_json(table: TableFiles) -> dict[str, Any]:
         "changes_count": table.changes_count,
         "changes_total": table.changes_total,
         "conflicts": _files_json(table.conflicts),
-        "base": None
-        if table.base is None
-        else {
-            "buckets": [asdict(b) for b in table.base.buckets],
-            "files": _files_json(table.base.files),
-        },
+        "base": _base_json(table.base),
+        "ended": None if table.ended is None else [_ended_json(one) for one in table.ended],
     }
+
+
+def _base_json(base: Base | None) -> dict[str, Any] | None:
+    if base is None:
+        return None
+    return {"buckets": [asdict(b) for b in base.buckets], "files": _files_json(base.files)}
+
+
+def _base(content: Mapping[str, Any] | None) -> Base | None:
+    if content is None:
+        return None
+    return Base(tuple(Bucket(**b) for b in content["buckets"]), _files(content["files"]))
+
+
+def _ended_json(one: EndedRegistration) -> dict[str, Any]:
+    return {
+        "table_id": one.table_id,
+        "last_position": one.last_position,
+        "key": list(one.columns.table.key_columns),
+        "columns": _columns_json(one.columns.columns),
+        "base": _base_json(one.base),
+        "as_of": one.as_of,
+    }
+
+
+def _ended(name: str, content: Mapping[str, Any]) -> EndedRegistration:
+    columns = _columns(content["columns"])
+    table = Table(name, tuple(c.column for c in columns), tuple(content["key"]), content["table_id"])
+    base = _base(content["base"])
+    return EndedRegistration(table.id, content["last_position"], FileTable(table, columns), base, content["as_of"])
 
 
 def _former_json(former: FormerTable) -> dict[str, Any]:
@@ -242,7 +284,8 @@ def _table(name: str, content: Mapping[str, Any], written_as: int) -> TableFiles
         content["changes_count"],
         content["changes_total"],
         _files(content["conflicts"]),
-        None if base is None else Base(tuple(Bucket(**b) for b in base["buckets"]), _files(base["files"])),
+        _base(base),
+        None if content.get("ended") is None else tuple(_ended(name, one) for one in content["ended"]),
     )
 
 

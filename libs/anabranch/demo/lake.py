@@ -13,8 +13,9 @@ from typing import NamedTuple
 import grpc
 from rich.console import Console
 
-from anabranch.columnar.lake import Change, LakeTable
+from anabranch.columnar.lake import LakeTable
 from anabranch.columnar.manifest import Manifest, from_json
+from anabranch.columnar.row_states import Change
 from anabranch.runtime.compactor_job import run_job, show_job
 from anabranch.schema import Cell, Column, key_cells
 from anabranch.store import compactions
@@ -106,11 +107,10 @@ def _parts(manifest: Manifest) -> dict[str, tuple[int, int]]:
 
 
 def _history(root: str, manifest: Manifest, key: str, conn: Session, database: Database) -> list[Step]:
-    table = manifest.tables[SHOWN].columns.table
-    lake = LakeTable(root, manifest, SHOWN, file_codecs(table.columns))
+    lake = LakeTable(root, manifest, SHOWN, file_codecs)
     names: dict[str, str] = dict(conn.execute(_NAMES, (database.id,)).fetchall())
-    changes = lake.changes(key=key_cells(table, key))
-    return [step for change in changes for step in _steps(change, table.columns, names)]
+    changes = lake.told(lake.registrations[-1], key=key_cells(lake.table, key))
+    return [step for change in changes for step in _steps(change, lake.table.columns, names)]
 
 
 def _steps(change: Change, columns: Sequence[Column], names: Mapping[str, str]) -> list[Step]:

@@ -15,9 +15,8 @@ from anabranch.client.convert import converter
 from anabranch.scenario.values import Json, Timestamp
 from anabranch.schema import Cell, Column, Kind, key_text
 from anabranch.schema.table import Table
-from anabranch.store import binary
 from anabranch.store.availability import is_unavailable
-from anabranch.store.binary_cells import quote, read_expression, row_loader
+from anabranch.store.cells_of_texts import cells_of_texts
 from anabranch.store.engine import Session
 
 _TEMPORAL = frozenset({Kind.DATE, Kind.TIME, Kind.TIMESTAMP})
@@ -105,13 +104,7 @@ def _moment(conn: Session, column: Column, value: str | Timestamp) -> Any:
 
 def cast(conn: Session, columns: Sequence[Column], values: Sequence[Any]) -> tuple[Cell, ...]:
     """The cells that Postgres would store for values, as their columns' types print them. Raises psycopg.Error."""
-    selected = ", ".join(f"(${i}::text)::{c.postgres_type} as {quote(c.name)}" for i, c in enumerate(columns, 1))
-    read = ", ".join(read_expression(column, "v") for column in columns)
-    texts = [to_text(v, c.kind) for c, v in zip(columns, values, strict=True)]
-    parameters = [None if t is None else binary.Parameter(binary.TEXT, t.encode()) for t in texts]
-    cursor = binary.cursor(conn)
-    cursor.execute(f"select {read} from (select {selected}) v".encode(), parameters, prepare=False, binary=True)
-    return tuple(row_loader(columns)(cursor.fetchall())[0])
+    return cells_of_texts(conn, columns, [to_text(v, c.kind) for c, v in zip(columns, values, strict=True)])
 
 
 def encoded(column: Column, cell: Cell) -> bytes:

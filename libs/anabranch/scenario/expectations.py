@@ -8,7 +8,7 @@ from typing import Any
 from anabranch.client.sqlite_values import loader
 from anabranch.scenario.cells import accepted, cast, encoded, named_key
 from anabranch.scenario.conflicts import Lost, conflicts
-from anabranch.scenario.lake import base_differences, compact, published_positions
+from anabranch.scenario.lake import compact, lake_differences, published_positions
 from anabranch.scenario.model import ConflictSpec, DeadSpec, Expectations, LogSpec
 from anabranch.scenario.rows import check_node, check_same, check_server, match
 from anabranch.scenario.syncing import drained
@@ -229,7 +229,7 @@ def _pulled(world: World, wanted: Mapping[str, str]) -> Iterator[str]:
 def _parquet(world: World, wanted: str) -> Iterator[str]:
     drained(world)
     compact(world)
-    yield from base_differences(world)
+    yield from lake_differences(world)
 
 
 _FUNCTIONS: Mapping[str, Callable[[World, Any], Any]] = {

@@ -1,18 +1,20 @@
-"""The lake of a scenario: one run of the compactor, and its base view against the server's rows."""
+"""The lake of a scenario: one run of the compactor, and what it tells of rows against the server's."""
 
 from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
-from anabranch.columnar.lake import LakeError, LakeTable, table_files
-from anabranch.columnar.manifest import from_json
+from anabranch.columnar.lake import LakeError
+from anabranch.columnar.row_states import Row
 from anabranch.runtime.compactor_job import program
 from anabranch.scenario.rows import differences, server_cells
 from anabranch.scenario.world import FellShort, World
+from anabranch.schema import Table
 from anabranch.store import compactions
-from anabranch.store.file_codecs import file_codecs
+from anabranch.store.lake_source import open_lake
 
 _RUN_S = 300.0
 _TOLD = 1_500
@@ -40,20 +42,32 @@ def published_positions(world: World) -> set[int]:
     return {run.to_position for run in compactions.all_published(world.conn, world.database.id)}
 
 
-def base_differences(world: World) -> Iterator[str]:
-    """What differs between the base view and the server's rows, in words."""
+def lake_differences(world: World) -> Iterator[str]:
+    """What differs between the server's rows and those of the lake, in words: of the base, and of the rows as of the
+    head, which are put together from every change."""
     database = world.database
-    published = compactions.last_published(world.conn, database.id, database.epoch)
-    if published is None:
+    if compactions.last_published(world.conn, database.id, database.epoch) is None:
         yield "nothing is published"
         return
-    manifest = from_json(published.manifest)
+    head = compactions.read_head(world.conn, database.id)
     for name, table in database.tables.items():
         try:
-            columns = table_files(manifest, name).columns.table.columns
+            source = open_lake(world.conn, database, name)
         except LakeError as error:
             yield f"{name}: {error}"
             continue
-        lake = LakeTable(published.root, manifest, name, file_codecs(columns))
-        rows = [tuple(row.get(column) for column in table.column_names) for row in lake.base().values()]
-        yield from differences(table, rows, server_cells(world, table))
+        wanted = server_cells(world, table)
+        yield from _differences(table, source.lake.rows().values(), wanted, "the base of ")
+        yield from _differences(
+            table, source.lake.as_of(head, source.tail(world.conn)).values(), wanted, "lake rows of "
+        )
+
+
+def _differences(table: Table, found: Iterable[Row], wanted: Sequence[Sequence[Any]], where: str) -> Iterator[str]:
+    rows = list(found)
+    unknown = [row for row in rows if any(name not in row for name in table.column_names)]
+    if unknown:
+        yield f"{where}{table.name}: {len(unknown)} rows are not known as a whole, such as {unknown[0]}"
+        return
+    cells = [tuple(row[name] for name in table.column_names) for row in rows]
+    yield from (where + text for text in differences(table, cells, wanted))

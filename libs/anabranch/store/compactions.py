@@ -83,7 +83,7 @@ order by to_position
 FORGET_FILES = """
 update anabranch.compactions c
 set manifest = jsonb_set(c.manifest, '{tables}', coalesce(
-        (select jsonb_object_agg(t.key, t.value || '{"changes": [], "conflicts": [], "base": null}')
+        (select jsonb_object_agg(t.key, t.value || '{"changes": [], "conflicts": [], "base": null, "ended": []}')
          from jsonb_each(c.manifest -> 'tables') t), '{}')) || '{"forgotten": true}'
 where c.database_id = %(db)s and not c.manifest ? 'forgotten'
       and exists (select from anabranch.compactions later where later.database_id = c.database_id
@@ -101,6 +101,9 @@ insert into anabranch.compactions
 select d.id, %(run)s, d.epoch, %(after)s, %(upto)s, %(changes)s, %(root)s, %(manifest)s::jsonb, %(now)s
 from anabranch.databases d where d.id = %(db)s and d.epoch = %(epoch)s
 on conflict do nothing
+"""
+BEGINS = """
+select coalesce(min(from_position), 0) from anabranch.compactions where database_id = %(db)s and epoch = %(epoch)s
 """
 WHOSE = """
 select c.run_id from anabranch.compactions c
@@ -238,6 +241,11 @@ def read_tail(
     at the most."""
     values = {"db": database_id, "table": table_id, "after": after, "key": key, "limit": limit}
     return [TailRow(*row) for row in conn.execute(TAIL, values).fetchall()]
+
+
+def lake_begins(conn: Session, database_id: int, epoch: str) -> int:
+    """The position up to which an epoch's lake has no changes."""
+    return int(_one(conn, BEGINS, {"db": database_id, "epoch": epoch})[0])
 
 
 def last_published(conn: Session, database_id: int, epoch: str) -> Published | None:

@@ -19,7 +19,7 @@ from anabranch.store.engine import Session
 SHAPES = """
 select run_id, from_position, to_position,
        jsonb_set(manifest, '{tables}', coalesce(
-           (select jsonb_object_agg(t.key, t.value || '{"changes": [], "conflicts": [], "base": null}')
+           (select jsonb_object_agg(t.key, t.value || '{"changes": [], "conflicts": [], "base": null, "ended": []}')
             from jsonb_each(manifest -> 'tables') t), '{}'))
 from anabranch.compactions
 where database_id = %(db)s and epoch = %(epoch)s and to_position > %(after)s and from_position < %(upto)s

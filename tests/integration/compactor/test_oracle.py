@@ -14,7 +14,8 @@ import pytest
 from psycopg import sql
 from tests.integration.compactor.conftest import Lake
 
-from anabranch.columnar.lake import Change, LakeTable, as_of
+from anabranch.columnar.lake import LakeTable
+from anabranch.columnar.row_states import Base, Change, as_of
 from anabranch.schema import Cell, Column, Table, key_text
 from anabranch.schema.cells import Literal
 from anabranch.store.binary_text import element_printer
@@ -156,9 +157,9 @@ class Model:
         manifest = self.lake.manifest()
         for name, rows in self.rows.items():
             table = self.writer.table(name)
-            lake = LakeTable(self.lake.root, manifest, name, file_codecs(table.columns))
-            base, changes = lake.base(), lake.changes()
-            assert shown(base, table.column_names) == {same(key): same(row) for key, row in rows.items()}, name
+            lake = LakeTable(self.lake.root, manifest, name, file_codecs)
+            base, changes = Base(lake.rows(), manifest.to_position), lake.told(lake.registrations[-1])
+            assert shown(base.rows, table.column_names) == {same(key): same(row) for key, row in rows.items()}, name
             assert [told(change, table.column_names) for change in changes] == list(map(same, self.told[name])), name
             assert all(change.complete for change in changes if change.type != "none"), name
             for position, were in self.were:

@@ -7,7 +7,17 @@ import json
 import pytest
 
 from anabranch.columnar.file_columns import FileTable, file_table, file_type, may_need_text
-from anabranch.columnar.manifest import Base, Bucket, File, Manifest, ManifestError, TableFiles, from_json, to_json
+from anabranch.columnar.manifest import (
+    Base,
+    Bucket,
+    EndedRegistration,
+    File,
+    Manifest,
+    ManifestError,
+    TableFiles,
+    from_json,
+    to_json,
+)
 from anabranch.columnar.proof import Sum
 from anabranch.schema import Column, Kind, Table
 
@@ -74,13 +84,26 @@ def test_a_manifest_comes_back_as_it_went() -> None:
     files = file_table(table(Column("tags", Kind.ARRAY, "text[]", Kind.STRING)), (file_table(table()).columns))
     file = File("changes/table=t/R/part-0.parquet", 5, 1_000, "ff", 1, 9)
     base = Base((Bucket(3, "a"), Bucket()), (File("base/x", 3, 10, "a", 1, 9, 1, True),))
-    made = Manifest("R", "db", "E", 0, 9, 2, "Q", {"t": TableFiles(4, files, (file,), 5, "ff", (file,), base)})
+    ended = EndedRegistration(3, 0, file_table(table()), Base((Bucket(),), (File("base/old", 1, 9, "b", 0, 0),)))
+    made = Manifest(
+        "R", "db", "E", 0, 9, 2, "Q", {"t": TableFiles(4, files, (file,), 5, "ff", (file,), base, (ended,))}
+    )
     read = from_json(json.loads(json.dumps(to_json(made))))
     assert to_json(read) == to_json(made)
     found = read.tables["t"]
     assert (found.changes, found.base, found.columns.table.key_columns) == ((file,), base, ("id",))
     assert found.columns.table.by_name["tags"].element_kind is Kind.STRING
-    assert read.paths == {file.path, "base/x"}
+    assert found.ended is not None
+    assert [(one.last_position, one.base) for one in found.ended] == [(0, ended.base)]
+    assert read.paths == {file.path, "base/x", "base/old"}
+
+
+def test_a_manifest_of_an_earlier_release_tells_no_registrations() -> None:
+    files = TableFiles(4, file_table(table()), ended=())
+    content = to_json(Manifest("R", "db", "E", 0, 9, 2, "", {"t": files}))
+    del content["tables"]["t"]["ended"]
+    assert from_json(content).tables["t"].ended is None
+    assert from_json(to_json(from_json(content))).tables["t"].ended is None
 
 
 def test_a_manifest_of_another_format_is_refused() -> None:

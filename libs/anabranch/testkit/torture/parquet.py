@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from anabranch.columnar.lake import Change, LakeTable, table_files
+from anabranch.columnar.lake import LakeTable
 from anabranch.columnar.manifest import Manifest, from_json
+from anabranch.columnar.row_states import DELETE, INSERT, NONE, Key, Row
 from anabranch.schema import Cell, Table
 from anabranch.schema.cells import key_text
 from anabranch.store import compactions
@@ -22,6 +23,8 @@ from anabranch.v1 import change_pb2
 from anabranch.wire.values import column_reader
 
 _KINDS = {**KINDS, change_pb2.EFFECT_TYPE_NONE: "none"}
+_MOMENTS = 8
+"""Positions at which all rows are looked at."""
 _UNCUT = f"""
 select (select count(*) from {KEPT}.log where position > %(floor)s),
        (select count(*) from anabranch.log where position > %(floor)s),
@@ -33,10 +36,11 @@ select (select count(*) from {KEPT}.log where position > %(floor)s),
 """
 
 
-def check(conn: Session, server: oracle.Server) -> int:
+def check(conn: Session, server: oracle.Server, before: oracle.Rows) -> int:
     """Promise 8, at the end: the log was cut at or below the floor alone; the published runs reach from the first group
-    to the last, without a gap; their changes are all that the log ever had, their latest rows are the server's, and
-    they have as many conflicts. Gives the number of changes that were cut."""
+    to the last, without a gap; their changes are all that the log ever had, what they tell of rows is what the log
+    makes of those ``before``, their latest rows are the server's, and they have as many conflicts. Gives the number of
+    changes that were cut."""
     database = server.database
     with conn.transaction():
         # At one moment: the janitor goes on.
@@ -53,12 +57,14 @@ def check(conn: Session, server: oracle.Server) -> int:
     assert row[0] <= ends[-1][1] == head, f"floor {row[0]}, the runs reach to {ends[-1][1]}, the log to {head}"
     newest = max(runs, key=lambda run: run.to_position)
     manifest = from_json(newest.manifest)
+    based = min(run.to_position for run in runs)
     for name, table in database.tables.items():
-        lake = LakeTable(newest.root, manifest, name, file_codecs(table_files(manifest, name).columns.table.columns))
-        rows = {(name, _key(table, found)): found for found in lake.base().values()}
+        lake = LakeTable(newest.root, manifest, name, file_codecs)
+        rows = {(name, _key(table, found)): found for found in lake.rows().values()}
         wanted = {at: row for at, row in server.rows.items() if at[0] == name}
         assert rows == wanted, f"{name}: {_difference(rows, wanted)}"
-        _changes(table, lake.changes(), _logged(conn, database, table))
+        began = {key: row for (of, key), row in before.items() if of == name}
+        _changes(lake, _logged(conn, database, table), began, based)
     _conflicts(conn, database, manifest)
     return int(cut)
 
@@ -76,20 +82,60 @@ def _logged(conn: Session, database: Database, table: Table) -> Sequence[tuple[A
     ).fetchall()
 
 
-def _changes(table: Table, found: Sequence[Change], logged: Sequence[tuple[Any, ...]]) -> None:
-    assert len(found) == len(logged), f"{table.name}: {len(found)} changes in files, {len(logged)} in the log"
-    for change, (position, batch_id, ordinal, node, kind, key, changed, raw) in zip(found, logged, strict=True):
+def _changes(lake: LakeTable, logged: Sequence[tuple[Any, ...]], before: Mapping[str, Row], based: int) -> None:
+    """Every change and the row before and after it, and all rows at some positions, are what the log makes of the rows
+    ``before``. From the first base on, at ``based``, everything is known; of before, what is known is right."""
+    table = lake.table
+    told = lake.told(lake.registrations[-1])
+    assert len(told) == len(logged), f"{table.name}: {len(told)} changes in files, {len(logged)} in the log"
+    rows = dict(before)
+    positions = sorted({row[0] for row in logged})
+    looked_at = {positions[len(positions) * part // _MOMENTS] for part in range(_MOMENTS)} if positions else set()
+    at = 0
+    for change, (position, batch_id, ordinal, node, kind, key, changed, raw) in zip(told, logged, strict=True):
         here = (change.position, change.batch_id, change.ordinal, change.node_id, change.type)
         assert here == (position, batch_id, ordinal, node, _KINDS[kind]), f"{table.name}: {here}"
         assert key_text(list(change.key)) == key, f"{table.name} {here}: {change.key}, not {key}"
         assert set(change.changed) == set(changed or ()), f"{table.name} {here}: {change.changed}, not {changed}"
-        effect = change_pb2.Effect.FromString(raw)
-        for name, value in zip(effect.columns, effect.values, strict=True):
-            if kind != change_pb2.EFFECT_TYPE_DELETE and value.WhichOneof("kind") is not None:
-                cell = column_reader(table.by_name[name])(value)
-                assert (change.row or {}).get(name) == cell, (
-                    f"{table.name} {here}: {change.row}, and {name} is {cell!r}"
-                )
+        if at in looked_at and at < position:
+            _moment(lake, rows, at, based)
+        at = position
+        old = rows.get(key)
+        _known(f"{table.name} {here} before", change.before, old, whole=False)
+        _step(rows, table, key, change.type, change_pb2.Effect.FromString(raw))
+        _known(f"{table.name} {here}", change.row, rows.get(key), whole=position > based)
+    _moment(lake, rows, at, based)
+
+
+def _step(rows: dict[str, Row], table: Table, key: str, kind: str, effect: change_pb2.Effect) -> None:
+    """One change of the log, made to rows by key text."""
+    if kind == DELETE:
+        rows.pop(key, None)
+    elif kind != NONE:
+        cells = {
+            name: column_reader(table.by_name[name])(value)
+            for name, value in zip(effect.columns, effect.values, strict=True)
+            if value.WhichOneof("kind") is not None
+        }
+        rows[key] = cells if kind == INSERT else {**rows[key], **cells}
+
+
+def _known(where: str, found: Row | None, row: Row | None, *, whole: bool) -> None:
+    """What is known of a row is what it was, and where there is none there is none."""
+    if found is None or row is None:
+        assert bool(found) == bool(row), f"{where}: {found} in files, {row} by the log"
+        return
+    differing = {name: cell for name, cell in found.items() if row[name] != cell}
+    assert not differing, f"{where}: {found} in files, {row} by the log"
+    assert not whole or len(found) == len(row), f"{where}: only {sorted(found)} is known"
+
+
+def _moment(lake: LakeTable, rows: Mapping[str, Row], position: int, based: int) -> None:
+    found: dict[Key, Row] = lake.as_of(position)
+    by_text = {key_text(list(key)): row for key, row in found.items()}
+    for key in by_text.keys() | rows.keys():
+        where = f"{lake.table.name} {key} at {position}"
+        _known(where, by_text.get(key), rows.get(key), whole=position >= based)
 
 
 def _conflicts(conn: Session, database: Database, manifest: Manifest) -> None:

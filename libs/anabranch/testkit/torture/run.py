@@ -174,7 +174,8 @@ def torture(folder: Path, seconds: float, seed: int, say: Callable[[str], None],
             to_look_at = checks.promises(found)
             if havoc.lake is not None:
                 to_look_at["8 safe to prune"] = checks.promise(
-                    lambda: parquet.check(conn, found.server), "changes cut behind their proof; files as log and rows"
+                    lambda: parquet.check(conn, found.server, before),
+                    "changes cut behind their proof; files as log and rows",
                 )
             checked, breaches, verdicts = checks.look(to_look_at, say)
         faults = Counter(havoc.done)

@@ -1,0 +1,90 @@
+"""Rows and changes of the lake, as JSON and in a grid; values as Postgres prints them. What is not known is left out of
+JSON, and a question mark in a grid."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.markup import escape
+from rich.table import Table as Grid
+
+from anabranch.cli.positions import moment_of
+from anabranch.columnar.row_states import Change, Key, Row
+from anabranch.schema import Cell, Column, Kind, Table
+from anabranch.store.binary_text import array_printer, element_printer
+from anabranch.store.node_names import Who
+
+UNKNOWN = "?"
+_NOBODY = Who("", "")
+
+
+def text_of(column: Column, cell: Cell) -> str | None:
+    """A cell's text; None for NULL."""
+    if cell is None or isinstance(cell, str):
+        return cell
+    if column.kind is Kind.ARRAY:
+        return array_printer(column.element_kind or Kind.STRING)(cell)
+    return element_printer(column.kind)(cell)
+
+
+def row_json(table: Table, row: Row) -> dict[str, str | None]:
+    """A row's known columns, in the table's order."""
+    return {c.name: text_of(c, row[c.name]) for c in table.columns if c.name in row}
+
+
+def change_json(table: Table, change: Change, names: Mapping[str, Who]) -> dict[str, object]:
+    """A change; ``complete``: whether all that it says of its row is known."""
+    who = names.get(change.node_id, _NOBODY)
+    return {
+        "position": change.position,
+        "time": moment_of(change.position),
+        "batch": change.batch_id,
+        "ordinal": change.ordinal,
+        "node": change.node_id,
+        "node_name": who.name or None,
+        "principal": who.principal or None,
+        "type": change.type,
+        "changed": list(change.changed),
+        "row": None if change.row is None else row_json(table, change.row),
+        "before": row_json(table, change.before),
+        "complete": change.complete,
+    }
+
+
+def add_change(grid: Grid, table: Table, change: Change, names: Mapping[str, Who]) -> None:
+    """A line for each column that a change is about."""
+    who = names.get(change.node_id, _NOBODY)
+    columns = _columns_shown(table, change)
+    for at, name in enumerate(columns or [""]):
+        first = at == 0
+        head = (moment_of(change.position), who.name or change.node_id, who.principal, change.type) if first else _HEAD
+        # Of an insert there was nothing before, and of a deleted row there is nothing after.
+        before = _shown(table, change.before, name) if name and change.type in ("update", "delete") else ""
+        after = _shown(table, change.row, name) if name and change.row is not None else ""
+        end = (change.batch_id, str(change.position)) if first else ("", "")
+        grid.add_row(*map(escape, (*head, name, before, after, *end)))
+
+
+_HEAD = ("",) * 4
+
+
+def _columns_shown(table: Table, change: Change) -> list[str]:
+    rest = [name for name in table.column_names if name not in table.key_columns]
+    return {"update": list(change.changed), "delete": rest, "insert": list(table.column_names)}.get(change.type, [])
+
+
+def _shown(table: Table, row: Row | None, name: str) -> str:
+    if row is None or name not in row:
+        return UNKNOWN
+    text = text_of(table.by_name[name], row[name])
+    return "NULL" if text is None else text
+
+
+def add_row(grid: Grid, table: Table, row: Row) -> None:
+    """A row."""
+    grid.add_row(*(escape(_shown(table, row, name)) for name in table.column_names))
+
+
+def key_order(key: Key) -> tuple[tuple[str, Cell], ...]:
+    """What keys are sorted by; moments beyond 64 bits are texts among numbers."""
+    return tuple(("text" if isinstance(cell, str) else type(cell).__name__, cell) for cell in key)

@@ -1,0 +1,168 @@
+"""A row as it was, from its changes and its table's base: at every position what is known is what it was, and whatever
+any file tells is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anabranch.columnar.row_states import Base, Change, Row, as_of, states, told
+from anabranch.schema import Column, Kind, Table
+
+REST = ("a", "b")
+TABLE = Table("t", (Column("id", Kind.STRING, "text"), *(Column(n, Kind.INT64, "bigint") for n in REST)), ("id",))
+KEY = ("k",)
+
+
+def change(
+    position: int,
+    kind: str,
+    cells: Mapping[str, int | None] | None = None,
+    before: Mapping[str, int | None] | None = None,
+    *,
+    complete: bool = False,
+) -> Change:
+    row: Row | None = None if kind == "delete" else {"id": "k", **(cells or {})}
+    changed = tuple(cells or ()) if kind == "update" and not complete else tuple(before or ())
+    return Change(position, "B", 0, "N", kind, KEY, changed, row, dict(before or {}), complete or kind == "insert")
+
+
+def at(changes: Sequence[Change], base: Base | None, position: int) -> Row | None:
+    return as_of(TABLE, base, changes, position).get(KEY)
+
+
+def base(position: int, **cells: int | None) -> Base:
+    return Base({KEY: {"id": "k", **cells}}, position)
+
+
+def test_a_base_tells_what_a_partial_change_before_it_does_not() -> None:
+    changes = [change(1, "update", {"a": 5})]
+    assert at(changes, base(1, a=5, b=7), 1) == {"id": "k", "a": 5, "b": 7}
+    # What a was before nobody has seen: it is not NULL, but not there.
+    assert at(changes, base(1, a=5, b=7), 0) == {"id": "k", "b": 7}
+
+
+def test_a_later_change_with_the_values_before_tells_too() -> None:
+    changes = [
+        change(1, "update", {"a": 5}),
+        change(4, "update", {"a": 5, "b": 8}, {"b": 7}, complete=True),
+        change(6, "delete", before={"a": 5, "b": 8}, complete=True),
+    ]
+    none = Base({}, 6)
+    assert [at(changes, none, position) for position in (0, 1, 3, 4, 5, 6)] == [
+        {"id": "k", "b": 7},
+        *[{"id": "k", "a": 5, "b": 7}] * 2,
+        *[{"id": "k", "a": 5, "b": 8}] * 2,
+        None,
+    ]
+    assert told(TABLE, changes, none)[0].row == {"id": "k", "a": 5, "b": 7}
+
+
+def test_what_the_log_has_beyond_the_files_goes_on_from_the_base() -> None:
+    tail = [change(5, "update", {"a": 1}), change(6, "delete"), change(7, "insert", {"a": 2, "b": None})]
+    known = told(TABLE, tail, base(4, a=0, b=3))
+    assert [(one.row, one.before, one.complete) for one in known] == [
+        ({"id": "k", "a": 1, "b": 3}, {"a": 0}, True),
+        (None, {"a": 1, "b": 3}, True),
+        ({"id": "k", "a": 2, "b": None}, {}, True),
+    ]
+
+
+def test_a_batch_that_changed_nothing_makes_no_row_and_takes_none() -> None:
+    none = change(1, "none")
+    assert told(TABLE, [none], Base({}, 1))[0].row is None
+    assert told(TABLE, [none], base(1, a=1, b=2))[0].row == {"id": "k", "a": 1, "b": 2}
+    gone = [change(1, "insert", {"a": 1, "b": 2}), change(2, "delete"), change(3, "none")]
+    assert [one.row is None for one in told(TABLE, gone, Base({}, 3))] == [False, True, True]
+    assert [at(gone, Base({}, 3), position) is None for position in (0, 1, 2, 3)] == [True, False, True, True]
+
+
+@dataclass
+class History:
+    """What a row really was (``truth``: before everything, and after each change), and what files tell of it."""
+
+    truth: list[Row | None]
+    changes: list[Change]
+    base: Base | None
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> History:
+    """A row's changes in runs of the compactor, of which one pulls the first base: as the compactor writes them, which
+    knows the row before from the base, or from an insert or delete of the same run."""
+    values = st.sampled_from([None, 0, 1, 2])
+    row: Row | None = {"id": "k", "a": draw(values), "b": draw(values)} if draw(st.booleans()) else None
+    truth, changes = [row], []
+    ends = draw(st.lists(st.integers(0, 3), min_size=1, max_size=4))
+    based_after = draw(st.sampled_from([None, *range(len(ends))]))
+    tail = draw(st.integers(0, 3))
+    position, found = 0, None
+    for run, count in enumerate([*ends, tail]):
+        in_tail = run == len(ends)
+        known = based_after is not None and run > based_after and row is not None and not in_tail
+        for _ in range(count):
+            position += 1
+            old = row
+            kind = draw(st.sampled_from(["none", "insert"] if row is None else ["none", "update", "delete"]))
+            if kind == "insert":
+                row = {"id": "k", "a": draw(values), "b": draw(values)}
+                changes.append(Change(position, "B", 0, "N", kind, KEY, (), row, {}, True))
+                known = not in_tail
+            elif kind == "none":
+                shown: Row = row if known and row is not None else {"id": "k"}
+                changes.append(Change(position, "B", 0, "N", kind, KEY, (), shown, {}, known and row is not None))
+            elif kind == "delete":
+                before = {n: (old or {})[n] for n in REST} if known else {}
+                row = None
+                changes.append(Change(position, "B", 0, "N", kind, KEY, (), None, before, known))
+                known = not in_tail
+            else:
+                names = tuple(draw(st.sets(st.sampled_from(REST), min_size=1)))
+                row = {**(old or {}), **{name: draw(values) for name in names}}
+                before = {n: (old or {})[n] for n in names} if known else {}
+                given_row = row if known else {"id": "k", **{n: row[n] for n in names}}
+                changes.append(Change(position, "B", 0, "N", kind, KEY, names, given_row, before, known))
+            truth.append(row)
+        if based_after is not None and based_after <= run < len(ends):
+            found = Base({} if row is None else {KEY: row}, position)
+    return History(truth, changes, found)
+
+
+def knowable(history: History, position: int, name: str) -> bool:
+    """Whether anything tells a column of the row at a position: looked for backwards, then forwards."""
+    base_at = -1 if history.base is None or not history.base.rows else history.base.position
+    for one in reversed(history.changes[:position]):
+        if one.position <= base_at <= position or one.type == "insert" or name in one.changed:
+            return True
+        if one.type in ("update", "none") and one.complete:
+            return True
+    if 0 <= base_at <= position:
+        return True
+    for one in history.changes[position:]:
+        if 0 <= base_at < one.position:
+            return True
+        if one.type == "delete" or name in one.changed:
+            return one.complete
+        if one.type in ("update", "none") and one.complete:
+            return True
+    return base_at >= 0
+
+
+@settings(max_examples=600, deadline=None)
+@given(histories())
+def test_at_every_position_what_any_file_tells_is_known_and_nothing_else(history: History) -> None:
+    found = states(TABLE, KEY, history.changes, history.base)
+    for position, row in enumerate(history.truth):
+        state, then = found[position], at(history.changes, history.base, position)
+        if row is None or (history.base is None and all(c.type == "none" for c in history.changes)):
+            # Where nothing tells that there is a row, there is none.
+            assert state in (None, row), position
+            continue
+        wanted = {n: cell for n, cell in row.items() if n == "id" or knowable(history, position, n)}
+        assert state == then == wanted, position
+    for one, row in zip(told(TABLE, history.changes, history.base), history.truth[1:], strict=True):
+        assert one.row is None or row is not None
+        assert all(row is not None and row[n] == cell for n, cell in (one.row or {}).items())
