@@ -48,7 +48,7 @@ def look(conn: psycopg.Connection[Any], database: Database) -> Tables:
     differences = drift(conn, database)
     found: dict[str, Unsynced] = {}
     for table in sorted(database.torn & database.tables.keys()):
-        text = "what was written to it by SQL could not be read and is missing in the log; remove it and add it anew"
+        text = "what was written to it by SQL could not be brought into the log; remove it and add it anew"
         found[table] = Unsynced(table, Why.TORN, text)
     for one in differences:
         if one.stops:
