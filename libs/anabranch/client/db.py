@@ -15,7 +15,7 @@ from anabranch import faults
 from anabranch.client import conflicts, dead, status, sums, verdicts
 from anabranch.client.bootstrap import Progress
 from anabranch.client.conflicts import Conflict, Filter
-from anabranch.client.errors import BatchState, SyncedElsewhere
+from anabranch.client.errors import BatchState, NotReady, SyncedElsewhere
 from anabranch.client.events import Change, ConflictEvent, DeadLetter, Listeners, State
 from anabranch.client.file import DeviceFile
 from anabranch.client.lease import Lease
@@ -223,7 +223,13 @@ class SyncedDb:
 
     def _require_table(self, name: str) -> None:
         if name not in self._file.tables():
+            self._require_pulled(f"there is no table {name!r} yet")
             raise ValueError(f"there is no table {name!r}")
+
+    def _require_pulled(self, what: str) -> None:
+        """Raises NotReady before the first pull is complete: nothing can be said of tables and rows."""
+        if self._file.current().pulls == 0:
+            raise NotReady(f"{what}: the first pull is not complete; start() waits for it, on_state tells of it")
 
     def clear(self) -> None:
         """Make the file empty and a new node, whoever logs in next: rows, queues and dead letters are gone for good.
@@ -300,13 +306,21 @@ class SyncedDb:
 
         Raises:
             sqlite3.OperationalError: the SQL is wrong, or writes.
+            NotReady: it failed, and the first pull is not complete: the table may only not be here yet.
             BatchState: it would end the open batch half done.
             WrongPrincipal: the file belongs to another principal.
         """
         self._owner.require()
         conn = self._file.app_reader()
         if not self._file.in_transaction:
-            return conn.execute(sql, parameters)
+            try:
+                return conn.execute(sql, parameters)
+            except sqlite3.OperationalError as error:
+                try:
+                    self._require_pulled(f"the query failed ({error})")
+                except NotReady as early:
+                    raise early from error
+                raise
         if _ENDS_TRANSACTION.match(sql):
             raise BatchState("a batch begins and ends with its block; SQL can't do it")
         conn.execute("PRAGMA query_only = ON")
@@ -326,20 +340,22 @@ class SyncedDb:
 
     # What happened
 
-    def on_change(self, callback: Callable[[Change], None]) -> None:
+    def on_change(self, callback: Callable[[Change], None]) -> Callable[[], None]:
         """Be told of every change of a shown row, once, after its commit, from the thread that made it. Register before
         ``start`` to be told of the first pull's rows, too. It is told in the process that makes the change: what the
         server sends in the one that syncs the file, a local write in the one that writes. The others hear that
-        something was changed as the state "changed_elsewhere"."""
-        self._listeners.change.append(callback)
+        something was changed as the state "changed_elsewhere".
+        What this gives ends it, as that of the other two does; it
+        may be called from a callback, from any thread, and again."""
+        return self._listeners.listen(self._listeners.change, callback)
 
-    def on_conflict(self, callback: Callable[[ConflictEvent], None]) -> None:
+    def on_conflict(self, callback: Callable[[ConflictEvent], None]) -> Callable[[], None]:
         """Be told where an own batch met what others did: a value lost, the batch was merged, or it was rejected."""
-        self._listeners.conflict.append(callback)
+        return self._listeners.listen(self._listeners.conflict, callback)
 
-    def on_state(self, callback: Callable[[State], None]) -> None:
+    def on_state(self, callback: Callable[[State], None]) -> Callable[[], None]:
         """Be told how the sync fares."""
-        self._listeners.state.append(callback)
+        return self._listeners.listen(self._listeners.state, callback)
 
     def dead_letters(self) -> list[DeadLetter]:
         """The batches that were rejected or have expired, in the order in which they were made. Each is kept for two
@@ -397,6 +413,8 @@ class SyncedDb:
             CallFailed: the server can't be reached or refuses, also later, while iterating.
         """
         wanted = Filter(table, key, node_id, from_ms, until_ms)
+        if table is not None:
+            self._require_table(table)
         first = conflicts.request(self._file.current().db_name, wanted, self._file.tables())
         return conflicts.pages(self._file, self._remote, first)
 

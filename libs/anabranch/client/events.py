@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from functools import partial
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from anabranch.client.logs import get_logger
 
@@ -15,6 +17,7 @@ log = get_logger(__name__)
 _LIMIT = 100_000
 _PATIENCE_S = 30.0
 
+T = TypeVar("T")
 Origin: TypeAlias = Literal["local", "remote", "snapshot", "rejected"]
 Kind: TypeAlias = Literal["insert", "update", "delete"]
 
@@ -138,6 +141,19 @@ class Listeners:
     _fewer: threading.Condition = field(default_factory=threading.Condition)
     _delivering: int | None = None
 
+    def listen(self, callbacks: list[Callable[[T], None]], callback: Callable[[T], None]) -> Callable[[], None]:
+        """Have ``callback`` called; gives what ends that: from anywhere, itself included, and also twice.
+        It is called no more for what comes after; a call under way in another thread goes on to its end."""
+        # One object a registration: the same callback may be registered twice.
+        registered: Callable[[T], None] = partial(callback)
+        callbacks.append(registered)
+
+        def unsubscribe() -> None:
+            with contextlib.suppress(ValueError):
+                callbacks.remove(registered)
+
+        return unsubscribe
+
     def put(self, events: list[Event]) -> None:
         """Queue ``events`` for ``deliver``."""
         self._waiting.extend(events)
@@ -165,14 +181,17 @@ class Listeners:
         self.deliver()
 
     def _call(self, event: Event) -> None:
-        callbacks: list[Callable[[Any], None]]
+        registered: list[Callable[[Any], None]]
         if isinstance(event, Change):
-            callbacks = list(self.change)
+            registered = self.change
         elif isinstance(event, ConflictEvent):
-            callbacks = list(self.conflict)
+            registered = self.conflict
         else:
-            callbacks = list(self.state)
+            registered = self.state
+        callbacks = tuple(registered)
         for callback in callbacks:
+            if callback not in registered:
+                continue  # One before it in the row has ended it.
             try:
                 callback(event)
             except Exception:

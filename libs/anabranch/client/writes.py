@@ -89,6 +89,8 @@ class BatchBuilder:
     def _table(self, name: str) -> tuple[DeviceTable, Checks]:
         table = self.tx.tables.get(name)
         if table is None:
+            if not self.tx.state.pulls:
+                raise NotReady(f"there is no table {name!r} yet: the first pull is not complete")
             raise ValueError(f"there is no synced table {name!r}")
         (stage,) = self.tx.conn.execute("SELECT stage FROM _db_tables WHERE name = ?", (name,)).fetchone()
         if stage == "new":
