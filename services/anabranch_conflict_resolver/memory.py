@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from anabranch.store.captured import tables_with_triggers
+from anabranch.store.captured import tables_with_code
 from anabranch.store.catalog import load_database
 from anabranch.store.drift import drift, fingerprint, stopped_tables
 from anabranch.store.engine import Session
@@ -71,7 +71,7 @@ def current(conn: Session, memory: Memory, standing: Standing) -> SyncedDatabase
         for text in stopped.values():
             _log.error("a table is not synced", database=database.name, detail=text)
         synced = memory.synced = compile_database(
-            database, triggered=tables_with_triggers(conn, database.schema_name), stopped=stopped
+            database, with_code=tables_with_code(conn, database.schema_name), stopped=stopped
         )
         memory.wary = False
         memory.sums.clear()

@@ -61,7 +61,8 @@ class SyncedDatabase:
     asks: bool
     """Whether any column is decided by a function of the application's own."""
     loud: Mapping[str, frozenset[MutationType]]
-    """Tables of which some changes may cause others, by triggers or by the actions of foreign keys; and which."""
+    """Tables of which some changes may cause others, by the application's code or by the actions of foreign keys; and
+    which."""
     referrers: Mapping[str, Sequence[tuple[str, ForeignKey]]] = field(default_factory=dict)
     """By table, the synced tables that refer to it, each with the foreign key."""
     unreadable: set[str] = field(default_factory=set)
@@ -75,11 +76,11 @@ _WHOLE: Mapping[str, str] = MappingProxyType({})
 def compile_database(
     database: Database,
     *,
-    triggered: Mapping[str, frozenset[MutationType]] = _QUIET,
+    with_code: Mapping[str, frozenset[MutationType]] = _QUIET,
     stopped: Mapping[str, str] = _WHOLE,
 ) -> SyncedDatabase:
-    """Compile what the resolver needs of ``database``. ``triggered``: its tables that have triggers, and for which
-    changes. ``stopped``: those that can't be synced as they are, and why."""
+    """Compile what the resolver needs of ``database``. ``with_code``: its tables that have code of the
+    application's, and for which changes it runs. ``stopped``: those that can't be synced as they are, and why."""
     ranks = {name: rank for rank, name in enumerate(database.table_order)}
     tables = {}
     for name, table in database.tables.items():
@@ -99,7 +100,7 @@ def compile_database(
     )
     writers = {name: mutation_writer(table) for name, table in database.tables.items()}
     asks = any(function_of(column.policy) for table in database.tables.values() for column in table.columns)
-    loud = _loud(database, triggered)
+    loud = _loud(database, with_code)
     decoder = Decoder(database, stopped)
     referrers: dict[str, list[tuple[str, ForeignKey]]] = {}
     for name in database.tables:
@@ -110,8 +111,8 @@ def compile_database(
     return SyncedDatabase(database, decoder, tables, primary_keys, writers, once_a_group, asks, loud, referrers, torn)
 
 
-def _loud(database: Database, triggered: Mapping[str, frozenset[MutationType]]) -> dict[str, frozenset[MutationType]]:
-    loud = {name: set(triggered.get(name, ())) for name in database.tables}
+def _loud(database: Database, with_code: Mapping[str, frozenset[MutationType]]) -> dict[str, frozenset[MutationType]]:
+    loud = {name: set(with_code.get(name, ())) for name in database.tables}
     for name in database.tables:
         for key in database.constraints[name].foreign_keys:
             if key.to_table not in loud or key.to_schema != database.schema_name:

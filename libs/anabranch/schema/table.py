@@ -27,7 +27,8 @@ class Kind(IntEnum):
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column of a synced table. ``postgres_type`` is what ``format_type`` prints; ``policy`` names the column's
-    conflict policy ("lww" by default)."""
+    conflict policy ("lww" by default). ``base_type`` is the type below a domain, without a modifier, as the server's
+    catalog has it today; "" where the type is none, and where nobody has looked."""
 
     name: str
     kind: Kind
@@ -37,6 +38,7 @@ class Column:
     generated: bool = False
     has_default: bool = False
     policy: str = "lww"
+    base_type: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)

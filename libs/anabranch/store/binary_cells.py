@@ -2,10 +2,10 @@
 
 Sent: numbers, text, bytes, dates and times as binary arrays of the widest type of their kind, which Postgres then
 assigns to the column (and refuses what doesn't fit, as for any writer); the rest as text, cast to the type without its
-modifier, so that the modifier is applied by assignment, too: an explicit cast would cut silently. A column of text,
-decimals, JSON or uuids whose type isn't built in (an enum, a domain) is sent as an array of that very type in text
-format, so that its input function judges; other such types can't be, since an array of a composite type would fall
-apart into columns.
+modifier, so that the modifier is applied by assignment, too: an explicit cast would cut silently. So would one to a
+domain over a type with a modifier: values are cast to what is below all domains, and a domain's checks are asked where
+a row is written, and nowhere else. An enumeration is sent as an array of that very type in text format, so that its
+input function judges; other types can't be, since an array of a composite type would fall apart into columns.
 
 Read: what binary formats carry exactly as such, the rest as the text that the type's output function prints.
 """
@@ -57,6 +57,11 @@ def bare_type(postgres_type: str) -> str:
     return _LENGTH_ONE.get(base, base) + brackets
 
 
+def carried_type(column: Column) -> str:
+    """What values of a column are cast to on their way: its type without a modifier, or what is below its domain."""
+    return column.base_type or bare_type(column.postgres_type)
+
+
 def is_built_in(postgres_type: str) -> bool:
     """Whether a type as ``format_type`` prints it is the system's own."""
     return "." not in _QUOTED.sub("", postgres_type)
@@ -73,7 +78,7 @@ class Sender:
 
 def sender(column: Column) -> Sender:
     """How the cells of ``column`` are sent. Literals in a TIMESTAMP column are not: see ``literal_sender``."""
-    kind, name = column.kind, column.name
+    kind, name, carried = column.kind, column.name, carried_type(column)
     match kind:
         case Kind.BOOL:
             return Sender("bool[]", binary.bool_array)
@@ -91,10 +96,10 @@ def sender(column: Column) -> Sender:
             zone = _has_zone(column)
             return Sender("timestamptz[]" if zone else "timestamp[]", partial(binary.timestamp_array, zone=zone))
         case Kind.ARRAY:
-            return Sender("text[]", _array_builder(column), "::" + bare_type(column.postgres_type))
-    if kind is not Kind.LITERAL and not is_built_in(column.postgres_type):
-        return Sender(bare_type(column.postgres_type) + "[]", partial(binary.typed_text_array, column=name))
-    cast = "" if kind is Kind.STRING else "::" + bare_type(column.postgres_type)
+            return Sender("text[]", _array_builder(column), "::" + carried)
+    if kind is not Kind.LITERAL and not is_built_in(carried):
+        return Sender(carried + "[]", partial(binary.typed_text_array, column=name))
+    cast = "" if kind is Kind.STRING else "::" + carried
     return Sender("text[]", partial(binary.text_array, column=name), cast)
 
 

@@ -4,9 +4,14 @@ Who wrote the row decides which of them speaks:
 
 * *anybody but the resolver* (statement triggers): a statement's rows come as transition tables, all at once; a COPY, a
   MERGE or an upsert is one or more such statements, and so is what a cascade or a function does inside another one.
-* *the resolver* (row triggers): its own statements are in the log already; rows that they change by way of a cascade or
-  of another trigger are not, and are told by the depth of triggers at the moment of the change. A trigger *function*
-  could not tell: there a cascaded row and a direct one look alike, so the trigger's condition decides.
+* *the resolver*: its own statements are in the log already; what they cause is not. Rows that are changed by way of a
+  cascade or of another trigger are told by the depth of triggers at the moment of the change (row triggers). A trigger
+  *function* could not tell: there a cascaded row and a direct one look alike, so the trigger's condition decides.
+  What functions change outside of all triggers (in a default, a check, a generated or index expression, a type, a
+  trigger's condition) is a statement within a statement, of depth 0: of that the statement triggers tell it from the
+  resolver's own by the calls on the stack, of which there are none around one of its own. The statement triggers have
+  no condition: of two for one table in one statement Postgres keeps the last, which can be that of a cascade onto the
+  same table. A row that comes by both ways is captured twice, with the same images.
 * TRUNCATE, by whoever: the rows are captured as deletes before they go.
 
 The resolver says who it is once a transaction (``MARK_RESOLVER``). The mark is the session's process number, so that no
@@ -49,7 +54,6 @@ case when pg_catalog.current_setting('anabranch.resolver', true) = pg_catalog.pg
      then pg_catalog.has_table_privilege(session_user, 'anabranch.captured'::pg_catalog.regclass, 'DELETE')
      else false end
 """
-_STATEMENT = f"for each statement when (not {_RESOLVER})"
 _ROW = f"for each row when (pg_catalog.pg_trigger_depth() > 0 and {_RESOLVER})"
 
 
@@ -71,13 +75,13 @@ class _Trigger:
 TRUNCATE_TRIGGER = "~anabranch_truncate"
 
 _TRIGGERS = (
-    _Trigger("anabranch_insert", f"after insert on %s referencing new table as new_rows {_STATEMENT}", "capture"),
+    _Trigger("anabranch_insert", "after insert on %s referencing new table as new_rows for each statement", "capture"),
     _Trigger(
         "anabranch_update",
-        f"after update on %s referencing old table as old_rows new table as new_rows {_STATEMENT}",
+        "after update on %s referencing old table as old_rows new table as new_rows for each statement",
         "capture",
     ),
-    _Trigger("anabranch_delete", f"after delete on %s referencing old table as old_rows {_STATEMENT}", "capture"),
+    _Trigger("anabranch_delete", "after delete on %s referencing old table as old_rows for each statement", "capture"),
     _Trigger("anabranch_row_write", f"after insert or update on %s {_ROW}", "capture_row"),
     _Trigger("anabranch_row_delete", f"after delete on %s referencing old table as old_rows {_ROW}", "capture_row"),
     _Trigger(TRUNCATE_TRIGGER, "before truncate on %s for each statement", "capture_truncate"),
@@ -85,7 +89,7 @@ _TRIGGERS = (
 
 # By function and arguments, wherever the table is now and whatever it is called.
 _INSTALLED: LiteralString = """
-select n.nspname, c.relname, t.tgname, t.tgenabled::text, t.tgargs
+select n.nspname, c.relname, t.tgname, t.tgenabled::text, t.tgargs, t.tgqual is not null and f.proname = 'capture'
 from pg_catalog.pg_trigger t
 join pg_catalog.pg_proc f on f.oid = t.tgfoid join pg_catalog.pg_namespace o on o.oid = f.pronamespace
 join pg_catalog.pg_class c on c.oid = t.tgrelid join pg_catalog.pg_namespace n on n.oid = c.relnamespace
@@ -180,7 +184,7 @@ def _found(conn: Connection, database_id: int, table_id: int) -> list[tuple[str,
     statement = Statement(_INSTALLED, {"arguments": [_arguments(database_id, table_id)]})
 
     def steps() -> Steps[list[tuple[str, str, str]]]:
-        return [(schema_name, table, name) for schema_name, table, name, _, _ in (yield statement)]
+        return [(schema_name, table, name) for schema_name, table, name, *_ in (yield statement)]
 
     return run(conn, steps())
 
@@ -204,8 +208,12 @@ def trigger_faults(
     installed is left out. ``resting`` are those that are not captured on purpose."""
     arguments = {table: _arguments(database_id, number) for table, number in tables.items()}
     found: dict[tuple[str, str, bytes], dict[str, str]] = {}
-    for schema, table, name, enabled, of in (yield Statement(_INSTALLED, {"arguments": list(arguments.values())})):
+    conditional: dict[tuple[str, str, bytes], str] = {}
+    rows = yield Statement(_INSTALLED, {"arguments": list(arguments.values())})
+    for schema, table, name, enabled, of, has_condition in rows:
         found.setdefault((schema, table, bytes(of)), {})[name] = enabled
+        if has_condition:
+            conditional[schema, table, bytes(of)] = name
     faults = {}
     for table, of in arguments.items():
         triggers = found.get((schema_name, table, of), {})
@@ -217,5 +225,9 @@ def trigger_faults(
             faults[table] = TriggerFault(text, all_gone=not triggers and table not in resting)
         elif disabled and table not in resting:
             text = f"direct writes are not captured: trigger {disabled[0]} is disabled"
+            faults[table] = TriggerFault(text, all_gone=False)
+        elif (schema_name, table, of) in conditional:
+            name = conditional[schema_name, table, of]
+            text = f"what functions in its defaults and checks write is not captured: trigger {name} is an old one"
             faults[table] = TriggerFault(text, all_gone=False)
     return faults

@@ -10,6 +10,9 @@ that were added since stand behind them, and a table that lost one of its own, o
 (``drift``). What is behind is cut off or filled up with NULLs; oids that have changed while the type is carried alike
 (``integer`` to ``bigint``, a length taken away, a restored dump) are put right.
 
+Columns whose types have no binary form stand in the images as text, in the oid of text. No array of the table's row
+type can hold those: a temporary type that is made like it, with text in their place, is read instead.
+
 A session that reads the table's row type for the first time needs a lock on the table, and would wait for whoever has
 locked it against everybody. Then a temporary type that is made like it takes its place: what is in the images needs no
 look at the table.
@@ -47,7 +50,9 @@ select c.reltype::int8,
                   and l.database = (select d.oid from pg_database d where d.datname = current_database())
                   and l.pid is distinct from pg_backend_pid())
         and current_setting('transaction_read_only') = 'off'
-        and has_database_privilege(current_database(), 'TEMP'))
+        and has_database_privilege(current_database(), 'TEMP')),
+       array(select anabranch.has_binary(a.atttypid) from pg_attribute a
+             where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped order by a.attnum)
 from pg_class c join pg_namespace n on n.oid = c.relnamespace
 where n.nspname = %s and c.relname = %s and c.relkind in ('r', 'p')
 """
@@ -79,12 +84,14 @@ class UndecodableError(ValueError):
 
 class _Shape(NamedTuple):
     """A table of today: its row type's oid, its columns' names and type oids in order, and whether somebody has locked
-    it against everybody, or waits to, and this session may make a type."""
+    it against everybody, or waits to, and this session may make a type. ``binary``: of each column, whether its type
+    has a binary form; the oids are those in images, of text where it has none."""
 
     row_type: int
     names: list[str]
     oids: list[int]
     locked: bool
+    binary: list[bool]
 
 
 def decode(conn: Connection, schema_name: str, table: Table, images: Sequence[bytes]) -> list[Row]:
@@ -102,7 +109,7 @@ def decode(conn: Connection, schema_name: str, table: Table, images: Sequence[by
     shape = _shape(conn, schema_name, table)
     if not _is_current(shape, images):
         images = [_made_current(table, shape, image) for image in images]
-    if shape.locked:
+    if shape.locked or not all(shape.binary):
         with _stand_in(conn, shape) as row_type:
             return _rows(conn, table, row_type, _STAND_IN, images)
     return _rows(conn, table, shape.row_type, f"{quote(schema_name)}.{quote(table.name)}", images)
@@ -130,7 +137,10 @@ def _rows(conn: Connection, table: Table, row_type: int, type_name: str, images:
 def _stand_in(conn: Connection, shape: _Shape) -> Iterator[int]:
     """A type with the columns of the table, which nobody else knows; its oid."""
     types = conn.execute(_COLUMN_TYPES, [shape.row_type])
-    columns = ", ".join(f"{quote(name)} {kind}" for name, (kind,) in zip(shape.names, types, strict=True))
+    columns = ", ".join(
+        f"{quote(name)} {kind if has_binary else 'text'}"
+        for name, (kind,), has_binary in zip(shape.names, types, shape.binary, strict=True)
+    )
     conn.execute(f"create type {_STAND_IN} as ({columns})".encode(), prepare=False)
     [(row_type,)] = conn.execute(_STAND_IN_TYPE, prepare=False)
     yield int(row_type)
@@ -144,6 +154,7 @@ def _shape(conn: Connection, schema_name: str, table: Table) -> _Shape:
     if found is None:
         raise UndecodableError(table.name, "the table is gone")
     shape = _Shape(*found)
+    shape.oids[:] = [oid if has_binary else _TEXT for oid, has_binary in zip(shape.oids, shape.binary, strict=True)]
     for place, column in enumerate(table.columns):
         if place >= len(shape.names) or shape.names[place] != column.name:
             raise UndecodableError(table.name, f'column "{column.name}" is gone')

@@ -31,7 +31,7 @@ __all__ = [
     "read_arrived",
     "read_leaned_on",
     "size",
-    "tables_with_triggers",
+    "tables_with_code",
     "take_own",
 ]
 
@@ -130,14 +130,44 @@ join pg_catalog.pg_namespace f on f.oid = p.pronamespace
 where n.nspname = %(schema)s and not t.tgisinternal and f.nspname <> 'anabranch'
 group by c.relname
 """
+
+# Whatever the system brings itself stands in no dependency. A type of the application's own may have functions of its
+# own, save for an enumeration. What is too much costs a look at a group's end; what is missing is found there as well.
+TABLES_WITH_CODE = """
+with made_with (relation, classid, objid) as (
+    select d.adrelid, 'pg_catalog.pg_attrdef'::pg_catalog.regclass, d.oid from pg_catalog.pg_attrdef d
+    union all
+    select k.conrelid, 'pg_catalog.pg_constraint'::pg_catalog.regclass, k.oid from pg_catalog.pg_constraint k
+    where k.contype in ('c', 'x')
+    union all
+    select i.indrelid, 'pg_catalog.pg_class'::pg_catalog.regclass, i.indexrelid from pg_catalog.pg_index i
+)
+select c.relname::text from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where n.nspname = %(schema)s and c.relkind in ('r', 'p') and (
+    exists (
+        select from made_with m join pg_catalog.pg_depend d on d.classid = m.classid and d.objid = m.objid
+        where m.relation = c.oid and d.refclassid = any(array[
+            'pg_catalog.pg_proc'::pg_catalog.regclass, 'pg_catalog.pg_operator'::pg_catalog.regclass,
+            'pg_catalog.pg_opclass'::pg_catalog.regclass, 'pg_catalog.pg_opfamily'::pg_catalog.regclass])
+    ) or exists (
+        select from pg_catalog.pg_attribute a join pg_catalog.pg_type t on t.oid = a.atttypid
+        where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and a.atttypid >= 16384 and t.typtype <> 'e'
+    )
+)
+"""
 _EVENTS = ((4, MutationType.INSERT), (8, MutationType.DELETE), (16, MutationType.UPDATE))
 """Bits of ``pg_trigger.tgtype``."""
 
 
-def tables_with_triggers(conn: Connection, schema_name: str) -> dict[str, frozenset[MutationType]]:
-    """The tables of a schema that have triggers of the application's, and for which changes these fire."""
-    rows = conn.execute(TABLES_WITH_TRIGGERS, {"schema": schema_name})
-    return {name: frozenset(kind for bit, kind in _EVENTS if bits & bit) for name, bits in rows}
+def tables_with_code(conn: Connection, schema_name: str) -> dict[str, frozenset[MutationType]]:
+    """The tables of a schema that have code of the application's, in triggers or in defaults, checks, indexes and
+    types, and for which changes it runs."""
+    parameters = {"schema": schema_name}
+    rows = conn.execute(TABLES_WITH_TRIGGERS, parameters)
+    found = {name: frozenset(kind for bit, kind in _EVENTS if bits & bit) for name, bits in rows}
+    for (name,) in conn.execute(TABLES_WITH_CODE, parameters):
+        found[name] = found.get(name, frozenset()) | {MutationType.INSERT, MutationType.UPDATE}
+    return found
 
 
 def read(conn: Connection, database_id: int, most: int, most_bytes: int = MOST_BYTES) -> list[Captured]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import psycopg
@@ -17,7 +18,7 @@ import psycopg
 from anabranch.merge.model import Policy
 from anabranch.schema import Column, Kind, Table
 from anabranch.store.policy import DatabasePolicy, TablePolicy, database_policy, effective, table_policy
-from anabranch.store.relation import Constraints, constraints_of
+from anabranch.store.relation import Constraints, base_types_of, constraints_of
 from anabranch.store.steps import Statement, Steps, arun, run
 from anabranch.store.table_order import TableOrder, table_order
 
@@ -77,6 +78,9 @@ class Database:
         return self.order.tables
 
 
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+
 def columns_to_json(columns: tuple[Column, ...]) -> list[dict[str, Any]]:
     """Columns as ``anabranch.synced_tables.columns`` keeps them."""
     return [
@@ -93,14 +97,17 @@ def columns_to_json(columns: tuple[Column, ...]) -> list[dict[str, Any]]:
     ]
 
 
-def columns_from_json(columns: list[dict[str, Any]], policies: Mapping[str, str]) -> tuple[Column, ...]:
-    """Columns as they were kept, each with its policy."""
+def columns_from_json(
+    columns: list[dict[str, Any]], policies: Mapping[str, str], base_types: Mapping[str, str] = _NONE
+) -> tuple[Column, ...]:
+    """Columns as they were kept, each with its policy and what is below its domain today."""
     return tuple(
         replace(
             Column(**c),
             kind=Kind(c["kind"]),
             element_kind=None if c["element_kind"] is None else Kind(c["element_kind"]),
             policy=policies.get(c["name"], "lww"),
+            base_type=base_types.get(c["name"], ""),
         )
         for c in columns
     )
@@ -122,10 +129,15 @@ where %(name)s::text is null or d.name = %(name)s
 def _databases(name: str | None) -> Steps[dict[str, Database]]:
     rows = yield Statement(_DATABASES, {"name": name})
     constraints = yield from constraints_of(row[2] for row in rows)
-    return {row[1]: _database(row, constraints) for row in rows}
+    base_types = yield from base_types_of(row[2] for row in rows)
+    return {row[1]: _database(row, constraints, base_types) for row in rows}
 
 
-def _database(row: tuple[Any, ...], constraints: Mapping[tuple[str, str], Constraints]) -> Database:
+def _database(
+    row: tuple[Any, ...],
+    constraints: Mapping[tuple[str, str], Constraints],
+    base_types: Mapping[tuple[str, str], Mapping[str, str]],
+) -> Database:
     number, name, schema_name, epoch, floor_ms, schema_version, policy, seal_key, synced = row
     tables: dict[str, Table] = {}
     policies: dict[str, TablePolicy] = {}
@@ -134,7 +146,9 @@ def _database(row: tuple[Any, ...], constraints: Mapping[tuple[str, str], Constr
     torn = set()
     for table_id, table, columns, key_columns, own_policy, first_position, off_ms, torn_ms in synced:
         policies[table] = table_policy(own_policy)
-        tables[table] = Table(table, columns_from_json(columns, policies[table].columns), tuple(key_columns), table_id)
+        bases = base_types.get((schema_name, table), {})
+        known = columns_from_json(columns, policies[table].columns, bases)
+        tables[table] = Table(table, known, tuple(key_columns), table_id)
         first_positions[table] = first_position
         if off_ms is not None:
             uncaptured.add(table)

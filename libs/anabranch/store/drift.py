@@ -68,7 +68,11 @@ select coalesce(pg_catalog.md5(pg_catalog.string_agg(pg_catalog.concat_ws(' ', s
      from pg_catalog.pg_attribute a where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped),
     (select pg_catalog.string_agg(pg_catalog.concat_ws(' ', t.tgname, t.tgenabled), ',' order by t.tgname)
      from pg_catalog.pg_trigger t where t.tgrelid = c.oid and not t.tgisinternal),
-    (select i.indkey::text from pg_catalog.pg_index i where i.indrelid = c.oid and i.indisprimary)
+    (select i.indkey::text from pg_catalog.pg_index i where i.indrelid = c.oid and i.indisprimary),
+    (select pg_catalog.string_agg(e.oid::text, ',' order by e.oid) from pg_catalog.pg_attrdef e
+     where e.adrelid = c.oid),
+    (select pg_catalog.string_agg(k.oid::text, ',' order by k.oid) from pg_catalog.pg_constraint k
+     where k.conrelid = c.oid and k.contype in ('c', 'x'))
 ), ';' order by s.id)), '')
 from anabranch.synced_tables s
 join anabranch.databases d on d.id = s.database_id
@@ -76,7 +80,8 @@ left join pg_catalog.pg_namespace n on n.nspname = d.schema_name
 left join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = s.name
 where d.name = %s
 """
-"""What changes whenever a synced table of a database does, in ways that may be drift."""
+"""What changes whenever a synced table of a database does, in ways that may be drift, or bring code that runs within
+the resolver's statements."""
 
 
 def fingerprint(conn: psycopg.Connection[Any], database: str) -> str:

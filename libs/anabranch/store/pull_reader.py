@@ -31,7 +31,7 @@ from psycopg.conninfo import make_conninfo
 from anabranch.columnar.arrow_types import to_cells
 from anabranch.schema import Table
 from anabranch.store.availability import is_passing
-from anabranch.store.binary_cells import bare_type, quote
+from anabranch.store.binary_cells import carried_type, quote
 from anabranch.store.binary_text import array_printer
 from anabranch.store.engine import CONNECT_S, AsyncSession, SessionOptions, connection_arguments
 from anabranch.store.log_reader import Sums, sums_of
@@ -172,7 +172,7 @@ class PullReader:
                     with self._conn.cursor() as cursor:
                         cursor.execute("select set_config($1, $2, true)", (_SETTING.format(i), value))
                         cursor.fetchall()
-                    array_type = f"{bare_type(table.by_name[name].postgres_type)}[]"
+                    array_type = f"{carried_type(table.by_name[name])}[]"
                     values.append(f"(current_setting('{_SETTING.format(i)}')::{array_type})[1]")
                 where = f" where ({key}) > ({', '.join(values)})"
             self._table = table

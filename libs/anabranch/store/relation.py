@@ -194,6 +194,32 @@ order by n.nspname, c.relname, f.conname
 """
 
 
+# Down from each column's domain to what is below all domains.
+_BASES = """
+with recursive down (schema_name, relation, name, oid) as (
+    select n.nspname, c.relname, a.attname, t.typbasetype
+    from pg_class c join pg_namespace n on n.oid = c.relnamespace
+    join pg_attribute a on a.attrelid = c.oid join pg_type t on t.oid = a.atttypid
+    where n.nspname = any(%(schema_names)s::text[]) and c.relkind in ('r', 'p') and a.attnum > 0
+      and not a.attisdropped and t.typtype = 'd'
+    union all
+    select d.schema_name, d.relation, d.name, t.typbasetype
+    from down d join pg_type t on t.oid = d.oid where t.typtype = 'd'
+)
+select d.schema_name, d.relation, d.name, format_type(d.oid, -1)
+from down d join pg_type t on t.oid = d.oid where t.typtype <> 'd'
+"""
+
+
+def base_types_of(schema_names: Iterable[str]) -> Steps[dict[tuple[str, str], dict[str, str]]]:
+    """By (schema, table) and column, the types without modifiers below the columns' domains."""
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    rows = yield Statement(_BASES, {"schema_names": sorted(schema_names)})
+    for schema_name, table, column, base in rows:
+        found.setdefault((schema_name, table), {})[column] = base
+    return found
+
+
 def constraints_of(schema_names: Iterable[str]) -> Steps[dict[tuple[str, str], Constraints]]:
     """The constraints of every table in the schemas, by (schema, table); a table without any is left out."""
     parameters = {"schema_names": sorted(schema_names)}

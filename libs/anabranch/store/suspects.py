@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from anabranch.schema.cells import Cell
 from anabranch.schema.table import Column, Table
 from anabranch.store.binary import Connection, run, text, text_array
-from anabranch.store.binary_cells import bare_type, quote
+from anabranch.store.binary_cells import carried_type, quote
 from anabranch.store.relation import ForeignKey, UniqueKey
 from anabranch.store.rows_statements import Sent, sent_as
 
@@ -26,10 +26,16 @@ select r.relname::text, pg_get_expr(c.conbin, c.conrelid),
 from pg_catalog.pg_constraint c
 join pg_catalog.pg_class r on r.oid = c.conrelid join pg_catalog.pg_namespace n on n.oid = r.relnamespace
 where n.nspname = $1::text and r.relname = any($2::text[]) and c.contype = 'c'
+  and not exists (
+      select from pg_catalog.pg_depend d
+      left join pg_catalog.pg_operator o on d.refclassid = 'pg_operator'::regclass and o.oid = d.refobjid
+      join pg_catalog.pg_proc p on p.oid = case d.refclassid when 'pg_proc'::regclass then d.refobjid else o.oprcode end
+      where d.classid = 'pg_constraint'::regclass and d.objid = c.oid and p.provolatile = 'v')
 order by r.relname, c.conname
 """
-"""$1 schema, $2 tables. Those over their own columns, with the columns' names, and whether they name the whole row;
-what a domain or a generated column says is not among them."""
+"""$1 schema, $2 tables. Those over their own columns, with the columns' names, and whether they name the whole row.
+What a domain or a generated column says is not among them, nor a check with a volatile function: that may write, and
+is to be asked where a row is written, and nowhere else."""
 
 Places = Callable[[], list[int]]
 """Gives the answer: places in the sequence that was asked about."""
@@ -99,9 +105,7 @@ def unchecked(conn: Connection, table: Table, checks: Checks, rows: Sequence[Seq
     """The places of ``rows`` (cells of the checks' columns) for which a check is false. Reading the answer raises
     psycopg.Error where an expression can't be judged so (it may name the table, or fail on a value)."""
     sent = sent_as([table.by_name[name] for name in checks.columns], _turned(rows), "c")
-    columns = ", ".join(
-        f"v.{one.alias}::{bare_type(one.column.postgres_type)} as {quote(one.column.name)}" for one in sent
-    )
+    columns = ", ".join(f"v.{one.alias}::{carried_type(one.column)} as {quote(one.column.name)}" for one in sent)
     false = " or ".join(f"not ({expression})" for expression in checks.expressions)
     condition = f"(select true from (select {columns}) as {quote(table.name)} where {false} limit 1)"
     return _places(conn, sent, condition, rows)

@@ -1,0 +1,150 @@
+"""No type that a column may have makes a writer's statement fail once its table is synced, and what is written in it is
+captured exactly."""
+
+from __future__ import annotations
+
+import pytest
+from psycopg import errors, sql
+
+from anabranch.schema import Cell
+from anabranch.store import capture
+from anabranch.store.capture_rows import decode
+from anabranch.store.catalog import load_database
+from anabranch.store.engine import Session
+from anabranch.store.registration import add_table, create_database
+from anabranch.store.rows import TableSql
+
+OWN_TYPES = """
+create type app.mood as enum ('sad', 'so so');
+create domain app.grant_ as aclitem;
+create type app.pair as (n int, who aclitem);
+create type app.plain_pair as (n int, f float8);
+create type app.acl_range as range (subtype = app.plain_pair);
+create type app.shy;
+create function app.shy_in(cstring) returns app.shy language internal immutable strict as 'textin';
+create function app.shy_out(app.shy) returns cstring language internal immutable strict as 'textout';
+create type app.shy (input = app.shy_in, output = app.shy_out, internallength = variable);
+create function app.shy_send(app.shy) returns bytea language plpgsql immutable strict as
+$$ begin raise exception 'shy'; end $$;
+alter type app.shy set (send = app.shy_send);
+create type app.mute;
+create function app.mute_in(cstring) returns app.mute language internal immutable strict as 'textin';
+create function app.mute_out(app.mute) returns cstring language internal immutable strict as 'textout';
+create type app.mute (input = app.mute_in, output = app.mute_out, internallength = variable);
+"""
+VALUES = {
+    "aclitem": "postgres=r/postgres",
+    "aclitem[]": '{"postgres=r/postgres",NULL}',
+    "gtsvector": None,
+    "app.mood": "so so",
+    "app.mood[]": '{sad,"so so"}',
+    "app.grant_": "postgres=w/postgres",
+    "app.grant_[]": "{postgres=w/postgres}",
+    "app.pair": '(1,"postgres=r/postgres")',
+    "app.pair[]": '{"(1,postgres=r/postgres)","(,)"}',
+    "app.plain_pair": "(1,0.1)",
+    "app.acl_range": '["(1,0.1)","(2,0.30000000000000004)")',
+    "app.shy": 'don\'t, "look" \\ é',
+    "app.shy[]": "{x,NULL}",
+    "app.mute": "nothing",
+    "interval": "1 year 2 days 00:00:00.5",
+    "timestamptz": "2001-02-03 04:05:06.7+00",
+}
+
+
+def captured_rows(conn: Session, table: str) -> list[list[Cell] | None]:
+    """The rows after each captured change of a table, of a delete the one before, in order."""
+    registered = load_database(conn, "d").tables[table]
+    found = conn.execute(
+        "select coalesce(new, old) from anabranch.captured where table_id = %s order by id", (registered.id,)
+    ).fetchall()
+    with conn.transaction():
+        return [*decode(conn, "app", registered, [raw for (raw,) in found])]
+
+
+def test_no_type_makes_a_writer_fail(conn: Session) -> None:
+    """Every type of the server that a column can have: whoever writes to a table with our triggers can go on."""
+    conn.execute(OWN_TYPES.encode())
+    types = conn.execute(
+        "select oid::regtype::text from pg_type t where typtype in ('b', 'd', 'e', 'r', 'm') "
+        "and not (typcategory = 'A' and typelem in (select reltype from pg_class where relkind <> 'c')) "
+        "or typtype = 'c' and typrelid in (select oid from pg_class where relkind = 'c') "
+        "or oid::regtype::text in ('pg_class', 'pg_class[]', 'pg_stats') order by 1"
+    ).fetchall()
+    assert len(types) > 150
+    written = 0
+    with conn.transaction():
+        for number, (name,) in enumerate(types):
+            try:
+                with conn.transaction():
+                    conn.execute(f"create table app.t{number} (id text primary key, c {name})".encode())
+            except (errors.InvalidTableDefinition, errors.DatatypeMismatch, errors.FeatureNotSupported):
+                continue
+            capture.install(conn, "app", f"t{number}", 1, number + 1)
+            conn.execute(f"insert into app.t{number} (id) values ('x')".encode())
+            conn.execute(f"update app.t{number} set id = 'y'".encode())
+            conn.execute(f"delete from app.t{number}".encode())
+            conn.execute(f"drop table app.t{number}".encode())
+            written += 1
+        assert conn.execute("select count(*) from anabranch.captured").fetchone() == (3 * written,)
+    assert written > 150
+
+
+@pytest.mark.parametrize("how", ["by a statement", "by a trigger of the resolver", "by truncate"])
+@pytest.mark.parametrize("when", ["before", "later"])
+def test_values_without_a_binary_form_are_captured_exactly(conn: Session, when: str, how: str) -> None:
+    conn.execute(OWN_TYPES.encode())
+    create_database(conn, "d", "app")
+    names = [f"c{i}" for i in range(len(VALUES))]
+    columns = [f"{name} {kind}" for name, kind in zip(names, VALUES, strict=True)]
+    if when == "before":
+        conn.execute(f"create table app.t (id text primary key, {', '.join(columns)}, last numeric)".encode())
+        add_table(conn, "d", "t")
+    else:
+        conn.execute(b"create table app.t (id text primary key, last numeric)")
+        add_table(conn, "d", "t")
+        for column in columns:
+            conn.execute(f"alter table app.t add {column}".encode())
+    conn.execute(
+        b"create table app.other (id int); create function app.f() returns trigger language plpgsql as $$ "
+        b"begin update app.t set last = 2; return null; end $$; "
+        b"create trigger f after insert on app.other for each row execute function app.f()"
+    )
+    # As odd as a writer's session can be.
+    for setting in (
+        "DateStyle = 'SQL, DMY'",
+        "IntervalStyle = iso_8601",
+        "TimeZone = 'Asia/Kolkata'",
+        "extra_float_digits = -15",
+        "bytea_output = escape",
+        "client_encoding = latin1",
+    ):
+        conn.execute(f"set {setting}".encode())
+    values = [sql.Literal(value) for value in VALUES.values()]
+    conn.execute(
+        sql.SQL("insert into app.t (id, {}, last) values ('x', {}, 1.50)").format(
+            sql.SQL(", ").join(map(sql.Identifier, names)), sql.SQL(", ").join(values)
+        )
+    )
+    if how == "by a statement":
+        conn.execute("update app.t set last = 2")
+    elif how == "by truncate":
+        conn.execute("truncate app.t")
+    else:
+        with conn.transaction():
+            conn.execute(capture.MARK_RESOLVER)
+            conn.execute("insert into app.other values (1)")
+    shown = conn.execute("show DateStyle").fetchone(), conn.execute("show TimeZone").fetchone()
+    assert shown == (("SQL, DMY",), ("Asia/Kolkata",)), "the writer's settings are as before"
+    for name in ("DateStyle", "IntervalStyle", "TimeZone", "extra_float_digits", "bytea_output", "client_encoding"):
+        conn.execute(f"reset {name}".encode())
+    inserted, second = captured_rows(conn, "t")
+    if when == "before":
+        table = load_database(conn, "d").tables["t"]
+        if how == "by truncate":
+            assert second == inserted
+        else:
+            with conn.transaction():
+                [now] = TableSql("app", table).read(conn, [("x",)])().values()
+            assert second == now
+    assert (inserted or [])[0] == "x"
