@@ -1,16 +1,16 @@
 """What a function in a default, a check or an index writes is captured in the resolver's sessions, too; and no type of
 a column makes a writer's statement fail.
 
-Revision ID: 0012
-Revises: 0011
+Revision ID: 0015
+Revises: 0014
 """
 
 from __future__ import annotations
 
 from alembic import op
 
-revision = "0012"
-down_revision = "0011"
+revision = "0015"
+down_revision = "0014"
 branch_labels = None
 depends_on = None
 works_from = "0009"
@@ -23,26 +23,26 @@ create function anabranch.has_binary(type oid) returns boolean
 language plpgsql stable set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
 as $$
 declare
-    found record;
+    kind record;
 begin
     select t.oid, t.typtype, t.typbasetype, t.typelem, t.typlen, t.typrelid,
            t.typsend <> 0 and t.typreceive <> 0 and (t.oid < 16384
                or (select p.prolang from pg_proc p where p.oid = t.typsend) in (12, 13)
                   and (select p.prolang from pg_proc p where p.oid = t.typreceive) in (12, 13)) as own
-    into found from pg_type t where t.oid = type;
-    if found.oid is null or not found.own or found.typtype = 'p' then
+    into kind from pg_type t where t.oid = type;
+    if kind.oid is null or not kind.own or kind.typtype = 'p' then
         return false;
-    elsif found.typtype = 'd' then
-        return anabranch.has_binary(found.typbasetype);
-    elsif found.typtype = 'b' and found.typelem <> 0 and found.typlen = -1 then
-        return anabranch.has_binary(found.typelem);
-    elsif found.typtype in ('r', 'm') then
+    elsif kind.typtype = 'd' then
+        return anabranch.has_binary(kind.typbasetype);
+    elsif kind.typtype = 'b' and kind.typelem <> 0 and kind.typlen = -1 then
+        return anabranch.has_binary(kind.typelem);
+    elsif kind.typtype in ('r', 'm') then
         return (select anabranch.has_binary(r.rngsubtype) from pg_range r
-                where r.rngtypid = found.oid or r.rngmultitypid = found.oid);
-    elsif found.typtype = 'c' then
+                where r.rngtypid = kind.oid or r.rngmultitypid = kind.oid);
+    elsif kind.typtype = 'c' then
         return not exists (
             select from pg_attribute a
-            where a.attrelid = found.typrelid and a.attnum > 0 and not a.attisdropped
+            where a.attrelid = kind.typrelid and a.attnum > 0 and not a.attisdropped
               and not anabranch.has_binary(a.atttypid));
     end if;
     return true;
@@ -65,9 +65,9 @@ where a.attrelid = $1 and a.attnum > 0 and not a.attisdropped
 $$;
 """
 
-# A plan for the table at hand would look cheaper than one for all, and be made anew at every statement: so the functions
-# keep to the latter.
-
+# A plan for the table at hand looks cheaper than one for any, and would be made anew at every statement: the functions
+# are made to keep one plan.
+#
 # One look at the columns is to do for nearly every table: built-in types that have a binary form, enumerations, arrays
 # of them, and domains over built-in types. For others all that they are made of is looked at. The numbers are those of
 # aclitem, gtsvector, their arrays, and of system tables' rows; what else the system has without a binary form is no
