@@ -3,6 +3,8 @@ captured exactly."""
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 from psycopg import errors, sql
 
@@ -13,6 +15,7 @@ from anabranch.store.catalog import load_database
 from anabranch.store.engine import Session
 from anabranch.store.registration import add_table, create_database
 from anabranch.store.rows import TableSql
+from anabranch.store.steps import run
 
 OWN_TYPES = """
 create type app.mood as enum ('sad', 'so so');
@@ -148,3 +151,29 @@ def test_values_without_a_binary_form_are_captured_exactly(conn: Session, when: 
                 [now] = TableSql("app", table).read(conn, [("x",)])().values()
             assert second == now
     assert (inserted or [])[0] == "x"
+
+
+def test_triggers_of_an_older_release_are_made_anew_as_they_were_switched(conn: Session) -> None:
+    migration = importlib.import_module("anabranch.store.migrations.versions.0015_code_within_statements")
+    create_database(conn, "d", "app")
+    for name in ("works", "rests"):
+        conn.execute(f"create table app.{name} (id text primary key)".encode())
+        add_table(conn, "d", name)
+        number = load_database(conn, "d").tables[name].id
+        [(database,)] = conn.execute("select id from anabranch.databases").fetchall()
+        conn.execute(
+            f"create or replace trigger anabranch_insert after insert on app.{name} referencing new table as new_rows "
+            f"for each statement when (true) execute function anabranch.capture('{database}', '{number}')".encode()
+        )
+        capture.switch(conn, "app", name, on=name == "works")
+    database_of = load_database(conn, "d")
+    numbers = {name: table.id for name, table in database_of.tables.items()}
+    before = run(conn, capture.trigger_faults("app", database_of.id, numbers, {"rests"}))
+    assert "is an old one" in before["works"].text
+    assert "is an old one" in before["rests"].text
+    conn.execute(migration.TRIGGERS.encode())
+    assert run(conn, capture.trigger_faults("app", database_of.id, numbers, {"rests"})) == {}
+    assert "is disabled" in run(conn, capture.trigger_faults("app", database_of.id, numbers))["rests"].text
+    for name in ("works", "rests"):
+        conn.execute(f"insert into app.{name} values ('x')".encode())
+    assert conn.execute("select table_id from anabranch.captured").fetchall() == [(numbers["works"],)]
