@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from anabranch import limits
-from anabranch.schema import Column, Table
+from anabranch.schema import Column
 from anabranch.store.catalog import Database
 from anabranch.store.log_reader import Sums
+from anabranch.store.sure import Sure
 from anabranch.v1 import snapshot_pb2
 
 LIMITS = snapshot_pb2.Limits(
@@ -16,14 +17,19 @@ LIMITS = snapshot_pb2.Limits(
     max_batch_rows=limits.MAX_BATCH_ROWS,
     max_request_envelopes=limits.MAX_REQUEST_ENVELOPES,
     max_request_bytes=limits.MAX_REQUEST_BYTES,
+    max_value_bytes=limits.MAX_VALUE_BYTES,
+    max_key_bytes=limits.MAX_KEY_BYTES,
 )
 
+_NOTHING = Sure(False, "", ())
 
-def describe(database: Database, sums: Sums) -> snapshot_pb2.DescribeResponse:
-    """What the database looks like, without the server's state. ``sums`` give the numbers of rows."""
+
+def describe(database: Database, sums: Sums, sure: Mapping[tuple[str, str], Sure]) -> snapshot_pb2.DescribeResponse:
+    """What the database looks like, without the server's state. ``sums`` give the numbers of rows, ``sure`` what
+    Postgres refuses today."""
     policy = database.policy
     return snapshot_pb2.DescribeResponse(
-        tables=_tables(database, {row.table: row.count for row in sums.rows}),
+        tables=_tables(database, {row.table: row.count for row in sums.rows}, sure),
         policy=snapshot_pb2.DatabasePolicy(
             order=policy.order,
             resurrect=policy.resurrect,
@@ -37,23 +43,21 @@ def describe(database: Database, sums: Sums) -> snapshot_pb2.DescribeResponse:
     )
 
 
-def _tables(database: Database, counts: dict[str, int]) -> Iterator[snapshot_pb2.Table]:
+def _tables(
+    database: Database, counts: dict[str, int], sure: Mapping[tuple[str, str], Sure]
+) -> Iterator[snapshot_pb2.Table]:
     for name in database.table_order:
         table = database.tables[name]
         yield snapshot_pb2.Table(
             name=name,
-            columns=_columns(table),
+            columns=[_column(column, sure.get((name, column.name), _NOTHING)) for column in table.columns],
             key_columns=table.key_columns,
             estimated_rows=counts.get(name, 0),
             every_device_sees_every_row=database.table_policies[name].every_device_sees_every_row,
         )
 
 
-def _columns(table: Table) -> Iterator[snapshot_pb2.Column]:
-    return map(_column, table.columns)
-
-
-def _column(column: Column) -> snapshot_pb2.Column:
+def _column(column: Column, sure: Sure) -> snapshot_pb2.Column:
     return snapshot_pb2.Column(
         name=column.name,
         kind=column.kind.value,  # type: ignore[arg-type]
@@ -63,4 +67,8 @@ def _column(column: Column) -> snapshot_pb2.Column:
         generated=column.generated,
         has_default=column.has_default,
         policy=column.policy,
+        base_type=sure.base_type,
+        enum_labels=sure.labels,
+        # Registered so, and still so.
+        refuses_null=sure.refuses_null and column.not_null and not column.generated,
     )

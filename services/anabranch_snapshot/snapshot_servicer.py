@@ -12,6 +12,8 @@ from anabranch.runtime.errors import Failure
 from anabranch.runtime.principal import require_database
 from anabranch.store.catalog import Database
 from anabranch.store.log_reader import Sums
+from anabranch.store.steps import arun
+from anabranch.store.sure import sure_refusals
 from anabranch.v1 import errors_pb2, position_pb2, snapshot_pb2
 from anabranch_snapshot.compare import compare
 from anabranch_snapshot.describe import describe
@@ -39,7 +41,9 @@ class SnapshotServicer:
         sums = await snapshot.log.sums(database)
         # Once more: the server may have been restored since, and what is settled would stand for another history.
         await snapshot.log.check_seen(database, request.node_state.greatest_seen)
-        response = describe(database, sums)
+        async with snapshot.pool.connection() as conn:
+            sure = await arun(conn, sure_refusals(database.schema_name, database.tables))
+        response = describe(database, sums, sure)
         response.state.CopyFrom(snapshot.log.state(database, sums.head, sums.chain, sums.floor, sums.schema_version))
         return response
 

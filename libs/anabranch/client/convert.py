@@ -47,6 +47,7 @@ Converter = Callable[[Any], Cell]
 
 _PLAIN_DECIMAL = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?|NaN|-?Infinity")
 _INT_LIMITS = {"smallint": 2**15, "integer": 2**31}
+_MOST_DIMENSIONS = 6
 _DAY_US = 86_400_000_000
 _EPOCH = date(1970, 1, 1).toordinal()
 _MICROSECOND = timedelta(microseconds=1)
@@ -188,16 +189,40 @@ def _time(value: Any) -> Cell:
 
 
 def _json(value: Any) -> Cell:
-    if isinstance(value, str):
-        try:
-            json.loads(_text(value))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"is no JSON text: {error}") from None
-        return value
     try:
+        if isinstance(value, str):
+            json.loads(_text(value), parse_constant=_no_json)
+            return value
         return _text(json.dumps(value, ensure_ascii=False, allow_nan=False))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"is no JSON text: {error}") from None
     except TypeError as error:
         raise ValueError(f"has no JSON form: {error}") from None
+    except RecursionError:
+        raise ValueError("is JSON that is nested too deeply") from None
+
+
+def _no_json(constant: str) -> None:
+    raise ValueError(f"is no JSON text: {constant} is no value of JSON")
+
+
+_NO_TEXT_ESCAPE = re.compile(r"\\u(?:0000|d[89a-f])", re.IGNORECASE)
+
+
+def _jsonb(value: Any) -> Cell:
+    """As JSON, but for escapes of what no text of Postgres holds, which jsonb reads and json keeps unread."""
+    cell = _json(value)
+    if isinstance(cell, str) and _NO_TEXT_ESCAPE.search(cell):
+        pending: list[Any] = [json.loads(cell)]
+        while pending:
+            part = pending.pop()
+            if isinstance(part, str):
+                _text(part)
+            elif isinstance(part, dict):
+                pending += [*part, *part.values()]
+            elif isinstance(part, list):
+                pending += part
+    return cell
 
 
 def _uuid(value: Any) -> Cell:
@@ -235,7 +260,8 @@ def _array(column: Column) -> Converter:
         if not isinstance(value, list | tuple):
             raise _wrong(value, "list or tuple")
         cells = nested(value)
-        _shape(cells)
+        if len(_shape(cells)) > _MOST_DIMENSIONS:
+            raise ValueError(f"has more than {_MOST_DIMENSIONS} dimensions")
         return cells
 
     return convert
@@ -267,7 +293,7 @@ def _scalar(kind: Kind, postgres_type: str) -> Converter:
         Kind.DECIMAL: _decimal,
         Kind.DATE: _date,
         Kind.TIME: _time,
-        Kind.JSON: _json,
+        Kind.JSON: _jsonb if postgres_type == "jsonb" else _json,
         Kind.UUID: _uuid,
     }
     return simple.get(kind, _text)

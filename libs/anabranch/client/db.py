@@ -15,9 +15,11 @@ from anabranch import faults
 from anabranch.client import conflicts, dead, status, sums, verdicts
 from anabranch.client.bootstrap import Progress
 from anabranch.client.conflicts import Conflict, Filter
+from anabranch.client.describe import ask
+from anabranch.client.device_table import DeviceTable
 from anabranch.client.errors import BatchState, NotReady, SyncedElsewhere
 from anabranch.client.events import Change, ConflictEvent, DeadLetter, Listeners, State
-from anabranch.client.file import DeviceFile
+from anabranch.client.file import DeviceFile, Tx
 from anabranch.client.lease import Lease
 from anabranch.client.owner import Owner
 from anabranch.client.payload import PayloadCache
@@ -36,6 +38,8 @@ from anabranch.client.writes import BatchBuilder, Checks
 from anabranch.clock import clock_from_environment
 
 _FLUSH_S = 60.0
+_ASK_S = 3.0
+"""A write that would be refused for what may have changed waits so long for the server's word."""
 _ENDS_TRANSACTION = re.compile(
     r"(?:[\s;]|--[^\n]*\n|/\*.*?\*/)*(?:begin|commit|end|rollback|savepoint|release)\b", re.IGNORECASE | re.DOTALL
 )
@@ -270,7 +274,7 @@ class SyncedDb:
         batch = Batch()
         queued = ""
         with self._file.transaction() as tx:
-            builder = self._builder = BatchBuilder(tx, self._checks)
+            builder = self._builder = BatchBuilder(tx, self._checks, self._ask)
             try:
                 yield batch
             finally:
@@ -280,6 +284,12 @@ class SyncedDb:
                 queued = builder.queue(max(self._now_ms(), self._clock.now_ms() or 0))
         batch.id = queued
         self._committed(batch)
+
+    def _ask(self, tx: Tx, table: str) -> DeviceTable | None:
+        """What the server says of a table now, where it can be asked at once: the batch holds up all other writers."""
+        if self._loop is None or not self._loop.is_online:
+            return None
+        return ask(tx, table, lambda request: self._remote.describe(request, timeout_s=_ASK_S))
 
     def _committed(self, batch: Batch) -> None:
         faults.reach("after_local_commit")

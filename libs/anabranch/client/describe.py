@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 
 from anabranch.client import guards, layout
-from anabranch.client.device_table import DeviceTable, quote, table_of
+from anabranch.client.device_table import DeviceTable, device_table, quote, table_of
+from anabranch.client.errors import CallFailed
 from anabranch.client.events import Change, State
 from anabranch.client.file import Tx
 from anabranch.client.sqlite_values import declared_type
@@ -41,6 +43,25 @@ def apply_description(tx: Tx, response: snapshot_pb2.DescribeResponse) -> None:
         policy=response.policy.SerializeToString(),
         **({"tables_version": tx.state.tables_version + 1} if changed else {}),
     )
+
+
+def ask(
+    tx: Tx, name: str, describe: Callable[[snapshot_pb2.DescribeRequest], snapshot_pb2.DescribeResponse]
+) -> DeviceTable | None:
+    """What the server says of a table now, noted where its columns are still those of the file; None where they are
+    not, or where it can't be asked. What else has changed is for the reader to notice."""
+    try:
+        response = describe(snapshot_pb2.DescribeRequest(db_name=tx.state.db_name, node_state=tx.state.node_state))
+    except CallFailed:
+        return None
+    message = next((table for table in response.tables if table.name == name), None)
+    (old,) = tx.conn.execute("SELECT value FROM _db_tables WHERE name = ?", (name,)).fetchone()
+    if message is None or _columns(old) != _columns(value := message.SerializeToString(deterministic=True)):
+        return None
+    if value != old:
+        tx.conn.execute("UPDATE _db_tables SET value = ? WHERE name = ?", (value, name))
+        tx.set(tables_version=tx.state.tables_version + 1)
+    return device_table(message)
 
 
 def _tell_gone(tx: Tx, name: str) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from anabranch.canonical import RowEncoder
 from anabranch.client.sqlite_values import RowCodec, declared_type, storer
+from anabranch.client.sure import Sure, sure_of
 from anabranch.merge.model import Policy
 from anabranch.schema import Cell, Column, Kind, Table, key_text
 from anabranch.v1 import snapshot_pb2, value_pb2
@@ -43,12 +45,19 @@ def table_of(message: snapshot_pb2.Table) -> Table:
     )
 
 
+def device_table(message: snapshot_pb2.Table) -> DeviceTable:
+    """The table that a Describe message tells of, with what is sure to be refused in it."""
+    table = table_of(message)
+    return DeviceTable(table, sure_of(message, table.columns))
+
+
 class DeviceTable:
     """Statements and conversions of one table. Rows are in the order of ``table.columns``: as *cells*, or *stored*, as
     SQLite holds them. ``key`` is always the stored form of the key, in the key's order."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, sure: Mapping[str, Sure] = MappingProxyType({})) -> None:
         self.table = table
+        self.sure = sure
         self.name = table.name
         self.codec = RowCodec(table)
         self.encoder = RowEncoder(table)

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from anabranch.client import guards, layout, state
 from anabranch.client.decimals import add_decimals
-from anabranch.client.device_table import DeviceTable, table_of
+from anabranch.client.device_table import DeviceTable, device_table
 from anabranch.client.errors import BatchState, ClientError
 from anabranch.client.events import Event, Listeners
 from anabranch.client.holder import Holder
@@ -357,7 +357,7 @@ class DeviceFile:
         version, tables = self._compiled_tables
         if current.tables_version != version:
             tables = {
-                name: DeviceTable(table_of(snapshot_pb2.Table.FromString(value)))
+                name: device_table(snapshot_pb2.Table.FromString(value))
                 for name, value in conn.execute("SELECT name, value FROM _db_tables ORDER BY ordinal")
             }
             # One assignment: a thread that comes between compiles the same once more, and nothing else.

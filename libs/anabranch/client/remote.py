@@ -197,10 +197,12 @@ class RemoteDb:
         stub = change_pb2_grpc.ChangeServiceStub(self._channel("changes"))
         return self._call("find_common", stub.FindCommon, request, CALL_TIMEOUT_S)
 
-    def describe(self, request: snapshot_pb2.DescribeRequest) -> snapshot_pb2.DescribeResponse:
+    def describe(
+        self, request: snapshot_pb2.DescribeRequest, timeout_s: float = CALL_TIMEOUT_S
+    ) -> snapshot_pb2.DescribeResponse:
         """The database's tables."""
         stub = snapshot_pb2_grpc.SnapshotServiceStub(self._channel("snapshot"))
-        return self._call("describe", stub.Describe, request, CALL_TIMEOUT_S)
+        return self._call("describe", stub.Describe, request, timeout_s)
 
     def pull(self, request: snapshot_pb2.PullRequest) -> Stream[snapshot_pb2.PullResponse]:
         """The chunks as they come, for an hour at most."""

@@ -133,6 +133,11 @@ class SyncLoop:
                 thread.join(0.05)
         self._lease.release()
 
+    @property
+    def is_online(self) -> bool:
+        """Whether calls succeed, as far as is known."""
+        return self._told == "online"
+
     def wake(self) -> None:
         """There is something to send; and where the disk was full, room has been found for it."""
         self._wake.set()

@@ -30,7 +30,8 @@ class SyncedTable:
     Every method queues what it did, inside ``SyncedDb.batch`` together with the block's other writes, and raises before
     anything is written:
 
-    * ValueError: there is no such table or column, a value does not fit, the key is incomplete, a limit is passed;
+    * ValueError: there is no such table or column, a value does not fit, the key is incomplete, a limit is passed, or
+      the server would surely refuse it, as far as the device knows;
     * NotReady: the table's first pull is not complete.
     """
 

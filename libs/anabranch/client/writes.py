@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,20 +16,28 @@ from anabranch.client.file import Tx
 from anabranch.client.ids import next_id
 from anabranch.client.payload import RowPart, mutation_message
 from anabranch.client.rebase import change_of, overlaid, write_bases
+from anabranch.client.sure import SurelyRefusedError
 from anabranch.merge.model import MutationType
 from anabranch.merge.overlay import Pending
 from anabranch.schema import Cell
+from anabranch.schema.cells import Literal
 from anabranch.v1 import batch_pb2, snapshot_pb2
 
 Cells = dict[str, Cell]
 _LOCAL: Origin = "local"
 
 
+Ask = Callable[[Tx, str], DeviceTable | None]
+"""Asks the server what a table is like now; None where it can't be asked, or the table's columns are others."""
+
+
 class Checks:
-    """What a table takes from an app: cells by column name, or a ValueError that names table and column."""
+    """What a table takes from an app: cells by column name, or a ValueError that names table and column. Where that is
+    only as sure as what the device knows of the table, it is a SurelyRefusedError."""
 
     def __init__(self, table: DeviceTable) -> None:
         self._table = table
+        self.table_name = table.name
         self._converters: dict[str, Converter] = {c.name: converter(c) for c in table.table.columns}
 
     def cell(self, column: str, value: Any) -> Cell:
@@ -38,10 +46,18 @@ class Checks:
             convert = self._converters[column]
         except KeyError:
             raise ValueError(f"{self._table.name} has no column {column!r}") from None
+        sure = self._table.sure.get(column)
         if value is None:
+            if sure is not None and sure.refuses_null:
+                raise SurelyRefusedError(f"{self._table.name}.{column}: takes no NULL")
             return None
         try:
-            return convert(value)
+            cell = convert(value)
+            if sure is not None and sure.judge is not None and type(cell) is not Literal:
+                sure.judge(cell)
+            return cell
+        except SurelyRefusedError as error:
+            raise SurelyRefusedError(f"{self._table.name}.{column}: {error}") from None
         except ValueError as error:
             raise ValueError(f"{self._table.name}.{column}: {error}") from None
 
@@ -56,6 +72,16 @@ class Checks:
         for name in cells:
             if self._table.table.by_name[name].generated:
                 raise ValueError(f"{self._table.name}.{name}: the server computes it, so it can't be written")
+        return cells
+
+    def whole(self, row: Mapping[str, Any]) -> Cells:
+        """One row to insert. Raises ValueError."""
+        cells = self.row(row)
+        for name, sure in self._table.sure.items():
+            if sure.needed and name not in cells:
+                raise SurelyRefusedError(
+                    f"{self._table.name}.{name}: the row gives no value; it takes no NULL, and has no default"
+                )
         return cells
 
     def key(self, key: Any) -> Cells:
@@ -78,9 +104,10 @@ class BatchBuilder:
     """A batch while its transaction is open. Each method checks everything first: where it raises, nothing of that
     call was written."""
 
-    def __init__(self, tx: Tx, checks: dict[str, Checks]) -> None:
+    def __init__(self, tx: Tx, checks: dict[str, Checks], ask: Ask | None = None) -> None:
         self.tx = tx
         self._checks = checks
+        self._ask = ask
         self._mutations: list[batch_pb2.DbMutation] = []
         self._touched: dict[tuple[str, str], None] = {}
         self._rows = 0
@@ -115,6 +142,17 @@ class BatchBuilder:
             raise ValueError(f"{table.name}: no rows were given")
         return by_text, keys
 
+    def _checked(self, checks: Checks, rows: Sequence[Any], check: Callable[[Checks, Any], Cells]) -> list[Cells]:
+        """The rows' cells. What would be refused for what the device may know no longer is held against what the server
+        says now, where that can be asked. Raises ValueError."""
+        try:
+            return [check(checks, row) for row in rows]
+        except SurelyRefusedError:
+            now = None if self._ask is None else self._ask(self.tx, checks.table_name)
+            if now is None:
+                raise
+        return [check(Checks(now), row) for row in rows]
+
     @contextmanager
     def call(self) -> Iterator[None]:
         """What one call does, inside a batch that may go on when it raises."""
@@ -130,22 +168,25 @@ class BatchBuilder:
     def insert(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Add rows. Raises ValueError, RowExists, NotReady."""
         table, checks = self._table(name)
-        by_text, keys = self._named(table, [checks.row(r) for r in rows])
-        longest = len(max(keys, key=len).encode())
-        if longest > limits.MAX_KEY_BYTES:
-            raise ValueError(f"{name}: a key's text has at most {limits.MAX_KEY_BYTES} bytes, not {longest}")
+        by_text, keys = self._named(table, self._checked(checks, rows, Checks.whole))
+        most = self.limits.max_key_bytes or limits.MAX_KEY_BYTES
+        for text in keys:
+            if len(text) * 4 > most and len(text.encode()) > most:
+                raise ValueError(f"{name}: a key's text has at most {most} bytes, not {len(text.encode())}")
         shown = table.read_by_text(self.tx.conn, keys)
         if shown:
             raise RowExists(f"{name} has the row {min(shown)} already")
         given = {c for row in by_text.values() for c in row}
         columns = [c for c in table.table.column_names if c in given]
+        message = mutation_message(table, MutationType.INSERT, columns, list(by_text.values()), (), ())
+        self._fits(message)
         self._apply(table, MutationType.INSERT, by_text, keys, {}, columns)
-        self._add(mutation_message(table, MutationType.INSERT, columns, list(by_text.values()), (), ()), by_text)
+        self._add(message, by_text)
 
     def update(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Change columns of rows that are shown; each row names its key. Raises ValueError, RowMissing, NotReady."""
         table, checks = self._table(name)
-        by_text, keys = self._named(table, [checks.row(r) for r in rows])
+        by_text, keys = self._named(table, self._checked(checks, rows, Checks.row))
         names = table.table.key_columns
         for text, row in by_text.items():
             if len(row) == len(names):
@@ -156,8 +197,9 @@ class BatchBuilder:
         changed = [c for c in columns if c not in names]
         index = table.table.index
         undo = [{c: shown[text][index[c]] for c in changed if c in row} for text, row in by_text.items()]
-        self._apply(table, MutationType.UPDATE, by_text, keys, shown, changed)
         message = mutation_message(table, MutationType.UPDATE, columns, list(by_text.values()), changed, undo)
+        self._fits(message)
+        self._apply(table, MutationType.UPDATE, by_text, keys, shown, changed)
         self._add(message, by_text)
 
     def delete(self, name: str, row_keys: Sequence[Any]) -> None:
@@ -172,6 +214,17 @@ class BatchBuilder:
             table, MutationType.DELETE, table.table.key_columns, list(by_text.values()), columns, undo
         )
         self._add(message, by_text)
+
+    def _fits(self, message: batch_pb2.DbMutation) -> None:
+        """Raises ValueError where a value is above the server's limit."""
+        most = self.limits.max_value_bytes or limits.MAX_VALUE_BYTES
+        if message.ByteSize() <= most:
+            return
+        for row in message.rows:
+            for column, value in zip(message.columns, row.values, strict=True):
+                size = value.ByteSize()
+                if size > most:
+                    raise ValueError(f"{message.table}.{column}: a value has at most {most} bytes as sent, not {size}")
 
     def _shown(self, table: DeviceTable, keys: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Cell, ...]]:
         found = table.read_by_text(self.tx.conn, keys)

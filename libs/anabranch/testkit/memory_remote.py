@@ -139,7 +139,7 @@ class MemoryRemote(RemoteDb):
             out.append(position_pb2.TableSum(table=table.name, count=count, hash=total.to_bytes(16, "big")))
         return out
 
-    def describe(self, request: snapshot_pb2.DescribeRequest) -> snapshot_pb2.DescribeResponse:
+    def describe(self, request: snapshot_pb2.DescribeRequest, timeout_s: float = 0) -> snapshot_pb2.DescribeResponse:
         """Every table."""
         self._begin("describe", request.node_state)
         tables = [

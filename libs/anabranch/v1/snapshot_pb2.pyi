@@ -62,6 +62,9 @@ class Column(_message.Message):
     GENERATED_FIELD_NUMBER: _builtins.int
     HAS_DEFAULT_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
+    BASE_TYPE_FIELD_NUMBER: _builtins.int
+    ENUM_LABELS_FIELD_NUMBER: _builtins.int
+    REFUSES_NULL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name in Postgres."""
     kind: _value_pb2.ColumnKind.ValueType
@@ -78,6 +81,18 @@ class Column(_message.Message):
     """Whether an insert may leave it out."""
     policy: _builtins.str
     """The policy that decides conflicts in it: lww unless the table says otherwise."""
+    base_type: _builtins.str
+    """For a domain the type under it, with its modifiers; else empty. What more a domain asks of a value is Postgres's to
+    judge.
+    """
+    refuses_null: _builtins.bool
+    """Whether a NULL is surely refused: it is not_null, no domain, and no BEFORE trigger of its table could fill it. Without
+    has_default an insert that leaves the column out is so, too.
+    """
+    @_builtins.property
+    def enum_labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The labels of an enum, or of the enum that an array is of, in their order, when this was asked; else none."""
+
     def __init__(
         self,
         *,
@@ -89,10 +104,13 @@ class Column(_message.Message):
         generated: _builtins.bool = ...,
         has_default: _builtins.bool = ...,
         policy: _builtins.str = ...,
+        base_type: _builtins.str = ...,
+        enum_labels: _abc.Iterable[_builtins.str] | None = ...,
+        refuses_null: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["element_kind", b"element_kind", "generated", b"generated", "has_default", b"has_default", "kind", b"kind", "name", b"name", "not_null", b"not_null", "policy", b"policy", "postgres_type", b"postgres_type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_type", b"base_type", "element_kind", b"element_kind", "enum_labels", b"enum_labels", "generated", b"generated", "has_default", b"has_default", "kind", b"kind", "name", b"name", "not_null", b"not_null", "policy", b"policy", "postgres_type", b"postgres_type", "refuses_null", b"refuses_null"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -197,6 +215,8 @@ class Limits(_message.Message):
     MAX_BATCH_ROWS_FIELD_NUMBER: _builtins.int
     MAX_REQUEST_ENVELOPES_FIELD_NUMBER: _builtins.int
     MAX_REQUEST_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_VALUE_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_KEY_BYTES_FIELD_NUMBER: _builtins.int
     max_batch_bytes: _builtins.int
     """Bytes of one batch's payload."""
     max_batch_mutations: _builtins.int
@@ -207,6 +227,10 @@ class Limits(_message.Message):
     """Envelopes of one request."""
     max_request_bytes: _builtins.int
     """Bytes of one request."""
+    max_value_bytes: _builtins.int
+    """Bytes of one Value of a row, serialized."""
+    max_key_bytes: _builtins.int
+    """UTF-8 bytes of the text of a key that is inserted."""
     def __init__(
         self,
         *,
@@ -215,10 +239,12 @@ class Limits(_message.Message):
         max_batch_rows: _builtins.int = ...,
         max_request_envelopes: _builtins.int = ...,
         max_request_bytes: _builtins.int = ...,
+        max_value_bytes: _builtins.int = ...,
+        max_key_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_batch_bytes", b"max_batch_bytes", "max_batch_mutations", b"max_batch_mutations", "max_batch_rows", b"max_batch_rows", "max_request_bytes", b"max_request_bytes", "max_request_envelopes", b"max_request_envelopes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_batch_bytes", b"max_batch_bytes", "max_batch_mutations", b"max_batch_mutations", "max_batch_rows", b"max_batch_rows", "max_key_bytes", b"max_key_bytes", "max_request_bytes", b"max_request_bytes", "max_request_envelopes", b"max_request_envelopes", "max_value_bytes", b"max_value_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -83,5 +83,5 @@ def test_devices_are_told_that_they_see_every_row(secured: Session) -> None:
     secured.execute("create table app.plain (id text primary key)")
     add_table(secured, "d", "t", SEEN)
     add_table(secured, "d", "plain")
-    told = describe(load_database(secured, "d"), Sums(0, b"", "", 0, 0, ()))
+    told = describe(load_database(secured, "d"), Sums(0, b"", "", 0, 0, ()), {})
     assert {one.name: one.every_device_sees_every_row for one in told.tables} == {"t": True, "plain": False}

@@ -12,6 +12,7 @@ import pytest
 from tests.integration.snapshot.pulled import MIB, Pulled, apply, pull_and_cut, rows
 from ulid import ULID
 
+from anabranch import limits
 from anabranch.columnar.arrow_types import arrow_schema
 from anabranch.columnar.chunks import from_ipc
 from anabranch.store.catalog import load_database
@@ -277,3 +278,46 @@ def test_chunks_have_the_declared_schema(place: Any, writer: LogWriter, reader: 
     chunk = next(reader.pull())
     assert from_ipc(chunk.arrow_ipc).schema == arrow_schema(writer.table("item"))
     assert pa.ipc.open_stream(chunk.arrow_ipc).schema == arrow_schema(writer.table("item"))
+
+
+def test_describe_says_what_is_sure_to_be_refused(place: Any, reader: Reader) -> None:
+    for statement in (
+        "create type {schema}.mood as enum ('sad', 'ok')",
+        "create domain {schema}.short as varchar(3) not null",
+        "create domain {schema}.shorter as {schema}.short check (length(value) < 3)",
+    ):
+        place.conn.execute(statement.format(schema=place.schema).encode())
+    place.add_table(
+        """create table {schema}.s (id text primary key, a text, b text not null, c text not null default 'c',
+           nr serial, no bigint generated always as identity, g text not null generated always as ('g') stored,
+           m {schema}.mood, ms {schema}.mood[], d {schema}.short, dd {schema}.shorter, nums numeric(5,2)[])""",
+        "s",
+    )
+
+    def columns() -> dict[str, Any]:
+        (table,) = [table for table in reader.describe().tables if table.name == "s"]
+        return {column.name: column for column in table.columns}
+
+    told = columns()
+    assert [name for name, column in told.items() if column.refuses_null] == ["id", "b", "c", "nr"]
+    labels = {name: tuple(c.enum_labels) for name, c in told.items() if c.enum_labels}
+    assert labels == {"m": ("sad", "ok"), "ms": ("sad", "ok")}
+    under = {name: c.base_type for name, c in told.items() if c.base_type}
+    assert under == dict.fromkeys(("d", "dd"), "character varying(3)")
+    assert told["nums"].postgres_type == "numeric(5,2)[]"
+    limits_told = reader.describe().limits
+    assert limits_told.max_value_bytes == limits.MAX_VALUE_BYTES
+    assert limits_told.max_key_bytes == limits.MAX_KEY_BYTES
+    # What it says is of this moment, whatever was registered.
+    place.conn.execute(f"alter type {place.schema}.mood add value 'glad'".encode())
+    place.conn.execute(f"alter table {place.schema}.s alter b drop not null".encode())
+    told = columns()
+    assert (list(told["m"].enum_labels), told["b"].refuses_null) == (["sad", "ok", "glad"], False)
+    place.conn.execute(
+        f"create function {place.schema}.f() returns trigger language plpgsql as "
+        f"$$ begin return new; end $$; create trigger f before update on {place.schema}.s "
+        f"for each row execute function {place.schema}.f()".encode()
+    )
+    assert not any(column.refuses_null for column in columns().values())
+    place.conn.execute(f"alter table {place.schema}.s disable trigger f".encode())
+    assert columns()["c"].refuses_null

@@ -18,8 +18,8 @@ TABLES = [Table(name, (Column("id", Kind.STRING, "text"),), ("id",)) for name in
 class Tells(MemoryRemote):
     """Describes ``todo`` only."""
 
-    def describe(self, request: Any) -> Any:
-        response = super().describe(request)
+    def describe(self, request: Any, timeout_s: float = 0) -> Any:
+        response = super().describe(request, timeout_s)
         del response.tables[1:]
         return response
 
