@@ -103,10 +103,13 @@ def test_somebody_else_on_the_same_file_is_refused_until_it_is_cleared(story: Te
     told.sync()
     a.insert("todo", {"id": y, "title": "alice's, unsent"})
     alice, key = a.key, stack.new_key("carol", database=told.name)
-    a.reopen(key=key)
     with pytest.raises(CallFailed) as refused:
-        a.db.sync()
+        a.reopen(key=key)
     assert refused.value.reason == "WRONG_PRINCIPAL"
+    for call in (a.db.sync, lambda: a.db.execute("SELECT * FROM todo")):
+        with pytest.raises(CallFailed) as refused:
+            call()
+        assert refused.value.reason == "WRONG_PRINCIPAL"
     assert told.server("todo", "id") == [(x,)]
     a.reopen(key=alice)
     told.sync()

@@ -30,12 +30,14 @@ from anabranch.client.repair import Repaired
 from anabranch.client.row_check import RowCheck
 from anabranch.client.sender import Sender
 from anabranch.client.server_clock import ServerClock
+from anabranch.client.state import FileState
 from anabranch.client.status import Status
 from anabranch.client.sync import SyncLoop
 from anabranch.client.synced_table import Batch, SyncedTable
 from anabranch.client.verdicts import BatchVerdict, Explanation
 from anabranch.client.writes import BatchBuilder, Checks
 from anabranch.clock import clock_from_environment
+from anabranch.v1 import position_pb2, snapshot_pb2
 
 _FLUSH_S = 60.0
 _ASK_S = 3.0
@@ -82,7 +84,7 @@ class SyncedDb:
         self._loop: SyncLoop | None = None
         self._checks: dict[str, Checks] = {}
         self._builder: BatchBuilder | None = None
-        self._owner = Owner(self._file)
+        self._owner = Owner(self._file, remote.token, self._ask_whose)
         self._listeners.state.append(self._owner.heed)
 
     # Syncing
@@ -105,7 +107,7 @@ class SyncedDb:
         """
         if self._loop is not None:
             raise BatchState("it is started already")
-        self._owner.claim(self._remote.token())
+        self._owner.claim()
         if self._lease.acquire():
             self._first_pull(progress)
         elif not background:
@@ -115,6 +117,11 @@ class SyncedDb:
         if background:
             self._loop = SyncLoop(self._file, self._sender, self._reader, self._lease)
             self._loop.start()
+
+    def _ask_whose(self, current: FileState) -> None:
+        # Of positions nothing is said: a server that was restored would answer to those, and not whose the node is.
+        state = position_pb2.NodeState(node=current.node)
+        self._remote.describe(snapshot_pb2.DescribeRequest(db_name=current.db_name, node_state=state))
 
     def _first_pull(self, progress: Callable[[Progress], None] | None = None) -> None:
         if self._file.current().pulls > 0:
@@ -141,6 +148,7 @@ class SyncedDb:
             self._loop.stop(self._remote.close)
             self._loop = None
         self._row_check.end()
+        self._owner.leave()
         self._lease.release()
         self._remote.close()
 
@@ -370,6 +378,8 @@ class SyncedDb:
     def dead_letters(self) -> list[DeadLetter]:
         """The batches that were rejected or have expired, in the order in which they were made. Each is kept for two
         weeks after it was first shown here."""
+        if self.status().dead:
+            self._owner.require()
         with self._file.transaction() as tx:
             dead.mark_shown(tx, self._now_ms(), self._clock.now_ms())
             return dead.letters(tx.conn, tx.tables)
@@ -389,11 +399,13 @@ class SyncedDb:
 
     def discard(self, letter_id: str) -> None:
         """Remove a dead letter. Raises ValueError where there is none of that id."""
+        self._owner.require()
         with self._file.transaction() as tx:
             dead.discard(tx, letter_id)
 
     def verdict(self, batch_id: str) -> BatchVerdict | None:
         """What became of an own batch, as far as the file knows; None of one that it has forgotten."""
+        self._owner.require()
         return verdicts.of_batch(self._file.reader(), self._file.tables(), batch_id, self._sender.awaiting)
 
     def explain(self, batch_id: str) -> Explanation:
@@ -422,6 +434,7 @@ class SyncedDb:
             ValueError: the key does not fit the table.
             CallFailed: the server can't be reached or refuses, also later, while iterating.
         """
+        self._owner.require()
         wanted = Filter(table, key, node_id, from_ms, until_ms)
         if table is not None:
             self._require_table(table)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-FORMAT = 5
+FORMAT = 6
 """Kept in ``PRAGMA user_version``; a file of a later format is refused."""
 
 PLAIN_DECIMALS = 4
@@ -23,8 +23,9 @@ STATEMENTS = (
     # One row: who this file is and how far it has come. Times and positions are milliseconds. ``greatest_*`` is the
     # greatest Position seen with its token, ``seen_ms`` the greatest position seen anywhere, or the server's time
     # where that is an hour later; ``tables_version`` grows when ``_db_tables`` changes, so that every process notices;
-    # ``pruned_ms`` is when old batches were last removed, by the server's clock; ``snapshot_due``: the log can't be
-    # read from the cursor, all tables are to be pulled; 2: into another history, see ``rewind``.
+    # ``credential`` is a digest of the API key that the file was last used with, see ``owner``; ``pruned_ms`` is when
+    # old batches were last removed, by the server's clock; ``snapshot_due``: the log can't be read from the cursor, all
+    # tables are to be pulled; 2: into another history, see ``rewind``.
     """CREATE TABLE _db_state (
         one INTEGER PRIMARY KEY CHECK (one = 1),
         db_name TEXT NOT NULL,
@@ -32,6 +33,7 @@ STATEMENTS = (
         node_name TEXT NOT NULL,
         node_token BLOB NOT NULL DEFAULT x'',
         principal TEXT,
+        credential BLOB,
         last_id TEXT NOT NULL DEFAULT '',
         cursor_ms INTEGER NOT NULL DEFAULT 0,
         greatest_epoch TEXT NOT NULL DEFAULT '',
@@ -127,5 +129,6 @@ UPGRADES = {
     ),
     3: (_WRITER, _ONE_WRITER),
     4: (),
+    5: ("ALTER TABLE _db_state ADD COLUMN credential BLOB",),
 }
 """What makes a file of each older format one of the next."""

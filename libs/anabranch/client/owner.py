@@ -1,34 +1,86 @@
-"""Whose a file is: nothing of it is shown to, nor queued for, somebody of whom it is known that it is another's."""
+"""Whose a file is: nothing of it is shown to, nor queued for, somebody of whom it is not known that it is theirs.
+
+A JWT names its subject, and changes by the hour: the file keeps the subject. An API key names nobody: the file keeps a
+digest of it, keyed by random bytes of the file's own, and never the key. A key that is not that one may be the same
+principal's next key or another person's: the server knows, and is asked before anything is shown; out of its reach such
+a key is refused. All this keeps people who share a device apart; who can read the file itself is not kept from it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import hmac
+import secrets
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from anabranch.client.errors import WrongPrincipal
+from anabranch.client.errors import CallFailed, WrongPrincipal
 from anabranch.client.events import State
 from anabranch.client.file import DeviceFile
 from anabranch.client.principal import subject_of
+from anabranch.client.state import FileState
+
+_SALT_BYTES = 16
+_UNKNOWN = (
+    "the file was last used with other credentials, and the server, which knows whose these are, has not been asked: "
+    "start() asks it, when it is in reach"
+)
+
+
+def _digest(token: str, salt: bytes) -> bytes:
+    return salt + hashlib.blake2b(token.encode(), key=salt, digest_size=32).digest()
+
+
+def _stranger(current: FileState, token: str | None) -> str | None:
+    """Why the file may not be the token's, as far as the device knows by itself: "" where it is, None where only the
+    server can tell."""
+    subject = subject_of(token)
+    if subject is not None and current.principal is not None:
+        return "" if subject == current.principal else f"the file belongs to {current.principal}, not to {subject}"
+    if not token or (current.principal is None and current.credential is None) or current.pulls == 0:
+        return ""
+    kept = current.credential
+    if subject is None and kept is not None and hmac.compare_digest(kept, _digest(token, kept[:_SALT_BYTES])):
+        return ""
+    return None
 
 
 class Owner:
-    """What is known of the one who uses the file now, by the token or by what the server says."""
+    """What is known of the one who uses the file now, by the token or by what the server says. ``ask`` makes a call by
+    which the server says whether the node is theirs."""
 
-    def __init__(self, file: DeviceFile) -> None:
+    def __init__(self, file: DeviceFile, token: Callable[[], str | None], ask: Callable[[FileState], object]) -> None:
         self._file = file
-        self._stranger = ""
+        self._token = token
+        self._ask = ask
+        self._stranger: str | None = None
+        """None: not looked at since the file was opened or stopped."""
 
-    def claim(self, token: str | None) -> None:
-        """Have the file belong to whom the token names, if it belongs to nobody. Raises WrongPrincipal where it is
-        another's."""
+    def claim(self) -> None:
+        """Have the file belong to whom the token names. Raises WrongPrincipal where it is another's, or where only the
+        server can tell and does not."""
+        token = self._token()
+        current = self._file.current()
+        self._stranger = _stranger(current, token)
+        if self._stranger is None:
+            self._stranger = _UNKNOWN
+            try:
+                self._ask(current)
+            except WrongPrincipal as error:
+                self._stranger = error.message
+                raise
+            except CallFailed as error:
+                raise WrongPrincipal(f"{_UNKNOWN} ({error})") from error
+            self._stranger = ""
+        self.require()
         subject = subject_of(token)
         with self._file.transaction() as tx:
-            if subject is not None and tx.state.principal not in (None, subject):
-                self._stranger = f"the file belongs to {tx.state.principal}, not to {subject}"
-                raise WrongPrincipal(self._stranger)
             if subject is not None:
                 tx.set(principal=subject)
-        self._stranger = ""
+            elif token:
+                kept = tx.state.credential
+                salt = secrets.token_bytes(_SALT_BYTES) if kept is None else kept[:_SALT_BYTES]
+                tx.set(credential=_digest(token, salt))
 
     @contextmanager
     def heeding(self) -> Iterator[None]:
@@ -46,9 +98,17 @@ class Owner:
             self._stranger = state.detail
 
     def require(self) -> None:
-        """Raises WrongPrincipal where the file is known to be another's."""
+        """Raises WrongPrincipal where the file is known to be another's, or may be."""
+        if self._stranger is None:
+            found = _stranger(self._file.current(), self._token())
+            self._stranger = _UNKNOWN if found is None else found
         if self._stranger:
             raise WrongPrincipal(self._stranger)
+
+    def leave(self) -> None:
+        """Whoever comes next is looked at anew, unless it is known whose the file is not."""
+        if not self._stranger:
+            self._stranger = None
 
     def forget(self) -> None:
         """The file is empty, and anybody's."""

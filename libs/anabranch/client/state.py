@@ -22,6 +22,7 @@ class FileState:
     node_name: str
     node_token: bytes
     principal: str | None
+    credential: bytes | None
     last_id: str
     cursor_ms: int
     greatest_epoch: str

@@ -272,6 +272,7 @@ def test_a_file_that_has_no_room_for_the_next_format_keeps_its_own(device: Synce
     device.close()
     with sqlite3.connect(path) as conn:
         conn.execute("DROP TABLE _db_writer")
+        conn.execute("ALTER TABLE _db_state DROP COLUMN credential")
         conn.execute("PRAGMA user_version = 3")
     conn.close()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,47 @@ def test_the_file_belongs_to_its_principal_until_it_is_cleared(tmp_path: Path, r
     assert device.sync()
     assert remote.server.log == []
     device.close()
+
+
+def test_another_api_key_is_shown_nothing_until_the_server_says_whose_it_is(
+    tmp_path: Path, remote: MemoryRemote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "d.db"
+
+    def opened(key: str) -> SyncedDb:
+        remote._token = key
+        return SyncedDb(path, remote, "d", "n")
+
+    device = opened("key of alice")
+    device.start(background=False)
+    device.table("todo").update({"id": "k0", "title": "alice's"})
+    device.close()
+    for file in tmp_path.iterdir():
+        assert b"key of alice" not in file.read_bytes()
+    remote.offline = True
+    device = opened("key of bob")
+    calls: list[Callable[[], object]] = [
+        lambda: device.execute("SELECT title FROM todo"),
+        lambda: device.table("todo").delete("k0"),
+        lambda: device.verdict("01"),
+        lambda: device.start(background=False),
+        lambda: device.execute("SELECT title FROM todo"),
+    ]
+    for call in calls:
+        with pytest.raises(WrongPrincipal):
+            call()
+    device.close()
+    device = opened("key of alice")
+    assert device.execute("SELECT title FROM todo WHERE id = 'k0'").fetchone() == ("alice's",)
+    device.close()
+    remote.offline = False
+    device = opened("next key of alice")
+    device.start(background=False)
+    device.close()
+    remote.offline = True
+    device = opened("next key of alice")
+    device.start(background=False)
+    assert device.execute("SELECT title FROM todo WHERE id = 'k0'").fetchone() == ("alice's",)
+    device.close()
+    with pytest.raises(WrongPrincipal):
+        opened("key of alice").execute("SELECT 1")
