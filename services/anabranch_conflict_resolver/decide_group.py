@@ -15,9 +15,9 @@ from anabranch_conflict_resolver.cascades import Caused, Entangled, apart, finis
 from anabranch_conflict_resolver.caused import Again, OutOfTurn
 from anabranch_conflict_resolver.decode import RowKey
 from anabranch_conflict_resolver.drain import drain
+from anabranch_conflict_resolver.evidence import LOCK_NOT_AVAILABLE
 from anabranch_conflict_resolver.isolate import (
     FAILURES,
-    LOCK_NOT_AVAILABLE,
     Mistaken,
     Outdated,
     fault_of,

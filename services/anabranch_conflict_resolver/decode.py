@@ -43,6 +43,7 @@ class Refusal(NamedTuple):
     message: str
     mutation: int = 0
     table: str = ""
+    sqlstate: str = ""
 
 
 class _Refuse(Exception):

@@ -127,6 +127,7 @@ class DryRuns:
             traceparent=None,
             arrived_ms=now_ms,
             attempts=0,
+            failure=None,
             refusal=None,
             refusal_message=None,
             decided=False,

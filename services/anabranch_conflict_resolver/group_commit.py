@@ -47,6 +47,7 @@ from anabranch_conflict_resolver.decide_group import Decided, decide_group
 from anabranch_conflict_resolver.decode import Decoded, Refusal
 from anabranch_conflict_resolver.drain import Backlog
 from anabranch_conflict_resolver.drain_backlog import drain_backlog
+from anabranch_conflict_resolver.evidence import FAILURES_AT_MOST, given_up
 from anabranch_conflict_resolver.functions import Functions
 from anabranch_conflict_resolver.memory import Memory, current
 from anabranch_conflict_resolver.model import Applied, Candidate, Rejection, Result, Waiting
@@ -56,7 +57,6 @@ from anabranch_conflict_resolver.waves import Group
 
 _log = structlog.get_logger()
 _DAY_MS = 86_400_000
-FAILURES_AT_MOST = 3
 """A batch that failed alone so often, for no fault that could be named, is rejected."""
 
 
@@ -316,7 +316,11 @@ def sort_out(group: Group, memory: Memory, taken: Sequence[Taken]) -> tuple[list
             decoded = _read(group, memory, one)
             refusal = _refusal(decoded, oldest_ms)
         if refusal is not None:
-            results.append(Rejection(one, refusal.reason, refusal.message, refusal.mutation, refusal.table))
+            results.append(
+                Rejection(
+                    one, refusal.reason, refusal.message, refusal.mutation, refusal.table, sqlstate=refusal.sqlstate
+                )
+            )
         elif may_wait and not one.prev_decided and one.prev not in done and (one.prev or "") < one.batch_id:
             results.append(Waiting(one, Parking(one.batch_id, until_ms, one.prev), one.prev or ""))
             group.held[one.batch_id] = one.node_id
@@ -357,8 +361,7 @@ def _refusal_unread(taken: Taken) -> Refusal | None:
         return Refusal(taken.refusal, taken.refusal_message or "")
     if taken.attempts >= FAILURES_AT_MOST:
         # Not read any more: that may be where it fails.
-        text = f"the batch failed alone {taken.attempts} times for no fault that could be named"
-        return Refusal(errors_pb2.REASON_INTERNAL, text)
+        return given_up(taken.failure or take.PROGRAM)
     return None
 
 

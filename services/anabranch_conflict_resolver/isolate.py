@@ -18,13 +18,13 @@ from anabranch.store.waves import DatabaseError, judge, wave
 from anabranch.v1 import errors_pb2
 from anabranch_conflict_resolver.carry_out import Swallowed, try_out
 from anabranch_conflict_resolver.cascades import apart, write_step
+from anabranch_conflict_resolver.evidence import LOCK_NOT_AVAILABLE
 from anabranch_conflict_resolver.model import Candidate, Change, Rejection, Result
 from anabranch_conflict_resolver.refusal_words import column_of, message
 from anabranch_conflict_resolver.suspects import Suspects, stages, suspects_of
 from anabranch_conflict_resolver.view import View
 from anabranch_conflict_resolver.waves import Group, applied_result, by_mutation, decide, levels, run_wave, runs, wait
 
-LOCK_NOT_AVAILABLE = "55P03"
 """A statement waited for a lock that another session holds (a row that a foreign key points to, or a key that is being
 inserted) longer than ``lock_timeout``: nobody's fault, and no reason to hold up others."""
 

@@ -6,9 +6,10 @@ same database again, behind those that were rung before, so that a group never w
 waits for another one to be done. What was appended while it worked has rung already.
 
 A group that fails for no fault of anybody's data, be it the program's own, is rolled back and tried again with half the
-batches, after a pause that grows. One batch that fails alone is counted, in a transaction of its own, and rests while
-the others go on; at the third time it is rejected. A lost session is replaced first, so that a batch can be counted
-even if it is what kills sessions.
+batches, after a pause that grows. One batch that fails alone while a group without one passes is counted, in a
+transaction of its own, and rests while the others go on (``evidence``); at the third time it is rejected. A lost
+session is replaced first, so that a batch can be counted even if it is what kills sessions. While nothing passes at
+all, the first failure and the end are told, and not each try.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from anabranch.clock import Clock
 from anabranch.runtime import metrics
 from anabranch.runtime.errors import reason_name
 from anabranch.runtime.telemetry import span, tracing
-from anabranch.store import take
+from anabranch.store import control, take
 from anabranch.store.claim import open_session
 from anabranch.store.engine import Session, SessionOptions
-from anabranch.store.errors import read_error
+from anabranch.store.errors import Fault, read_error
 from anabranch.store.waves import DatabaseError
 from anabranch.v1 import errors_pb2, verdict_pb2
 from anabranch_conflict_resolver import garbage
 from anabranch_conflict_resolver.bell import Bell
+from anabranch_conflict_resolver.evidence import FAILURES_AT_MOST, GIVEN_UP, NO_SUCH_STATEMENT, Suspicion, suspicion
 from anabranch_conflict_resolver.functions import Functions
-from anabranch_conflict_resolver.group_commit import FAILURES_AT_MOST, GroupLimits, Outcome, commit_group
-from anabranch_conflict_resolver.isolate import LOCK_NOT_AVAILABLE
+from anabranch_conflict_resolver.group_commit import GroupLimits, Outcome, commit_group
 from anabranch_conflict_resolver.memory import Memory
 from anabranch_conflict_resolver.model import Applied, Rejection, Waiting
 from anabranch_conflict_resolver.pace import Pace
@@ -47,8 +48,6 @@ _LONGEST_PAUSE_S = 2.0
 _QUICK_FAILURES = 10
 _REST_GROWS = 4
 _IDLE_S = 30.0
-NO_SUCH_STATEMENT = "26000"
-"""The driver believes that the session has a prepared statement, and it has not: only another session helps."""
 _OUT_OF_TIME = "57"
 """The class of SQLSTATEs that a statement's or a transaction's time limit belongs to."""
 
@@ -56,10 +55,12 @@ _OUT_OF_TIME = "57"
 @dataclass(slots=True)
 class Known:
     """What the workers of a process know of each database, by its number. The bell has one of them at most on a
-    database at a time: what it keeps there is the next one's."""
+    database at a time: what it keeps there is the next one's. ``refused_since``: since when Postgres refuses every
+    group of a database, by the monotonic clock."""
 
     memories: dict[int, Memory] = field(default_factory=dict)
     paces: dict[int, Pace] = field(default_factory=dict)
+    refused_since: dict[int, float] = field(default_factory=dict)
 
 
 class Worker:
@@ -163,6 +164,8 @@ class Worker:
             # Also a fault of this program: one batch that it stumbles over must not hold up all others.
             self._failed(number, memory, pace, error)
             return
+        if (outcome.taken or outcome.drained) and (since := self._known.refused_since.pop(number, None)) is not None:
+            _log.info("groups pass again", database=outcome.name, after_s=round(time.monotonic() - since, 1))
         if outcome.taken or outcome.drained:
             took_s = time.perf_counter() - started
             if not outcome.all_heard:
@@ -184,15 +187,14 @@ class Worker:
     def _failed(self, number: int, memory: Memory, pace: Pace, error: Exception) -> None:
         name = memory.synced.database.name if memory.synced else str(number)
         batches = len(memory.attempted)
-        blamed = True
+        fault: Fault | None = None
         if isinstance(error, DatabaseError):
             fault = read_error(error)
-            # Whom somebody else's lock holds up has not failed, nor who came by a session that has lost its statements.
-            blamed = fault.sqlstate not in (LOCK_NOT_AVAILABLE, NO_SUCH_STATEMENT)
             if fault.sqlstate == NO_SUCH_STATEMENT and self._session is not None:
                 self._session.close()
             cause = fault.sqlstate[:2] or "connection"
-            _log.warning(
+            tell = _log.debug if number in self._known.refused_since else _log.warning
+            tell(
                 "group rolled back",
                 database=name,
                 batches=batches,
@@ -215,14 +217,33 @@ class Worker:
             pace.failed(1 if out_of_time else len(memory.attempted))
         # What else the session's loss has left behind is not known.
         memory.sums.clear()
-        if blamed and len(memory.attempted) == 1:
-            # It holds up all others of its database while it runs: once for so long, and not again.
-            self._count_attempt(number, memory.attempted[0], name, last=out_of_time and memory.tried_long)
+        if len(memory.attempted) == 1:
+            found = suspicion(fault, tried_long=memory.tried_long)
+            if found is not None and self._others_pass(number, name, found, error):
+                self._count_attempt(number, memory.attempted[0], name, found)
         # Halving is quick; what still fails then is nothing that haste would mend.
         self._pause(max(0, pace.failures - _QUICK_FAILURES))
         self._bell.ring(number)
 
-    def _count_attempt(self, number: int, batch_id: str, name: str, *, last: bool) -> None:
+    def _others_pass(self, number: int, name: str, found: Suspicion, error: Exception) -> bool:
+        """Whether groups without a batch pass, so many in a row as ``found`` asks for."""
+        for _ in range(found.controls):
+            session = self._open()
+            if session is None or not control.passes(session, number):
+                break
+        else:
+            return True
+        if number not in self._known.refused_since:
+            self._known.refused_since[number] = time.monotonic()
+            _log.error(
+                "Postgres refuses every group of the database, with or without a batch: no batch is blamed, all wait, "
+                "and the next try comes within two seconds",
+                database=name,
+                detail=str(error),
+            )
+        return False
+
+    def _count_attempt(self, number: int, batch_id: str, name: str, found: Suspicion) -> None:
         session = self._open()
         if session is None:
             return
@@ -234,7 +255,8 @@ class Worker:
                 self._clock.now_ms(),
                 self._rest_ms,
                 _REST_GROWS,
-                least=FAILURES_AT_MOST if last else 0,
+                failure=found.failure,
+                least=FAILURES_AT_MOST if found.last else 0,
             )
             session.commit()
         except DatabaseError as error:
@@ -269,8 +291,15 @@ def _tell(outcome: Outcome, took_s: float) -> None:
         elif isinstance(result, Rejection):
             reason = errors_pb2.Reason.ValueType(result.reason)
             verdicts["REJECTED", reason_name(reason)] += 1
-            if reason == errors_pb2.REASON_INTERNAL:
-                _log.error("batch rejected INTERNAL", database=name, batch=result.taken.batch_id, detail=result.message)
+            if reason in GIVEN_UP:
+                _log.error(
+                    "batch rejected after failing alone",
+                    database=name,
+                    batch=result.taken.batch_id,
+                    reason=reason_name(reason),
+                    sqlstate=result.sqlstate,
+                    detail=result.message,
+                )
     if not verdicts:
         return
     for (status, reason_text), count in verdicts.items():

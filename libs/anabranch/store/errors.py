@@ -43,7 +43,8 @@ class BatchReason(IntEnum):
 @dataclass(frozen=True, slots=True)
 class Fault:
     """An error, read. ``reason`` is set for BLAME only. ``constraint``, ``table``, ``column`` and ``data_type`` are
-    "" where Postgres names none; ``sqlstate`` is "" where the error did not come from the server."""
+    "" where Postgres names none; ``sqlstate`` is "" where the error did not come from the server. ``raised``: a
+    function in PL/pgSQL raised it, whatever its SQLSTATE says."""
 
     remedy: Remedy
     sqlstate: str
@@ -52,6 +53,7 @@ class Fault:
     table: str = ""
     column: str = ""
     data_type: str = ""
+    raised: bool = False
 
 
 _BLAMED_CLASSES = frozenset({"22", "23", "42", "44", "54", "P0"})
@@ -63,6 +65,8 @@ _POSTGRES_CLASSES = frozenset({"00", "01"}) | {
 }
 _REASONS: Mapping[str, BatchReason] = MappingProxyType({"42501": BatchReason.FORBIDDEN})
 _UNIQUE_VIOLATION = "23505"
+# Postgres names the place in its own source: that of RAISE.
+_RAISE = "exec_stmt_raise"
 
 
 def read_error(error: psycopg.Error, *, primary_keys: Collection[str] = (), own_statement: bool = False) -> Fault:
@@ -80,7 +84,9 @@ def read_error(error: psycopg.Error, *, primary_keys: Collection[str] = (), own_
     elif sqlstate == _UNIQUE_VIOLATION and constraint in primary_keys:
         remedy = Remedy.RESTART
     reason = _REASONS.get(sqlstate, BatchReason.CONSTRAINT) if remedy is Remedy.BLAME else None
-    return Fault(remedy, sqlstate, reason, constraint, table, column, diag.datatype_name or "")
+    return Fault(
+        remedy, sqlstate, reason, constraint, table, column, diag.datatype_name or "", diag.source_function == _RAISE
+    )
 
 
 def _remedy(sqlstate: str) -> Remedy:

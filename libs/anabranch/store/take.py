@@ -22,11 +22,16 @@ from anabranch.store.index_keys import index_key, index_keys
 Connection = psycopg.Connection[Any]
 
 
+LOST, PROGRAM = "lost", "program"
+"""How a batch can fail but with an SQLSTATE: its session ended without a word, or the program stumbled over it."""
+
+
 class Taken(NamedTuple):
     """A batch of the inbox. ``decided``: there is a verdict already. ``prev_decided``: there is one of ``prev``, or
     there is no ``prev``. ``last_accepted``: the greatest id among the accepted batches of its node, None where there is
     none. ``missing``: the id of a batch that had not come when a later one of the node, which named it, was decided; it
-    may have come since. ``size`` is the payload's length in bytes."""
+    may have come since. ``attempts``: how often it failed alone while others passed, ``failure`` how it did the last
+    time: an SQLSTATE, LOST or PROGRAM. ``size`` is the payload's length in bytes."""
 
     batch_id: str
     node_id: str
@@ -38,6 +43,7 @@ class Taken(NamedTuple):
     traceparent: str | None
     arrived_ms: int
     attempts: int
+    failure: str | None
     refusal: int | None
     refusal_message: str | None
     decided: bool
@@ -106,7 +112,7 @@ taken as materialized (
     where t.turn <= %(most)s and (t.bytes <= %(bytes)s or t.turn = 1)
 )
 select i.batch_id, i.node_id, i.principal, i.basis, i.prev, i.payload,
-       i.payload_sha256, i.traceparent, i.arrived_ms, i.attempts, i.refusal, i.refusal_message,
+       i.payload_sha256, i.traceparent, i.arrived_ms, i.attempts, i.failure, i.refusal, i.refusal_message,
        (select true from anabranch.batches b
         where b.database_id = %(db)s and b.batch_id = i.batch_id limit 1) is not null,
        i.prev is null or (select true from anabranch.batches b
@@ -134,7 +140,7 @@ with few as materialized (
      where i.database_id = %(db)s and i.park_deadline_ms <= %(now)s limit %(few)s + 1)
 )
 select a.many, i.batch_id, i.node_id, i.principal, i.basis, i.prev, i.payload,
-       i.payload_sha256, i.traceparent, i.arrived_ms, i.attempts, i.refusal, i.refusal_message,
+       i.payload_sha256, i.traceparent, i.arrived_ms, i.attempts, i.failure, i.refusal, i.refusal_message,
        (select true from anabranch.batches b
         where b.database_id = %(db)s and b.batch_id = i.batch_id limit 1) is not null,
        i.prev is null or (select true from anabranch.batches b
@@ -271,7 +277,8 @@ where i.database_id = %(db)s and i.batch_id = f.batch_id
 
 COUNT_ATTEMPT = """
 update anabranch.inbox
-set attempts = greatest(attempts + 1, %(least)s), park_deadline_ms = %(now)s + %(rest)s * (%(grows)s ^ attempts)::bigint
+set attempts = greatest(attempts + 1, %(least)s), failure = %(failure)s,
+    park_deadline_ms = %(now)s + %(rest)s * (%(grows)s ^ attempts)::bigint
 where database_id = %(db)s and batch_id = %(id)s
 returning attempts
 """
@@ -422,11 +429,20 @@ def free(
 
 
 def count_attempt(
-    conn: Connection, database_id: int, batch_id: str, now_ms: int, rest_ms: int, grows: int, *, least: int = 0
+    conn: Connection,
+    database_id: int,
+    batch_id: str,
+    now_ms: int,
+    rest_ms: int,
+    grows: int,
+    *,
+    failure: str,
+    least: int = 0,
 ) -> int | None:
     """Count a failure of a batch that was alone in its group, as one that makes ``least`` at least, and let it rest:
     ``rest_ms`` the first time, ``grows`` times as long each further time. Gives the number of its failures; None where
     the batch is gone."""
-    parameters = {"db": database_id, "id": batch_id, "now": now_ms, "rest": rest_ms, "grows": grows, "least": least}
+    parameters = {"db": database_id, "id": batch_id, "now": now_ms, "rest": rest_ms, "grows": grows}
+    parameters |= {"least": least, "failure": failure}
     row = conn.execute(COUNT_ATTEMPT, parameters).fetchone()
     return row[0] if row else None

@@ -45,7 +45,9 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     REASON_FORBIDDEN: _Reason.ValueType  # 10
     """The caller may not write this. Ask for the right."""
     REASON_INTERNAL: _Reason.ValueType  # 11
-    """The batch failed alone three times for no fault that could be named. Report it with the server's log."""
+    """A fault of this product: the server stumbled over the batch three times, while others passed. Report it with the
+    server's log.
+    """
     REASON_REWOUND: _Reason.ValueType  # 12
     """The server was restored to a time before this batch. Replay or discard it."""
     REASON_MERGE_FUNCTION: _Reason.ValueType  # 13
@@ -55,6 +57,14 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     REASON_TABLE_CHANGED: _Reason.ValueType  # 14
     """The table is no longer what was registered: a column or the table is gone, has another name or type, or was made
     anew; the message says which. Undo the change, or remove the table and add it again; then replay the batch.
+    """
+    REASON_TOO_SLOW: _Reason.ValueType  # 15
+    """Alone it took longer than a batch may (group_alone_timeout_ms). Look at the table's triggers, and at what deletes
+    cascade to; split the batch, or raise the limit, and replay it.
+    """
+    REASON_DATABASE_FAILURE: _Reason.ValueType  # 16
+    """Postgres failed on it three times, alone, while others passed; the SQLSTATE stands beside, where there was one. Look
+    at the table's triggers and Postgres's log; mend what it says, and replay the batch.
     """
     REASON_MALFORMED: _Reason.ValueType  # 20
     """The payload is not a DbMutationBatch. Update the client."""
@@ -148,7 +158,9 @@ REASON_ID_REUSED: Reason.ValueType  # 9
 REASON_FORBIDDEN: Reason.ValueType  # 10
 """The caller may not write this. Ask for the right."""
 REASON_INTERNAL: Reason.ValueType  # 11
-"""The batch failed alone three times for no fault that could be named. Report it with the server's log."""
+"""A fault of this product: the server stumbled over the batch three times, while others passed. Report it with the
+server's log.
+"""
 REASON_REWOUND: Reason.ValueType  # 12
 """The server was restored to a time before this batch. Replay or discard it."""
 REASON_MERGE_FUNCTION: Reason.ValueType  # 13
@@ -158,6 +170,14 @@ column can't hold; the message says which. Mend the function, and replay the bat
 REASON_TABLE_CHANGED: Reason.ValueType  # 14
 """The table is no longer what was registered: a column or the table is gone, has another name or type, or was made
 anew; the message says which. Undo the change, or remove the table and add it again; then replay the batch.
+"""
+REASON_TOO_SLOW: Reason.ValueType  # 15
+"""Alone it took longer than a batch may (group_alone_timeout_ms). Look at the table's triggers, and at what deletes
+cascade to; split the batch, or raise the limit, and replay it.
+"""
+REASON_DATABASE_FAILURE: Reason.ValueType  # 16
+"""Postgres failed on it three times, alone, while others passed; the SQLSTATE stands beside, where there was one. Look
+at the table's triggers and Postgres's log; mend what it says, and replay the batch.
 """
 REASON_MALFORMED: Reason.ValueType  # 20
 """The payload is not a DbMutationBatch. Update the client."""

@@ -156,7 +156,7 @@ class Verdict(_message.Message):
     constraint: _builtins.str
     """The constraint's name, with REASON_CONSTRAINT."""
     sqlstate: _builtins.str
-    """The SQLSTATE, with REASON_CONSTRAINT."""
+    """The SQLSTATE, with REASON_CONSTRAINT and REASON_DATABASE_FAILURE."""
     @_builtins.property
     def mutations(self) -> _containers.RepeatedCompositeFieldContainer[Global___MutationVerdict]:
         """Of an applied batch one entry a mutation; of a rejected one the mutation that was refused."""

@@ -16,7 +16,9 @@ from anabranch_conflict_resolver.suspects import Suspects, stages
 
 
 def candidate(number: int, node: str, rows: Sequence[str]) -> Candidate:
-    taken = Taken(f"{number:026}", node, "p", 0, None, b"", b"", None, 0, 0, None, None, False, True, None, None, 0)
+    taken = Taken(
+        f"{number:026}", node, "p", 0, None, b"", b"", None, 0, 0, None, None, None, False, True, None, None, 0
+    )
     return Candidate(taken, Decoded(keys={("t", row): (row,) for row in rows}), 1, may_wait=True, may_await_row=True)
 
 

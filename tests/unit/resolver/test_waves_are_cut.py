@@ -31,6 +31,7 @@ def candidate(number: int, node: str, rows: Sequence[str], *, twice: bool = Fals
         traceparent=None,
         arrived_ms=0,
         attempts=0,
+        failure=None,
         refusal=None,
         refusal_message=None,
         decided=False,
