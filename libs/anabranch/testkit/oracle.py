@@ -131,14 +131,17 @@ def check_durable(
     recorded: Sequence[Recorded],
     loose: Iterable[str] = (),
     caused: Iterable[str] = (),
+    beside: Iterable[str] = (),
 ) -> int:
     """Promise 1: a batch that was reported as applied is in the log, at the position that was reported, with an entry
-    for every row that it writes (beside those, only deletes in the tables ``caused``, whose rows go with others), and
-    with the values that it writes (but for columns in ``loose``, such as counters); and the log's effects, in their
-    order, lead from the rows ``before`` to the rows of the tables: the last writer of every row by the log's order
-    gives the row. Where a device saw its batch in the log before it was told, the verdict in Postgres is the report.
-    Gives the number of batches judged."""
-    passed, caused = set(loose), set(caused)
+    for every row that it writes (for others, only deletes in the tables ``caused``, whose rows go with others, and
+    updates in the tables ``beside``, which code of other tables writes), and with the values that it writes (but for
+    columns in ``loose``, such as counters); and the log's effects, in their order, lead from the rows ``before`` to the
+    rows of the tables: the last writer of every row by the log's order gives the row. Where a device saw its batch in
+    the log before it was told, the verdict in Postgres is the report. Gives the number of batches judged."""
+    passed = set(loose)
+    allowed = {(table, change_pb2.EFFECT_TYPE_DELETE) for table in caused}
+    allowed |= {(table, change_pb2.EFFECT_TYPE_UPDATE) for table in beside}
     of_batch: dict[str, list[Entry]] = {}
     for entry in server.log:
         of_batch.setdefault(entry.batch_id, []).append(entry)
@@ -158,8 +161,9 @@ def check_durable(
             for entry in entries:
                 if (entry.table, entry.key) not in wanted:
                     kind = change_pb2.Effect.FromString(entry.effect).type
-                    beside = entry.table in caused and kind == change_pb2.EFFECT_TYPE_DELETE
-                    assert beside, f"{batch_id} has an effect on {entry.table} {entry.key}, which it does not name"
+                    assert (entry.table, kind) in allowed, (
+                        f"{batch_id} has an effect on {entry.table} {entry.key}, which it does not name"
+                    )
             # A batch that touches a row twice has an entry for each time: the last one counts.
             stored: Rows = {}
             for entry in entries:

@@ -24,7 +24,7 @@ from anabranch.store.sums import scan_sum
 from anabranch.testkit import oracle
 from anabranch.testkit.remote import remote_of
 from anabranch.testkit.stack import Stack
-from anabranch.testkit.torture import tables
+from anabranch.testkit.torture import side_effects, tables
 from anabranch.testkit.torture.functions import FUNCTIONS
 from anabranch.testkit.torture.judge import Judge
 from anabranch.testkit.torture.processes import Node
@@ -159,7 +159,7 @@ def promises(found: Found) -> dict[str, Check]:
     conn, server, recorded, loose = found.conn, found.server, found.recorded, found.drawn.computed
     return {
         "1 durable": promise(
-            lambda: oracle.check_durable(server, found.before, recorded, loose, tables.CAUSED),
+            lambda: oracle.check_durable(server, found.before, recorded, loose, tables.CAUSED, side_effects.TALLIES),
             "batches in log and tables",
         ),
         "2 atomic": promise(lambda: oracle.check_atomic(server, recorded), "rejected batches without a trace"),
@@ -242,6 +242,7 @@ def _judge(found: Found) -> tuple[str, Mapping[str, int]]:
         functions=FUNCTIONS,
         journal=found.journal,
         caused=_caused(server, found.recorded),
+        beside=_beside(server, found.recorded),
     )
     judge.preset(found.before)
     for position in sorted(groups.keys() | by_sql.keys()):
@@ -276,21 +277,36 @@ def _caused(server: oracle.Server, recorded: Sequence[oracle.Recorded]) -> dict[
     }
 
 
+def _logged(server: oracle.Server, entry: oracle.Entry) -> Logged:
+    effect = change_pb2.Effect.FromString(entry.effect)
+    table = server.database.tables[entry.table]
+    # The key says which row it is; nobody has written it.
+    passed = table.key_columns if effect.type == change_pb2.EFFECT_TYPE_UPDATE else ()
+    cells = {
+        name: column_reader(table.by_name[name])(value)
+        for name, value in zip(effect.columns, effect.values, strict=True)
+        if value.WhichOneof("kind") is not None and name not in passed
+    }
+    return Logged((entry.table, entry.key), KINDS.get(effect.type, "none"), cells)
+
+
+def _beside(server: oracle.Server, recorded: Sequence[oracle.Recorded]) -> side_effects.SideEffects:
+    """By batch of a node, its changes of tables whose code writes, and what that wrote."""
+    made = {batch_id for device in recorded for batch_id in device.made}
+    tables_of = {side_effects.TALLY, side_effects.NUMBERED, side_effects.CHECKED}
+    found: dict[str, list[Logged]] = {}
+    for entry in server.log:
+        if entry.table in tables_of and entry.batch_id in made:
+            found.setdefault(entry.batch_id, []).append(_logged(server, entry))
+    return side_effects.SideEffects(found)
+
+
 def _server_batches(server: oracle.Server, ids: Sequence[str]) -> dict[int, list[ServerBatch]]:
     """The server's own batches by position, each position's in their order."""
     changes: dict[str, list[Logged]] = {batch_id: [] for batch_id in ids}
     for entry in server.log:
         if entry.batch_id in changes:
-            effect = change_pb2.Effect.FromString(entry.effect)
-            table = server.database.tables[entry.table]
-            # The key says which row it is; nobody has written it.
-            passed = table.key_columns if effect.type == change_pb2.EFFECT_TYPE_UPDATE else ()
-            cells = {
-                name: column_reader(table.by_name[name])(value)
-                for name, value in zip(effect.columns, effect.values, strict=True)
-                if value.WhichOneof("kind") is not None and name not in passed
-            }
-            changes[entry.batch_id].append(Logged((entry.table, entry.key), KINDS[effect.type], cells))
+            changes[entry.batch_id].append(_logged(server, entry))
     found: dict[int, list[ServerBatch]] = {}
     for batch_id in sorted(ids):
         verdict = verdict_pb2.Verdict.FromString(server.verdicts[batch_id])

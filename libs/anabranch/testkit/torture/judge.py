@@ -12,6 +12,8 @@ every row's steps in their order, and what a step found must be what the batches
 What goes with a row that is deleted is Postgres's to say, too: a batch that has a higher id and touches none of its
 rows may have been there first. Those rows are taken from the log, and must have been there, and have belonged to it.
 
+So is what code of a table writes into another one (``side_effects``).
+
 Constraints are Postgres's to judge, and where a batch stood in its group may decide. So a batch that was refused for a
 constraint must break that one at its turn, and after each group nothing may be broken. What a transaction by SQL left
 between two groups is refused before it is in the log: then what the next batches of the server bring must explain it.
@@ -39,6 +41,7 @@ from anabranch.testkit.torture.registers import (
     Step,
     Written,
 )
+from anabranch.testkit.torture.side_effects import SideEffects
 from anabranch.testkit.torture.turn import Turn
 from anabranch.v1 import errors_pb2, verdict_pb2
 
@@ -60,8 +63,8 @@ class _Unexplained:
 class Judge:
     """``broken``: what the tables ask of their rows. ``defaults``: values of columns that an insert leaves out, NULL
     where there are none. ``cascades``: by table, the children's table and the column that holds its key. ``functions``
-    by name. ``journal``: the steps of each committed transaction; ``caused``: by batch, the rows that went with
-    others. ``faults`` says, in words, where the server decided
+    by name; ``beside``: what code of the tables wrote. ``journal``: the steps of each committed transaction;
+    ``caused``: by batch, the rows that went with others. ``faults`` says, in words, where the server decided
     otherwise."""
 
     tables: Mapping[str, Table]
@@ -70,6 +73,7 @@ class Judge:
     defaults: Mapping[str, Row] = field(default_factory=dict)
     cascades: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
     functions: Mapping[str, Function] = field(default_factory=dict)
+    beside: SideEffects = field(default_factory=SideEffects)
     journal: Mapping[str, Sequence[Step]] = field(default_factory=dict)
     caused: Mapping[str, Collection[At]] = field(default_factory=dict)
     lines: dict[At, Line] = field(default_factory=dict)
@@ -198,7 +202,22 @@ class Judge:
             self.put(at, line)
         self.lost += turn.lost
         self.accepted.setdefault(sent.node, []).append((sent.id, position))
-        return set(turn.after)
+        return {*turn.after, *self._beside(position, sent)}
+
+    def _beside(self, position: int, sent: Sent) -> set[At]:
+        """Take what code of the tables wrote because of an accepted batch."""
+        if sent.id not in self.beside.changes:
+            return set()
+        self.faults += [f"at {position} {fault}" for fault in self.beside.faults(sent.id, self.live)]
+        for change in self.beside.of_tally(sent.id):
+            line = self.lines[change.at].copy()
+            assert line.cells is not None, f"nobody deletes {change.at}"
+            stamp = Register(None, (position, sent.id), sent.node, sent.id, position)
+            line.cells |= {column: replace(stamp, value=value) for column, value in change.cells.items()}
+            line.history.append(Written(position, sent.node, sent.id))
+            self.put(change.at, line)
+            self.seen["written by code of a table"] += 1
+        return {change.at for change in self.beside.of_tally(sent.id)}
 
     def _explain(self) -> None:
         self._unexplained = [one for one in self._unexplained if not self._explains(one)]

@@ -1,10 +1,11 @@
 """A node of the fault run, as a process: it syncs in the background over its proxy, and writes rows that others write.
 
-Usage: ``python -m anabranch.testkit.torture.node CONFIG``, a JSON object {file, db, remote, key, seed, record}, where
-``remote`` has the addresses of ingest, snapshot and resolver. It is killed and started again on the same file and the
-same ``record``, to which it appends a JSON object a line: {"made": id, "payload": hex} after each local commit,
-{"verdict": hex} for each verdict before the device itself sees it. What it had committed and not written down when it
-was killed it finds in the file before it begins to sync.
+Usage: ``python -m anabranch.testkit.torture.node CONFIG``, a JSON object {file, db, remote, key, seed, record,
+counted}, where ``remote`` has the addresses of ingest, snapshot and resolver, and ``counted`` says that the tables of
+``side_effects`` are synced. It is killed and started again on the same file and the same ``record``, to which it
+appends a JSON object a line: {"made": id, "payload": hex} after each local commit, {"verdict": hex} for each verdict
+before the device itself sees it. What it had committed and not written down when it was killed it finds in the file
+before it begins to sync.
 
 Told over its input: "stop" ends the writing; "drained?" waits until every batch has its verdict and prints "yes", or
 "no" after a while; "reach P" waits until the queue is empty and position P is read, then prints a JSON object {sums,
@@ -28,6 +29,7 @@ import structlog
 
 from anabranch.client import CallFailed, RemoteDb, RowExists, RowMissing, Status, SyncedDb
 from anabranch.testkit.network import Network
+from anabranch.testkit.torture.side_effects import CHECKED, NUMBERED, REFUSED
 from anabranch.testkit.torture.tables import CODES, SHARED
 
 PAUSE_S = 0.08
@@ -56,11 +58,14 @@ class Record:
         conn.close()
 
 
-def write(db: SyncedDb, chance: random.Random, mark: str) -> str:
-    """One batch of 1 to 200 rows; its id, "" where nothing fitted what is shown."""
+def write(db: SyncedDb, chance: random.Random, mark: str, counted: bool) -> str:
+    """One batch of 1 to 200 rows; its id, "" where nothing fitted what is shown. ``counted``: rows of tables whose own
+    code writes, too."""
     size = chance.choice(SIZES)
     # What goes with a row by a cascade is not for the batch that deletes the row to change.
     one = _one if chance.random() < 0.6 else _one_part
+    if counted and chance.random() < 0.08:
+        one = _one_counted
     with db.batch() as batch:
         if size == 200:
             _many(db, chance, mark)
@@ -125,6 +130,21 @@ def _one_part(db: SyncedDb, chance: random.Random, mark: str) -> None:
         parts.update({"id": key, "body": mark} if chance.random() < 0.9 else {"id": key, "shared_id": "s01"})
     else:
         parts.delete(chance.choice(rows)[0])
+
+
+def _one_counted(db: SyncedDb, chance: random.Random, mark: str) -> None:
+    name, what = chance.choice((NUMBERED, CHECKED)), chance.random()
+    table = db.table(name)
+    rows = db.execute(f"SELECT id FROM {name} ORDER BY id").fetchall()
+    title = REFUSED if chance.random() < 0.04 else mark
+    if what < 0.2:
+        _update_shared(db, chance, f"s{chance.randrange(SHARED):02}", mark)
+    elif what < 0.6 or not rows:
+        table.insert({"id": f"{mark}-{chance.getrandbits(40):x}", "title": title})
+    elif what < 0.85:
+        table.update({"id": chance.choice(rows)[0], "title": title})
+    else:
+        table.delete(chance.choice(rows)[0])
 
 
 def _update_shared(db: SyncedDb, chance: random.Random, key: str, mark: str) -> None:
@@ -205,7 +225,7 @@ def main() -> None:
     network_up = 0.0
     while command == ["write"]:
         if db.status().unsent < MOST_UNSENT:
-            made = write(db, chance, f"{config['seed']:x}.{number}")
+            made = write(db, chance, f"{config['seed']:x}.{number}", config.get("counted", False))
             number += 1
             if made:
                 query = " UNION ALL ".join(f"SELECT value FROM {table} WHERE id = :id" for table in _TABLES)

@@ -122,6 +122,7 @@ def torture(folder: Path, seconds: float, seed: int, say: Callable[[str], None],
                     "remote": dict.fromkeys(("ingest", "snapshot", "resolver"), proxy.address),
                     "key": key,
                     "seed": seed * NODES + number,
+                    "counted": True,
                 },
             )
             for number, (key, proxy) in enumerate(zip(keys, proxies, strict=True))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from anabranch.schema import Cell
+from anabranch.testkit.torture import side_effects
 from anabranch.testkit.torture.registers import At, Rules
 
 NAME = "torture"
@@ -35,6 +36,7 @@ create table {NAME}.parts (
     body text
 );
 create index on {NAME}.parts (shared_id);
+{side_effects.sql(NAME)}
 create schema written;
 create table {WRITTEN} (mark text primary key);
 """
@@ -53,8 +55,13 @@ _COLUMNS: Mapping[str, Mapping[str, Sequence[str]]] = {
     },
     "strict": {"qty": ("lww", "lww", "max", "counter")},
     "parts": {"body": ("lww", "lww", "function:torture_blend", "reject")},
+    side_effects.NUMBERED: {"title": ("lww", "lww", "reject")},
+    side_effects.CHECKED: {"title": ("lww", "lww", "reject")},
+    side_effects.TALLY: {},
 }
 _LOOSE = ("lww", "reject")
+_BELONGS = ("strict", "parts")
+"""Tables whose rows refer to one of ``shared``."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,8 @@ class Drawn:
     @property
     def computed(self) -> frozenset[str]:
         """Columns in which something else may be stored than was written."""
-        return frozenset(c for own in self.tables.values() for c, p in own["columns"].items() if p not in _LOOSE)
+        policies = (policy for own in self.tables.values() for policy in own["columns"].items())
+        return frozenset({"number", *(column for column, policy in policies if policy not in _LOOSE)})
 
     @property
     def refuses(self) -> bool:
@@ -110,18 +118,18 @@ def draw(chance: random.Random) -> Drawn:
 
 def broken(touched: Collection[At], rows: Mapping[At, Mapping[str, Cell]]) -> Collection[str]:
     """The constraints that rows break, or have broken by being gone."""
-    found: set[str] = set()
+    found = side_effects.broken(touched, rows)
     gone = {key for table, key in touched if table == "shared" and (table, key) not in rows}
     codes: Counter[Cell] = Counter()
     for (table, _), row in rows.items():
-        if table != "shared":
+        if table in _BELONGS:
             if row["shared_id"] in gone:
                 found.add(f"{table}_shared")
             if table == "strict" and row["code"] is not None:
                 codes[row["code"]] += 1
     for table, key in touched:
         row = rows.get((table, key), {})
-        if not row or table == "shared":
+        if not row or table not in _BELONGS:
             continue
         found |= {f"{table}_shared"} if ("shared", str(row["shared_id"])) not in rows else set()
         if table == "strict":

@@ -86,7 +86,9 @@ class Turn:
         line = None if stands is None else stands.copy()
         if mutation.type == _INSERT:
             defaults = self.judge.defaults.get(table.name, {})
-            return self._insert(at, line, {**dict.fromkeys(table.column_names), **defaults, **given}, given)
+            handed_out = self.judge.beside.handed_out(self.sent.id, at)
+            full = {**dict.fromkeys(table.column_names), **defaults, **handed_out, **given}
+            return self._insert(at, line, full, given)
         if line is None or (line.cells is None and line.buried_by is None):
             raise _Refused("ROW_NOT_FOUND")
         if mutation.type == _DELETE:

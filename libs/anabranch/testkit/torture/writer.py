@@ -27,12 +27,15 @@ from typing import Any
 
 import psycopg
 
+from anabranch.testkit.torture.side_effects import CHECKED, NUMBERED, REFUSED, TALLY
 from anabranch.testkit.torture.tables import CODES, NAME, SHARED, WRITTEN
 
 COLUMNS = {
     "shared": ("id", "title", "note", "n", "top", "tags"),
     "strict": ("id", "shared_id", "code", "qty"),
     "parts": ("id", "shared_id", "body"),
+    NUMBERED: ("id", "title", "number"),
+    CHECKED: ("id", "title"),
 }
 PAUSE_S = 0.2
 PATIENCE_S = 60.0
@@ -230,6 +233,31 @@ class Writer:
         self._conn.execute(f"truncate {NAME}.{table}".encode())
         self._steps += [[table, row[0], dict(zip(names, row, strict=True)), None] for row in rows]
 
+    def write_counted(self) -> None:
+        """Rows of a table whose own code writes: what it counts is noted, too."""
+        table, what = self.chance.choice((NUMBERED, CHECKED)), self.chance.random()
+        first = self._tally(table)
+        some = f"(select id from {NAME}.{table} order by md5(id || %s) limit 3 for update)"
+        if what < 0.5:
+            statement = f"insert into {NAME}.{table} (id, title) select %s || '.' || g, %s from"
+            title = REFUSED if self.chance.random() < 0.1 else self.mark()
+            many = self.chance.choice((1, 1, 3))
+            self.write(table, f"{statement} generate_series(1, {many}) g", self.mark(), title)
+        elif what < 0.8:
+            mark = self.mark()
+            self.write(table, f"update {NAME}.{table} set title = %s where id in {some}", mark, mark)
+        else:
+            self.write(table, f"delete from {NAME}.{table} where id in {some}", self.mark())
+        for n in range(first, self._tally(table)):
+            self._steps.append([TALLY, table, {"id": table, "n": n}, {"id": table, "n": n + 1}])
+
+    def _tally(self, table: str) -> int:
+        """What was counted for a table; from here on nobody else counts."""
+        statement = f"select n from {NAME}.{TALLY} where id = %s for update"
+        row = self._conn.execute(statement.encode(), (table,)).fetchone()
+        assert row is not None
+        return int(row[0])
+
     def several(self) -> None:
         """Statements one after the other, some of them taken back; now and then all of them."""
         for _ in range(self.chance.randint(2, 6)):
@@ -253,6 +281,7 @@ class Writer:
             (self.write_strict, 20),
             (self.write_parts, 18),
             (self.copy_parts, 4),
+            (self.write_counted, 4),
         )
         self.chance.choices([work for work, _ in works], [weight for _, weight in works])[0]()
 
