@@ -23,7 +23,9 @@ from anabranch.store.engine import connect, connection_arguments
 from anabranch.testkit.libpq import LibpqError, libpq_session
 from anabranch.testkit.psql import copy_s, transaction_s
 
-ROUNDS = 4
+ROUNDS, FEWEST_ROUNDS = 8, 2
+BUSY_SPREAD = 1.5
+"""Turns of the same work on a quiet machine differ less."""
 CHANGES = 20_000
 GROUP_BATCHES = 200
 AS_FAST = 0.75
@@ -84,10 +86,22 @@ def bench_database(postgres_server: str) -> Iterator[tuple[str, Database]]:
         yield found
 
 
-def best_of_turns(one: Callable[[], float], other: Callable[[], float]) -> tuple[float, float]:
-    """The least of each, in seconds."""
-    turns = [(one(), other()) for _ in range(ROUNDS)]
-    return min(first for first, _ in turns), min(second for _, second in turns)
+def hold(what: str, one: Callable[[], float], other: Callable[[], float], allowed: float) -> None:
+    """``one`` takes at most ``allowed`` times as long as ``other``, both in seconds. They take turns until the least of
+    each says so. Where it never does, and equal turns differ so much that others must use the machine, the test says
+    that it could not see it."""
+    ours: list[float] = []
+    others: list[float] = []
+    for _ in range(ROUNDS):
+        ours.append(one())
+        others.append(other())
+        if len(ours) >= FEWEST_ROUNDS and min(ours) <= allowed * min(others):
+            return
+    spread = max(max(times) / min(times) for times in (ours, others))
+    said = f"{what}: {min(ours):.4f} s, the other way {min(others):.4f} s, at most {allowed:.2f} times that is allowed"
+    if spread > BUSY_SPREAD:
+        pytest.skip(f"the machine is too busy to compare, equal turns differ {spread:.1f} times ({said})")
+    pytest.fail(said)
 
 
 def _server_side_s(postgres_server: str) -> float:
@@ -115,8 +129,8 @@ def _floor_s(postgres_server: str) -> float:
 
 @pytest.mark.timeout(300)
 def test_the_floor_of_the_write_path_is_as_fast_as_the_server_alone(postgres_server: str) -> None:
-    ours, other = best_of_turns(lambda: _floor_s(postgres_server), lambda: _server_side_s(postgres_server))
-    assert ours <= other / AS_FAST, f"the floor takes {ours:.2f} s where the server alone takes {other:.2f} s"
+    floor_s, server_s = lambda: _floor_s(postgres_server), lambda: _server_side_s(postgres_server)
+    hold("the floor, against the server alone", floor_s, server_s, 1 / AS_FAST)
 
 
 def test_the_floor_is_captured_by_nothing(bench_database: tuple[str, Database]) -> None:
@@ -141,8 +155,7 @@ def test_two_bare_commits_are_as_fast_as_with_pgbench(bench_database: tuple[str,
         took = floor.commit_pair_s(url, times)
         return sum(took) / len(took)
 
-    ours, other = best_of_turns(lambda: mean(150), lambda: 2 * transaction_s(url, script, 300))
-    assert ours <= other / AS_FAST, f"two commits take {ours * 1e3:.2f} ms, with pgbench {other * 1e3:.2f} ms"
+    hold("two commits, against pgbench", lambda: mean(150), lambda: 2 * transaction_s(url, script, 300), 1 / AS_FAST)
 
 
 @pytest.mark.timeout(300)
@@ -173,8 +186,8 @@ def test_a_copy_is_read_as_fast_as_by_two_drivers(postgres_server: str) -> None:
             assert read == rows
             return took
 
-        ours, other = best_of_turns(lambda: copy_s(url, pull.COPY), lambda: min(by_psycopg(), by_adbc()))
-    assert ours <= other / AS_FAST, f"psql reads in {ours:.2f} s, the faster driver in {other:.2f} s"
+        by_driver = lambda: min(by_psycopg(), by_adbc())  # noqa: E731
+        hold("psql, against the faster driver", lambda: copy_s(url, pull.COPY), by_driver, 1 / AS_FAST)
 
 
 @pytest.mark.timeout(300)
@@ -192,11 +205,9 @@ def test_a_log_is_read_as_fast_as_by_psql_and_written_as_fast_as_by_duckdb(
         assert rows == changes
         return seconds
 
-    ours, other = best_of_turns(
-        read, lambda: copy_s(url, "copy (select * from anabranch.log) to stdout (format binary)")
-    )
+    copy = "copy (select * from anabranch.log) to stdout (format binary)"
     # psql makes no columns of what it reads.
-    assert ours <= 2 * other / AS_FAST, f"the log is read in {ours:.2f} s, by psql in {other:.2f} s"
+    hold("the log read as Arrow, against psql", read, lambda: copy_s(url, copy), 2 / AS_FAST)
 
     rows = pa.table(
         {"id": [f"{n:026d}" for n in range(changes)], "n": range(changes), "x": [n / 7 for n in range(changes)]}
@@ -210,8 +221,8 @@ def test_a_log_is_read_as_fast_as_by_psql_and_written_as_fast_as_by_duckdb(
             duck.execute(f"copy held to '{target}' (format parquet, compression zstd)")
             return time.perf_counter() - began
 
-        ours, other = best_of_turns(lambda: compact.write_s([rows], tmp_path), by_duckdb)
-    assert ours <= other / AS_FAST, f"rows are written in {ours:.3f} s, by DuckDB in {other:.3f} s"
+        by_arrow = lambda: compact.write_s([rows], tmp_path)  # noqa: E731
+        hold("Parquet by Arrow, against DuckDB", by_arrow, by_duckdb, 1 / AS_FAST)
 
 
 def test_rows_in_memory_enter_a_file_about_as_fast_as_from_another_table(tmp_path: Path) -> None:
@@ -242,9 +253,8 @@ def test_rows_in_memory_enter_a_file_about_as_fast_as_from_another_table(tmp_pat
             conn.execute(f"INSERT INTO target.{workload.TABLE} SELECT id, title, done, n, score + 0 FROM main.todo")
             return time.perf_counter() - began
 
-    found, other = best_of_turns(ours, copied)
     # Here values are made of Python's, and there they are SQLite's already.
-    assert found <= 2 * other / AS_FAST, f"bare INSERTs take {found:.2f} s, a copy inside SQLite {other:.2f} s"
+    hold("bare INSERTs, against a copy inside SQLite", ours, copied, 2 / AS_FAST)
 
 
 @pytest.mark.parametrize("each", [1, 50])
