@@ -30,11 +30,13 @@ Rows = dict[tuple[str, str], Row]
 
 @dataclass
 class Recorded:
-    """What one device wrote down. ``dead``: id to reason of its dead queue at the end."""
+    """What one device wrote down. ``dead``: id to reason of its dead queue at the end. ``nowhere``: texts in batches
+    and rows that it refused to save, and in how many places of its file each stood right after."""
 
     made: dict[str, bytes] = field(default_factory=dict)
     told: dict[str, list[bytes]] = field(default_factory=dict)
     dead: dict[str, str] = field(default_factory=dict)
+    nowhere: dict[str, int] = field(default_factory=dict)
 
 
 class Entry(NamedTuple):
@@ -203,6 +205,22 @@ def check_atomic(server: Server, recorded: Sequence[Recorded]) -> int:
         assert batch_id not in logged, f"{batch_id} was rejected and is in the log"
     assert {b for d in recorded for b in d.dead} <= set(rejected), "a dead letter that no verdict has rejected"
     return len(rejected)
+
+
+def check_refused(server: Server, recorded: Sequence[Recorded], sent: Iterable[str]) -> int:
+    """A batch or row that a device refused, as on a full disk, is nowhere: in no batch that it made, in no effect, not
+    in its file; and what was sent, the batches ``sent`` by nodes, is what devices have made. Gives the number of what
+    was refused."""
+    made = {batch_id for device in recorded for batch_id in device.made}
+    assert made.issuperset(sent), f"batches that no device has saved: {sorted(set(sent) - made)[:3]}"
+    for device in recorded:
+        for text, places in device.nowhere.items():
+            assert not places, f"{text} was refused and stands in {places} places of the device's file"
+            raw = text.encode()
+            held = [batch_id for batch_id, payload in device.made.items() if raw in payload]
+            held += [entry.batch_id for entry in server.log if text in entry.key or raw in entry.effect]
+            assert not held, f"{text} was refused and is in the batches {held[:3]}"
+    return sum(len(device.nowhere) for device in recorded)
 
 
 def check_once(server: Server, recorded: Sequence[Recorded], answers: Mapping[str, bytes]) -> int:

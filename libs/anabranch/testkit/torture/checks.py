@@ -99,6 +99,8 @@ def recorded_by(node: Node, dead: object) -> oracle.Recorded:
     for line in node.lines():
         if "made" in line:
             recorded.made[line["made"]] = bytes.fromhex(line["payload"])
+        elif "nowhere" in line:
+            recorded.nowhere[line["nowhere"]] = line["shown"]
         else:
             raw = bytes.fromhex(line["verdict"])
             verdict = verdict_pb2.Verdict.FromString(raw)
@@ -173,6 +175,9 @@ def promises(found: Found) -> dict[str, Check]:
         "6 nothing lost": promise(
             lambda: oracle.check_nothing_lost(conn, server, recorded, loose, found.kept), "losing values kept"
         ),
+        "6 refused on a full disk": promise(
+            lambda: oracle.check_refused(server, recorded, _by_node(found)), "batches or rows, which are nowhere"
+        ),
         "7 nobody blocked": promise(lambda: _check_waits(server, recorded), "batches decided"),
         "the rules": lambda: _judge(found),
     }
@@ -217,15 +222,21 @@ def _check_waits(server: oracle.Server, recorded: Sequence[oracle.Recorded]) -> 
     return len(made)
 
 
+def _nodes(found: Found) -> dict[str, str]:
+    """By batch, who sent it."""
+    statement = "select batch_id, node_id from anabranch.batches where database_id = %s"
+    return dict(found.conn.execute(statement, (found.server.database.id,)).fetchall())
+
+
+def _by_node(found: Found) -> list[str]:
+    return [batch_id for batch_id, node in _nodes(found).items() if node != SERVER_NODE]
+
+
 def _judge(found: Found) -> tuple[str, Mapping[str, int]]:
     """Every verdict, conflict and row, decided anew."""
     conn, server = found.conn, found.server
     basis = {batch_id: basis for proxy in found.proxies for batch_id, basis in proxy.seen.items()}
-    nodes: dict[str, str] = dict(
-        conn.execute(
-            "select batch_id, node_id from anabranch.batches where database_id = %s", (server.database.id,)
-        ).fetchall()
-    )
+    nodes = _nodes(found)
     groups: dict[int, list[tuple[Sent, verdict_pb2.Verdict]]] = {}
     for device, proxy in zip(found.recorded, found.proxies, strict=True):
         for batch_id, payload in device.made.items():

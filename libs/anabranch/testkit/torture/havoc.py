@@ -32,6 +32,7 @@ SERVICE_POINTS: Mapping[str, Sequence[str]] = {
 NODE_POINTS = ("after_local_commit", "before_apply", "after_apply")
 RESTART = "Postgres restarted"
 FROZEN = "Postgres stopped"
+FULL = "full disk on a node"
 FROZEN_S = (0.5, 12.0)
 """For how long; the longest is beyond what any session of the services bears."""
 CALM = 5
@@ -44,7 +45,7 @@ SERVER_STEPS_MS = (-20_000, 20_000)
 def _ways() -> dict[str, str]:
     points = {f"at {point}": point for point in (*SERVICE_POINTS, *NODE_POINTS)}
     kills = {f"SIGKILL {name}": name for name in (*SERVICES, "a node", "a writer")}
-    others = (RESTART, FROZEN, "server clock stepped", "node clock stepped", "flood by SQL")
+    others = (RESTART, FROZEN, FULL, "server clock stepped", "node clock stepped", "flood by SQL")
     return {**points, **kills, **dict.fromkeys(others, "")}
 
 
@@ -128,6 +129,8 @@ class Havoc:
             self.stack.set_clock_offset(step)
         elif what == "flood by SQL":
             who = self._flood()
+        elif what == FULL:
+            who = self._fill_disk()
         else:
             who = self._step_node_clock()
         self.done[what] += 1
@@ -204,6 +207,14 @@ class Havoc:
         writer.tell("flood")
         writer.hear_until("flooded")
         return writer.name
+
+    def _fill_disk(self) -> str:
+        node = self.chance.choice(self.nodes)
+        node.tell("full")
+        said, _, refused = node.hear().partition(" ")
+        assert (said, refused.isdigit()) == ("refused", True), f"{node.name} said {said} {refused}"
+        assert int(refused), f"{node.name} was refused nothing, though its file could not grow"
+        return f"{node.name}, which refused {refused} batches"
 
     def _restart_postgres(self) -> str:
         crash = self.chance.random() < 0.5

@@ -7,9 +7,10 @@ appends a JSON object a line: {"made": id, "payload": hex} after each local comm
 before the device itself sees it. What it had committed and not written down when it was killed it finds in the file
 before it begins to sync.
 
-Told over its input: "stop" ends the writing; "drained?" waits until every batch has its verdict and prints "yes", or
-"no" after a while; "reach P" waits until the queue is empty and position P is read, then prints a JSON object {sums,
-dead, disagreeing} and ends. Where its input ends, it ends at once.
+Told over its input: "full" has its disk full for a while (``full_disk``) and prints "refused N"; "stop" ends the
+writing; "drained?" waits until every batch has its verdict and prints "yes", or "no" after a while; "reach P" waits
+until the queue is empty and position P is read, then prints a JSON object {sums, dead, disagreeing} and ends. Where its
+input ends, it ends at once.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import structlog
 
 from anabranch.client import CallFailed, RemoteDb, RowExists, RowMissing, Status, SyncedDb
 from anabranch.testkit.network import Network
+from anabranch.testkit.torture.full_disk import Filling
 from anabranch.testkit.torture.side_effects import CHECKED, NUMBERED, REFUSED
 from anabranch.testkit.torture.tables import CODES, SHARED
 
@@ -46,7 +48,7 @@ class Record:
     def __init__(self, file: str) -> None:
         self._out = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
-    def note(self, **what: str) -> None:
+    def note(self, **what: str | int) -> None:
         os.write(self._out, (json.dumps(what) + "\n").encode())
 
     def catch_up(self, file: str) -> None:
@@ -219,18 +221,24 @@ def main() -> None:
     db = SyncedDb(config["file"], remote, config["db"])
     record.catch_up(config["file"])
     start(db)
+
+    def saved(batch_id: str) -> None:
+        query = " UNION ALL ".join(f"SELECT value FROM {table} WHERE id = :id" for table in _TABLES)
+        (payload,) = db.execute(query, {"id": batch_id}).fetchone()
+        record.note(made=batch_id, payload=bytes(payload).hex())
+
+    filling = Filling(db, chance, saved, lambda text, places: record.note(nowhere=text, shown=places), _one_part)
+    seed = f"{config['seed']:x}"
     print("started", flush=True)
     command = ["write"]
     number = 0
     network_up = 0.0
     while command == ["write"]:
         if db.status().unsent < MOST_UNSENT:
-            made = write(db, chance, f"{config['seed']:x}.{number}", config.get("counted", False))
+            made = write(db, chance, f"{seed}.{number}", config.get("counted", False))
             number += 1
             if made:
-                query = " UNION ALL ".join(f"SELECT value FROM {table} WHERE id = :id" for table in _TABLES)
-                (payload,) = db.execute(query, {"id": made}).fetchone()
-                record.note(made=made, payload=bytes(payload).hex())
+                saved(made)
         if time.monotonic() > network_up:
             # A device's own backoff would have it sit out most of so short a run.
             network_up = time.monotonic() + NETWORK_UP_S
@@ -239,6 +247,10 @@ def main() -> None:
             command = told.get(timeout=chance.uniform(0, PAUSE_S))
         except queue.Empty:
             continue
+        if command == ["full"]:
+            print(f"refused {filling.run(f'{seed}.f{number}')}", flush=True)
+            number += 1
+            command = ["write"]
     while command[0] == "stop" or command[0] == "drained?":
         if command[0] == "drained?":
             print("yes" if until(db, lambda status: not status.unsent, 5.0) else "no", flush=True)
