@@ -12,6 +12,7 @@ import pytest
 from anabranch.testkit.stack import Stack
 from anabranch.testkit.story import Story, new_id
 from anabranch.testkit.story_node import Made, StoryNode
+from anabranch.testkit.unseen import write_unseen
 
 TODO = {"todo": "id text primary key, title text, done boolean"}
 
@@ -43,7 +44,7 @@ def test_a_row_that_differs_on_the_server_is_noticed(told: Story) -> None:
 def test_a_row_that_differs_on_the_device_is_noticed(told: Story) -> None:
     a, x = one_row(told)
     with closing(sqlite3.connect(a.file)) as conn, conn:
-        conn.execute("UPDATE todo SET done = NULL WHERE id = ?", (x,))
+        write_unseen(conn, f"UPDATE todo SET done = NULL WHERE id = '{x}'")
     with pytest.raises(AssertionError, match=f"todo .*{x}"):
         told.check()
 

@@ -31,11 +31,13 @@ from anabranch.store.sums import scan_sum, sum_to_bytes
 from anabranch.testkit.network import Network
 from anabranch.testkit.remote import remote_of
 from anabranch.testkit.stack import Stack
-from anabranch.testkit.story_node import SEND_S, StoryNode
+from anabranch.testkit.story_node import StoryNode
 from anabranch.v1 import value_pb2
 
 _numbers = itertools.count(1)
 _LOOK_S = 0.01
+DRAINED_S = 30.0
+"""Seconds that captured changes have to come into the log."""
 _SYNC_ROUNDS = 10
 _DAY_MS = 24 * 3600 * 1000
 
@@ -118,7 +120,7 @@ class Story:
                 return
         raise AssertionError(f"something still changes after {_SYNC_ROUNDS} rounds")
 
-    def drained(self, wait_s: float = SEND_S) -> None:
+    def drained(self, wait_s: float = DRAINED_S) -> None:
         """Wait until everything that was written by SQL so far is in the log."""
         end = time.monotonic() + wait_s
         while self.sql("select 1 from anabranch.captured where database_id = %s limit 1", [self.database.id]):
