@@ -41,10 +41,12 @@ _NOTHING_CAUSED = 2**63 - 1
 @dataclass(slots=True)
 class Outstanding:
     """The transactions that one scan has found, the next one last. ``taken``: how many of them the group that runs has
-    drained; they are gone with its commit (``committed``), and all is forgotten where somebody else has drained."""
+    drained; they are gone with its commit (``committed``), and all is forgotten where somebody else has drained.
+    ``one_by_one``: groups take one transaction each, since one of them can't be drained."""
 
     waiting: list[Transaction] = field(default_factory=list)
     taken: int = 0
+    one_by_one: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.waiting)
@@ -76,7 +78,7 @@ class Outstanding:
         for transaction in reversed(self.waiting):
             changes += transaction.changes
             size += transaction.size
-            if taken and (changes > drain.MOST_ROWS or size > drain.MOST_BYTES):
+            if taken and (self.one_by_one or changes > drain.MOST_ROWS or size > drain.MOST_BYTES):
                 break
             taken.append(transaction)
         return taken

@@ -155,7 +155,9 @@ def commit_group(
         group = Group(conn, synced, position, now_ms, limits.busy_ms, asking=Asking(functions))
         # The group goes on with the trace of its first batch, and is linked with those of the others.
         traces = list(dict.fromkeys(t.traceparent for t in now if t.traceparent)) if tracing() else []
-        group.draining = standing.any_captured
+        group.draining = memory.trouble.beside = standing.any_captured
+        if memory.trouble.allowed_ms:
+            allow(conn, memory.trouble.allowed_ms)
         group.loud = dict.fromkeys(synced.tables, frozenset(MutationType)) if memory.wary else synced.loud
         group.hoping = memory.hopeful
         group.poisoned = memory.poisoned
@@ -212,13 +214,14 @@ def _commit(
     results, candidates = sort_out(group, memory, [t for t in taken if not t.decided])
     at_hand = [t.batch_id for t in taken]
     try:
-        if memory.outstanding:
+        if memory.outstanding or (memory.trouble.alone and group.draining):
             raise Backlog
         decided: Decided = decide_group(group, candidates, at_hand=at_hand, restarts=limits.restarts)
     except Backlog:
         # The batches wait: what was written before them goes first, and alone.
         results, dropped, later = [], [], ()
         memory.attempted, memory.draining = [], True
+        memory.outstanding.one_by_one = memory.trouble.failures > 0
         decided = drain_backlog(group, memory.outstanding)
     if _may_have_drifted(decided.results) and fingerprint(conn, standing.name) != memory.shape:
         raise _ChangedBetween
@@ -266,6 +269,10 @@ def _commit(
     conn.commit()
     faults.reach("after_commit")
     memory.outstanding.committed()
+    if memory.draining:
+        memory.trouble.passed()
+    elif not group.draining:
+        memory.trouble.innocent = False
     memory.hopeful = not group.caused
     memory.poisoned = group.poisoned
     memory.link = link

@@ -22,6 +22,38 @@ _LOOK_S = 2.0
 """How long a change of a table's shape may go unseen where nothing fails for it."""
 
 
+_LONGEST_DRAIN_MS = 600_000
+_LEAST_ALLOWED_MS = 20_000
+
+
+@dataclass(slots=True)
+class DrainTrouble:
+    """Groups that have failed since captured changes were last drained. ``alone``: the next group has none of the
+    batches, so that it shows whether the changes are at fault; ``innocent``: they were not, the last time.
+    ``failures``: of groups that had nothing else. ``allowed_ms``: how long a statement of the next one may take, where
+    the last one ran out of time; 0 is what all may."""
+
+    beside: bool = False
+    """The last group had captured changes to drain beside its batches."""
+    alone: bool = False
+    innocent: bool = False
+    failures: int = 0
+    allowed_ms: int = 0
+
+    def failed(self, *, alone: bool, out_of_time: bool) -> None:
+        """A group has failed that drained, ``alone`` or beside batches."""
+        self.alone, self.innocent = True, False
+        if alone:
+            self.failures += 1
+            if out_of_time:
+                self.allowed_ms = min(_LONGEST_DRAIN_MS, max(_LEAST_ALLOWED_MS, 2 * self.allowed_ms))
+
+    def passed(self) -> None:
+        """Captured changes were drained alone."""
+        self.alone, self.innocent = False, self.alone or self.innocent
+        self.failures = self.allowed_ms = 0
+
+
 @dataclass(slots=True)
 class Memory:
     """What is kept of a database between groups. None of it is trusted without a look: ``synced`` counts while
@@ -50,6 +82,7 @@ class Memory:
     """The last group was to decide none: it drained a backlog."""
     tried_long: bool = False
     """The last group's one batch had ``alone_ms``."""
+    trouble: DrainTrouble = field(default_factory=DrainTrouble)
 
 
 def current(conn: Session, memory: Memory, standing: Standing) -> SyncedDatabase:

@@ -29,16 +29,25 @@ from anabranch.store import control, take
 from anabranch.store.claim import open_session
 from anabranch.store.engine import Session, SessionOptions
 from anabranch.store.errors import Fault, read_error
+from anabranch.store.out_of_sync import tear
 from anabranch.store.waves import DatabaseError
 from anabranch.v1 import errors_pb2, verdict_pb2
 from anabranch_conflict_resolver import garbage
 from anabranch_conflict_resolver.bell import Bell
-from anabranch_conflict_resolver.evidence import FAILURES_AT_MOST, GIVEN_UP, NO_SUCH_STATEMENT, Suspicion, suspicion
+from anabranch_conflict_resolver.evidence import (
+    CONTROLS,
+    FAILURES_AT_MOST,
+    GIVEN_UP,
+    NO_SUCH_STATEMENT,
+    Suspicion,
+    suspicion,
+)
 from anabranch_conflict_resolver.functions import Functions
 from anabranch_conflict_resolver.group_commit import GroupLimits, Outcome, commit_group
 from anabranch_conflict_resolver.memory import Memory
 from anabranch_conflict_resolver.model import Applied, Rejection, Waiting
 from anabranch_conflict_resolver.pace import Pace
+from anabranch_conflict_resolver.table_at_fault import table_at_fault
 
 _log = structlog.get_logger()
 _WAIT_S = 0.5
@@ -47,6 +56,8 @@ _LONGEST_PAUSE_S = 2.0
 """So much at most is lost once whatever was in the way is gone."""
 _QUICK_FAILURES = 10
 _REST_GROWS = 4
+_TELL_EACH = 30
+"""Of drains that fail with no table to blame, one in so many is told: about one a minute."""
 _IDLE_S = 30.0
 _OUT_OF_TIME = "57"
 """The class of SQLSTATEs that a statement's or a transaction's time limit belongs to."""
@@ -210,24 +221,31 @@ class Worker:
             _log.error(text, database=name, batches=batches, detail=repr(error), exc_info=where)
         metrics.count("anabranch_group_retries", database=name, cause=cause)
         out_of_time = cause == _OUT_OF_TIME
+        trouble = memory.trouble
+        found = suspicion(fault, tried_long=memory.tried_long)
+        if found is not None and trouble.beside and (memory.draining or not trouble.innocent):
+            # Whatever is at fault shows when the captured changes are drained without any batch.
+            trouble.failed(alone=memory.draining, out_of_time=out_of_time)
+            found = None
         if memory.draining:
             pace.held_up()
+            metrics.count("anabranch_drain_failures", database=name, cause=cause)
+            if trouble.failures >= FAILURES_AT_MOST:
+                self._set_aside(number, memory, name, error)
         else:
             # Of a group that ran out of time each half would, until there is one batch left.
             pace.failed(1 if out_of_time else len(memory.attempted))
         # What else the session's loss has left behind is not known.
         memory.sums.clear()
-        if len(memory.attempted) == 1:
-            found = suspicion(fault, tried_long=memory.tried_long)
-            if found is not None and self._others_pass(number, name, found, error):
-                self._count_attempt(number, memory.attempted[0], name, found)
+        if found is not None and len(memory.attempted) == 1 and self._others_pass(number, name, found.controls, error):
+            self._count_attempt(number, memory.attempted[0], name, found)
         # Halving is quick; what still fails then is nothing that haste would mend.
         self._pause(max(0, pace.failures - _QUICK_FAILURES))
         self._bell.ring(number)
 
-    def _others_pass(self, number: int, name: str, found: Suspicion, error: Exception) -> bool:
-        """Whether groups without a batch pass, so many in a row as ``found`` asks for."""
-        for _ in range(found.controls):
+    def _others_pass(self, number: int, name: str, controls: int, error: Exception) -> bool:
+        """Whether so many groups with nothing of anybody pass in a row."""
+        for _ in range(controls):
             session = self._open()
             if session is None or not control.passes(session, number):
                 break
@@ -236,12 +254,36 @@ class Worker:
         if number not in self._known.refused_since:
             self._known.refused_since[number] = time.monotonic()
             _log.error(
-                "Postgres refuses every group of the database, with or without a batch: no batch is blamed, all wait, "
-                "and the next try comes within two seconds",
+                "Postgres refuses every group of the database, with or without a batch: no batch and no table is "
+                "blamed, all wait, and the next try comes within two seconds",
                 database=name,
                 detail=str(error),
             )
         return False
+
+    def _set_aside(self, number: int, memory: Memory, name: str, error: Exception) -> None:
+        """Look for the table whose captured changes can't be drained, and have it not hold up the others."""
+        if not self._others_pass(number, name, CONTROLS, error) or (session := self._open()) is None:
+            return
+        try:
+            now_ms = self._clock.now_ms()
+            found = table_at_fault(session, memory, number, now_ms, now_ms - Clock().now_ms())
+            if found is None:
+                text = "captured changes can't be drained, and no table is shown to be at fault: they are tried again"
+                failures = memory.trouble.failures
+                tell = _log.error if failures % _TELL_EACH == FAILURES_AT_MOST else _log.debug
+                tell(text, database=name, failures=failures, detail=str(error))
+                return
+            tear(session, number, found.table, now_ms=now_ms)
+            session.commit()
+        except DatabaseError as lost:
+            _log.warning("no table was found to be at fault", database=name, detail=str(lost))
+            if not session.closed:
+                session.rollback()
+            return
+        memory.trouble.failures = memory.trouble.allowed_ms = 0
+        text = "a table's captured changes could not be drained and are dropped: it has to be removed and added anew"
+        _log.error(text, database=name, table=found.table, detail=found.why)
 
     def _count_attempt(self, number: int, batch_id: str, name: str, found: Suspicion) -> None:
         session = self._open()

@@ -123,6 +123,13 @@ METRICS: tuple[Metric, ...] = (
         SECONDS,
     ),
     Metric("anabranch_group_retries", "counter", "1", ("database", "cause"), "Groups rolled back and tried again"),
+    Metric(
+        "anabranch_drain_failures",
+        "counter",
+        "1",
+        ("database", "cause"),
+        "Groups rolled back that had nothing but captured changes to drain",
+    ),
     # The next four are told by the janitor, too, when no resolver runs.
     Metric("anabranch_inbox_backlog", "gauge", "1", ("database",), "Batches in the inbox that could be decided"),
     Metric(

@@ -54,6 +54,12 @@ READ_OF = as_many_as_fit(
 
 READ_IDS = as_many_as_fit("database_id = $1::int8::int and id = any($2::int8[])", "$3::int8", "$4::int8")
 
+TABLES_OF = b"""
+select distinct table_id::int8 from anabranch.captured
+where database_id = $1::int8::int and id between $2::int8 and $3::int8 and xid = $4::int8::text::xid8
+order by 1
+"""
+
 DELETE_OF = b"""
 delete from anabranch.captured
 where database_id = $1::int8::int and id > $2::int8 and id <= $3::int8 and xid = $4::int8::text::xid8
@@ -128,6 +134,12 @@ def read_whole(conn: Connection, database_id: int, transactions: Sequence[Transa
     first, last = min(t.first for t in transactions), max(t.last for t in transactions)
     xids = int8_array(sorted(t.xid for t in transactions))
     return captured_of(run(conn, READ_WHOLE, [int8(database_id), int8(first), int8(last), xids]))
+
+
+def tables_of(conn: Connection, database_id: int, transaction: Transaction) -> list[int]:
+    """The numbers of the tables that a transaction has changed."""
+    numbers = [database_id, transaction.first, transaction.last, transaction.xid]
+    return [number for (number,) in run(conn, TABLES_OF, [int8(number) for number in numbers])]
 
 
 def first_of(conn: Connection, database_id: int, transaction: Transaction) -> list[Captured]:

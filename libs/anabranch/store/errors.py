@@ -97,6 +97,15 @@ def _remedy(sqlstate: str) -> Remedy:
     return Remedy.RETRY
 
 
+_NOBODYS_CLASSES = frozenset({"", "08", "25", "40", "53", "55", "57", "58"})
+
+
+def is_nobodys(error: psycopg.Error) -> bool:
+    """Whether an error says nothing about the data of the statement that it came to: a lost session, a deadlock, a full
+    disk, somebody's lock, an operator, a time limit."""
+    return (error.sqlstate or "")[:2] in _NOBODYS_CLASSES
+
+
 def violated(error: psycopg.Error) -> str:
     """The name of our own constraint that an error in schema ``anabranch`` is about, else "".
     ``registration`` and others turn the names that they expect into reasons."""

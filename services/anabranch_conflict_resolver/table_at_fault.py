@@ -1,0 +1,179 @@
+"""Which table's captured changes can't be drained, where some can't.
+
+It is asked when the transaction that ends first has failed several times with nothing beside it. Each trial drains it
+with the changes of some tables only, in a transaction that is rolled back. Before it drains, it writes one record of
+each kind that any drained change has: where these are refused, too, the trouble is nobody's, and so it is where the
+cause is one of Postgres's own (a full disk, an operator, a lost session, somebody's lock). A table is at fault if its
+changes fail where nothing else does, twice in a row; where each table's pass alone, the one without which the others
+pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass, replace
+
+from anabranch.merge import SERVER_NODE
+from anabranch.merge.model import RowVersion
+from anabranch.store import group_records as store
+from anabranch.store import take
+from anabranch.store.captured import UndecodableError
+from anabranch.store.captured_large import tables_of
+from anabranch.store.claim import allow, claim
+from anabranch.store.engine import Session
+from anabranch.store.errors import is_nobodys
+from anabranch.store.group_records import BatchRow, GroupRow, LogRow, SumRow, VersionRow
+from anabranch.store.seal import EMPTY_CHAIN
+from anabranch.store.waves import DatabaseError
+from anabranch.v1 import change_pb2
+from anabranch_conflict_resolver.drain_backlog import Outstanding, drain_backlog
+from anabranch_conflict_resolver.memory import Memory, current
+from anabranch_conflict_resolver.records import gather, new_sums, write
+from anabranch_conflict_resolver.server_batches import server_batch_id
+from anabranch_conflict_resolver.tables import SyncedDatabase
+from anabranch_conflict_resolver.waves import Group
+
+TRIAL_MS = 60_000
+"""How long a statement of a trial may take."""
+_HASH = bytes(16)
+
+
+@dataclass(frozen=True, slots=True)
+class AtFault:
+    """A table, and what became of its changes."""
+
+    table: str
+    why: str
+
+
+class _NobodysError(Exception):
+    """Nothing can be told now."""
+
+
+def table_at_fault(
+    conn: Session, memory: Memory, database_id: int, now_ms: int, clock_offset_ms: int
+) -> AtFault | None:
+    """The table whose captured changes can't be drained; None where none is shown to be at fault. Nothing is written.
+
+    Raises:
+        psycopg.Error: the session is lost.
+    """
+    trials = _Trials(conn, memory, database_id, now_ms, clock_offset_ms)
+    try:
+        tables = trials.tables()
+        for name in sorted(tables):
+            if trials.fails({name}) and (why := trials.fails({name})):
+                return AtFault(name, why)
+        together = trials.fails(tables) if len(tables) > 1 else ""
+        for name in sorted(tables) if together else ():
+            if not trials.fails(tables - {name}):
+                return AtFault(name, together)
+    except _NobodysError:
+        pass
+    return None
+
+
+@dataclass(slots=True)
+class _Trials:
+    conn: Session
+    memory: Memory
+    database_id: int
+    now_ms: int
+    clock_offset_ms: int
+
+    def tables(self) -> set[str]:
+        """The synced tables that the first transaction has changed."""
+        try:
+            group, outstanding = self._begin(None)
+            outstanding.scan(self.conn, self.database_id)
+            transactions = outstanding.next_ones()
+            found = tables_of(self.conn, self.database_id, transactions[0]) if transactions else []
+            synced = group.synced
+            names = {synced.database.tables_by_id[number].name for number in found if number in _known(synced)}
+            return names - synced.unreadable
+        finally:
+            self._end()
+
+    def fails(self, only: Set[str]) -> str:
+        """Why the changes of some tables can't be drained without the others; "" where they can."""
+        try:
+            group, outstanding = self._begin(only)
+            try:
+                self._probe(group)
+                self._drain(group, outstanding)
+            except _NobodysError:
+                raise
+            except UndecodableError as error:
+                return str(error)
+            except DatabaseError as error:
+                if self.conn.closed or is_nobodys(error):
+                    raise _NobodysError from error
+                return f"{error.sqlstate}: {error}"
+            except Exception as error:
+                # A fault of this program, which some value brings out.
+                return repr(error)
+            return ""
+        finally:
+            self._end()
+
+    def _begin(self, only: Set[str] | None) -> tuple[Group, Outstanding]:
+        claimed = claim(self.conn, self.database_id, lambda: lambda: None)
+        standing = claimed.standing
+        if not claimed.ours or standing is None:
+            raise _NobodysError
+        allow(self.conn, TRIAL_MS)
+        synced = current(self.conn, self.memory, standing)
+        if only is not None:
+            synced = replace(synced, unreadable=synced.unreadable | (synced.tables.keys() - only))
+        position = max(standing.clock_ms + self.clock_offset_ms, standing.position + 1)
+        group = Group(self.conn, synced, position + 1, self.now_ms, 0)
+        return group, Outstanding(one_by_one=True)
+
+    def _end(self) -> None:
+        self.memory.sums.clear()
+        if not self.conn.closed:
+            self.conn.rollback()
+
+    def _probe(self, group: Group) -> None:
+        """Write a record of each kind, for a row that there is not, at the position before the group's."""
+        conn, number, position = self.conn, self.database_id, group.position - 1
+        batch = server_batch_id(position, 0)
+        table = next(iter(_known(group.synced)))
+        kind = int(change_pb2.EFFECT_TYPE_NONE)
+        try:
+            version = RowVersion(position, SERVER_NODE, batch)
+            store.insert_versions(conn, [VersionRow(table, f"\x01{batch}", version)])
+            store.write_log(conn, number, position, [LogRow(batch, 0, SERVER_NODE, table, "", kind, b"", (), _HASH)])
+            record = BatchRow(batch, SERVER_NODE, "", b"", 1, 0, position, b"")
+            store.write_batches(conn, number, position, self.now_ms, [record])
+            [(count, total)] = take.read_sums(conn, {table}).values()
+            store.write_sums(conn, position, [SumRow(table, count, total.to_bytes(16, "big"))])
+            store.write_group(conn, number, position, GroupRow(1, 1, _HASH, []))
+        except DatabaseError as error:
+            raise _NobodysError from error
+
+    def _drain(self, group: Group, outstanding: Outstanding) -> None:
+        view = drain_backlog(group, outstanding).view
+        synced = group.synced
+        records = gather(synced, group.position, (), group.drained)
+        known = take.read_sums(self.conn, {synced.tables[name].table.id for name in records.sum_changes})
+        write(
+            self.conn,
+            synced.tables,
+            database_id=self.database_id,
+            position=group.position,
+            now_ms=self.now_ms,
+            previous_link=EMPTY_CHAIN,
+            seal_key=synced.database.seal_key,
+            records=records,
+            view=view,
+            sums=new_sums(synced.tables, records, known),
+            dropped=(),
+            any_parked=True,
+            drained=group.drained,
+            while_waiting=lambda: None,
+        )
+
+
+def _known(synced: SyncedDatabase) -> Set[int]:
+    return synced.database.tables_by_id.keys()
