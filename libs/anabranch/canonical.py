@@ -233,6 +233,21 @@ class RowEncoder:
             head += fields[i][start:]
         return _digest(head + b"".join([fields[i] for i in places]))
 
+    def large_hash(
+        self, row: Sequence[Cell], places: Iterable[int] | None = None, effect_type: int | None = None
+    ) -> bytes:
+        """The row hash of ``row`` as bytes, or that of an effect with the columns at ``places`` (as the method gives
+        them; None: all): one field is made after the other, so that no row is held twice."""
+        encoders = self._encoders
+        state = _new_hash()
+        state.update(b"" if effect_type is None else bytes((effect_type,)))
+        state.update(self._head)
+        for i, start in self._key:
+            state.update(encoders[i](row[i])[start:])
+        for i in self.places(range(len(encoders))) if places is None else places:
+            state.update(encoders[i](row[i]))
+        return state.digest()
+
     def insert_hashes(self, effect_type: int, fields: Sequence[bytes]) -> tuple[bytes, int, int]:
         """Of an effect that gives a whole new row: its hash, and what it adds to the table sum (1, and the row's
         hash)."""

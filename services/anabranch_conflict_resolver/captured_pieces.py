@@ -26,6 +26,7 @@ from anabranch.store.captured import Captured
 from anabranch.store.captured_large import Transaction, key_bytes
 from anabranch.store.claim import renew
 from anabranch.store.engine import Session
+from anabranch.store.large_images import image_size
 from anabranch_conflict_resolver.captured_order import Image
 from anabranch_conflict_resolver.captured_steps import steps_of
 from anabranch_conflict_resolver.server_batches import Step
@@ -81,6 +82,7 @@ def by_row(conn: Session, synced: SyncedDatabase, transaction: Transaction) -> I
     buckets = _Buckets(keys, [array("q") for _ in range(min(wanted, MOST_BUCKETS) + 1)])
     ends = [transaction.first - 1]
     for rows in _read(conn, synced, transaction):
+        captured.check_carried(synced.database, rows, synced.unreadable)
         buckets.sort(rows)
         ends.append(rows[-1].id)
         renew(conn)
@@ -168,7 +170,7 @@ def _of_bucket(conn: Session, database_id: int, buckets: _Buckets, bucket: int) 
         for row in rows:
             for place, old, new in buckets.parts(row, bucket):
                 count, size = changes.get(place, (0, 0))
-                changes[place] = (count + 1, size + len(old or b"") + len(new or b""))
+                changes[place] = (count + 1, size + image_size(old or b"") + image_size(new or b""))
         renew(conn)
     often = {place: _Fold() for place, (count, size) in changes.items() if count > OFTEN or size > BUCKET_BYTES}
     del changes

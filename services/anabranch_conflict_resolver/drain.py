@@ -67,7 +67,8 @@ def drain(group: Group, view: View, touched: Set[RowKey]) -> Drained:
         psycopg.Error: what Postgres refused.
     """
     rows = captured.read(group.conn, group.synced.database.id, MOST_ROWS + 1, MOST_BYTES)
-    if len(rows) > MOST_ROWS or captured.size(rows) > MOST_BYTES:
+    large = any(row.old is None and row.new is None for row in rows) or captured.size(rows) > MOST_BYTES
+    if len(rows) > MOST_ROWS or large:
         raise Backlog("more captured changes wait than a group takes beside batches")
     return log_rows(group, view, rows, touched)
 

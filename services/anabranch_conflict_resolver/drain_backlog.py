@@ -21,6 +21,7 @@ from anabranch.store import group_records as store
 from anabranch.store import take
 from anabranch.store.at_once import together
 from anabranch.store.captured_large import Transaction, first_of, first_to_end, read_whole
+from anabranch.store.claim import renew
 from anabranch.store.engine import Session
 from anabranch_conflict_resolver import drain
 from anabranch_conflict_resolver.captured_pieces import PIECE_ROWS, KeyChangedError, by_row, in_capture_order
@@ -149,10 +150,14 @@ def _log(group: Group, batch: ServerBatch, steps: list[Step], remembering: Mappi
         know(conn, synced, view, {step.at for step in piece})
         batch.add(view, piece, remembering)
         begun, changed = changed_versions(synced.tables, view)
+        large = batch.cut_large()
         with together(conn):
             store.write_log(conn, synced.database.id, group.position, batch.log)
             store.insert_versions(conn, begun)
             store.update_versions(conn, changed)
             if batch.came:
                 take.free(conn, synced.database.id, decided=(), rows=batch.came)
+        for row in large:
+            store.append_effect(conn, synced.database.id, group.position, row)
+            renew(conn)
         batch.let_go()

@@ -8,7 +8,7 @@ the batch's number in it: smaller than every device's, and in the order of the l
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from ulid import ULID
@@ -16,10 +16,12 @@ from ulid import ULID
 from anabranch.merge import SERVER_NODE, Batch, MutationType, RowState, Write, applied
 from anabranch.schema import Cell
 from anabranch.store.chain import Joined
-from anabranch.store.group_records import BatchRow, LogRow
+from anabranch.store.group_records import PART_BYTES, BatchRow, LogRow
+from anabranch.store.large_images import LargeImage
 from anabranch.store.rows import Row
 from anabranch.v1 import verdict_pb2
 from anabranch.wire import effects
+from anabranch.wire.large_effects import LargeEffectBuilder
 from anabranch_conflict_resolver.captured_order import Link
 from anabranch_conflict_resolver.decode import RowKey
 from anabranch_conflict_resolver.tables import SyncedTable
@@ -91,6 +93,15 @@ class ServerBatch:
         self.gone.append(b"".join(self.hashes))
         self.log, self.hashes, self.came = [], [], []
 
+    def cut_large(self) -> list[LogRow]:
+        """The rows to be logged whose effects are too large for one statement; what is in ``log`` of them is the first
+        part."""
+        large = [row for row in self.log if len(row.effect) > PART_BYTES]
+        self.log = [
+            row if len(row.effect) <= PART_BYTES else replace(row, effect=row.effect[:PART_BYTES]) for row in self.log
+        ]
+        return large
+
     def add(self, view: View, steps: Iterable[Step], remembering: Mapping[str, bool]) -> None:
         """Log ``steps``, in the order in which they were made, and carry the histories in ``view`` forward; it has
         those that are known already. ``remembering``: whether a table's rules ask for overtaken writers."""
@@ -102,15 +113,18 @@ class ServerBatch:
             table, at, before, after = step.table, step.at, step.before, step.after
             name, key = at
             values: Mapping[str, Cell] = _NOTHING
+            effects_of = table.effects
+            if type(step.link[0]) is LargeImage or type(step.link[1]) is LargeImage:
+                effects_of = LargeEffectBuilder(table.table)
             if after is None:
                 if before is None:
                     continue
-                kind, effect = _DELETE, table.effects.delete(before)
+                kind, effect = _DELETE, effects_of.delete(before)
             elif before is None:
-                kind, effect = _INSERT, table.effects.insert(after)
+                kind, effect = _INSERT, effects_of.insert(after)
                 came.append((table.table.id, key))
             else:
-                kind, effect = _UPDATE, table.effects.update(before, after)
+                kind, effect = _UPDATE, effects_of.update(before, after)
                 if effect.type == effects.NONE:
                     continue
                 index = table.table.index

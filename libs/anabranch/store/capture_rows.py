@@ -27,10 +27,11 @@ from typing import NamedTuple
 
 import psycopg
 
-from anabranch.schema import Column, Table
+from anabranch.schema import Column, Kind, Table
 from anabranch.store import binary
 from anabranch.store.binary import Connection, Parameter
 from anabranch.store.binary_cells import Row, quote, read_expression, row_loader
+from anabranch.store.large_images import LargeImage
 
 _MOST_ROWS = 5_000
 _MOST_BYTES = 8 * 2**20
@@ -107,6 +108,26 @@ def decode(conn: Connection, schema_name: str, table: Table, images: Sequence[by
     if not images:
         return []
     shape = _shape(conn, schema_name, table)
+    large = {place: image for place, image in enumerate(images) if isinstance(image, LargeImage)}
+    if large:
+        slim = [image.without() if isinstance(image, LargeImage) else image for image in images]
+        rows = _decode(conn, schema_name, table, shape, slim)
+        for place, image in large.items():
+            _put_back(table, rows[place], image)
+        return rows
+    return _decode(conn, schema_name, table, shape, images)
+
+
+def _put_back(table: Table, row: Row, image: LargeImage) -> None:
+    for place in image.long:
+        # Columns that were added since the registration stand behind its own.
+        if place < len(table.columns):
+            is_text = table.columns[place].kind is not Kind.BYTES
+            cell = image.cell(place, is_text=is_text)
+            row[place] = str(cell) if is_text and place in table.key_index else cell
+
+
+def _decode(conn: Connection, schema_name: str, table: Table, shape: _Shape, images: Sequence[bytes]) -> list[Row]:
     if not _is_current(shape, images):
         images = [_made_current(table, shape, image) for image in images]
     if shape.locked or not all(shape.binary):

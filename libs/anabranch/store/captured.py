@@ -14,6 +14,7 @@ from anabranch.schema import Cell
 from anabranch.store.binary import Connection, Cursor, int8, int8_array, run
 from anabranch.store.capture_rows import UndecodableError, decode
 from anabranch.store.catalog import Database
+from anabranch.store.large_images import CARRIED_BYTES, LARGE_BYTES, image_size
 
 __all__ = [
     "COLUMNS",
@@ -53,13 +54,18 @@ class Captured(NamedTuple):
 MOST_BYTES = 16 * 2**20
 """The bytes of images that are read at once; one change more, which may be larger."""
 COLUMNS = "id, xid::text::int8, table_id, old, new, depth::int8, role, application"
+SLIM_COLUMNS = f"""id, xid::text::int8, table_id,
+       case when octet_length(old) <= {LARGE_BYTES} then old end,
+       case when octet_length(new) <= {LARGE_BYTES} then new end,
+       depth::int8, role, application, octet_length(old)::int8, octet_length(new)::int8"""
+"""The same without large images, and with the sizes of all."""
 
 
-def as_many_as_fit(where: str, most: str, most_bytes: str) -> bytes:
+def as_many_as_fit(where: str, most: str, most_bytes: str, columns: str = COLUMNS) -> bytes:
     """The first ``most`` changes, as far as those before each have no more than ``most_bytes``. Sizes are known without
     reading what is stored apart."""
     return f"""
-select {COLUMNS} from (
+select {columns} from (
     select c.*, sum(coalesce(octet_length(old), 0) + coalesce(octet_length(new), 0))
                     over (order by id rows between unbounded preceding and 1 preceding) as before
     from (select * from anabranch.captured where {where} order by id limit {most}) c
@@ -67,7 +73,7 @@ select {COLUMNS} from (
 """.encode()
 
 
-READ = as_many_as_fit("database_id = $1::int8::int", "$2::int8", "$3::int8")
+READ = as_many_as_fit("database_id = $1::int8::int", "$2::int8", "$3::int8", SLIM_COLUMNS)
 
 READ_ARRIVED = as_many_as_fit(
     "database_id = $1::int8::int and not (id = any($2::int8[])) and xid <> pg_current_xact_id()", "$3::int8", "$4::int8"
@@ -172,13 +178,19 @@ def tables_with_code(conn: Connection, schema_name: str) -> dict[str, frozenset[
 
 def read(conn: Connection, database_id: int, most: int, most_bytes: int = MOST_BYTES) -> list[Captured]:
     """The first ``most`` changes that wait, in order; fewer where they have more than ``most_bytes``, and then one more
-    than fits."""
-    return captured_of(run(conn, READ, [int8(database_id), int8(most), int8(most_bytes)]))
+    than fits. Both images are left out where one has more than ``LARGE_BYTES``."""
+    changes = []
+    for *fields, old_size, new_size in run(conn, READ, [int8(database_id), int8(most), int8(most_bytes)]).fetchall():
+        change = Captured._make(fields)
+        if max(old_size or 0, new_size or 0) > LARGE_BYTES:
+            change = change._replace(old=None, new=None)
+        changes.append(change)
+    return changes
 
 
 def size(rows: Sequence[Captured]) -> int:
     """How many bytes the images of changes have."""
-    return sum(len(row.old or b"") + len(row.new or b"") for row in rows)
+    return sum(image_size(image) for row in rows for image in (row.old, row.new) if image is not None)
 
 
 def read_arrived(conn: Connection, database_id: int, but: Sequence[int], most: int) -> list[Captured]:
@@ -248,6 +260,19 @@ def captured_of(cursor: Cursor) -> list[Captured]:
 Row = list[Cell]
 
 
+def check_carried(database: Database, changes: Sequence[Captured], unreadable: Collection[str] = ()) -> None:
+    """Check that changes have their images.
+
+    Raises:
+        UndecodableError: one has none, since it is of a row that is too large.
+    """
+    for change in changes:
+        if change.old is None and change.new is None:
+            table = database.tables_by_id.get(change.table_id)
+            if table is not None and table.name not in unreadable:
+                raise UndecodableError(table.name, f"a row has more than {CARRIED_BYTES // 2**20} MiB")
+
+
 def images(
     conn: Connection, database: Database, changes: Sequence[Captured], unreadable: Collection[str] = ()
 ) -> tuple[list[Row | None], list[Row | None]]:
@@ -261,6 +286,8 @@ def images(
     after: list[Row | None] = [None] * len(changes)
     wanted: dict[int, list[tuple[list[Row | None], int, bytes]]] = {}
     for place, change in enumerate(changes):
+        if change.old is None and change.new is None:
+            check_carried(database, [change], unreadable)
         of_table = wanted.setdefault(change.table_id, [])
         if change.old is not None:
             of_table.append((before, place, change.old))

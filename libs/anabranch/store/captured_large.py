@@ -13,9 +13,10 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from anabranch.store.binary import Connection, Parameter, int8, int8_array, run, text
-from anabranch.store.captured import COLUMNS, MOST_BYTES, Captured, as_many_as_fit, captured_of
+from anabranch.store.binary import Connection, Cursor, Parameter, int8, int8_array, run, text
+from anabranch.store.captured import COLUMNS, MOST_BYTES, SLIM_COLUMNS, Captured, as_many_as_fit, captured_of
 from anabranch.store.claim import allow
+from anabranch.store.large_images import CARRIED_BYTES, read_image
 
 SCAN_MS = 600_000
 """How long one scan of all that waits may take: some hundreds of millions of changes."""
@@ -50,9 +51,17 @@ READ_OF = as_many_as_fit(
     "database_id = $1::int8::int and id > $2::int8 and id <= $3::int8 and xid = $4::int8::text::xid8",
     "$5::int8",
     "$6::int8",
+    SLIM_COLUMNS,
 )
 
-READ_IDS = as_many_as_fit("database_id = $1::int8::int and id = any($2::int8[])", "$3::int8", "$4::int8")
+READ_IDS = as_many_as_fit("database_id = $1::int8::int and id = any($2::int8[])", "$3::int8", "$4::int8", SLIM_COLUMNS)
+
+FIRST_OF = b"""
+select id, xid::text::int8, table_id, null::bytea, null::bytea, depth::int8, role, application
+from anabranch.captured
+where database_id = $1::int8::int and id >= $2::int8 and id <= $3::int8 and xid = $4::int8::text::xid8
+order by id limit 1
+"""
 
 TABLES_OF = b"""
 select distinct table_id::int8 from anabranch.captured
@@ -143,8 +152,9 @@ def tables_of(conn: Connection, database_id: int, transaction: Transaction) -> l
 
 
 def first_of(conn: Connection, database_id: int, transaction: Transaction) -> list[Captured]:
-    """The first change of a transaction; none where it has been drained."""
-    return read_of(conn, database_id, transaction, transaction.first - 1, 1)
+    """The first change of a transaction, without its images; none where it has been drained."""
+    numbers = [database_id, transaction.first, transaction.last, transaction.xid]
+    return captured_of(run(conn, FIRST_OF, [int8(number) for number in numbers]))
 
 
 def read_of(
@@ -153,7 +163,24 @@ def read_of(
     """The first ``most`` changes of a transaction behind the number ``after``, in order; fewer as in
     ``captured.read``. What waits behind its last is not looked at."""
     numbers = [database_id, after, transaction.last, transaction.xid, most, most_bytes]
-    return captured_of(run(conn, READ_OF, [int8(number) for number in numbers]))
+    return _with_large(conn, database_id, run(conn, READ_OF, [int8(number) for number in numbers]))
+
+
+def _with_large(conn: Connection, database_id: int, cursor: Cursor) -> list[Captured]:
+    """The changes that a statement with ``SLIM_COLUMNS`` gives, with their large images. A change of a row that is too
+    large to be carried has none."""
+    changes = []
+    for *fields, old_size, new_size in cursor.fetchall():
+        change = Captured._make(fields)
+        if max(old_size or 0, new_size or 0) > CARRIED_BYTES:
+            change = change._replace(old=None, new=None)
+        else:
+            if change.old is None and old_size is not None:
+                change = change._replace(old=read_image(conn, database_id, change.id, "old", old_size))
+            if change.new is None and new_size is not None:
+                change = change._replace(new=read_image(conn, database_id, change.id, "new", new_size))
+        changes.append(change)
+    return changes
 
 
 def read_ids(
@@ -165,7 +192,8 @@ def read_ids(
     wanted = ids[start : start + most]
     if not wanted:
         return []
-    return captured_of(run(conn, READ_IDS, [int8(database_id), int8_array(wanted), int8(most), int8(most_bytes)]))
+    parameters = [int8(database_id), int8_array(wanted), int8(most), int8(most_bytes)]
+    return _with_large(conn, database_id, run(conn, READ_IDS, parameters))
 
 
 def delete_of(conn: Connection, database_id: int, xid: int, after: int, up_to: int) -> None:

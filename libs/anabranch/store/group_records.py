@@ -122,6 +122,8 @@ T = TypeVar("T")
 NOTIFY_BYTES = 7_500
 """The most that one notification carries; Postgres takes less than 8,000."""
 _TRACEPARENT_BYTES = 64
+PART_BYTES = 16 * 2**20
+"""What a statement carries of one effect."""
 
 _log_fields = attrgetter(
     "batch_id", "ordinal", "node_id", "table_id", "key", "type", "effect", "changed", "effect_hash"
@@ -197,6 +199,16 @@ def write_log(conn: Connection, database_id: int, position: int, rows: Sequence[
         bytea_array(hashes),
     ]
     execute(conn, statements.WRITE_LOG, parameters)
+
+
+def append_effect(conn: Connection, database_id: int, position: int, row: LogRow) -> None:
+    """Append to an effect whose first ``PART_BYTES`` are in the log what is left of it, in few parts: each is written
+    with all before it."""
+    size = max(PART_BYTES, len(row.effect) // 4)
+    for at in range(PART_BYTES, len(row.effect), size):
+        part = bytea(row.effect[at : at + size])
+        place = [int8(database_id), int8(position), text(row.batch_id), int8(row.ordinal)]
+        run(conn, statements.APPEND_EFFECT, [*place, part])
 
 
 def insert_versions(conn: Connection, rows: Sequence[VersionRow]) -> None:

@@ -30,6 +30,11 @@ from unnest($3::text[], $4::int8[], $5::text[], $6::int8[], $7::text[], $8::int8
     as v (batch_id, ordinal, node_id, table_id, key, type, effect, changed, effect_hash)
 """
 
+APPEND_EFFECT = b"""
+update anabranch.log set effect = effect || $5::bytea
+where database_id = $1::int8::int and position = $2::int8 and batch_id = $3::text and ordinal = $4::int8::int
+"""
+
 _VERSION_COLUMNS = """table_id, key, last_position, last_node, last_batch, other_position, insert_position,
         insert_place, insert_node, insert_batch, tombstone_batch, stamps, overtaken"""
 _VERSION_ROWS = f"""unnest($1::int8[], $2::text[], $3::int8[], $4::text[], $5::text[], $6::int8[], $7::int8[],
