@@ -15,7 +15,7 @@ from anabranch.store.catalog import load_database
 from anabranch.store.claim import session_options
 from anabranch.store.drift import drift, stopped_tables
 from anabranch.testkit.resolver_rig import ResolverRig
-from anabranch_conflict_resolver import drain_backlog
+from anabranch_conflict_resolver import drain
 from anabranch_conflict_resolver.bell import Bell
 from anabranch_conflict_resolver.functions import Functions
 from anabranch_conflict_resolver.evidence import FAILURES_AT_MOST
@@ -150,7 +150,7 @@ def test_changes_that_this_program_stumbles_over_set_their_table_aside(
     rig: ResolverRig, work: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where it is one piece of a large transaction."""
-    monkeypatch.setattr(drain_backlog.drain, "MOST_ROWS", 20)
+    monkeypatch.setattr(drain, "MOST_ROWS", 20)
     real = ServerBatch.add
 
     def stumbles(batch: ServerBatch, view: Any, steps: Any, remembering: Any) -> None:

@@ -56,7 +56,7 @@ def check(rig: ResolverRig) -> None:
     logged = replay(server, {})
     for row in logged.values():
         # As the driver reads JSON.
-        row.update({name: json.loads(row[name]) for name in ("data", "plain") if row.get(name) is not None})
+        row.update({name: json.loads(str(row[name])) for name in ("data", "plain") if row.get(name) is not None})
     assert logged == server.rows
     assert rig.sql("select count(*) from anabranch.captured") == [(0,)]
     assert stopped_tables(drift(rig.conn, rig.database)) == {}
