@@ -1,11 +1,10 @@
 """Which table's captured changes can't be drained, where some can't.
 
 It is asked when the transaction that ends first has failed several times with nothing beside it. Each trial drains it
-with the changes of some tables only, in a transaction that is rolled back. Before it drains, it writes one record of
-each kind that any drained change has: where these are refused, too, the trouble is nobody's, and so it is where the
-cause is one of Postgres's own (a full disk, an operator, a lost session, somebody's lock). A table is at fault if its
-changes fail where nothing else does, twice in a row; where each table's pass alone, the one without which the others
-pass.
+with the changes of some tables only, in a transaction that is rolled back. Where a group with nothing of anybody fails
+(``store.control``), the trouble is nobody's, and so it is where the cause is one of Postgres's own (a full disk, an
+operator, a lost session, somebody's lock). A table is at fault if its changes fail where nothing else does, twice in a
+row; where each table's pass alone, the one without which the others pass.
 """
 
 from __future__ import annotations
@@ -13,29 +12,22 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass, replace
 
-from anabranch.merge import SERVER_NODE
-from anabranch.merge.model import RowVersion
-from anabranch.store import group_records as store
-from anabranch.store import take
+from anabranch.store import control, take
 from anabranch.store.captured import UndecodableError
 from anabranch.store.captured_large import tables_of
 from anabranch.store.claim import allow, claim
 from anabranch.store.engine import Session
 from anabranch.store.errors import is_nobodys
-from anabranch.store.group_records import BatchRow, GroupRow, LogRow, SumRow, VersionRow
 from anabranch.store.seal import EMPTY_CHAIN
 from anabranch.store.waves import DatabaseError
-from anabranch.v1 import change_pb2
 from anabranch_conflict_resolver.drain_backlog import Outstanding, drain_backlog
 from anabranch_conflict_resolver.memory import Memory, current
 from anabranch_conflict_resolver.records import gather, new_sums, write
-from anabranch_conflict_resolver.server_batches import server_batch_id
 from anabranch_conflict_resolver.tables import SyncedDatabase
 from anabranch_conflict_resolver.waves import Group
 
 TRIAL_MS = 60_000
 """How long a statement of a trial may take."""
-_HASH = bytes(16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +88,11 @@ class _Trials:
 
     def fails(self, only: Set[str]) -> str:
         """Why the changes of some tables can't be drained without the others; "" where they can."""
+        if not control.passes(self.conn, self.database_id):
+            raise _NobodysError
         try:
             group, outstanding = self._begin(only)
             try:
-                self._probe(group)
                 self._drain(group, outstanding)
             except _NobodysError:
                 raise
@@ -133,24 +126,6 @@ class _Trials:
         self.memory.sums.clear()
         if not self.conn.closed:
             self.conn.rollback()
-
-    def _probe(self, group: Group) -> None:
-        """Write a record of each kind, for a row that there is not, at the position before the group's."""
-        conn, number, position = self.conn, self.database_id, group.position - 1
-        batch = server_batch_id(position, 0)
-        table = next(iter(_known(group.synced)))
-        kind = int(change_pb2.EFFECT_TYPE_NONE)
-        try:
-            version = RowVersion(position, SERVER_NODE, batch)
-            store.insert_versions(conn, [VersionRow(table, f"\x01{batch}", version)])
-            store.write_log(conn, number, position, [LogRow(batch, 0, SERVER_NODE, table, "", kind, b"", (), _HASH)])
-            record = BatchRow(batch, SERVER_NODE, "", b"", 1, 0, position, b"")
-            store.write_batches(conn, number, position, self.now_ms, [record])
-            [(count, total)] = take.read_sums(conn, {table}).values()
-            store.write_sums(conn, position, [SumRow(table, count, total.to_bytes(16, "big"))])
-            store.write_group(conn, number, position, GroupRow(1, 1, _HASH, []))
-        except DatabaseError as error:
-            raise _NobodysError from error
 
     def _drain(self, group: Group, outstanding: Outstanding) -> None:
         view = drain_backlog(group, outstanding).view

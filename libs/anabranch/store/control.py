@@ -1,9 +1,11 @@
-"""Whether a group could pass now: the control that a batch which failed alone is held against.
+"""Whether a group could pass now: the control that a batch which failed alone is held against, and captured changes
+that failed to be drained.
 
-A batch may be at fault only where others pass. While Postgres refuses every group (a full disk, a standby, a trigger
-or a lock on our own tables, sessions that are ended again and again), a batch that is tried alone fails as well, and
-shows nothing. So a group without a batch is tried on the same session: it writes a record of every kind to our tables
-and is rolled back. It touches no table of the application, and nobody sees it.
+A batch or a table may be at fault only where others pass. While Postgres refuses every group (a full disk, a standby, a
+trigger or a lock on our own tables, sessions that are ended again and again), a batch that is tried alone fails as
+well, and shows nothing. So a group without a batch is tried on the same session: it writes a record of every kind to
+our tables and is rolled back. Its records are of no table, so that one which is at fault can't refuse them. It touches
+no table of the application, and nobody sees it.
 """
 
 from __future__ import annotations
@@ -21,10 +23,8 @@ POSITION = 2**62
 _BATCH = "0" * 26
 _NODE = "control"
 _HASH = bytes(16)
-WRITABLE = """
-select pg_catalog.current_setting('transaction_read_only') = 'off',
-       (select t.id from anabranch.synced_tables t where t.database_id = %(db)s order by t.id limit 1)
-"""
+_NO_TABLE = 0
+WRITABLE = "select pg_catalog.current_setting('transaction_read_only') = 'off'"
 
 
 def passes(conn: Session, database_id: int) -> bool:
@@ -34,11 +34,9 @@ def passes(conn: Session, database_id: int) -> bool:
     Every failure is an answer: what it says has been told by the group that failed before.
     """
     try:
-        row = conn.execute(WRITABLE, {"db": database_id}).fetchone()
-        assert row is not None
-        writable, table_id = row
+        [(writable,)] = conn.execute(WRITABLE).fetchall()
         if writable:
-            _write(conn, database_id, table_id)
+            _write(conn, database_id)
     except psycopg.Error:
         writable = False
     try:
@@ -49,18 +47,15 @@ def passes(conn: Session, database_id: int) -> bool:
     return bool(writable)
 
 
-def _write(conn: psycopg.Connection[Any], database_id: int, table_id: int | None) -> None:
+def _write(conn: psycopg.Connection[Any], database_id: int) -> None:
     """A record of every kind that a group has."""
-    if table_id is not None:
-        row = records.LogRow(_BATCH, 0, _NODE, table_id, _BATCH, 4, b"", (), _HASH)
-        records.write_log(conn, database_id, POSITION, [row])
-        records.insert_versions(conn, [records.VersionRow(table_id, _BATCH, RowVersion(POSITION, _NODE, _BATCH))])
-        records.write_conflicts(
-            conn,
-            database_id,
-            POSITION,
-            [records.ConflictRow(_BATCH, 0, table_id, _BATCH, _BATCH, b"", _BATCH, _NODE, _BATCH, _NODE)],
-        )
+    # Of all databases' controls, each has a row of its own: none waits for another one's.
+    key = str(database_id)
+    row = records.LogRow(_BATCH, 0, _NODE, _NO_TABLE, key, 4, b"", (), _HASH)
+    records.write_log(conn, database_id, POSITION, [row])
+    records.insert_versions(conn, [records.VersionRow(_NO_TABLE, key, RowVersion(POSITION, _NODE, _BATCH))])
+    conflict = records.ConflictRow(_BATCH, 0, _NO_TABLE, key, _BATCH, b"", _BATCH, _NODE, _BATCH, _NODE)
+    records.write_conflicts(conn, database_id, POSITION, [conflict])
     batch = records.BatchRow(_BATCH, _NODE, _NODE, _HASH * 2, 1, 0, POSITION, b"")
     records.write_batches(conn, database_id, POSITION, POSITION, [batch])
     records.write_group(conn, database_id, POSITION, records.GroupRow(0, 0, _HASH, []))

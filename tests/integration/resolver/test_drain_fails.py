@@ -17,8 +17,8 @@ from anabranch.store.drift import drift, stopped_tables
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch_conflict_resolver import drain
 from anabranch_conflict_resolver.bell import Bell
-from anabranch_conflict_resolver.functions import Functions
 from anabranch_conflict_resolver.evidence import FAILURES_AT_MOST
+from anabranch_conflict_resolver.functions import Functions
 from anabranch_conflict_resolver.group_commit import GroupLimits
 from anabranch_conflict_resolver.server_batches import ServerBatch
 from anabranch_conflict_resolver.worker import Known, Worker
