@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from tests.integration.resolver.calls import Service, resolver_process
 
 from anabranch.clock import Clock
@@ -16,6 +17,17 @@ from anabranch_conflict_resolver.group_commit import GroupLimits, commit_group
 from anabranch_conflict_resolver.memory import Memory
 
 TODO = "create table todo (id text primary key, title text, done boolean)"
+
+
+@pytest.fixture(scope="package", autouse=True)
+def plain_logs() -> Iterator[None]:
+    """Tracebacks without the values of all variables, as a resolver writes them: with these, one takes seconds of the
+    thread that works."""
+    before = structlog.get_config()["processors"]
+    console = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(processors=[*before[:-1], console])
+    yield
+    structlog.configure(processors=before)
 
 
 @pytest.fixture

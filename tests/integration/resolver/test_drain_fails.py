@@ -141,7 +141,7 @@ def test_a_bad_batch_beside_captured_changes_is_still_found(rig: ResolverRig, wo
     work(rig)
     until(rig)
     rig.check()
-    assert rig.outcome(bad) == "INTERNAL"
+    assert rig.outcome(bad) == "DATABASE_FAILURE"
     assert rig.outcome(good) == ["APPLIED"]
     assert set_aside(rig) == []
 
