@@ -134,7 +134,7 @@ def drain_large(group: Group, transaction: Transaction, origin: Origin) -> Drain
 
 
 def _in_pieces(group: Group, transaction: Transaction, origin: Origin, pieces: Iterable[list[Step]]) -> Drained:
-    batch = ServerBatch(server_batch_id(group.position, 0), origin, group.position)
+    batch = ServerBatch(server_batch_id(group.position, 0), origin, group.position, heartbeat=lambda: renew(group.conn))
     remembering = remembers(group.synced)
     for steps in pieces:
         _log(group, batch, steps, remembering)
@@ -159,5 +159,4 @@ def _log(group: Group, batch: ServerBatch, steps: list[Step], remembering: Mappi
                 take.free(conn, synced.database.id, decided=(), rows=batch.came)
         for row in large:
             store.append_effect(conn, synced.database.id, group.position, row)
-            renew(conn)
         batch.let_go()

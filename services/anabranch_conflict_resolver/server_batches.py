@@ -7,7 +7,7 @@ the batch's number in it: smaller than every device's, and in the order of the l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -70,7 +70,8 @@ class Origin:
 
 @dataclass(slots=True)
 class ServerBatch:
-    """What is recorded of one transaction. ``sum_changes`` and ``came`` as in ``Records``."""
+    """What is recorded of one transaction. ``sum_changes`` and ``came`` as in ``Records``. ``heartbeat`` is called
+    between the hashes of large rows, so that the session is not idle for as long as they take together."""
 
     id: str
     origin: Origin
@@ -82,6 +83,7 @@ class ServerBatch:
     ordinal: int = 0
     gone: list[bytes] = field(default_factory=list)
     """The hashes of what was written and let go, end to end, by pieces."""
+    heartbeat: Callable[[], None] = lambda: None
 
     @property
     def link(self) -> Sequence[bytes] | Joined:
@@ -115,7 +117,7 @@ class ServerBatch:
             values: Mapping[str, Cell] = _NOTHING
             effects_of = table.effects
             if type(step.link[0]) is LargeImage or type(step.link[1]) is LargeImage:
-                effects_of = LargeEffectBuilder(table.table)
+                effects_of = LargeEffectBuilder(table.table, self.heartbeat)
             if after is None:
                 if before is None:
                     continue

@@ -13,9 +13,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from anabranch.store.binary import Connection, Cursor, Parameter, int8, int8_array, run, text
+from anabranch.store.binary import Connection, Cursor, Parameter, int8, int8_array, run
 from anabranch.store.captured import COLUMNS, MOST_BYTES, SLIM_COLUMNS, Captured, as_many_as_fit, captured_of
-from anabranch.store.claim import allow
+from anabranch.store.claim import longer
 from anabranch.store.large_images import CARRIED_BYTES, read_image
 
 SCAN_MS = 600_000
@@ -74,18 +74,6 @@ delete from anabranch.captured
 where database_id = $1::int8::int and id > $2::int8 and id <= $3::int8 and xid = $4::int8::text::xid8
 """
 
-LIMITS = b"""
-select pg_catalog.current_setting('statement_timeout'),
-       coalesce(pg_catalog.current_setting('transaction_timeout', true), '')
-"""
-
-# The transaction's time begins anew.
-RESTORE_LIMITS = b"""
-select pg_catalog.set_config('statement_timeout', $1::text, true),
-       case when $2::text <> '' then pg_catalog.set_config('transaction_timeout', '0', true) end,
-       case when $2::text <> '' then pg_catalog.set_config('transaction_timeout', $2::text, true) end
-"""
-
 
 class Transaction(NamedTuple):
     """A transaction whose changes wait. ``first`` and ``last``: the least and the greatest number among them; ``size``:
@@ -130,11 +118,8 @@ def own(conn: Connection, database_id: int, after: int) -> Transaction | None:
 
 
 def _scan(conn: Connection, statement: bytes, parameters: Sequence[Parameter]) -> list[Transaction]:
-    """What a scan finds. Its limit holds for it alone; a transaction that fails in it is rolled back with the limit."""
-    [limits] = run(conn, LIMITS, ()).fetchall()
-    allow(conn, SCAN_MS)
-    found = run(conn, statement, parameters).fetchall()
-    run(conn, RESTORE_LIMITS, [text(limit) for limit in limits])
+    with longer(conn, SCAN_MS):
+        found = run(conn, statement, parameters).fetchall()
     return [Transaction._make(row) for row in found]
 
 

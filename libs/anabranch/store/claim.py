@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
@@ -87,6 +88,18 @@ select pg_catalog.set_config('statement_timeout', %(ms)s, true),
        case when s.known then pg_catalog.set_config('transaction_timeout', '0', true) end,
        case when s.known then pg_catalog.set_config('transaction_timeout', %(ms)s, true) end
 from (select pg_catalog.current_setting('transaction_timeout', true) is not null as known offset 0) s
+"""
+
+LIMITS = b"""
+select pg_catalog.current_setting('statement_timeout'),
+       coalesce(pg_catalog.current_setting('transaction_timeout', true), '')
+"""
+
+# The transaction's time begins anew.
+RESTORE_LIMITS = b"""
+select pg_catalog.set_config('statement_timeout', $1::text, true),
+       case when $2::text <> '' then pg_catalog.set_config('transaction_timeout', '0', true) end,
+       case when $2::text <> '' then pg_catalog.set_config('transaction_timeout', $2::text, true) end
 """
 
 SILENT_CLAIMS = """
@@ -205,6 +218,16 @@ def allow(conn: Connection, statement_ms: int) -> None:
     """Give this transaction another time limit, for one statement or all of them."""
     bear(conn, (statement_ms + _SILENCE_MARGIN_MS) / 1000)
     conn.execute(ALLOW, {"ms": str(statement_ms)})
+
+
+@contextmanager
+def longer(conn: Connection, statement_ms: int) -> Iterator[None]:
+    """Give this transaction another time limit for some statements; a transaction that fails in one is rolled back with
+    the limit."""
+    [limits] = run(conn, LIMITS, ()).fetchall()
+    allow(conn, statement_ms)
+    yield
+    run(conn, RESTORE_LIMITS, [text(limit) for limit in limits])
 
 
 class SilentClaim(NamedTuple):

@@ -27,6 +27,7 @@ from anabranch.store.binary import (
 )
 from anabranch.store.binary_text import array_printer
 from anabranch.store.channels import GROUPS_CHANNEL
+from anabranch.store.claim import longer, renew
 from anabranch.store.index_keys import index_keys
 from anabranch.store.seal import EMPTY_CHAIN
 
@@ -124,6 +125,8 @@ NOTIFY_BYTES = 7_500
 _TRACEPARENT_BYTES = 64
 PART_BYTES = 16 * 2**20
 """What a statement carries of one effect."""
+APPEND_MS = 600_000
+"""How long a statement may take that writes an effect of some hundreds of megabytes."""
 
 _log_fields = attrgetter(
     "batch_id", "ordinal", "node_id", "table_id", "key", "type", "effect", "changed", "effect_hash"
@@ -205,10 +208,12 @@ def append_effect(conn: Connection, database_id: int, position: int, row: LogRow
     """Append to an effect whose first ``PART_BYTES`` are in the log what is left of it, in few parts: each is written
     with all before it."""
     size = max(PART_BYTES, len(row.effect) // 4)
-    for at in range(PART_BYTES, len(row.effect), size):
-        part = bytea(row.effect[at : at + size])
-        place = [int8(database_id), int8(position), text(row.batch_id), int8(row.ordinal)]
-        run(conn, statements.APPEND_EFFECT, [*place, part])
+    with longer(conn, APPEND_MS):
+        for at in range(PART_BYTES, len(row.effect), size):
+            part = bytea(row.effect[at : at + size])
+            place = [int8(database_id), int8(position), text(row.batch_id), int8(row.ordinal)]
+            run(conn, statements.APPEND_EFFECT, [*place, part])
+            renew(conn)
 
 
 def insert_versions(conn: Connection, rows: Sequence[VersionRow]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from anabranch.schema.cells import LargeText
 from anabranch.store.binary import Connection, int8, run
+from anabranch.store.claim import renew
 
 LARGE_BYTES = 16 * 2**20
 """An image with more bytes is read so."""
@@ -99,6 +100,7 @@ def _slices(conn: Connection, database_id: int, number: int, which: str, size: i
     for at in range(1, size + 1, _SLICE_BYTES):
         wanted = [int8(database_id), int8(number), int8(at), int8(_SLICE_BYTES)]
         [(piece,)] = run(conn, _SLICES[which], wanted).fetchall()
+        renew(conn)
         yield piece
 
 
