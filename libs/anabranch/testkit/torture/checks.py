@@ -35,6 +35,9 @@ from anabranch.wire.values import column_reader
 
 DRAIN_S = 120.0
 RESEND_AT_ONCE = 200
+RESEND_BYTES = 3_500_000
+TOLD = 5_000
+"""Characters of a breach that are told: rows may be large."""
 _TRANSACTION = re.compile(r"transaction (\d+)$")
 Check = Callable[[], tuple[str, Mapping[str, int]]]
 
@@ -118,8 +121,8 @@ def resend(stack: Stack, keys: Sequence[str], recorded: Sequence[oracle.Recorded
         token = b""
         made = list(device.made.values())
         with closing(remote):
-            for start in range(0, len(made), RESEND_AT_ONCE):
-                envelopes = [batch_pb2.Envelope(payload=p) for p in made[start : start + RESEND_AT_ONCE]]
+            for some in _requests(made):
+                envelopes = [batch_pb2.Envelope(payload=payload) for payload in some]
                 request = ingest_pb2.SendRequest(
                     db_name=tables.NAME, node_state=node, node_token=token, envelopes=envelopes
                 )
@@ -127,6 +130,19 @@ def resend(stack: Stack, keys: Sequence[str], recorded: Sequence[oracle.Recorded
                 token = response.node_token
                 answers.update((v.batch_id, v.SerializeToString()) for v in response.verdicts)
     return answers
+
+
+def _requests(payloads: Sequence[bytes]) -> list[list[bytes]]:
+    """As many at once as a request may have, and as fit into its bytes."""
+    found: list[list[bytes]] = []
+    room = 0
+    for payload in payloads:
+        if not found or len(found[-1]) == RESEND_AT_ONCE or len(payload) > room:
+            found.append([])
+            room = RESEND_BYTES
+        found[-1].append(payload)
+        room -= len(payload)
+    return found
 
 
 def journal(conn: Session, writers: Sequence[Node]) -> dict[str, list[Step]]:
@@ -195,7 +211,7 @@ def look(
             checked[name], counted = check()
             seen.update(counted)
         except AssertionError as error:
-            breaches[name] = str(error) or repr(error)
+            breaches[name] = (str(error) or repr(error))[:TOLD]
             say(f"BROKEN {name}: {breaches[name]}")
     return checked, breaches, seen
 

@@ -33,6 +33,8 @@ NODE_POINTS = ("after_local_commit", "before_apply", "after_apply")
 RESTART = "Postgres restarted"
 FROZEN = "Postgres stopped"
 FULL = "full disk on a node"
+BY_WRITERS = {"flood by SQL": "flood", "large row by SQL": "large row", "long keys by SQL": "long keys"}
+LARGE = "large row by a node"
 FROZEN_S = (0.5, 12.0)
 """For how long; the longest is beyond what any session of the services bears."""
 CALM = 5
@@ -45,8 +47,8 @@ SERVER_STEPS_MS = (-20_000, 20_000)
 def _ways() -> dict[str, str]:
     points = {f"at {point}": point for point in (*SERVICE_POINTS, *NODE_POINTS)}
     kills = {f"SIGKILL {name}": name for name in (*SERVICES, "a node", "a writer")}
-    others = (RESTART, FROZEN, FULL, "server clock stepped", "node clock stepped", "flood by SQL")
-    return {**points, **kills, **dict.fromkeys(others, "")}
+    others = (RESTART, FROZEN, FULL, LARGE, "server clock stepped", "node clock stepped")
+    return {**points, **kills, **BY_WRITERS, **dict.fromkeys(others, "")}
 
 
 WAYS = _ways()
@@ -127,8 +129,10 @@ class Havoc:
         elif what == "server clock stepped":
             who = f"by {(step := self.chance.choice(SERVER_STEPS_MS))} ms"
             self.stack.set_clock_offset(step)
-        elif what == "flood by SQL":
-            who = self._flood()
+        elif what in BY_WRITERS:
+            who = self._tell_one_of(self.writers, subject)
+        elif what == LARGE:
+            who = self._tell_one_of(self.nodes, "large")
         elif what == FULL:
             who = self._fill_disk()
         else:
@@ -202,11 +206,11 @@ class Havoc:
         process.start()
         return process.name
 
-    def _flood(self) -> str:
-        writer = self.chance.choice(self.writers)
-        writer.tell("flood")
-        writer.hear_until("flooded")
-        return writer.name
+    def _tell_one_of(self, processes: Sequence[Node], what: str) -> str:
+        process = self.chance.choice(processes)
+        process.tell(what)
+        process.hear_until(what)
+        return process.name
 
     def _fill_disk(self) -> str:
         node = self.chance.choice(self.nodes)

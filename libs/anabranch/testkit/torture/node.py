@@ -7,10 +7,10 @@ appends a JSON object a line: {"made": id, "payload": hex} after each local comm
 before the device itself sees it. What it had committed and not written down when it was killed it finds in the file
 before it begins to sync.
 
-Told over its input: "full" has its disk full for a while (``full_disk``) and prints "refused N"; "stop" ends the
-writing; "drained?" waits until every batch has its verdict and prints "yes", or "no" after a while; "reach P" waits
-until the queue is empty and position P is read, then prints a JSON object {sums, dead, disagreeing} and ends. Where its
-input ends, it ends at once.
+Told over its input: "full" has its disk full for a while (``full_disk``) and prints "refused N"; "large" writes a row
+of some MB and prints the same; "stop" ends the writing; "drained?" waits until every batch has its verdict and prints
+"yes", or "no" after a while; "reach P" waits until the queue is empty and position P is read, then prints a JSON object
+{sums, dead, disagreeing} and ends. Where its input ends, it ends at once.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ import structlog
 from anabranch.client import CallFailed, RemoteDb, RowExists, RowMissing, Status, SyncedDb
 from anabranch.testkit.network import Network
 from anabranch.testkit.torture.full_disk import Filling
+from anabranch.testkit.torture.records import open_record
 from anabranch.testkit.torture.side_effects import CHECKED, NUMBERED, REFUSED
 from anabranch.testkit.torture.tables import CODES, SHARED
 
 PAUSE_S = 0.08
+LARGE_BYTES = (1_000_000, 3_000_000)
 NETWORK_UP_S = 0.3
 MOST_UNSENT = 60
 PATIENCE_S = 60.0
@@ -46,7 +48,7 @@ class Record:
     """What the node has made and been told; each line is one write, so that a kill leaves whole lines."""
 
     def __init__(self, file: str) -> None:
-        self._out = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self._out = open_record(file)
 
     def note(self, **what: str | int) -> None:
         os.write(self._out, (json.dumps(what) + "\n").encode())
@@ -120,7 +122,11 @@ def _one(db: SyncedDb, chance: random.Random, mark: str) -> None:
 
 def _one_part(db: SyncedDb, chance: random.Random, mark: str) -> None:
     parts, what = db.table("parts"), chance.random()
-    rows = db.execute("SELECT id FROM parts ORDER BY id").fetchall()
+    # A batch has one large row at most: it is sent once more at the end, in one request.
+    rows = db.execute(
+        "SELECT id FROM parts WHERE coalesce(length(body), 0) < :large OR :first ORDER BY id",
+        {"large": LARGE_BYTES[0], "first": mark.endswith(".0")},
+    ).fetchall()
     if what < 0.3:
         _update_shared(db, chance, f"s{chance.randrange(SHARED):02}", mark)
     elif what < 0.55 or not rows:
@@ -147,6 +153,14 @@ def _one_counted(db: SyncedDb, chance: random.Random, mark: str) -> None:
         table.update({"id": chance.choice(rows)[0], "title": title})
     else:
         table.delete(chance.choice(rows)[0])
+
+
+def write_large(db: SyncedDb, chance: random.Random, mark: str) -> str:
+    """A batch of one row, which is larger than most messages; its id."""
+    body = mark * (chance.randint(*LARGE_BYTES) // len(mark))
+    with db.batch() as batch:
+        db.table("parts").insert({"id": f"{mark}-large", "shared_id": f"s{chance.randrange(SHARED):02}", "body": body})
+    return batch.id
 
 
 def _update_shared(db: SyncedDb, chance: random.Random, key: str, mark: str) -> None:
@@ -247,6 +261,11 @@ def main() -> None:
             command = told.get(timeout=chance.uniform(0, PAUSE_S))
         except queue.Empty:
             continue
+        if command == ["large"]:
+            saved(write_large(db, chance, f"{seed}.l{number}"))
+            print("large", flush=True)
+            number += 1
+            command = ["write"]
         if command == ["full"]:
             print(f"refused {filling.run(f'{seed}.f{number}')}", flush=True)
             number += 1

@@ -19,7 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from anabranch.v1 import batch_pb2, ingest_pb2
 
@@ -148,7 +147,8 @@ class Proxy(grpc.GenericRpcHandler):
                 self.counts["call reordered"] += 1
             self._last_ended = max(self._last_ended, number)
 
-    def _note(self, method: str, request: bytes) -> None:
+    def _note(self, method: str, request: bytes, begun: bytearray) -> None:
+        """``begun``: what came before of a batch that travels in parts, of one call."""
         if method.rpartition("/")[2] not in _SENDS:
             return
         sent = ingest_pb2.SendRequest.FromString(request)
@@ -157,10 +157,11 @@ class Proxy(grpc.GenericRpcHandler):
             with self._lock:
                 self.nodes.add(sent.node_state.node.id)
         for envelope in sent.envelopes:
-            try:
-                batch_id = batch_pb2.DbMutationBatch.FromString(envelope.payload).id
-            except DecodeError:
-                continue  # a part of a batch; the fault run makes none so large
+            begun += envelope.payload
+            if envelope.payload_incomplete:
+                continue
+            batch_id = batch_pb2.DbMutationBatch.FromString(bytes(begun)).id
+            begun.clear()
             with self._lock:
                 self.seen[batch_id] = envelope.basis
 
@@ -183,7 +184,7 @@ class Proxy(grpc.GenericRpcHandler):
 
     def _unary(self, method: str, request: bytes, context: grpc.ServicerContext) -> bytes:
         number = self._begin(context)
-        self._note(method, request)
+        self._note(method, request, bytearray())
         if self._draws("call lost", 0.3):
             context.abort(grpc.StatusCode.UNAVAILABLE, "the call was lost")
         if method.rpartition("/")[2] in _SENDS and self._draws("call late", 0.5):
@@ -211,10 +212,11 @@ class Proxy(grpc.GenericRpcHandler):
     def _both(self, method: str, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         number = self._begin(context)
         kept: list[bytes] = []
+        begun = bytearray()
 
         def noted() -> Iterator[bytes]:
             for request in requests:
-                self._note(method, request)
+                self._note(method, request, begun)
                 if len(kept) < _REPEATED_REQUESTS:
                     kept.append(request)
                 yield request

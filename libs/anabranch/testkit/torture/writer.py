@@ -9,8 +9,9 @@ were: after a crash Postgres gives a number again whose transaction came to noth
 Single rows, statements of many rows, transactions of several statements with savepoints that are rolled back, deletes
 that cascade, COPY, keys that change, transactions that stay open, TRUNCATE. What Postgres refuses is rolled back.
 
-Told over its input: "flood" writes many rows in one transaction, deletes them in another and prints "flooded"; "stop"
-ends it. It prints "started" once it is connected.
+Told over its input: "flood" writes many rows in one transaction and deletes them in another, "large row" writes a row
+of some MB, "long keys" some rows with keys of some KB; it prints the same once it is done. "stop" ends it. It prints
+"started" once it is connected.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 
 import psycopg
 
+from anabranch.testkit.torture.records import open_record
 from anabranch.testkit.torture.side_effects import CHECKED, NUMBERED, REFUSED, TALLY
 from anabranch.testkit.torture.tables import CODES, NAME, SHARED, WRITTEN
 
@@ -43,6 +45,10 @@ LONGEST_OPEN_S = 3.0
 MOST_PARTS = 300
 FLOOD_ROWS = 6_000
 """More than a group drains at once."""
+LARGE_BYTES = (1_000_000, 3_000_000)
+LONG_KEY_BYTES = (2_700, 6_000)
+UNPACKED_KEY_BYTES = 2_650
+A_ROW = f"(select id from {NAME}.shared order by md5(id) limit 1) k"
 TRIES = 20
 _SETTINGS = "-c statement_timeout=10s -c lock_timeout=3s"
 Conn = psycopg.Connection[Any]
@@ -63,7 +69,7 @@ class Writer:
         self.chance = random.Random(config["seed"])
         self._url = config["url"]
         self._seed = config["seed"]
-        self._out = os.open(config["record"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self._out = open_record(config["record"])
         self._number = 0
         self._steps: list[list[Any]] = []
         self._conn = self._connected()
@@ -297,9 +303,30 @@ class Writer:
         statement = (
             f"insert into {NAME}.parts select %s || '.' || g, k.id, null from generate_series(1, {FLOOD_ROWS}) g,"
         )
-        a_row = f"(select id from {NAME}.shared order by id limit 1) k"
-        self.transaction(lambda: self.write("parts", f"{statement} {a_row}", mark))
+        self.transaction(lambda: self.write("parts", f"{statement} {A_ROW}", mark))
         self.transaction(lambda: self.write("parts", f"delete from {NAME}.parts where id like %s", f"{mark}.%"))
+
+    def large_row(self) -> None:
+        """One row that is larger than a page of the log."""
+        mark = self.mark()
+        body = mark * (self.chance.randint(*LARGE_BYTES) // len(mark))
+        statement = f"insert into {NAME}.parts select %s, k.id, %s from {A_ROW}"
+        self._surely(lambda: self.write("parts", statement, mark, body))
+
+    def long_keys(self) -> None:
+        """Keys that have no room in an index of the server's own tables: as text, or at all."""
+        mark = self.mark()
+        keys = [f"{mark}.{'é€' * (self.chance.randint(*LONG_KEY_BYTES) // 5)}" for _ in range(2)]
+        # It can't be packed, and the table's own index just takes it.
+        keys.append(f"{mark}.{self.chance.randbytes(1_325).hex()}"[:UNPACKED_KEY_BYTES])
+        statement = f"insert into {NAME}.parts select u.key, k.id, 'long' from unnest(%s::text[]) u (key), {A_ROW}"
+        self._surely(lambda: self.write("parts", statement, keys))
+
+    def _surely(self, work: Callable[[], object]) -> None:
+        for _ in range(TRIES):
+            if self.transaction(work):
+                return
+        raise AssertionError(f"no transaction in {TRIES} was committed")
 
     def next(self) -> None:
         """The next transaction."""
@@ -325,6 +352,7 @@ def main() -> None:
 
     threading.Thread(target=listen, daemon=True).start()
     writer = Writer(json.loads(sys.argv[1]))
+    works = {"flood": writer.flood, "large row": writer.large_row, "long keys": writer.long_keys}
     print("started", flush=True)
     while True:
         writer.next()
@@ -334,8 +362,8 @@ def main() -> None:
             continue
         if line == "stop":
             break
-        writer.flood()
-        print("flooded", flush=True)
+        works[line]()
+        print(line, flush=True)
     print("stopped", flush=True)
 
 
