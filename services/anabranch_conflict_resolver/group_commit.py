@@ -57,7 +57,6 @@ from anabranch_conflict_resolver.waves import Group
 
 _log = structlog.get_logger()
 _DAY_MS = 86_400_000
-"""A batch that failed alone so often, for no fault that could be named, is rejected."""
 
 
 @dataclass(frozen=True, slots=True)

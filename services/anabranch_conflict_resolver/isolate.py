@@ -25,9 +25,6 @@ from anabranch_conflict_resolver.suspects import Suspects, stages, suspects_of
 from anabranch_conflict_resolver.view import View
 from anabranch_conflict_resolver.waves import Group, applied_result, by_mutation, decide, levels, run_wave, runs, wait
 
-"""A statement waited for a lock that another session holds (a row that a foreign key points to, or a key that is being
-inserted) longer than ``lock_timeout``: nobody's fault, and no reason to hold up others."""
-
 
 def _nothing() -> None:
     """What a wave begins with whose rows are locked and read already."""
@@ -47,7 +44,8 @@ def fault_of(group: Group, error: DatabaseError, *, blame_keys: bool) -> Fault:
     fault = read_error(error, primary_keys=() if blame_keys else group.synced.primary_keys)
     if fault.remedy is Remedy.RESTART:
         raise Outdated from error
-    if fault.remedy is Remedy.RETRY and fault.sqlstate != LOCK_NOT_AVAILABLE:
+    if fault.remedy is Remedy.RETRY and (fault.sqlstate != LOCK_NOT_AVAILABLE or fault.raised):
+        # A function that says of itself that it waited for a lock may say so for ever.
         raise error
     return fault
 

@@ -39,7 +39,9 @@ from anabranch_conflict_resolver.evidence import (
     FAILURES_AT_MOST,
     GIVEN_UP,
     NO_SUCH_STATEMENT,
+    REST_MS,
     Suspicion,
+    of_captured,
     suspicion,
 )
 from anabranch_conflict_resolver.functions import Functions
@@ -222,8 +224,8 @@ class Worker:
         metrics.count("anabranch_group_retries", database=name, cause=cause)
         out_of_time = cause == _OUT_OF_TIME
         trouble = memory.trouble
-        found = suspicion(fault, tried_long=memory.tried_long)
-        if found is not None and trouble.beside and (memory.draining or not trouble.innocent):
+        found: Suspicion | None = suspicion(fault, tried_long=memory.tried_long)
+        if of_captured(fault) and trouble.beside and (memory.draining or not trouble.innocent):
             # Whatever is at fault shows when the captured changes are drained without any batch.
             trouble.failed(alone=memory.draining, out_of_time=out_of_time)
             found = None
@@ -238,7 +240,7 @@ class Worker:
         # What else the session's loss has left behind is not known.
         memory.sums.clear()
         if found is not None and len(memory.attempted) == 1 and self._others_pass(number, name, found.controls, error):
-            self._count_attempt(number, memory.attempted[0], name, found)
+            self._put_aside(number, memory.attempted[0], name, found)
         # Halving is quick; what still fails then is nothing that haste would mend.
         self._pause(max(0, pace.failures - _QUICK_FAILURES))
         self._bell.ring(number)
@@ -285,26 +287,36 @@ class Worker:
         text = "a table's captured changes could not be drained and are dropped: it has to be removed and added anew"
         _log.error(text, database=name, table=found.table, detail=found.why)
 
-    def _count_attempt(self, number: int, batch_id: str, name: str, found: Suspicion) -> None:
+    def _put_aside(self, number: int, batch_id: str, name: str, found: Suspicion) -> None:
+        """Have the batch rest, so that the others go on, and count the failure where it counts."""
         session = self._open()
         if session is None:
             return
+        attempts = None
         try:
-            attempts = take.count_attempt(
-                session,
-                number,
-                batch_id,
-                self._clock.now_ms(),
-                self._rest_ms,
-                _REST_GROWS,
-                failure=found.failure,
-                least=FAILURES_AT_MOST if found.last else 0,
-            )
+            if found.counts:
+                attempts = take.count_attempt(
+                    session,
+                    number,
+                    batch_id,
+                    self._clock.now_ms(),
+                    self._rest_ms,
+                    _REST_GROWS,
+                    failure=found.failure,
+                    least=FAILURES_AT_MOST if found.last else 0,
+                )
+            else:
+                take.park(session, number, [take.Parking(batch_id, self._clock.now_ms() + REST_MS)])
             session.commit()
         except DatabaseError as error:
-            _log.warning("attempt not counted", database=name, batch=batch_id, detail=str(error))
+            _log.warning("batch that failed alone not put aside", database=name, batch=batch_id, detail=str(error))
             if not session.closed:
                 session.rollback()
+            return
+        if not found.counts:
+            self._bell.ring_in(number, REST_MS / 1000)
+            text = "batch rests: Postgres has no room or no lock for it, while others pass; it is tried again"
+            _log.warning(text, database=name, batch=batch_id, sqlstate=found.failure, rest_ms=REST_MS)
             return
         self._bell.ring_in(number, self._rest_ms * _REST_GROWS ** max(0, (attempts or 1) - 1) / 1000)
         _log.warning("batch failed alone", database=name, batch=batch_id, attempts=attempts)

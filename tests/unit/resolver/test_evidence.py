@@ -13,6 +13,7 @@ from anabranch_conflict_resolver.evidence import (
     GIVEN_UP,
     Suspicion,
     given_up,
+    of_captured,
     suspicion,
 )
 
@@ -21,16 +22,16 @@ def fault(sqlstate: str, *, raised: bool = False) -> Fault:
     return Fault(Remedy.RETRY, sqlstate, raised=raised)
 
 
-@pytest.mark.parametrize("sqlstate", ["55P03", "26000"])
-@pytest.mark.parametrize("raised", [False, True])
-def test_locks_and_lost_statements_say_nothing(sqlstate: str, raised: bool) -> None:
-    assert suspicion(fault(sqlstate, raised=raised), tried_long=True) is None
-
-
-@pytest.mark.parametrize("sqlstate", ["25006", "53100", "53300", "57P03"])
-def test_what_postgres_says_of_itself_says_nothing_of_the_batch_unless_a_function_raised_it(sqlstate: str) -> None:
-    assert suspicion(fault(sqlstate), tried_long=False) is None
+@pytest.mark.parametrize("sqlstate", ["53100", "53300", "57P03", "55P03"])
+def test_what_postgres_says_of_itself_has_the_batch_rest_unless_a_function_raised_it(sqlstate: str) -> None:
+    assert suspicion(fault(sqlstate), tried_long=False) == Suspicion(sqlstate, CONTROLS, counts=False)
     assert suspicion(fault(sqlstate, raised=True), tried_long=False) == Suspicion(sqlstate, CONTROLS)
+
+
+@pytest.mark.parametrize("sqlstate", ["25006", "26000"])
+@pytest.mark.parametrize("raised", [False, True])
+def test_what_the_control_would_meet_as_well_counts(sqlstate: str, raised: bool) -> None:
+    assert suspicion(fault(sqlstate, raised=raised), tried_long=False) == Suspicion(sqlstate, CONTROLS)
 
 
 @pytest.mark.parametrize(("sqlstate", "kept"), [("", LOST), ("57P01", "57P01"), ("57P02", "57P02"), ("08006", "08006")])
@@ -62,3 +63,15 @@ def test_who_is_given_up_is_told_why(failure: str, reason: int, sqlstate: str) -
     assert (refusal.reason, refusal.sqlstate) == (reason, sqlstate)
     assert refusal.reason in GIVEN_UP
     assert refusal.message
+
+
+@pytest.mark.parametrize("sqlstate", ["25006", "26000", "53100", "53300", "57P03", "55P03"])
+def test_no_table_is_at_fault_for_what_postgres_or_a_session_was_in(sqlstate: str) -> None:
+    assert not of_captured(fault(sqlstate))
+    assert of_captured(fault(sqlstate, raised=True))
+
+
+def test_any_other_failure_may_come_from_captured_changes() -> None:
+    assert of_captured(None)
+    assert of_captured(fault("54000"))
+    assert of_captured(fault(""))
