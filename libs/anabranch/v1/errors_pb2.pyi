@@ -66,6 +66,11 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """Postgres failed on it three times, alone, while others passed; the SQLSTATE stands beside, where there was one. Look
     at the table's triggers and Postgres's log; mend what it says, and replay the batch.
     """
+    REASON_AWAITS_ROW: _Reason.ValueType  # 17
+    """Of a pending batch: it changes a row that is not there, and an earlier batch of its node, which may bring it, has
+    not come. It is decided when that one comes, at the latest seven days after its arrival. Send what is queued before
+    it; nothing else waits for it.
+    """
     REASON_MALFORMED: _Reason.ValueType  # 20
     """The payload is not a DbMutationBatch. Update the client."""
     REASON_INVALID_ID: _Reason.ValueType  # 21
@@ -124,11 +129,6 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """The server was restored to a time before what the node has seen. Ask FindCommon for the last position that both
     have, lower the basis of what is queued to it, and take a new snapshot; unsent work is kept.
     """
-    REASON_AWAITS_ROW: _Reason.ValueType  # 60
-    """Of a pending batch: it changes a row that is not there, and an earlier batch of its node, which may bring it, has
-    not come. It is decided when that one comes, at the latest seven days after its arrival. Send what is queued before
-    it; nothing else waits for it.
-    """
 
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
     """Every reason for which a batch is rejected or a call fails. A failed call is a gRPC status with exactly one
@@ -178,6 +178,11 @@ cascade to; split the batch, or raise the limit, and replay it.
 REASON_DATABASE_FAILURE: Reason.ValueType  # 16
 """Postgres failed on it three times, alone, while others passed; the SQLSTATE stands beside, where there was one. Look
 at the table's triggers and Postgres's log; mend what it says, and replay the batch.
+"""
+REASON_AWAITS_ROW: Reason.ValueType  # 17
+"""Of a pending batch: it changes a row that is not there, and an earlier batch of its node, which may bring it, has
+not come. It is decided when that one comes, at the latest seven days after its arrival. Send what is queued before
+it; nothing else waits for it.
 """
 REASON_MALFORMED: Reason.ValueType  # 20
 """The payload is not a DbMutationBatch. Update the client."""
@@ -236,10 +241,5 @@ REASON_MESSAGE_TOO_LARGE: Reason.ValueType  # 53
 REASON_HISTORY_REWOUND: Reason.ValueType  # 54
 """The server was restored to a time before what the node has seen. Ask FindCommon for the last position that both
 have, lower the basis of what is queued to it, and take a new snapshot; unsent work is kept.
-"""
-REASON_AWAITS_ROW: Reason.ValueType  # 60
-"""Of a pending batch: it changes a row that is not there, and an earlier batch of its node, which may bring it, has
-not come. It is decided when that one comes, at the latest seven days after its arrival. Send what is queued before
-it; nothing else waits for it.
 """
 Global___Reason: _TypeAlias = Reason  # noqa: Y015

@@ -7,7 +7,7 @@ import resource
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -271,20 +271,25 @@ def test_a_file_that_has_no_room_for_the_next_format_keeps_its_own(device: Synce
     path = device._file.path
     device.close()
     with sqlite3.connect(path) as conn:
+        # A file of that format has no guards.
+        for (name,) in conn.execute(
+            "SELECT name FROM sqlite_master WHERE name LIKE '\\_db\\_refuse%' ESCAPE '\\'"
+        ).fetchall():
+            conn.execute(f'DROP TRIGGER "{name}"')
         conn.execute("DROP TABLE _db_writer")
         conn.execute("ALTER TABLE _db_state DROP COLUMN credential")
         conn.execute("PRAGMA user_version = 3")
     conn.close()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, hard))
+    # Less than one page of the write-ahead log.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_024, hard))
     try:
-        again = None
-        with suppress(sqlite3.Error):
-            again = SyncedDb(path, device._remote, "d")
+        with pytest.raises(sqlite3.Error):
+            SyncedDb(path, device._remote, "d")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    if again is not None:
-        again.close()
+    with closing(sqlite3.connect(path)) as conn:
+        assert conn.execute("PRAGMA user_version").fetchone() == (3,)
     again = SyncedDb(path, device._remote, "d")
     again.start(background=False)
     assert again.sync()
