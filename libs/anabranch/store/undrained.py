@@ -22,6 +22,8 @@ from anabranch.store.history import Known
 
 MOST = 20_000
 """Changes that are taken back; with more of them the drain is waited for."""
+MOST_BYTES = 64 * 2**20
+"""The same of the bytes of their images."""
 
 NEWEST = """
 select table_id::int8, max(id) from anabranch.captured where database_id = $1::int8::int group by table_id
@@ -38,6 +40,15 @@ where not exists (
 )
 """
 
+# Sizes are known without reading what is stored apart.
+_SIZE = b"""
+select count(*), coalesce(sum(coalesce(octet_length(old), 0) + coalesce(octet_length(new), 0)), 0)::int8
+from (
+    select old, new from anabranch.captured
+    where database_id = $1::int8::int and table_id = $2::int8::int limit $3::int8
+) c
+"""
+
 _WAITING = b"""
 select old, new from anabranch.captured
 where database_id = $1::int8::int and table_id = $2::int8::int limit $3::int8
@@ -45,11 +56,11 @@ where database_id = $1::int8::int and table_id = $2::int8::int limit $3::int8
 
 
 class UndrainedError(Exception):
-    """More than ``MOST`` changes of the table wait for the resolver: the same may be asked again when it has come to
-    them."""
+    """More than ``MOST`` changes of the table wait for the resolver, or more than ``MOST_BYTES``: the same may be asked
+    again when it has come to them."""
 
     def __init__(self, table: str) -> None:
-        super().__init__(f"more than {MOST} changes of {table!r} wait for the resolver")
+        super().__init__(f"more than {MOST} changes of {table!r}, or {MOST_BYTES >> 20} MiB, wait for the resolver")
 
 
 class OtherHistoryError(Exception):
@@ -93,9 +104,11 @@ def rows_before(conn: Connection, database: Database, table: Table) -> dict[str,
         UndecodableError: the table is no longer what it was when it was registered.
         psycopg.Error: what Postgres refused.
     """
-    changes = run(conn, _WAITING, [int8(database.id), int8(table.id), int8(MOST + 1)]).fetchall()
-    if len(changes) > MOST:
+    wanted = [int8(database.id), int8(table.id), int8(MOST + 1)]
+    [(count, size)] = run(conn, _SIZE, wanted).fetchall()
+    if count > MOST or size > MOST_BYTES:
         raise UndrainedError(table.name)
+    changes = run(conn, _WAITING, wanted).fetchall() if count else []
     raws = [raw for change in changes for raw in change]
     decoded = iter(decode(conn, database.schema_name, table, [raw for raw in raws if raw is not None]))
     rows = [None if raw is None else next(decoded) for raw in raws]
