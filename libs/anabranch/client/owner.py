@@ -1,9 +1,10 @@
 """Whose a file is: nothing of it is shown to, nor queued for, somebody of whom it is not known that it is theirs.
 
-A JWT names its subject, and changes by the hour: the file keeps the subject. An API key names nobody: the file keeps a
-digest of it, keyed by random bytes of the file's own, and never the key. A key that is not that one may be the same
-principal's next key or another person's: the server knows, and is asked before anything is shown; out of its reach such
-a key is refused. All this keeps people who share a device apart; who can read the file itself is not kept from it.
+A JWT names its subject, and changes by the hour: the file keeps the subject. An API key names nobody: the file keeps
+digests of the last few that the server knows as its principal's, keyed by random bytes of the file's own, and never a
+key. A key that is none of those may be the same principal's next key or another person's: the server knows, and is
+asked before anything is shown; out of its reach such a key is refused. All this keeps people who share a device apart;
+who can read the file itself is not kept from it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from anabranch.client.file import DeviceFile
 from anabranch.client.principal import subject_of
 from anabranch.client.state import FileState
 
-_SALT_BYTES = 16
+_SALT_BYTES, _DIGEST_BYTES = 16, 32
+_KEYS_KEPT = 4
+"""Two processes of one app may have keys of their own, and each is followed by its next one."""
 _UNKNOWN = (
     "the file was last used with other credentials, and the server, which knows whose these are, has not been asked: "
     "start() asks it, when it is in reach"
@@ -28,7 +31,25 @@ _UNKNOWN = (
 
 
 def _digest(token: str, salt: bytes) -> bytes:
-    return salt + hashlib.blake2b(token.encode(), key=salt, digest_size=32).digest()
+    return hashlib.blake2b(token.encode(), key=salt, digest_size=_DIGEST_BYTES).digest()
+
+
+def _digests(kept: bytes) -> list[bytes]:
+    """Those that the file keeps behind their salt, the last one used first."""
+    return [kept[at : at + _DIGEST_BYTES] for at in range(_SALT_BYTES, len(kept), _DIGEST_BYTES)]
+
+
+def _knows(kept: bytes, token: str) -> bool:
+    digest = _digest(token, kept[:_SALT_BYTES])
+    return any(hmac.compare_digest(one, digest) for one in _digests(kept))
+
+
+def _with(kept: bytes | None, token: str) -> bytes:
+    """The file's digests with the token's in front."""
+    salt = secrets.token_bytes(_SALT_BYTES) if kept is None else kept[:_SALT_BYTES]
+    digest = _digest(token, salt)
+    others = [one for one in _digests(kept or b"") if one != digest]
+    return b"".join([salt, digest, *others[: _KEYS_KEPT - 1]])
 
 
 def _stranger(current: FileState, token: str | None) -> str | None:
@@ -40,7 +61,7 @@ def _stranger(current: FileState, token: str | None) -> str | None:
     if not token or (current.principal is None and current.credential is None) or current.pulls == 0:
         return ""
     kept = current.credential
-    if subject is None and kept is not None and hmac.compare_digest(kept, _digest(token, kept[:_SALT_BYTES])):
+    if subject is None and kept is not None and _knows(kept, token):
         return ""
     return None
 
@@ -78,9 +99,7 @@ class Owner:
             if subject is not None:
                 tx.set(principal=subject)
             elif token:
-                kept = tx.state.credential
-                salt = secrets.token_bytes(_SALT_BYTES) if kept is None else kept[:_SALT_BYTES]
-                tx.set(credential=_digest(token, salt))
+                tx.set(credential=_with(tx.state.credential, token))
 
     @contextmanager
     def heeding(self) -> Iterator[None]:

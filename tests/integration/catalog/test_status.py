@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
-import psutil
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from rich.cells import cell_len
@@ -63,15 +62,11 @@ def serving() -> Iterator[str]:
 @contextmanager
 def stopped(postgres: EmbeddedPostgres) -> Iterator[None]:
     """Postgres and all its children stand still, and say nothing."""
-    family = [psutil.Process(postgres.pid)]
-    family += family[0].children(recursive=True)
-    for process in family:
-        process.suspend()
+    postgres.freeze()
     try:
         yield
     finally:
-        for process in family:
-            process.resume()
+        postgres.thaw()
 
 
 def test_a_postgres_that_stands_still_is_told_in_time_and_hides_no_service(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from anabranch.client import CallFailed, RemoteDb, State
+from anabranch.client import CallFailed, RemoteDb, State, WrongPrincipal
 from anabranch.testkit.remote import remote_of
 from anabranch.v1 import ingest_pb2, snapshot_pb2
 
@@ -135,8 +135,11 @@ def test_another_principal_is_told_so_and_nothing_of_the_queue_leaks(place: Any)
     bob = here.device("d", subject="bob")
     states: list[State] = []
     bob.on_state(states.append)
-    bob.start()
-    until(lambda: "wrong_principal" in [s.kind for s in states])
+    with pytest.raises(WrongPrincipal, match="belongs to another principal"):
+        bob.start()
+    with pytest.raises(WrongPrincipal):
+        bob.execute("SELECT id FROM todo")
+    assert states == []
     assert here.sql("select id from todo") == [("x",)]
     bob.clear()
     bob.start()

@@ -95,5 +95,14 @@ def test_another_api_key_is_shown_nothing_until_the_server_says_whose_it_is(
     device.start(background=False)
     assert device.execute("SELECT title FROM todo WHERE id = 'k0'").fetchone() == ("alice's",)
     device.close()
+    # Another process of the app may go on with the one before; one that four others have followed is forgotten.
+    device = opened("key of alice")
+    assert device.execute("SELECT title FROM todo WHERE id = 'k0'").fetchone() == ("alice's",)
+    device.close()
+    remote.offline = False
+    for number in range(3):
+        device = opened(f"key {number} of alice")
+        device.start(background=False)
+        device.close()
     with pytest.raises(WrongPrincipal):
         opened("key of alice").execute("SELECT 1")
