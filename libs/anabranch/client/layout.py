@@ -24,8 +24,8 @@ STATEMENTS = (
     # greatest Position seen with its token, ``seen_ms`` the greatest position seen anywhere, or the server's time
     # where that is an hour later; ``tables_version`` grows when ``_db_tables`` changes, so that every process notices;
     # ``credential`` holds digests of the API keys that the file was last used with, see ``owner``; ``pruned_ms`` is
-    # when old batches were last removed, by the server's clock; ``snapshot_due``: the log can't be read from the cursor,
-    # all tables are to be pulled; 2: into another history, see ``rewind``.
+    # when old batches were last removed, by the server's clock; ``snapshot_due``: the log can't be read from the
+    # cursor, all tables are to be pulled; 2: into another history, see ``rewind``.
     """CREATE TABLE _db_state (
         one INTEGER PRIMARY KEY CHECK (one = 1),
         db_name TEXT NOT NULL,
