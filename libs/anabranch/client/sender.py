@@ -4,7 +4,7 @@ State model. Batches go in the order of their ids; one call of this file is unde
 node's token changes with each. Before a call the id of its first batch is kept as unanswered, durably; the answer's
 token and the removal of those ids are one transaction. A batch is *unsent* until a verdict is noted; PENDING leaves it
 so, and sending it again finds the verdict; where the server says that it waits for a row of an earlier batch, it is
-asked for again seldom. Batches older than ``EXPIRY_MS`` are not sent before the server's clock and
+asked for again seldom. Batches older than ``BATCH_EXPIRY_MS`` are not sent before the server's clock and
 its memory of them are known. Where the server turns out not to have what the file has seen nothing is sent before the
 reader has taken the server's history.
 """
@@ -28,7 +28,6 @@ from anabranch.client.send_stream import Flush, overhead
 from anabranch.client.server_clock import ServerClock
 from anabranch.v1 import batch_pb2, errors_pb2, ingest_pb2, position_pb2, resolver_pb2, snapshot_pb2, verdict_pb2
 
-EXPIRY_MS = limits.BATCH_EXPIRY_MS
 _CALL_ENVELOPES = 500
 _CALL_BYTES = 1_000_000
 _ASK_AGAIN_S = 0.05
@@ -277,12 +276,12 @@ class Sender:
             # A call without batches: it tells the time, and needs nobody but ingest.
             now = self._call((), SEND_TIMEOUT_S)
         while True:
-            old = queue.unsent(conn, "", _VERDICTS_ASKED, 2**62, first_id_at(now - EXPIRY_MS))
+            old = queue.unsent(conn, "", _VERDICTS_ASKED, 2**62, first_id_at(now - limits.BATCH_EXPIRY_MS))
             if not old:
                 return
             ids = [b.id for b in old]
-            now = self._ask(ids, expire_before=first_id_at(now - EXPIRY_MS))
-            left = queue.unsent(conn, "", _VERDICTS_ASKED, 2**62, first_id_at(now - EXPIRY_MS))
+            now = self._ask(ids, expire_before=first_id_at(now - limits.BATCH_EXPIRY_MS))
+            left = queue.unsent(conn, "", _VERDICTS_ASKED, 2**62, first_id_at(now - limits.BATCH_EXPIRY_MS))
             if [b.id for b in left] == ids:
                 return  # All of them wait for their verdicts.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ from tests.integration.resolver.calls import Service, resolver_process
 from anabranch.clock import Clock
 from anabranch.store.claim import open_session, session_options
 from anabranch.testkit.resolver_rig import ResolverRig
+from anabranch_conflict_resolver.bell import Bell
+from anabranch_conflict_resolver.functions import Functions
 from anabranch_conflict_resolver.group_commit import GroupLimits, commit_group
 from anabranch_conflict_resolver.memory import Memory
+from anabranch_conflict_resolver.worker import Known, Worker
 
 TODO = "create table todo (id text primary key, title text, done boolean)"
 
@@ -68,6 +72,40 @@ def rig(make_rig: Any) -> ResolverRig:
     """A rig with table todo (id, title, done)."""
     made: ResolverRig = make_rig()
     return made
+
+
+@pytest.fixture
+def worker_of(migrated_url: str) -> Iterator[Any]:
+    """Starts workers for a rig's database, each in a thread of its own; all are stopped in the end."""
+    options = session_options(statement_timeout_ms=5_000, lock_timeout_ms=250, idle_timeout_ms=2_000)
+    stopping = threading.Event()
+    threads: list[threading.Thread] = []
+
+    def start(rig: ResolverRig, most_batches: int = 500, rest_ms: int = 20) -> Worker:
+        bell = Bell()
+        worker = Worker(
+            migrated_url,
+            options,
+            GroupLimits(busy_ms=20),
+            Clock(),
+            bell,
+            Known(),
+            Functions(500),
+            stopping,
+            most_batches=most_batches,
+            target_ms=250,
+            rest_ms=rest_ms,
+        )
+        threads.append(threading.Thread(target=worker.run))
+        threads[-1].start()
+        bell.ring(rig.database.id)
+        return worker
+
+    yield start
+    stopping.set()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
 
 
 @pytest.fixture

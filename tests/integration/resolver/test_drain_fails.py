@@ -3,27 +3,18 @@ none aside."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from anabranch.clock import Clock
 from anabranch.store.catalog import load_database
-from anabranch.store.claim import session_options
 from anabranch.store.drift import drift, stopped_tables
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch_conflict_resolver import drain
-from anabranch_conflict_resolver.bell import Bell
 from anabranch_conflict_resolver.evidence import FAILURES_AT_MOST
-from anabranch_conflict_resolver.functions import Functions
-from anabranch_conflict_resolver.group_commit import GroupLimits
 from anabranch_conflict_resolver.server_batches import ServerBatch
-from anabranch_conflict_resolver.worker import Known, Worker
 
-OPTIONS = session_options(statement_timeout_ms=5_000, lock_timeout_ms=250, idle_timeout_ms=5_000)
 TABLES = "".join(f"create table {name} (id text primary key, n int);" for name in ("bad", "good", "other"))
 REFUSE = """
 create function app.refuse() returns trigger language plpgsql as $$
@@ -33,29 +24,6 @@ begin
 end $$;
 create trigger refuse before insert on anabranch.{table} for each row execute function app.refuse();
 """
-
-
-@pytest.fixture
-def work(migrated_url: str) -> Iterator[Callable[[ResolverRig], Worker]]:
-    """Starts a worker in a thread of its own."""
-    stopping = threading.Event()
-    threads: list[threading.Thread] = []
-
-    def start(rig: ResolverRig) -> Worker:
-        bell = Bell()
-        limits = GroupLimits(busy_ms=20)
-        more = {"most_batches": 500, "target_ms": 250, "rest_ms": 20}
-        worker = Worker(migrated_url, OPTIONS, limits, Clock(), bell, Known(), Functions(500), stopping, **more)
-        threads.append(threading.Thread(target=worker.run))
-        threads[-1].start()
-        bell.ring(rig.database.id)
-        return worker
-
-    yield start
-    stopping.set()
-    for thread in threads:
-        thread.join(20)
-        assert not thread.is_alive()
 
 
 @pytest.fixture
@@ -83,7 +51,7 @@ def refuse(rig: ResolverRig, table: str, when: str, code: str = "54000") -> None
 @pytest.mark.parametrize("code", ["54000", "XX000", "P0001"])
 @pytest.mark.parametrize("table", ["row_versions", "log"])
 def test_a_table_whose_changes_are_refused_is_set_aside_and_nobody_waits_for_it(
-    rig: ResolverRig, work: Any, code: str, table: str, capsys: pytest.CaptureFixture[str]
+    rig: ResolverRig, worker_of: Any, code: str, table: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     refuse(rig, table, f"new.table_id = {rig.database.tables['bad'].id}", code)
     a = rig.node("a")
@@ -91,7 +59,7 @@ def test_a_table_whose_changes_are_refused_is_set_aside_and_nobody_waits_for_it(
     rig.sql("insert into app.bad values ('1', 1); insert into app.other values ('beside', 1)")
     rig.sql("insert into app.good values ('behind', 1)")
     batch = a.insert("good", {"id": "device", "n": 1})
-    work(rig)
+    worker_of(rig)
     until(rig)
     assert rig.outcome(batch) == ["APPLIED"]
     keys = [key for (key,) in rig.sql("select key from anabranch.log order by key")]
@@ -107,13 +75,13 @@ def test_a_table_whose_changes_are_refused_is_set_aside_and_nobody_waits_for_it(
     ids=["all tables", "a full disk", "all groups"],
 )
 def test_trouble_that_is_nobodys_sets_no_table_aside_and_blames_no_batch(
-    rig: ResolverRig, work: Any, table: str, when: str, code: str
+    rig: ResolverRig, worker_of: Any, table: str, when: str, code: str
 ) -> None:
     refuse(rig, table, when.format(bad=rig.database.tables["bad"].id), code)
     a = rig.node("a")
     rig.sql("insert into app.bad values ('1', 1)")
     batch = a.insert("good", {"id": "device", "n": 1})
-    worker = work(rig)
+    worker = worker_of(rig)
     end = time.monotonic() + 60
     while not (memory := worker._known.memories.get(rig.database.id)) or memory.trouble.failures <= FAILURES_AT_MOST:
         assert time.monotonic() < end
@@ -127,7 +95,7 @@ def test_trouble_that_is_nobodys_sets_no_table_aside_and_blames_no_batch(
     assert rig.sql("select key from anabranch.log order by key") == [("1",), ("device",)]
 
 
-def test_a_bad_batch_beside_captured_changes_is_still_found(rig: ResolverRig, work: Any) -> None:
+def test_a_bad_batch_beside_captured_changes_is_still_found(rig: ResolverRig, worker_of: Any) -> None:
     """Its group is tried again when they are drained without it, and are not at fault."""
     rig.sql(
         "create function app.fail() returns trigger language plpgsql as $$ begin"
@@ -138,7 +106,7 @@ def test_a_bad_batch_beside_captured_changes_is_still_found(rig: ResolverRig, wo
     rig.sql("insert into app.bad values ('1', 1)")
     bad = a.insert("good", {"id": "bad", "n": 1})
     good = b.insert("good", {"id": "device", "n": 1})
-    work(rig)
+    worker_of(rig)
     until(rig)
     rig.check()
     assert rig.outcome(bad) == "DATABASE_FAILURE"
@@ -147,7 +115,7 @@ def test_a_bad_batch_beside_captured_changes_is_still_found(rig: ResolverRig, wo
 
 
 def test_changes_that_this_program_stumbles_over_set_their_table_aside(
-    rig: ResolverRig, work: Any, monkeypatch: pytest.MonkeyPatch
+    rig: ResolverRig, worker_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where it is one piece of a large transaction."""
     monkeypatch.setattr(drain, "MOST_ROWS", 20)
@@ -165,7 +133,7 @@ def test_changes_that_this_program_stumbles_over_set_their_table_aside(
         "insert into app.other values ('beside', 1)"
     )
     rig.sql("insert into app.good values ('behind', 1)")
-    work(rig)
+    worker_of(rig)
     until(rig)
     assert set_aside(rig) == ["bad"]
     assert rig.sql("select count(*) from anabranch.log") == [(52,)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,17 +17,14 @@ from anabranch.store.claim import open_session, session_options
 from anabranch.store.waves import DatabaseError
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch_conflict_resolver import group_commit, waves
-from anabranch_conflict_resolver.bell import Bell
 from anabranch_conflict_resolver.decide_group import decide_group
 from anabranch_conflict_resolver.decode import Decoded, Decoder
 from anabranch_conflict_resolver.drain import Backlog
 from anabranch_conflict_resolver.drain_backlog import drain_backlog
 from anabranch_conflict_resolver.evidence import FAILURES_AT_MOST
-from anabranch_conflict_resolver.functions import Functions
 from anabranch_conflict_resolver.group_commit import GroupLimits, commit_group
 from anabranch_conflict_resolver.memory import Memory
 from anabranch_conflict_resolver.waves import Group
-from anabranch_conflict_resolver.worker import Known, Worker
 
 OPTIONS = session_options(statement_timeout_ms=5_000, lock_timeout_ms=250, idle_timeout_ms=2_000)
 
@@ -46,39 +42,6 @@ begin
 end $$;
 create trigger fail before insert on t for each row execute function fail();
 """
-
-
-@pytest.fixture
-def worker_of(migrated_url: str) -> Iterator[Any]:
-    """Starts workers of their own threads; all are stopped in the end."""
-    stopping = threading.Event()
-    threads = []
-
-    def start(rig: ResolverRig, most_batches: int = 500) -> Worker:
-        bell = Bell()
-        worker = Worker(
-            migrated_url,
-            OPTIONS,
-            GroupLimits(busy_ms=20),
-            Clock(),
-            bell,
-            Known(),
-            Functions(500),
-            stopping,
-            most_batches=most_batches,
-            target_ms=250,
-            rest_ms=20,
-        )
-        threads.append(threading.Thread(target=worker.run))
-        threads[-1].start()
-        bell.ring(rig.database.id)
-        return worker
-
-    yield start
-    stopping.set()
-    for thread in threads:
-        thread.join(10)
-        assert not thread.is_alive()
 
 
 def until(rig: ResolverRig, left: int = 0, timeout_s: float = 20.0) -> None:

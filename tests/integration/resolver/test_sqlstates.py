@@ -3,22 +3,12 @@ the program is at fault; and whoever stands behind it goes on."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from anabranch.clock import Clock
-from anabranch.store.claim import session_options
 from anabranch.testkit.resolver_rig import ResolverRig
-from anabranch_conflict_resolver.bell import Bell
-from anabranch_conflict_resolver.functions import Functions
-from anabranch_conflict_resolver.group_commit import GroupLimits
-from anabranch_conflict_resolver.worker import Known, Worker
-
-OPTIONS = session_options(statement_timeout_ms=5_000, lock_timeout_ms=250, idle_timeout_ms=2_000)
 
 # Classes 22, 23, 42, 44, 54 and P0, and those that Postgres does not have, are the application's at once. The rest may
 # be Postgres's own trouble, so that they count only where others pass.
@@ -60,37 +50,6 @@ PLACES = {
 }
 
 
-@pytest.fixture
-def working(migrated_url: str) -> Iterator[Callable[..., None]]:
-    """Starts a worker on a thread of its own, which is stopped in the end."""
-    stopping, threads = threading.Event(), []
-
-    def start(rig: ResolverRig, most_batches: int = 500) -> None:
-        bell = Bell()
-        worker = Worker(
-            migrated_url,
-            OPTIONS,
-            GroupLimits(busy_ms=20),
-            Clock(),
-            bell,
-            Known(),
-            Functions(500),
-            stopping,
-            most_batches=most_batches,
-            target_ms=250,
-            rest_ms=5,
-        )
-        threads.append(threading.Thread(target=worker.run))
-        threads[-1].start()
-        bell.ring(rig.database.id)
-
-    yield start
-    stopping.set()
-    for thread in threads:
-        thread.join(10)
-        assert not thread.is_alive()
-
-
 def until(rig: ResolverRig, left: int = 0, timeout_s: float = 30.0) -> None:
     """Wait until so many batches are left in the inbox."""
     end = time.monotonic() + timeout_s
@@ -101,13 +60,13 @@ def until(rig: ResolverRig, left: int = 0, timeout_s: float = 30.0) -> None:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_every_sqlstate_that_a_function_raises_comes_to_a_verdict_by_name(
-    make_rig: Any, working: Callable[..., None], place: str
+    make_rig: Any, worker_of: Any, place: str
 ) -> None:
     rig: ResolverRig = make_rig(RAISE + PLACES[place], {"t": None})
     node = rig.node("a")
     bad = {code: node.insert("t", {"id": code, "a": f"raise {code}"}) for code in VERDICTS}
     good = node.insert("t", {"id": "good"})
-    working(rig, most_batches=1)
+    worker_of(rig, most_batches=1, rest_ms=5)
     until(rig, timeout_s=90.0)
     rig.check()
     assert {code: rig.outcome(one) for code, one in bad.items()} == VERDICTS
@@ -135,14 +94,14 @@ def ends(statement: str) -> str:
 
 @pytest.mark.parametrize("what", ENDS)
 def test_a_batch_whose_failure_looks_like_trouble_of_postgres_ends_and_holds_up_nobody(
-    make_rig: Any, working: Callable[..., None], what: str
+    make_rig: Any, worker_of: Any, what: str
 ) -> None:
     statement, sqlstate = ENDS[what]
     rig: ResolverRig = make_rig(ends(statement), {"t": None})
     node = rig.node("a")
     bad = node.insert("t", {"id": "bad", "a": "bad"})
     good = [node.insert("t", {"id": f"{i}"}) for i in range(20)]
-    working(rig)
+    worker_of(rig, rest_ms=5)
     until(rig)
     rig.check()
     assert rig.outcome(bad) == "DATABASE_FAILURE"
@@ -153,14 +112,14 @@ def test_a_batch_whose_failure_looks_like_trouble_of_postgres_ends_and_holds_up_
 
 
 def test_a_batch_that_postgres_has_no_room_for_waits_is_not_blamed_and_holds_up_nobody(
-    make_rig: Any, working: Callable[..., None]
+    make_rig: Any, worker_of: Any
 ) -> None:
     """A full disk fails large batches first: what is small still passes beside them, and so does the control."""
     rig: ResolverRig = make_rig(ends("execute $q$copy (select 1) to '/dev/full'$q$"), {"t": None})
     node = rig.node("a")
     bad = node.insert("t", {"id": "bad", "a": "bad"})
     good = [node.insert("t", {"id": f"{i}"}) for i in range(20)]
-    working(rig)
+    worker_of(rig, rest_ms=5)
     until(rig, left=1)
     assert [rig.outcome(one) for one in good] == [["APPLIED"]] * 20
     assert rig.outcome(bad) == "PENDING"
