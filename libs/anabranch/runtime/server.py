@@ -30,7 +30,7 @@ from typing import Any
 import grpc
 import structlog
 import tenacity
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from anabranch import limits
@@ -40,6 +40,7 @@ from anabranch.runtime.auth import Authenticator
 from anabranch.runtime.config import S, ServiceSettings, SettingsError, is_loopback, load_settings
 from anabranch.runtime.drain import drain
 from anabranch.runtime.errors import Failure
+from anabranch.runtime.health_states import HealthStates
 from anabranch.runtime.interceptor import HEALTH_PREFIX, REFLECTION_PREFIX, CallInterceptor
 from anabranch.runtime.keys import KeyDirectory
 from anabranch.runtime.limits import RateLimit
@@ -253,9 +254,7 @@ async def _listen(
     )
     server = grpc.aio.server(interceptors=[interceptor], options=_options(settings))
     service.register(server)
-    states = health.aio.HealthServicer()
-    for name in ("", *service.names):
-        await states.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+    states = HealthStates(service.names)
     health_pb2_grpc.add_HealthServicer_to_server(states, server)
     reflection.enable_server_reflection((*service.names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     port = _bind(server, settings)
@@ -277,7 +276,7 @@ async def _listen(
         done, _ = await asyncio.wait({stop, readiness, credentials, work}, return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
         stopping.set()
-        await states.enter_graceful_shutdown()
+        states.end()
         metrics.gauge("anabranch_ready", 0)
         await drain(server, streams, endless, settings.drain_ms / 1000)
     failed = done - {stop}
@@ -303,9 +302,7 @@ async def _background(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.
         await asyncio.wait({task}, timeout=CLOSE_TIMEOUT_S)
 
 
-async def _watch_readiness(
-    settings: ServiceSettings, service: Service, pool: AsyncPool, states: health.aio.HealthServicer
-) -> None:
+async def _watch_readiness(settings: ServiceSettings, service: Service, pool: AsyncPool, states: HealthStates) -> None:
     interval_s = settings.ready_interval_ms / 1000
     url, name = settings.postgres_url.get_secret_value(), f"{pool.name}-lookout"
     lookout = Lookout(url, name, pool, migrate.revisions())
@@ -316,20 +313,16 @@ async def _watch_readiness(
 
 
 async def _look_again_and_again(
-    lookout: Lookout, interval_s: float, service: Service, pool: AsyncPool, states: health.aio.HealthServicer
+    lookout: Lookout, interval_s: float, service: Service, pool: AsyncPool, states: HealthStates
 ) -> None:
     last: str | None = "starting"
     refused = 0
     while True:
         objection = await _objection(service, lookout, max(interval_s, 1.0))
-        serving = (
-            health_pb2.HealthCheckResponse.SERVING if objection is None else health_pb2.HealthCheckResponse.NOT_SERVING
-        )
         if objection != last:
             last = objection
             _log.info("ready") if objection is None else _log.warning("not ready", detail=objection)
-            for name in ("", *service.names):
-                await states.set(name, serving)
+            states.set(objection is None)
         metrics.gauge("anabranch_ready", 1 if objection is None else 0)
         pool_state = pool.get_stats()
         metrics.gauge("anabranch_pool_in_use", pool_state["pool_size"] - pool_state["pool_available"])
