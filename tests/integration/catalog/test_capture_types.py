@@ -12,7 +12,7 @@ from anabranch.schema import Cell
 from anabranch.store import capture
 from anabranch.store.capture_rows import decode
 from anabranch.store.catalog import load_database
-from anabranch.store.engine import Session
+from anabranch.store.engine import Session, connect
 from anabranch.store.registration import add_table, create_database
 from anabranch.store.rows import TableSql
 from anabranch.store.steps import run
@@ -177,3 +177,89 @@ def test_triggers_of_an_older_release_are_made_anew_as_they_were_switched(conn: 
     for name in ("works", "rests"):
         conn.execute(f"insert into app.{name} values ('x')".encode())
     assert conn.execute("select table_id from anabranch.captured").fetchall() == [(numbers["works"],)]
+
+
+def _warm(conn: Session, *tables: str) -> None:
+    """The session has written to the tables while all their columns were plain, in every way, and remembers that."""
+    for table in tables:
+        for _ in range(7):
+            conn.execute(f"insert into app.{table} (id) values ('warm')".encode())
+            conn.execute(f"update app.{table} set id = 'warmer'".encode())
+            conn.execute(f"delete from app.{table}".encode())
+
+
+ACL = "'postgres=r/postgres'"
+ALTERS = {
+    "a column is added": ("alter table app.t add c aclitem", ACL),
+    "a column is added after others that are gone": (
+        "alter table app.t add b int; alter table app.t drop b; alter table app.t add c aclitem",
+        ACL,
+    ),
+    "a column gets another type": (f"alter table app.t alter last type aclitem using {ACL}", None),
+    "an attribute is added to the type of a column": ("alter type app.plain_pair add attribute w aclitem", None),
+}
+
+
+@pytest.mark.parametrize("alter", ALTERS)
+@pytest.mark.parametrize("by", ["itself", "itself at once", "another session"])
+def test_a_session_that_has_written_sees_that_a_table_was_altered(
+    conn: Session, migrated_url: str, alter: str, by: str
+) -> None:
+    """In the transaction that alters it, in later ones, in other sessions; and when that is rolled back."""
+    conn.execute(OWN_TYPES.encode())
+    create_database(conn, "d", "app")
+    conn.execute(b"create table app.t (id text primary key, last text, p app.plain_pair)")
+    conn.execute(b"create table app.other (id text primary key, last text)")
+    add_table(conn, "d", "t")
+    add_table(conn, "d", "other")
+    statement, value = ALTERS[alter]
+    writes = [
+        f"insert into app.t (id, {'c' if value else 'last'}, p) values ('x', {value or ACL}, null)",
+        "update app.t set id = 'y'",
+        "delete from app.t",
+        "insert into app.other (id) values ('x')",
+    ]
+
+    def write() -> None:
+        for text in writes:
+            conn.execute(text.encode())
+
+    _warm(conn, "t", "other")
+    conn.execute("delete from anabranch.captured")
+    if by == "another session":
+        with connect(migrated_url, application_name="other", autocommit=True) as other:
+            other.execute(statement.encode())
+        write()
+    elif by == "itself at once":
+        with conn.transaction(force_rollback=True):
+            conn.execute(statement.encode())
+            write()
+        assert conn.execute("select count(*) from anabranch.captured").fetchone() == (0,)
+        _warm(conn, "t", "other")
+        conn.execute("delete from anabranch.captured")
+        with conn.transaction():
+            conn.execute(statement.encode())
+            write()
+    else:
+        conn.execute(statement.encode())
+        write()
+    found = conn.execute("select type, old is null, new is null from anabranch.captured order by id").fetchall()
+    assert found == [(1, True, False), (2, False, False), (3, False, True), (1, True, False)]
+
+
+@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+def test_a_session_with_an_old_snapshot_captures(conn: Session, isolation: str) -> None:
+    create_database(conn, "d", "app")
+    for name, kind in (("plain", "text"), ("odd", "aclitem")):
+        conn.execute(f"create table app.{name} (id text primary key, c {kind})".encode())
+        add_table(conn, "d", name)
+    with conn.transaction():
+        conn.execute(f"set transaction isolation level {isolation}".encode())
+        for name in ("plain", "odd"):
+            conn.execute(f"insert into app.{name} values ('x', {ACL})".encode())
+            conn.execute(f"update app.{name} set id = id || 'y'".encode())
+            conn.execute(f"update app.{name} set id = id where false".encode())
+            conn.execute(f"delete from app.{name}".encode())
+    _warm(conn, "plain")
+    assert [rows and rows[0] for rows in captured_rows(conn, "plain")][:3] == ["x", "xy", "xy"]
+    assert captured_rows(conn, "odd") == [["x", "postgres=r/postgres"], *[["xy", "postgres=r/postgres"]] * 2]
