@@ -18,7 +18,7 @@ MAX_NAME_BYTES = 63
 """UTF-8 bytes of a database's, table's or column's name: what an identifier of Postgres can have."""
 MAX_KEY_BYTES = 2_600
 """UTF-8 bytes of the text (``schema.key_text``) of a key that a device inserts: what an index of Postgres takes however
-little it can be compressed. A longer one that SQL has written is a key as any other (``store.index_keys``)."""
+little it can be compressed. A longer one that SQL has written is a key as any other (``store.cells.index_keys``)."""
 MAX_SUBJECT_BYTES = 255
 """UTF-8 bytes of an API key's subject: it stands in an index of the inbox."""
 MAX_DEAD_LETTER_COUNTS = 50

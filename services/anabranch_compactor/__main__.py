@@ -16,10 +16,10 @@ from anabranch.clock import Clock
 from anabranch.runtime import telemetry
 from anabranch.runtime.config import SettingsError, load_settings
 from anabranch.runtime.logs import configure_logs
-from anabranch.store.availability import is_unavailable
-from anabranch.store.catalog import UnknownDatabaseError, schema_versions
-from anabranch.store.compactions import NotPublishedError
-from anabranch.store.engine import connect
+from anabranch.store.catalog.databases import UnknownDatabaseError, schema_versions
+from anabranch.store.lake.compactions import NotPublishedError
+from anabranch.store.session.availability import is_unavailable
+from anabranch.store.session.engine import connect
 from anabranch_compactor.compact import Options, compact
 from anabranch_compactor.config import CompactorSettings
 from anabranch_compactor.java import JavaError

@@ -27,8 +27,8 @@ from anabranch.columnar.manifest import FormerTable, Manifest, TableFiles, manif
 from anabranch.columnar.proof import Sum
 from anabranch.runtime import metrics
 from anabranch.runtime.telemetry import span
-from anabranch.store import compactions as store
-from anabranch.store.engine import connect
+from anabranch.store.lake import compactions as store
+from anabranch.store.session.engine import connect
 from anabranch_compactor.base import base_sum, first_base, live_sums, replaced_sums, require_gone, with_delta
 from anabranch_compactor.lake_files import LakeFiles
 from anabranch_compactor.merge import merged

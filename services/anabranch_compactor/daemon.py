@@ -7,7 +7,7 @@ import gc
 
 from pyspark import daemon
 
-from anabranch.store import log_files
+from anabranch.store.lake import log_files
 from anabranch_compactor import decode, log_source, merge, prove, write
 
 LOADED = (decode, log_files, log_source, merge, prove, write)

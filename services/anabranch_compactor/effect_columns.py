@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 from anabranch.columnar.file_cells import FileCodec
 from anabranch.columnar.file_columns import may_need_text
 from anabranch.schema import Cell, Column, Kind, Table
-from anabranch.store.file_codecs import file_codecs
+from anabranch.store.cells.file_codecs import file_codecs
 from anabranch.v1 import change_pb2, value_pb2
 from anabranch.wire.effects import UPDATE
 from anabranch.wire.value_bytes import LENGTH_DELIMITED, field_number

@@ -17,7 +17,7 @@ from anabranch.canonical import SUM_MODULUS, value_encoder
 from anabranch.columnar.file_cells import FileCodec, decimal_texts
 from anabranch.columnar.proof import INSERT, UPDATE, Sum
 from anabranch.schema import Kind, Table
-from anabranch.store.file_codecs import file_codecs
+from anabranch.store.cells.file_codecs import file_codecs
 
 Parts = list[Any]
 """Columns and scalars of bytes that stand one behind the other."""

@@ -89,7 +89,7 @@ class LogReader(DataSourceReader):
         if not isinstance(partition, Stretch):
             # Where there is none, Spark asks once all the same.
             return
-        from anabranch.store import log_files
+        from anabranch.store.lake import log_files
         from anabranch_compactor.decode import conflict_decoder, log_decoder
         from anabranch_compactor.packing import pack
         from anabranch_compactor.tracing import in_task_span

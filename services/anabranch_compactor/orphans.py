@@ -15,7 +15,7 @@ from typing import Any
 from ulid import ULID
 
 from anabranch.columnar.manifest import MANIFESTS, manifest_path
-from anabranch.store.compactions import Published
+from anabranch.store.lake.compactions import Published
 from anabranch_compactor.lake_files import LakeFiles
 
 _ULID = "([0-7][0-9A-HJKMNP-TV-Z]{25})"

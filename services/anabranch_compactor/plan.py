@@ -15,15 +15,15 @@ from anabranch.columnar.manifest import Base, EndedRegistration, Manifest, Table
 from anabranch.columnar.proof import Sum
 from anabranch.runtime.telemetry import span
 from anabranch.schema import Table
-from anabranch.store import compactions as store
-from anabranch.store.binary_cells import Row
-from anabranch.store.capture_rows import UndecodableError
-from anabranch.store.catalog import Database, load_database
-from anabranch.store.drift import drift, stopped_tables
-from anabranch.store.ended_registrations import ended_registrations
-from anabranch.store.engine import Session, SessionOptions, connect
-from anabranch.store.former_tables import Former, read_former
-from anabranch.store.undrained import UndrainedError, rows_before
+from anabranch.store.capture.rows import UndecodableError
+from anabranch.store.capture.undrained import UndrainedError, rows_before
+from anabranch.store.catalog.databases import Database, load_database
+from anabranch.store.catalog.drift import drift, stopped_tables
+from anabranch.store.catalog.ended_registrations import ended_registrations
+from anabranch.store.catalog.former_tables import Former, read_former
+from anabranch.store.cells.binary_cells import Row
+from anabranch.store.lake import compactions as store
+from anabranch.store.session.engine import Session, SessionOptions, connect
 from anabranch_compactor.shape import Shape
 
 CHANGES_PER_READ = 250_000

@@ -20,8 +20,8 @@ from anabranch.columnar.lake import file_system
 from anabranch.columnar.manifest import File
 from anabranch.columnar.proof import Sum
 from anabranch.runtime.telemetry import span
-from anabranch.store.compactions import CONFLICT_FIELDS, conflict_bytes
-from anabranch.store.file_codecs import file_codecs
+from anabranch.store.cells.file_codecs import file_codecs
+from anabranch.store.lake.compactions import CONFLICT_FIELDS, conflict_bytes
 from anabranch.wire.values import column_writer
 from anabranch_compactor.base_rows import cells_of
 from anabranch_compactor.decode import Batches

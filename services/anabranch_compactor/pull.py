@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from anabranch.store.binary_cells import Row
-from anabranch.store.log_files import read_rows
+from anabranch.store.cells.binary_cells import Row
+from anabranch.store.lake.log_files import read_rows
 from anabranch_compactor.decode import Batches, as_batch, pulled, without
 from anabranch_compactor.log_source import SCHEMA
 from anabranch_compactor.packing import Route, pack

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from anabranch.columnar.file_columns import OWN, FileTable, may_need_text
 from anabranch.schema import Table
-from anabranch.store.compactions import CONFLICT_FIELDS
+from anabranch.store.lake.compactions import CONFLICT_FIELDS
 
 KINDS = {1: "insert", 2: "update", 3: "delete", 4: "none"}
 """Numbers of ``anabranch.v1.EffectType`` to what files say."""

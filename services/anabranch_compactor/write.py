@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from anabranch.columnar.file_columns import OWN
 from anabranch.columnar.proof import Sum
 from anabranch.runtime.telemetry import span
-from anabranch.store.compactions import CONFLICT_FIELDS
+from anabranch.store.lake.compactions import CONFLICT_FIELDS
 from anabranch_compactor.base_rows import base_table, by_bucket, in_slices, rows_of, touched
 from anabranch_compactor.decode import Batches
 from anabranch_compactor.encode import ColumnEncoder, row_sum

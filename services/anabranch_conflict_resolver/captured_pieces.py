@@ -21,12 +21,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from anabranch.store import captured, captured_large
-from anabranch.store.captured import Captured
-from anabranch.store.captured_large import Transaction, key_bytes
-from anabranch.store.claim import renew
-from anabranch.store.engine import Session
-from anabranch.store.large_images import image_size
+from anabranch.store.capture import captured, large
+from anabranch.store.capture.captured import Captured
+from anabranch.store.capture.large import Transaction, key_bytes
+from anabranch.store.capture.large_images import image_size
+from anabranch.store.inbox.claim import renew
+from anabranch.store.session.engine import Session
 from anabranch_conflict_resolver.captured_order import Image
 from anabranch_conflict_resolver.captured_steps import steps_of
 from anabranch_conflict_resolver.server_batches import Step
@@ -65,7 +65,7 @@ def in_capture_order(conn: Session, synced: SyncedDatabase, transaction: Transac
         if any(step.rekeyed for step in steps):
             raise KeyChangedError
         yield steps
-        captured_large.delete_of(conn, synced.database.id, transaction.xid, after, rows[-1].id)
+        large.delete_of(conn, synced.database.id, transaction.xid, after, rows[-1].id)
         after = rows[-1].id
         renew(conn)
 
@@ -94,7 +94,7 @@ def by_row(conn: Session, synced: SyncedDatabase, transaction: Transaction) -> I
             yield [step for step in steps if buckets.of_step(step) == place]
             renew(conn)
     for after, up_to in pairwise(ends):
-        captured_large.delete_of(conn, number, transaction.xid, after, up_to)
+        large.delete_of(conn, number, transaction.xid, after, up_to)
         renew(conn)
 
 
@@ -102,7 +102,7 @@ def _read(conn: Session, synced: SyncedDatabase, transaction: Transaction) -> It
     after = transaction.first - 1
     number = synced.database.id
     while after < transaction.last:
-        rows = captured_large.read_of(conn, number, transaction, after, PIECE_ROWS, PIECE_BYTES)
+        rows = large.read_of(conn, number, transaction, after, PIECE_ROWS, PIECE_BYTES)
         if not rows:
             return
         after = rows[-1].id
@@ -189,7 +189,7 @@ def _of_bucket(conn: Session, database_id: int, buckets: _Buckets, bucket: int) 
 
 def _read_ids(conn: Session, database_id: int, ids: Sequence[int]) -> Iterator[list[Captured]]:
     after = 0
-    while rows := captured_large.read_ids(conn, database_id, ids, after, PIECE_ROWS, PIECE_BYTES):
+    while rows := large.read_ids(conn, database_id, ids, after, PIECE_ROWS, PIECE_BYTES):
         after = rows[-1].id
         yield rows
 

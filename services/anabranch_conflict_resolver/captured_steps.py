@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 
 from anabranch.merge import RowState
 from anabranch.schema import key_text
-from anabranch.store import captured
-from anabranch.store.captured import Captured
-from anabranch.store.engine import Session
-from anabranch.store.group_records import read_versions
-from anabranch.store.rows import Row
+from anabranch.store.capture import captured
+from anabranch.store.capture.captured import Captured
+from anabranch.store.group.records import read_versions
+from anabranch.store.group.rows import Row
+from anabranch.store.session.engine import Session
 from anabranch_conflict_resolver.decode import RowKey
 from anabranch_conflict_resolver.server_batches import Step
 from anabranch_conflict_resolver.tables import SyncedDatabase, SyncedTable

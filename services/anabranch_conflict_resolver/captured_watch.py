@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from anabranch.store import captured
-from anabranch.store.engine import Session
+from anabranch.store.capture import captured
+from anabranch.store.session.engine import Session
 
 QUICK_S = 0.002
 SILENCE_SHARE = 20

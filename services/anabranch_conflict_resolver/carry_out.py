@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from anabranch.merge import MutationType, RowState, Write, applied
 from anabranch.schema import Cell
-from anabranch.store.claim import hurry
-from anabranch.store.engine import Session
-from anabranch.store.rows import Answer, Row
+from anabranch.store.group.rows import Answer, Row
+from anabranch.store.inbox.claim import hurry
+from anabranch.store.session.engine import Session
 from anabranch.wire.effects import Effect
 from anabranch_conflict_resolver.decode import RowKey
 from anabranch_conflict_resolver.model import Candidate, Change

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from anabranch.merge import MutationType, Write
-from anabranch.store import captured
+from anabranch.store.capture import captured
 from anabranch_conflict_resolver.captured_steps import know, steps_of
 from anabranch_conflict_resolver.carry_out import carry_out
 from anabranch_conflict_resolver.caused import carry_over, key_of, rows_now

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from anabranch.merge import MutationType, Policy, RowState, Write, applied
 from anabranch.schema import Cell
-from anabranch.store.engine import Session
-from anabranch.store.rows import Row
+from anabranch.store.group.rows import Row
+from anabranch.store.session.engine import Session
 from anabranch.wire import effects
 from anabranch_conflict_resolver.captured_order import end_to_end
 from anabranch_conflict_resolver.decode import RowKey

@@ -18,11 +18,12 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from anabranch.merge import MutationType
-from anabranch.store import captured, captured_large, take
-from anabranch.store import group_records as store
-from anabranch.store.at_once import together
-from anabranch.store.captured import Captured
-from anabranch.store.group_records import LogRow
+from anabranch.store.capture import captured, large
+from anabranch.store.capture.captured import Captured
+from anabranch.store.group import records as store
+from anabranch.store.group.records import LogRow
+from anabranch.store.inbox import take
+from anabranch.store.session.at_once import together
 from anabranch_conflict_resolver.captured_pieces import PIECE_ROWS, by_row, in_capture_order
 from anabranch_conflict_resolver.captured_steps import know, steps_of
 from anabranch_conflict_resolver.caused import Again, carry_over, key_of, rows_now
@@ -50,7 +51,7 @@ def spill(group: Group, view: View, candidate: Candidate, place: int) -> None:
         psycopg.Error: what Postgres refused.
     """
     conn, synced = group.conn, group.synced
-    transaction = captured_large.own(conn, synced.database.id, group.absorbed_up_to)
+    transaction = large.own(conn, synced.database.id, group.absorbed_up_to)
     if transaction is None:
         return
     _drain_arrived(group, view)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from anabranch.schema import Cell
-from anabranch.store import take
-from anabranch.store.take import Parking
-from anabranch.store.waves import DatabaseError, locked_tables, wave
+from anabranch.store.group.waves import DatabaseError, locked_tables, wave
+from anabranch.store.inbox import take
+from anabranch.store.inbox.take import Parking
 from anabranch_conflict_resolver.carry_out import Swallowed
 from anabranch_conflict_resolver.cascades import Caused, Entangled, apart, finish
 from anabranch_conflict_resolver.caused import Again, OutOfTurn

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING
 
 from anabranch.merge import RowState
 from anabranch.schema import Cell
-from anabranch.store import captured
-from anabranch.store.captured import Captured
-from anabranch.store.rows import Row
+from anabranch.store.capture import captured
+from anabranch.store.capture.captured import Captured
+from anabranch.store.group.rows import Row
 from anabranch_conflict_resolver.captured_order import (
     UNKNOWN,
     Image,

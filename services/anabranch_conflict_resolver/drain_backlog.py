@@ -17,12 +17,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from anabranch.store import group_records as store
-from anabranch.store import take
-from anabranch.store.at_once import together
-from anabranch.store.captured_large import Transaction, first_of, first_to_end, read_whole
-from anabranch.store.claim import renew
-from anabranch.store.engine import Session
+from anabranch.store.capture.large import Transaction, first_of, first_to_end, read_whole
+from anabranch.store.group import records as store
+from anabranch.store.inbox import take
+from anabranch.store.inbox.claim import renew
+from anabranch.store.session.at_once import together
+from anabranch.store.session.engine import Session
 from anabranch_conflict_resolver import drain
 from anabranch_conflict_resolver.captured_pieces import PIECE_ROWS, KeyChangedError, by_row, in_capture_order
 from anabranch_conflict_resolver.captured_steps import know

@@ -3,8 +3,8 @@
 States of a batch: *untried*; *failed in company* (it says nothing: the group is halved until one batch is left);
 *failed alone*, of which only what follows counts:
 
-* nothing, while a group without a batch fails as well (``store.control``): Postgres refuses everything, nobody's batch
-  is at fault, and this one stays where it is in the queue;
+* nothing, while a group without a batch fails as well (``store.group.control``): Postgres refuses everything, nobody's
+  batch is at fault, and this one stays where it is in the queue;
 * nothing, where the control passes and Postgres itself says that it has no room or that somebody holds a lock
   (``_STATES``): the control may be too small to notice. The batch *rests* for ``REST_MS``, so that it holds up nobody;
 * once, where the control passes: it is *suspected*, rests, and is tried again. A session that ended may have been ended
@@ -21,8 +21,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from anabranch.store.errors import Fault
-from anabranch.store.take import LOST, PROGRAM
+from anabranch.store.inbox.take import LOST, PROGRAM
+from anabranch.store.session.errors import Fault
 from anabranch.v1 import errors_pb2
 from anabranch_conflict_resolver.decode import Refusal
 
@@ -48,8 +48,8 @@ _ENDED = frozenset({"", "57P01", "57P02", "57P05", "08000", "08003", "08006"})
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """What a failure alone would count as. ``failure``: what is kept of it (``store.take.Taken``). ``controls``: how
-    many groups without a batch have to pass in a row before it counts. ``last``: it is not tried again. ``counts``:
+    """What a failure alone would count as. ``failure``: what is kept of it (``store.inbox.take.Taken``). ``controls``:
+    how many groups without a batch have to pass in a row before it counts. ``last``: it is not tried again. ``counts``:
     False where the batch only rests."""
 
     failure: str

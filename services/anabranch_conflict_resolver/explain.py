@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 from anabranch.runtime.errors import Failure
-from anabranch.store import take
-from anabranch.store.captured import UndecodableError
-from anabranch.store.claim import open_session
-from anabranch.store.engine import Session, SessionOptions
-from anabranch.store.explain import known
-from anabranch.store.take import Taken
+from anabranch.store.capture.captured import UndecodableError
+from anabranch.store.inbox import take
+from anabranch.store.inbox.claim import open_session
+from anabranch.store.inbox.explain import known
+from anabranch.store.inbox.take import Taken
+from anabranch.store.session.engine import Session, SessionOptions
 from anabranch.v1 import batch_pb2, change_pb2, errors_pb2, resolver_pb2, value_pb2, verdict_pb2
 from anabranch.wire.envelopes import least_id, receive
 from anabranch_conflict_resolver.ask import Asking

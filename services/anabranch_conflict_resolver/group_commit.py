@@ -32,15 +32,15 @@ from anabranch import faults
 from anabranch.limits import BATCH_EXPIRY_MS
 from anabranch.merge import MutationType
 from anabranch.runtime.telemetry import span, tracing
-from anabranch.store import take
-from anabranch.store.captured import UndecodableError
-from anabranch.store.claim import allow, claim
-from anabranch.store.drift import fingerprint
-from anabranch.store.engine import Session
-from anabranch.store.group_records import delete_inbox, notify_group
-from anabranch.store.out_of_sync import tear
-from anabranch.store.seal import EMPTY_CHAIN
-from anabranch.store.take import Parking, Standing, Taken
+from anabranch.store.capture.captured import UndecodableError
+from anabranch.store.catalog.drift import fingerprint
+from anabranch.store.catalog.out_of_sync import tear
+from anabranch.store.group.records import delete_inbox, notify_group
+from anabranch.store.inbox import take
+from anabranch.store.inbox.claim import allow, claim
+from anabranch.store.inbox.take import Parking, Standing, Taken
+from anabranch.store.log.seal import EMPTY_CHAIN
+from anabranch.store.session.engine import Session
 from anabranch.v1 import errors_pb2
 from anabranch_conflict_resolver.ask import Asking
 from anabranch_conflict_resolver.decide_group import Decided, decide_group

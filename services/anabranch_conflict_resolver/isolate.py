@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from anabranch.merge import Accepted, MutationType, Write
-from anabranch.store.errors import Fault, Remedy, read_error
-from anabranch.store.take import Parking
-from anabranch.store.waves import DatabaseError, judge, wave
+from anabranch.store.group.waves import DatabaseError, judge, wave
+from anabranch.store.inbox.take import Parking
+from anabranch.store.session.errors import Fault, Remedy, read_error
 from anabranch.v1 import errors_pb2
 from anabranch_conflict_resolver.carry_out import Swallowed, try_out
 from anabranch_conflict_resolver.cascades import apart, write_step

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from anabranch.merge import MutationType
 from anabranch.schema import Cell
-from anabranch.store import captured
-from anabranch.store.relation import ForeignKey
-from anabranch.store.rows import Row
+from anabranch.store.capture import captured
+from anabranch.store.catalog.relation import ForeignKey
+from anabranch.store.group.rows import Row
 from anabranch_conflict_resolver.caused import Again
 from anabranch_conflict_resolver.caused_large import MOST_ARRIVED, arrived_steps
 from anabranch_conflict_resolver.decode import RowKey

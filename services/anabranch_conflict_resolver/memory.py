@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from anabranch.store.captured import tables_with_code
-from anabranch.store.catalog import load_database
-from anabranch.store.drift import drift, fingerprint, stopped_tables
-from anabranch.store.engine import Session
-from anabranch.store.take import Standing
+from anabranch.store.capture.captured import tables_with_code
+from anabranch.store.catalog.databases import load_database
+from anabranch.store.catalog.drift import drift, fingerprint, stopped_tables
+from anabranch.store.inbox.take import Standing
+from anabranch.store.session.engine import Session
 from anabranch_conflict_resolver.decode import Decoded
 from anabranch_conflict_resolver.drain_backlog import Outstanding
 from anabranch_conflict_resolver.records import Sums

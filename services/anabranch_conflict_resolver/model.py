@@ -8,9 +8,9 @@ from itertools import accumulate
 
 from anabranch.merge import Accepted, Batch, Write
 from anabranch.schema import Cell
-from anabranch.store.chain import Joined
-from anabranch.store.rows import Row
-from anabranch.store.take import Parking, Taken
+from anabranch.store.group.chain import Joined
+from anabranch.store.group.rows import Row
+from anabranch.store.inbox.take import Parking, Taken
 from anabranch.wire.effects import Effect
 from anabranch_conflict_resolver.decode import Decoded
 

@@ -12,15 +12,16 @@ from functools import partial
 from anabranch.canonical import SUM_MODULUS
 from anabranch.merge import MutationType
 from anabranch.runtime.telemetry import current_traceparent
-from anabranch.store import captured, take, told
-from anabranch.store import group_records as store
-from anabranch.store.at_once import together
-from anabranch.store.binary import Cursor
-from anabranch.store.chain import Joined, next_link
-from anabranch.store.claim import patient
-from anabranch.store.engine import Session
-from anabranch.store.group_records import BatchRow, ConflictRow, GroupRow, LogRow, SumRow, VersionRow
-from anabranch.store.sums import sum_to_bytes
+from anabranch.store.capture import captured
+from anabranch.store.catalog.sums import sum_to_bytes
+from anabranch.store.group import records as store
+from anabranch.store.group.chain import Joined, next_link
+from anabranch.store.group.records import BatchRow, ConflictRow, GroupRow, LogRow, SumRow, VersionRow
+from anabranch.store.inbox import take, told
+from anabranch.store.inbox.claim import patient
+from anabranch.store.session.at_once import together
+from anabranch.store.session.binary import Cursor
+from anabranch.store.session.engine import Session
 from anabranch.v1 import position_pb2, verdict_pb2
 from anabranch_conflict_resolver.model import Applied, Rejection, Result, joined, numbered
 from anabranch_conflict_resolver.server_batches import Drained

@@ -13,8 +13,8 @@ from types import MappingProxyType
 
 from anabranch.merge import MutationType, Write
 from anabranch.schema import Cell, Table
-from anabranch.store.errors import BatchReason, Fault
-from anabranch.store.value_probe import refused_column
+from anabranch.store.group.value_probe import refused_column
+from anabranch.store.session.errors import BatchReason, Fault
 from anabranch_conflict_resolver.waves import Group
 
 _NAME_CHARACTERS = 63

@@ -3,7 +3,7 @@
 The listener's session hears notifications as they come; every ``poll_interval_ms`` it also looks which databases have
 batches that are ready or due, for notifications that were missed, for other resolvers that died, and for batches whose
 time is up, and more often for captured changes, of which nothing tells (``captured_watch``); and it ends claims that
-their holders have left lying (see ``store.claim``). A listener without a session opens a new one; until then the
+their holders have left lying (see ``store.inbox.claim``). A listener without a session opens a new one; until then the
 workers are rung by nobody, and readiness says so.
 """
 
@@ -19,9 +19,10 @@ import structlog
 
 from anabranch.clock import Clock
 from anabranch.runtime import metrics
-from anabranch.store import take
-from anabranch.store.captured_backlog import captured_backlogs
-from anabranch.store.claim import (
+from anabranch.store.capture.backlog import captured_backlogs
+from anabranch.store.group.waves import DatabaseError
+from anabranch.store.inbox import take
+from anabranch.store.inbox.claim import (
     SilentClaim,
     end_session,
     heard,
@@ -29,8 +30,7 @@ from anabranch.store.claim import (
     session_options,
     silent_claims,
 )
-from anabranch.store.engine import Session
-from anabranch.store.waves import DatabaseError
+from anabranch.store.session.engine import Session
 from anabranch_conflict_resolver.bell import Bell
 from anabranch_conflict_resolver.captured_watch import CapturedWatch
 from anabranch_conflict_resolver.config import ResolverSettings

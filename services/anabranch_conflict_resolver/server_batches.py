@@ -15,10 +15,10 @@ from ulid import ULID
 
 from anabranch.merge import SERVER_NODE, Batch, MutationType, RowState, Write, applied
 from anabranch.schema import Cell
-from anabranch.store.chain import Joined
-from anabranch.store.group_records import PART_BYTES, BatchRow, LogRow
-from anabranch.store.large_images import LargeImage
-from anabranch.store.rows import Row
+from anabranch.store.capture.large_images import LargeImage
+from anabranch.store.group.chain import Joined
+from anabranch.store.group.records import PART_BYTES, BatchRow, LogRow
+from anabranch.store.group.rows import Row
 from anabranch.v1 import verdict_pb2
 from anabranch.wire import effects
 from anabranch.wire.large_effects import LargeEffectBuilder

@@ -11,12 +11,12 @@ from anabranch import limits
 from anabranch.clock import Clock
 from anabranch.runtime.errors import Failure
 from anabranch.runtime.principal import require_database
-from anabranch.store.catalog import Database, UnknownDatabaseError, aload_database
-from anabranch.store.claim import session_options
-from anabranch.store.conflicts import apage, listed_tables
-from anabranch.store.engine import AsyncPool, AsyncSession
-from anabranch.store.explain import DatabaseState, find_verdicts, read_state
-from anabranch.store.former_tables import aall_former
+from anabranch.store.catalog.databases import Database, UnknownDatabaseError, aload_database
+from anabranch.store.catalog.former_tables import aall_former
+from anabranch.store.inbox.claim import session_options
+from anabranch.store.inbox.explain import DatabaseState, find_verdicts, read_state
+from anabranch.store.log.conflicts import apage, listed_tables
+from anabranch.store.session.engine import AsyncPool, AsyncSession
 from anabranch.v1 import errors_pb2, position_pb2, resolver_pb2, resolver_pb2_grpc, verdict_pb2
 from anabranch_conflict_resolver.config import ResolverSettings
 from anabranch_conflict_resolver.conflicts import MAX_PAGE_BYTES, answer, read_request

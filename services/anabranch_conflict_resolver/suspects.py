@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from anabranch.merge import Accepted, MutationType, Write, applied
 from anabranch.schema import Cell, Table
-from anabranch.store import suspects as store
-from anabranch.store.relation import ForeignKey, UniqueKey
-from anabranch.store.waves import DatabaseError, wave
+from anabranch.store.catalog.relation import ForeignKey, UniqueKey
+from anabranch.store.group import suspects as store
+from anabranch.store.group.waves import DatabaseError, wave
 from anabranch_conflict_resolver.decode import RowKey
 from anabranch_conflict_resolver.model import Candidate
 from anabranch_conflict_resolver.view import View

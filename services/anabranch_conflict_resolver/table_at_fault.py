@@ -2,9 +2,9 @@
 
 It is asked when the transaction that ends first has failed several times with nothing beside it. Each trial drains it
 with the changes of some tables only, in a transaction that is rolled back. Where a group with nothing of anybody fails
-(``store.control``), the trouble is nobody's, and so it is where the cause is one of Postgres's own (a full disk, an
-operator, a lost session, somebody's lock). A table is at fault if its changes fail where nothing else does, twice in a
-row; where each table's pass alone, the one without which the others pass.
+(``store.group.control``), the trouble is nobody's, and so it is where the cause is one of Postgres's own (a full disk,
+an operator, a lost session, somebody's lock). A table is at fault if its changes fail where nothing else does, twice in
+a row; where each table's pass alone, the one without which the others pass.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass, replace
 
-from anabranch.store import control, take
-from anabranch.store.captured import UndecodableError
-from anabranch.store.captured_large import tables_of
-from anabranch.store.claim import allow, claim
-from anabranch.store.engine import Session
-from anabranch.store.errors import is_nobodys
-from anabranch.store.seal import EMPTY_CHAIN
-from anabranch.store.waves import DatabaseError
+from anabranch.store.capture.captured import UndecodableError
+from anabranch.store.capture.large import tables_of
+from anabranch.store.group import control
+from anabranch.store.group.waves import DatabaseError
+from anabranch.store.inbox import take
+from anabranch.store.inbox.claim import allow, claim
+from anabranch.store.log.seal import EMPTY_CHAIN
+from anabranch.store.session.engine import Session
+from anabranch.store.session.errors import is_nobodys
 from anabranch_conflict_resolver.drain_backlog import Outstanding, drain_backlog
 from anabranch_conflict_resolver.memory import Memory, current
 from anabranch_conflict_resolver.records import gather, new_sums, write

@@ -8,9 +8,9 @@ from types import MappingProxyType
 
 from anabranch.merge import MutationType, function_of
 from anabranch.schema import Cell, Table
-from anabranch.store.catalog import Database
-from anabranch.store.relation import ForeignKey
-from anabranch.store.rows import TableSql
+from anabranch.store.catalog.databases import Database
+from anabranch.store.catalog.relation import ForeignKey
+from anabranch.store.group.rows import TableSql
 from anabranch.v1 import value_pb2
 from anabranch.wire.effects import EffectBuilder
 from anabranch.wire.values import Writer, column_writer

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from anabranch.merge import RowState
 from anabranch.schema import Cell
-from anabranch.store.engine import Session
-from anabranch.store.group_records import read_versions
-from anabranch.store.rows import Row
+from anabranch.store.group.records import read_versions
+from anabranch.store.group.rows import Row
+from anabranch.store.session.engine import Session
 from anabranch_conflict_resolver.decode import RowKey
 from anabranch_conflict_resolver.tables import SyncedTable
 

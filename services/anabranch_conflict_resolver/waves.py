@@ -19,10 +19,10 @@ from functools import partial
 from anabranch.limits import BATCH_EXPIRY_MS
 from anabranch.merge import Accepted, Asked, Batch, MutationType, Outcome, Parked, Rejected, Write, resolve
 from anabranch.schema import Cell
-from anabranch.store.engine import Session
-from anabranch.store.rows import Row
-from anabranch.store.take import Parking
-from anabranch.store.waves import judge
+from anabranch.store.group.rows import Row
+from anabranch.store.group.waves import judge
+from anabranch.store.inbox.take import Parking
+from anabranch.store.session.engine import Session
 from anabranch.v1 import errors_pb2
 from anabranch_conflict_resolver.ask import Asking, PutOff, Unanswered, with_answers
 from anabranch_conflict_resolver.carry_out import Job, carry_out

@@ -25,12 +25,13 @@ from anabranch.clock import Clock
 from anabranch.runtime import metrics
 from anabranch.runtime.errors import reason_name
 from anabranch.runtime.telemetry import span, tracing
-from anabranch.store import control, take
-from anabranch.store.claim import open_session
-from anabranch.store.engine import Session, SessionOptions
-from anabranch.store.errors import Fault, read_error
-from anabranch.store.out_of_sync import tear
-from anabranch.store.waves import DatabaseError
+from anabranch.store.catalog.out_of_sync import tear
+from anabranch.store.group import control
+from anabranch.store.group.waves import DatabaseError
+from anabranch.store.inbox import take
+from anabranch.store.inbox.claim import open_session
+from anabranch.store.session.engine import Session, SessionOptions
+from anabranch.store.session.errors import Fault, read_error
 from anabranch.v1 import errors_pb2, verdict_pb2
 from anabranch_conflict_resolver import garbage
 from anabranch_conflict_resolver.bell import Bell

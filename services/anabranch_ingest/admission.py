@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from anabranch.runtime.errors import Failure
-from anabranch.store import nodes
-from anabranch.store.ingest_session import Session
-from anabranch.store.nodes import Call
+from anabranch.store.inbox.session import Session
+from anabranch.store.nodes import tokens
+from anabranch.store.nodes.tokens import Call
 from anabranch.v1 import errors_pb2
 from anabranch_ingest.queueing import Submission
 from anabranch_ingest.tokens import Ruling, judge
@@ -44,8 +44,8 @@ async def look(session: Session, strangers: Sequence[Submission], now_ms: int) -
     """
     of = {s.call.number: s for s in strangers if s.call is not None}
     calls = sorted((s.call for s in of.values() if s.call), key=lambda call: (call.database_id, call.node_id))
-    made = await nodes.create(session, calls, now_ms)
-    rows = await nodes.lock(session, [call for call in calls if call.number not in made])
+    made = await tokens.create(session, calls, now_ms)
+    rows = await tokens.lock(session, [call for call in calls if call.number not in made])
     rotated: list[Call] = []
     admission = Admission([of[number] for number in made], [], [])
     for call in calls:
@@ -66,5 +66,5 @@ async def look(session: Session, strangers: Sequence[Submission], now_ms: int) -
         elif ruling is Ruling.REPEATED:
             call.new_token = row.token
     if rotated:
-        await nodes.rotate(session, rotated, now_ms)
+        await tokens.rotate(session, rotated, now_ms)
     return admission

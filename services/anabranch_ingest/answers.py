@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from anabranch.store.heads import DatabaseHead
+from anabranch.store.inbox.heads import DatabaseHead
 from anabranch.v1 import errors_pb2, position_pb2, verdict_pb2
 from anabranch.wire.envelopes import Received, Refusal
 from anabranch.wire.value_bytes import varint

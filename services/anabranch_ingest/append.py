@@ -35,12 +35,12 @@ from anabranch import faults
 from anabranch.clock import Clock
 from anabranch.runtime import metrics
 from anabranch.runtime.errors import Failure
-from anabranch.store import inbox, verdicts
-from anabranch.store.availability import is_unavailable
-from anabranch.store.inbox import NOTHING, Appended, Arrival
-from anabranch.store.ingest_session import Session, names_missing_database
-from anabranch.store.nodes import Mode
-from anabranch.store.verdicts import Key
+from anabranch.store.inbox import append, verdicts
+from anabranch.store.inbox.append import NOTHING, Appended, Arrival
+from anabranch.store.inbox.session import Session, names_missing_database
+from anabranch.store.inbox.verdicts import Key
+from anabranch.store.nodes.tokens import Mode
+from anabranch.store.session.availability import is_unavailable
 from anabranch.v1 import errors_pb2
 from anabranch_ingest import answers
 from anabranch_ingest.admission import look
@@ -265,7 +265,7 @@ class Appender:
 
 async def _append(session: Session, statement: Statement, now_ms: int) -> Appended:
     started = time.monotonic()
-    appended = await inbox.append(session, statement.calls, statement.arrivals, now_ms)
+    appended = await append.append(session, statement.calls, statement.arrivals, now_ms)
     metrics.record("anabranch_append_duration", time.monotonic() - started)
     metrics.record("anabranch_append_size", len(appended.batches))
     return appended

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from anabranch import limits
 from anabranch.runtime.errors import Failure
-from anabranch.store.heads import DatabaseHead
-from anabranch.store.inbox import Arrival
-from anabranch.store.nodes import Call, Mode
+from anabranch.store.inbox.append import Arrival
+from anabranch.store.inbox.heads import DatabaseHead
+from anabranch.store.nodes.tokens import Call, Mode
 from anabranch.v1 import errors_pb2, ingest_pb2
 from anabranch.wire.envelopes import Received, is_ulid
 from anabranch_ingest import answers
@@ -21,7 +21,7 @@ TOKEN_BYTES = 16
 @dataclass(slots=True, eq=False)
 class Opening:
     """Who calls, for which database. ``unanswered``: batch ids of calls whose answer was lost.
-    ``acknowledged`` as in ``store.nodes.Call``."""
+    ``acknowledged`` as in ``store.nodes.tokens.Call``."""
 
     database: DatabaseHead
     principal: str

@@ -10,10 +10,10 @@ import structlog
 
 from anabranch.runtime.errors import Failure
 from anabranch.runtime.look_again import LookAgain
-from anabranch.store.availability import is_unavailable
-from anabranch.store.heads import DatabaseHead, read_heads
-from anabranch.store.listening import Heard
-from anabranch.store.verdicts import Head
+from anabranch.store.inbox.heads import DatabaseHead, read_heads
+from anabranch.store.inbox.verdicts import Head
+from anabranch.store.session.availability import is_unavailable
+from anabranch.store.session.listening import Heard
 from anabranch.v1 import errors_pb2
 from anabranch_ingest import answers
 from anabranch_ingest.sessions import SessionSource

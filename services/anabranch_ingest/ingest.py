@@ -13,12 +13,12 @@ import tenacity
 from anabranch.clock import Clock
 from anabranch.runtime import metrics
 from anabranch.runtime.errors import Failure
-from anabranch.store.availability import is_unavailable
-from anabranch.store.inbox import Arrival
-from anabranch.store.listening import Heard, hear, open_listener
-from anabranch.store.nodes import Call
-from anabranch.store.told import believe
-from anabranch.store.verdicts import Head, Key, decided
+from anabranch.store.inbox.append import Arrival
+from anabranch.store.inbox.told import believe
+from anabranch.store.inbox.verdicts import Head, Key, decided
+from anabranch.store.nodes.tokens import Call
+from anabranch.store.session.availability import is_unavailable
+from anabranch.store.session.listening import Heard, hear, open_listener
 from anabranch.v1 import errors_pb2
 from anabranch_ingest.append import Appender
 from anabranch_ingest.calls import Opening

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from anabranch.runtime.errors import Failure
-from anabranch.store.inbox import Arrival
-from anabranch.store.nodes import Call, Mode
+from anabranch.store.inbox.append import Arrival
+from anabranch.store.nodes.tokens import Call, Mode
 from anabranch.v1 import errors_pb2
 from anabranch_ingest.waiting import Ticket
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from anabranch.runtime.errors import Failure
-from anabranch.store.inbox import count_waiting
+from anabranch.store.inbox.append import count_waiting
 from anabranch.v1 import errors_pb2
 from anabranch_ingest.sessions import SessionSource
 

@@ -12,8 +12,8 @@ from collections import OrderedDict
 from anabranch.clock import Clock
 from anabranch.runtime.errors import Failure
 from anabranch.runtime.rewind import check_seen
-from anabranch.store.heads import DatabaseHead
-from anabranch.store.history import History
+from anabranch.store.inbox.heads import DatabaseHead
+from anabranch.store.log.history import History
 from anabranch.v1 import position_pb2
 from anabranch_ingest.databases import Databases
 from anabranch_ingest.sessions import SessionSource

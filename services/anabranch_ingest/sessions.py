@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
-from anabranch.store.availability import is_unavailable
-from anabranch.store.ingest_session import Session, open_session
+from anabranch.store.inbox.session import Session, open_session
+from anabranch.store.session.availability import is_unavailable
 
 T = TypeVar("T")
 

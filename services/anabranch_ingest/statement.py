@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from anabranch.store.inbox import Arrival
-from anabranch.store.nodes import Call, Mode
-from anabranch.store.verdicts import Key
+from anabranch.store.inbox.append import Arrival
+from anabranch.store.inbox.verdicts import Key
+from anabranch.store.nodes.tokens import Call, Mode
 from anabranch_ingest.queueing import Submission
 
 

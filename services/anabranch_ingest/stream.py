@@ -20,7 +20,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from anabranch import faults
 from anabranch.runtime.principal import require_database
 from anabranch.runtime.telemetry import current_traceparent
-from anabranch.store.inbox import LAST_CALL_IDS
+from anabranch.store.inbox.append import LAST_CALL_IDS
 from anabranch.v1 import ingest_pb2
 from anabranch.wire.envelopes import Assembly, Received, least_id, receive
 from anabranch_ingest import answers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from enum import Enum, auto
 
-from anabranch.store.nodes import Call, NodeRow
+from anabranch.store.nodes.tokens import Call, NodeRow
 
 
 class Ruling(Enum):

@@ -16,8 +16,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from anabranch.store.listening import Heard
-from anabranch.store.verdicts import Decided, Key
+from anabranch.store.inbox.verdicts import Decided, Key
+from anabranch.store.session.listening import Heard
 from anabranch_ingest import answers
 
 REMEMBERED_IDS = 20_000

@@ -13,10 +13,17 @@ import structlog
 from anabranch.clock import Clock
 from anabranch.merge.retention import Hold, plan
 from anabranch.runtime import metrics
-from anabranch.store import retention
-from anabranch.store.availability import is_unavailable
-from anabranch.store.captured_backlog import CapturedBacklog, Moments, captured_backlogs
-from anabranch.store.census import Waiting, count_dead_letters, count_epochs, count_nodes, count_unsynced, count_waiting
+from anabranch.store.capture.backlog import CapturedBacklog, Moments, captured_backlogs
+from anabranch.store.catalog.census import (
+    Waiting,
+    count_dead_letters,
+    count_epochs,
+    count_nodes,
+    count_unsynced,
+    count_waiting,
+)
+from anabranch.store.retention import floor
+from anabranch.store.session.availability import is_unavailable
 from anabranch_retention_janitor.config import JanitorSettings
 from anabranch_retention_janitor.sweep import open_session
 
@@ -45,10 +52,10 @@ def count(settings: JanitorSettings, now_ms: int, moments: Moments | None = None
     bounds: dict[tuple[str, str], int] = {}
     behind: dict[str, int] = {}
     with open_session(settings, "census") as conn:
-        kept = retention.databases(conn)
+        kept = floor.databases(conn)
         names = [one.name for one in kept]
         for one in kept:
-            facts, _ = retention.read_facts(conn, one, now_ms)
+            facts, _ = floor.read_facts(conn, one, now_ms)
             for bound in plan(facts).bounds if facts.head else ():
                 bounds[one.name, bound.hold.name.lower()] = max(0, now_ms - bound.position)
                 if bound.hold is Hold.COMPACTION:

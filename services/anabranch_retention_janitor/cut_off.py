@@ -7,9 +7,9 @@ from functools import partial
 
 import structlog
 
-from anabranch.store import cut_off
-from anabranch.store.engine import Session
-from anabranch.store.retention import Kept
+from anabranch.store.catalog import cut_off
+from anabranch.store.retention.floor import Kept
+from anabranch.store.session.engine import Session
 from anabranch_retention_janitor.pace import Pace, Turn, in_pieces
 
 _log = structlog.get_logger()

@@ -10,9 +10,9 @@ import structlog
 from anabranch import faults
 from anabranch.columnar.evidence import EvidenceError
 from anabranch.merge.retention import Bound
-from anabranch.store.engine import Session
-from anabranch.store.retention import Kept, is_timeout, move_floor, next_step
-from anabranch.store.retention_status import Look, at, broken
+from anabranch.store.retention.floor import Kept, is_timeout, move_floor, next_step
+from anabranch.store.retention.status import Look, at, broken
+from anabranch.store.session.engine import Session
 from anabranch_retention_janitor.pace import Pace, Turn
 
 _log = structlog.get_logger()

@@ -11,7 +11,7 @@ import structlog
 from anabranch.clock import Clock
 from anabranch.merge.retention import Hold
 from anabranch.runtime import metrics
-from anabranch.store.availability import is_unavailable
+from anabranch.store.session.availability import is_unavailable
 from anabranch_retention_janitor.config import JanitorSettings
 from anabranch_retention_janitor.sweep import ClockError, Memory, Swept, run_once
 

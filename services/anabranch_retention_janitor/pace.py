@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import structlog
 
 from anabranch import faults
-from anabranch.store.retention import is_timeout
+from anabranch.store.retention.floor import is_timeout
 
 _log = structlog.get_logger()
 _TRIES_AT_LEAST = 3

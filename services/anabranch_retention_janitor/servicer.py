@@ -11,10 +11,10 @@ import grpc
 from anabranch.merge.retention import Bound
 from anabranch.runtime.errors import Failure
 from anabranch.runtime.principal import require_admin, require_database
-from anabranch.store.engine import AsyncPool
-from anabranch.store.explain import DatabaseState, read_state
-from anabranch.store.retention import databases
-from anabranch.store.retention_status import COUNTED, Status, status
+from anabranch.store.inbox.explain import DatabaseState, read_state
+from anabranch.store.retention.floor import databases
+from anabranch.store.retention.status import COUNTED, Status, status
+from anabranch.store.session.engine import AsyncPool
 from anabranch.v1 import errors_pb2, position_pb2, retention_pb2, retention_pb2_grpc
 from anabranch_retention_janitor.janitor import Janitor
 from anabranch_retention_janitor.pace import StoppedError

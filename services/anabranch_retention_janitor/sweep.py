@@ -2,7 +2,8 @@
 
 States, in order; every one may be the last, by a kill or because the time is up, and the next sweep begins anew:
 
-1. *led*: one janitor sweeps at a time (``store.retention.lead``); another one's sweep ends here, having done nothing.
+1. *led*: one janitor sweeps at a time (``store.retention.floor.lead``); another one's sweep ends here, having done
+   nothing.
 2. *ahead*: partitions of the log for the slots to come are there.
 3. for each database, in turns, so that a large one does not keep the others waiting for ever:
    a. *looked*: facts are read, the plan made, the files looked for.
@@ -35,12 +36,14 @@ import structlog
 
 from anabranch import faults
 from anabranch.merge.retention import Bound
-from anabranch.store import log_partitions, ownerless, retention
-from anabranch.store.engine import Session
-from anabranch.store.log_partitions import DEFAULT, Leaf
-from anabranch.store.retention import Kept, is_timeout
-from anabranch.store.retention_rows import ROWS, Limits, remove, remove_log
-from anabranch.store.retention_status import Look, look
+from anabranch.store.catalog import ownerless
+from anabranch.store.log import partitions
+from anabranch.store.log.partitions import DEFAULT, Leaf
+from anabranch.store.retention import floor as retention
+from anabranch.store.retention.floor import Kept, is_timeout
+from anabranch.store.retention.rows import ROWS, Limits, remove, remove_log
+from anabranch.store.retention.status import Look, look
+from anabranch.store.session.engine import Session
 from anabranch_retention_janitor import cut_off
 from anabranch_retention_janitor.config import JanitorSettings
 from anabranch_retention_janitor.floor import move
@@ -136,12 +139,12 @@ def machine_ms() -> int:
 
 def _ahead(conn: Session, memory: Memory, now_ms: int) -> None:
     settings = memory.settings
-    newest = log_partitions.newest_position(conn)
-    there = log_partitions.leaves(conn)
+    newest = partitions.newest_position(conn)
+    there = partitions.leaves(conn)
     slot_ms, ahead = settings.log_partition_ms, settings.log_partitions_ahead
-    for leaf in log_partitions.wanted(now_ms, newest, slot_ms, ahead, there):
+    for leaf in partitions.wanted(now_ms, newest, slot_ms, ahead, there):
         make = partial(
-            log_partitions.make,
+            partitions.make,
             conn,
             leaf,
             lock_timeout_ms=settings.sweep_lock_timeout_ms,
@@ -164,11 +167,11 @@ def _unless_late(text: str, leaf: Leaf, do: Callable[[], bool]) -> bool:
 
 def _behind(conn: Session, memory: Memory, now_ms: int, turn: Turn) -> None:
     lock_ms = memory.settings.sweep_lock_timeout_ms
-    for leaf in log_partitions.leaves(conn):
+    for leaf in partitions.leaves(conn):
         # One that positions may still come to is left, empty or not.
         if leaf.until > now_ms - memory.settings.log_partition_ms or turn.over():
             break
-        if log_partitions.is_needed(conn, leaf.name):
+        if partitions.is_needed(conn, leaf.name):
             continue
         if _unless_late("a partition of the log waits to be dropped", leaf, partial(_clear, conn, leaf, lock_ms)):
             _log.info("dropped a partition of the log", partition=leaf.name)
@@ -183,9 +186,9 @@ def _forget_ownerless(conn: Session, memory: Memory, turn: Turn) -> None:
 
 
 def _clear(conn: Session, leaf: Leaf, lock_ms: int) -> bool:
-    if log_partitions.empty_leaf(conn, leaf, lock_timeout_ms=lock_ms):
+    if partitions.empty_leaf(conn, leaf, lock_timeout_ms=lock_ms):
         faults.reach("after_removal")
-    return log_partitions.drop_leaf(conn, leaf, lock_timeout_ms=lock_ms)
+    return partitions.drop_leaf(conn, leaf, lock_timeout_ms=lock_ms)
 
 
 def _sweep(conn: Session, memory: Memory, kept: Kept, now_ms: int, turn: Turn) -> Swept:
@@ -208,8 +211,8 @@ def _sweep(conn: Session, memory: Memory, kept: Kept, now_ms: int, turn: Turn) -
 def _by_rows(conn: Session, kept: Kept, now_ms: int) -> list[str]:
     """The partitions whose rows go one by one: the default one, and those that this database is past and another one
     needs."""
-    passed = [leaf.name for leaf in log_partitions.passed(conn, kept.id, kept.floor, now_ms)]
-    return [DEFAULT, *(name for name in passed if log_partitions.is_needed(conn, name))]
+    passed = [leaf.name for leaf in partitions.passed(conn, kept.id, kept.floor, now_ms)]
+    return [DEFAULT, *(name for name in passed if partitions.is_needed(conn, name))]
 
 
 def _pieces(swept: Swept, memory: Memory, turn: Turn, what: str, piece: Callable[[int], int]) -> None:

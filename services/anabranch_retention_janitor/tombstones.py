@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import structlog
 
 from anabranch import faults
-from anabranch.store.engine import Session
-from anabranch.store.retention import is_timeout
-from anabranch.store.retention_rows import Limits, remove_tombstones, table_ids, version_pages
+from anabranch.store.retention.floor import is_timeout
+from anabranch.store.retention.rows import Limits, remove_tombstones, table_ids, version_pages
+from anabranch.store.session.engine import Session
 from anabranch_retention_janitor.pace import Pace, Turn
 
 _DAY_MS = 86_400_000

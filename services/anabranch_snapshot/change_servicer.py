@@ -10,7 +10,7 @@ import grpc
 from anabranch.runtime import metrics
 from anabranch.runtime.errors import Failure
 from anabranch.runtime.principal import require_database
-from anabranch.store.history import Known
+from anabranch.store.log.history import Known
 from anabranch.v1 import change_pb2, errors_pb2
 from anabranch_snapshot.log import beyond_head
 from anabranch_snapshot.moments import seen_by

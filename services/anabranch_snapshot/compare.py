@@ -20,13 +20,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from anabranch.ranges import FAN_OUT, FINEST_BITS, WHOLE, KeyRange, RangeSum, RangeSums
 from anabranch.runtime.errors import Failure
 from anabranch.schema import Table
-from anabranch.store.binary_cells import Row
-from anabranch.store.capture_rows import UndecodableError
-from anabranch.store.catalog import Database, UnknownDatabaseError
-from anabranch.store.log_reader import Sums
-from anabranch.store.moment import MomentReader
-from anabranch.store.sums import sum_to_bytes
-from anabranch.store.undrained import UndrainedError
+from anabranch.store.capture.rows import UndecodableError
+from anabranch.store.capture.undrained import UndrainedError
+from anabranch.store.catalog.databases import Database, UnknownDatabaseError
+from anabranch.store.catalog.sums import sum_to_bytes
+from anabranch.store.cells.binary_cells import Row
+from anabranch.store.log.moment import MomentReader
+from anabranch.store.log.reader import Sums
 from anabranch.v1 import errors_pb2, position_pb2, snapshot_pb2, value_pb2
 from anabranch.wire.values import column_writer
 from anabranch_snapshot.config import SnapshotSettings

@@ -8,9 +8,9 @@ import structlog
 
 from anabranch.runtime.errors import Failure
 from anabranch.runtime.look_again import LookAgain
-from anabranch.store.availability import is_unavailable
-from anabranch.store.catalog import Database, UnknownDatabaseError, aload_database, aload_databases
-from anabranch.store.engine import AsyncPool
+from anabranch.store.catalog.databases import Database, UnknownDatabaseError, aload_database, aload_databases
+from anabranch.store.session.availability import is_unavailable
+from anabranch.store.session.engine import AsyncPool
 from anabranch.v1 import errors_pb2
 
 _PAUSE_S = 0.2

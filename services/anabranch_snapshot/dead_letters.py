@@ -9,10 +9,10 @@ import time
 from collections import OrderedDict
 
 from anabranch import limits
-from anabranch.store.catalog import Database
-from anabranch.store.dead_reports import DeadCount, DeadReport, write_dead_reports
-from anabranch.store.engine import AsyncSession
-from anabranch.store.node_reports import NodeKey
+from anabranch.store.catalog.databases import Database
+from anabranch.store.nodes.dead_reports import DeadCount, DeadReport, write_dead_reports
+from anabranch.store.nodes.reports import NodeKey
+from anabranch.store.session.engine import AsyncSession
 from anabranch.v1 import errors_pb2, position_pb2
 
 KEPT = 50_000

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 
 from anabranch import limits
 from anabranch.schema import Column
-from anabranch.store.catalog import Database
-from anabranch.store.log_reader import Sums
-from anabranch.store.sure import Sure
+from anabranch.store.catalog.databases import Database
+from anabranch.store.catalog.sure import Sure
+from anabranch.store.log.reader import Sums
 from anabranch.v1 import snapshot_pb2
 
 LIMITS = snapshot_pb2.Limits(

@@ -11,8 +11,8 @@ from collections import OrderedDict
 import structlog
 
 from anabranch.runtime import metrics
-from anabranch.store.catalog import Database
-from anabranch.store.node_reports import NodeKey
+from anabranch.store.catalog.databases import Database
+from anabranch.store.nodes.reports import NodeKey
 from anabranch.v1 import position_pb2
 
 KEPT = 10_000

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from anabranch.clock import Clock
 from anabranch.runtime.errors import Failure
 from anabranch.runtime.rewind import check_seen, seen_of
-from anabranch.store.catalog import Database, UnknownDatabaseError
-from anabranch.store.engine import AsyncPool, AsyncSession
-from anabranch.store.history import History, Judgement, Known, judge, read_history
-from anabranch.store.log_reader import NO_LIMIT, Stretch, Sums, read_stretch, read_sums
-from anabranch.store.seal import EMPTY_CHAIN, position_token
+from anabranch.store.catalog.databases import Database, UnknownDatabaseError
+from anabranch.store.log.history import History, Judgement, Known, judge, read_history
+from anabranch.store.log.reader import NO_LIMIT, Stretch, Sums, read_stretch, read_sums
+from anabranch.store.log.seal import EMPTY_CHAIN, position_token
+from anabranch.store.session.engine import AsyncPool, AsyncSession
 from anabranch.v1 import change_pb2, errors_pb2, position_pb2
 from anabranch_snapshot.databases import Databases
 from anabranch_snapshot.nodes import Nodes

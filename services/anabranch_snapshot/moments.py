@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from anabranch.runtime.errors import Failure
 from anabranch.runtime.rewind import seen_of
-from anabranch.store.catalog import Database
-from anabranch.store.history import Known, known_of
+from anabranch.store.catalog.databases import Database
+from anabranch.store.log.history import Known, known_of
 from anabranch.v1 import errors_pb2, position_pb2
 from anabranch_snapshot.log import Log
 

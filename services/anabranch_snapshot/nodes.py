@@ -17,10 +17,10 @@ import structlog
 from anabranch import limits
 from anabranch.clock import Clock
 from anabranch.runtime.errors import Failure
-from anabranch.store.availability import is_unavailable
-from anabranch.store.catalog import Database
-from anabranch.store.engine import AsyncPool
-from anabranch.store.node_reports import NOTHING, NodeKey, NodeOwner, NodeReport, find_nodes, write_reports
+from anabranch.store.catalog.databases import Database
+from anabranch.store.nodes.reports import NOTHING, NodeKey, NodeOwner, NodeReport, find_nodes, write_reports
+from anabranch.store.session.availability import is_unavailable
+from anabranch.store.session.engine import AsyncPool
 from anabranch.v1 import batch_pb2, errors_pb2, position_pb2
 from anabranch_snapshot.dead_letters import DeadLetterReports
 from anabranch_snapshot.disagreements import Disagreements

@@ -6,10 +6,10 @@ import struct
 from typing import NamedTuple
 
 from anabranch.runtime.errors import Failure
-from anabranch.store.catalog import Database
-from anabranch.store.history import Known
-from anabranch.store.log_reader import Cursor, after
-from anabranch.store.seal import CHAIN_BYTES, open_content, seal_content
+from anabranch.store.catalog.databases import Database
+from anabranch.store.log.history import Known
+from anabranch.store.log.reader import Cursor, after
+from anabranch.store.log.seal import CHAIN_BYTES, open_content, seal_content
 from anabranch.v1 import errors_pb2
 
 _numbers = struct.Struct(f">qqIQq{CHAIN_BYTES}s")

@@ -16,7 +16,7 @@ from anabranch.columnar.chunks import to_ipc
 from anabranch.columnar.evidence import EvidenceError
 from anabranch.runtime import metrics
 from anabranch.runtime.errors import Failure
-from anabranch.store.catalog import Database
+from anabranch.store.catalog.databases import Database
 from anabranch.v1 import errors_pb2, position_pb2, snapshot_pb2
 from anabranch_snapshot.bases import Served
 from anabranch_snapshot.config import SnapshotSettings

@@ -14,11 +14,11 @@ import structlog
 
 from anabranch.runtime import metrics
 from anabranch.runtime.errors import Failure
-from anabranch.store.availability import is_unavailable
-from anabranch.store.engine import AsyncPool
-from anabranch.store.history import Known
-from anabranch.store.pull_reader import PullSource, end_session
-from anabranch.store.undrained import OtherHistoryError, head_when_drained
+from anabranch.store.capture.undrained import OtherHistoryError, head_when_drained
+from anabranch.store.log.history import Known
+from anabranch.store.log.pull_reader import PullSource, end_session
+from anabranch.store.session.availability import is_unavailable
+from anabranch.store.session.engine import AsyncPool
 from anabranch.v1 import errors_pb2
 
 _END_AGAIN_S = 0.5

@@ -8,8 +8,8 @@ import structlog
 
 from anabranch.runtime import metrics
 from anabranch.runtime.errors import Failure
-from anabranch.store.catalog import Database
-from anabranch.store.published_bases import read_floor
+from anabranch.store.catalog.databases import Database
+from anabranch.store.lake.published_bases import read_floor
 from anabranch.v1 import errors_pb2, position_pb2
 from anabranch_snapshot.bases import Served, Why
 from anabranch_snapshot.pull import Wanted

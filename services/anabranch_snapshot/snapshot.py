@@ -9,12 +9,12 @@ import tenacity
 
 from anabranch.clock import Clock
 from anabranch.runtime.principal import require_database
-from anabranch.store.availability import is_unavailable
-from anabranch.store.catalog import Database
-from anabranch.store.engine import AsyncPool
-from anabranch.store.listening import hear, open_listener
-from anabranch.store.log_reader import log_pool
-from anabranch.store.pull_reader import PullOptions, PullSource
+from anabranch.store.catalog.databases import Database
+from anabranch.store.log.pull_reader import PullOptions, PullSource
+from anabranch.store.log.reader import log_pool
+from anabranch.store.session.availability import is_unavailable
+from anabranch.store.session.engine import AsyncPool
+from anabranch.store.session.listening import hear, open_listener
 from anabranch.v1 import position_pb2
 from anabranch_snapshot.bases import Bases
 from anabranch_snapshot.config import SnapshotSettings

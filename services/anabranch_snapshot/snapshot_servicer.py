@@ -10,10 +10,10 @@ import grpc
 
 from anabranch.runtime.errors import Failure
 from anabranch.runtime.principal import require_database
-from anabranch.store.catalog import Database
-from anabranch.store.log_reader import Sums
-from anabranch.store.steps import arun
-from anabranch.store.sure import sure_refusals
+from anabranch.store.catalog.databases import Database
+from anabranch.store.catalog.sure import sure_refusals
+from anabranch.store.log.reader import Sums
+from anabranch.store.session.steps import arun
 from anabranch.v1 import errors_pb2, position_pb2, snapshot_pb2
 from anabranch_snapshot.compare import compare
 from anabranch_snapshot.describe import describe

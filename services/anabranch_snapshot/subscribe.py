@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 
 from anabranch.runtime import metrics
-from anabranch.store.catalog import Database
-from anabranch.store.history import Known
+from anabranch.store.catalog.databases import Database
+from anabranch.store.log.history import Known
 from anabranch_snapshot.log import Log
 from anabranch_snapshot.page_tokens import Place
 from anabranch_snapshot.tail import Tail, to_response

@@ -17,7 +17,7 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 
-from anabranch.store.history import Known
+from anabranch.store.log.history import Known
 from anabranch_snapshot.page_tokens import Place
 
 

@@ -30,10 +30,10 @@ from anabranch.clock import Clock
 from anabranch.runtime import metrics
 from anabranch.runtime.errors import Failure
 from anabranch.runtime.telemetry import current_traceparent, span
-from anabranch.store.availability import is_unavailable
-from anabranch.store.catalog import Database
-from anabranch.store.history import Known
-from anabranch.store.log_reader import NO_LIMIT
+from anabranch.store.catalog.databases import Database
+from anabranch.store.log.history import Known
+from anabranch.store.log.reader import NO_LIMIT
+from anabranch.store.session.availability import is_unavailable
 from anabranch.v1 import change_pb2, errors_pb2
 from anabranch_snapshot.config import SnapshotSettings
 from anabranch_snapshot.log import Log, Reading

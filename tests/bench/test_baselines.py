@@ -18,8 +18,8 @@ from psycopg.conninfo import make_conninfo
 from anabranch.bench import compact, floor, pull, workload
 from anabranch.bench.log_maker import LogMaker
 from anabranch.bench.stage import fresh_database
-from anabranch.store.catalog import Database
-from anabranch.store.engine import connect, connection_arguments
+from anabranch.store.catalog.databases import Database
+from anabranch.store.session.engine import connect, connection_arguments
 from anabranch.testkit.libpq import LibpqError, libpq_session
 from anabranch.testkit.psql import copy_s, transaction_s
 

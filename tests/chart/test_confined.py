@@ -22,8 +22,8 @@ import pytest
 from anabranch.runtime.children import Child, Program
 from anabranch.runtime.fleet import SERVICES, free_port
 from anabranch.runtime.health import PROBE_OPTIONS, becomes_ready
-from anabranch.store import api_keys
-from anabranch.store.engine import connect
+from anabranch.store.nodes import api_keys
+from anabranch.store.session.engine import connect
 from anabranch.testkit.databases import TestDatabases
 from anabranch.v1 import retention_pb2, retention_pb2_grpc
 

@@ -20,8 +20,8 @@ import yaml
 
 from anabranch.client import SyncedDb
 from anabranch.runtime.fleet import free_port
-from anabranch.store.engine import connect
-from anabranch.store.registration import add_table, create_database
+from anabranch.store.catalog.registration import add_table, create_database
+from anabranch.store.session.engine import connect
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.remote import remote_of
 from anabranch.testkit.stack import Stack

@@ -11,8 +11,8 @@ import psycopg
 import pytest
 from ulid import ULID
 
-from anabranch.store.engine import connect
-from anabranch.store.registration import add_table, create_database
+from anabranch.store.catalog.registration import add_table, create_database
+from anabranch.store.session.engine import connect
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.exposition import page
 from anabranch.testkit.stack import Stack

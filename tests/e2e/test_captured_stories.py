@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from anabranch.store.engine import connect
-from anabranch.store.errors import PostgresError
+from anabranch.store.session.engine import connect
+from anabranch.store.session.errors import PostgresError
 from anabranch.testkit.story import Story, Teller, new_id
 
 TODO = {"todo": "id text primary key, title text, done boolean"}

@@ -19,9 +19,10 @@ from typing import Any
 import pytest
 
 from anabranch.client import CallFailed, SyncedDb
-from anabranch.store import catalog, registration
-from anabranch.store.engine import Session, connect
-from anabranch.store.sums import scan_sum, sum_to_bytes
+from anabranch.store.catalog import databases as catalog
+from anabranch.store.catalog import registration
+from anabranch.store.catalog.sums import scan_sum, sum_to_bytes
+from anabranch.store.session.engine import Session, connect
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.process_memory import KNOWN, forget_peak, has_bytes, peak_bytes
 from anabranch.testkit.remote import remote_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typer.testing import CliRunner
 
 from anabranch.cli.app import app
-from anabranch.store.known_nodes import KnownNode, known_nodes
+from anabranch.store.nodes.known import KnownNode, known_nodes
 from anabranch.testkit.story import Story, Teller, new_id
 from anabranch.testkit.waiting import until
 

@@ -11,7 +11,7 @@ from contextlib import closing
 import pytest
 
 from anabranch.client import CallFailed, State
-from anabranch.store import api_keys
+from anabranch.store.nodes import api_keys
 from anabranch.testkit.stack import Stack
 from anabranch.testkit.story import Teller, new_id
 from anabranch.testkit.waiting import until

@@ -16,8 +16,8 @@ import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 from anabranch.store import migrate
-from anabranch.store.engine import connect
-from anabranch.store.registration import add_table, create_database
+from anabranch.store.catalog.registration import add_table, create_database
+from anabranch.store.session.engine import connect
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.stack import Stack
 

@@ -19,8 +19,8 @@ import pytest
 
 from anabranch import faults
 from anabranch.client import SyncedDb
-from anabranch.store import registration
-from anabranch.store.engine import connect
+from anabranch.store.catalog import registration
+from anabranch.store.session.engine import connect
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.remote import remote_of
 from anabranch.testkit.stack import Stack

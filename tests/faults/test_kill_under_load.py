@@ -19,9 +19,10 @@ import psutil
 import pytest
 
 from anabranch import faults
-from anabranch.store import catalog, registration
-from anabranch.store.channels import CLAIM_LOCK_CLASS, GROUPS_CHANNEL
-from anabranch.store.engine import Session, connect
+from anabranch.store.catalog import databases as catalog
+from anabranch.store.catalog import registration
+from anabranch.store.session.channels import CLAIM_LOCK_CLASS, GROUPS_CHANNEL
+from anabranch.store.session.engine import Session, connect
 from anabranch.testkit import oracle
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.stack import Stack

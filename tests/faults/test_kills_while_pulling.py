@@ -23,8 +23,9 @@ import pytest
 from anabranch.client import SyncedDb
 from anabranch.client.device_table import DeviceTable
 from anabranch.client.sums import of_rows
-from anabranch.store import catalog, registration
-from anabranch.store.engine import connect
+from anabranch.store.catalog import databases as catalog
+from anabranch.store.catalog import registration
+from anabranch.store.session.engine import connect
 from anabranch.testkit.comparison import differences
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.remote import remote_of

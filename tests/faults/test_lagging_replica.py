@@ -18,8 +18,9 @@ import grpc
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from anabranch.store import migrate, registration
-from anabranch.store.engine import connect
+from anabranch.store import migrate
+from anabranch.store.catalog import registration
+from anabranch.store.session.engine import connect
 from anabranch.testkit.ingest_rig import Failed
 from anabranch.testkit.log_writer import LogWriter
 from anabranch.testkit.postgres import EmbeddedPostgres

@@ -17,7 +17,7 @@ import pytest
 from anabranch.client import CallFailed
 from anabranch.scenario.ground import Ground
 from anabranch.scenario.node import Nursery
-from anabranch.store import registration
+from anabranch.store.catalog import registration
 from anabranch.testkit.exposition import shown
 from anabranch.testkit.story import Story, new_id
 from anabranch.testkit.story_node import StoryNode

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from anabranch.store.catalog import Database
+from anabranch.store.catalog.databases import Database
 from anabranch.testkit.oracle import Entry, Recorded, Server, check_refused
 
 TEXT = "1.f2.0!"

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from anabranch.store.engine import connect
+from anabranch.store.session.engine import connect
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.torture import checks, tables
 from anabranch.testkit.torture.processes import Node

@@ -13,9 +13,9 @@ import pytest
 
 from anabranch.clock import Clock
 from anabranch.merge import SERVER_NODE
-from anabranch.store.claim import open_session, session_options
-from anabranch.store.engine import Session
-from anabranch.store.errors import PostgresError
+from anabranch.store.inbox.claim import open_session, session_options
+from anabranch.store.session.engine import Session
+from anabranch.store.session.errors import PostgresError
 from anabranch.testkit.oracle import read_server, replay
 from anabranch.testkit.resolver_rig import ResolverRig, RigNode
 from anabranch_conflict_resolver import decide_group as deciding

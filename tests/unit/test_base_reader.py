@@ -17,7 +17,7 @@ from anabranch.columnar.manifest import Manifest, epoch_folder, manifest_path, t
 from anabranch.columnar.proof import Sum
 from anabranch.schema import Cell, Column, Kind, Table
 from anabranch.schema.cells import TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY, Literal
-from anabranch.store.file_codecs import file_codecs
+from anabranch.store.cells.file_codecs import file_codecs
 from anabranch.testkit.base_writer import FileRows, write_base, write_manifest
 
 PLAIN = Table("item", (Column("id", Kind.STRING, "text"), Column("n", Kind.INT64, "bigint")), ("id",), 1)

@@ -18,10 +18,8 @@ from anabranch.schema.cells import (
     TIMESTAMP_INFINITY,
     TIMESTAMP_MINUS_INFINITY,
 )
-from anabranch.store import binary
-from anabranch.store.binary import NulInText, Parameter
-from anabranch.store.binary_cells import bare_type
-from anabranch.store.binary_text import (
+from anabranch.store.cells.binary_cells import bare_type
+from anabranch.store.cells.binary_text import (
     array_parser,
     array_printer,
     cell_timestamp_text,
@@ -31,6 +29,8 @@ from anabranch.store.binary_text import (
     parse_date,
     parse_timestamp,
 )
+from anabranch.store.session import binary
+from anabranch.store.session.binary import NulInText, Parameter
 from anabranch.testkit.cell_strategies import FIRST_DAY, LAST_DAY, arrays, scalars, texts
 
 

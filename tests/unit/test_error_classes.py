@@ -4,7 +4,7 @@ import psycopg
 import pytest
 from psycopg import errors
 
-from anabranch.store.errors import BatchReason, Remedy, read_error
+from anabranch.store.session.errors import BatchReason, Remedy, read_error
 from anabranch.v1 import errors_pb2
 
 

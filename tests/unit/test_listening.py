@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.store.channels import CATALOG_CHANNEL, GROUPS_CHANNEL
-from anabranch.store.listening import Heard, understood
+from anabranch.store.session.channels import CATALOG_CHANNEL, GROUPS_CHANNEL
+from anabranch.store.session.listening import Heard, understood
 
 
 def test_a_group_and_a_change_of_the_catalog() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from anabranch.merge.columns import check_policy
 from anabranch.merge.model import Policy
-from anabranch.store.policy import PolicyError, database_policy, effective, table_policy
+from anabranch.store.catalog.policy import PolicyError, database_policy, effective, table_policy
 
 
 def test_what_is_left_out_has_its_default() -> None:

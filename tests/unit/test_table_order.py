@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.store.table_order import table_order
+from anabranch.store.catalog.table_order import table_order
 
 NAMES = st.sampled_from("abcdefg")
 GRAPHS = st.dictionaries(NAMES, st.frozensets(NAMES))

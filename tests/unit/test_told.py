@@ -6,8 +6,8 @@ import base64
 
 import pytest
 
-from anabranch.store.told import Verdict, believe, tell
-from anabranch.store.verdicts import Decided
+from anabranch.store.inbox.told import Verdict, believe, tell
+from anabranch.store.inbox.verdicts import Decided
 
 KEY, CHAIN, SHA256 = b"k" * 32, b"c" * 16, bytes(range(32))
 VERDICTS = [Verdict("A", SHA256, "user:é", b"yes"), Verdict("B", SHA256[::-1], "", b"")]

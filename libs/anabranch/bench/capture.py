@@ -14,9 +14,9 @@ from pathlib import Path
 
 from anabranch.bench.report import Result
 from anabranch.bench.stage import fresh_database, server
-from anabranch.store.binary import Parameter
-from anabranch.store.engine import Session, connect
-from anabranch.store.registration import add_table
+from anabranch.store.catalog.registration import add_table
+from anabranch.store.session.binary import Parameter
+from anabranch.store.session.engine import Session, connect
 from anabranch.testkit.libpq import LibpqSession, libpq_session
 
 TARGETS = {1: 1.5, 100: 2.0, 10_000: 3.5}

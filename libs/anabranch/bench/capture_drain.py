@@ -20,7 +20,7 @@ from anabranch.bench.report import Result, percentile
 from anabranch.bench.stage import Stage, stage
 from anabranch.bench.workload import DATABASE, SCHEMA, TABLE
 from anabranch.client import Change, SyncedDb
-from anabranch.store.engine import Session, connect
+from anabranch.store.session.engine import Session, connect
 from anabranch.testkit.remote import remote_of
 
 ROWS_A_SECOND = 15_000

@@ -26,9 +26,9 @@ from anabranch.bench.stage import fresh_database, server
 from anabranch.bench.workload import DATABASE, TABLE
 from anabranch.columnar.manifest import Manifest, epoch_folder, from_json
 from anabranch.runtime.compactor_job import Event, run_job
-from anabranch.store import compactions, log_files
-from anabranch.store.catalog import Database, load_database
-from anabranch.store.engine import Session, connect
+from anabranch.store.catalog.databases import Database, load_database
+from anabranch.store.lake import compactions, log_files
+from anabranch.store.session.engine import Session, connect
 
 TARGET = 0.5
 LATER_SHARE = 0.15

@@ -28,7 +28,7 @@ from anabranch.bench.report import Result
 from anabranch.bench.stage import Stage, stage
 from anabranch.bench.workload import COLUMNS, DATABASE, TABLE, Client, Made
 from anabranch.client import ConflictEvent, SyncedDb
-from anabranch.store.engine import connect
+from anabranch.store.session.engine import connect
 from anabranch.testkit.remote import remote_of
 
 TARGET = 0.7

@@ -17,10 +17,10 @@ from typing import Any
 
 from anabranch.bench.workload import COLUMNS, SCHEMA, UPDATED, Made
 from anabranch.schema import Table
-from anabranch.store import binary, engine
-from anabranch.store import group_records_statements as statements
-from anabranch.store.binary import Parameter
-from anabranch.store.rows_statements import Statements
+from anabranch.store.group import records_statements as statements
+from anabranch.store.group.rows_statements import Statements
+from anabranch.store.session import binary, engine
+from anabranch.store.session.binary import Parameter
 from anabranch.testkit.libpq import libpq_session
 
 Prepared = tuple[bytes, list[Parameter]]

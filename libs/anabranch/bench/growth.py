@@ -23,8 +23,8 @@ from anabranch.bench.history import DAY_MS, write_history
 from anabranch.bench.report import Result
 from anabranch.bench.stage import Stage, fresh_database, server, staged
 from anabranch.bench.workload import DATABASE
-from anabranch.store.engine import connect
-from anabranch.store.set_policy import set_database_policy
+from anabranch.store.catalog.set_policy import set_database_policy
+from anabranch.store.session.engine import connect
 from anabranch.v1 import retention_pb2, retention_pb2_grpc
 
 TARGET = 0.9

@@ -14,10 +14,10 @@ from typing import Any
 
 from anabranch.bench.workload import SCHEMA, TABLE
 from anabranch.schema import Cell, Table
-from anabranch.store import log_partitions
-from anabranch.store.capture import MARK_RESOLVER
-from anabranch.store.catalog import Database
-from anabranch.store.engine import connect
+from anabranch.store.capture.triggers import MARK_RESOLVER
+from anabranch.store.catalog.databases import Database
+from anabranch.store.log import partitions
+from anabranch.store.session.engine import connect
 from anabranch.v1 import position_pb2, value_pb2, verdict_pb2
 from anabranch.wire.effects import EffectBuilder
 
@@ -185,8 +185,8 @@ def write_history(url: str, database: Database, changes: int, until_ms: int, day
         "sum": total.SerializeToString(),
     }
     with connect(url, application_name="anabranch-bench-history", autocommit=True) as conn:
-        for leaf in log_partitions.wanted(start, 0, DAY_MS, days + 3, log_partitions.leaves(conn)):
-            log_partitions.make(conn, leaf, lock_timeout_ms=_LOCK_MS, statement_timeout_ms=_STATEMENT_MS)
+        for leaf in partitions.wanted(start, 0, DAY_MS, days + 3, partitions.leaves(conn)):
+            partitions.make(conn, leaf, lock_timeout_ms=_LOCK_MS, statement_timeout_ms=_STATEMENT_MS)
         of_all, of_updates = _statements(table)
         parts = [(statement, part) for statement in of_all for part in _slices(0, groups)]
         parts += [(statement, part) for statement in of_updates for part in _slices(groups // 2, groups)]

@@ -11,7 +11,7 @@ from anabranch.bench.cpu import Spent, spent
 from anabranch.bench.report import Result
 from anabranch.bench.stage import Stage, fresh_database, stage
 from anabranch.bench.workload import Client
-from anabranch.store.engine import connect
+from anabranch.store.session.engine import connect
 
 TARGET = 0.5
 TARGET_ONE_ROW = 0.25

@@ -22,7 +22,7 @@ from anabranch.bench.compact import Job, log_bytes, timed_run
 from anabranch.bench.log_maker import LogMaker
 from anabranch.bench.stage import Stage, fresh_database, server, staged
 from anabranch.bench.workload import DATABASE
-from anabranch.store.engine import connect
+from anabranch.store.session.engine import connect
 from anabranch.testkit.process_memory import forget_peak, has_bytes, peak_bytes
 from anabranch.v1 import retention_pb2, retention_pb2_grpc
 

@@ -10,12 +10,12 @@ from ulid import ULID
 from anabranch.bench.workload import SCHEMA, TABLE
 from anabranch.canonical import SUM_MODULUS
 from anabranch.schema import Cell
-from anabranch.store import group_records
-from anabranch.store.capture import MARK_RESOLVER
-from anabranch.store.catalog import Database
-from anabranch.store.engine import Session
-from anabranch.store.group_records import GroupRow, LogRow, SumRow
-from anabranch.store.rows import TableSql
+from anabranch.store.capture.triggers import MARK_RESOLVER
+from anabranch.store.catalog.databases import Database
+from anabranch.store.group import records
+from anabranch.store.group.records import GroupRow, LogRow, SumRow
+from anabranch.store.group.rows import TableSql
+from anabranch.store.session.engine import Session
 from anabranch.wire.effects import Effect, EffectBuilder
 
 GROUP = 5_000
@@ -101,10 +101,10 @@ class LogMaker:
             written += len(log)
             self._count += sum(e.count_change for _, e in done)
             self._total = (self._total + sum(e.hash_change for _, e in done)) % SUM_MODULUS
-            group_records.write_log(conn, number, self._position, log)
+            records.write_log(conn, number, self._position, log)
         total = self._total.to_bytes(16, "big")
-        group_records.write_sums(conn, self._position, [SumRow(table_id, self._count, total)])
-        group_records.write_group(conn, number, self._position, GroupRow(1, written, bytes(16), []))
+        records.write_sums(conn, self._position, [SumRow(table_id, self._count, total)])
+        records.write_group(conn, number, self._position, GroupRow(1, written, bytes(16), []))
 
 
 def _sizes(total: int) -> Iterator[int]:

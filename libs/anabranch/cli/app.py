@@ -84,7 +84,7 @@ def _explain(error: Exception) -> str | None:
     """What is wrong with the database, in words; None where ``error`` says something else."""
     if "psycopg" not in sys.modules:
         return None
-    from anabranch.store.availability import is_schema_missing, is_unavailable
+    from anabranch.store.session.availability import is_schema_missing, is_unavailable
 
     if is_schema_missing(error):
         return "this Postgres has no schema anabranch: `anabranch up` or `anabranch database create` makes it"

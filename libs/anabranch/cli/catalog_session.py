@@ -13,10 +13,10 @@ import typer
 
 from anabranch.cli.installation import find_postgres
 from anabranch.store import migrate
-from anabranch.store.catalog import UnknownDatabaseError
-from anabranch.store.engine import Session, connect
-from anabranch.store.errors import PostgresError, UnreachableError, is_conninfo_error
-from anabranch.store.registration import RegistrationError, SeveralRefusedError
+from anabranch.store.catalog.databases import UnknownDatabaseError
+from anabranch.store.catalog.registration import RegistrationError, SeveralRefusedError
+from anabranch.store.session.engine import Session, connect
+from anabranch.store.session.errors import PostgresError, UnreachableError, is_conninfo_error
 
 REFUSED = 2
 """Exit code when the command was understood and could not be done."""

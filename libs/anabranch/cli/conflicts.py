@@ -15,10 +15,10 @@ from anabranch.cli.catalog_session import catalog_session, refuse
 from anabranch.cli.installation import DataDir, PostgresUrl
 from anabranch.cli.lines import listing, show
 from anabranch.schema import Table, key_cells, key_text
-from anabranch.store.catalog import load_database
-from anabranch.store.conflicts import Lost, Wanted, listed_tables, named, page
-from anabranch.store.engine import Session
-from anabranch.store.former_tables import all_former
+from anabranch.store.catalog.databases import load_database
+from anabranch.store.catalog.former_tables import all_former
+from anabranch.store.log.conflicts import Lost, Wanted, listed_tables, named, page
+from anabranch.store.session.engine import Session
 from anabranch.v1 import value_pb2
 from anabranch.wire.plain import plain_value
 

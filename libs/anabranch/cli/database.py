@@ -12,9 +12,9 @@ from anabranch.cli.catalog_session import PolicyOption, catalog_session, clear_e
 from anabranch.cli.installation import DataDir, PostgresUrl, find_postgres
 from anabranch.cli.lines import columns, listing, paragraph, printable, show
 from anabranch.store import migrate as migrations
-from anabranch.store.catalog import Database, load_database, load_databases
-from anabranch.store.drift import Drift, drift
-from anabranch.store.registration import create_database
+from anabranch.store.catalog.databases import Database, load_database, load_databases
+from anabranch.store.catalog.drift import Drift, drift
+from anabranch.store.catalog.registration import create_database
 
 app = typer.Typer(no_args_is_help=True, help="Create and list databases: units of sync.")
 Name = Annotated[str, typer.Argument(help="The database's name.", show_default=False)]

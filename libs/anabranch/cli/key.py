@@ -13,9 +13,9 @@ from rich.console import Console
 from anabranch import limits
 from anabranch.cli.installation import DataDir, PostgresUrl, fail, find_postgres
 from anabranch.cli.lines import listing, show
-from anabranch.store import api_keys
-from anabranch.store.api_keys import ApiKey, Role
-from anabranch.store.engine import connect
+from anabranch.store.nodes import api_keys
+from anabranch.store.nodes.api_keys import ApiKey, Role
+from anabranch.store.session.engine import connect
 
 app = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys.")
 _APPLICATION_NAME = "anabranch-key"

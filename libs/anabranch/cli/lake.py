@@ -19,11 +19,11 @@ from anabranch.cli.positions import moment_of, position_of
 from anabranch.columnar.lake import LakeError, Registration
 from anabranch.columnar.row_states import Change, Key
 from anabranch.schema import Table
-from anabranch.store.catalog import load_database
-from anabranch.store.cells_of_texts import key_of_text
-from anabranch.store.engine import Session
-from anabranch.store.lake_source import LakeSource, NotCompactedError, TailTooLongError, open_lake
-from anabranch.store.node_names import node_names
+from anabranch.store.catalog.databases import load_database
+from anabranch.store.cells.cells_of_texts import key_of_text
+from anabranch.store.lake.source import LakeSource, NotCompactedError, TailTooLongError, open_lake
+from anabranch.store.nodes.names import node_names
+from anabranch.store.session.engine import Session
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

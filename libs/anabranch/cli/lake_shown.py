@@ -11,8 +11,8 @@ from rich.table import Table as Grid
 from anabranch.cli.positions import moment_of
 from anabranch.columnar.row_states import Change, Key, Row
 from anabranch.schema import Cell, Column, Kind, Table
-from anabranch.store.binary_text import array_printer, element_printer
-from anabranch.store.node_names import Who
+from anabranch.store.cells.binary_text import array_printer, element_printer
+from anabranch.store.nodes.names import Who
 
 UNKNOWN = "?"
 _NOBODY = Who("", "")

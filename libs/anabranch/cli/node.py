@@ -17,8 +17,8 @@ from anabranch.cli.catalog_session import catalog_session, refuse
 from anabranch.cli.installation import DataDir, PostgresUrl
 from anabranch.cli.lines import fitted, printable, show
 from anabranch.cli.status_lines import YELLOW, age
-from anabranch.store.engine import Session
-from anabranch.store.known_nodes import KnownNode, KnownNodes, find, forget, known_nodes
+from anabranch.store.nodes.known import KnownNode, KnownNodes, find, forget, known_nodes
+from anabranch.store.session.engine import Session
 
 app = typer.Typer(no_args_is_help=True, help="List the nodes of a database, and forget one that won't come back.")
 _DAY_MS = 86_400_000

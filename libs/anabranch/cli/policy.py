@@ -11,8 +11,8 @@ import typer
 
 from anabranch.cli.catalog_session import catalog_session, read_policy, refuse
 from anabranch.cli.installation import DataDir, PostgresUrl
-from anabranch.store.catalog import load_database
-from anabranch.store.set_policy import set_database_policy, set_table_policy
+from anabranch.store.catalog.databases import load_database
+from anabranch.store.catalog.set_policy import set_database_policy, set_table_policy
 
 FUNCTION_GROUP = "anabranch.merge_functions"
 Changes = Annotated[

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from anabranch.store.binary_cells import quote
-from anabranch.store.refusals import Refusal
-from anabranch.store.registration import RegistrationError
+from anabranch.store.catalog.refusals import Refusal
+from anabranch.store.catalog.registration import RegistrationError
+from anabranch.store.cells.binary_cells import quote
 
 _REMEDIES: Mapping[Refusal, str] = MappingProxyType(
     {

@@ -18,8 +18,8 @@ from rich.table import Table as Shown
 from anabranch.cli.catalog_session import catalog_session, refuse
 from anabranch.cli.installation import DataDir, PostgresUrl, read_endpoints
 from anabranch.clock import Clock
-from anabranch.store.retention import databases
-from anabranch.store.retention_status import COUNTED, Status, status
+from anabranch.store.retention.floor import databases
+from anabranch.store.retention.status import COUNTED, Status, status
 from anabranch.v1 import retention_pb2, retention_pb2_grpc
 
 app = typer.Typer(no_args_is_help=True, help="Show what holds a database's floor back, and what goes; sweep now.")

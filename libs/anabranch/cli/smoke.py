@@ -20,10 +20,11 @@ from anabranch.cli.installation import DataDir, PostgresUrl, fail, read_endpoint
 from anabranch.client import RemoteDb, SyncedDb
 from anabranch.client.errors import CallFailed
 from anabranch.client.remote import Tls
-from anabranch.store import api_keys, smoke
-from anabranch.store.catalog import load_databases
-from anabranch.store.engine import Session
-from anabranch.store.registration import add_table, create_database
+from anabranch.store.catalog import smoke
+from anabranch.store.catalog.databases import load_databases
+from anabranch.store.catalog.registration import add_table, create_database
+from anabranch.store.nodes import api_keys
+from anabranch.store.session.engine import Session
 
 DATABASE = "anabranch-smoke"
 KEY_MS = 10 * 60 * 1000

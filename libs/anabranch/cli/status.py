@@ -25,9 +25,9 @@ from anabranch.cli.installation import DataDir, PostgresUrl, find_postgres, read
 from anabranch.cli.lines import paragraph, show
 from anabranch.cli.status_lines import RED, databases_lines, services_lines
 from anabranch.runtime.health import probe
-from anabranch.store.availability import is_unavailable
-from anabranch.store.engine import SessionOptions, connect
-from anabranch.store.status import DatabaseStatus, read_status
+from anabranch.store.catalog.status import DatabaseStatus, read_status
+from anabranch.store.session.availability import is_unavailable
+from anabranch.store.session.engine import SessionOptions, connect
 
 app = typer.Typer()
 PATIENCE_S = 1.0

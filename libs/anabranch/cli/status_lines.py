@@ -9,10 +9,10 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from anabranch.cli.lines import columns, fitted, paragraph, printable
-from anabranch.store.census import SEEN
-from anabranch.store.cut_off import in_words
-from anabranch.store.status import COUNTED, DatabaseStatus
-from anabranch.store.unsynced import COMMANDS, Unsynced
+from anabranch.store.catalog.census import SEEN
+from anabranch.store.catalog.cut_off import in_words
+from anabranch.store.catalog.status import COUNTED, DatabaseStatus
+from anabranch.store.catalog.unsynced import COMMANDS, Unsynced
 
 SHOWN_NODES = 20
 RED, YELLOW, BOLD = "red", "yellow", "bold"

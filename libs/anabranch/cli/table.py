@@ -15,11 +15,11 @@ from anabranch.cli.lines import show
 from anabranch.cli.remedies import in_one_line
 from anabranch.cli.table_lines import tables_lines
 from anabranch.clock import clock_from_environment
-from anabranch.store.catalog import load_database
-from anabranch.store.gather import add_tables, restart_captures
-from anabranch.store.out_of_sync import capture_off
-from anabranch.store.registration import refusals, remove_table, unsynced_tables
-from anabranch.store.unsynced import look
+from anabranch.store.catalog.databases import load_database
+from anabranch.store.catalog.gather import add_tables, restart_captures
+from anabranch.store.catalog.out_of_sync import capture_off
+from anabranch.store.catalog.registration import refusals, remove_table, unsynced_tables
+from anabranch.store.catalog.unsynced import look
 
 app = typer.Typer(no_args_is_help=True, help="Register tables for sync, and list them.")
 DatabaseName = Annotated[str, typer.Argument(help="The database's name.", show_default=False)]

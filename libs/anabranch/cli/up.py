@@ -42,9 +42,10 @@ from anabranch.cli.installation import (
 )
 from anabranch.runtime.fleet import HOST, SERVICES, Fleet, FleetError, is_free
 from anabranch.runtime.fleet_watch import FleetWatch
-from anabranch.store import api_keys, migrate
-from anabranch.store.availability import is_unavailable
-from anabranch.store.engine import connect
+from anabranch.store import migrate
+from anabranch.store.nodes import api_keys
+from anabranch.store.session.availability import is_unavailable
+from anabranch.store.session.engine import connect
 from anabranch.testkit.postgres import EmbeddedPostgres, PostgresUnavailable
 
 app = typer.Typer()

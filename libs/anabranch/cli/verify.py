@@ -18,15 +18,15 @@ from anabranch.cli.installation import DataDir, PostgresUrl
 from anabranch.cli.verify_device import NotComparable, check_device
 from anabranch.cli.verify_log import RowComparison, contradictions
 from anabranch.schema import Table
-from anabranch.store.adoption import Contradiction, adopt, held
-from anabranch.store.capture import gathering
-from anabranch.store.capture_rows import UndecodableError
-from anabranch.store.catalog import Database, load_database
-from anabranch.store.cut_off import cut_off, in_words
-from anabranch.store.engine import Session
-from anabranch.store.moment import moment, rows_at
-from anabranch.store.sums import sum_to_bytes
-from anabranch.store.undrained import UndrainedError, rows_before
+from anabranch.store.capture.rows import UndecodableError
+from anabranch.store.capture.triggers import gathering
+from anabranch.store.capture.undrained import UndrainedError, rows_before
+from anabranch.store.catalog.adoption import Contradiction, adopt, held
+from anabranch.store.catalog.cut_off import cut_off, in_words
+from anabranch.store.catalog.databases import Database, load_database
+from anabranch.store.catalog.sums import sum_to_bytes
+from anabranch.store.log.moment import moment, rows_at
+from anabranch.store.session.engine import Session
 
 app = typer.Typer()
 DIFFERS = 1

@@ -18,10 +18,10 @@ from anabranch.client import state, sums
 from anabranch.client.device_table import DeviceTable, table_of
 from anabranch.ranges import RangeSums, differing_ranges, in_ranges
 from anabranch.schema import Cell, Table, key_text
-from anabranch.store.catalog import Database
-from anabranch.store.engine import Session
-from anabranch.store.log_rows import keys_since
-from anabranch.store.moment import moment, rows_at
+from anabranch.store.catalog.databases import Database
+from anabranch.store.log.moment import moment, rows_at
+from anabranch.store.log.rows import keys_since
+from anabranch.store.session.engine import Session
 from anabranch.v1 import snapshot_pb2
 
 FILE_TIMEOUT_S = 30.0

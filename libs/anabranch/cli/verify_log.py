@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from anabranch.canonical import value_encoder
 from anabranch.schema import Cell, Table, key_cells
-from anabranch.store.adoption import Contradiction
-from anabranch.store.catalog import Database
-from anabranch.store.engine import Session
-from anabranch.store.log_rows import effects_by_row
-from anabranch.store.rows import TableSql
+from anabranch.store.catalog.adoption import Contradiction
+from anabranch.store.catalog.databases import Database
+from anabranch.store.group.rows import TableSql
+from anabranch.store.log.rows import effects_by_row
+from anabranch.store.session.engine import Session
 from anabranch.v1 import change_pb2
 from anabranch.wire.values import column_reader
 

@@ -80,7 +80,7 @@ class EndedRegistration:
 class TableFiles:
     """The files of one table. ``changes_count`` and ``changes_total`` are the sum of all effects in them. ``base`` is
     None until the table's first one was proven. ``ended``: the registrations that have ended, in their order; None
-    where the release that wrote the manifest did not tell them (``store.ended_registrations``)."""
+    where the release that wrote the manifest did not tell them (``store.catalog.ended_registrations``)."""
 
     table_id: int
     columns: FileTable

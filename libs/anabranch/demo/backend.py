@@ -15,7 +15,7 @@ from multiprocessing.queues import Queue
 from typing import Any, NamedTuple
 
 from anabranch.demo import plan
-from anabranch.store.engine import Session, connect
+from anabranch.store.session.engine import Session, connect
 
 APPLICATION = "airline-backend"
 MOVED = "UA"

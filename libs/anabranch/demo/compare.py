@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from anabranch.schema import Column, Kind, Table
-from anabranch.store.binary_cells import quote
-from anabranch.store.engine import Session
+from anabranch.store.cells.binary_cells import quote
+from anabranch.store.session.engine import Session
 
 # How Postgres writes a value in the form in which SQLite holds it.
 _EXPRESSIONS = {

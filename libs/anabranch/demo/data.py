@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
-from anabranch.store.binary_cells import quote
-from anabranch.store.engine import Session
+from anabranch.store.cells.binary_cells import quote
+from anabranch.store.session.engine import Session
 
 SCHEMA = "airfield"
 TABLES = ("airlines", "airports", "planes", "weather", "flights", "gate_notes")

@@ -18,11 +18,11 @@ from anabranch.columnar.manifest import Manifest, from_json
 from anabranch.columnar.row_states import Change
 from anabranch.runtime.compactor_job import run_job, show_job
 from anabranch.schema import Cell, Column, key_cells
-from anabranch.store import compactions
-from anabranch.store.binary_text import element_printer
-from anabranch.store.catalog import Database
-from anabranch.store.engine import Session
-from anabranch.store.file_codecs import file_codecs
+from anabranch.store.catalog.databases import Database
+from anabranch.store.cells.binary_text import element_printer
+from anabranch.store.cells.file_codecs import file_codecs
+from anabranch.store.lake import compactions
+from anabranch.store.session.engine import Session
 from anabranch.testkit.stack import Stack
 from anabranch.v1 import retention_pb2, retention_pb2_grpc
 

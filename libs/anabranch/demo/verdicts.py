@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from anabranch.store.catalog import Database
-from anabranch.store.engine import Session
+from anabranch.store.catalog.databases import Database
+from anabranch.store.session.engine import Session
 from anabranch.v1 import errors_pb2, value_pb2, verdict_pb2
 from anabranch.wire.values import column_reader
 

@@ -10,7 +10,7 @@ from anabranch.runtime.errors import Failure
 from anabranch.runtime.keys import KeyDirectory
 from anabranch.runtime.principal import Principal
 from anabranch.runtime.tokens import TokenVerifier
-from anabranch.store import api_keys
+from anabranch.store.nodes import api_keys
 from anabranch.v1 import errors_pb2
 
 

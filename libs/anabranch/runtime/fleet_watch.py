@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from anabranch.runtime.fleet import Fleet
 from anabranch.runtime.health import probe
-from anabranch.store.readiness import answers
+from anabranch.store.session.readiness import answers
 
 UNREADY_S = 30.0
 """How long a service may be unready that has listened."""

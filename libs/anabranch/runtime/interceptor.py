@@ -26,7 +26,7 @@ from anabranch.runtime.errors import CODES, Failure, abort, reason_name
 from anabranch.runtime.limits import RateLimit
 from anabranch.runtime.principal import set_principal
 from anabranch.runtime.streams import OpenStream, Streams, moving
-from anabranch.store.availability import is_unavailable
+from anabranch.store.session.availability import is_unavailable
 from anabranch.v1 import errors_pb2
 
 Context = grpc.aio.ServicerContext[Any, Any]

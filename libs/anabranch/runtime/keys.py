@@ -16,10 +16,10 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from anabranch.runtime.errors import Failure
-from anabranch.store import api_keys
-from anabranch.store.api_keys import ApiKey
-from anabranch.store.availability import is_unavailable
-from anabranch.store.engine import AsyncPool
+from anabranch.store.nodes import api_keys
+from anabranch.store.nodes.api_keys import ApiKey
+from anabranch.store.session.availability import is_unavailable
+from anabranch.store.session.engine import AsyncPool
 from anabranch.v1 import errors_pb2
 
 CAPACITY = 10_000

@@ -20,10 +20,10 @@ from collections.abc import Sequence
 
 import structlog
 
-from anabranch.store.availability import is_unavailable
-from anabranch.store.engine import CONNECT_S, AsyncPool, AsyncSession, SessionOptions, aconnect
-from anabranch.store.patience import doubt_older, give_up_older
-from anabranch.store.readiness import instance, not_ready
+from anabranch.store.session.availability import is_unavailable
+from anabranch.store.session.engine import CONNECT_S, AsyncPool, AsyncSession, SessionOptions, aconnect
+from anabranch.store.session.patience import doubt_older, give_up_older
+from anabranch.store.session.readiness import instance, not_ready
 
 SILENT_MS = 4_000
 _log = structlog.get_logger()

@@ -8,8 +8,8 @@ from ulid import ULID
 
 from anabranch.clock import Clock
 from anabranch.runtime.errors import Failure
-from anabranch.store.engine import AsyncSession
-from anabranch.store.history import History, Judgement, Seen, confirm, judge, read_history
+from anabranch.store.log.history import History, Judgement, Seen, confirm, judge, read_history
+from anabranch.store.session.engine import AsyncSession
 from anabranch.v1 import errors_pb2, position_pb2
 
 _log = structlog.get_logger()

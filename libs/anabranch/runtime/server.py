@@ -50,9 +50,9 @@ from anabranch.runtime.service import Build, Service, ServiceContext
 from anabranch.runtime.streams import Streams
 from anabranch.runtime.tokens import TokenVerifier
 from anabranch.store import migrate
-from anabranch.store.availability import is_unavailable
-from anabranch.store.engine import AsyncPool, SessionOptions, async_pool
-from anabranch.store.readiness import PoolerError, first_look
+from anabranch.store.session.availability import is_unavailable
+from anabranch.store.session.engine import AsyncPool, SessionOptions, async_pool
+from anabranch.store.session.readiness import PoolerError, first_look
 from anabranch.v1 import errors_pb2
 
 START_TIMEOUT_S = 60.0

@@ -11,7 +11,7 @@ import grpc
 
 from anabranch.clock import Clock
 from anabranch.runtime.config import ServiceSettings
-from anabranch.store.engine import AsyncPool
+from anabranch.store.session.engine import AsyncPool
 
 S = TypeVar("S", bound=ServiceSettings)
 

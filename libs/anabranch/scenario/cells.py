@@ -15,9 +15,9 @@ from anabranch.client.convert import converter
 from anabranch.scenario.values import Json, Timestamp
 from anabranch.schema import Cell, Column, Kind, key_text
 from anabranch.schema.table import Table
-from anabranch.store.availability import is_unavailable
-from anabranch.store.cells_of_texts import cells_of_texts
-from anabranch.store.engine import Session
+from anabranch.store.cells.cells_of_texts import cells_of_texts
+from anabranch.store.session.availability import is_unavailable
+from anabranch.store.session.engine import Session
 
 _TEMPORAL = frozenset({Kind.DATE, Kind.TIME, Kind.TIMESTAMP})
 _WORDS = {"yes": True, "on": True, "no": False, "off": False}

@@ -15,7 +15,7 @@ from anabranch.scenario.syncing import drained
 from anabranch.scenario.verdicts import verdicts_of
 from anabranch.scenario.world import FellShort, NotYetError, World
 from anabranch.schema import Table, key_text
-from anabranch.store.sums import scan_sum, sum_to_bytes
+from anabranch.store.catalog.sums import scan_sum, sum_to_bytes
 from anabranch.v1 import errors_pb2, verdict_pb2
 
 _LOGGED = """

@@ -20,7 +20,7 @@ from typing import Self
 import jwt
 
 from anabranch.scenario.node import Nursery
-from anabranch.store.engine import Session, connect
+from anabranch.store.session.engine import Session, connect
 from anabranch.testkit.postgres import EmbeddedPostgres
 from anabranch.testkit.stack import Stack
 

@@ -13,8 +13,8 @@ from anabranch.scenario.cells import accepted, encoded, to_text
 from anabranch.scenario.node import Node
 from anabranch.scenario.world import FellShort, World
 from anabranch.schema import Kind, Table
-from anabranch.store import binary
-from anabranch.store.binary_cells import quote, read_expression, row_loader
+from anabranch.store.cells.binary_cells import quote, read_expression, row_loader
+from anabranch.store.session import binary
 
 _MOST_TOLD = 3
 _LONGEST_TOLD = 500

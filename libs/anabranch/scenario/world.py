@@ -19,8 +19,8 @@ from anabranch.scenario.model import Scenario
 from anabranch.scenario.node import Network, Node, NodeDied, Raised
 from anabranch.scenario.values import Ids
 from anabranch.schema import Table
-from anabranch.store import catalog, registration
-from anabranch.store.binary_cells import quote
+from anabranch.store.catalog import databases, registration
+from anabranch.store.cells.binary_cells import quote
 
 DEFAULTS = {
     "order": "server",
@@ -109,9 +109,9 @@ class World:
             self.conn.execute(self.ids.in_sql(text).encode())
 
     @property
-    def database(self) -> catalog.Database:
+    def database(self) -> databases.Database:
         """The database as it is registered now."""
-        return catalog.load_database(self.conn, self.name)
+        return databases.load_database(self.conn, self.name)
 
     def table(self, name: str) -> Table | None:
         """A synced table; None where there is none of that name."""

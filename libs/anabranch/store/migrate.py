@@ -29,9 +29,9 @@ from sqlalchemy import Connection, inspect, text
 from sqlalchemy.exc import DBAPIError
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random
 
-from anabranch.store.channels import MIGRATION_LOCK
-from anabranch.store.engine import SessionOptions, core_engine
-from anabranch.store.table_locks import give_up_early
+from anabranch.store.session.channels import MIGRATION_LOCK
+from anabranch.store.session.engine import SessionOptions, core_engine
+from anabranch.store.session.table_locks import give_up_early
 
 SCHEMA = "anabranch"
 VERSION_TABLE = "schema_revision"

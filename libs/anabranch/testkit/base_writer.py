@@ -26,11 +26,11 @@ from anabranch.columnar.manifest import (
 )
 from anabranch.columnar.proof import Prover, Sum
 from anabranch.schema import Cell, Table
-from anabranch.store import compactions
-from anabranch.store.catalog import load_database
-from anabranch.store.engine import Session
-from anabranch.store.file_codecs import file_codecs
-from anabranch.store.pull_reader import PullOptions, PullReader, PullSource
+from anabranch.store.catalog.databases import load_database
+from anabranch.store.cells.file_codecs import file_codecs
+from anabranch.store.lake import compactions
+from anabranch.store.log.pull_reader import PullOptions, PullReader, PullSource
+from anabranch.store.session.engine import Session
 
 _EXACT = pa.map_(pa.string(), pa.string())
 _OPTIONS = PullOptions(10_000, 60_000, 60_000, 1 << 20)

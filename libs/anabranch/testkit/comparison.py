@@ -10,8 +10,8 @@ import struct
 from typing import Any
 
 from anabranch.schema import Column, Kind, Table
-from anabranch.store.binary_cells import quote
-from anabranch.store.engine import Session
+from anabranch.store.cells.binary_cells import quote
+from anabranch.store.session.engine import Session
 
 MOST_TOLD = 10
 """So many differences are named at most."""

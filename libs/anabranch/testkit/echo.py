@@ -16,8 +16,8 @@ from anabranch.runtime.children import Child, Program
 from anabranch.runtime.errors import error_info
 from anabranch.runtime.fleet import free_port
 from anabranch.runtime.health import PROBE_OPTIONS, becomes_ready
-from anabranch.store import api_keys
-from anabranch.store.engine import connect
+from anabranch.store.nodes import api_keys
+from anabranch.store.session.engine import connect
 from anabranch.v1 import change_pb2, change_pb2_grpc
 
 TIMEOUT_S = 10.0

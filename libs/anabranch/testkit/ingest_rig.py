@@ -18,9 +18,9 @@ from ulid import ULID
 from anabranch import faults
 from anabranch.clock import set_offset
 from anabranch.runtime.errors import error_info
-from anabranch.store import api_keys
-from anabranch.store.engine import connect
-from anabranch.store.registration import create_database
+from anabranch.store.catalog.registration import create_database
+from anabranch.store.nodes import api_keys
+from anabranch.store.session.engine import connect
 from anabranch.testkit.service_rig import ServiceRig
 from anabranch.v1 import batch_pb2, ingest_pb2, ingest_pb2_grpc, position_pb2, value_pb2
 

@@ -15,11 +15,9 @@ from ulid import ULID
 
 from anabranch.canonical import SUM_MODULUS
 from anabranch.schema import Cell, Table, key_text
-from anabranch.store.capture import MARK_RESOLVER
-from anabranch.store.catalog import load_database
-from anabranch.store.channels import CLAIM_LOCK_CLASS
-from anabranch.store.engine import connect
-from anabranch.store.group_records import (
+from anabranch.store.capture.triggers import MARK_RESOLVER
+from anabranch.store.catalog.databases import load_database
+from anabranch.store.group.records import (
     ConflictRow,
     GroupRow,
     LogRow,
@@ -31,7 +29,9 @@ from anabranch.store.group_records import (
     write_log,
     write_sums,
 )
-from anabranch.store.rows import TableSql
+from anabranch.store.group.rows import TableSql
+from anabranch.store.session.channels import CLAIM_LOCK_CLASS
+from anabranch.store.session.engine import connect
 from anabranch.v1 import position_pb2
 from anabranch.wire.effects import Effect, EffectBuilder
 

@@ -17,7 +17,7 @@ _MIGRATION = '''"""What the next release brings."""
 
 from alembic import op
 
-from anabranch.store.table_locks import take_tables
+from anabranch.store.session.table_locks import take_tables
 
 revision = "{revision}"
 down_revision = "{before}"

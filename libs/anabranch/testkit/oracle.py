@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from anabranch.schema import Cell, Table
 from anabranch.schema.cells import key_text
-from anabranch.store.binary_cells import quote
-from anabranch.store.catalog import Database
-from anabranch.store.engine import Session
+from anabranch.store.catalog.databases import Database
+from anabranch.store.cells.binary_cells import quote
+from anabranch.store.session.engine import Session
 from anabranch.v1 import batch_pb2, change_pb2, errors_pb2, value_pb2, verdict_pb2
 from anabranch.wire.values import column_reader
 

@@ -14,10 +14,10 @@ from typing import Any
 from ulid import ULID
 
 from anabranch.schema import Table
-from anabranch.store import catalog, registration
-from anabranch.store.channels import INBOX_CHANNEL
-from anabranch.store.engine import Session, connect
-from anabranch.store.sums import scan_sum
+from anabranch.store.catalog import databases, registration
+from anabranch.store.catalog.sums import scan_sum
+from anabranch.store.session.channels import INBOX_CHANNEL
+from anabranch.store.session.engine import Session, connect
 from anabranch.v1 import batch_pb2, errors_pb2, value_pb2, verdict_pb2
 from anabranch.wire.values import column_writer
 
@@ -66,7 +66,7 @@ class ResolverRig:
         registration.create_database(self.conn, database, database, policy)
         for name, own in names.items():
             registration.add_table(self.conn, database, name, own)
-        self.database = catalog.load_database(self.conn, database)
+        self.database = databases.load_database(self.conn, database)
 
     def close(self) -> None:
         """End the rig's session."""
@@ -183,7 +183,7 @@ class ResolverRig:
         Raises:
             AssertionError: something does not.
         """
-        self.database = catalog.load_database(self.conn, self.name)
+        self.database = databases.load_database(self.conn, self.name)
         for name, table in self.database.tables.items():
             with self.conn.transaction():
                 count, total = scan_sum(self.conn, self.name, table)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ulid import ULID
 
-from anabranch.store import api_keys
-from anabranch.store.engine import connect
+from anabranch.store.nodes import api_keys
+from anabranch.store.session.engine import connect
 from anabranch.testkit.exposition import shown
 from anabranch.testkit.service_rig import ServiceRig
 from anabranch.testkit.snapshot_reader import Reader

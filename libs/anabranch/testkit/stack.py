@@ -22,8 +22,9 @@ from typing import Self
 
 from anabranch import clock, faults
 from anabranch.runtime.fleet import READY_TIMEOUT_S, SERVICES, Fleet
-from anabranch.store import api_keys, migrate
-from anabranch.store.engine import connect
+from anabranch.store import migrate
+from anabranch.store.nodes import api_keys
+from anabranch.store.session.engine import connect
 
 STOP_PATIENCE_S = 15.0
 DEATH_TIMEOUT_S = 20.0

@@ -24,10 +24,10 @@ from typing import Any, TypeAlias
 from ulid import ULID
 
 from anabranch.client import RemoteDb
-from anabranch.store import catalog, registration
-from anabranch.store.binary_cells import quote
-from anabranch.store.engine import connect
-from anabranch.store.sums import scan_sum, sum_to_bytes
+from anabranch.store.catalog import databases, registration
+from anabranch.store.catalog.sums import scan_sum, sum_to_bytes
+from anabranch.store.cells.binary_cells import quote
+from anabranch.store.session.engine import connect
 from anabranch.testkit.network import Network
 from anabranch.testkit.remote import remote_of
 from anabranch.testkit.stack import Stack
@@ -145,9 +145,9 @@ class Story:
         return self.sql(f"select {names} from {self.name}.{quote(table)} order by 1")
 
     @property
-    def database(self) -> catalog.Database:
+    def database(self) -> databases.Database:
         """The database as registered."""
-        return catalog.load_database(self.conn, self.name)
+        return databases.load_database(self.conn, self.name)
 
     @property
     def conflicts(self) -> list[tuple[str, str, str, Any]]:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from anabranch.client import CallFailed, SyncedDb
-from anabranch.store import catalog
-from anabranch.store.binary_cells import quote
+from anabranch.store.catalog import databases
+from anabranch.store.cells.binary_cells import quote
 from anabranch.testkit.comparison import differences
 from anabranch.testkit.network import Network
 from anabranch.v1 import batch_pb2, errors_pb2, ingest_pb2, position_pb2, verdict_pb2
@@ -213,7 +213,7 @@ class StoryNode:
         return self.db._file.current().node_state.greatest_seen
 
     def check(
-        self, database: catalog.Database, sums: Mapping[str, tuple[int, bytes]], logged: frozenset[str] | set[str]
+        self, database: databases.Database, sums: Mapping[str, tuple[int, bytes]], logged: frozenset[str] | set[str]
     ) -> None:
         """See ``Story.check``."""
         status = self.db.status()

@@ -13,8 +13,8 @@ from typing import Any, Self
 
 import psycopg
 
-from anabranch.store.channels import GROUPS_CHANNEL, INBOX_CHANNEL
-from anabranch.store.engine import SessionOptions, connect
+from anabranch.store.session.channels import GROUPS_CHANNEL, INBOX_CHANNEL
+from anabranch.store.session.engine import SessionOptions, connect
 from anabranch.v1 import verdict_pb2
 
 TAKE = """

@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from anabranch.store import migrate
-from anabranch.store.engine import Session, connect
+from anabranch.store.session.engine import Session, connect
 from anabranch.testkit.databases import TestDatabases
 
 # Where the extension is not installed a type of its name stands in, which can have a unique index just as well.

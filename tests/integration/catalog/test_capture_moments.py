@@ -8,12 +8,12 @@ from collections import Counter
 import psycopg
 import pytest
 
-from anabranch.store import capture
-from anabranch.store.capture_rows import decode
-from anabranch.store.catalog import load_database
-from anabranch.store.engine import Session, connect
-from anabranch.store.errors import PostgresError
-from anabranch.store.registration import add_table, create_database
+from anabranch.store.capture import triggers
+from anabranch.store.capture.rows import decode
+from anabranch.store.catalog.databases import load_database
+from anabranch.store.catalog.registration import add_table, create_database
+from anabranch.store.session.engine import Session, connect
+from anabranch.store.session.errors import PostgresError
 
 LEVELS = [psycopg.IsolationLevel.REPEATABLE_READ, psycopg.IsolationLevel.SERIALIZABLE]
 
@@ -148,7 +148,7 @@ def test_nothing_is_looked_up_in_the_writers_search_path(synced: Session, migrat
         ):
             writer.execute(statement.encode())
         with writer.transaction():
-            writer.execute(capture.MARK_RESOLVER)
+            writer.execute(triggers.MARK_RESOLVER)
             writer.execute("delete from app.p where id operator(pg_catalog.=) '1'")
         writer.execute("insert into app.t values ('d', 3, null)")
         writer.execute("truncate app.t")

@@ -9,13 +9,13 @@ import pytest
 from psycopg import errors, sql
 
 from anabranch.schema import Cell
-from anabranch.store import capture
-from anabranch.store.capture_rows import decode
-from anabranch.store.catalog import load_database
-from anabranch.store.engine import Session, connect
-from anabranch.store.registration import add_table, create_database
-from anabranch.store.rows import TableSql
-from anabranch.store.steps import run
+from anabranch.store.capture import triggers
+from anabranch.store.capture.rows import decode
+from anabranch.store.catalog.databases import load_database
+from anabranch.store.catalog.registration import add_table, create_database
+from anabranch.store.group.rows import TableSql
+from anabranch.store.session.engine import Session, connect
+from anabranch.store.session.steps import run
 
 OWN_TYPES = """
 create type app.mood as enum ('sad', 'so so');
@@ -83,7 +83,7 @@ def test_no_type_makes_a_writer_fail(conn: Session) -> None:
                     conn.execute(f"create table app.t{number} (id text primary key, c {name})".encode())
             except (errors.InvalidTableDefinition, errors.DatatypeMismatch, errors.FeatureNotSupported):
                 continue
-            capture.install(conn, "app", f"t{number}", 1, number + 1)
+            triggers.install(conn, "app", f"t{number}", 1, number + 1)
             conn.execute(f"insert into app.t{number} (id) values ('x')".encode())
             conn.execute(f"update app.t{number} set id = 'y'".encode())
             conn.execute(f"delete from app.t{number}".encode())
@@ -135,7 +135,7 @@ def test_values_without_a_binary_form_are_captured_exactly(conn: Session, when: 
         conn.execute("truncate app.t")
     else:
         with conn.transaction():
-            conn.execute(capture.MARK_RESOLVER)
+            conn.execute(triggers.MARK_RESOLVER)
             conn.execute("insert into app.other values (1)")
     shown = conn.execute("show DateStyle").fetchone(), conn.execute("show TimeZone").fetchone()
     assert shown == (("SQL, DMY",), ("Asia/Kolkata",)), "the writer's settings are as before"
@@ -165,15 +165,15 @@ def test_triggers_of_an_older_release_are_made_anew_as_they_were_switched(conn: 
             f"create or replace trigger anabranch_insert after insert on app.{name} referencing new table as new_rows "
             f"for each statement when (true) execute function anabranch.capture('{database}', '{number}')".encode()
         )
-        capture.switch(conn, "app", name, on=name == "works")
+        triggers.switch(conn, "app", name, on=name == "works")
     database_of = load_database(conn, "d")
     numbers = {name: table.id for name, table in database_of.tables.items()}
-    before = run(conn, capture.trigger_faults("app", database_of.id, numbers, {"rests"}))
+    before = run(conn, triggers.trigger_faults("app", database_of.id, numbers, {"rests"}))
     assert "is an old one" in before["works"].text
     assert "is an old one" in before["rests"].text
     conn.execute(migration.TRIGGERS.encode())
-    assert run(conn, capture.trigger_faults("app", database_of.id, numbers, {"rests"})) == {}
-    assert "is disabled" in run(conn, capture.trigger_faults("app", database_of.id, numbers))["rests"].text
+    assert run(conn, triggers.trigger_faults("app", database_of.id, numbers, {"rests"})) == {}
+    assert "is disabled" in run(conn, triggers.trigger_faults("app", database_of.id, numbers))["rests"].text
     for name in ("works", "rests"):
         conn.execute(f"insert into app.{name} values ('x')".encode())
     assert conn.execute("select table_id from anabranch.captured").fetchall() == [(numbers["works"],)]

@@ -8,8 +8,8 @@ from typer.testing import CliRunner, Result
 
 from anabranch.cli.app import app
 from anabranch.store import migrate
-from anabranch.store.catalog import load_database, load_databases
-from anabranch.store.engine import Session
+from anabranch.store.catalog.databases import load_database, load_databases
+from anabranch.store.session.engine import Session
 
 TABLES = """
 create table app.planes (id text primary key, seats int);

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from anabranch.store.catalog import Database, load_database
-from anabranch.store.drift import Drift, adrift, drift
-from anabranch.store.engine import Session, aconnect
-from anabranch.store.registration import add_table, create_database
+from anabranch.store.catalog.databases import Database, load_database
+from anabranch.store.catalog.drift import Drift, adrift, drift
+from anabranch.store.catalog.registration import add_table, create_database
+from anabranch.store.session.engine import Session, aconnect
 
 SETUP = """
 create table app.t (id text primary key, n int, m int not null default 1, g int generated always as (1) stored);

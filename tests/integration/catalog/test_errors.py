@@ -3,8 +3,8 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from anabranch.store.engine import Session
-from anabranch.store.errors import Remedy, read_error, violated
+from anabranch.store.session.engine import Session
+from anabranch.store.session.errors import Remedy, read_error, violated
 
 SETUP = """
 create table app.p (id text primary key);

@@ -13,22 +13,23 @@ from typer.testing import CliRunner
 
 from anabranch.canonical import RowEncoder, table_sum
 from anabranch.cli.app import app
-from anabranch.store import capture, gather, sums
-from anabranch.store.capture_rows import decode
-from anabranch.store.catalog import load_database
-from anabranch.store.drift import drift, stopped_tables
-from anabranch.store.engine import Session, connect
-from anabranch.store.gather import add_tables, restart_captures
-from anabranch.store.out_of_sync import capture_off
-from anabranch.store.refusals import Refusal
-from anabranch.store.registration import (
+from anabranch.store.capture import triggers
+from anabranch.store.capture.rows import decode
+from anabranch.store.catalog import gather, sums
+from anabranch.store.catalog.databases import load_database
+from anabranch.store.catalog.drift import drift, stopped_tables
+from anabranch.store.catalog.gather import add_tables, restart_captures
+from anabranch.store.catalog.out_of_sync import capture_off
+from anabranch.store.catalog.refusals import Refusal
+from anabranch.store.catalog.registration import (
     RegistrationError,
     RegistrationLimits,
     add_table,
     create_database,
     remove_table,
 )
-from anabranch.store.sums import scan_rows
+from anabranch.store.catalog.sums import scan_rows
+from anabranch.store.session.engine import Session, connect
 
 NOW_MS = 1_800_000_000_000
 SOON = RegistrationLimits(lock_timeout_ms=600)
@@ -152,7 +153,7 @@ def test_capture_is_turned_on_without_waiting_and_the_devices_go_on(
         # A group: it writes to the table, and moves the sum that the log carries.
         with writer.transaction():
             claimed = writer.execute("select pg_try_advisory_xact_lock(%s, %s)", (0x616E6162, before.id)).fetchone()
-            writer.execute(capture.MARK_RESOLVER)
+            writer.execute(triggers.MARK_RESOLVER)
             writer.execute("insert into app.t values ('by a device', 7)")
             row = before.tables["t"]
             [(count, total)] = writer.execute(

@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 
 from anabranch.canonical import RowEncoder, table_sum
 from anabranch.cli.app import app
-from anabranch.store.catalog import load_database
-from anabranch.store.drift import drift
-from anabranch.store.engine import Session
-from anabranch.store.registration import add_table, create_database
-from anabranch.store.sums import scan_rows
+from anabranch.store.catalog.databases import load_database
+from anabranch.store.catalog.drift import drift
+from anabranch.store.catalog.registration import add_table, create_database
+from anabranch.store.catalog.sums import scan_rows
+from anabranch.store.session.engine import Session
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.postgres_binaries import PostgresUnavailable, find_binaries
 

@@ -11,7 +11,7 @@ from alembic import command
 from sqlalchemy import text
 
 from anabranch.store import migrate
-from anabranch.store.channels import MIGRATION_LOCK
+from anabranch.store.session.channels import MIGRATION_LOCK
 from anabranch.testkit.databases import TestDatabases
 
 SCHEMA_TEXT = """

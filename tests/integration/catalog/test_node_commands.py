@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from anabranch.cli.app import app
-from anabranch.store.engine import Session
-from anabranch.store.registration import add_table, create_database
+from anabranch.store.catalog.registration import add_table, create_database
+from anabranch.store.session.engine import Session
 from anabranch.testkit.log_writer import LogWriter
 
 OLD, NEW, TWIN = (f"{number:026}" for number in (1, 2, 3))

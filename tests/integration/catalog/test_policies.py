@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from anabranch.cli.app import app
-from anabranch.store import catalog, registration
-from anabranch.store.engine import Session
+from anabranch.store.catalog import databases, registration
+from anabranch.store.session.engine import Session
 from anabranch.testkit.merge_functions import install
 
 TABLES = "create table app.notes (id text primary key, body text, n int, tags text[], seen timestamptz, x float8)"
@@ -41,11 +41,11 @@ def done(url: str, *arguments: str) -> Any:
 
 def test_a_databases_policy_is_shown_and_changed_key_by_key(notes: Session, migrated_url: str) -> None:
     assert done(migrated_url, "database", "policy", "gates")["order"] == "edit"
-    before = catalog.load_database(notes, "gates").schema_version
+    before = databases.load_database(notes, "gates").schema_version
     notes.commit()
     changed = done(migrated_url, "database", "policy", "gates", "--set", '{"park_ms": 5000, "order": null}')
     assert (changed["park_ms"], changed["order"]) == (5000, "server")
-    after = catalog.load_database(notes, "gates")
+    after = databases.load_database(notes, "gates")
     assert after.policy.given() == {"park_ms": 5000}
     assert after.schema_version == before + 1
 
@@ -60,7 +60,7 @@ def test_a_tables_policy_is_laid_over_column_by_column(notes: Session, migrated_
     del columns["n"]
     done(migrated_url, "table", "policy", "gates", "notes", "--set", '{"columns": {"n": null}}')
     assert done(migrated_url, "table", "policy", "gates", "notes")["columns"] == columns
-    table = catalog.load_database(notes, "gates").tables["notes"]
+    table = databases.load_database(notes, "gates").tables["notes"]
     assert {c.name: c.policy for c in table.columns if c.policy != "lww"} == columns
 
 
@@ -95,6 +95,6 @@ def test_what_can_not_be_is_refused_by_name_and_changes_nothing(
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()
     assert told in line
-    found = catalog.load_database(notes, "gates")
+    found = databases.load_database(notes, "gates")
     assert found.policy.given() == {"order": "edit"}
     assert found.table_policies["notes"].given() == {"columns": {"n": "counter"}}

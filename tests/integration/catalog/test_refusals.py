@@ -3,9 +3,9 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from anabranch.store.engine import Session, connect
-from anabranch.store.refusals import Refusal
-from anabranch.store.registration import RegistrationError, add_table, create_database
+from anabranch.store.catalog.refusals import Refusal
+from anabranch.store.catalog.registration import RegistrationError, add_table, create_database
+from anabranch.store.session.engine import Session, connect
 
 OK = "id text primary key"
 

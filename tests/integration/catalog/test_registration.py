@@ -9,18 +9,18 @@ import pytest
 
 from anabranch.canonical import RowEncoder, table_sum
 from anabranch.schema import Cell, Table
-from anabranch.store import sums
-from anabranch.store.catalog import Database, aload_database, load_database, load_databases, schema_versions
-from anabranch.store.channels import CATALOG_CHANNEL, CLAIM_LOCK_CLASS
-from anabranch.store.engine import Session, aconnect, connect
-from anabranch.store.refusals import Refusal
-from anabranch.store.registration import (
+from anabranch.store.catalog import sums
+from anabranch.store.catalog.databases import Database, aload_database, load_database, load_databases, schema_versions
+from anabranch.store.catalog.refusals import Refusal
+from anabranch.store.catalog.registration import (
     RegistrationError,
     RegistrationLimits,
     add_table,
     create_database,
     remove_table,
 )
+from anabranch.store.session.channels import CATALOG_CHANNEL, CLAIM_LOCK_CLASS
+from anabranch.store.session.engine import Session, aconnect, connect
 
 SOON = RegistrationLimits(lock_timeout_ms=150)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.store.catalog import load_database
-from anabranch.store.drift import drift, fingerprint, stopped_tables
-from anabranch.store.engine import Session
-from anabranch.store.gather import add_tables, restart_captures
-from anabranch.store.log_reader import Sums
-from anabranch.store.refusals import Refusal
-from anabranch.store.registration import RegistrationError, add_table, create_database
-from anabranch.store.set_policy import set_table_policy
+from anabranch.store.catalog.databases import load_database
+from anabranch.store.catalog.drift import drift, fingerprint, stopped_tables
+from anabranch.store.catalog.gather import add_tables, restart_captures
+from anabranch.store.catalog.refusals import Refusal
+from anabranch.store.catalog.registration import RegistrationError, add_table, create_database
+from anabranch.store.catalog.set_policy import set_table_policy
+from anabranch.store.log.reader import Sums
+from anabranch.store.session.engine import Session
 from anabranch_snapshot.describe import describe
 
 SEEN = {"every_device_sees_every_row": True}

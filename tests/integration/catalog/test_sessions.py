@@ -7,10 +7,10 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from anabranch.store.availability import is_unavailable
-from anabranch.store.engine import Session, SessionOptions, aconnect, async_pool, connect, core_engine
-from anabranch.store.pull_reader import PullOptions, PullSource
-from anabranch.store.session_settings import BY_SESSION, FIXED, HARMLESS, LATER
+from anabranch.store.log.pull_reader import PullOptions, PullSource
+from anabranch.store.session.availability import is_unavailable
+from anabranch.store.session.engine import Session, SessionOptions, aconnect, async_pool, connect, core_engine
+from anabranch.store.session.settings import BY_SESSION, FIXED, HARMLESS, LATER
 
 ODD = {
     "DateStyle": "German",

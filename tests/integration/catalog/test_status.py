@@ -23,10 +23,10 @@ from anabranch.cli.lines import show
 from anabranch.cli.status import read, shown
 from anabranch.runtime.fleet import free_port
 from anabranch.store import migrate
-from anabranch.store.catalog import load_database
-from anabranch.store.engine import Session, connect
-from anabranch.store.out_of_sync import capture_off
-from anabranch.store.registration import add_table, create_database
+from anabranch.store.catalog.databases import load_database
+from anabranch.store.catalog.out_of_sync import capture_off
+from anabranch.store.catalog.registration import add_table, create_database
+from anabranch.store.session.engine import Session, connect
 from anabranch.testkit.postgres import EmbeddedPostgres
 
 LONG = "t" * 63

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from anabranch.schema import Kind
-from anabranch.store.engine import Session
-from anabranch.store.relation import relations_of
-from anabranch.store.steps import run
+from anabranch.store.catalog.relation import relations_of
+from anabranch.store.session.engine import Session
+from anabranch.store.session.steps import run
 
 SETUP = """
 create type app.mood as enum ('sad', 'glad');

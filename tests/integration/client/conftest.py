@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from anabranch.client import RemoteDb, SyncedDb
-from anabranch.store import registration
-from anabranch.store.engine import connect
+from anabranch.store.catalog import registration
+from anabranch.store.session.engine import connect
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.remote import remote_of
 from anabranch.testkit.stack import Stack

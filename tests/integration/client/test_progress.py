@@ -12,8 +12,8 @@ import pytest
 from anabranch.client import CallFailed, Progress, SyncedDb
 from anabranch.client.events import State
 from anabranch.store import migrate
-from anabranch.store.engine import connect
-from anabranch.store.registration import add_table, create_database
+from anabranch.store.catalog.registration import add_table, create_database
+from anabranch.store.session.engine import connect
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.exposition import shown
 from anabranch.testkit.network import Network

@@ -15,8 +15,8 @@ from anabranch.client import State, SyncedDb
 from anabranch.client.convert import converter
 from anabranch.client.sure import SurelyRefusedError, sure_of
 from anabranch.schema import Column, Kind
-from anabranch.store import registration
-from anabranch.store.engine import connect
+from anabranch.store.catalog import registration
+from anabranch.store.session.engine import connect
 from anabranch.testkit.waiting import until
 from anabranch.v1 import snapshot_pb2
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from anabranch.client import Change, ConflictEvent, RowMissing, State, SyncedDb, SyncedElsewhere
-from anabranch.store import registration
-from anabranch.store.engine import connect
+from anabranch.store.catalog import registration
+from anabranch.store.session.engine import connect
 
 TODO = {"todo": "id text primary key, title text, done boolean"}
 

@@ -11,9 +11,10 @@ import pytest
 
 from anabranch.clock import Clock
 from anabranch.columnar.manifest import Manifest, epoch_folder, from_json
-from anabranch.store import compactions, registration
-from anabranch.store.catalog import load_database
-from anabranch.store.engine import connect
+from anabranch.store.catalog import registration
+from anabranch.store.catalog.databases import load_database
+from anabranch.store.lake import compactions
+from anabranch.store.session.engine import connect
 from anabranch.testkit.log_writer import LogWriter
 from anabranch_compactor.session import spark_session
 

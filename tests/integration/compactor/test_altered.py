@@ -7,10 +7,12 @@ import pytest
 from tests.integration.compactor.conftest import Lake
 from tests.integration.compactor.test_runs import history, rows_of_base
 
-from anabranch.store import compactions, registration, retention
-from anabranch.store.catalog import load_database
-from anabranch.store.engine import connect
-from anabranch.store.retention_proof import Proof
+from anabranch.store.catalog import registration
+from anabranch.store.catalog.databases import load_database
+from anabranch.store.lake import compactions
+from anabranch.store.retention import floor
+from anabranch.store.retention.proof import Proof
+from anabranch.store.session.engine import connect
 from anabranch.testkit.log_writer import Logged
 from anabranch.v1 import value_pb2
 
@@ -131,5 +133,5 @@ def prove_all(lake: Lake) -> None:
         database = load_database(conn, "app")
         published = compactions.last_published(conn, database.id, database.epoch)
         assert published is not None
-        [kept] = retention.databases(conn, "app")
+        [kept] = floor.databases(conn, "app")
         Proof(published).require(conn, kept, 0, published.to_position)

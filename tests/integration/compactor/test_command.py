@@ -11,9 +11,10 @@ from typer.testing import CliRunner
 
 from anabranch.cli.compact import app
 from anabranch.columnar.manifest import Manifest, to_json
-from anabranch.store import compactions, registration
-from anabranch.store.catalog import load_database
-from anabranch.store.engine import connect
+from anabranch.store.catalog import registration
+from anabranch.store.catalog.databases import load_database
+from anabranch.store.lake import compactions
+from anabranch.store.session.engine import connect
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(400)]
 

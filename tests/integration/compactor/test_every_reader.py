@@ -22,10 +22,10 @@ import anabranch_compactor
 from anabranch.cli.lake import app
 from anabranch.cli.positions import moment_of
 from anabranch.schema import Cell, key_text
-from anabranch.store import registration
-from anabranch.store.catalog import load_database
-from anabranch.store.engine import connect
-from anabranch.store.lake_source import open_lake
+from anabranch.store.catalog import registration
+from anabranch.store.catalog.databases import load_database
+from anabranch.store.lake.source import open_lake
+from anabranch.store.session.engine import connect
 from anabranch.testkit.log_writer import Logged, LogWriter
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]

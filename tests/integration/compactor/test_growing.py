@@ -11,7 +11,7 @@ from tests.integration.compactor.conftest import Lake
 from tests.integration.compactor.test_runs import history, rows_of_base
 
 from anabranch.schema.cells import Literal
-from anabranch.store.conflict_proof import conflicts_sum
+from anabranch.store.lake.conflict_proof import conflicts_sum
 from anabranch.testkit.log_writer import Logged
 from anabranch.v1 import value_pb2
 
@@ -104,8 +104,8 @@ def test_a_table_that_is_registered_later_comes_with_its_rows(lake: Lake) -> Non
     first = lake.compact()
     lake.sql("create table plain (a int, b text, primary key (b, a))")
     lake.sql("insert into plain select n, 'row ' || n from generate_series(1, 5) n")
-    from anabranch.store import registration
-    from anabranch.store.engine import connect
+    from anabranch.store.catalog import registration
+    from anabranch.store.session.engine import connect
 
     with connect(lake.url, application_name="test", autocommit=True) as conn:
         registration.add_table(conn, "app", "plain")

@@ -18,8 +18,8 @@ from anabranch.columnar.lake import LakeTable
 from anabranch.columnar.row_states import Base, Change, as_of
 from anabranch.schema import Cell, Column, Table, key_text
 from anabranch.schema.cells import Literal
-from anabranch.store.binary_text import element_printer
-from anabranch.store.file_codecs import file_codecs
+from anabranch.store.cells.binary_text import element_printer
+from anabranch.store.cells.file_codecs import file_codecs
 from anabranch.testkit.log_writer import Logged, LogWriter
 from anabranch.wire.effects import Effect
 

@@ -21,10 +21,10 @@ from tests.integration.compactor.conftest import Lake
 
 from anabranch import faults
 from anabranch.columnar.manifest import from_json, manifest_path
-from anabranch.store import compactions
-from anabranch.store.catalog import load_database
-from anabranch.store.engine import connect
-from anabranch.store.run_shapes import read_pieces
+from anabranch.store.catalog.databases import load_database
+from anabranch.store.lake import compactions
+from anabranch.store.lake.run_shapes import read_pieces
+from anabranch.store.session.engine import connect
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(400)]
 

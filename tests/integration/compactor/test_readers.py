@@ -16,7 +16,7 @@ from tests.integration.compactor.conftest import Lake
 from anabranch.columnar.file_columns import OWN
 from anabranch.schema import Cell, Table
 from anabranch.schema.cells import Literal
-from anabranch.store.file_codecs import file_codecs
+from anabranch.store.cells.file_codecs import file_codecs
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 

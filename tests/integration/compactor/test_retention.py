@@ -10,7 +10,7 @@ from tests.integration.compactor.conftest import Lake
 
 from anabranch.clock import Clock
 from anabranch.runtime.config import load_settings
-from anabranch.store.engine import connect
+from anabranch.store.session.engine import connect
 from anabranch_retention_janitor.config import JanitorSettings
 from anabranch_retention_janitor.sweep import Memory, Swept, run_once
 

@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 from tests.integration.compactor.conftest import Lake
 
-from anabranch.store import registration
-from anabranch.store.engine import connect
+from anabranch.store.catalog import registration
+from anabranch.store.session.engine import connect
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 

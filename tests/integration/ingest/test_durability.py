@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.store.engine import connect
+from anabranch.store.session.engine import connect
 from anabranch.testkit.ingest_rig import Device, Failed, IngestRig, batch_id
 from anabranch.testkit.verdict_writer import VerdictWriter
 from anabranch.v1 import verdict_pb2

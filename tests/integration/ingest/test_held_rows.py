@@ -12,7 +12,7 @@ import grpc
 import psycopg
 import pytest
 
-from anabranch.store.engine import connect
+from anabranch.store.session.engine import connect
 from anabranch.testkit.ingest_rig import Device, Failed, IngestRig, batch_id
 from anabranch.testkit.verdict_writer import VerdictWriter
 from anabranch.v1 import ingest_pb2, verdict_pb2

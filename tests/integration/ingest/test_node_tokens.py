@@ -9,7 +9,7 @@ import grpc
 import pytest
 from ulid import ULID
 
-from anabranch.store.engine import connect
+from anabranch.store.session.engine import connect
 from anabranch.testkit.ingest_rig import Device, Failed, IngestRig, batch_id
 from anabranch.v1 import verdict_pb2
 

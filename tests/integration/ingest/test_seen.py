@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from anabranch.store.engine import connect
+from anabranch.store.session.engine import connect
 from anabranch.testkit.ingest_rig import Device, Failed, IngestRig, batch_id, failed
 from anabranch.testkit.verdict_writer import VerdictWriter
 from anabranch.v1 import position_pb2, verdict_pb2

@@ -11,7 +11,7 @@ import pytest
 from ulid import ULID
 
 from anabranch import limits
-from anabranch.store.engine import connect
+from anabranch.store.session.engine import connect
 from anabranch.testkit.ingest_rig import Device, Failed, IngestRig, batch_id, envelope, failed
 from anabranch.testkit.verdict_writer import VerdictWriter
 from anabranch.v1 import batch_pb2, errors_pb2, ingest_pb2, ingest_pb2_grpc, verdict_pb2

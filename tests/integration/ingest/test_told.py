@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from hashlib import sha256
 
-from anabranch.store import told
-from anabranch.store.channels import GROUPS_CHANNEL
-from anabranch.store.engine import connect
+from anabranch.store.inbox import told
+from anabranch.store.session.channels import GROUPS_CHANNEL
+from anabranch.store.session.engine import connect
 from anabranch.testkit.ingest_rig import Device, IngestRig, batch_id
 from anabranch.testkit.verdict_writer import VerdictWriter
 from anabranch.v1 import ingest_pb2, verdict_pb2

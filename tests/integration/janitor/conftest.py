@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from anabranch.runtime.config import load_settings
-from anabranch.store import registration
-from anabranch.store.engine import Session, connect
+from anabranch.store.catalog import registration
+from anabranch.store.session.engine import Session, connect
 from anabranch.testkit.log_writer import LogWriter
 from anabranch_retention_janitor.config import JanitorSettings
 from anabranch_retention_janitor.sweep import Memory, Swept, run_once

@@ -8,8 +8,8 @@ import pytest
 from tests.integration.compactor.conftest import Lake, make_lake, spark
 from tests.integration.janitor.test_conflict_proof import sweep
 
-from anabranch.store import registration
-from anabranch.store.engine import connect
+from anabranch.store.catalog import registration
+from anabranch.store.session.engine import connect
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 __all__ = ["make_lake", "spark"]

@@ -14,10 +14,10 @@ from anabranch.clock import Clock
 from anabranch.runtime import metrics
 from anabranch.runtime.config import load_settings
 from anabranch.runtime.fleet import free_port
-from anabranch.store.captured_backlog import CapturedBacklog, Moments
-from anabranch.store.census import SEEN, Waiting
-from anabranch.store.out_of_sync import capture_off
-from anabranch.store.unsynced import Why
+from anabranch.store.capture.backlog import CapturedBacklog, Moments
+from anabranch.store.catalog.census import SEEN, Waiting
+from anabranch.store.catalog.out_of_sync import capture_off
+from anabranch.store.catalog.unsynced import Why
 from anabranch.testkit.exposition import page
 from anabranch_retention_janitor.census import Census, Counted, count, tell
 from anabranch_retention_janitor.config import JanitorSettings

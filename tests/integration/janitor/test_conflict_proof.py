@@ -15,7 +15,7 @@ from anabranch.clock import Clock
 from anabranch.columnar.file_columns import FileTable
 from anabranch.columnar.manifest import Manifest
 from anabranch.runtime.config import load_settings
-from anabranch.store.conflict_proof import conflicts_sum
+from anabranch.store.lake.conflict_proof import conflicts_sum
 from anabranch.testkit.log_writer import Logged
 from anabranch.v1 import value_pb2
 from anabranch_retention_janitor.config import JanitorSettings

@@ -12,15 +12,15 @@ from typer.testing import CliRunner
 
 from anabranch.cli.app import app
 from anabranch.cli.status import read, shown
-from anabranch.store import gather, sums
-from anabranch.store.captured_backlog import captured_backlogs
-from anabranch.store.catalog import load_database
-from anabranch.store.cut_off import cut_off, dead_upto
-from anabranch.store.drift import drift
-from anabranch.store.engine import Session, connect
-from anabranch.store.gather import add_tables, restart_captures
-from anabranch.store.out_of_sync import capture_off
-from anabranch.store.status import read_status
+from anabranch.store.capture.backlog import captured_backlogs
+from anabranch.store.catalog import gather, sums
+from anabranch.store.catalog.cut_off import cut_off, dead_upto
+from anabranch.store.catalog.databases import load_database
+from anabranch.store.catalog.drift import drift
+from anabranch.store.catalog.gather import add_tables, restart_captures
+from anabranch.store.catalog.out_of_sync import capture_off
+from anabranch.store.catalog.status import read_status
+from anabranch.store.session.engine import Session, connect
 
 OURS = "select count(*) from pg_trigger where tgname like '%%anabranch%%' and tgrelid = %s::regclass"
 GATHERED = "select count(*) from anabranch.captured where database_id < 0"

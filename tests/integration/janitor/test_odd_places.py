@@ -13,8 +13,8 @@ from tests.integration.janitor.conftest import DAY_MS, Ground, make_database
 from anabranch.clock import Clock
 from anabranch.runtime.config import load_settings
 from anabranch.runtime.errors import Failure
-from anabranch.store import log_partitions
-from anabranch.store.retention_status import Look, look
+from anabranch.store.log import partitions
+from anabranch.store.retention.status import Look, look
 from anabranch.testkit.log_writer import LogWriter
 from anabranch.v1 import errors_pb2, retention_pb2
 from anabranch_retention_janitor import sweep
@@ -42,7 +42,7 @@ def test_a_clock_far_ahead_of_postgres_removes_nothing(
     asyncio.run(janitor._sweep_all())
     assert "8760.0 h ahead" in capsys.readouterr().out
     assert (ground.floor, ground.positions()) == (0, positions)
-    assert not log_partitions.leaves(ground.conn)
+    assert not partitions.leaves(ground.conn)
     # A leap second, a slow NTP server, another time zone's neighbour: whatever is less than an hour.
     ahead(0.9)
     assert ground.swept(365).floor == positions[-1]

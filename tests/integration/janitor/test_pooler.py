@@ -17,7 +17,7 @@ from tests.integration.janitor.conftest import Ground
 from tests.integration.janitor.test_process import Rig
 
 from anabranch.runtime.fleet import free_port
-from anabranch.store import retention
+from anabranch.store.retention import floor
 
 PATIENCE_S = 90.0
 CONFIG = """
@@ -90,11 +90,11 @@ def test_the_lead_is_held_by_one_behind_a_pooler(ground: Ground, tmp_path: Path)
         psycopg.connect(through, autocommit=True) as one,
         psycopg.connect(through, autocommit=True) as other,
     ):
-        with retention.lead(one) as first, retention.lead(other) as second:
+        with floor.lead(one) as first, floor.lead(other) as second:
             assert first is not None
             assert second is None
             first()
-        with retention.lead(other) as second:
+        with floor.lead(other) as second:
             assert second is not None
 
 

@@ -19,7 +19,7 @@ from anabranch.cli.app import app
 from anabranch.runtime.children import Child, Program
 from anabranch.runtime.fleet import free_port
 from anabranch.runtime.health import PROBE_OPTIONS, becomes_ready
-from anabranch.store import api_keys
+from anabranch.store.nodes import api_keys
 from anabranch.v1 import retention_pb2, retention_pb2_grpc
 
 PATIENCE_S = 30.0

@@ -12,10 +12,11 @@ import pytest
 from tests.integration.janitor.conftest import DAY_MS, Ground, make_database
 from ulid import ULID
 
-from anabranch.store import log_partitions, retention
-from anabranch.store.engine import connect
-from anabranch.store.retention_rows import VERDICTS, _delete, remove
-from anabranch.store.retention_status import look, status
+from anabranch.store.log import partitions
+from anabranch.store.retention import floor
+from anabranch.store.retention.rows import VERDICTS, _delete, remove
+from anabranch.store.retention.status import look, status
+from anabranch.store.session.engine import connect
 from anabranch.testkit.log_writer import Logged, LogWriter
 from anabranch_retention_janitor.pace import Pace, Turn, in_pieces
 
@@ -52,13 +53,13 @@ def test_a_node_that_lags_holds_the_floor_until_it_is_away_too_long(ground: Grou
 
 def test_the_floor_does_not_move_past_a_node_that_comes_back_meanwhile(ground: Ground) -> None:
     positions = ground.write(3)
-    [kept] = retention.databases(ground.conn, "app")
+    [kept] = floor.databases(ground.conn, "app")
     now_ms = ground.now_ms + 40 * DAY_MS
     ground.node("A", positions[0], seen_days=39)
-    assert not retention.move_floor(ground.conn, kept, positions[2], now_ms)
+    assert not floor.move_floor(ground.conn, kept, positions[2], now_ms)
     assert ground.floor == 0
-    assert retention.move_floor(ground.conn, kept, positions[0], now_ms)
-    assert not retention.move_floor(ground.conn, kept, positions[0], now_ms), "it saw another floor"
+    assert floor.move_floor(ground.conn, kept, positions[0], now_ms)
+    assert not floor.move_floor(ground.conn, kept, positions[0], now_ms), "it saw another floor"
 
 
 def test_promise_8_a_stretch_that_no_run_has_proven_stays(ground: Ground) -> None:
@@ -165,7 +166,7 @@ def test_old_verdicts_cost_no_look_at_those_above_a_floor_that_lags(ground: Grou
         "insert into anabranch.batches values (%s, %s, 'n', 'p', '', 1, 0, %s, 0, '', %s)",
         [(ground.id, str(ULID.from_timestamp(at / 1000)), max(at, positions[0]), at) for at in made],
     )
-    [kept] = retention.databases(ground.conn, "app")
+    [kept] = floor.databases(ground.conn, "app")
     limits = look(ground.conn, kept, ground.now_ms + 99 * DAY_MS).limits(positions[0])
     assert remove(ground.conn, "verdicts", limits, 100) == 1
     ground.conn.execute("analyze anabranch.batches")
@@ -188,7 +189,7 @@ def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def test_one_janitor_sweeps_at_a_time(ground: Ground) -> None:
     positions = ground.write(2)
-    with connect(ground.url, application_name="other") as other, retention.lead(other) as still:
+    with connect(ground.url, application_name="other") as other, floor.lead(other) as still:
         assert still is not None
         assert ground.sweep(60) is None
         assert ground.positions() == positions
@@ -199,26 +200,26 @@ def test_one_janitor_sweeps_at_a_time(ground: Ground) -> None:
 def test_a_sweep_ends_when_its_lead_is_gone(ground: Ground) -> None:
     ground.write(2)
     with connect(ground.url, application_name="lost") as leader:
-        with retention.lead(leader) as still:
+        with floor.lead(leader) as still:
             assert still is not None
             still()
             ground.conn.execute("select pg_terminate_backend(%s)", (leader.info.backend_pid,))
             with pytest.raises(psycopg.OperationalError):
                 still()
-        with connect(ground.url, application_name="next") as other, retention.lead(other) as still:
+        with connect(ground.url, application_name="next") as other, floor.lead(other) as still:
             assert still is not None
 
 
 def test_partitions_are_made_ahead_and_dropped_behind(ground: Ground) -> None:
     ground.sweep()
-    names = [leaf.name for leaf in log_partitions.leaves(ground.conn)]
+    names = [leaf.name for leaf in partitions.leaves(ground.conn)]
     assert len(names) == 4
     positions = ground.write(2)
     assert ground.number("select count(*) from anabranch.log_default") == 0
     assert ground.number(f"select count(*) from anabranch.{names[0]}") == 4
     ground.sweep(40)
     assert ground.floor == positions[-1]
-    after = [leaf.name for leaf in log_partitions.leaves(ground.conn)]
+    after = [leaf.name for leaf in partitions.leaves(ground.conn)]
     assert not set(names) & set(after)
     assert len(after) == 4
     assert ground.positions() == []
@@ -250,16 +251,16 @@ def test_a_partition_that_another_database_needs_stays_and_gives_up_the_rows_of_
 def test_a_partition_waits_for_whoever_reads_the_log(ground: Ground) -> None:
     """Nobody is kept waiting: a lock that can't be had at once is left for a later sweep."""
     ground.sweep()
-    names = {leaf.name for leaf in log_partitions.leaves(ground.conn)}
+    names = {leaf.name for leaf in partitions.leaves(ground.conn)}
     ground.write(2)
     with connect(ground.url, application_name="reader") as reader:
         reader.execute("select count(*) from anabranch.log")
         began = time.monotonic()
         ground.sweep(40)
         assert time.monotonic() - began < 10
-        assert names <= {leaf.name for leaf in log_partitions.leaves(ground.conn)}
+        assert names <= {leaf.name for leaf in partitions.leaves(ground.conn)}
     ground.sweep(40)
-    assert not names & {leaf.name for leaf in log_partitions.leaves(ground.conn)}
+    assert not names & {leaf.name for leaf in partitions.leaves(ground.conn)}
 
 
 def test_writers_and_readers_go_on_while_it_sweeps(ground: Ground) -> None:
@@ -322,7 +323,7 @@ def test_a_status_says_what_a_sweep_then_does(ground: Ground) -> None:
     positions = ground.write(3)
     ground.node("A", positions[1], seen_days=39)
     now_ms = ground.now_ms + 40 * DAY_MS
-    [kept] = retention.databases(ground.conn, "app")
+    [kept] = floor.databases(ground.conn, "app")
     found = status(ground.conn, kept, now_ms)
     assert found.look.target == positions[1]
     assert found.look.bounds[0].hold.name == "NODE"

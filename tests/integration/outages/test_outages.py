@@ -23,8 +23,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from anabranch.runtime.fleet import SERVICES
 from anabranch.runtime.health import probe
 from anabranch.store import migrate
-from anabranch.store.engine import connect
-from anabranch.store.registration import add_table, create_database
+from anabranch.store.catalog.registration import add_table, create_database
+from anabranch.store.session.engine import connect
 from anabranch.testkit.callers import KINDS, Callers
 from anabranch.testkit.gate import Gate
 from anabranch.testkit.postgres import HOST, EmbeddedPostgres

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 
 from anabranch.clock import Clock
-from anabranch.store import api_keys
+from anabranch.store.nodes import api_keys
 from anabranch.testkit.resolver_rig import Made, ResolverRig, RigNode
 from anabranch.v1 import batch_pb2, resolver_pb2, resolver_pb2_grpc, verdict_pb2
 

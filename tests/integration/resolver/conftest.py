@@ -12,7 +12,7 @@ import structlog
 from tests.integration.resolver.calls import Service, resolver_process
 
 from anabranch.clock import Clock
-from anabranch.store.claim import open_session, session_options
+from anabranch.store.inbox.claim import open_session, session_options
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch_conflict_resolver.bell import Bell
 from anabranch_conflict_resolver.functions import Functions

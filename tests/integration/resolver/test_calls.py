@@ -12,7 +12,7 @@ import pytest
 from tests.integration.resolver.calls import Service, decided
 
 from anabranch.runtime.errors import error_info
-from anabranch.store.channels import CLAIM_LOCK_CLASS
+from anabranch.store.session.channels import CLAIM_LOCK_CLASS
 from anabranch.testkit.resolver_rig import Made, ResolverRig
 from anabranch.v1 import batch_pb2, errors_pb2, verdict_pb2
 from anabranch.wire.envelopes import receive

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anabranch.store.captured_backlog import CapturedBacklog, captured_backlogs
+from anabranch.store.capture.backlog import CapturedBacklog, captured_backlogs
 from anabranch.testkit.resolver_rig import ResolverRig
 
 MOST = 100

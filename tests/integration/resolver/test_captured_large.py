@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from anabranch.merge import SERVER_NODE
-from anabranch.store import captured, captured_large
-from anabranch.store.claim import open_session, session_options
-from anabranch.store.engine import Session
-from anabranch.store.out_of_sync import tear
+from anabranch.store.capture import captured, large
+from anabranch.store.catalog.out_of_sync import tear
+from anabranch.store.inbox.claim import open_session, session_options
+from anabranch.store.session.engine import Session
 from anabranch.testkit.oracle import read_server, replay
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch_conflict_resolver import captured_pieces, drain, drain_backlog
@@ -282,11 +282,11 @@ def test_nor_where_each_transaction_is_taken_in_pieces(rig: ResolverRig) -> None
 def test_the_scan_of_a_backlog_has_a_time_limit_of_its_own(rig: ResolverRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may take longer than any other statement of a group; what comes after it may not."""
     slow = b"where (select true from pg_sleep(2.5)) and database_id"
-    scan = captured_large.FIRST_TO_END.replace(b"where database_id", slow)
-    assert scan != captured_large.FIRST_TO_END
-    monkeypatch.setattr(captured_large, "FIRST_TO_END", scan)
+    scan = large.FIRST_TO_END.replace(b"where database_id", slow)
+    assert scan != large.FIRST_TO_END
+    monkeypatch.setattr(large, "FIRST_TO_END", scan)
     limits: list[Any] = []
-    read_whole = captured_large.read_whole
+    read_whole = large.read_whole
 
     def and_look(conn: Any, *arguments: Any) -> Any:
         asked = "select current_setting('statement_timeout'), current_setting('transaction_timeout', true)"
@@ -362,7 +362,7 @@ def test_large_rows_are_taken_by_their_bytes(rig: ResolverRig, monkeypatch: pyte
     monkeypatch.setattr(drain, "MOST_BYTES", 2_000)
     monkeypatch.setattr(captured_pieces, "PIECE_BYTES", 2_000)
     sizes: list[int] = []
-    for module, name in ((captured, "read"), (captured_large, "read_of"), (captured_large, "read_whole")):
+    for module, name in ((captured, "read"), (large, "read_of"), (large, "read_whole")):
         real = getattr(module, name)
 
         def measured(*arguments: Any, real: Any = real) -> Any:

@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from anabranch.cli.app import app
-from anabranch.store.catalog import load_database
-from anabranch.store.drift import drift, stopped_tables
-from anabranch.store.gather import restart_captures
+from anabranch.store.catalog.databases import load_database
+from anabranch.store.catalog.drift import drift, stopped_tables
+from anabranch.store.catalog.gather import restart_captures
 from anabranch.testkit.resolver_rig import ResolverRig
 
 TABLES = """

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from anabranch.store import captured
-from anabranch.store.engine import Session
+from anabranch.store.capture import captured
+from anabranch.store.session.engine import Session
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch_conflict_resolver.captured_watch import QUICK_S, SILENCE_SHARE, CapturedWatch
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from anabranch.store.engine import Session
-from anabranch.store.errors import PostgresError
+from anabranch.store.session.engine import Session
+from anabranch.store.session.errors import PostgresError
 from anabranch.testkit.oracle import read_server, replay
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch_conflict_resolver import carry_out, decide_group, drain
@@ -66,7 +66,7 @@ def test_in_a_deadlock_the_group_gives_way(make_rig: Any, monkeypatch: pytest.Mo
 
 
 def test_a_session_that_claims_gives_up_before_anybody_looks_for_a_deadlock(migrated_url: str) -> None:
-    from anabranch.store.claim import open_session, session_options
+    from anabranch.store.inbox.claim import open_session, session_options
 
     options = session_options(statement_timeout_ms=10_000, lock_timeout_ms=60_000, idle_timeout_ms=5_000)
     with open_session(migrated_url, options) as session:
@@ -96,7 +96,7 @@ def test_prepared_transactions_come_when_they_are_committed(rig: ResolverRig) ->
 
 
 def test_a_long_transaction_has_its_whole_time_again_after_each_piece(migrated_url: str) -> None:
-    from anabranch.store.claim import open_session, renew, session_options
+    from anabranch.store.inbox.claim import open_session, renew, session_options
 
     options = session_options(statement_timeout_ms=200, lock_timeout_ms=100, idle_timeout_ms=5_000)
     with open_session(migrated_url, options) as session:

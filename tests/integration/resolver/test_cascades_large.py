@@ -8,10 +8,10 @@ import pytest
 
 from anabranch.merge import SERVER_NODE
 from anabranch.runtime.errors import Failure
-from anabranch.store import captured
-from anabranch.store.chain import next_link
-from anabranch.store.claim import session_options
-from anabranch.store.seal import EMPTY_CHAIN
+from anabranch.store.capture import captured
+from anabranch.store.group.chain import next_link
+from anabranch.store.inbox.claim import session_options
+from anabranch.store.log.seal import EMPTY_CHAIN
 from anabranch.testkit.oracle import read_server, replay
 from anabranch.testkit.resolver_rig import Made, ResolverRig, RigNode
 from anabranch.v1 import batch_pb2, change_pb2, errors_pb2, resolver_pb2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anabranch.store.compactions import read_head, read_log_sums
+from anabranch.store.lake.compactions import read_head, read_log_sums
 from anabranch.testkit.resolver_rig import ResolverRig
 
 

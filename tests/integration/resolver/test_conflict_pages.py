@@ -9,7 +9,7 @@ import pytest
 from tests.integration.resolver.calls import Service, decided
 
 from anabranch.runtime.errors import error_info
-from anabranch.store import conflicts
+from anabranch.store.log import conflicts
 from anabranch.testkit.resolver_rig import ResolverRig, RigNode
 from anabranch.v1 import value_pb2
 

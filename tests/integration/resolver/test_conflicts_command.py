@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from anabranch.cli.app import app
-from anabranch.store import registration
-from anabranch.store.engine import connect
+from anabranch.store.catalog import registration
+from anabranch.store.session.engine import connect
 from anabranch.testkit.resolver_rig import ResolverRig
 
 TABLES = """

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.store.registration import add_table
+from anabranch.store.catalog.registration import add_table
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch_conflict_resolver import carry_out
 

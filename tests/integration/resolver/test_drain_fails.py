@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from anabranch.store.catalog import load_database
-from anabranch.store.drift import drift, stopped_tables
+from anabranch.store.catalog.databases import load_database
+from anabranch.store.catalog.drift import drift, stopped_tables
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch_conflict_resolver import drain
 from anabranch_conflict_resolver.evidence import FAILURES_AT_MOST

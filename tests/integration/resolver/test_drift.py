@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from anabranch.store.waves import DatabaseError
+from anabranch.store.group.waves import DatabaseError
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch_conflict_resolver import memory
 

@@ -12,9 +12,9 @@ import pytest
 
 from anabranch.clock import Clock
 from anabranch.merge import Batch
-from anabranch.store import take
-from anabranch.store.claim import open_session, session_options
-from anabranch.store.waves import DatabaseError
+from anabranch.store.group.waves import DatabaseError
+from anabranch.store.inbox import take
+from anabranch.store.inbox.claim import open_session, session_options
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch_conflict_resolver import group_commit, waves
 from anabranch_conflict_resolver.decide_group import decide_group

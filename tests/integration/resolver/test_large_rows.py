@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from anabranch.store import captured_large, large_images
-from anabranch.store.catalog import load_database
-from anabranch.store.drift import drift, stopped_tables
+from anabranch.store.capture import large, large_images
+from anabranch.store.catalog.databases import load_database
+from anabranch.store.catalog.drift import drift, stopped_tables
 from anabranch.testkit.oracle import read_server, replay
 from anabranch.testkit.resolver_rig import ResolverRig
 
@@ -119,7 +119,7 @@ def test_what_a_large_row_becomes_is_what_any_row_becomes(make_rig: Any, monkeyp
 
 
 def test_a_row_that_is_too_large_sets_its_table_aside(make_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(captured_large, "CARRIED_BYTES", 20 * MB)
+    monkeypatch.setattr(large, "CARRIED_BYTES", 20 * MB)
     rig: ResolverRig = make_rig(TABLES, {"doc": None, "todo": None})
     a = rig.node("a")
     rig.sql("insert into app.doc (id, body) values ('large', repeat('x', 21 * 1024 * 1024))")

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.limits import MAX_KEY_BYTES
-from anabranch.store import conflicts
-from anabranch.store.conflicts import Wanted
-from anabranch.store.index_keys import index_key, index_keys
+from anabranch.store.cells.index_keys import index_key, index_keys
+from anabranch.store.log import conflicts
+from anabranch.store.log.conflicts import Wanted
 from anabranch.testkit.oracle import read_server, replay
 from anabranch.testkit.resolver_rig import ResolverRig
 

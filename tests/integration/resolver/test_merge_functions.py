@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from anabranch.clock import Clock
-from anabranch.store.claim import open_session, session_options
+from anabranch.store.inbox.claim import open_session, session_options
 from anabranch.testkit.merge_functions import install
 from anabranch.testkit.resolver_rig import Made, ResolverRig, RigNode
 from anabranch_conflict_resolver.functions import Functions

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from anabranch.store.claim import open_session, session_options
-from anabranch.store.errors import PostgresError
+from anabranch.store.inbox.claim import open_session, session_options
+from anabranch.store.session.errors import PostgresError
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch_conflict_resolver import waves
 

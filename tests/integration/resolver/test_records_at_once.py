@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.store import at_once
+from anabranch.store.session import at_once
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch_conflict_resolver import records
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from anabranch.clock import Clock
-from anabranch.store.claim import open_session, session_options
+from anabranch.store.inbox.claim import open_session, session_options
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch_conflict_resolver.group_commit import GroupLimits, commit_group
 from anabranch_conflict_resolver.memory import Memory

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.store import undrained
+from anabranch.store.capture import undrained
 from anabranch.testkit.resolver_rig import ResolverRig
 
 

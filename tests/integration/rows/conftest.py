@@ -6,9 +6,9 @@ import pytest
 
 from anabranch.schema import Table
 from anabranch.store import migrate
-from anabranch.store.catalog import load_database
-from anabranch.store.engine import Session, connect
-from anabranch.store.registration import add_table, create_database
+from anabranch.store.catalog.databases import load_database
+from anabranch.store.catalog.registration import add_table, create_database
+from anabranch.store.session.engine import Session, connect
 from anabranch.testkit.databases import TestDatabases
 
 Register = Callable[[str, str], Table]

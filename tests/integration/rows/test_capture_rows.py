@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from anabranch.schema import Cell, Table
-from anabranch.store.capture_rows import UndecodableError, decode
-from anabranch.store.engine import Session, SessionOptions, connect
-from anabranch.store.sums import scan_rows
+from anabranch.store.capture.rows import UndecodableError, decode
+from anabranch.store.catalog.sums import scan_rows
+from anabranch.store.session.engine import Session, SessionOptions, connect
 
 Register = Callable[[str, str], Table]
 

@@ -8,11 +8,8 @@ from hypothesis import strategies as st
 from psycopg import errors
 
 from anabranch.merge.model import RowVersion, Stamp
-from anabranch.store import group_records
-from anabranch.store.at_once import together
-from anabranch.store.channels import GROUPS_CHANNEL
-from anabranch.store.engine import Session, connect
-from anabranch.store.group_records import (
+from anabranch.store.group import records
+from anabranch.store.group.records import (
     BatchRow,
     ConflictRow,
     GroupRow,
@@ -21,7 +18,10 @@ from anabranch.store.group_records import (
     SumRow,
     VersionRow,
 )
-from anabranch.store.seal import EMPTY_CHAIN
+from anabranch.store.log.seal import EMPTY_CHAIN
+from anabranch.store.session.at_once import together
+from anabranch.store.session.channels import GROUPS_CHANNEL
+from anabranch.store.session.engine import Session, connect
 from anabranch.testkit.cell_strategies import texts
 
 
@@ -53,11 +53,11 @@ def stored(conn: Session, table: str) -> list[tuple[object, ...]]:
 
 
 def test_the_head_is_the_last_group(conn: Session, database: int) -> None:
-    assert group_records.read_head(conn, database) == Head(0, EMPTY_CHAIN)
+    assert records.read_head(conn, database) == Head(0, EMPTY_CHAIN)
     for position, chain in ((2**41 + 5, b"a" * 16), (2**41 + 7, b"b" * 16), (2**41 + 6, b"c" * 16)):
-        group_records.write_group(conn, database, position, GroupRow(2, 3, chain, [b"sum", b""]))
-    assert group_records.read_head(conn, database) == Head(2**41 + 7, b"b" * 16)
-    assert group_records.read_head(conn, database + 1) == Head(0, EMPTY_CHAIN)
+        records.write_group(conn, database, position, GroupRow(2, 3, chain, [b"sum", b""]))
+    assert records.read_head(conn, database) == Head(2**41 + 7, b"b" * 16)
+    assert records.read_head(conn, database + 1) == Head(0, EMPTY_CHAIN)
     assert stored(conn, "groups")[0] == (database, 2**41 + 5, 2, 3, b"a" * 16, [b"sum", b""])
 
 
@@ -68,7 +68,7 @@ def test_the_log_keeps_every_field(conn: Session, database: int) -> None:
         LogRow("b1", 1, "n1", 8, '["a","b"]', 1, b"", (), b"i" * 16),
         LogRow("b2", 0, "n2", 7, "ü\U0001f600", 4, b"x" * 5_000, ("a",), b"j" * 16),
     ]
-    group_records.write_log(conn, database, 2**41, rows)
+    records.write_log(conn, database, 2**41, rows)
     assert stored(conn, "log") == [
         (database, 2**41, "b1", 0, "n1", 7, "k", 2, b"\x00effect", list(names), b"h" * 16, None, None),
         (database, 2**41, "b1", 1, "n1", 8, '["a","b"]', 1, b"", [], b"i" * 16, None, None),
@@ -81,16 +81,16 @@ def test_verdicts_conflicts_and_sums_keep_every_field(conn: Session, database: i
         BatchRow("b2", "n1", "p1", b"s" * 32, 1, 0, 4, b"v1"),
         BatchRow("b1", "n2", "p2", b"t" * 32, 2, 6, 5, b""),
     ]
-    group_records.write_batches(conn, database, 9, 99, batches)
+    records.write_batches(conn, database, 9, 99, batches)
     assert stored(conn, "batches") == [
         (database, "b1", "n2", "p2", b"t" * 32, 2, 6, 9, 5, b"", 99),
         (database, "b2", "n1", "p1", b"s" * 32, 1, 0, 9, 4, b"v1", 99),
     ]
     conflicts = [ConflictRow("b1", 3, table, "k", "", b"lost", "b0", "n0", "b1", "n1")]
-    group_records.write_conflicts(conn, database, 9, conflicts)
+    records.write_conflicts(conn, database, 9, conflicts)
     assert stored(conn, "conflicts") == [(database, 9, "b1", 3, table, "k", "", b"lost", "b0", "n0", "b1", "n1")]
-    group_records.write_sums(conn, 9, [SumRow(table, 5, b"a" * 16)])
-    group_records.write_sums(conn, 10, [SumRow(table, 2**40, b"b" * 16)])
+    records.write_sums(conn, 9, [SumRow(table, 5, b"a" * 16)])
+    records.write_sums(conn, 10, [SumRow(table, 2**40, b"b" * 16)])
     assert stored(conn, "table_sums") == [(table, 10, 2**40, b"b" * 16)]
 
 
@@ -124,18 +124,18 @@ def test_a_rows_history_comes_back_as_it_was_written(
 ) -> None:
     conn.execute("truncate anabranch.row_versions")
     asked = [*rows, *others, *rows]
-    group_records.insert_versions(conn, [VersionRow(*at, first) for at, (first, _) in rows.items()])
-    assert group_records.read_versions(conn, asked)() == {at: first for at, (first, _) in rows.items()}
-    group_records.update_versions(conn, [VersionRow(*at, second) for at, (_, second) in rows.items()])
-    assert group_records.read_versions(conn, asked)() == {at: second for at, (_, second) in rows.items()}
+    records.insert_versions(conn, [VersionRow(*at, first) for at, (first, _) in rows.items()])
+    assert records.read_versions(conn, asked)() == {at: first for at, (first, _) in rows.items()}
+    records.update_versions(conn, [VersionRow(*at, second) for at, (_, second) in rows.items()])
+    assert records.read_versions(conn, asked)() == {at: second for at, (_, second) in rows.items()}
 
 
 def test_a_history_that_is_not_there_is_noticed(conn: Session) -> None:
     conn.execute("truncate anabranch.row_versions")
     version = RowVersion(1, "n", "b")
-    group_records.insert_versions(conn, [VersionRow(1, "here", version)])
+    records.insert_versions(conn, [VersionRow(1, "here", version)])
     with pytest.raises(RuntimeError, match="2 records named, 1 there"):
-        group_records.update_versions(conn, [VersionRow(1, "here", version), VersionRow(2, "here", version)])
+        records.update_versions(conn, [VersionRow(1, "here", version), VersionRow(2, "here", version)])
 
 
 def test_decided_batches_leave_the_inbox(conn: Session, database: int) -> None:
@@ -146,38 +146,38 @@ def test_decided_batches_leave_the_inbox(conn: Session, database: int) -> None:
                values (%s, %s, 'n', 'p', 0, '', '', 0)""",
             [database, batch_id],
         )
-    group_records.delete_inbox(conn, database, ["c", "a"])
+    records.delete_inbox(conn, database, ["c", "a"])
     assert [row[1] for row in stored(conn, "inbox")] == ["b"]
     with pytest.raises(RuntimeError, match="2 records named, 1 there"):
-        group_records.delete_inbox(conn, database, ["b", "a"])
+        records.delete_inbox(conn, database, ["b", "a"])
 
 
 @pytest.mark.parametrize("few", [False, True])
 def test_statements_sent_together_do_what_they_do_alone(conn: Session, database: int, few: bool) -> None:
     version = RowVersion(1, "n", "b")
     with conn.transaction(), together(conn, few=few) as send:
-        group_records.write_group(conn, database, 5, GroupRow(1, 1, b"a" * 16, []))
-        group_records.insert_versions(conn, [VersionRow(1, "k", version)])
+        records.write_group(conn, database, 5, GroupRow(1, 1, b"a" * 16, []))
+        records.insert_versions(conn, [VersionRow(1, "k", version)])
         send()
-        group_records.update_versions(conn, [VersionRow(1, "k", RowVersion(2, "n", "b"))])
-        group_records.notify_group(conn, database, 5, ["b"])
-    assert group_records.read_head(conn, database).position == 5
-    assert group_records.read_versions(conn, [(1, "k")])() == {(1, "k"): RowVersion(2, "n", "b")}
+        records.update_versions(conn, [VersionRow(1, "k", RowVersion(2, "n", "b"))])
+        records.notify_group(conn, database, 5, ["b"])
+    assert records.read_head(conn, database).position == 5
+    assert records.read_versions(conn, [(1, "k")])() == {(1, "k"): RowVersion(2, "n", "b")}
 
 
 @pytest.mark.parametrize("few", [False, True])
 def test_counts_are_checked_of_statements_sent_together(conn: Session, database: int, few: bool) -> None:
     def write() -> None:
         with conn.transaction(), together(conn, few=few):
-            group_records.write_group(conn, database, 6, GroupRow(1, 1, b"a" * 16, []))
-            group_records.delete_inbox(conn, database, ["nobody"])
+            records.write_group(conn, database, 6, GroupRow(1, 1, b"a" * 16, []))
+            records.delete_inbox(conn, database, ["nobody"])
 
     with pytest.raises(RuntimeError, match="1 records named, 0 there"):
         write()
-    assert group_records.read_head(conn, database).position == 0
+    assert records.read_head(conn, database).position == 0
     # And the connection is as before.
     with pytest.raises(RuntimeError, match="1 records named, 0 there"):
-        group_records.delete_inbox(conn, database, ["nobody"])
+        records.delete_inbox(conn, database, ["nobody"])
 
 
 @pytest.mark.parametrize("few", [False, True])
@@ -186,13 +186,13 @@ def test_a_failure_among_statements_sent_together_is_raised(conn: Session, datab
 
     def write() -> None:
         with conn.transaction(), together(conn, few=few):
-            group_records.write_group(conn, database, 7, row)
-            group_records.write_group(conn, database, 7, row)
-            group_records.delete_inbox(conn, database, ["nobody"])
+            records.write_group(conn, database, 7, row)
+            records.write_group(conn, database, 7, row)
+            records.delete_inbox(conn, database, ["nobody"])
 
     with pytest.raises(errors.UniqueViolation):
         write()
-    assert group_records.read_head(conn, database).position == 0
+    assert records.read_head(conn, database).position == 0
 
 
 @pytest.mark.parametrize("count", [0, 1, 277, 278, 279, 1000])
@@ -200,7 +200,7 @@ def test_notifications_name_every_batch_once_and_stay_small(conn: Session, rows_
     ids = [f"{n:026}" for n in range(count)]
     with connect(rows_url, application_name="listener", autocommit=True) as listener:
         listener.execute(f"listen {GROUPS_CHANNEL}")
-        group_records.notify_group(conn, 12, 2**41, ids)
+        records.notify_group(conn, 12, 2**41, ids)
         conn.execute("select pg_notify(%s, 'end')", [GROUPS_CHANNEL])
         payloads = []
         for notification in listener.notifies(timeout=20):
@@ -218,11 +218,11 @@ def test_notifications_name_every_batch_once_and_stay_small(conn: Session, rows_
 def test_nothing_to_record_sends_nothing(rows_url: str) -> None:
     closed = connect(rows_url, application_name="closed")
     closed.close()
-    group_records.write_log(closed, 1, 1, [])
-    group_records.insert_versions(closed, [])
-    group_records.update_versions(closed, [])
-    group_records.write_batches(closed, 1, 1, 1, [])
-    group_records.write_conflicts(closed, 1, 1, [])
-    group_records.write_sums(closed, 1, [])
-    group_records.delete_inbox(closed, 1, [])
-    assert group_records.read_versions(closed, [])() == {}
+    records.write_log(closed, 1, 1, [])
+    records.insert_versions(closed, [])
+    records.update_versions(closed, [])
+    records.write_batches(closed, 1, 1, 1, [])
+    records.write_conflicts(closed, 1, 1, [])
+    records.write_sums(closed, 1, [])
+    records.delete_inbox(closed, 1, [])
+    assert records.read_versions(closed, [])() == {}

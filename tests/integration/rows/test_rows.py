@@ -8,10 +8,10 @@ import pytest
 from psycopg import errors
 
 from anabranch.schema import Cell, Column, Kind, Table, key_text
-from anabranch.store import binary
-from anabranch.store.engine import Session, connect
-from anabranch.store.rows import TableSql
-from anabranch.store.rows_statements import Statements
+from anabranch.store.group.rows import TableSql
+from anabranch.store.group.rows_statements import Statements
+from anabranch.store.session import binary
+from anabranch.store.session.engine import Session, connect
 
 Register = Callable[[str, str], Table]
 ODD_NAMES = [

@@ -19,9 +19,9 @@ from anabranch.schema.cells import (
     TIMESTAMP_MINUS_INFINITY,
     Literal,
 )
-from anabranch.store.binary import NulInText
-from anabranch.store.engine import Session
-from anabranch.store.rows import TableSql
+from anabranch.store.group.rows import TableSql
+from anabranch.store.session.binary import NulInText
+from anabranch.store.session.engine import Session
 from anabranch.testkit.cell_strategies import cells
 
 Register = Callable[[str, str], Table]

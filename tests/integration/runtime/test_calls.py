@@ -19,8 +19,8 @@ from anabranch import clock, faults
 from anabranch.runtime import metrics
 from anabranch.runtime.errors import CODES, reason_name
 from anabranch.store import migrate
-from anabranch.store.engine import connect
-from anabranch.store.registration import create_database
+from anabranch.store.catalog.registration import create_database
+from anabranch.store.session.engine import connect
 from anabranch.testkit import echo_service as behaviour
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.echo import Echo, bearer, echo_service, failing, failure, get, now_ms, subscribe

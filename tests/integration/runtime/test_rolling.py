@@ -18,8 +18,8 @@ from tests.integration.runtime.rolling_load import DATABASE, STREAMS, Load
 from anabranch.runtime.fleet import SERVICES, Fleet
 from anabranch.runtime.health import probe
 from anabranch.store import migrate
-from anabranch.store.engine import connect
-from anabranch.store.registration import add_table, create_database
+from anabranch.store.catalog.registration import add_table, create_database
+from anabranch.store.session.engine import connect
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.gate import Gate
 from anabranch.testkit.next_release import REVISION, NextRelease

@@ -18,9 +18,9 @@ from anabranch.client import RemoteDb, SyncedDb
 from anabranch.client.errors import CallFailed
 from anabranch.client.events import State
 from anabranch.store import migrate
-from anabranch.store.engine import connect
-from anabranch.store.registration import add_table, create_database
-from anabranch.store.status import read_status
+from anabranch.store.catalog.registration import add_table, create_database
+from anabranch.store.catalog.status import read_status
+from anabranch.store.session.engine import connect
 from anabranch.testkit import echo_service as behaviour
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.echo import Echo, echo_service

@@ -14,9 +14,9 @@ from ulid import ULID
 from anabranch.runtime.fleet import SERVICES, FleetError
 from anabranch.runtime.health import probe
 from anabranch.store import migrate
-from anabranch.store.engine import connect
-from anabranch.store.registration import add_table, create_database
-from anabranch.store.status import read_status
+from anabranch.store.catalog.registration import add_table, create_database
+from anabranch.store.catalog.status import read_status
+from anabranch.store.session.engine import connect
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.echo import bearer
 from anabranch.testkit.stack import Stack

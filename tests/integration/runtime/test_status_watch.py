@@ -22,7 +22,7 @@ from tests.integration.janitor.conftest import make_database
 from anabranch.cli.status import read, shown
 from anabranch.cli.status_lines import SHOWN_NODES
 from anabranch.store import migrate
-from anabranch.store.engine import connect
+from anabranch.store.session.engine import connect
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.log_writer import LogWriter
 from anabranch.testkit.postgres import EmbeddedPostgres

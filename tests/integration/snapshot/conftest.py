@@ -10,8 +10,8 @@ import pytest
 from ulid import ULID
 
 from anabranch.store import migrate
-from anabranch.store.engine import Session, connect
-from anabranch.store.registration import add_table, create_database
+from anabranch.store.catalog.registration import add_table, create_database
+from anabranch.store.session.engine import Session, connect
 from anabranch.testkit.base_writer import BaseWriter
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.log_writer import LogWriter

@@ -13,9 +13,9 @@ import pytest
 from tests.integration.snapshot.pulled import Pulled, rows
 from tests.integration.snapshot.test_pull_base import SETTINGS, allow, from_postgres
 
-from anabranch.store.registration import add_table
-from anabranch.store.retention import databases
-from anabranch.store.retention_status import look
+from anabranch.store.catalog.registration import add_table
+from anabranch.store.retention.floor import databases
+from anabranch.store.retention.status import look
 from anabranch.testkit.base_writer import BaseWriter
 from anabranch.testkit.ingest_rig import failed
 from anabranch.testkit.log_writer import LogWriter

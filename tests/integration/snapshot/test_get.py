@@ -10,7 +10,7 @@ import grpc
 import pytest
 from ulid import ULID
 
-from anabranch.store.seal import position_token
+from anabranch.store.log.seal import position_token
 from anabranch.testkit.ingest_rig import Failed
 from anabranch.testkit.log_writer import Logged, LogWriter
 from anabranch.testkit.snapshot_reader import Reader, whole_groups

@@ -15,9 +15,9 @@ from ulid import ULID
 from anabranch import limits
 from anabranch.columnar.arrow_types import arrow_schema
 from anabranch.columnar.chunks import from_ipc
-from anabranch.store.catalog import load_database
-from anabranch.store.engine import connect
-from anabranch.store.registration import add_table
+from anabranch.store.catalog.databases import load_database
+from anabranch.store.catalog.registration import add_table
+from anabranch.store.session.engine import connect
 from anabranch.testkit.ingest_rig import Failed, failed
 from anabranch.testkit.log_writer import LogWriter
 from anabranch.testkit.snapshot_reader import Reader, whole_groups

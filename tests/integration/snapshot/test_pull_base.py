@@ -18,12 +18,12 @@ from ulid import ULID
 from anabranch.columnar.base_reader import Place
 from anabranch.columnar.chunks import from_ipc
 from anabranch.runtime.errors import Failure
-from anabranch.store.binary_cells import quote
-from anabranch.store.catalog import load_database
-from anabranch.store.engine import connect
-from anabranch.store.history import Known
-from anabranch.store.registration import add_table
-from anabranch.store.seal import open_content, seal_content
+from anabranch.store.catalog.databases import load_database
+from anabranch.store.catalog.registration import add_table
+from anabranch.store.cells.binary_cells import quote
+from anabranch.store.log.history import Known
+from anabranch.store.log.seal import open_content, seal_content
+from anabranch.store.session.engine import connect
 from anabranch.testkit.base_writer import BaseWriter, FileRows
 from anabranch.testkit.ingest_rig import Device, IngestRig, failed
 from anabranch.testkit.log_writer import LogWriter

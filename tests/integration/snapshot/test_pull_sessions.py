@@ -10,7 +10,7 @@ import grpc
 import pytest
 from tests.integration.snapshot.pulled import Pulled, rows
 
-from anabranch.store.engine import connect
+from anabranch.store.session.engine import connect
 from anabranch.testkit.ingest_rig import failed
 from anabranch.testkit.log_writer import LogWriter
 from anabranch.testkit.snapshot_reader import Reader

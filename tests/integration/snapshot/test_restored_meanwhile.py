@@ -13,7 +13,7 @@ import pytest
 from tests.integration.snapshot.pulled import Pulled, rows
 from tests.integration.snapshot.test_compare import Comparison
 
-from anabranch.store.engine import connect
+from anabranch.store.session.engine import connect
 from anabranch.testkit.base_writer import BaseWriter
 from anabranch.testkit.ingest_rig import Failed, failed
 from anabranch.testkit.log_writer import LogWriter

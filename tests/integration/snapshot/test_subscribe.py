@@ -12,7 +12,7 @@ import psutil
 import pytest
 from ulid import ULID
 
-from anabranch.store.engine import connect
+from anabranch.store.session.engine import connect
 from anabranch.testkit.ingest_rig import failed
 from anabranch.testkit.log_writer import Logged, LogWriter
 from anabranch.testkit.snapshot_reader import Reader, whole_groups

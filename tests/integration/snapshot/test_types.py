@@ -14,10 +14,10 @@ from anabranch.columnar.arrow_types import arrow_type, to_cells
 from anabranch.columnar.chunks import from_ipc
 from anabranch.schema import Cell, Column, Kind, Table
 from anabranch.schema.cells import DATE_INFINITY, TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY, Literal
-from anabranch.store.binary_cells import Row, quote
-from anabranch.store.catalog import load_database
-from anabranch.store.registration import add_table
-from anabranch.store.rows import TableSql
+from anabranch.store.catalog.databases import load_database
+from anabranch.store.catalog.registration import add_table
+from anabranch.store.cells.binary_cells import Row, quote
+from anabranch.store.group.rows import TableSql
 from anabranch.testkit.snapshot_reader import Reader
 
 # Type, and what to store, as SQL; each list is read with a NULL behind it.

@@ -18,7 +18,7 @@ from anabranch.canonical import SUM_MODULUS, RowEncoder
 from anabranch.columnar.file_columns import file_table
 from anabranch.schema import Cell, Column, Kind, Table
 from anabranch.schema.cells import Literal
-from anabranch.store.file_codecs import file_codecs
+from anabranch.store.cells.file_codecs import file_codecs
 from anabranch.testkit.cell_strategies import cells
 from anabranch.v1 import change_pb2, value_pb2
 from anabranch.wire.effects import DELETE, INSERT, NONE, UPDATE, Effect, EffectBuilder

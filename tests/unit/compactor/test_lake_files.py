@@ -8,7 +8,7 @@ import pytest
 from pyarrow import fs
 
 from anabranch.columnar.manifest import MANIFESTS, Manifest, manifest_path, to_json
-from anabranch.store.compactions import Published
+from anabranch.store.lake.compactions import Published
 from anabranch_compactor import lake_files
 from anabranch_compactor.lake_files import LakeFiles, RootError
 from anabranch_compactor.orphans import needed, remove_orphans, run_of

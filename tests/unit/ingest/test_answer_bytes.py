@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.store.heads import DatabaseHead
-from anabranch.store.seal import chain_of
+from anabranch.store.inbox.heads import DatabaseHead
+from anabranch.store.log.seal import chain_of
 from anabranch.v1 import errors_pb2, ingest_pb2, position_pb2, verdict_pb2
 from anabranch_ingest import answers
 

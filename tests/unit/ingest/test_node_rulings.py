@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.store.nodes import Call, Mode, NodeRow
+from anabranch.store.nodes.tokens import Call, Mode, NodeRow
 from anabranch_ingest.tokens import Ruling, judge
 
 CURRENT, PREVIOUS, NEW, OTHER = b"current", b"previous", b"new", b"other"

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from anabranch.runtime.errors import Failure
-from anabranch.store.inbox import Arrival
+from anabranch.store.inbox.append import Arrival
 from anabranch.v1 import errors_pb2
 from anabranch_ingest.queueing import FairQueue, Submission
 from anabranch_ingest.waiting import Ticket

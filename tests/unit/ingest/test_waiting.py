@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from anabranch.store.listening import Heard
-from anabranch.store.verdicts import Decided
+from anabranch.store.inbox.verdicts import Decided
+from anabranch.store.session.listening import Heard
 from anabranch.v1 import errors_pb2, verdict_pb2
 from anabranch_ingest import waiting as waiting_module
 from anabranch_ingest.waiting import Ticket, Waiting

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.store.errors import Fault, Remedy
-from anabranch.store.take import LOST, PROGRAM
+from anabranch.store.inbox.take import LOST, PROGRAM
+from anabranch.store.session.errors import Fault, Remedy
 from anabranch.v1 import errors_pb2
 from anabranch_conflict_resolver.evidence import (
     CONTROLS,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.merge import MutationType, Write
-from anabranch.store.take import Taken
+from anabranch.store.inbox.take import Taken
 from anabranch_conflict_resolver.bell import Bell
 from anabranch_conflict_resolver.decode import Decoded
 from anabranch_conflict_resolver.isolate import plans

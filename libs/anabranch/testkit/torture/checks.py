@@ -18,9 +18,9 @@ from ulid import ULID
 
 from anabranch.merge import SERVER_NODE
 from anabranch.schema import Cell
-from anabranch.store.catalog import Database
-from anabranch.store.engine import Session
-from anabranch.store.sums import scan_sum
+from anabranch.store.catalog.databases import Database
+from anabranch.store.catalog.sums import scan_sum
+from anabranch.store.session.engine import Session
 from anabranch.testkit import oracle
 from anabranch.testkit.remote import remote_of
 from anabranch.testkit.stack import Stack

@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from anabranch import clock, faults
-from anabranch.store.engine import connect
-from anabranch.store.waves import DatabaseError
+from anabranch.store.group.waves import DatabaseError
+from anabranch.store.session.engine import connect
 from anabranch.testkit.postgres import EmbeddedPostgres
 from anabranch.testkit.stack import Stack
 from anabranch.testkit.torture.lake import COMPACTOR_POINTS, JANITOR_POINTS, Lake

@@ -29,9 +29,9 @@ from ulid import ULID
 
 from anabranch import clock, faults
 from anabranch.runtime.compactor_job import program
-from anabranch.store.catalog import Database
-from anabranch.store.engine import Session, connect
-from anabranch.store.waves import DatabaseError
+from anabranch.store.catalog.databases import Database
+from anabranch.store.group.waves import DatabaseError
+from anabranch.store.session.engine import Session, connect
 from anabranch.testkit.stack import Stack
 
 JANITOR = "retention-janitor"

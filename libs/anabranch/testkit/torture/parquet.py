@@ -12,10 +12,10 @@ from anabranch.columnar.manifest import Manifest, from_json
 from anabranch.columnar.row_states import DELETE, INSERT, NONE, Key, Row
 from anabranch.schema import Cell, Table
 from anabranch.schema.cells import key_text
-from anabranch.store import compactions
-from anabranch.store.catalog import Database
-from anabranch.store.engine import Session
-from anabranch.store.file_codecs import file_codecs
+from anabranch.store.catalog.databases import Database
+from anabranch.store.cells.file_codecs import file_codecs
+from anabranch.store.lake import compactions
+from anabranch.store.session.engine import Session
 from anabranch.testkit import oracle
 from anabranch.testkit.torture.lake import KEPT
 from anabranch.testkit.torture.registers import KINDS

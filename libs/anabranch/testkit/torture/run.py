@@ -18,8 +18,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from anabranch.store import catalog, registration
-from anabranch.store.engine import connect
+from anabranch.store.catalog import databases, registration
+from anabranch.store.session.engine import connect
 from anabranch.testkit import oracle
 from anabranch.testkit.postgres import EmbeddedPostgres
 from anabranch.testkit.stack import Stack
@@ -99,7 +99,7 @@ def torture(folder: Path, seconds: float, seed: int, say: Callable[[str], None],
             registration.create_database(conn, tables.NAME, tables.NAME, policy)
             for name, own_policy in drawn.tables.items():
                 registration.add_table(conn, tables.NAME, name, own_policy)
-            database = catalog.load_database(conn, tables.NAME)
+            database = databases.load_database(conn, tables.NAME)
             before = oracle.read_rows(conn, database)
         keys = [stack.new_key(f"user-{number}", database=tables.NAME) for number in range(NODES)]
         proxies = [_proxy(stack, seed * 100 + number) for number in range(NODES)]

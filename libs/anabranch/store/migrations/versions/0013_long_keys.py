@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from alembic import op
 
-from anabranch.store.table_locks import take_tables
+from anabranch.store.session.table_locks import take_tables
 
 revision = "0013"
 down_revision = "0012"

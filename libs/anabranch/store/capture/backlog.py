@@ -1,0 +1,74 @@
+"""How much of what was written by SQL the log lacks, and since when.
+
+Captured rows carry no time: it would cost their writers. So whoever looks remembers the moment of an earlier look: as
+long as a row waits that was there then, the oldest has waited since then at least. When none is left the memory begins
+anew, so that a drain which lags by a minute shows ages up to a minute.
+
+What a registration that was cut off goes on gathering waits, too, for nobody (``cut_off``). It is counted while no
+registration runs, and has no age: no resolver is late with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import LiteralString, NamedTuple
+
+from anabranch.store.catalog.cut_off import RUNS
+from anabranch.store.session.channels import REGISTRATION_LOCK_CLASS
+from anabranch.store.session.engine import Session
+
+WAITING: LiteralString = f"""
+select d.id, d.name, (select count(*) from (
+           select from anabranch.captured c where c.database_id = d.id limit %(most)s
+       ) counted), pg_current_snapshot()::text, (select count(*) from (
+           select from anabranch.captured c where c.database_id = -d.id and not {RUNS} limit %(most)s
+       ) gathered)
+from anabranch.databases d order by d.name
+"""
+STILL_WAITS = """
+select exists (
+    select from (
+        select c.xid from anabranch.captured c where c.database_id = %(database)s order by c.id limit %(most)s
+    ) w
+    where pg_visible_in_snapshot(w.xid, %(moment)s::pg_snapshot)
+)
+"""
+
+
+class CapturedBacklog(NamedTuple):
+    """Of one database: captured changes that wait, and for how many seconds the oldest has been seen to wait."""
+
+    name: str
+    changes: int
+    age_s: float
+
+
+Moments = MutableMapping[int, tuple[str, float]]
+"""By database: what could be seen at an earlier look, and when that was (``time.monotonic``)."""
+
+
+def captured_backlogs(conn: Session, moments: Moments, now_s: float, most: int) -> list[CapturedBacklog]:
+    """What waits in every database, counted no further than ``most``. ``moments`` is kept from look to look.
+
+    Raises:
+        psycopg.Error: it can't be read.
+    """
+    found = conn.execute(WAITING, {"most": most, "class": REGISTRATION_LOCK_CLASS}).fetchall()
+    for number in moments.keys() - {row[0] for row in found}:
+        del moments[number]
+    backlogs = []
+    for number, name, changes, moment, left in found:
+        age_s = 0.0
+        if not changes:
+            moments.pop(number, None)
+        elif number in moments and _still_waits(conn, number, moments[number][0], most):
+            age_s = now_s - moments[number][1]
+        else:
+            moments[number] = (moment, now_s)
+        backlogs.append(CapturedBacklog(name, min(changes + left, most), age_s))
+    return backlogs
+
+
+def _still_waits(conn: Session, database_id: int, moment: str, most: int) -> bool:
+    row = conn.execute(STILL_WAITS, {"database": database_id, "moment": moment, "most": most}).fetchone()
+    return row is not None and bool(row[0])

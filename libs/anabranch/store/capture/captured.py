@@ -1,0 +1,303 @@
+"""Captured changes as a resolver meets them: it reads what waits, takes what its own statements caused, and deletes
+what it has drained. How they come into the table, and what is in them, is in ``store.capture.triggers``.
+
+``id`` grows with the order of capture. Whoever reads holds the database's claim: nobody else deletes there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from anabranch.merge import MutationType
+from anabranch.schema import Cell
+from anabranch.store.capture.large_images import CARRIED_BYTES, LARGE_BYTES, image_size
+from anabranch.store.capture.rows import UndecodableError, decode
+from anabranch.store.catalog.databases import Database
+from anabranch.store.session.binary import Connection, Cursor, int8, int8_array, run
+
+__all__ = [
+    "COLUMNS",
+    "MOST_BYTES",
+    "Captured",
+    "UndecodableError",
+    "ask_for_any",
+    "ask_for_own",
+    "captured_of",
+    "count",
+    "databases",
+    "delete",
+    "images",
+    "read",
+    "read_arrived",
+    "read_leaned_on",
+    "size",
+    "tables_with_code",
+    "take_own",
+]
+
+
+class Captured(NamedTuple):
+    """A captured change. ``old`` and ``new`` are the row's bytes, None where there is none; ``depth`` says how deep
+    inside other statements it was made; ``xid`` is the transaction, ``role`` and ``application`` its session's."""
+
+    id: int
+    xid: int
+    table_id: int
+    old: bytes | None
+    new: bytes | None
+    depth: int
+    role: str
+    application: str
+
+
+MOST_BYTES = 16 * 2**20
+"""The bytes of images that are read at once; one change more, which may be larger."""
+COLUMNS = "id, xid::text::int8, table_id, old, new, depth::int8, role, application"
+SLIM_COLUMNS = f"""id, xid::text::int8, table_id,
+       case when octet_length(old) <= {LARGE_BYTES} then old end,
+       case when octet_length(new) <= {LARGE_BYTES} then new end,
+       depth::int8, role, application, octet_length(old)::int8, octet_length(new)::int8"""
+"""The same without large images, and with the sizes of all."""
+
+
+def as_many_as_fit(where: str, most: str, most_bytes: str, columns: str = COLUMNS) -> bytes:
+    """The first ``most`` changes, as far as those before each have no more than ``most_bytes``. Sizes are known without
+    reading what is stored apart."""
+    return f"""
+select {columns} from (
+    select c.*, sum(coalesce(octet_length(old), 0) + coalesce(octet_length(new), 0))
+                    over (order by id rows between unbounded preceding and 1 preceding) as before
+    from (select * from anabranch.captured where {where} order by id limit {most}) c
+) s where coalesce(before, 0) <= {most_bytes} order by id
+""".encode()
+
+
+READ = as_many_as_fit("database_id = $1::int8::int", "$2::int8", "$3::int8", SLIM_COLUMNS)
+
+READ_ARRIVED = as_many_as_fit(
+    "database_id = $1::int8::int and not (id = any($2::int8[])) and xid <> pg_current_xact_id()", "$3::int8", "$4::int8"
+)
+
+READ_LEANED_ON = as_many_as_fit(
+    "database_id = $1::int8::int and not (id = any($4::int8[])) and xid <> pg_current_xact_id()"
+    " and (type <> 3 and table_id = any($2::int8[]) or type <> 1 and table_id = any($3::int8[]))",
+    "$5::int8",
+    "$6::int8",
+)
+
+# Ids that are given out later are greater: what this transaction causes stands behind all that it had read before. One
+# more than is wanted tells that there are more; then none is taken.
+TAKE_OWN = f"""
+with found as materialized (
+    select id as number, coalesce(octet_length(old), 0) + coalesce(octet_length(new), 0) as bytes
+    from anabranch.captured
+    where database_id = $1::int8::int and id > $2::int8 and xid = pg_current_xact_id_if_assigned()
+    order by id limit $3::int8 + 1
+),
+few as materialized (select count(*) <= $3::int8 and coalesce(sum(bytes), 0) <= $4::int8 as few from found),
+taken as (
+    delete from anabranch.captured
+    where database_id = $1::int8::int and (select few from few) and id = any(array(select number from found))
+    returning *
+)
+select few.few, {COLUMNS} from few left join taken on true order by id
+""".encode()
+
+ANY_OWN = b"""
+select true from anabranch.captured
+where database_id = $1::int8::int and id > $2::int8 and xid = pg_current_xact_id_if_assigned() limit 1
+"""
+
+ANY = b"""
+select true from anabranch.captured where database_id = $1::int8::int limit 1
+"""
+
+DATABASES = """
+select d.id from anabranch.databases d
+where (select true from anabranch.captured c where c.database_id = d.id limit 1) is not null
+"""
+
+COUNT = b"""
+select count(*) from (select from anabranch.captured where database_id = $1::int8::int limit $2::int8) a
+"""
+
+DELETE = b"""
+delete from anabranch.captured where database_id = $1::int8::int and id = any($2::int8[])
+"""
+
+# Our own triggers are those whose functions are ours.
+TABLES_WITH_TRIGGERS = """
+select c.relname::text, bit_or(t.tgtype)::int8 from pg_catalog.pg_trigger t
+join pg_catalog.pg_class c on c.oid = t.tgrelid
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+join pg_catalog.pg_proc p on p.oid = t.tgfoid
+join pg_catalog.pg_namespace f on f.oid = p.pronamespace
+where n.nspname = %(schema)s and not t.tgisinternal and f.nspname <> 'anabranch'
+group by c.relname
+"""
+
+# Whatever the system brings itself stands in no dependency. A type of the application's own may have functions of its
+# own, save for an enumeration. What is too much costs a look at a group's end; what is missing is found there as well.
+TABLES_WITH_CODE = """
+with made_with (relation, classid, objid) as (
+    select d.adrelid, 'pg_catalog.pg_attrdef'::pg_catalog.regclass, d.oid from pg_catalog.pg_attrdef d
+    union all
+    select k.conrelid, 'pg_catalog.pg_constraint'::pg_catalog.regclass, k.oid from pg_catalog.pg_constraint k
+    where k.contype in ('c', 'x')
+    union all
+    select i.indrelid, 'pg_catalog.pg_class'::pg_catalog.regclass, i.indexrelid from pg_catalog.pg_index i
+)
+select c.relname::text from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where n.nspname = %(schema)s and c.relkind in ('r', 'p') and (
+    exists (
+        select from made_with m join pg_catalog.pg_depend d on d.classid = m.classid and d.objid = m.objid
+        where m.relation = c.oid and d.refclassid = any(array[
+            'pg_catalog.pg_proc'::pg_catalog.regclass, 'pg_catalog.pg_operator'::pg_catalog.regclass,
+            'pg_catalog.pg_opclass'::pg_catalog.regclass, 'pg_catalog.pg_opfamily'::pg_catalog.regclass])
+    ) or exists (
+        select from pg_catalog.pg_attribute a join pg_catalog.pg_type t on t.oid = a.atttypid
+        where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and a.atttypid >= 16384 and t.typtype <> 'e'
+    )
+)
+"""
+_EVENTS = ((4, MutationType.INSERT), (8, MutationType.DELETE), (16, MutationType.UPDATE))
+"""Bits of ``pg_trigger.tgtype``."""
+
+
+def tables_with_code(conn: Connection, schema_name: str) -> dict[str, frozenset[MutationType]]:
+    """The tables of a schema that have code of the application's, in triggers or in defaults, checks, indexes and
+    types, and for which changes it runs."""
+    parameters = {"schema": schema_name}
+    rows = conn.execute(TABLES_WITH_TRIGGERS, parameters)
+    found = {name: frozenset(kind for bit, kind in _EVENTS if bits & bit) for name, bits in rows}
+    for (name,) in conn.execute(TABLES_WITH_CODE, parameters):
+        found[name] = found.get(name, frozenset()) | {MutationType.INSERT, MutationType.UPDATE}
+    return found
+
+
+def read(conn: Connection, database_id: int, most: int, most_bytes: int = MOST_BYTES) -> list[Captured]:
+    """The first ``most`` changes that wait, in order; fewer where they have more than ``most_bytes``, and then one more
+    than fits. Both images are left out where one has more than ``LARGE_BYTES``."""
+    changes = []
+    for *fields, old_size, new_size in run(conn, READ, [int8(database_id), int8(most), int8(most_bytes)]).fetchall():
+        change = Captured._make(fields)
+        if max(old_size or 0, new_size or 0) > LARGE_BYTES:
+            change = change._replace(old=None, new=None)
+        changes.append(change)
+    return changes
+
+
+def size(rows: Sequence[Captured]) -> int:
+    """How many bytes the images of changes have."""
+    return sum(image_size(image) for row in rows for image in (row.old, row.new) if image is not None)
+
+
+def read_arrived(conn: Connection, database_id: int, but: Sequence[int], most: int) -> list[Captured]:
+    """The first ``most`` changes of other transactions, those of the numbers ``but`` left out; fewer where they have
+    more than ``MOST_BYTES``, and then one more than fits."""
+    return captured_of(run(conn, READ_ARRIVED, [int8(database_id), int8_array(but), int8(most), int8(MOST_BYTES)]))
+
+
+def read_leaned_on(
+    conn: Connection,
+    database_id: int,
+    bringing: Collection[int],
+    removing: Collection[int],
+    but: Sequence[int],
+    most: int,
+) -> list[Captured]:
+    """The first ``most`` changes of other transactions, those of the numbers ``but`` left out, by which the tables
+    ``bringing`` may have a value that they did not have, or ``removing`` have one no more; fewer where they have more
+    than ``MOST_BYTES``, and then one more than fits."""
+    tables = [int8_array(sorted(bringing)), int8_array(sorted(removing))]
+    parameters = [int8(database_id), *tables, int8_array(but), int8(most), int8(MOST_BYTES)]
+    return captured_of(run(conn, READ_LEANED_ON, parameters))
+
+
+def take_own(
+    conn: Connection, database_id: int, after: int, most: int, most_bytes: int = MOST_BYTES
+) -> list[Captured] | None:
+    """Take, out of the table, what this transaction's own statements have caused behind the number ``after``; None, and
+    nothing is taken, where that is more than ``most`` changes, or than ``most_bytes``."""
+    rows = run(conn, TAKE_OWN, [int8(database_id), int8(after), int8(most), int8(most_bytes)]).fetchall()
+    if not rows[0][0]:
+        return None
+    return [Captured._make(row[1:]) for row in rows if row[1] is not None]
+
+
+def ask_for_own(conn: Connection, database_id: int, after: int) -> Cursor:
+    """Ask for any change that this transaction's own statements have caused; the answer is a row, or none."""
+    return run(conn, ANY_OWN, [int8(database_id), int8(after)])
+
+
+def ask_for_any(conn: Connection, database_id: int) -> Cursor:
+    """Ask for any change; the answer is a row, or none."""
+    return run(conn, ANY, [int8(database_id)])
+
+
+def databases(conn: Connection) -> list[int]:
+    """The numbers of the databases in which changes wait."""
+    return [row[0] for row in conn.execute(DATABASES)]
+
+
+def count(conn: Connection, database_id: int, most: int) -> int:
+    """How many changes wait, counted no further than ``most``."""
+    [(number,)] = run(conn, COUNT, [int8(database_id), int8(most)]).fetchall()
+    return int(number)
+
+
+def delete(conn: Connection, database_id: int, ids: Sequence[int]) -> Cursor:
+    """Delete changes."""
+    return run(conn, DELETE, [int8(database_id), int8_array(ids)])
+
+
+def captured_of(cursor: Cursor) -> list[Captured]:
+    """The changes that a statement with ``COLUMNS`` gives."""
+    return [Captured._make(row) for row in cursor.fetchall()]
+
+
+Row = list[Cell]
+
+
+def check_carried(database: Database, changes: Sequence[Captured], unreadable: Collection[str] = ()) -> None:
+    """Check that changes have their images.
+
+    Raises:
+        UndecodableError: one has none, since it is of a row that is too large.
+    """
+    for change in changes:
+        if change.old is None and change.new is None:
+            table = database.tables_by_id.get(change.table_id)
+            if table is not None and table.name not in unreadable:
+                raise UndecodableError(table.name, f"a row has more than {CARRIED_BYTES // 2**20} MiB")
+
+
+def images(
+    conn: Connection, database: Database, changes: Sequence[Captured], unreadable: Collection[str] = ()
+) -> tuple[list[Row | None], list[Row | None]]:
+    """The rows before and after each change, as cells in the order of their tables' columns; None where there is none,
+    and for changes of tables that are not synced any more or ``unreadable``.
+
+    Raises:
+        UndecodableError: a table is no longer what it was when it was registered; the transaction may have failed.
+    """
+    before: list[Row | None] = [None] * len(changes)
+    after: list[Row | None] = [None] * len(changes)
+    wanted: dict[int, list[tuple[list[Row | None], int, bytes]]] = {}
+    for place, change in enumerate(changes):
+        if change.old is None and change.new is None:
+            check_carried(database, [change], unreadable)
+        of_table = wanted.setdefault(change.table_id, [])
+        if change.old is not None:
+            of_table.append((before, place, change.old))
+        if change.new is not None:
+            of_table.append((after, place, change.new))
+    for number, of_table in wanted.items():
+        table = database.tables_by_id.get(number)
+        if table is None or table.name in unreadable:
+            continue
+        rows = decode(conn, database.schema_name, table, [raw for _, _, raw in of_table])
+        for (into, place, _), row in zip(of_table, rows, strict=True):
+            into[place] = row
+    return before, after

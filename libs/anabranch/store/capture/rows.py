@@ -1,0 +1,252 @@
+"""Rows as the capture triggers wrote them, back to cells.
+
+``anabranch.captured`` holds whole rows as ``record_send`` makes them: 32 bit number of columns, then for each the oid
+of its type, 32 bit length (-1 is NULL) and bytes. Nobody but Postgres can read every type, so the images go back to it
+as one array of the table's row type, and come out as the columns that any other reader selects: cells are exactly those
+of ``rows.TableSql.read``.
+
+An image may be older than the table is today. Its first columns are those of the registration, in their order: columns
+that were added since stand behind them, and a table that lost one of its own, or holds another type in it, has drifted
+(``drift``). What is behind is cut off or filled up with NULLs; oids that have changed while the type is carried alike
+(``integer`` to ``bigint``, a length taken away, a restored dump) are put right.
+
+Columns whose types have no binary form stand in the images as text, in the oid of text. No array of the table's row
+type can hold those: a temporary type that is made like it, with text in their place, is read instead.
+
+A session that reads the table's row type for the first time needs a lock on the table, and would wait for whoever has
+locked it against everybody. Then a temporary type that is made like it takes its place: what is in the images needs no
+look at the table.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import psycopg
+
+from anabranch.schema import Column, Kind, Table
+from anabranch.store.capture.large_images import LargeImage
+from anabranch.store.cells.binary_cells import Row, quote, read_expression, row_loader
+from anabranch.store.session import binary
+from anabranch.store.session.binary import Connection, Parameter
+
+_MOST_ROWS = 5_000
+_MOST_BYTES = 8 * 2**20
+
+_INT2, _INT4, _INT8, _TEXT, _VARCHAR = 21, 23, 20, 25, 1043
+_WIDTHS = {_INT2: 2, _INT4: 4, _INT8: 8}
+_TEXTS = frozenset({_TEXT, _VARCHAR})
+
+_SHAPE = """
+select c.reltype::int8,
+       array(select a.attname::text from pg_attribute a
+             where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped order by a.attnum),
+       array(select a.atttypid::int8 from pg_attribute a
+             where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped order by a.attnum),
+       (exists (select from pg_locks l
+                where l.locktype = 'relation' and l.relation = c.oid and l.mode = 'AccessExclusiveLock'
+                  and l.database = (select d.oid from pg_database d where d.datname = current_database())
+                  and l.pid is distinct from pg_backend_pid())
+        and current_setting('transaction_read_only') = 'off'
+        and has_database_privilege(current_database(), 'TEMP')),
+       array(select anabranch.has_binary(a.atttypid) from pg_attribute a
+             where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped order by a.attnum)
+from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where n.nspname = %s and c.relname = %s and c.relkind in ('r', 'p')
+"""
+
+_STAND_IN = "pg_temp.anabranch_image"
+_COLUMN_TYPES = """
+select format_type(a.atttypid, a.atttypmod)
+from pg_attribute a join pg_class c on c.oid = a.attrelid
+where c.reltype = %s::int8::oid and a.attnum > 0 and not a.attisdropped order by a.attnum
+"""
+_STAND_IN_TYPE = f"select '{_STAND_IN}'::regtype::oid::int8".encode()
+
+_header = struct.Struct(">iiIii").pack
+_length = struct.Struct(">i").pack
+_count_of = struct.Struct(">i").unpack_from
+_field_of = struct.Struct(">Ii").unpack_from
+_field = struct.Struct(">Ii").pack
+
+
+class UndecodableError(ValueError):
+    """Images of ``table`` can't be read as rows of it: it has drifted. ``sqlstate`` is what Postgres said, "" where it
+    was not asked."""
+
+    def __init__(self, table: str, why: str, sqlstate: str = "") -> None:
+        super().__init__(f'rows captured of table "{table}" can\'t be read: {why}')
+        self.table = table
+        self.sqlstate = sqlstate
+
+
+class _Shape(NamedTuple):
+    """A table of today: its row type's oid, its columns' names and type oids in order, and whether somebody has locked
+    it against everybody, or waits to, and this session may make a type. ``binary``: of each column, whether its type
+    has a binary form; the oids are those in images, of text where it has none."""
+
+    row_type: int
+    names: list[str]
+    oids: list[int]
+    locked: bool
+    binary: list[bool]
+
+
+def decode(conn: Connection, schema_name: str, table: Table, images: Sequence[bytes]) -> list[Row]:
+    """The rows of ``images`` (``captured.old`` or ``captured.new``, none of them NULL), in their order.
+
+    A statement for each ``_MOST_ROWS`` images or ``_MOST_BYTES``. Must be called inside a transaction; one that holds
+    locks on rows of the table can't see it change meanwhile.
+
+    Raises:
+        UndecodableError: the table is no longer what it was when it was registered. With an ``sqlstate`` the
+            transaction has failed.
+    """
+    if not images:
+        return []
+    shape = _shape(conn, schema_name, table)
+    large = {place: image for place, image in enumerate(images) if isinstance(image, LargeImage)}
+    if large:
+        slim = [image.without() if isinstance(image, LargeImage) else image for image in images]
+        rows = _decode(conn, schema_name, table, shape, slim)
+        for place, image in large.items():
+            _put_back(table, rows[place], image)
+        return rows
+    return _decode(conn, schema_name, table, shape, images)
+
+
+def _put_back(table: Table, row: Row, image: LargeImage) -> None:
+    for place in image.long:
+        # Columns that were added since the registration stand behind its own.
+        if place < len(table.columns):
+            is_text = table.columns[place].kind is not Kind.BYTES
+            cell = image.cell(place, is_text=is_text)
+            row[place] = str(cell) if is_text and place in table.key_index else cell
+
+
+def _decode(conn: Connection, schema_name: str, table: Table, shape: _Shape, images: Sequence[bytes]) -> list[Row]:
+    if not _is_current(shape, images):
+        images = [_made_current(table, shape, image) for image in images]
+    if shape.locked or not all(shape.binary):
+        with _stand_in(conn, shape) as row_type:
+            return _rows(conn, table, row_type, _STAND_IN, images)
+    return _rows(conn, table, shape.row_type, f"{quote(schema_name)}.{quote(table.name)}", images)
+
+
+def _rows(conn: Connection, table: Table, row_type: int, type_name: str, images: Sequence[bytes]) -> list[Row]:
+    columns = ", ".join(read_expression(column, "t") for column in table.columns)
+    statement = f"select {columns} from unnest($1::{type_name}[]) as t".encode()
+    load = row_loader(table.columns)
+    rows: list[Row] = []
+    cursor = binary.cursor(conn)
+    try:
+        for chunk in _chunks(images):
+            # Prepared, it would outlive a table that is made anew under its name.
+            cursor.execute(statement, [_array(row_type, chunk)], prepare=False, binary=True)
+            rows += load(cursor.fetchall())
+    except (psycopg.ProgrammingError, psycopg.DataError, psycopg.IntegrityError, psycopg.NotSupportedError) as error:
+        # Also a value that its domain or its enumeration has no longer.
+        why = f"its columns or their types have changed (SQLSTATE {error.sqlstate})"
+        raise UndecodableError(table.name, why, error.sqlstate or "") from error
+    return rows
+
+
+@contextmanager
+def _stand_in(conn: Connection, shape: _Shape) -> Iterator[int]:
+    """A type with the columns of the table, which nobody else knows; its oid."""
+    types = conn.execute(_COLUMN_TYPES, [shape.row_type])
+    columns = ", ".join(
+        f"{quote(name)} {kind if has_binary else 'text'}"
+        for name, (kind,), has_binary in zip(shape.names, types, shape.binary, strict=True)
+    )
+    conn.execute(f"create type {_STAND_IN} as ({columns})".encode(), prepare=False)
+    [(row_type,)] = conn.execute(_STAND_IN_TYPE, prepare=False)
+    yield int(row_type)
+    # Not as a statement that the driver knows for a DROP: it would forget what it has prepared, and in a pipeline have
+    # the server forget also what it prepares until it says so.
+    conn.execute(f"do $$ begin drop type {_STAND_IN}; end $$".encode(), prepare=False)
+
+
+def _shape(conn: Connection, schema_name: str, table: Table) -> _Shape:
+    found = conn.execute(_SHAPE, (schema_name, table.name)).fetchone()
+    if found is None:
+        raise UndecodableError(table.name, "the table is gone")
+    shape = _Shape(*found)
+    shape.oids[:] = [oid if has_binary else _TEXT for oid, has_binary in zip(shape.oids, shape.binary, strict=True)]
+    for place, column in enumerate(table.columns):
+        if place >= len(shape.names) or shape.names[place] != column.name:
+            raise UndecodableError(table.name, f'column "{column.name}" is gone')
+    return shape
+
+
+def _is_current(shape: _Shape, images: Sequence[bytes]) -> bool:
+    """Whether Postgres takes all of them as they are. Types change under a lock that keeps writers out: where the first
+    image and the last one hold today's, those between them do, if they have as many columns."""
+    count = _length(len(shape.oids))
+    return all(image.startswith(count) for image in images) and all(
+        [oid for oid, _ in _fields(image)] == shape.oids for image in (images[0], images[-1])
+    )
+
+
+def _fields(image: bytes) -> Iterator[tuple[int, bytes | None]]:
+    """Type oid and bytes of each column."""
+    (count,) = _count_of(image)
+    at = 4
+    for _ in range(count):
+        oid, size = _field_of(image, at)
+        at += 8
+        yield oid, None if size < 0 else image[at : at + size]
+        at += max(size, 0)
+
+
+def _made_current(table: Table, shape: _Shape, image: bytes) -> bytes:
+    """``image`` with the columns and the oids of today."""
+    fields = list(_fields(image))[: len(table.columns)]
+    if len(fields) < len(table.columns):
+        raise UndecodableError(table.name, f"an image has {len(fields)} columns of {len(table.columns)}")
+    parts = [_length(len(shape.oids))]
+    for column, (was, data), oid in zip(table.columns, fields, shape.oids, strict=False):
+        moved = None if data is None else _moved(table, column, was, oid, data)
+        parts.append(_field(oid, -1 if moved is None else len(moved)))
+        parts.append(moved or b"")
+    parts += [_field(oid, -1) for oid in shape.oids[len(fields) :]]
+    return b"".join(parts)
+
+
+def _moved(table: Table, column: Column, was: int, oid: int, data: bytes) -> bytes:
+    """The bytes of a value of type ``was`` as those of type ``oid``."""
+    if was in _WIDTHS and oid in _WIDTHS:
+        try:
+            return int.from_bytes(data, "big", signed=True).to_bytes(_WIDTHS[oid], "big", signed=True)
+        except OverflowError as error:
+            raise UndecodableError(table.name, f'column "{column.name}" has a smaller type now') from error
+    if was == oid or {was, oid} <= _TEXTS:
+        return data
+    if min(was, oid) < _FIRST_USER_OID:
+        raise UndecodableError(table.name, f'column "{column.name}" has another type now')
+    # The application's own type has another number, as after a dump was restored: its input judges the bytes.
+    return data
+
+
+_FIRST_USER_OID = 16_384
+
+
+def _chunks(images: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    first = size = 0
+    for place, image in enumerate(images):
+        if place - first == _MOST_ROWS or size > _MOST_BYTES:
+            yield images[first:place]
+            first, size = place, 0
+        size += len(image)
+    yield images[first:]
+
+
+def _array(row_type: int, images: Sequence[bytes]) -> Parameter:
+    """Images as an array of the row type, which the statement names."""
+    woven = [b""] * (2 * len(images))
+    woven[0::2] = map(_length, map(len, images))
+    woven[1::2] = images
+    return Parameter(0, _header(1, 0, row_type, len(images), 1) + b"".join(woven))

@@ -1,0 +1,110 @@
+"""Adoption: a table whose rows were changed behind the triggers' back is taken as it is.
+
+Rows of which the log tells something else are put among the captured changes, from what the log has to what the table
+has, so that the resolver logs them as it logs every direct write, and devices get them. The table's sum becomes what
+makes it right once these are drained: that of the rows as they are now, less those changes. What the log can't know
+(rows that it never had) is in the sum alone: devices see that they disagree, and ask for the rows that differ.
+
+All of it is one transaction that holds the database's claim, so that no group commits, and the table in SHARE mode, so
+that nobody writes; claim first, as the resolver does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from anabranch.canonical import SUM_MODULUS, RowEncoder
+from anabranch.schema import Column, Kind, Table
+from anabranch.schema.cells import Literal
+from anabranch.store.catalog.databases import Database
+from anabranch.store.catalog.sums import scan_sum, sum_to_bytes
+from anabranch.store.cells.binary_cells import Row, Sender, literal_sender, quote, sender
+from anabranch.store.session.binary import Connection, bool_array, bytea, int8, run
+from anabranch.store.session.channels import CLAIM_LOCK_CLASS, INBOX_CHANNEL
+
+_LIMITS = """
+select set_config('lock_timeout', %(lock)s, true), set_config('statement_timeout', %(statement)s, true)
+"""
+_CLAIM = "select pg_advisory_xact_lock(%s, %s)"
+_WAITING = "select exists (select from anabranch.captured where database_id = %s and table_id = %s)"
+_SET_SUM = b"""
+update anabranch.table_sums set row_count = $2::int8, row_hash = $3::bytea where table_id = $1::int8
+"""
+_WAKE = "select pg_notify(%s, %s)"
+_CAPTURE = """
+insert into anabranch.captured (database_id, table_id, xid, type, depth, old, new, role, application)
+select {database}, {table}, pg_current_xact_id(),
+       case when not v.logged then 1 when {there} then 2 else 3 end, 1,
+       case when v.logged then record_send(row({old})) end,
+       case when {there} then record_send(t.*) end,
+       session_user, current_setting('application_name')
+from unnest($1::bool[], {arrays}) as v (logged, {names})
+left join {relation} t on {match}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Contradiction:
+    """A row as the log has it and as the table does; None where there is none, not both."""
+
+    key: str
+    logged: Row | None
+    stored: Row | None
+
+
+@contextmanager
+def held(
+    conn: Connection, database: Database, table: Table, lock_timeout_ms: int, statement_timeout_ms: int
+) -> Iterator[bool]:
+    """Hold a table still for the block, in a transaction; gives False where changes of it wait to be drained, so that
+    it is to be tried again. Raises psycopg.Error."""
+    with conn.transaction():
+        conn.execute(_LIMITS, {"lock": str(lock_timeout_ms), "statement": str(statement_timeout_ms)})
+        conn.execute(_CLAIM, (CLAIM_LOCK_CLASS, database.id))
+        conn.execute(f"lock table {quote(database.schema_name)}.{quote(table.name)} in share mode".encode())
+        row = conn.execute(_WAITING, (database.id, table.id)).fetchone()
+        yield row is not None and not row[0]
+
+
+def adopt(conn: Connection, database: Database, table: Table, found: Sequence[Contradiction]) -> None:
+    """Take a held table as it is, with what of it contradicts the log. Raises psycopg.Error."""
+    count, total = scan_sum(conn, database.schema_name, table)
+    row_hash = RowEncoder(table).hash
+    for one in found:
+        if one.logged is not None:
+            count, total = count + 1, total + row_hash(one.logged)
+        if one.stored is not None:
+            count, total = count - 1, total - row_hash(one.stored)
+    if found:
+        _capture(conn, database, table, found)
+    run(conn, _SET_SUM, [int8(table.id), int8(count), bytea(sum_to_bytes(total % SUM_MODULUS))])
+    conn.execute(_WAKE, (INBOX_CHANNEL, str(database.id)))
+
+
+def _capture(conn: Connection, database: Database, table: Table, found: Sequence[Contradiction]) -> None:
+    rows = [one.logged if one.logged is not None else one.stored or [] for one in found]
+    columns = list(zip(*rows, strict=True))
+    senders = [_sender(column, cells) for column, cells in zip(table.columns, columns, strict=True)]
+    keys = [f"t.{quote(name)}" for name in table.key_columns]
+    values = [
+        f"(v.c{i}{s.cast})::{c.postgres_type}" for i, (c, s) in enumerate(zip(table.columns, senders, strict=True))
+    ]
+    match = [f"{key} = {values[i]}" for key, i in zip(keys, table.key_index, strict=True)]
+    statement = _CAPTURE.format(
+        database=database.id,
+        table=table.id,
+        there=f"{keys[0]} is not null",
+        old=", ".join(values),
+        arrays=", ".join(f"${i}::{s.array_type}" for i, s in enumerate(senders, 2)),
+        names=", ".join(f"c{i}" for i in range(len(senders))),
+        relation=f"{quote(database.schema_name)}.{quote(table.name)}",
+        match=" and ".join(match),
+    )
+    logged = bool_array([one.logged is not None for one in found])
+    run(conn, statement.encode(), [logged, *(s.build(cells) for s, cells in zip(senders, columns, strict=True))])
+
+
+def _sender(column: Column, cells: Sequence[object]) -> Sender:
+    return literal_sender(column) if column.kind is Kind.TIMESTAMP and Literal in map(type, cells) else sender(column)

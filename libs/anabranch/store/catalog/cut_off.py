@@ -1,0 +1,136 @@
+"""Registrations that were cut off: the triggers that they left, and what these have gathered.
+
+A registration of tables that others write to (``gather``) holds an advisory lock for each as long as its session lives.
+So a table whose triggers gather while nobody holds its lock gathers for nobody: what its writers pay is lost, and what
+they fill is read by none. Two steps take that away:
+
+1. *the triggers go* (``end``), or, where the table was synced before, rest again for that registration. It is done
+   under the table's advisory lock, so that no registration of it begins meanwhile.
+2. *what was gathered goes* (``forget``), in pieces, also where the table and its triggers are gone. Which numbers
+   nobody counts for any more is known while no registration runs at all (``dead_upto``): the lock comes before the
+   number.
+"""
+
+from __future__ import annotations
+
+from typing import Any, LiteralString, NamedTuple
+
+import psycopg
+
+from anabranch.store.capture import triggers
+from anabranch.store.session.channels import REGISTRATION_LOCK_CLASS
+
+Connection = psycopg.Connection[Any]
+
+# Two keys of 32 bits, as pg_locks shows them; 2: it is of that form.
+_HELD: LiteralString = """
+exists (select from pg_catalog.pg_locks l
+        join pg_catalog.pg_database own on own.oid = l.database and own.datname = pg_catalog.current_database()
+        where l.locktype = 'advisory' and l.granted and l.objsubid = 2 and l.classid::bigint = %(class)s
+"""
+RUNS: LiteralString = _HELD + ")"
+"""Whether any table is being registered."""
+
+CUT_OFF: LiteralString = f"""
+select distinct d.id, d.name, n.nspname, c.relname,
+       pg_catalog.split_part(pg_catalog.encode(t.tgargs, 'escape'), '\\000', 2)::int
+from pg_catalog.pg_trigger t
+join pg_catalog.pg_proc f on f.oid = t.tgfoid join pg_catalog.pg_namespace o on o.oid = f.pronamespace
+join pg_catalog.pg_class c on c.oid = t.tgrelid join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+join anabranch.databases d on pg_catalog.split_part(pg_catalog.encode(t.tgargs, 'escape'), '\\000', 1) = (-d.id)::text
+where o.nspname = 'anabranch' and (%(name)s::text is null or d.name = %(name)s)
+  and not {_HELD}
+          and l.objid::bigint = (pg_catalog.hashtext(d.name || ' ' || c.relname)::bigint & 4294967295))
+order by d.name, c.relname
+"""
+"""Tables whose triggers gather, and nobody registers them."""
+
+LOCK: LiteralString = "select pg_try_advisory_xact_lock(%s, hashtext(%s))"
+LIMIT: LiteralString = "select set_config('lock_timeout', %s, true)"
+SYNCED: LiteralString = """
+select t.id from anabranch.synced_tables t join anabranch.databases d on d.id = t.database_id
+where d.id = %s and d.schema_name = %s and t.name = %s
+"""
+NEWEST: LiteralString = """
+select coalesce(pg_sequence_last_value(pg_get_serial_sequence('anabranch.synced_tables', 'id')::regclass), 0)
+"""
+FORGET: LiteralString = """
+delete from anabranch.captured c using (
+    select id from anabranch.captured
+    where database_id = -%(database)s::int and table_id <= %(upto)s order by id limit %(most)s
+) first_ones
+where c.database_id = -%(database)s::int and c.id = first_ones.id
+"""
+
+
+class CutOff(NamedTuple):
+    """A table whose triggers gather for nobody, by the number of the registration that was cut off."""
+
+    database_id: int
+    database: str
+    schema_name: str
+    table: str
+    number: int
+
+
+def cut_off(conn: Connection, database: str | None = None) -> list[CutOff]:
+    """What was cut off in all databases, or in one. Raises psycopg.Error."""
+    rows = conn.execute(CUT_OFF, {"name": database, "class": REGISTRATION_LOCK_CLASS}).fetchall()
+    return [CutOff(*row) for row in rows]
+
+
+def in_words(database: str, table: str) -> str:
+    """What is said of one, and what clears it up."""
+    return (
+        f'the registration of table "{table}" of "{database}" was cut off, and its triggers go on gathering: '
+        "the retention-janitor's next sweep clears that up, or registering it again"
+    )
+
+
+def end(conn: Connection, one: CutOff, lock_timeout_ms: int) -> bool:
+    """Have a table gather no longer; False where it is being registered, or cleared up already.
+
+    Raises:
+        psycopg.Error: among others what ``may_wait`` tells of.
+    """
+    database_id, database, schema_name, table, number = one
+    with conn.transaction():
+        conn.execute(LIMIT, (str(lock_timeout_ms),))
+        [(ours,)] = conn.execute(LOCK, (REGISTRATION_LOCK_CLASS, f"{database} {table}")).fetchall()
+        if not ours or number not in triggers.gathering(conn, schema_name, table, database_id):
+            return False
+        was = conn.execute(SYNCED, (database_id, schema_name, table)).fetchone()
+        if was is None:
+            triggers.drop_triggers(conn, -database_id, number)
+        else:
+            triggers.lock(conn, schema_name, table)
+            triggers.install(conn, schema_name, table, database_id, was[0])
+            triggers.switch(conn, schema_name, table, on=False)
+    return True
+
+
+def may_wait(error: Exception) -> bool:
+    """Whether ``end`` may succeed later: somebody holds the table, has just changed it, or its owner has to do it."""
+    return isinstance(
+        error,
+        psycopg.errors.LockNotAvailable
+        | psycopg.errors.QueryCanceled
+        | psycopg.errors.DeadlockDetected
+        | psycopg.errors.UndefinedTable
+        | psycopg.errors.UndefinedObject
+        | psycopg.errors.InsufficientPrivilege,
+    )
+
+
+def dead_upto(conn: Connection) -> int:
+    """Up to which number no registration gathers any more; 0 while one is under way. Outside of a transaction: who
+    runs is asked after the number was read. Raises psycopg.Error."""
+    [(newest,)] = conn.execute(NEWEST).fetchall()
+    [(runs,)] = conn.execute(f"select {RUNS}".encode(), {"class": REGISTRATION_LOCK_CLASS}).fetchall()
+    return 0 if runs else int(newest)
+
+
+def forget(conn: Connection, database_id: int, upto: int, most: int) -> int:
+    """Forget at most so many changes that were gathered for numbers up to ``upto``; gives how many. Raises
+    psycopg.Error."""
+    return conn.execute(FORGET, {"database": database_id, "upto": upto, "most": most}).rowcount

@@ -1,0 +1,219 @@
+"""Databases and their synced tables, as every service sees them.
+
+A ``Database`` is a value of one moment: read once, handed around, and read anew when ``schema_version`` has
+moved (``NOTIFY`` on ``CATALOG_CHANNEL``, with polling behind it). Its columns are those of registration, not
+the catalog's of today; ``drift`` tells where the two differ. Constraints are read from the catalog of today.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+import psycopg
+
+from anabranch.merge.model import Policy
+from anabranch.schema import Column, Kind, Table
+from anabranch.store.catalog.policy import DatabasePolicy, TablePolicy, database_policy, effective, table_policy
+from anabranch.store.catalog.relation import Constraints, base_types_of, constraints_of
+from anabranch.store.catalog.table_order import TableOrder, table_order
+from anabranch.store.session.steps import Statement, Steps, arun, run
+
+
+class UnknownDatabaseError(LookupError):
+    """No such database."""
+
+
+@dataclass(frozen=True)
+class Database:
+    """A database at one schema version. ``table_policies`` holds what the tables lay over ``policy``;
+    ``constraints`` what they ask of their rows; ``first_positions`` the head when each was registered."""
+
+    id: int
+    name: str
+    schema_name: str
+    epoch: str
+    floor_ms: int
+    schema_version: int
+    policy: DatabasePolicy
+    seal_key: bytes = field(repr=False)
+    tables: Mapping[str, Table]
+    table_policies: Mapping[str, TablePolicy]
+    constraints: Mapping[str, Constraints]
+    first_positions: Mapping[str, int]
+    uncaptured: frozenset[str] = frozenset()
+    """Tables whose direct writes are not captured, on purpose."""
+    torn: frozenset[str] = frozenset()
+    """Tables of which direct writes are missing in the log, since they could not be read."""
+
+    @cached_property
+    def tables_by_id(self) -> Mapping[int, Table]:
+        """The tables by their numbers."""
+        return {table.id: table for table in self.tables.values()}
+
+    @cached_property
+    def _policies(self) -> Mapping[str, Policy]:
+        return {name: effective(self.policy, own) for name, own in self.table_policies.items()}
+
+    def table_policy(self, name: str) -> Policy:
+        """The rules of a table. KeyError for one that is not synced."""
+        return self._policies[name]
+
+    @cached_property
+    def order(self) -> TableOrder:
+        """The tables in the order of their foreign keys, and the circles among them."""
+        return table_order(
+            {
+                name: {key.to_table for key in self.constraints[name].foreign_keys if key.to_schema == self.schema_name}
+                for name in self.tables
+            }
+        )
+
+    @property
+    def table_order(self) -> tuple[str, ...]:
+        """Names of the tables, those first that others point to."""
+        return self.order.tables
+
+
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+
+def columns_to_json(columns: tuple[Column, ...]) -> list[dict[str, Any]]:
+    """Columns as ``anabranch.synced_tables.columns`` keeps them."""
+    return [
+        {
+            "name": c.name,
+            "kind": int(c.kind),
+            "element_kind": None if c.element_kind is None else int(c.element_kind),
+            "postgres_type": c.postgres_type,
+            "not_null": c.not_null,
+            "generated": c.generated,
+            "has_default": c.has_default,
+        }
+        for c in columns
+    ]
+
+
+def columns_from_json(
+    columns: list[dict[str, Any]], policies: Mapping[str, str], base_types: Mapping[str, str] = _NONE
+) -> tuple[Column, ...]:
+    """Columns as they were kept, each with its policy and what is below its domain today."""
+    return tuple(
+        replace(
+            Column(**c),
+            kind=Kind(c["kind"]),
+            element_kind=None if c["element_kind"] is None else Kind(c["element_kind"]),
+            policy=policies.get(c["name"], "lww"),
+            base_type=base_types.get(c["name"], ""),
+        )
+        for c in columns
+    )
+
+
+# One statement, so that a database and its tables are of one moment.
+_DATABASES = """
+select d.id, d.name, d.schema_name, d.epoch, d.floor_ms, d.schema_version, d.policy, d.seal_key,
+       coalesce((select jsonb_agg(jsonb_build_array(
+                     t.id, t.name, t.columns, to_jsonb(t.key_columns), t.policy, t.first_position,
+                     t.capture_off_ms, t.torn_ms)
+                     order by t.id)
+                 from anabranch.synced_tables t where t.database_id = d.id), '[]')
+from anabranch.databases d
+where %(name)s::text is null or d.name = %(name)s
+"""
+
+
+def _databases(name: str | None) -> Steps[dict[str, Database]]:
+    rows = yield Statement(_DATABASES, {"name": name})
+    constraints = yield from constraints_of(row[2] for row in rows)
+    base_types = yield from base_types_of(row[2] for row in rows)
+    return {row[1]: _database(row, constraints, base_types) for row in rows}
+
+
+def _database(
+    row: tuple[Any, ...],
+    constraints: Mapping[tuple[str, str], Constraints],
+    base_types: Mapping[tuple[str, str], Mapping[str, str]],
+) -> Database:
+    number, name, schema_name, epoch, floor_ms, schema_version, policy, seal_key, synced = row
+    tables: dict[str, Table] = {}
+    policies: dict[str, TablePolicy] = {}
+    first_positions: dict[str, int] = {}
+    uncaptured = set()
+    torn = set()
+    for table_id, table, columns, key_columns, own_policy, first_position, off_ms, torn_ms in synced:
+        policies[table] = table_policy(own_policy)
+        bases = base_types.get((schema_name, table), {})
+        known = columns_from_json(columns, policies[table].columns, bases)
+        tables[table] = Table(table, known, tuple(key_columns), table_id)
+        first_positions[table] = first_position
+        if off_ms is not None:
+            uncaptured.add(table)
+        if torn_ms is not None:
+            torn.add(table)
+    return Database(
+        id=number,
+        name=name,
+        schema_name=schema_name,
+        epoch=epoch,
+        floor_ms=floor_ms,
+        schema_version=schema_version,
+        policy=database_policy(policy),
+        seal_key=seal_key,
+        tables=tables,
+        table_policies=policies,
+        constraints={table: constraints.get((schema_name, table), Constraints()) for table in tables},
+        first_positions=first_positions,
+        uncaptured=frozenset(uncaptured),
+        torn=frozenset(torn),
+    )
+
+
+def load_databases(conn: psycopg.Connection[Any]) -> dict[str, Database]:
+    """All databases by name."""
+    return run(conn, _databases(None))
+
+
+async def aload_databases(conn: psycopg.AsyncConnection[Any]) -> dict[str, Database]:
+    """``load_databases`` for asyncio."""
+    return await arun(conn, _databases(None))
+
+
+def load_database(conn: psycopg.Connection[Any], name: str) -> Database:
+    """One database.
+
+    Raises:
+        UnknownDatabaseError: there is none of that name.
+    """
+    return _one(run(conn, _databases(name)), name)
+
+
+async def aload_database(conn: psycopg.AsyncConnection[Any], name: str) -> Database:
+    """``load_database`` for asyncio."""
+    return _one(await arun(conn, _databases(name)), name)
+
+
+def _one(found: dict[str, Database], name: str) -> Database:
+    if name not in found:
+        raise UnknownDatabaseError(f'there is no database "{name}"')
+    return found[name]
+
+
+_VERSIONS = "select name, schema_version from anabranch.databases"
+
+
+def schema_versions(conn: psycopg.Connection[Any]) -> dict[str, int]:
+    """The schema version of every database by name: what a poller compares before it loads anew."""
+    return run(conn, _version_steps())
+
+
+async def aschema_versions(conn: psycopg.AsyncConnection[Any]) -> dict[str, int]:
+    """``schema_versions`` for asyncio."""
+    return await arun(conn, _version_steps())
+
+
+def _version_steps() -> Steps[dict[str, int]]:
+    return dict((yield Statement(_VERSIONS)))

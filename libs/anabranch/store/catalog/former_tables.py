@@ -1,0 +1,73 @@
+"""Registrations that have ended, and what their tables were like: changes of theirs may still be in the log, and can be
+read only by those who know their columns. To alter a table is to end its registration and to begin another."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from anabranch.schema import Table
+from anabranch.store.catalog.databases import columns_from_json
+from anabranch.store.session.engine import Session
+from anabranch.store.session.steps import Statement, Steps, arun, run
+
+KEEP = """
+with gone as (
+    delete from anabranch.synced_tables where database_id = %s and name = %s
+    returning id, database_id, name, columns, key_columns
+)
+insert into anabranch.former_tables (id, database_id, name, columns, key_columns, last_position)
+select g.id, g.database_id, g.name, g.columns, g.key_columns,
+       coalesce((select position from anabranch.groups where database_id = g.database_id
+                 order by position desc limit 1), 0)
+from gone g
+returning id
+"""
+"""Ends a registration. The caller holds the database's claim, so that no group comes meanwhile."""
+READ = """
+select id, name, columns, key_columns, last_position from anabranch.former_tables
+where database_id = %s and id = any(%s::int[]) order by id
+"""
+
+READ_ALL = """
+select id, name, columns, key_columns, last_position from anabranch.former_tables
+where database_id = %(db)s order by id
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Former:
+    """A table as it was; ``last_position``: the head when its registration ended."""
+
+    table: Table
+    last_position: int
+
+
+def read_former(conn: Session, database_id: int, numbers: Collection[int]) -> list[Former]:
+    """Those of some numbers, in the order of their registrations."""
+    return _former(conn.execute(READ, (database_id, sorted(numbers))).fetchall())
+
+
+def all_former(conn: Session, database_id: int) -> list[Former]:
+    """All of a database, in the order of their registrations."""
+    return run(conn, _all(database_id))
+
+
+async def aall_former(conn: psycopg.AsyncConnection[Any], database_id: int) -> list[Former]:
+    """``all_former`` for asyncio."""
+    return await arun(conn, _all(database_id))
+
+
+def _all(database_id: int) -> Steps[list[Former]]:
+    rows = yield Statement(READ_ALL, {"db": database_id})
+    return _former(rows)
+
+
+def _former(rows: Iterable[tuple[Any, ...]]) -> list[Former]:
+    return [
+        Former(Table(name, columns_from_json(columns, {}), tuple(key), number), last)
+        for number, name, columns, key, last in rows
+    ]

@@ -1,0 +1,376 @@
+"""Registration of tables that others write to: they wait twice for a moment, and nobody while the rows are read.
+
+Three steps, each with transactions of its own:
+
+1. *gathering begins*: under the table's lock its triggers are made, and capture for the registration alone.
+2. *the rows are read* at one moment, without any lock. What is gathered from transactions that the moment does not see
+   is added to the sum, and taken away, again and again until little is left.
+3. *the table is entered*: under its lock and the database's claim the rest is added. So the sum is that of the rows of
+   this moment; from it on the triggers capture for the log.
+
+A table that is synced already, whose capture was off, goes the same way. Meanwhile it stays what it was: the resolver
+goes on writing to it. What it writes itself is not gathered, but moves the table's old sum, and this by as much as it
+has moved since the moment is added, too. What was captured of it for the log before is forgotten when gathering begins,
+as the log has lost the thread of such a table anyway.
+
+A registration that fails takes its triggers away. One that is killed leaves them, and what they gather: the next
+registration of the table, its removal, or the janitor (``cut_off``) clears that up.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import psycopg
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random
+
+from anabranch.canonical import SUM_MODULUS, RowEncoder
+from anabranch.schema import Table
+from anabranch.store.capture import triggers
+from anabranch.store.capture.rows import UndecodableError, decode
+from anabranch.store.catalog.databases import Database, load_database
+from anabranch.store.catalog.refusals import Refusal
+from anabranch.store.catalog.registration import (
+    Added,
+    Connection,
+    RegistrationError,
+    RegistrationLimits,
+    SeveralRefusedError,
+    claim,
+    enter,
+    find_database,
+    leave,
+    limit,
+    lock_and_judge,
+    new_number,
+    refusals,
+    refuse,
+    tell,
+    warnings,
+)
+from anabranch.store.catalog.sums import scan_sum
+from anabranch.store.cells.binary_cells import quote
+from anabranch.store.session.channels import REGISTRATION_LOCK_CLASS
+from anabranch.store.session.steps import run
+
+_R = TypeVar("_R")
+
+_ATTEMPT_LOCK_MS = 400
+"""The longest that one attempt waits for a lock, and whoever writes to the table behind it."""
+_PAUSE_S = (0.1, 0.4)
+_CHUNK = 2_000
+_CHUNKS = 1_000
+"""So many are added in one pass, however fast writers are."""
+_FEW = 200
+"""So many gathered changes may be left for the moment in which writers wait."""
+_PASSES = 50
+"""After so many the rest is added while writers wait, however much it is."""
+
+_KNOWN_BEFORE = frozenset({Refusal.ROW_SECURITY_OF_OTHERS})
+"""What a table that is synced already is not refused for: its rows are on devices, and ``drift`` tells of it."""
+
+_OWN = "select pg_try_advisory_lock(%s, hashtext(%s))"
+_DISOWN = "select pg_advisory_unlock(%s, hashtext(%s))"
+_MOMENT = "select pg_current_snapshot()::text"
+_KEPT = "select row_count, row_hash from anabranch.table_sums where table_id = %s"
+_OFF = """
+update anabranch.synced_tables set capture_off_ms = coalesce(capture_off_ms, %s) where id = %s
+"""
+_TAKE = """
+delete from anabranch.captured c using (
+    select id from anabranch.captured
+    where database_id = %(database)s and table_id = %(number)s order by id limit %(most)s
+) first_ones
+where c.database_id = %(database)s and c.id = first_ones.id
+returning c.old, c.new, pg_visible_in_snapshot(c.xid, %(moment)s::pg_snapshot)
+"""
+
+
+@dataclass(slots=True)
+class _Sum:
+    """Of a table: how many rows, and the sum of their hashes, not reduced."""
+
+    count: int = 0
+    total: int = 0
+
+
+@dataclass(slots=True)
+class _Gathering:
+    """A registration under way. ``was``: the number and the policy of the registration before, where there is one.
+    ``moment``: what is in ``sum`` by its rows; ``kept``: the sum that the log carried then."""
+
+    what: str
+    database: Database
+    table: Table
+    policy: Mapping[str, Any]
+    number: int
+    was: int | None
+    moment: str = ""
+    sum: _Sum = field(default_factory=_Sum)
+    kept: _Sum = field(default_factory=_Sum)
+
+
+def add_tables(
+    conn: Connection,
+    database: str,
+    tables: Sequence[str],
+    policy: Mapping[str, Any] | None = None,
+    *,
+    now_ms: int,
+    limits: RegistrationLimits | None = None,
+) -> list[Added]:
+    """Sync tables from now on, all or none. The session must be in autocommit, outside of a transaction.
+
+    Raises:
+        RegistrationError: with every reason why one can't be synced, see ``Refusal``; BUSY also where its table was
+            changed meanwhile, or somebody else registers it.
+    """
+    return _register(conn, database, tables, policy or {}, now_ms, limits, anew=False)
+
+
+def restart_captures(
+    conn: Connection, database: str, tables: Sequence[str], *, now_ms: int, limits: RegistrationLimits | None = None
+) -> list[Added]:
+    """Register synced tables anew, all or none, with the policies that they have: their triggers work again, their
+    sums are those of the rows that are there now, and the history of the rows begins. As ``add_tables``.
+
+    Raises:
+        RegistrationError: NOT_SYNCED, or as ``add_tables``.
+    """
+    return _register(conn, database, tables, {}, now_ms, limits, anew=True)
+
+
+def _register(
+    conn: Connection,
+    database: str,
+    tables: Sequence[str],
+    policy: Mapping[str, Any],
+    now_ms: int,
+    limits: RegistrationLimits | None,
+    *,
+    anew: bool,
+) -> list[Added]:
+    chosen = limits or RegistrationLimits()
+    begun: list[_Gathering] = []
+    with _alone(conn, database, tables):
+        # All that is wrong is told at once, before anybody waits for a lock.
+        if not anew and (errors := refusals(conn, database, tables, policy)):
+            raise errors[0] if len(errors) == 1 else SeveralRefusedError(errors)
+        try:
+            for name in dict.fromkeys(tables):
+                work = partial(_begin, conn, database, name, policy, now_ms, chosen, anew)
+                begun.append(_patiently(chosen, name, work))
+            for one in begun:
+                _patiently(chosen, one.table.name, partial(_read, conn, one, chosen))
+            for _ in range(_PASSES):
+                if sum(_add(conn, one, _CHUNKS) for one in begun) < _FEW:
+                    break
+            _patiently(chosen, begun[-1].table.name, partial(_enter, conn, begun, now_ms, chosen))
+        except BaseException as error:
+            if not conn.closed:
+                _undo_all(conn, begun, chosen, error)
+            raise
+    after = load_database(conn, database)
+    return [Added(after.tables[one.table.name], one.sum.count, tuple(warnings(after, one.table.name))) for one in begun]
+
+
+def _begin(
+    conn: Connection,
+    database: str,
+    name: str,
+    policy: Mapping[str, Any],
+    now_ms: int,
+    limits: RegistrationLimits,
+    anew: bool,
+) -> _Gathering:
+    what = f'capture of table "{name}" can\'t be turned on' if anew else f'table "{name}" can\'t be synced'
+    with conn.transaction(), _clear(what):
+        _limit(conn, limits)
+        found = find_database(conn, what, database)
+        was = found.tables[name].id if name in found.tables else None
+        if anew:
+            if was is None:
+                raise refuse(what, Refusal.NOT_SYNCED, f'"{name}" is no synced table of "{database}"')
+            policy = found.table_policies[name].given()
+        registered = (
+            lock_and_judge(conn, what, _without(found, name), name, policy, _KNOWN_BEFORE)
+            if anew
+            else lock_and_judge(conn, what, found, name, policy)
+        )
+        triggers.forget_gathered(conn, found.schema_name, name, found.id)
+        if was is not None:
+            claim(conn, found.id)
+            conn.execute(triggers.DELETE_CAPTURED, (found.id, was))
+            conn.execute(_OFF, (now_ms, was))
+            tell(conn, found.id)
+        number = new_number(conn)
+        triggers.install(conn, found.schema_name, name, -found.id, number)
+    return _Gathering(what, found, registered, policy, number, was)
+
+
+def _without(database: Database, table: str) -> Database:
+    return replace(database, tables={name: one for name, one in database.tables.items() if name != table})
+
+
+def _read(conn: Connection, one: _Gathering, limits: RegistrationLimits) -> None:
+    """The sum of the rows at one moment. The lock comes first, and before any query: what a TRUNCATE removed behind the
+    moment would be missing."""
+    schema_name, table = one.database.schema_name, one.table
+    with conn.transaction(), _clear(one.what):
+        conn.execute("set transaction isolation level repeatable read, read only")
+        conn.execute(f"set local lock_timeout = {min(_ATTEMPT_LOCK_MS, limits.lock_timeout_ms)}".encode())
+        conn.execute(f"set local statement_timeout = {limits.statement_timeout_ms}".encode())
+        conn.execute(f"lock table {quote(schema_name)}.{quote(table.name)} in access share mode".encode())
+        [(one.moment,)] = conn.execute(_MOMENT).fetchall()
+        one.kept = _kept(conn, one)
+        one.sum = _Sum(*scan_sum(conn, schema_name, table))
+
+
+def _kept(conn: Connection, one: _Gathering) -> _Sum:
+    """The sum that the log carries of the registration before."""
+    rows = conn.execute(_KEPT, (one.was,)).fetchall() if one.was is not None else []
+    return _Sum(rows[0][0], int.from_bytes(rows[0][1], "big")) if rows else _Sum()
+
+
+def _add(conn: Connection, one: _Gathering, chunks: int | None = None) -> int:
+    """Add what has been gathered since the moment, and forget it; gives how much it was. ``chunks``: how far it goes at
+    most; without, the caller keeps writers out, so that there is an end."""
+    schema_name, table = one.database.schema_name, one.table
+    row_hash = RowEncoder(table).hash
+    parameters = {"database": -one.database.id, "number": one.number, "most": _CHUNK, "moment": one.moment}
+    added = 0
+    turns: Iterable[int] = itertools.count() if chunks is None else range(chunks)
+    for _ in turns:
+        with conn.transaction(), _clear(one.what):
+            taken = conn.execute(_TAKE, parameters).fetchall()
+            for sign, place in ((-1, 0), (1, 1)):
+                images = [bytes(row[place]) for row in taken if row[place] is not None and not row[2]]
+                for cells in decode(conn, schema_name, table, images):
+                    one.sum.count += sign
+                    one.sum.total += sign * row_hash(cells)
+        added += len(taken)
+        if len(taken) < _CHUNK:
+            break
+    return added
+
+
+def _enter(conn: Connection, begun: Sequence[_Gathering], now_ms: int, limits: RegistrationLimits) -> None:
+    sums = [replace(one.sum) for one in begun]
+    try:
+        with conn.transaction():
+            _limit(conn, limits)
+            for one in begun:
+                _enter_one(conn, one, now_ms)
+    except BaseException:
+        # What was taken in this transaction is there again.
+        for one, before in zip(begun, sums, strict=True):
+            one.sum = before
+        raise
+
+
+def _enter_one(conn: Connection, one: _Gathering, now_ms: int) -> None:
+    name, schema_name = one.table.name, one.database.schema_name
+    found = find_database(conn, one.what, one.database.name)
+    now = (
+        lock_and_judge(conn, one.what, _without(found, name), name, one.policy, _KNOWN_BEFORE)
+        if one.was is not None
+        else lock_and_judge(conn, one.what, found, name, one.policy)
+    )
+    number = found.tables[name].id if name in found.tables else None
+    faults = run(conn, triggers.trigger_faults(schema_name, -found.id, {name: one.number}))
+    if now != one.table or number != one.was or faults:
+        raise refuse(one.what, Refusal.BUSY, "it was changed while its rows were read; try again")
+    claim(conn, found.id)
+    _add(conn, one)
+    if one.was is not None:
+        kept = _kept(conn, one)
+        one.sum.count += kept.count - one.kept.count
+        one.sum.total += kept.total - one.kept.total
+        leave(conn, found, name)
+        # Where it went to another name.
+        triggers.remove(conn, found.id, one.was)
+    total = one.sum.total % SUM_MODULUS
+    enter(conn, one.what, found, one.table, one.policy, one.number, one.sum.count, total, now_ms=now_ms)
+
+
+def _undo_all(conn: Connection, begun: Sequence[_Gathering], limits: RegistrationLimits, error: BaseException) -> None:
+    """Undo each, whatever becomes of the others; what can't be undone is noted at ``error``; the janitor will."""
+    for one in begun:
+        try:
+            _patiently(limits, one.table.name, partial(_undo, conn, one, limits))
+        except (psycopg.Error, RegistrationError) as failure:
+            error.add_note(f'table "{one.table.name}" goes on gathering until the janitor clears it up: {failure}')
+
+
+def _undo(conn: Connection, one: _Gathering, limits: RegistrationLimits) -> None:
+    """Take the triggers away; those of a registration before are there again, and rest."""
+    with conn.transaction():
+        _limit(conn, limits)
+        schema_name, name = one.database.schema_name, one.table.name
+        if one.number not in triggers.gathering(conn, schema_name, name, one.database.id):
+            return
+        if one.was is None:
+            triggers.remove(conn, -one.database.id, one.number)
+        else:
+            triggers.lock(conn, schema_name, name)
+            triggers.forget_gathered(conn, schema_name, name, one.database.id)
+            triggers.install(conn, schema_name, name, one.database.id, one.was)
+            triggers.switch(conn, schema_name, name, on=False)
+
+
+def _limit(conn: Connection, limits: RegistrationLimits) -> None:
+    limit(conn, replace(limits, lock_timeout_ms=min(_ATTEMPT_LOCK_MS, limits.lock_timeout_ms)))
+
+
+def _patiently(limits: RegistrationLimits, table: str, work: Callable[[], _R]) -> _R:
+    """Do it as soon as the locks can be had. Each attempt is short: who comes later waits behind it.
+
+    Raises:
+        RegistrationError: BUSY, or what ``work`` raises.
+    """
+    retrying = Retrying(
+        retry=retry_if_exception_type((psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)),
+        wait=wait_random(*_PAUSE_S),
+        stop=stop_after_delay(limits.lock_timeout_ms / 1000),
+        reraise=True,
+    )
+    try:
+        return retrying(work)
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
+        what = f'table "{table}" can\'t be registered'
+        raise refuse(what, Refusal.BUSY, "somebody else holds a lock on it; try again") from error
+
+
+@contextmanager
+def _clear(what: str) -> Iterator[None]:
+    """A table that goes or changes meanwhile is a reason."""
+    try:
+        yield
+    except psycopg.errors.UndefinedTable as error:
+        raise refuse(what, Refusal.UNKNOWN_TABLE, "the table is there no more") from error
+    except UndecodableError as error:
+        raise refuse(what, Refusal.BUSY, f"{error}: it was changed while its rows were read; try again") from error
+
+
+@contextmanager
+def _alone(conn: Connection, database: str, tables: Sequence[str]) -> Iterator[None]:
+    """Nobody else registers one of the tables in this way meanwhile."""
+    names = [f"{database} {table}" for table in sorted(set(tables))]
+    held: list[str] = []
+    try:
+        for name in names:
+            [(ours,)] = conn.execute(_OWN, (REGISTRATION_LOCK_CLASS, name)).fetchall()
+            if not ours:
+                what = f"tables of {database} can't be registered"
+                raise refuse(what, Refusal.BUSY, "somebody else is registering one of them")
+            held.append(name)
+        yield
+    finally:
+        if not conn.closed:
+            for name in held:
+                conn.execute(_DISOWN, (REGISTRATION_LOCK_CLASS, name))

@@ -1,0 +1,66 @@
+"""Tables that stay registered but are not synced: their capture is turned off, or they are torn. To sync such a table
+again it is removed and added anew (``gather.restart_captures``), which sums its rows up afresh.
+
+Every function runs in one transaction (a savepoint of the caller's, if there is one), which holds its locks to its end.
+"""
+
+from __future__ import annotations
+
+import psycopg
+
+from anabranch.store.capture import triggers
+from anabranch.store.catalog.refusals import Refusal
+from anabranch.store.catalog.registration import (
+    Connection,
+    RegistrationLimits,
+    at_ms,
+    find_database,
+    limit,
+    refuse,
+    tell,
+)
+
+_CAPTURE_OFF = """
+update anabranch.synced_tables set capture_off_ms = %s
+where database_id = %s and name = %s returning id
+"""
+_TEAR = """
+update anabranch.synced_tables set torn_ms = %s
+where database_id = %s and name = %s and torn_ms is null returning id
+"""
+
+
+def capture_off(
+    conn: Connection,
+    database: str,
+    table: str,
+    *,
+    now_ms: int | None = None,
+    limits: RegistrationLimits | None = None,
+) -> None:
+    """Let what is written to the table directly go uncaptured, for a restore or a load of many rows: its triggers rest.
+
+    Raises:
+        RegistrationError: UNKNOWN_DATABASE, NOT_SYNCED or BUSY.
+    """
+    what = f'capture of table "{table}" can\'t be turned off'
+    try:
+        with conn.transaction():
+            limit(conn, limits)
+            found = find_database(conn, what, database)
+            if table not in found.tables:
+                raise refuse(what, Refusal.NOT_SYNCED, f'"{table}" is no synced table of "{database}"')
+            triggers.lock(conn, found.schema_name, table)
+            triggers.switch(conn, found.schema_name, table, on=False)
+            conn.execute(_CAPTURE_OFF, (at_ms(now_ms), found.id, table))
+            tell(conn, found.id)
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
+        raise refuse(what, Refusal.BUSY, "somebody else holds a lock on it; try again") from error
+
+
+def tear(conn: Connection, database_id: int, table: str, *, now_ms: int | None = None) -> None:
+    """Have a table not be synced any more until it is removed and added anew, since the log will lack what was written
+    to it directly. Tells everybody; a table that is torn already stays so."""
+    with conn.transaction():
+        if conn.execute(_TEAR, (at_ms(now_ms), database_id, table)).fetchone() is not None:
+            tell(conn, database_id)

@@ -1,0 +1,430 @@
+"""Registration: which schema is a database, and which of its tables are synced.
+
+``add_table`` is one transaction, for tables that are small or that nobody writes to; for others there is ``gather``.
+
+A table's first sum, its ``first_position``, its registration and the beginning of its capture are one moment.
+``add_table`` takes the table's lock against writers before it scans (readers go on), holds it to its end, and takes the
+claim of the database only once the sum is known: no group commits while it reads the head and registers. Whoever wrote
+before has committed and is in the sum; whoever writes afterwards meets the triggers. A resolver that claims afterwards
+finds a higher ``schema_version``; it must compare that with its own ``Database`` after every claim.
+
+Every function runs in one transaction (a savepoint of the caller's, if there is one), which holds its locks
+to its end. Time is a parameter, in milliseconds since 1970; left out, it is this machine's.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg.types.json import Jsonb
+from ulid import ULID
+
+from anabranch.schema import Table
+from anabranch.store.capture import triggers
+from anabranch.store.catalog import former_tables
+from anabranch.store.catalog.databases import Database, UnknownDatabaseError, columns_to_json, load_database
+from anabranch.store.catalog.policy import PolicyError, TablePolicy, database_policy, table_policy
+from anabranch.store.catalog.refusals import Refusal, Refused, name_clashes, why_not
+from anabranch.store.catalog.relation import relations_of
+from anabranch.store.catalog.sums import scan_sum, sum_to_bytes
+from anabranch.store.session.channels import CATALOG_CHANNEL, CLAIM_LOCK_CLASS
+from anabranch.store.session.errors import OWN_SCHEMA, violated
+from anabranch.store.session.steps import run
+
+Connection = psycopg.Connection[Any]
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
+_SEAL_KEY_BYTES = 32
+
+_LIMITS = """
+select set_config('lock_timeout', %(lock)s, true), set_config('statement_timeout', %(statement)s, true)
+"""
+_SCHEMA = "select 1 from pg_namespace where nspname = %s"
+_TABLES = """
+select c.relname::text from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where n.nspname = %s and c.relkind in ('r', 'p') and not c.relispartition order by c.relname
+"""
+_INSERT_DATABASE = """
+insert into anabranch.databases (name, schema_name, epoch, policy, seal_key, created_ms)
+values (%s, %s, %s, %s, %s, %s)
+"""
+_NOTIFY_NEW = "select pg_notify(%s, id::text) from anabranch.databases where name = %s"
+_CLAIM = "select pg_advisory_xact_lock(%s, %s)"
+# Keeps two registrations of one database apart without getting in the way of rows that refer to it.
+_LOCK_DATABASE = "select name from anabranch.databases where id = %s for no key update"
+_SYNCED = "select name from anabranch.synced_tables where database_id = %s"
+_INSERT_TABLE = """
+with head as (
+    select coalesce(max(position), 0) as position from anabranch.groups where database_id = %(database)s
+), added as (
+    insert into anabranch.synced_tables
+        (id, database_id, name, columns, key_columns, policy, registered_ms, first_position)
+    overriding system value
+    select %(number)s, %(database)s, %(name)s, %(columns)s, %(key_columns)s::text[], %(policy)s, %(now_ms)s, position
+    from head
+    returning id, first_position
+)
+insert into anabranch.table_sums (table_id, position, row_count, row_hash)
+select id, first_position, %(count)s, %(sum)s from added
+returning table_id
+"""
+_NUMBER = "select nextval(pg_get_serial_sequence('anabranch.synced_tables', 'id'))"
+_DELETE_VERSIONS = "delete from anabranch.row_versions where table_id = %s"
+_CHANGED = """
+with changed as (
+    update anabranch.databases set schema_version = schema_version + 1 where id = %s returning id
+)
+select pg_notify(%s, id::text) from changed
+"""
+
+_CONSTRAINTS: Mapping[str, tuple[Refusal, str]] = {
+    "databases_name_key": (Refusal.DATABASE_EXISTS, 'there is a database "{name}" already'),
+    "databases_schema_name_key": (
+        Refusal.SCHEMA_TAKEN,
+        'schema "{schema}" belongs to another database already',
+    ),
+    "synced_tables_name_key": (Refusal.ALREADY_SYNCED, 'table "{table}" is synced already'),
+}
+"""Our own constraints that a registration may run into, and what it means."""
+
+
+class RegistrationError(ValueError):
+    """Something can't be registered; ``refusals`` holds every reason, ``about`` the name of the table, where it is
+    one."""
+
+    def __init__(self, what: str, refusals: list[Refused], about: str = "") -> None:
+        super().__init__(f"{what}: " + "; ".join(str(refused) for refused in refusals))
+        self.what = what
+        self.refusals = refusals
+        self.about = about
+
+    @property
+    def reasons(self) -> list[Refusal]:
+        """The names of the reasons."""
+        return [refused.reason for refused in self.refusals]
+
+
+class SeveralRefusedError(RegistrationError):
+    """Tables that were to be registered together, and of which some can't be; ``errors`` has one for each of these."""
+
+    def __init__(self, errors: list[RegistrationError]) -> None:
+        ValueError.__init__(self, "\n".join(map(str, errors)))
+        self.errors = errors
+        self.what, self.about = "", ""
+        self.refusals = [refused for error in errors for refused in error.refusals]
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """A table as registered, the number of its rows, and what is worth knowing about it."""
+
+    table: Table
+    rows: int
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationLimits:
+    """How long a registration may wait for a lock, and one statement of it may take, in milliseconds."""
+
+    lock_timeout_ms: int = 10_000
+    statement_timeout_ms: int = 600_000
+
+
+def refuse(what: str, reason: Refusal, text: str) -> RegistrationError:
+    """The error for one reason."""
+    return RegistrationError(what, [Refused(reason, text)])
+
+
+def create_database(
+    conn: Connection,
+    name: str,
+    schema: str,
+    policy: Mapping[str, Any] | None = None,
+    *,
+    now_ms: int | None = None,
+) -> Database:
+    """Make the Postgres schema ``schema``, which must exist, a database called ``name``. No table is synced
+    yet.
+
+    Raises:
+        RegistrationError: INVALID_NAME, INVALID_POLICY, RESERVED_SCHEMA, UNKNOWN_SCHEMA, DATABASE_EXISTS or
+            SCHEMA_TAKEN.
+    """
+    what = f'database "{name}" can\'t be created'
+    if not _NAME.fullmatch(name):
+        text = "a name has 1 to 63 letters, digits, underscores, dots and dashes, the last two not in front"
+        raise refuse(what, Refusal.INVALID_NAME, text)
+    if schema in (OWN_SCHEMA, "information_schema") or schema.startswith("pg_"):
+        raise refuse(what, Refusal.RESERVED_SCHEMA, f'schema "{schema}" is not the application\'s')
+    given = policy or {}
+    try:
+        database_policy(given)
+    except PolicyError as error:
+        raise refuse(what, Refusal.INVALID_POLICY, str(error)) from error
+    now = at_ms(now_ms)
+    try:
+        with conn.transaction():
+            if conn.execute(_SCHEMA, (schema,)).fetchone() is None:
+                raise refuse(what, Refusal.UNKNOWN_SCHEMA, f'there is no schema "{schema}"')
+            epoch = str(ULID.from_timestamp(now / 1000))
+            seal_key = secrets.token_bytes(_SEAL_KEY_BYTES)
+            conn.execute(_INSERT_DATABASE, (name, schema, epoch, Jsonb(dict(given)), seal_key, now))
+            conn.execute(_NOTIFY_NEW, (CATALOG_CHANNEL, name))
+    except psycopg.errors.UniqueViolation as error:
+        raise _taken(what, error, name=name, schema=schema) from error
+    return load_database(conn, name)
+
+
+def add_table(
+    conn: Connection,
+    database: str,
+    table: str,
+    policy: Mapping[str, Any] | None = None,
+    *,
+    now_ms: int | None = None,
+    limits: RegistrationLimits | None = None,
+) -> Added:
+    """Sync table ``table`` of the database's schema from now on.
+
+    Writers of the table wait until the transaction ends; the rows are read once for their sum.
+
+    Raises:
+        RegistrationError: with every reason why the table can't be synced, see ``Refusal``.
+    """
+    what = f'table "{table}" can\'t be synced'
+    given = policy or {}
+    try:
+        with conn.transaction():
+            limit(conn, limits)
+            found = find_database(conn, what, database)
+            registered = lock_and_judge(conn, what, found, table, given)
+            triggers.forget_gathered(conn, found.schema_name, table, found.id)
+            count, total = scan_sum(conn, found.schema_name, registered)
+            claim(conn, found.id)
+            enter(conn, what, found, registered, given, new_number(conn), count, total, now_ms=now_ms)
+            after = load_database(conn, database)
+    except psycopg.errors.UniqueViolation as error:
+        raise _taken(what, error, table=table) from error
+    except psycopg.errors.UndefinedTable as error:
+        raise refuse(what, Refusal.UNKNOWN_TABLE, f'there is no table "{table}" any more') from error
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
+        raise refuse(what, Refusal.BUSY, "somebody else holds a lock on it; try again") from error
+    return Added(after.tables[table], count, tuple(warnings(after, table)))
+
+
+def new_number(conn: Connection) -> int:
+    """A number for a registration, which nobody else gets."""
+    row = conn.execute(_NUMBER).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def claim(conn: Connection, database_id: int) -> None:
+    """Have no group of the database commit until the transaction ends."""
+    conn.execute(_CLAIM, (CLAIM_LOCK_CLASS, database_id))
+
+
+def enter(
+    conn: Connection,
+    what: str,
+    database: Database,
+    table: Table,
+    policy: Mapping[str, Any],
+    number: int,
+    count: int,
+    total: int,
+    *,
+    now_ms: int | None,
+) -> None:
+    """Sync a table of ``count`` rows with the sum ``total``, and capture what is written to it. The caller holds its
+    lock and the database's claim.
+
+    Raises:
+        RegistrationError: NAME_CLASH.
+    """
+    conn.execute(_LOCK_DATABASE, (database.id,))
+    # Those that were registered while the rows were read.
+    others = [name for (name,) in conn.execute(_SYNCED, (database.id,)).fetchall()]
+    if clashes := list(name_clashes(table.name, others)):
+        raise RegistrationError(what, clashes)
+    parameters = {
+        "number": number,
+        "database": database.id,
+        "name": table.name,
+        "columns": Jsonb(columns_to_json(table.columns)),
+        "key_columns": list(table.key_columns),
+        "policy": Jsonb(dict(policy)),
+        "now_ms": at_ms(now_ms),
+        "count": count,
+        "sum": sum_to_bytes(total),
+    }
+    conn.execute(_INSERT_TABLE, parameters)
+    triggers.install(conn, database.schema_name, table.name, database.id, number)
+    tell(conn, database.id)
+
+
+def remove_table(conn: Connection, database: str, table: str, *, limits: RegistrationLimits | None = None) -> None:
+    """Sync ``table`` no longer. The table itself and its entries in the log stay; the history that conflicts are
+    decided by goes, and so do its triggers and what they captured, so that a later ``add_table`` starts anew. Where
+    somebody uses the table, everybody who comes later waits with it, at most ``limits.lock_timeout_ms``.
+
+    Raises:
+        RegistrationError: UNKNOWN_DATABASE, NOT_SYNCED or BUSY.
+    """
+    what = f'table "{table}" can\'t be removed'
+    try:
+        with conn.transaction():
+            limit(conn, limits)
+            found = find_database(conn, what, database)
+            claim(conn, found.id)
+            number = leave(conn, found, table)
+            if number is None:
+                raise refuse(what, Refusal.NOT_SYNCED, f'"{table}" is no synced table of "{database}"')
+            triggers.remove(conn, found.id, number)
+            triggers.end_gathering(conn, found.schema_name, table, found.id)
+            tell(conn, found.id)
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
+        raise refuse(what, Refusal.BUSY, "the database is being written to; try again") from error
+
+
+def leave(conn: Connection, database: Database, table: str) -> int | None:
+    """Forget a synced table and the history of its rows; gives its number, None where it was none. What it was like
+    stays known (``former_tables``). The caller holds the database's claim, and sees to its triggers."""
+    row = conn.execute(former_tables.KEEP, (database.id, table)).fetchone()
+    if row is None:
+        return None
+    conn.execute(_DELETE_VERSIONS, row)
+    return int(row[0])
+
+
+def lock_and_judge(
+    conn: Connection,
+    what: str,
+    database: Database,
+    name: str,
+    policy: Mapping[str, Any],
+    waived: Collection[Refusal] = (),
+) -> Table:
+    """The table as it is once its lock is held. ``waived`` are reasons that don't count."""
+    # Judged before the lock, too: what is no table can't be locked, and nobody is made to wait for a refusal.
+    own_policy = _may_be_added(conn, what, database, name, policy, waived)
+    triggers.lock(conn, database.schema_name, name)
+    return _judge(conn, what, database, name, own_policy, waived)
+
+
+def refusals(
+    conn: Connection, database: str, tables: Sequence[str], policy: Mapping[str, Any] | None = None
+) -> list[RegistrationError]:
+    """Why tables can't be synced, one error for each that can't. No lock is taken: when they are registered they may
+    have changed.
+
+    Raises:
+        RegistrationError: UNKNOWN_DATABASE.
+    """
+    found = find_database(conn, "no table can be synced", database)
+    errors = []
+    for name in dict.fromkeys(tables):
+        try:
+            _may_be_added(conn, f'table "{name}" can\'t be synced', found, name, policy or {})
+        except RegistrationError as error:
+            error.about = name
+            errors.append(error)
+    return errors
+
+
+def unsynced_tables(conn: Connection, database: str) -> list[str]:
+    """The tables in a database's schema that are not synced, partitions apart.
+
+    Raises:
+        RegistrationError: UNKNOWN_DATABASE.
+    """
+    found = find_database(conn, "no table can be synced", database)
+    names = [name for (name,) in conn.execute(_TABLES, (found.schema_name,)).fetchall()]
+    return [name for name in names if name not in found.tables]
+
+
+def _may_be_added(
+    conn: Connection,
+    what: str,
+    database: Database,
+    name: str,
+    policy: Mapping[str, Any],
+    waived: Collection[Refusal] = (),
+) -> TablePolicy:
+    if name in database.tables:
+        raise refuse(what, Refusal.ALREADY_SYNCED, f'table "{name}" is synced already')
+    try:
+        own_policy = table_policy(policy)
+    except PolicyError as error:
+        raise refuse(what, Refusal.INVALID_POLICY, str(error)) from error
+    _judge(conn, what, database, name, own_policy, waived)
+    return own_policy
+
+
+def _judge(
+    conn: Connection, what: str, database: Database, name: str, policy: TablePolicy, waived: Collection[Refusal]
+) -> Table:
+    found, known = run(conn, relations_of(database.schema_name, [name]))
+    if name not in found:
+        text = f'there is no table "{name}" in schema "{database.schema_name}"'
+        raise refuse(what, Refusal.UNKNOWN_TABLE, text)
+    relation = found[name]
+    found_wrong = [one for one in why_not(relation, known, policy, database.tables) if one.reason not in waived]
+    if relation.kind == "r" and not relation.owned:
+        text = f"role {relation.role} does not own the table, and could make no triggers that always fire"
+        found_wrong.append(Refused(Refusal.NOT_OWNED, text))
+    if found_wrong:
+        raise RegistrationError(what, found_wrong)
+    return Table(name, relation.snapshot(known), relation.key_columns)
+
+
+def find_database(conn: Connection, what: str, name: str) -> Database:
+    """The database of that name, for ``what`` is to be done. Raises RegistrationError: UNKNOWN_DATABASE."""
+    try:
+        return load_database(conn, name)
+    except UnknownDatabaseError as error:
+        raise refuse(what, Refusal.UNKNOWN_DATABASE, str(error)) from error
+
+
+def warnings(database: Database, table: str) -> Iterator[str]:
+    """What is worth knowing about a synced table, though it was not refused."""
+    for key in database.constraints[table].foreign_keys:
+        if key.to_table not in database.tables:
+            yield (
+                f'foreign key "{key.name}" points to "{key.to_table}", which is not synced: '
+                "devices can't see what they may refer to"
+            )
+    for cycle in database.order.cycles:
+        if table in cycle:
+            yield (
+                f"foreign keys point in a circle through {', '.join(cycle)}: "
+                "rows that need each other go through only where these keys are deferrable"
+            )
+
+
+def limit(conn: Connection, limits: RegistrationLimits | None) -> None:
+    """Set the transaction's limits."""
+    chosen = limits or RegistrationLimits()
+    conn.execute(_LIMITS, {"lock": str(chosen.lock_timeout_ms), "statement": str(chosen.statement_timeout_ms)})
+
+
+def tell(conn: Connection, database_id: int) -> None:
+    """A new schema version, told to whoever listens once the transaction commits."""
+    conn.execute(_CHANGED, (database_id, CATALOG_CHANNEL))
+
+
+def _taken(what: str, error: psycopg.errors.UniqueViolation, **names: str) -> Exception:
+    known = _CONSTRAINTS.get(violated(error))
+    return refuse(what, known[0], known[1].format(**names)) if known else error
+
+
+def at_ms(now_ms: int | None) -> int:
+    """The time that was given, else this machine's, in milliseconds since 1970."""
+    return time.time_ns() // 1_000_000 if now_ms is None else now_ms

@@ -1,0 +1,128 @@
+"""Policies changed: of a database or a table that is there already.
+
+A change is one transaction under the database's claim, so that every group is decided by one policy from beginning to
+end; it moves the schema version, so that services and devices learn of it as they do of a table. What was decided
+before stays as it was decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from anabranch.merge import function_of
+from anabranch.store.catalog.databases import Database, UnknownDatabaseError, load_database
+from anabranch.store.catalog.policy import PolicyError, changed, database_policy, table_policy
+from anabranch.store.catalog.refusals import Refusal, Refused, policy_refusals
+from anabranch.store.catalog.registration import RegistrationError
+from anabranch.store.session.channels import CATALOG_CHANNEL, CLAIM_LOCK_CLASS
+
+_LOCK_TIMEOUT = "select set_config('lock_timeout', %s, true)"
+LOCK_TIMEOUT_MS = 10_000
+"""How long a change waits for the groups of the database."""
+_CLAIM = "select pg_advisory_xact_lock(%s, %s)"
+# Read under the claim: what two changes lay over each other must not be lost.
+_DATABASE_POLICY = "select id, policy from anabranch.databases where name = %s for no key update"
+_TABLE_POLICY = "select policy from anabranch.synced_tables where database_id = %s and name = %s for no key update"
+_SET_DATABASE = "update anabranch.databases set policy = %s where id = %s"
+_SET_TABLE = "update anabranch.synced_tables set policy = %s where database_id = %s and name = %s"
+_CHANGED = """
+with changed as (
+    update anabranch.databases set schema_version = schema_version + 1 where id = %s returning id
+)
+select pg_notify(%s, id::text) from changed
+"""
+
+
+def set_database_policy(conn: psycopg.Connection[Any], name: str, changes: Mapping[str, Any]) -> Database:
+    """Lay ``changes`` over a database's policy; a value of None takes a key away, so that its default holds.
+
+    Raises:
+        RegistrationError: UNKNOWN_DATABASE, INVALID_POLICY or BUSY.
+    """
+    what = f'the policy of database "{name}" can\'t be changed'
+    try:
+        with conn.transaction():
+            number, policy = _claimed(conn, what, name)
+            after = changed(policy, changes)
+            database_policy(after)
+            conn.execute(_SET_DATABASE, (Jsonb(after), number))
+            return _told(conn, number, name)
+    except PolicyError as error:
+        raise _refuse(what, Refusal.INVALID_POLICY, str(error)) from error
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
+        raise _refuse(what, Refusal.BUSY, "the database is being written to; try again") from error
+
+
+def set_table_policy(
+    conn: psycopg.Connection[Any],
+    database: str,
+    table: str,
+    changes: Mapping[str, Any],
+    functions: Collection[str],
+) -> Database:
+    """Lay ``changes`` over a table's policy, in ``columns`` column by column; a value of None takes a key away.
+    ``functions`` are the merge functions that are installed: a name that is none of them is refused.
+
+    Raises:
+        RegistrationError: UNKNOWN_DATABASE, NOT_SYNCED, INVALID_POLICY or BUSY.
+    """
+    what = f'the policy of table "{table}" can\'t be changed'
+    try:
+        with conn.transaction():
+            number, _ = _claimed(conn, what, database)
+            found = load_database(conn, database)
+            row = conn.execute(_TABLE_POLICY, (number, table)).fetchone()
+            if row is None:
+                raise _refuse(what, Refusal.NOT_SYNCED, f'"{table}" is no synced table of "{database}"')
+            after = changed(row[0], changes)
+            policy = table_policy(after)
+            synced = found.tables[table]
+            refusals = list(policy_refusals(synced.columns, synced.key_columns, policy))
+            refusals += unknown_functions(policy.columns, functions)
+            if refusals:
+                raise RegistrationError(what, refusals)
+            conn.execute(_SET_TABLE, (Jsonb(after), number, table))
+            return _told(conn, number, database)
+    except PolicyError as error:
+        raise _refuse(what, Refusal.INVALID_POLICY, str(error)) from error
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
+        raise _refuse(what, Refusal.BUSY, "the database is being written to; try again") from error
+
+
+def unknown_functions(columns: Mapping[str, str], functions: Collection[str]) -> list[Refused]:
+    """Policies of columns that name a function which is not installed."""
+    known = ", ".join(sorted(functions)) or "none"
+    return [
+        Refused(
+            Refusal.INVALID_POLICY,
+            f'the policy of column "{column}" names merge function "{name}", which is not installed (there: {known})',
+        )
+        for column, policy in columns.items()
+        if (name := function_of(policy)) and name not in functions
+    ]
+
+
+def _claimed(conn: psycopg.Connection[Any], what: str, name: str) -> tuple[int, dict[str, Any]]:
+    conn.execute(_LOCK_TIMEOUT, (str(LOCK_TIMEOUT_MS),))
+    try:
+        number = load_database(conn, name).id
+    except UnknownDatabaseError as error:
+        raise _refuse(what, Refusal.UNKNOWN_DATABASE, str(error)) from error
+    conn.execute(_CLAIM, (CLAIM_LOCK_CLASS, number))
+    row = conn.execute(_DATABASE_POLICY, (name,)).fetchone()
+    if row is None:
+        raise _refuse(what, Refusal.UNKNOWN_DATABASE, f'there is no database "{name}" any more')
+    return row[0], row[1]
+
+
+def _told(conn: psycopg.Connection[Any], number: int, name: str) -> Database:
+    conn.execute(_CHANGED, (number, CATALOG_CHANNEL))
+    return load_database(conn, name)
+
+
+def _refuse(what: str, reason: Refusal, text: str) -> RegistrationError:
+    return RegistrationError(what, [Refused(reason, text)])

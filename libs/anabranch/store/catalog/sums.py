@@ -1,0 +1,69 @@
+"""A table's rows, read to be summed up: what it starts with when it is registered, and is verified by later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from psycopg.pq import TransactionStatus
+
+from anabranch.canonical import SUM_MODULUS, RowEncoder, table_sum
+from anabranch.schema import Table
+from anabranch.store.cells.binary_cells import Row, quote, read_expression, row_loader
+from anabranch.store.session import binary
+from anabranch.store.session.binary import Connection
+
+_CURSOR = '"anabranch sum"'
+_FIRST_CHUNK = 64
+_MOST_ROWS = 2_000
+_MOST_BYTES = 4 * 2**20
+_SAMPLE = 16
+
+
+def scan_rows(conn: Connection, schema_name: str, table: Table) -> Iterator[list[Row]]:
+    """The rows of a table as the transaction sees them, in no order.
+
+    They come through a cursor on the server in chunks of about ``_MOST_BYTES``, so that memory does not grow with the
+    table. Must be read inside a transaction, one table at a time.
+    """
+    relation = f"{quote(schema_name)}.{quote(table.name)}"
+    columns = ", ".join(read_expression(column, "t") for column in table.columns)
+    conn.execute(f"declare {_CURSOR} no scroll cursor for select {columns} from {relation} t".encode())
+    load, encoder = row_loader(table.columns), RowEncoder(table)
+    chunk = _FIRST_CHUNK
+    try:
+        while rows := load(_fetch(conn, chunk)):
+            chunk = _next_chunk(encoder, rows, chunk)
+            yield rows
+    finally:
+        if conn.info.transaction_status == TransactionStatus.INTRANS:
+            conn.execute(f"close {_CURSOR}".encode())
+
+
+def scan_sum(conn: Connection, schema_name: str, table: Table) -> tuple[int, int]:
+    """Count of rows and sum of row hashes of a table, as the transaction sees it. Must be called inside one."""
+    encoder = RowEncoder(table)
+    count = total = 0
+    for rows in scan_rows(conn, schema_name, table):
+        more, more_total = table_sum(encoder, rows)
+        count += more
+        total += more_total
+    return count, total % SUM_MODULUS
+
+
+def _fetch(conn: Connection, rows: int) -> list[tuple[object, ...]]:
+    cursor = binary.cursor(conn)
+    # Prepared, it would keep the shape of another table's rows.
+    cursor.execute(f"fetch {rows} from {_CURSOR}".encode(), prepare=False, binary=True)
+    return cursor.fetchall()
+
+
+def _next_chunk(encoder: RowEncoder, rows: list[Row], chunk: int) -> int:
+    """How many rows to take next, by the size of some of the last ones; four times as many at most."""
+    sample = rows[:: max(1, len(rows) // _SAMPLE)]
+    each = sum(len(encoder.encode(row)) for row in sample) / len(sample)
+    return max(1, min(_MOST_ROWS, 4 * chunk, int(_MOST_BYTES / each)))
+
+
+def sum_to_bytes(total: int) -> bytes:
+    """A sum of row hashes as ``anabranch.table_sums.row_hash`` keeps it: 16 bytes, big-endian."""
+    return total.to_bytes(16, "big")

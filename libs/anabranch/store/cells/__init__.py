@@ -1,0 +1,1 @@
+"""Cells as Postgres takes and gives them: parameters, text, types, and keys in our indexes."""

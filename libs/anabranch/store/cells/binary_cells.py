@@ -1,0 +1,203 @@
+"""How the cells of each column travel: as which array parameter, through which SQL expression, and back.
+
+Sent: numbers, text, bytes, dates and times as binary arrays of the widest type of their kind, which Postgres then
+assigns to the column (and refuses what doesn't fit, as for any writer); the rest as text, cast to the type without its
+modifier, so that the modifier is applied by assignment, too: an explicit cast would cut silently. So would one to a
+domain over a type with a modifier: values are cast to what is below all domains, and a domain's checks are asked where
+a row is written, and nowhere else. An enumeration is sent as an array of that very type in text format, so that its
+input function judges; other types can't be, since an array of a composite type would fall apart into columns.
+
+Read: what binary formats carry exactly as such, the rest as the text that the type's output function prints.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from psycopg import sql
+
+from anabranch.schema.cells import (
+    DATE_INFINITY,
+    DATE_MINUS_INFINITY,
+    TIMESTAMP_INFINITY,
+    TIMESTAMP_MINUS_INFINITY,
+    Cell,
+    Literal,
+)
+from anabranch.schema.table import Column, Kind
+from anabranch.store.cells import binary_text
+from anabranch.store.session import binary
+from anabranch.store.session.binary import EPOCH_DAYS, EPOCH_US, ArrayBuilder, Parameter
+
+_QUOTED = re.compile(r'"(?:[^"]|"")*"')
+_MODIFIER = re.compile(r"\([^()]*\)")
+# Without a modifier these names mean a length of one.
+_LENGTH_ONE = {"bit": '"bit"', "character": "bpchar"}
+_TEXT_KINDS = frozenset({Kind.STRING, Kind.DECIMAL, Kind.JSON, Kind.UUID, Kind.LITERAL})
+_LAST_US = TIMESTAMP_INFINITY - 1 - EPOCH_US
+"""The last moment since 2000 that fits into 64 bits since 1970."""
+
+
+def quote(name: str) -> str:
+    """A name as SQL takes it."""
+    return sql.Identifier(name).as_string()
+
+
+def bare_type(postgres_type: str) -> str:
+    """A type as ``format_type`` prints it, without its modifiers: ``numeric(5,2)[]`` gives ``numeric[]``."""
+    names: list[str] = _QUOTED.findall(postgres_type)
+    # The modifier can't be taken for a part of a quoted name once those are out of the way.
+    plain = _MODIFIER.sub("", _QUOTED.sub("\0", postgres_type))
+    for name in names:
+        plain = plain.replace("\0", name, 1)
+    base, brackets = plain.removesuffix("[]"), "[]" if plain.endswith("[]") else ""
+    return _LENGTH_ONE.get(base, base) + brackets
+
+
+def carried_type(column: Column) -> str:
+    """What values of a column are cast to on their way: its type without a modifier, or what is below its domain."""
+    return column.base_type or bare_type(column.postgres_type)
+
+
+def is_built_in(postgres_type: str) -> bool:
+    """Whether a type as ``format_type`` prints it is the system's own."""
+    return "." not in _QUOTED.sub("", postgres_type)
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """``array_type`` of the parameter, what to make it from, and the ``cast`` ("" or ``::type``) of one element."""
+
+    array_type: str
+    build: ArrayBuilder
+    cast: str = ""
+
+
+def sender(column: Column) -> Sender:
+    """How the cells of ``column`` are sent. Literals in a TIMESTAMP column are not: see ``literal_sender``."""
+    kind, name, carried = column.kind, column.name, carried_type(column)
+    match kind:
+        case Kind.BOOL:
+            return Sender("bool[]", binary.bool_array)
+        case Kind.INT64:
+            return Sender("int8[]", binary.int8_array)
+        case Kind.DOUBLE:
+            return Sender("float8[]", binary.float8_array)
+        case Kind.BYTES:
+            return Sender("bytea[]", binary.bytea_array)
+        case Kind.DATE:
+            return Sender("date[]", binary.date_array)
+        case Kind.TIME:
+            return Sender("time[]", binary.time_array)
+        case Kind.TIMESTAMP:
+            zone = _has_zone(column)
+            return Sender("timestamptz[]" if zone else "timestamp[]", partial(binary.timestamp_array, zone=zone))
+        case Kind.ARRAY:
+            return Sender("text[]", _array_builder(column), "::" + carried)
+    if kind is not Kind.LITERAL and not is_built_in(carried):
+        return Sender(carried + "[]", partial(binary.typed_text_array, column=name))
+    cast = "" if kind is Kind.STRING else "::" + carried
+    return Sender("text[]", partial(binary.text_array, column=name), cast)
+
+
+def literal_sender(column: Column) -> Sender:
+    """How cells of a TIMESTAMP column are sent where some are Literals."""
+    cast = "::timestamptz" if _has_zone(column) else "::timestamp"
+    show = partial(binary_text.cell_timestamp_text, zone=_has_zone(column))
+
+    def build(cells: Sequence[Cell]) -> Parameter:
+        texts = [None if c is None else show(c) for c in cells]  # type: ignore[arg-type]
+        return binary.text_array(texts, column.name)
+
+    return Sender("text[]", build, cast)
+
+
+def _has_zone(column: Column) -> bool:
+    # Under TimeZone UTC the two convert into each other unchanged, so that a domain over either may take this one.
+    return not column.postgres_type.endswith("without time zone")
+
+
+def _array_builder(column: Column) -> ArrayBuilder:
+    show = binary_text.array_printer(column.element_kind or Kind.STRING)
+
+    def build(cells: Sequence[Cell]) -> Parameter:
+        return binary.text_array([None if c is None else show(c) for c in cells], column.name)
+
+    return build
+
+
+def read_expression(column: Column, relation: str) -> str:
+    """What to select for ``column`` of ``relation`` (quoted, or an alias), in binary results."""
+    reference = f"{relation}.{quote(column.name)}"
+    match column.kind:
+        case Kind.DECIMAL | Kind.JSON | Kind.UUID:
+            return f"{reference}::text"
+        case Kind.ARRAY if column.element_kind is Kind.DOUBLE:
+            # As float8 a real's text is exact when read as such.
+            return f"{reference}::float8[]::text"
+        case Kind.ARRAY:
+            return f"{reference}::text"
+        case Kind.LITERAL:
+            return output_text(reference)
+    return reference
+
+
+def output_text(expression: str) -> str:
+    """What the output function of an expression's type prints; a cast to text need not be that (inet, char(n))."""
+    return f"case when num_nulls({expression}) = 0 then concat({expression}) end"
+
+
+Row = list[Cell]
+
+
+@dataclass(frozen=True, slots=True)
+class _Loading:
+    """How values become cells: those between ``low`` and ``high`` by adding ``epoch``, others by ``load``."""
+
+    place: int
+    load: Callable[[Any], Cell]
+    low: int = 0
+    high: int = 0
+    epoch: int = 0
+
+
+def _loading(place: int, column: Column) -> _Loading | None:
+    """None: the values of ``read_expression`` are cells, as ``binary.run`` gives them."""
+    match column.kind:
+        case Kind.TIMESTAMP:
+            load = partial(_load_odd_timestamp, zone=_has_zone(column))
+            return _Loading(place, load, TIMESTAMP_MINUS_INFINITY + 1, _LAST_US, EPOCH_US)
+        case Kind.DATE:
+            # What is not between them are the infinities, which are the cells' as well.
+            return _Loading(place, int, DATE_MINUS_INFINITY + 1, DATE_INFINITY - 1, EPOCH_DAYS)
+        case Kind.ARRAY:
+            return _Loading(place, binary_text.array_parser(column.element_kind or Kind.STRING))
+    return None
+
+
+def _load_odd_timestamp(value: int, *, zone: bool) -> Cell:
+    if value in (TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY):
+        return value
+    return Literal(binary_text.timestamp_text(value + EPOCH_US, zone=zone))
+
+
+def row_loader(columns: Sequence[Column]) -> Callable[[Sequence[Sequence[object]]], list[Row]]:
+    """What takes rows of the ``read_expression`` of ``columns``, as ``binary.run`` gives them, to rows of cells."""
+    loadings = [loading for i, column in enumerate(columns) if (loading := _loading(i, column)) is not None]
+
+    def load_rows(rows: Sequence[Sequence[object]]) -> list[Row]:
+        loaded: list[list[Any]] = list(map(list, rows))
+        for loading in loadings:
+            place, load, low, high, epoch = loading.place, loading.load, loading.low, loading.high, loading.epoch
+            for row in loaded:
+                value = row[place]
+                if value is None:
+                    continue
+                row[place] = value + epoch if epoch and low <= value <= high else load(value)
+        return loaded
+
+    return load_rows

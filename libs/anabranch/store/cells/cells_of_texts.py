@@ -1,0 +1,61 @@
+"""Cells of values that people write: what Postgres would store for their texts."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+
+import psycopg
+
+from anabranch.schema import Cell, Column, Kind, Table
+from anabranch.schema.cells import key_cells
+from anabranch.store.cells.binary_cells import quote, read_expression, row_loader
+from anabranch.store.session import binary
+from anabranch.store.session.engine import Session
+
+_NUMBER = re.compile(r"-?[0-9]+")
+_AS_NUMBERS = frozenset({Kind.TIMESTAMP, Kind.DATE, Kind.TIME})
+
+
+def cells_of_texts(conn: Session, columns: Sequence[Column], texts: Sequence[str | None]) -> tuple[Cell, ...]:
+    """The cells that Postgres would store for texts, as their columns' types print them. Raises psycopg.Error."""
+    selected = ", ".join(f"(${i}::text)::{c.postgres_type} as {quote(c.name)}" for i, c in enumerate(columns, 1))
+    read = ", ".join(read_expression(column, "v") for column in columns)
+    parameters = [None if t is None else binary.Parameter(binary.TEXT, t.encode()) for t in texts]
+    cursor = binary.cursor(conn)
+    cursor.execute(f"select {read} from (select {selected}) v".encode(), parameters, prepare=False, binary=True)
+    return tuple(row_loader(columns)(cursor.fetchall())[0])
+
+
+def key_of_text(conn: Session, table: Table, text: str) -> tuple[Cell, ...]:
+    """The key that somebody means: a key column's value as Postgres prints it, of several a JSON array. Moments, days
+    and times may also be the numbers, and bytes the hexadecimal digits, that stand in the log's key texts.
+
+    Raises:
+        ValueError: it is no key of the table.
+    """
+    columns = [table.by_name[name] for name in table.key_columns]
+    parts = [text] if len(columns) == 1 else _parts(text)
+    if len(parts) != len(columns):
+        raise ValueError(f"it has {len(parts)} values, and the key of {table.name} {len(columns)}")
+    cells: list[Cell] = []
+    for column, part in zip(columns, parts, strict=True):
+        as_logged = (column.kind in _AS_NUMBERS and _NUMBER.fullmatch(part)) or (
+            column.kind is Kind.BYTES and not part.startswith("\\x")
+        )
+        if as_logged:
+            cells += key_cells(Table(table.name, (column,), (column.name,)), part)
+            continue
+        try:
+            cells += cells_of_texts(conn, [column], [part])
+        except psycopg.DataError as error:
+            raise ValueError(str(error).splitlines()[0]) from error
+    return tuple(cells)
+
+
+def _parts(text: str) -> list[str]:
+    found = json.loads(text)
+    if not isinstance(found, list):
+        raise ValueError("the key has several columns: give a JSON array")
+    return [part if isinstance(part, str) else json.dumps(part) for part in found]

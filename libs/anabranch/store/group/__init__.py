@@ -1,0 +1,1 @@
+"""What a group commit writes: rows, and the records that go with them."""

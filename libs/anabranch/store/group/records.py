@@ -1,0 +1,396 @@
+"""What a group commit records beside the rows themselves: one set statement for each kind of record; and for a small
+group one for all kinds (``store.session.at_once``)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any, TypeVar
+
+from anabranch.merge.model import RowVersion, Stamp
+from anabranch.schema.table import Kind
+from anabranch.store.cells.binary_text import array_printer
+from anabranch.store.cells.index_keys import index_keys
+from anabranch.store.group import records_statements as statements
+from anabranch.store.inbox.claim import longer, renew
+from anabranch.store.log.seal import EMPTY_CHAIN
+from anabranch.store.session.at_once import execute
+from anabranch.store.session.binary import (
+    Connection,
+    Parameter,
+    bytea,
+    bytea_array,
+    int8,
+    int8_array,
+    run,
+    text,
+    text_array,
+)
+from anabranch.store.session.channels import GROUPS_CHANNEL
+
+
+@dataclass(slots=True)
+class LogRow:
+    """One changed row. ``ordinal`` counts within the batch; ``type`` is an ``anabranch.v1.EffectType``;
+    ``effect`` the serialized Effect; ``changed`` the changed columns of an update; ``effect_hash`` 16
+    bytes."""
+
+    batch_id: str
+    ordinal: int
+    node_id: str
+    table_id: int
+    key: str
+    type: int
+    effect: bytes
+    changed: tuple[str, ...]
+    effect_hash: bytes
+
+
+@dataclass(slots=True)
+class VersionRow:
+    """The history of one row, as it is to be stored."""
+
+    table_id: int
+    key: str
+    version: RowVersion
+
+
+@dataclass(slots=True)
+class BatchRow:
+    """One verdict. ``status``: 1 applied, 2 rejected; ``reason`` an ``anabranch.v1.Reason``; ``verdict`` the
+    serialized Verdict. The position is the group's."""
+
+    batch_id: str
+    node_id: str
+    principal: str
+    payload_sha256: bytes
+    status: int
+    reason: int
+    place: int
+    verdict: bytes
+
+
+@dataclass(slots=True)
+class ConflictRow:
+    """One value that lost. ``batch_id`` and ``ordinal`` number it within the group; ``losing_value`` is a
+    serialized ``anabranch.v1.Value``; ``column_name`` is "" where a whole row lost."""
+
+    batch_id: str
+    ordinal: int
+    table_id: int
+    key: str
+    column_name: str
+    losing_value: bytes
+    losing_batch: str
+    losing_node: str
+    winning_batch: str
+    winning_node: str
+
+
+@dataclass(slots=True)
+class SumRow:
+    """A table's sum after the group: number of rows, and the sum of the row hashes modulo 2**128 as 16
+    bytes."""
+
+    table_id: int
+    row_count: int
+    row_hash: bytes
+
+
+@dataclass(slots=True)
+class GroupRow:
+    """One group commit. ``chain`` 16 bytes; ``sums`` the serialized TableSums of the tables that it
+    changed."""
+
+    batches: int
+    changes: int
+    chain: bytes
+    sums: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The last group of a database; position 0 and an empty chain where there is none."""
+
+    position: int
+    chain: bytes
+
+
+T = TypeVar("T")
+NOTIFY_BYTES = 7_500
+"""The most that one notification carries; Postgres takes less than 8,000."""
+_TRACEPARENT_BYTES = 64
+PART_BYTES = 16 * 2**20
+"""What a statement carries of one effect."""
+APPEND_MS = 600_000
+"""How long a statement may take that writes an effect of some hundreds of megabytes."""
+
+_log_fields = attrgetter(
+    "batch_id", "ordinal", "node_id", "table_id", "key", "type", "effect", "changed", "effect_hash"
+)
+_batch_fields = attrgetter("batch_id", "node_id", "principal", "payload_sha256", "status", "reason", "place", "verdict")
+_conflict_fields = attrgetter(
+    "batch_id",
+    "ordinal",
+    "table_id",
+    "key",
+    "column_name",
+    "losing_value",
+    "losing_batch",
+    "losing_node",
+    "winning_batch",
+    "winning_node",
+)
+_sum_fields = attrgetter("table_id", "row_count", "row_hash")
+_version_fields = attrgetter(
+    "last_position",
+    "last_node",
+    "last_batch",
+    "other_position",
+    "insert_position",
+    "insert_place",
+    "insert_node",
+    "insert_batch",
+    "tombstone_batch",
+    "stamps",
+    "overtaken",
+)
+_print_names = array_printer(Kind.STRING)
+_names_text = lru_cache(maxsize=4096)(_print_names)
+_json_name = lru_cache(maxsize=4096)(json.dumps)
+
+
+def read_head(conn: Connection, database_id: int) -> Head:
+    """The last committed group that this transaction sees."""
+    row = run(conn, statements.READ_HEAD, [int8(database_id)]).fetchone()
+    return Head(0, EMPTY_CHAIN) if row is None else Head(row[0], row[1])
+
+
+def read_versions(conn: Connection, rows: Iterable[tuple[int, str]]) -> Callable[[], dict[tuple[int, str], RowVersion]]:
+    """Ask for the history of each ``(table id, key text)`` that has one; what is given gives the answer."""
+    wanted = sorted(set(rows))
+    if not wanted:
+        return dict
+    tables, keys = zip(*wanted, strict=True)
+    stored = index_keys(keys)
+    cursor = run(conn, statements.READ_VERSIONS, [int8_array(tables), text_array(stored, "key")])
+    if stored is keys:
+        return lambda: {(row[0], row[1]): _version(row) for row in cursor.fetchall()}
+    key_of = dict(zip(stored, keys, strict=True))
+    return lambda: {(row[0], key_of[row[1]]): _version(row) for row in cursor.fetchall()}
+
+
+def write_log(conn: Connection, database_id: int, position: int, rows: Sequence[LogRow]) -> None:
+    """Append to the log."""
+    if not rows:
+        return
+    batches, ordinals, nodes, tables, keys, types, effects, changed, hashes = _columns(_log_fields, rows)
+    parameters = [
+        int8(database_id),
+        int8(position),
+        text_array(batches, "batch_id"),
+        int8_array(ordinals),
+        text_array(nodes, "node_id"),
+        int8_array(tables),
+        text_array(keys, "key"),
+        int8_array(types),
+        bytea_array(effects),
+        text_array(list(map(_names_text, changed)), "changed"),
+        bytea_array(hashes),
+    ]
+    execute(conn, statements.WRITE_LOG, parameters)
+
+
+def append_effect(conn: Connection, database_id: int, position: int, row: LogRow) -> None:
+    """Append to an effect whose first ``PART_BYTES`` are in the log what is left of it, in few parts: each is written
+    with all before it."""
+    size = max(PART_BYTES, len(row.effect) // 4)
+    with longer(conn, APPEND_MS):
+        for at in range(PART_BYTES, len(row.effect), size):
+            part = bytea(row.effect[at : at + size])
+            place = [int8(database_id), int8(position), text(row.batch_id), int8(row.ordinal)]
+            run(conn, statements.APPEND_EFFECT, [*place, part])
+            renew(conn)
+
+
+def insert_versions(conn: Connection, rows: Sequence[VersionRow]) -> None:
+    """Store the history of rows that had none."""
+    if rows:
+        execute(conn, statements.INSERT_VERSIONS, _version_parameters(rows))
+
+
+def update_versions(conn: Connection, rows: Sequence[VersionRow]) -> None:
+    """Replace the history of rows that had one.
+
+    Raises:
+        RuntimeError: one had none, or is named twice.
+    """
+    if rows:
+        execute(conn, statements.UPDATE_VERSIONS, _version_parameters(rows), named=len(rows))
+
+
+def write_batches(conn: Connection, database_id: int, position: int, decided_ms: int, rows: Sequence[BatchRow]) -> None:
+    """Store verdicts."""
+    if not rows:
+        return
+    batches, nodes, principals, hashes, status, reasons, places, verdicts = _columns(_batch_fields, rows)
+    parameters = [
+        int8(database_id),
+        int8(position),
+        int8(decided_ms),
+        text_array(batches, "batch_id"),
+        text_array(nodes, "node_id"),
+        text_array(principals, "principal"),
+        bytea_array(hashes),
+        int8_array(status),
+        int8_array(reasons),
+        int8_array(places),
+        bytea_array(verdicts),
+    ]
+    execute(conn, statements.WRITE_BATCHES, parameters)
+
+
+def write_conflicts(conn: Connection, database_id: int, position: int, rows: Sequence[ConflictRow]) -> None:
+    """Store values that lost."""
+    if not rows:
+        return
+    batches, ordinals, tables, keys, columns, values, *who = _columns(_conflict_fields, rows)
+    parameters = [
+        int8(database_id),
+        int8(position),
+        text_array(batches, "batch_id"),
+        int8_array(ordinals),
+        int8_array(tables),
+        text_array(keys, "key"),
+        text_array(columns, "column_name"),
+        bytea_array(values),
+        *(text_array(cells, "losing and winning") for cells in who),
+    ]
+    execute(conn, statements.WRITE_CONFLICTS, parameters)
+
+
+def write_sums(conn: Connection, position: int, rows: Sequence[SumRow]) -> None:
+    """Store the sums of the tables that the group changed."""
+    if not rows:
+        return
+    tables, counts, hashes = _columns(_sum_fields, rows)
+    parameters = [int8(position), int8_array(tables), int8_array(counts), bytea_array(hashes)]
+    execute(conn, statements.WRITE_SUMS, parameters)
+
+
+def write_group(conn: Connection, database_id: int, position: int, row: GroupRow) -> None:
+    """Store the group's own row: the new head."""
+    parameters = [
+        int8(database_id),
+        int8(position),
+        int8(row.batches),
+        int8(row.changes),
+        bytea(row.chain),
+        bytea_array(row.sums),
+    ]
+    execute(conn, statements.WRITE_GROUP, parameters)
+
+
+def delete_inbox(conn: Connection, database_id: int, batch_ids: Sequence[str]) -> None:
+    """Remove decided batches from the inbox.
+
+    Raises:
+        RuntimeError: one is not there, or is named twice.
+    """
+    if batch_ids:
+        ids = text_array(sorted(batch_ids), "batch_id")
+        execute(conn, statements.DELETE_INBOX, [int8(database_id), ids], named=len(batch_ids))
+
+
+def accept(conn: Connection, database_id: int, greatest: Sequence[tuple[str, str]]) -> None:
+    """Keep for each ``(node id, batch id)`` the greatest accepted id of the node."""
+    if greatest:
+        nodes, ids = zip(*greatest, strict=True)
+        parameters = [int8(database_id), text_array(nodes, "node_id"), text_array(ids, "batch_id")]
+        execute(conn, statements.ACCEPT, parameters)
+
+
+def notify_group(
+    conn: Connection,
+    database_id: int,
+    position: int,
+    batch_ids: Sequence[str],
+    traceparent: str = "",
+    told: Callable[[int], str | None] = lambda _: None,
+) -> None:
+    """Tell who listens on GROUPS_CHANNEL, at commit; as many payloads as the ids need, at least one. ``traceparent`` is
+    that of the group's span, by which the trace goes on to who follows the log. ``told`` gives the group's verdicts
+    (``store.inbox.told``), if they have room in so many characters."""
+    payloads = list(_payloads(f"{database_id}:{position}:", batch_ids))
+    verdicts = told(NOTIFY_BYTES - len(payloads[0]) - _TRACEPARENT_BYTES) if len(payloads) == 1 else None
+    if traceparent or verdicts:
+        payloads[-1] += f";{traceparent}"
+    if verdicts:
+        payloads[-1] += f";{verdicts}"
+    execute(conn, statements.NOTIFY, [text(GROUPS_CHANNEL), text_array(payloads, "payload")])
+
+
+def _payloads(head: str, ids: Sequence[str]) -> Iterable[str]:
+    """Ids joined by commas after ``head``, in pieces of at most NOTIFY_BYTES."""
+    start, room = 0, NOTIFY_BYTES - len(head)
+    left = room
+    for i, batch_id in enumerate(ids):
+        left -= len(batch_id) + 1
+        if left < 0 and i > start:
+            yield head + ",".join(ids[start:i])
+            start, left = i, room - len(batch_id) - 1
+    yield head + ",".join(ids[start:])
+
+
+def _columns(fields: Any, rows: Iterable[Any]) -> list[tuple[Any, ...]]:
+    return list(zip(*map(fields, rows), strict=True))
+
+
+def _version_parameters(rows: Sequence[VersionRow]) -> list[Parameter]:
+    rows = sorted(rows, key=attrgetter("table_id", "key"))
+    position, node, batch, other, at, place, by, into, tombstone, stamps, overtaken = _columns(
+        _version_fields, [row.version for row in rows]
+    )
+    return [
+        int8_array([row.table_id for row in rows]),
+        text_array(index_keys([row.key for row in rows]), "key"),
+        int8_array(position),
+        text_array(node, "last_node"),
+        text_array(batch, "last_batch"),
+        int8_array(other),
+        int8_array(at),
+        int8_array(place),
+        text_array(by, "insert_node"),
+        text_array(into, "insert_batch"),
+        text_array(tombstone, "tombstone_batch"),
+        text_array(list(map(_stamps_text, stamps)), "stamps"),
+        text_array(["{}" if not nodes else json.dumps(nodes) for nodes in overtaken], "overtaken"),
+    ]
+
+
+def _stamps_text(stamps: dict[str, Stamp]) -> str:
+    if not stamps:
+        return "{}"
+    return (
+        "{"
+        + ",".join(
+            [
+                f"{_json_name(column)}:[{s.place},{_json_name(s.batch)},{_json_name(s.node)},{s.position}]"
+                for column, s in stamps.items()
+            ]
+        )
+        + "}"
+    )
+
+
+def _version(row: Sequence[Any]) -> RowVersion:
+    version = RowVersion(*row[2:11])
+    stamps, overtaken = row[11:]
+    if stamps != "{}":
+        version.stamps = {column: Stamp(*stamp) for column, stamp in json.loads(stamps).items()}
+    if overtaken != "{}":
+        version.overtaken = json.loads(overtaken)
+    return version

@@ -1,0 +1,180 @@
+"""What ingest does to the inbox: appending batches, in one statement for many calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from anabranch.store.inbox.session import Session, run
+from anabranch.store.nodes.tokens import ACKNOWLEDGED, CALLS, Call, Mode, call_columns
+from anabranch.store.session import binary
+from anabranch.store.session.binary import Parameter
+from anabranch.store.session.channels import INBOX_CHANNEL
+
+LAST_CALL_IDS = 1_000
+"""The most ids that a stream adds to its node's last call. A node that lost a stream's first answer has sent the
+first of them."""
+
+# Token and batches in one step, without waiting for anybody: a group commit or another call may hold a node's row,
+# and what they do must not hold up the calls of all others. ``held``: the calls that carry their node's current
+# token, their nodes' rows locked. ``appended``: the batches of those, and of calls with number 0, whose token was
+# looked at before. A batch that has a verdict, or waits already, is left out: whose it is, and whether it is the
+# same, is for ``verdicts.find``. The last part names the calls to come again: their token was the current one when
+# the statement began, and somebody held the row. The statement's snapshot may be older than a verdict that is being
+# committed now for the same id. Then the batch is appended although it is decided, and the resolver, which sees both,
+# drops it.
+APPEND = f"""
+with call as materialized ({CALLS}),
+held as materialized (
+    select c.* from call c
+    cross join lateral (
+        select true from anabranch.nodes x
+        where x.database_id = c.database_id and x.node_id = c.node_id
+          and x.principal = c.principal and x.epoch = c.epoch and x.token = c.token
+        for update skip locked
+    ) x
+),
+admitted as (
+    update anabranch.nodes n
+    set token = c.new_token,
+        previous_token = case when c.mode = {Mode.ROTATE} then c.token else n.previous_token end,
+        last_call = case when c.mode = {Mode.ROTATE} then string_to_array(c.ids, ',')
+                         when c.mode = {Mode.EXTEND} and cardinality(n.last_call) < {LAST_CALL_IDS}
+                         then n.last_call || string_to_array(c.ids, ',')
+                         else n.last_call end,
+        name = c.name,
+        last_seen_ms = greatest(n.last_seen_ms, $12::bigint),
+        acknowledged = {ACKNOWLEDGED}
+    from held c
+    where n.database_id = c.database_id and n.node_id = c.node_id
+    returning c.number
+),
+appended as (
+    insert into anabranch.inbox (database_id, batch_id, node_id, principal, basis, prev, payload, payload_sha256,
+                                 traceparent, arrived_ms, refusal, refusal_message)
+    select a.database_id, a.batch_id, a.node_id, a.principal, a.basis, nullif(a.prev, ''), a.payload,
+           a.payload_sha256, nullif(a.traceparent, ''), $12::bigint, nullif(a.refusal, 0),
+           nullif(a.refusal_message, '')
+    from unnest($13::bigint[], $14::bigint[], $15::text[], $16::text[], $17::text[], $18::bigint[], $19::text[],
+                $20::bytea[], $21::bytea[], $22::text[], $23::bigint[], $24::text[])
+        a(number, database_id, batch_id, node_id, principal, basis, prev, payload, payload_sha256, traceparent,
+          refusal, refusal_message)
+    where (a.number = 0 or (a.number in (select d.number from admitted d)) is true)
+      and (select true from anabranch.batches b
+           where b.database_id = a.database_id and b.batch_id = a.batch_id limit 1) is null
+      and (select true from anabranch.inbox i
+           where i.database_id = a.database_id and i.batch_id = a.batch_id limit 1) is null
+    on conflict (database_id, batch_id) do nothing
+    returning database_id, batch_id
+),
+told as (
+    select pg_notify('{INBOX_CHANNEL}', d.database_id::text) from (select distinct database_id from appended) d
+)
+select coalesce((select array_agg(number) from admitted), '{{}}'),
+       coalesce((select array_agg(database_id) from appended), '{{}}'),
+       coalesce((select array_agg(batch_id) from appended), '{{}}'),
+       coalesce((select array_agg(c.number) from call c
+                 where ((c.number in (select h.number from held h)) is true) is false
+                   and (select x.token = c.token and x.principal = c.principal and x.epoch = c.epoch
+                        from anabranch.nodes x
+                        where x.database_id = c.database_id and x.node_id = c.node_id limit 1)), '{{}}'),
+       (select count(*) from told)
+""".encode()
+
+# Counted no further than the limit goes, so that the cost does not follow the backlog. Ready ones are found by their
+# principal; parked ones, which are few and not for long, by their database.
+WAITING = b"""
+select q.database_id, q.principal, (
+    select count(*) from (
+        select from anabranch.inbox i
+        where i.database_id = q.database_id and i.principal = q.principal and i.park_deadline_ms is null
+        limit $3::bigint
+    ) ready
+) + (
+    select count(*) from (
+        select from anabranch.inbox i
+        where i.database_id = q.database_id and i.principal = q.principal and i.park_deadline_ms is not null
+        limit $3::bigint
+    ) parked
+)
+from unnest($1::bigint[], $2::text[]) q(database_id, principal)
+"""
+
+
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """A batch to append. ``number`` is that of its call among ``append``'s calls, 0 where the call was let in before.
+    ``payload`` is empty where ``refusal`` (an ``anabranch.v1.Reason``, 0 for none) says that it is not valid: nobody
+    reads it then. ``prev`` and ``traceparent`` are empty where there are none."""
+
+    database_id: int
+    batch_id: str
+    node_id: str
+    principal: str
+    basis: int
+    prev: str
+    payload: bytes
+    payload_sha256: bytes
+    traceparent: str
+    refusal: int = 0
+    refusal_message: str = ""
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """What ``append`` did: the numbers of the calls that carried their node's current token, the (database id,
+    batch id) of what waits in the inbox because of it, and the numbers of the calls whose node somebody held."""
+
+    calls: frozenset[int]
+    batches: frozenset[tuple[int, str]]
+    busy: frozenset[int]
+
+
+NOTHING = Appended(frozenset(), frozenset(), frozenset())
+"""What an append that was not needed did."""
+
+
+def parameters_of(calls: Sequence[Call], arrivals: Sequence[Arrival], now_ms: int) -> list[Parameter]:
+    """The parameters of ``APPEND``."""
+    return [
+        *call_columns(calls),
+        binary.int8(now_ms),
+        binary.int8_array([a.number for a in arrivals]),
+        binary.int8_array([a.database_id for a in arrivals]),
+        binary.text_array([a.batch_id for a in arrivals], "batch_id"),
+        binary.text_array([a.node_id for a in arrivals], "node_id"),
+        binary.text_array([a.principal for a in arrivals], "principal"),
+        binary.int8_array([a.basis for a in arrivals]),
+        binary.text_array([a.prev for a in arrivals], "prev"),
+        binary.bytea_array([a.payload for a in arrivals]),
+        binary.bytea_array([a.payload_sha256 for a in arrivals]),
+        binary.text_array([a.traceparent for a in arrivals], "traceparent"),
+        binary.int8_array([a.refusal for a in arrivals]),
+        binary.text_array([a.refusal_message for a in arrivals], "refusal_message"),
+    ]
+
+
+async def append(session: Session, calls: Sequence[Call], arrivals: Sequence[Arrival], now_ms: int) -> Appended:
+    """Check and replace the tokens of ``calls``, and append those of ``arrivals`` that belong to a call let in and are
+    new. No two arrivals have the same database and batch id.
+
+    Raises:
+        psycopg.Error: nothing was done.
+    """
+    parameters = parameters_of(calls, arrivals, now_ms)
+    [(numbers, databases, ids, busy, _)] = await run(session, APPEND, parameters)
+    return Appended(frozenset(numbers), frozenset(zip(databases, ids, strict=True)), frozenset(busy))
+
+
+async def count_waiting(
+    session: Session, principals: Sequence[tuple[int, str]], most: int
+) -> dict[tuple[int, str], int]:
+    """How many batches of each (database id, principal) wait in the inbox, counted up to ``most``."""
+    parameters = [
+        binary.int8_array([d for d, _ in principals]),
+        binary.text_array([p for _, p in principals], "principal"),
+        binary.int8(most),
+    ]
+    rows = await run(session, WAITING, parameters)
+    return {(d, p): count for d, p, count in rows}

@@ -1,0 +1,278 @@
+"""The claim of a database: who may commit its groups.
+
+A claim is a transaction-level advisory lock, so that it ends with its transaction, however that ends: COMMIT,
+ROLLBACK, or the end of the session. The session's own limits make the last one sure within seconds:
+
+* a stopped process (SIGSTOP) is idle in its transaction: ``idle_in_transaction_session_timeout``;
+* one that is stopped in the middle of a large answer leaves bytes unacknowledged: ``tcp_user_timeout``;
+* one whose network is gone: the same, and keepalives where nothing is under way;
+* a killed one whose statement still runs: ``client_connection_check_interval``;
+* a statement that hangs: ``statement_timeout``, and ``lock_timeout`` where it waits for somebody else's lock.
+
+One gap is left: a pipeline. Before its Sync a session counts as active and waits for its client without limit, and
+after it the driver sends a Flush, which makes Postgres (seen with 18) forget that the session is idle in a
+transaction. Who is stopped there would keep its claim. So the other resolvers look for claims whose holders wait for
+their clients (``silent_claims``), and when they see the same one again, with no statement in between, after as long as
+an idle claim may last, they end its session (``end_session``). Where Postgres has ``transaction_timeout`` (since 17),
+that ends it even if there is nobody else.
+
+The claim is taken by a statement of its own: under READ COMMITTED every later statement then sees all that
+the claim's last holder committed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any, Generic, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
+
+import psycopg
+
+from anabranch.store.inbox.take import STANDING, Standing
+from anabranch.store.session.binary import devote, run, text
+from anabranch.store.session.channels import CATALOG_CHANNEL, CLAIM_LOCK_CLASS, INBOX_CHANNEL
+from anabranch.store.session.engine import CONNECT_S, SessionOptions, connect
+from anabranch.store.session.patience import bear
+
+Connection = psycopg.Connection[Any]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed(Generic[T]):
+    """``ours``: whether the claim is this session's; if not, another one has it. ``standing``: where the database
+    stands, None if there is none of that number. ``answer`` gives what else was asked for."""
+
+    ours: bool
+    standing: Standing | None
+    answer: Callable[[], T]
+
+
+CLAIM = "select pg_try_advisory_xact_lock(%s, %s)"
+
+LIMIT_TRANSACTIONS = """
+select pg_catalog.set_config('transaction_timeout', %(ms)s, false)
+where pg_catalog.current_setting('transaction_timeout', true) is not null
+"""
+# Who waits gives up before any other session has waited long enough to look for a deadlock, which would end that one.
+# A transaction that has held locks for long can't know since when others wait for them: see hurry.
+YIELD = """
+select pg_catalog.set_config('lock_timeout', least(%(ms)s::int, greatest(1, s.setting::int / 4))::text, false),
+       s.setting::int
+from pg_catalog.pg_settings s where s.name = 'deadlock_timeout'
+"""
+HURRY = b"select pg_catalog.set_config('lock_timeout', '5', true)"
+"""In milliseconds: the shortest that lets somebody else's table grow by a page."""
+PATIENT = b"select pg_catalog.set_config('lock_timeout', $1, true)"
+PREPARED_AT_MOST = 300
+"""Prepared statements of one session: those of a group, and those on the tables, for each set of columns."""
+_SILENCE_MARGIN_MS = 5_000
+TRANSACTION_STATEMENTS = 3
+"""A transaction may take as long as so many of the longest statements."""
+
+# Setting it to what it is changes nothing: the time that has begun goes on.
+RENEW = """
+select pg_catalog.set_config('transaction_timeout', '0', true), pg_catalog.set_config('transaction_timeout', s.ms, true)
+from (select pg_catalog.current_setting('transaction_timeout', true) as ms offset 0) s where s.ms is not null
+"""
+
+# The time that has begun goes on, whatever is set, unless it is ended first.
+ALLOW = """
+select pg_catalog.set_config('statement_timeout', %(ms)s, true),
+       case when s.known then pg_catalog.set_config('transaction_timeout', '0', true) end,
+       case when s.known then pg_catalog.set_config('transaction_timeout', %(ms)s, true) end
+from (select pg_catalog.current_setting('transaction_timeout', true) is not null as known offset 0) s
+"""
+
+LIMITS = b"""
+select pg_catalog.current_setting('statement_timeout'),
+       coalesce(pg_catalog.current_setting('transaction_timeout', true), '')
+"""
+
+# The transaction's time begins anew.
+RESTORE_LIMITS = b"""
+select pg_catalog.set_config('statement_timeout', $1::text, true),
+       case when $2::text <> '' then pg_catalog.set_config('transaction_timeout', '0', true) end,
+       case when $2::text <> '' then pg_catalog.set_config('transaction_timeout', $2::text, true) end
+"""
+
+SILENT_CLAIMS = """
+select a.pid, a.backend_start, a.state_change
+from pg_catalog.pg_locks l join pg_catalog.pg_stat_activity a on a.pid = l.pid
+where l.locktype = 'advisory' and l.classid = %(class)s::bigint::oid and l.objsubid = 2 and l.granted
+  and l.database = (select d.oid from pg_catalog.pg_database d where d.datname = pg_catalog.current_database())
+  and a.state <> 'idle' and a.wait_event = 'ClientRead' and a.pid <> pg_catalog.pg_backend_pid()
+"""
+
+END_SESSION = """
+select pg_catalog.pg_terminate_backend(a.pid) from pg_catalog.pg_stat_activity a
+where a.pid = %(pid)s and a.backend_start = %(start)s and a.state_change = %(change)s
+  and a.state <> 'idle' and a.wait_event = 'ClientRead'
+"""
+
+PLANNING = MappingProxyType(
+    {
+        # A plan made while a table was empty must not stay a sequential scan when it has grown: all that a
+        # resolver runs goes by keys.
+        "enable_seqscan": "off",
+        "enable_bitmapscan": "off",
+        "enable_hashjoin": "off",
+        "enable_mergejoin": "off",
+        "plan_cache_mode": "force_generic_plan",
+        "tcp_keepalives_idle": "2",
+        "tcp_keepalives_interval": "1",
+        "tcp_keepalives_count": "3",
+    }
+)
+
+
+def session_options(*, statement_timeout_ms: int, lock_timeout_ms: int, idle_timeout_ms: int) -> SessionOptions:
+    """The limits of a session that claims databases. ``idle_timeout_ms`` is how long a stopped or cut-off
+    process keeps a claim."""
+    return SessionOptions(
+        statement_timeout_ms=statement_timeout_ms,
+        lock_timeout_ms=lock_timeout_ms,
+        idle_in_transaction_session_timeout_ms=idle_timeout_ms,
+        client_connection_check_interval_ms=1_000,
+        connect_timeout_s=CONNECT_S,
+        # Statements go out together, and so do their answers.
+        silence_ms=TRANSACTION_STATEMENTS * statement_timeout_ms + _SILENCE_MARGIN_MS,
+        settings={**PLANNING, "tcp_user_timeout": str(idle_timeout_ms)},
+    )
+
+
+def open_session(url: str, options: SessionOptions) -> Connection:
+    """A session that claims databases; READ COMMITTED, as every session.
+
+    Raises:
+        psycopg.OperationalError: the server can't be reached, or refuses the session.
+    """
+    conn = connect(url, application_name="anabranch-conflict-resolver", autocommit=True, options=options)
+    [(lock_timeout, deadlock_ms)] = conn.execute(YIELD, {"ms": options.lock_timeout_ms}).fetchall()
+    _lock_timeouts[conn] = lock_timeout
+    _young_s[conn] = deadlock_ms / 4_000
+    conn.execute(LIMIT_TRANSACTIONS, {"ms": str(TRANSACTION_STATEMENTS * options.statement_timeout_ms)})
+    conn.autocommit = False
+    devote(conn)
+    # At once, and not after some uses: only then the driver looks whether a statement came to be prepared. One of an
+    # aborted pipeline did not, and would be missing ever after.
+    conn.prepare_threshold = 0
+    conn.prepared_max = PREPARED_AT_MOST
+    return conn
+
+
+def claim(conn: Connection, database_id: int, then: Callable[[], Callable[[], T]]) -> Claimed[T]:
+    """Claim the database for the rest of this transaction, which it begins; this never waits. ``then`` sends what is
+    to be asked of the database, if it is ours, in the same pipeline, and gives what gives the answer.
+    """
+    _begun_s[conn] = time.monotonic()
+    # Statements with a snapshot each, sent together.
+    with conn.pipeline():
+        claimed = conn.execute(CLAIM, (CLAIM_LOCK_CLASS, database_id))
+        standing = conn.execute(STANDING, {"db": database_id})
+        answer = then()
+        [(ours,)] = claimed.fetchall()
+        row = standing.fetchone()
+    return Claimed(bool(ours), Standing._make(row) if row else None, answer)
+
+
+_young_s: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
+"""How long a claiming session's transaction may wait for locks: a quarter of what a deadlock takes to be found. What it
+sends before has as long to come to a lock, and a quarter to wait for it, before somebody who has waited for it from its
+beginning looks for a deadlock."""
+_begun_s: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
+_lock_timeouts: WeakKeyDictionary[Connection, str] = WeakKeyDictionary()
+
+
+def hurry(conn: Connection) -> None:
+    """Have a claiming transaction that is no longer young wait for nobody's lock: whoever waits for it might look for a
+    deadlock just then, find one, and be ended for it. To be asked before statements that may wait; again after a
+    savepoint was rolled back. Sends at most one statement, whose answer nobody needs."""
+    if _is_old(conn):
+        run(conn, HURRY, ())
+
+
+def patient(conn: Connection) -> None:
+    """Have a transaction that was in a hurry wait again: for rows of our own tables, which are held for the length of
+    an append and by nobody who could wait for a row of the application."""
+    if _is_old(conn):
+        run(conn, PATIENT, [text(_lock_timeouts[conn])])
+
+
+def _is_old(conn: Connection) -> bool:
+    return time.monotonic() - _begun_s.get(conn, float("inf")) > _young_s.get(conn, float("inf"))
+
+
+def renew(conn: Connection) -> None:
+    """Give the transaction its whole time again: for one that is long because it does much, piece by piece."""
+    conn.execute(RENEW)
+
+
+def allow(conn: Connection, statement_ms: int) -> None:
+    """Give this transaction another time limit, for one statement or all of them."""
+    bear(conn, (statement_ms + _SILENCE_MARGIN_MS) / 1000)
+    conn.execute(ALLOW, {"ms": str(statement_ms)})
+
+
+@contextmanager
+def longer(conn: Connection, statement_ms: int) -> Iterator[None]:
+    """Give this transaction another time limit for some statements; a transaction that fails in one is rolled back with
+    the limit."""
+    [limits] = run(conn, LIMITS, ()).fetchall()
+    allow(conn, statement_ms)
+    yield
+    run(conn, RESTORE_LIMITS, [text(limit) for limit in limits])
+
+
+class SilentClaim(NamedTuple):
+    """A session that holds a claim and waits for its client. ``change`` is when its last statement began or ended; the
+    moments are Postgres's, and only compared with one another."""
+
+    pid: int
+    start: datetime
+    change: datetime
+
+
+def silent_claims(conn: Connection) -> list[SilentClaim]:
+    """The sessions that hold a claim and wait for their client, for however short a time."""
+    return [SilentClaim._make(row) for row in conn.execute(SILENT_CLAIMS, {"class": CLAIM_LOCK_CLASS})]
+
+
+def end_session(conn: Connection, claim: SilentClaim) -> None:
+    """End the session, if it is still as it was seen.
+
+    Raises:
+        psycopg.errors.InsufficientPrivilege: it belongs to another role.
+    """
+    conn.execute(END_SESSION, claim._asdict())
+
+
+def open_listener(url: str, options: SessionOptions) -> Connection:
+    """A session that hears of batches and of changes of the catalog, and sees what is committed at each statement.
+
+    Raises:
+        psycopg.OperationalError: the server can't be reached, or refuses the session.
+    """
+    name = "anabranch-conflict-resolver-listener"
+    conn = connect(url, application_name=name, autocommit=True, options=options)
+    for channel in (INBOX_CHANNEL, CATALOG_CHANNEL):
+        conn.execute(f"listen {channel}".encode())
+    return conn
+
+
+def heard(conn: Connection, timeout_s: float) -> Iterator[int]:
+    """Numbers of databases in which batches were appended or tables registered, as they are heard of; ends after
+    ``timeout_s`` seconds without any. A notification that is no number is not ours: whoever has a session may send one.
+
+    Raises:
+        psycopg.OperationalError: the session is lost.
+    """
+    for notify in conn.notifies(timeout=timeout_s):
+        if notify.payload.isascii() and notify.payload.isdecimal():
+            yield int(notify.payload)

@@ -1,0 +1,183 @@
+"""Whether a position that a node has seen lies in a database's history, and the end of an epoch where it does not.
+
+The server knows its own positions by their seals, whatever epoch they are of: the key outlives epochs. A position that
+it sealed and that its history does not have was lost: the server was restored from a backup. Where the seal does not
+fit nothing is proven, but for a database whose rows were carried into another Postgres cluster.
+
+A contradiction counts only as the primary tells it: ``confirm`` looks again, under the database's claim, so that no
+group is committed meanwhile, and moves the epoch at most once for what was lost. Its statements commit together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, NamedTuple
+
+import psycopg
+
+from anabranch.store.log.seal import EMPTY_CHAIN, chain_of
+from anabranch.store.session import binary
+from anabranch.store.session.channels import CATALOG_CHANNEL, CLAIM_LOCK_CLASS
+from anabranch.store.session.engine import AsyncSession
+
+HISTORY = b"""
+select d.epoch, d.floor_ms, d.seal_key, d.system_identifier, coalesce(h.position, 0), h.chain
+from anabranch.databases d
+left join lateral (
+    select x.position, x.chain from anabranch.groups x where x.database_id = d.id order by x.position desc limit 1
+) h on true
+where d.id = $1::int8
+"""
+CHAINS = b"""
+select q.position, g.chain
+from unnest($2::int8[]) q(position)
+cross join lateral (
+    select x.chain from anabranch.groups x where x.database_id = $1::int8 and x.position = q.position limit 1
+) g
+"""
+CLAIM = f"select pg_advisory_xact_lock({CLAIM_LOCK_CLASS}, $1::int8::int)".encode()
+CLUSTER = b"""
+select pg_is_in_recovery(), (pg_control_system()).system_identifier
+"""
+ENDED = b"""
+select 1 from anabranch.epochs where database_id = $1::int8 and epoch = $2::text
+"""
+# The epoch that ends is noted, and one that only a node tells of as well: what others lost of it moves none again.
+END = b"""
+insert into anabranch.epochs (database_id, epoch, ended_position, ended_ms)
+select $1::int8, e.epoch, $3::int8, $4::int8 from unnest($2::text[]) e(epoch)
+on conflict (database_id, epoch) do nothing
+"""
+MOVE = f"""
+with moved as (
+    update anabranch.databases set epoch = $2::text, system_identifier = $3::int8 where id = $1::int8 returning id
+)
+select pg_notify('{CATALOG_CHANNEL}', id::text) from moved
+""".encode()
+
+
+class Judgement(Enum):
+    """FITS: the history has it, or nothing is there to contradict it. LOST: this server sealed it, and its history does
+    not have it. STRANGE: it is damaged, or of a server that shares no secret with this one."""
+
+    FITS = auto()
+    LOST = auto()
+    STRANGE = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A position that a node has seen, in milliseconds, with its token."""
+
+    epoch: str
+    position: int
+    token: bytes
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether the node says that it has seen none."""
+        return not self.epoch and not self.position and not self.token
+
+
+class Known(NamedTuple):
+    """A position, in milliseconds, that a history must have, with its chain: a node has seen it, or an earlier read was
+    of a moment that had it. Chains go on from each other, so that it stands for all positions before it."""
+
+    position: int
+    chain: bytes
+
+    def is_lost(self, found: bytes | None, floor: int, head: int) -> bool:
+        """Whether a history with that floor and head has lost it. ``found`` is its chain there, None where it has no
+        group: at the floor and below it groups may be gone, and nothing is lost."""
+        chain = EMPTY_CHAIN if self.position == 0 else found
+        return chain != self.chain and not (chain is None and self.position <= min(floor, head))
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A database's history: its head with its chain, its floor in milliseconds, and the chains at the positions that
+    were asked for, as far as there are groups."""
+
+    epoch: str
+    floor_ms: int
+    seal_key: bytes = field(repr=False)
+    system_identifier: int
+    head: int
+    head_chain: bytes
+    chains: Mapping[int, bytes]
+
+
+def judge(history: History, seen: Seen) -> Judgement:
+    """What ``history``, which was asked for the position, says of it."""
+    position = seen.position
+    if seen.is_nothing:
+        return Judgement.FITS
+    if not seen.token:
+        # Given without a seal where its chain was not known any more: nothing can be compared.
+        fits = seen.epoch == history.epoch and 0 <= position <= history.head
+        return Judgement.FITS if fits else Judgement.STRANGE
+    known = known_of(history.seal_key, seen)
+    if known is None:
+        return Judgement.STRANGE
+    lost = known.is_lost(history.chains.get(position), history.floor_ms, history.head)
+    return Judgement.LOST if lost else Judgement.FITS
+
+
+def known_of(seal_key: bytes, seen: Seen) -> Known | None:
+    """What a position that a node has seen says of the history; None where it is not sealed with this key."""
+    chain = chain_of(seal_key, seen.epoch, seen.position, seen.token) if seen.token else None
+    return None if chain is None else Known(seen.position, chain)
+
+
+async def _rows(conn: AsyncSession, statement: bytes, parameters: Sequence[binary.Parameter]) -> list[tuple[Any, ...]]:
+    cursor: psycopg.AsyncRawCursor[tuple[Any, ...]] = psycopg.AsyncRawCursor(conn)
+    binary.adapt(cursor.adapters)
+    await cursor.execute(statement, parameters, prepare=True, binary=True)
+    return await cursor.fetchall() if cursor.description else []
+
+
+async def read_history(conn: AsyncSession, database_id: int, positions: Sequence[int]) -> History | None:
+    """The history, asked for ``positions``; None where there is no such database. The head is read after the chains, so
+    that a position that is not there is above the head, or will never be there.
+
+    Raises:
+        psycopg.Error: it can't be read.
+    """
+    number = binary.int8(database_id)
+    chains = await _rows(conn, CHAINS, [number, binary.int8_array(positions)])
+    rows = await _rows(conn, HISTORY, [number])
+    if not rows:
+        return None
+    epoch, floor_ms, seal_key, system_identifier, head, head_chain = rows[0]
+    return History(epoch, floor_ms, seal_key, system_identifier, head, head_chain or EMPTY_CHAIN, dict(chains))
+
+
+async def confirm(conn: AsyncSession, database_id: int, seen: Seen, new_epoch: str, now_ms: int) -> Judgement:
+    """Look again at a position that was found to contradict the history, and begin the epoch ``new_epoch`` where that
+    proves a rewind that no epoch has ended for yet. LOST is said only on a primary.
+
+    Raises:
+        psycopg.Error: it can't be looked at now; nothing was changed.
+    """
+    number = binary.int8(database_id)
+    async with conn.transaction():
+        ((standby, cluster),) = await _rows(conn, CLUSTER, [])
+        if standby:
+            return Judgement.STRANGE
+        await _rows(conn, CLAIM, [number])
+        history = await read_history(conn, database_id, [seen.position])
+        if history is None:
+            return Judgement.FITS
+        judgement = judge(history, seen)
+        moved_house = history.system_identifier != cluster
+        if judgement is Judgement.FITS or (judgement is Judgement.STRANGE and not moved_house):
+            return judgement
+        sealed = [seen.epoch] if judgement is Judgement.LOST else []
+        ended = sealed and await _rows(conn, ENDED, [number, binary.text(seen.epoch)])
+        if not ended or moved_house:
+            epochs = binary.text_array(sorted({history.epoch, *sealed}), "epoch")
+            await _rows(conn, END, [number, epochs, binary.int8(history.head), binary.int8(now_ms)])
+            await _rows(conn, MOVE, [number, binary.text(new_epoch), binary.int8(cluster)])
+        return Judgement.LOST

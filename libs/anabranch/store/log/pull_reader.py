@@ -1,0 +1,248 @@
+"""Reads whole tables of one moment, as Arrow record batches straight from Postgres.
+
+One ``PullReader`` is one session with one transaction. It blocks, and is used by one thread at a time. What blocks is
+ended from outside by ending the session itself (``end_session``): the driver's own way to cancel must not meet a
+statement that is just being closed. Steps, in order:
+
+1. ``begin``: locks the tables ACCESS SHARE, because a TRUNCATE that commits between the transaction's snapshot and the
+   read of its table would read as an empty table. In REPEATABLE READ the snapshot is taken by the first query, which
+   comes after the locks; that query gives the head and the sums, so that rows, position and sums are of one moment.
+   Rows that were written directly and wait to be drained are ahead of it: ``undrained`` tells. ``chains`` has what its
+   history has at positions that were asked for.
+2. ``open_table``, then ``next_batch`` until None: rows in the order of the key, so that a later pull can go on after
+   any of them. For the next table ``open_table`` again.
+3. ``close``: when nothing else is under way, also in the middle of a table.
+
+The session ends by itself when this process is gone (``client_connection_check_interval``), and when nobody fetches for
+too long (``tcp_user_timeout``, as far as the system honours it).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from adbc_driver_manager import dbapi as driver
+from adbc_driver_postgresql import dbapi as postgres
+from psycopg.conninfo import make_conninfo
+
+from anabranch.columnar.arrow_types import to_cells
+from anabranch.schema import Table
+from anabranch.store.capture.undrained import NEWEST
+from anabranch.store.cells.binary_cells import carried_type, quote
+from anabranch.store.cells.binary_text import array_printer
+from anabranch.store.log.pull_columns import mender, select_list
+from anabranch.store.log.reader import Sums, sums_of
+from anabranch.store.log.reader_statements import SUMS
+from anabranch.store.session.availability import is_passing
+from anabranch.store.session.engine import CONNECT_S, AsyncSession, SessionOptions, connection_arguments
+from anabranch.store.session.settings import PUT_RIGHT
+
+APPLICATION = "anabranch-snapshot-pull"
+END_SESSION = """
+select pg_terminate_backend(pid) from pg_stat_activity where pid = %s and application_name = 'anabranch-snapshot-pull'
+"""
+_CHAIN = "select chain from anabranch.groups where database_id = $1 and position = $2 limit 1"
+_BATCH_BYTES = "adbc.postgresql.batch_size_hint_bytes"
+_SETTING = "anabranch.after_{}"
+"""Session settings that hold the key after which to go on: a COPY takes no parameters."""
+
+
+class PullUnavailableError(Exception):
+    """Postgres is not to be had, or a table's lock was not to be had in time: the same pull may succeed later."""
+
+
+@dataclass(frozen=True, slots=True)
+class PullOptions:
+    """Limits of the session of a pull, in milliseconds, and about how many bytes a batch has."""
+
+    lock_timeout_ms: int
+    statement_timeout_ms: int
+    idle_timeout_ms: int
+    batch_bytes: int
+
+
+class PullSource:
+    """Opens sessions for pulls of one Postgres. What the driver has to learn about a server it learns once, which takes
+    as long as the pull of 30,000 rows; therefore one session stays open, unused. Any thread."""
+
+    def __init__(self, url: str, options: PullOptions) -> None:
+        self.options = options
+        arguments = connection_arguments(
+            url,
+            application_name=APPLICATION,
+            options=SessionOptions(
+                statement_timeout_ms=options.statement_timeout_ms,
+                lock_timeout_ms=options.lock_timeout_ms,
+                idle_in_transaction_session_timeout_ms=options.idle_timeout_ms,
+                client_connection_check_interval_ms=1_000,
+                connect_timeout_s=CONNECT_S,
+                settings={"tcp_user_timeout": str(options.idle_timeout_ms)},
+            ),
+        )
+        self._conninfo = make_conninfo(**arguments)
+        self._first: driver.Connection | None = None
+        self._turn = threading.Lock()
+
+    def session(self) -> driver.Connection:
+        """A new session, in autocommit. Raises ``adbc_driver_manager.Error``."""
+        with self._turn:
+            if self._first is None:
+                self._first = postgres.connect(self._conninfo, autocommit=True)
+            made = self._first.adbc_clone()
+        made.adbc_connection.set_autocommit(True)
+        with made.cursor() as cursor:
+            cursor.execute(PUT_RIGHT)
+            cursor.fetchall()
+        return made
+
+    def close(self) -> None:
+        """Forget the server. Sessions that are open stay so."""
+        with self._turn:
+            if self._first is not None:
+                self._first.close()
+                self._first = None
+
+
+class PullReader:
+    """Reads tables of the schema ``schema_name`` of database number ``database_id``.
+
+    ``pid`` is the session's process in Postgres, once it is there; ``undrained`` has the tables of which the moment
+    shows captured changes that no group has yet, by number, with the number of the newest; ``chains`` the chains at the
+    positions that ``begin`` was asked for, as far as there are groups.
+
+    Every method but ``close`` raises PullUnavailableError for states that pass, and
+    ``adbc_driver_manager.Error`` for what Postgres refused otherwise.
+    """
+
+    def __init__(self, source: PullSource, database_id: int, schema_name: str) -> None:
+        self._source = source
+        self._database_id = database_id
+        self._schema_name = schema_name
+        self.pid: int | None = None
+        self.undrained: dict[int, int] = {}
+        self.chains: dict[int, bytes] = {}
+        self._conn: driver.Connection | None = None
+        self._cursor: driver.Cursor | None = None
+        self._batches: pa.RecordBatchReader | None = None
+        self._table: Table | None = None
+
+    def begin(self, tables: Sequence[Table], positions: Iterable[int] = ()) -> Sums:
+        """Open the session, lock ``tables``, and take the moment. Gives its head and all sums; ``chains`` are those at
+        ``positions``.
+
+        Raises:
+            UnknownDatabaseError: there is no such database any more.
+        """
+        try:
+            self._conn = self._source.session()
+            with self._conn.cursor() as cursor:
+                cursor.execute("select pg_backend_pid()")
+                ((self.pid,),) = cursor.fetchall()
+            self._run("begin isolation level repeatable read read only")
+            if tables:
+                names = ", ".join(f"{quote(self._schema_name)}.{quote(table.name)}" for table in tables)
+                self._run(f"lock table {names} in access share mode")
+            with self._conn.cursor() as cursor:
+                cursor.execute(SUMS.decode(), (self._database_id,))
+                rows = cursor.fetchall()
+            with self._conn.cursor() as cursor:
+                cursor.execute(NEWEST, (self._database_id,))
+                self.undrained = dict(cursor.fetchall())
+            for position in positions:
+                with self._conn.cursor() as cursor:
+                    cursor.execute(_CHAIN, (self._database_id, position))
+                    self.chains.update((position, chain) for (chain,) in cursor.fetchall())
+        except driver.Error as error:
+            raise _judged(error) from error
+        return sums_of(self._database_id, rows)
+
+    def open_table(self, table: Table, after: Sequence[str] | None = None) -> None:
+        """Begin to read a table, after the row of the key that ``key_of_last`` gave, or all of it."""
+        assert self._conn is not None
+        self._end_table()
+        key = ", ".join(f"t.{quote(name)}" for name in table.key_columns)
+        where = ""
+        try:
+            if after is not None:
+                values = []
+                for i, (name, value) in enumerate(zip(table.key_columns, after, strict=True)):
+                    with self._conn.cursor() as cursor:
+                        cursor.execute("select set_config($1, $2, true)", (_SETTING.format(i), value))
+                        cursor.fetchall()
+                    array_type = f"{carried_type(table.by_name[name])}[]"
+                    values.append(f"(current_setting('{_SETTING.format(i)}')::{array_type})[1]")
+                where = f" where ({key}) > ({', '.join(values)})"
+            self._table = table
+            self._cursor = self._conn.cursor()
+            self._cursor.adbc_statement.set_options(**{_BATCH_BYTES: str(self._source.options.batch_bytes)})
+            self._cursor.execute(
+                f"select {select_list(table, 't')} from {quote(self._schema_name)}.{quote(table.name)} t"
+                f"{where} order by {key}"
+            )
+            self._batches = self._cursor.fetch_record_batch()
+        except driver.Error as error:
+            raise _judged(error) from error
+
+    def next_batch(self) -> pa.RecordBatch | None:
+        """The table's next rows, as ``anabranch.columnar.arrow_types`` says; None at its end."""
+        assert self._batches is not None
+        assert self._table is not None
+        try:
+            batch = self._batches.read_next_batch()
+        except StopIteration:
+            self._end_table()
+            return None
+        except (driver.Error, pa.ArrowException, OSError) as error:
+            raise _judged(error) from error
+        columns = [mender(column)(values) for column, values in zip(self._table.columns, batch.columns, strict=True)]
+        return pa.RecordBatch.from_arrays(columns, names=self._table.column_names)
+
+    def close(self) -> None:
+        """End transaction and session."""
+        self.pid = None
+        self._end_table()
+        if self._conn is not None:
+            self._conn.close()
+            self._conn = None
+
+    def _run(self, statement: str) -> None:
+        assert self._conn is not None
+        with self._conn.cursor() as cursor:
+            cursor.execute(statement)
+
+    def _end_table(self) -> None:
+        if self._batches is not None:
+            self._batches.close()
+            self._batches = None
+        if self._cursor is not None:
+            self._cursor.close()
+            self._cursor = None
+
+
+async def end_session(conn: AsyncSession, pid: int) -> None:
+    """End the session of a reader that is not closed: what it waits for fails at once.
+
+    Raises:
+        psycopg.Error: what Postgres refused.
+    """
+    await conn.execute(END_SESSION, (pid,))
+
+
+def key_of_last(table: Table, batch: pa.RecordBatch) -> list[str]:
+    """The key of a batch's last row, for ``open_table``: each cell as the text of an array that holds it."""
+    texts = []
+    for name in table.key_columns:
+        column = table.by_name[name]
+        (cell,) = to_cells(column, batch.column(table.index[name])[-1:])
+        texts.append(array_printer(column.kind)((cell,)))
+    return texts
+
+
+def _judged(error: Exception) -> Exception:
+    sqlstate = getattr(error, "sqlstate", None)
+    if is_passing(sqlstate) if sqlstate else isinstance(error, driver.OperationalError | OSError):
+        return PullUnavailableError(str(error))
+    return error

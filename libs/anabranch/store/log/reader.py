@@ -1,0 +1,300 @@
+"""Reads the log: stretches of it, in order, that stop at a number of bytes wherever that falls.
+
+The log is read as one sequence of *items*: of each batch first its effects, then the values that lost because of it.
+A *cursor* is the place of the next item to read; it may lie inside a group, inside a batch, and inside the bytes of one
+effect, so that nothing is too large to be read in parts.
+
+Head, items and the groups' own rows come from one statement and so from one moment: what it sees of a group is all of
+it, and nothing can appear at or below the head any more. The floor is read by a later statement, because rows at or
+below the floor may go at any time: items count only if the floor, read after them, still lies below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import psycopg
+
+from anabranch.store.catalog.databases import UnknownDatabaseError
+from anabranch.store.log.history import Known
+from anabranch.store.log.reader_statements import FLOOR, STRETCH, SUMS
+from anabranch.store.log.seal import EMPTY_CHAIN
+from anabranch.store.session import binary
+from anabranch.store.session.engine import AsyncPool, AsyncSession, SessionOptions, async_pool
+
+_LOSERS_FROM = 1 << 30
+"""Ordinals from here on are those of a batch's losers, in a cursor."""
+_AFTER_ALL_IDS = "~"
+"""Sorts after every batch id in the collation "C"."""
+
+
+class Cursor(NamedTuple):
+    """The place of the next item. ``offset`` counts bytes of that item's effect that were read already."""
+
+    position: int
+    batch_id: str
+    ordinal: int
+    offset: int
+
+    @property
+    def least_needed(self) -> int:
+        """The smallest position whose rows a reader at this place still needs."""
+        return self.position + 1 if self.batch_id == _AFTER_ALL_IDS else self.position
+
+    @property
+    def between_groups(self) -> bool:
+        """Whether every group that was begun has been read to its end."""
+        return self.batch_id == _AFTER_ALL_IDS
+
+
+def after(position: int) -> Cursor:
+    """The place behind everything at ``position``."""
+    return Cursor(position, _AFTER_ALL_IDS, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Loser:
+    """A value that lost. ``value`` is a serialized ``anabranch.v1.Value``, None where it was left out for its size;
+    ``column`` is "" where a whole row lost."""
+
+    table_id: int
+    key: str
+    column: str
+    value: bytes | None
+    batch_id: str
+    node_id: str
+    winner_batch_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """An effect (serialized bytes, or a part of them) or a loser of a batch."""
+
+    position: int
+    batch_id: str
+    node_id: str
+    content: bytes | Loser
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEnd:
+    """A group that a stretch completes. ``sums`` are serialized ``anabranch.v1.TableSum``."""
+
+    chain: bytes
+    sums: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """What one read gave.
+
+    ``items`` in order; ``ends`` the groups completed, by position; ``effect_incomplete``: the last item is an effect
+    that goes on; ``end`` the cursor for the next read. ``reached`` is the last position of which nothing is missing,
+    and ``chain`` its chain, None where the log has no group at the position that the read started from. ``exhausted``:
+    nothing more was there up to where the read was to stop, ``at_head``: nothing more at all. ``known_base``: the log
+    has a group at ``base``, or ``base`` is 0 or the floor. ``lost``: of the positions that this history was to have,
+    those that it has not.
+    """
+
+    items: Sequence[Item]
+    ends: dict[int, GroupEnd]
+    effect_incomplete: bool
+    end: Cursor
+    reached: int
+    chain: bytes | None
+    exhausted: bool
+    at_head: bool
+    head: int
+    head_chain: bytes
+    known_base: bool
+    lost: Sequence[Known]
+    epoch: str
+    floor: int
+    schema_version: int
+
+
+NO_LIMIT = 2**63 - 1
+"""Reads to the head."""
+
+_PLANNING = MappingProxyType(
+    {
+        # Plans are kept for the life of a session, also those that were made while the log was empty: the planner is
+        # left no way but by key.
+        "plan_cache_mode": "force_generic_plan",
+        "enable_seqscan": "off",
+        "enable_bitmapscan": "off",
+        "enable_hashjoin": "off",
+        "enable_mergejoin": "off",
+    }
+)
+
+
+def log_pool(url: str, *, max_size: int, statement_timeout_ms: int) -> AsyncPool:
+    """A pool, not yet open, of sessions for the functions here."""
+    return async_pool(
+        url,
+        application_name="anabranch-snapshot-log",
+        max_size=max_size,
+        autocommit=True,
+        options=SessionOptions(statement_timeout_ms=statement_timeout_ms, settings=_PLANNING),
+    )
+
+
+def _cursor(conn: AsyncSession) -> psycopg.AsyncRawCursor[tuple[Any, ...]]:
+    cursor: psycopg.AsyncRawCursor[tuple[Any, ...]] = psycopg.AsyncRawCursor(conn)
+    binary.adapt(cursor.adapters)
+    return cursor
+
+
+async def read_stretch(
+    conn: AsyncSession,
+    database_id: int,
+    base: int,
+    cursor: Cursor,
+    *,
+    max_bytes: int,
+    up_to: int = NO_LIMIT,
+    known: Sequence[Known] = (),
+) -> Stretch:
+    """The items from ``cursor`` on, of positions up to ``up_to``.
+
+    ``base`` is the last position of which the reader misses nothing. ``max_bytes`` bounds the contents with their
+    overheads; the first item is always given, an effect larger than ``max_bytes`` in part. ``known`` is what the
+    history must have, looked for at the very moment that is read.
+
+    Raises:
+        UnknownDatabaseError: there is no such database any more.
+        psycopg.Error: what Postgres refused.
+    """
+    parameters = [
+        binary.int8(database_id),
+        binary.int8(base),
+        binary.int8(cursor.position),
+        binary.text(cursor.batch_id),
+        binary.int8(min(cursor.ordinal, _LOSERS_FROM)),
+        binary.int8(cursor.offset),
+        binary.int8(max(0, cursor.ordinal - _LOSERS_FROM)),
+        binary.int8(up_to),
+        binary.int8(max_bytes),
+        binary.int8_array([one.position for one in known]),
+    ]
+    async with conn.pipeline():
+        stretch, floor = _cursor(conn), _cursor(conn)
+        await stretch.execute(STRETCH, parameters, prepare=True, binary=True)
+        # A statement of its own sees what was committed while the first one ran.
+        await floor.execute(FLOOR, parameters[:1], prepare=True, binary=True)
+        rows = await stretch.fetchall()
+        state = await floor.fetchone()
+    if state is None:
+        raise UnknownDatabaseError(f"database number {database_id} is gone")
+    return _stretch(rows, state, base, cursor, up_to, known)
+
+
+def _stretch(
+    rows: Sequence[tuple[Any, ...]],
+    state: tuple[Any, ...],
+    base: int,
+    cursor: Cursor,
+    up_to: int,
+    known: Sequence[Known],
+) -> Stretch:
+    epoch, floor, schema_version = state
+    head, head_chain, base_chain = rows[0][:3]
+    head, head_chain = (0, EMPTY_CHAIN) if head is None else (head, head_chain)
+    lost = [one for one, found in zip(known, rows[0][19] or (), strict=True) if one.is_lost(found, floor, head)]
+    chain: bytes | None = EMPTY_CHAIN if base == 0 else base_chain
+    known_base = chain is not None or base == floor
+    items: list[Item] = []
+    ends: dict[int, GroupEnd] = {}
+    reached, more, next_position = base, False, None
+    for row in rows if rows[0][3] is not None else ():
+        _, _, _, position, batch_id, kind, ordinal, node_id, content, more, next_position, group_chain, sums = row[:13]
+        items.append(Item(position, batch_id, node_id, _loser(row, content) if kind else content))
+        if group_chain is not None:
+            ends[position] = GroupEnd(group_chain, sums)
+            reached, chain = position, group_chain
+    exhausted = not more and next_position is None
+    at_head = exhausted and head <= up_to
+    if more:
+        end = Cursor(position, batch_id, ordinal, (0 if items[:-1] else cursor.offset) + len(content))
+    elif next_position is None:
+        end = after(max(min(head, up_to), cursor.position))
+    elif next_position == position:
+        end = Cursor(position, batch_id, ordinal + 1 + (_LOSERS_FROM if kind else 0), 0)
+    else:
+        end = after(position)
+    if at_head and head > reached:
+        reached, chain = head, head_chain
+    return Stretch(
+        items,
+        ends,
+        bool(more),
+        end,
+        reached,
+        chain,
+        exhausted,
+        at_head,
+        head,
+        head_chain,
+        known_base,
+        lost,
+        epoch,
+        floor,
+        schema_version,
+    )
+
+
+def _loser(row: tuple[Any, ...], value: bytes | None) -> Loser:
+    table_id, key, column, losing_batch, losing_node, winning_batch = row[13:19]
+    return Loser(table_id, key, column, value, losing_batch, losing_node, winning_batch)
+
+
+@dataclass(frozen=True, slots=True)
+class SumRow:
+    """The sum of a table: number of rows, and 16 bytes. It has been so since ``position``."""
+
+    table: str
+    count: int
+    hash: bytes
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """The head and the sums of all tables at one moment."""
+
+    head: int
+    chain: bytes
+    epoch: str
+    floor: int
+    schema_version: int
+    rows: Sequence[SumRow]
+
+
+async def read_sums(conn: AsyncSession, database_id: int) -> Sums:
+    """The sums of all tables at the head.
+
+    Raises:
+        UnknownDatabaseError: there is no such database any more.
+        psycopg.Error: what Postgres refused.
+    """
+    cursor = _cursor(conn)
+    await cursor.execute(SUMS, [binary.int8(database_id)], prepare=True, binary=True)
+    rows = await cursor.fetchall()
+    return sums_of(database_id, rows)
+
+
+def sums_of(database_id: int, rows: Sequence[tuple[Any, ...]]) -> Sums:
+    """What the rows of the statement SUMS say.
+
+    Raises:
+        UnknownDatabaseError: there is none.
+    """
+    if not rows:
+        raise UnknownDatabaseError(f"database number {database_id} is gone")
+    head, chain, epoch, floor, schema_version = rows[0][:5]
+    sums = [SumRow(*row[5:]) for row in rows if row[6] is not None]
+    return Sums(head, chain or EMPTY_CHAIN, epoch, floor, schema_version, sums)

@@ -1,0 +1,146 @@
+"""Whose node: the tokens by which a node is known again.
+
+A row of ``nodes`` belongs to the principal that first used the node's id. ``token`` is what its last answer brought,
+``previous_token`` what the call of that answer carried (empty: none), ``last_call`` the ids of that call's batches, and
+``epoch`` the database's epoch at that time.
+
+Nearly every call carries the current token, which ``inbox.append`` checks and replaces in the same step as it appends.
+What is here is the careful look at the others: ``create`` and ``lock`` in one transaction, the decision in between by
+whoever calls, then ``rotate``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from anabranch.store.inbox.session import Session, run
+from anabranch.store.session import binary
+from anabranch.store.session.binary import Parameter
+
+
+class Mode(IntEnum):
+    """What a call that is let in does to its node's token. KEEP: nothing. ROTATE: it gets a new one. EXTEND: nothing,
+    and its batches count as the last call's as well (a stream goes on)."""
+
+    KEEP = 0
+    ROTATE = 1
+    EXTEND = 2
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """A call of a node. ``number`` is the caller's, from 1, one for each call of a statement; no two calls of one
+    statement have the same node. ``epoch`` is the database's; ``token`` what the call carries; ``new_token`` what it
+    is to get; ``batch_ids`` its batches; ``acknowledged`` a position in milliseconds. Below zero the node has read
+    nothing yet: it is the settled one then, which counts unless a pull holds the log for it."""
+
+    database_id: int
+    node_id: str
+    name: str
+    principal: str
+    epoch: str
+    token: bytes
+    new_token: bytes
+    mode: Mode
+    batch_ids: Sequence[str]
+    acknowledged: int
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """A node as it stands."""
+
+    principal: str
+    epoch: str
+    token: bytes
+    previous_token: bytes
+    last_call: frozenset[str]
+
+
+# The calls as rows; ``calls`` gives its parameters.
+CALLS = """
+select * from unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bytea[],
+                     $8::bytea[], $9::bigint[], $10::text[], $11::bigint[])
+    c(number, database_id, node_id, name, principal, epoch, token, new_token, mode, ids, acknowledged)
+"""
+
+# A node that only writes needs nothing of the log up to what it is answered. One whose first pull is under way, or just
+# over, says as little, and will follow the log from where that pull began.
+ACKNOWLEDGED = "greatest(n.acknowledged, case when n.pulled then c.acknowledged else abs(c.acknowledged) end)"
+
+CREATE = f"""
+with call as materialized ({CALLS})
+insert into anabranch.nodes
+    (database_id, node_id, name, principal, epoch, token, previous_token, last_call, last_seen_ms, acknowledged)
+select c.database_id, c.node_id, c.name, c.principal, c.epoch, c.new_token, c.token, string_to_array(c.ids, ','),
+       $12::bigint, abs(c.acknowledged)
+from call c
+on conflict (database_id, node_id) do nothing
+returning database_id, node_id
+""".encode()
+
+LOCK = b"""
+select q.number, n.principal, n.epoch, n.token, coalesce(n.previous_token, ''), n.last_call
+from unnest($1::bigint[], $2::bigint[], $3::text[]) q(number, database_id, node_id)
+cross join lateral (
+    select * from anabranch.nodes x where x.database_id = q.database_id and x.node_id = q.node_id
+    for update skip locked
+) n
+"""
+
+# Also by the epoch: after a rewind the row gets the new one, so that an unknown token is taken only once.
+ROTATE = f"""
+with call as materialized ({CALLS})
+update anabranch.nodes n
+set token = c.new_token, previous_token = c.token, last_call = string_to_array(c.ids, ','), epoch = c.epoch,
+    name = c.name, last_seen_ms = greatest(n.last_seen_ms, $12::bigint),
+    acknowledged = {ACKNOWLEDGED}
+from call c
+where n.database_id = c.database_id and n.node_id = c.node_id
+""".encode()
+
+
+def call_columns(calls: Sequence[Call]) -> list[Parameter]:
+    """The eleven parameters of ``CALLS``."""
+    return [
+        binary.int8_array([c.number for c in calls]),
+        binary.int8_array([c.database_id for c in calls]),
+        binary.text_array([c.node_id for c in calls], "node_id"),
+        binary.text_array([c.name for c in calls], "name"),
+        binary.text_array([c.principal for c in calls], "principal"),
+        binary.text_array([c.epoch for c in calls], "epoch"),
+        binary.bytea_array([c.token for c in calls]),
+        binary.bytea_array([c.new_token for c in calls]),
+        binary.int8_array([c.mode for c in calls]),
+        binary.text_array([",".join(c.batch_ids) for c in calls], "ids"),
+        binary.int8_array([c.acknowledged for c in calls]),
+    ]
+
+
+async def create(session: Session, calls: Sequence[Call], now_ms: int) -> frozenset[int]:
+    """Make the nodes that are not there yet. Gives the numbers of their calls."""
+    made = set(await run(session, CREATE, [*call_columns(calls), binary.int8(now_ms)]))
+    return frozenset(c.number for c in calls if (c.database_id, c.node_id) in made)
+
+
+async def lock(session: Session, calls: Sequence[Call]) -> dict[int, NodeRow]:
+    """The nodes of ``calls`` by the call's number, held until the transaction ends; without those that somebody
+    else holds."""
+    parameters = [
+        binary.int8_array([c.number for c in calls]),
+        binary.int8_array([c.database_id for c in calls]),
+        binary.text_array([c.node_id for c in calls], "node_id"),
+    ]
+    rows = await run(session, LOCK, parameters)
+    return {
+        number: NodeRow(principal, epoch, token, previous, frozenset(ids))
+        for number, principal, epoch, token, previous, ids in rows
+    }
+
+
+async def rotate(session: Session, calls: Sequence[Call], now_ms: int) -> None:
+    """Give the nodes of ``calls`` their new tokens."""
+    await run(session, ROTATE, [*call_columns(calls), binary.int8(now_ms)])

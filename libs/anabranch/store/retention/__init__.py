@@ -1,0 +1,1 @@
+"""The floor of the log: what holds it, the proof before it moves, and what goes."""

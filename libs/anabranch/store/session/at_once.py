@@ -1,0 +1,120 @@
+"""Statements that need nothing of one another, sent together (``together``), and where they are small as one.
+
+For a few rows a statement costs more than what it does: its parameters, a message there and one back, a start and an
+end of the executor. So the statements of a small group become the parts of one (``with a as (insert …), b as (…)``),
+which Postgres carries out on one snapshot, in no particular order. A part is an INSERT, UPDATE or DELETE without
+RETURNING, or a SELECT.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from anabranch.store.session.binary import Connection, Cursor, Parameter, run
+
+_NUMBER = re.compile(rb"\$(\d+)")
+_WRITES = re.compile(rb"\s*(insert|update|delete)\b")
+
+
+class _Part(NamedTuple):
+    """A statement with ``$1`` and what follows, and its parameters."""
+
+    statement: bytes
+    parameters: Sequence[Parameter]
+
+
+def _as_one(conn: Connection, parts: Sequence[_Part]) -> Cursor:
+    """Execute all parts as one statement. The answer is one row: how many rows each of them has named.
+
+    Raises:
+        psycopg.Error: what Postgres refused; nothing was done.
+    """
+    statement = _joined(tuple([(part.statement, len(part.parameters)) for part in parts]))
+    return run(conn, statement, [parameter for part in parts for parameter in part.parameters])
+
+
+def _shifted(before: int, found: re.Match[bytes]) -> bytes:
+    return b"$%d" % (int(found[1]) + before)
+
+
+@lru_cache(maxsize=256)
+def _joined(parts: tuple[tuple[bytes, int], ...]) -> bytes:
+    bodies, before = [], 0
+    for number, (statement, parameters) in enumerate(parts):
+        body = _NUMBER.sub(partial(_shifted, before), statement)
+        if _WRITES.match(statement):
+            body += b" returning true"
+        bodies.append(b"p%d as (%b)" % (number, body))
+        before += parameters
+    counts = b", ".join(b"(select count(*) from p%d)" % number for number in range(len(parts)))
+    return b"with " + b",\n".join(bodies) + b"\nselect " + counts
+
+
+@dataclass(slots=True)
+class _Together:
+    """What a ``together`` has sent and has still to check, and what it holds back to send as one."""
+
+    holds_back: bool
+    parts: list[_Part] = field(default_factory=list)
+    named: list[int | None] = field(default_factory=list)
+    counted: Cursor | None = None
+    sent: list[tuple[int, Cursor]] = field(default_factory=list)
+
+
+_together: WeakKeyDictionary[Connection, _Together] = WeakKeyDictionary()
+
+
+@contextmanager
+def together(conn: Connection, *, few: bool = False) -> Iterator[Callable[[], None]]:
+    """Send the statements within without waiting for one another's answers: nothing within may need one. What would be
+    raised by a statement may be raised by a later one or at the end. ``few``: they have few rows, and are held back
+    until the end, or until what is given is called; then they are sent as one."""
+    state = _together[conn] = _Together(few)
+
+    def send() -> None:
+        if state.parts and state.holds_back:
+            state.counted = _as_one(conn, state.parts)
+        state.holds_back = False
+
+    try:
+        with conn.pipeline():
+            yield send
+            send()
+        for named, cursor in state.sent:
+            _compare(named, cursor.rowcount)
+        if state.counted is not None:
+            for expected, found in zip(state.named, state.counted.fetchall()[0], strict=True):
+                if expected is not None:
+                    _compare(expected, found)
+    finally:
+        del _together[conn]
+
+
+def execute(conn: Connection, statement: bytes, parameters: Sequence[Parameter], *, named: int | None = None) -> None:
+    """Execute a statement that gives nothing, now or as ``together`` has it. ``named``: how many rows it must find.
+
+    Raises:
+        RuntimeError: it found others.
+        psycopg.Error: what Postgres refused.
+    """
+    state = _together.get(conn)
+    if state is not None and state.holds_back:
+        state.parts.append(_Part(statement, parameters))
+        state.named.append(named)
+        return
+    cursor = run(conn, statement, parameters)
+    if named is not None and state is not None:
+        state.sent.append((named, cursor))
+    elif named is not None:
+        _compare(named, cursor.rowcount)
+
+
+def _compare(named: int, there: int) -> None:
+    if named != there:
+        raise RuntimeError(f"{named} records named, {there} there")
