@@ -1,4 +1,5 @@
-"""The documents hold together: links lead somewhere, paths exist, decisions keep to their form."""
+"""The documents hold together: links lead somewhere, paths exist, pages keep to their lengths, and decisions to their
+form."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("", "libs/anabranch", "services", "services/anabranch_conflict_resolver", "helm/anabranch", "docs")
+LIMITS = {"ARCHITECTURE.md": (150, 110), "README.md": (130, None)}
+"""Lines at most, characters in a line at most."""
+ROOMS = ("", "libs/anabranch", "services", "helm/anabranch")
 """Folders in which a path that is short may lie, by the words of the documents that have short ones."""
 MADE = ("build/", "data/", ".venv", "logs/", "dist/")
 """Paths that are made, and so exist only where somebody made them."""
@@ -24,7 +27,8 @@ _FENCE = re.compile(r"^(```|~~~).*?^\1[^\n]*$", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"(`+)(.+?)\1", re.DOTALL)
 _LINK = re.compile(r"(?<!!)\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)(?:\s+\"[^\"]*\")?\)")
 _HEADING = re.compile(r"^#{1,6} +(.+?) *#*$", re.MULTILINE)
-_PATH = re.compile(rf"[\w.*\-/]*(?:/|\.(?:{'|'.join(SUFFIXES)}))")
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_PATH = re.compile(rf"(?=[^/]*/|[\w.*\-]*\.(?:{'|'.join(SUFFIXES)})$)[\w.*\-/]+/?")
 
 
 def tracked() -> list[Path]:
@@ -90,16 +94,24 @@ def dead(path: Path, link: str) -> str | None:
     return None
 
 
+def spelled_out(span: str) -> list[str]:
+    """``a/{b,c}.py`` as the two that it stands for."""
+    braces = _BRACES.search(span)
+    if braces is None:
+        return [span]
+    made = (f"{span[: braces.start()]}{one}{span[braces.end() :]}" for one in braces[1].split(","))
+    return [each for one in made for each in spelled_out(one)]
+
+
 def paths(path: Path) -> list[str]:
     """Paths in backticks."""
-    spans = (code.strip() for _, code in _CODE.findall(prose(path)))
-    found = (span.split(":")[0] if re.search(r"\.py:\d+$", span) else span for span in spans)
-    return [one for one in found if _PATH.fullmatch(one) and not one.startswith((*MADE, "/", ".")) and one != "/"]
+    found = [one for _, code in _CODE.findall(prose(path)) for one in spelled_out(code.strip())]
+    return [one for one in found if _PATH.fullmatch(one) and not one.startswith((*MADE, "/", "."))]
 
 
 def exists(name: str) -> bool:
     """Whether a path is one of the checkout. ``NAME`` and ``*`` stand for any name."""
-    name = re.sub(r"\b(?:NAME|NNNN)\b", "*", name.rstrip("/"))
+    name = re.sub(r"\bNAME\b|\bNNNN\*?", "*", name.rstrip("/"))
     if "/" not in name:
         return any(fnmatch(known, name) for known in KNOWN)
     for room in ROOMS:
@@ -131,6 +143,15 @@ def test_every_path_that_is_named_exists(path: Path) -> None:
     assert sorted({name for name in paths(path) if not exists(name)}) == []
 
 
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_page_is_no_longer_than_a_page(name: str) -> None:
+    lines, characters = LIMITS[name]
+    found = text_of(Path(name)).splitlines()
+    assert len(found) <= lines
+    if characters is not None:
+        assert [line for line in found if len(line) > characters] == []
+
+
 def test_every_page_of_the_documents_is_linked_from_another() -> None:
     reached = {
         str((ROOT / path.parent / link.partition("#")[0]).resolve())
@@ -138,7 +159,8 @@ def test_every_page_of_the_documents_is_linked_from_another() -> None:
         for link in links(path)
         if link.partition("#")[0]
     }
-    assert [str(path) for path in DOCUMENTS if path.parts[0] == "docs" and str(ROOT / path) not in reached] == []
+    pages = [path for path in DOCUMENTS if path.parts[0] == "docs" or path.parent.name == "runbooks"]
+    assert [str(path) for path in pages if str(ROOT / path) not in reached] == []
 
 
 def test_decisions_keep_to_their_form_and_stand_in_the_index() -> None:
@@ -193,6 +215,8 @@ def test_a_dead_link_and_a_dead_anchor_are_found(
         ("gone.py", True, False),
         ("price + 0.0", False, True),
         ("build/site", False, True),
+        ("merge/{rows,columns}.py", True, True),
+        ("merge/{rows,gone}.py", True, False),
     ],
 )
 def test_a_path_that_does_not_exist_is_found(
@@ -202,5 +226,5 @@ def test_a_path_that_does_not_exist_is_found(
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
     found = paths(Path("one.md"))
     monkeypatch.undo()
-    assert found == ([code] if named else [])
-    assert all(exists(name) is real for name in found)
+    assert found == (spelled_out(code) if named else [])
+    assert all(map(exists, found)) is real
