@@ -12,11 +12,12 @@ SEED ?=
 MAJOR ?= 16
 LOCK_FLAGS ?=
 BASE ?=
+DOCS := .venv-docs
 LOCK = $(VENV)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
 	--no-emit-index-url --no-emit-find-links $(LOCK_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-postgres torture check protos protos-check stubs stubs-test chart classes helm cluster-tools cluster-test images images-test lock clean
+.PHONY: help setup demo test test-long test-postgres torture check protos protos-check stubs stubs-test chart classes helm cluster-tools cluster-test images images-test docs lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -83,13 +84,25 @@ images: ## both images with Docker (BASE=image: another base than the official P
 images-test: setup ## each image doing one real piece of its work without any rights, against a real Postgres (minutes)
 	@$(VENV)/python -m pytest --only-long --durations=10 tests/images
 
+docs: $(DOCS)/installed ## the documents as a site in build/site; fails for a dead link
+	@$(DOCS)/bin/python tools/documents.py
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
+	@echo "build/site/index.html"
+
+# An environment of its own, so that what makes a site is no part of what the product is developed and tested with.
+$(DOCS)/installed: requirements-docs.lock
+	@$(PYTHON) -m venv --clear $(DOCS)
+	@$(DOCS)/bin/python -m pip install --disable-pip-version-check --quiet --require-hashes --only-binary :all: -r $<
+	@touch $@
+
 lock: setup ## write all lock files anew, keeping pins (LOCK_FLAGS=--upgrade: newest releases)
 	@$(LOCK) requirements-build.in -o requirements-build.lock
 	@$(LOCK) -c requirements-build.lock --extra dev pyproject.toml -o requirements.lock
+	@$(LOCK) -c requirements-build.lock -c requirements.lock requirements-docs.in -o requirements-docs.lock
 	@$(LOCK) -c requirements.lock --extra server pyproject.toml -o deploy/docker/service.lock
 	@$(LOCK) -c requirements.lock --extra compactor pyproject.toml deploy/docker/compactor.in -o deploy/docker/compactor.lock
 
 clean: ## remove everything that the targets above made
-	rm -rf .venv .venv.lock .cache .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
+	rm -rf .venv .venv.lock $(DOCS) .cache .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
 	rm -rf tests/stubs/typescript/node_modules tests/stubs/typescript/built tests/stubs/java/program/target
 	find libs services tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -178,6 +178,17 @@ def test_decisions_keep_to_their_form_and_stand_in_the_index() -> None:
     assert index == tool.index(decisions), "run tools/decisions.py index"
 
 
+def test_every_page_stands_in_the_sites_navigation() -> None:
+    site = text_of(Path("mkdocs.yml"))
+    listed = set(re.findall(r"^ +- .+: (\S+\.md)$", site, re.MULTILINE))
+    pages = {
+        str(path)
+        for path in DOCUMENTS
+        if not (path.parent.name == "runbooks" or re.match(r"docs/decisions/\d", str(path)))
+    }
+    assert listed == pages
+
+
 @pytest.mark.parametrize(
     ("markdown", "wrong"),
     [

@@ -181,7 +181,9 @@ class SyncedDb:
 
         Raises:
             CallFailed: the server can't be reached or refuses; everything is still queued.
-            SyncedElsewhere, BatchState, WrongPrincipal.
+            SyncedElsewhere: another process syncs the file.
+            BatchState: a batch is open here.
+            WrongPrincipal: the file belongs to another principal.
         """
         self._sync_here()
         with self._owner.heeding():
@@ -227,7 +229,9 @@ class SyncedDb:
             ValueError: there is no such table.
             CallFailed: the server can't be reached or refuses, or the table has changed meanwhile; call again.
             NotReady: the table waits for a pull.
-            SyncedElsewhere, BatchState, WrongPrincipal.
+            SyncedElsewhere: another process syncs the file.
+            BatchState: a batch is open here.
+            WrongPrincipal: the file belongs to another principal.
         """
         self._sync_here()
         self._require_table(table)
