@@ -6,10 +6,10 @@ import sys
 
 from anabranch.runtime.server import main
 from anabranch.runtime.service import Service, ServiceContext
-from anabranch_conflict_resolver import garbage
 from anabranch_conflict_resolver.config import ResolverSettings
-from anabranch_conflict_resolver.functions import Functions
-from anabranch_conflict_resolver.resolver import Resolver
+from anabranch_conflict_resolver.functions.child import Functions
+from anabranch_conflict_resolver.loop import garbage
+from anabranch_conflict_resolver.loop.resolver import Resolver
 from anabranch_conflict_resolver.servicer import SERVICE, ResolverServicer, register
 
 

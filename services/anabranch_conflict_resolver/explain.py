@@ -21,16 +21,16 @@ from anabranch.store.inbox.take import Taken
 from anabranch.store.session.engine import Session, SessionOptions
 from anabranch.v1 import batch_pb2, change_pb2, errors_pb2, resolver_pb2, value_pb2, verdict_pb2
 from anabranch.wire.envelopes import least_id, receive
-from anabranch_conflict_resolver.ask import Asking
-from anabranch_conflict_resolver.decide_group import decide_group
-from anabranch_conflict_resolver.drain import Backlog
-from anabranch_conflict_resolver.functions import Functions
-from anabranch_conflict_resolver.group_commit import sort_out
-from anabranch_conflict_resolver.memory import Memory, current
-from anabranch_conflict_resolver.model import Applied, Rejection, Result
-from anabranch_conflict_resolver.tables import SyncedDatabase
-from anabranch_conflict_resolver.verdicts import applied_verdict, rejected_verdict, waiting_verdict
-from anabranch_conflict_resolver.waves import Group
+from anabranch_conflict_resolver.batch.results import Applied, Rejection, Result
+from anabranch_conflict_resolver.batch.verdicts import applied_verdict, rejected_verdict, waiting_verdict
+from anabranch_conflict_resolver.captured.drain import Backlog
+from anabranch_conflict_resolver.functions.ask import Asking
+from anabranch_conflict_resolver.functions.child import Functions
+from anabranch_conflict_resolver.group.attempt import decide_group
+from anabranch_conflict_resolver.group.cache import Memory, current
+from anabranch_conflict_resolver.group.commit import sort_out
+from anabranch_conflict_resolver.group.context import Group
+from anabranch_conflict_resolver.group.tables import SyncedDatabase
 
 _BUSY_MS = 100
 _DAY_MS = 86_400_000

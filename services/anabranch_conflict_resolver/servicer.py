@@ -18,11 +18,11 @@ from anabranch.store.inbox.explain import DatabaseState, find_verdicts, read_sta
 from anabranch.store.log.conflicts import apage, listed_tables
 from anabranch.store.session.engine import AsyncPool, AsyncSession
 from anabranch.v1 import errors_pb2, position_pb2, resolver_pb2, resolver_pb2_grpc, verdict_pb2
+from anabranch_conflict_resolver.batch.verdicts import shorten, waiting_verdict
 from anabranch_conflict_resolver.config import ResolverSettings
 from anabranch_conflict_resolver.conflicts import MAX_PAGE_BYTES, answer, read_request
 from anabranch_conflict_resolver.explain import DryRuns, Question
-from anabranch_conflict_resolver.functions import Functions
-from anabranch_conflict_resolver.verdicts import shorten, waiting_verdict
+from anabranch_conflict_resolver.functions.child import Functions
 
 Context = grpc.aio.ServicerContext[Any, Any]
 SERVICE = "anabranch.v1.ConflictResolverService"

@@ -18,10 +18,10 @@ from anabranch.store.session.engine import Session
 from anabranch.store.session.errors import PostgresError
 from anabranch.testkit.oracle import read_server, replay
 from anabranch.testkit.resolver_rig import ResolverRig, RigNode
-from anabranch_conflict_resolver import decide_group as deciding
-from anabranch_conflict_resolver import group_commit as committing
-from anabranch_conflict_resolver.group_commit import GroupLimits, commit_group
-from anabranch_conflict_resolver.memory import Memory
+from anabranch_conflict_resolver.group import attempt as deciding
+from anabranch_conflict_resolver.group import commit as committing
+from anabranch_conflict_resolver.group.cache import Memory
+from anabranch_conflict_resolver.group.commit import GroupLimits, commit_group
 
 INTERLEAVINGS = int(os.environ.get("ANABRANCH_INTERLEAVINGS", "300"))
 _FIXTURES = 6

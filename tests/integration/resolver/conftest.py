@@ -14,11 +14,11 @@ from tests.integration.resolver.calls import Service, resolver_process
 from anabranch.clock import Clock
 from anabranch.store.inbox.claim import open_session, session_options
 from anabranch.testkit.resolver_rig import ResolverRig
-from anabranch_conflict_resolver.bell import Bell
-from anabranch_conflict_resolver.functions import Functions
-from anabranch_conflict_resolver.group_commit import GroupLimits, commit_group
-from anabranch_conflict_resolver.memory import Memory
-from anabranch_conflict_resolver.worker import Known, Worker
+from anabranch_conflict_resolver.functions.child import Functions
+from anabranch_conflict_resolver.group.cache import Memory
+from anabranch_conflict_resolver.group.commit import GroupLimits, commit_group
+from anabranch_conflict_resolver.loop.wakeups import Bell
+from anabranch_conflict_resolver.loop.worker import Known, Worker
 
 TODO = "create table todo (id text primary key, title text, done boolean)"
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from anabranch.testkit.resolver_rig import ResolverRig
-from anabranch_conflict_resolver import decide_group
+from anabranch_conflict_resolver.group import attempt
 
 TABLES = """
 create table list (id text primary key, name text, code text unique);
@@ -27,7 +27,7 @@ def between(monkeypatch: pytest.MonkeyPatch) -> Callable[[ResolverRig, str], lis
     each time the group begins with the locks."""
 
     def prepare(rig: ResolverRig, statement: str) -> list[int]:
-        load = decide_group._load
+        load = attempt._load
         loads: list[int] = []
 
         def and_then_somebody_writes(*arguments: Any) -> Any:
@@ -37,7 +37,7 @@ def between(monkeypatch: pytest.MonkeyPatch) -> Callable[[ResolverRig, str], lis
             loads.append(1)
             return view
 
-        monkeypatch.setattr(decide_group, "_load", and_then_somebody_writes)
+        monkeypatch.setattr(attempt, "_load", and_then_somebody_writes)
         rig.sql("update app.list set name = 'something to drain' where id = 'other'")
         return loads
 

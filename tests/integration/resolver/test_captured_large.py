@@ -14,9 +14,9 @@ from anabranch.store.inbox.claim import open_session, session_options
 from anabranch.store.session.engine import Session
 from anabranch.testkit.oracle import read_server, replay
 from anabranch.testkit.resolver_rig import ResolverRig
-from anabranch_conflict_resolver import captured_pieces, drain, drain_backlog
-from anabranch_conflict_resolver.group_commit import GroupLimits, commit_group
-from anabranch_conflict_resolver.memory import Memory
+from anabranch_conflict_resolver.captured import backlog, drain, pieces
+from anabranch_conflict_resolver.group.cache import Memory
+from anabranch_conflict_resolver.group.commit import GroupLimits, commit_group
 
 MOST, PIECE = 40, 15
 _LOOKED_AT = """
@@ -29,9 +29,9 @@ where schemaname = 'anabranch' and relname = 'captured'
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups hold few captured changes."""
     monkeypatch.setattr(drain, "MOST_ROWS", MOST)
-    monkeypatch.setattr(captured_pieces, "HELD_ROWS", MOST)
-    monkeypatch.setattr(captured_pieces, "PIECE_ROWS", PIECE)
-    monkeypatch.setattr(captured_pieces, "BUCKET_ROWS", PIECE)
+    monkeypatch.setattr(pieces, "HELD_ROWS", MOST)
+    monkeypatch.setattr(pieces, "PIECE_ROWS", PIECE)
+    monkeypatch.setattr(pieces, "BUCKET_ROWS", PIECE)
 
 
 def check(rig: ResolverRig) -> None:
@@ -176,12 +176,12 @@ def test_a_large_transaction_with_keys_that_change_places_beside_a_torn_table(
     make_rig: Any, monkeypatch: pytest.MonkeyPatch, torn_between: bool
 ) -> None:
     """A row of the torn table is no change and an updated key is two: as many changes as rows tell of nothing."""
-    monkeypatch.setattr(captured_pieces, "BUCKET_ROWS", 24)
+    monkeypatch.setattr(pieces, "BUCKET_ROWS", 24)
 
     def of(self: Any, place: Any) -> int:
         return int.from_bytes(place[1][0], "big") % len(self.ids)
 
-    monkeypatch.setattr(captured_pieces._Buckets, "of", of)
+    monkeypatch.setattr(pieces._Buckets, "of", of)
     rig = make_rig(
         "create table t (id int primary key, n int);"
         "create table u (id int, made int, primary key (id) deferrable initially deferred)",
@@ -211,9 +211,9 @@ def test_a_row_that_a_large_transaction_changes_very_often_is_told_by_its_ends(
 ) -> None:
     """A counter beside many inserts, a row that comes and goes, one that comes back to what it was, and ordinary ones
     in the same buckets."""
-    monkeypatch.setattr(captured_pieces, "OFTEN", 10)
-    monkeypatch.setattr(captured_pieces, "HELD_ROWS", 20)
-    monkeypatch.setattr(captured_pieces, "BUCKET_ROWS", 1_000)
+    monkeypatch.setattr(pieces, "OFTEN", 10)
+    monkeypatch.setattr(pieces, "HELD_ROWS", 20)
+    monkeypatch.setattr(pieces, "BUCKET_ROWS", 1_000)
     counting = """;
     create function counting() returns trigger language plpgsql as $f$ begin
         update app.list set touched = touched + 1 where id = 'counted';
@@ -293,7 +293,7 @@ def test_the_scan_of_a_backlog_has_a_time_limit_of_its_own(rig: ResolverRig, mon
         limits.append(conn.execute(asked).fetchone())
         return read_whole(conn, *arguments)
 
-    monkeypatch.setattr(drain_backlog, "read_whole", and_look)
+    monkeypatch.setattr(backlog, "read_whole", and_look)
     for i in range(10):
         rig.sql(f"insert into app.todo select '{i}-' || j, 'milk', false from generate_series(1, 12) j")
     with another_session(rig, statement_timeout_ms=2_000) as session:
@@ -360,7 +360,7 @@ def test_memory_does_not_follow_the_size_of_a_transaction(rig: ResolverRig) -> N
 
 def test_large_rows_are_taken_by_their_bytes(rig: ResolverRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drain, "MOST_BYTES", 2_000)
-    monkeypatch.setattr(captured_pieces, "PIECE_BYTES", 2_000)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 2_000)
     sizes: list[int] = []
     for module, name in ((captured, "read"), (large, "read_of"), (large, "read_whole")):
         real = getattr(module, name)

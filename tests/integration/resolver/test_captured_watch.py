@@ -9,7 +9,7 @@ import pytest
 from anabranch.store.capture import captured
 from anabranch.store.session.engine import Session
 from anabranch.testkit.resolver_rig import ResolverRig
-from anabranch_conflict_resolver.captured_watch import QUICK_S, SILENCE_SHARE, CapturedWatch
+from anabranch_conflict_resolver.captured.watch import QUICK_S, SILENCE_SHARE, CapturedWatch
 
 SLOW_S = 0.2
 ROUNDING_S = 1e-9

@@ -11,7 +11,8 @@ from anabranch.store.session.engine import Session
 from anabranch.store.session.errors import PostgresError
 from anabranch.testkit.oracle import read_server, replay
 from anabranch.testkit.resolver_rig import ResolverRig
-from anabranch_conflict_resolver import carry_out, decide_group, drain
+from anabranch_conflict_resolver.captured import drain
+from anabranch_conflict_resolver.group import attempt, statements
 
 UNIQUE = "create table todo (id text primary key, title text unique, done boolean)"
 
@@ -30,7 +31,7 @@ def test_in_a_deadlock_the_group_gives_way(make_rig: Any, monkeypatch: pytest.Mo
     )
     writer = rig.session()
     writer.execute("insert into app.todo values ('other', 'wanted', false)")
-    send, waits, failed = carry_out._send, threading.Event(), []
+    send, waits, failed = statements._send, threading.Event(), []
 
     def write_the_row() -> None:
         waits.set()
@@ -50,7 +51,7 @@ def test_in_a_deadlock_the_group_gives_way(make_rig: Any, monkeypatch: pytest.Mo
             rig.until_waiting()
         return send(*arguments)
 
-    monkeypatch.setattr(carry_out, "_send", then_somebody_waits)
+    monkeypatch.setattr(statements, "_send", then_somebody_waits)
     assert rig.commit is not None
     rig.commit(rig.database.id, 100, 0)
     thread.join(10)
@@ -172,7 +173,7 @@ def test_a_batch_that_changes_what_others_change_all_the_time_waits_and_is_not_b
     """Its trigger counts in a row that somebody holds whenever the group would lock it."""
     rig: ResolverRig = make_rig(HOT, {"counter": None, "item": None})
     made = rig.node("a").insert("item", {"id": "i"})
-    load, writer = decide_group._load, rig.session()
+    load, writer = attempt._load, rig.session()
     loads: list[int] = []
 
     def while_somebody_writes(*arguments: Any) -> Any:
@@ -182,11 +183,11 @@ def test_a_batch_that_changes_what_others_change_all_the_time_waits_and_is_not_b
         loads.append(1)
         return view
 
-    monkeypatch.setattr(decide_group, "_load", while_somebody_writes)
+    monkeypatch.setattr(attempt, "_load", while_somebody_writes)
     rig.sql("insert into app.item values ('by sql')")
     assert rig.commit is not None
     rig.commit(rig.database.id, 100, 0)
-    assert len(loads) > decide_group._AGAIN_AT_MOST
+    assert len(loads) > attempt._AGAIN_AT_MOST
     assert rig.outcome(made) == "PENDING"
     monkeypatch.undo()
     writer.close()
@@ -201,7 +202,7 @@ def test_a_row_that_came_and_went_before_a_batch_inserts_it_stands_before_it_in_
     rig: ResolverRig = make_rig()
     made = rig.node("a").insert("todo", {"id": "x", "title": "device"})
     rig.sql("insert into app.todo values ('other', 'drained by the group', false)")
-    load = decide_group._load
+    load = attempt._load
     loads: list[int] = []
 
     def and_then_somebody_writes(*arguments: Any) -> Any:
@@ -212,7 +213,7 @@ def test_a_row_that_came_and_went_before_a_batch_inserts_it_stands_before_it_in_
         loads.append(1)
         return view
 
-    monkeypatch.setattr(decide_group, "_load", and_then_somebody_writes)
+    monkeypatch.setattr(attempt, "_load", and_then_somebody_writes)
     rig.drain()
     server = read_server(rig.conn, rig.database)
     assert replay(server, {}) == server.rows

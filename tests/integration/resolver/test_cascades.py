@@ -167,7 +167,7 @@ def test_a_batch_behind_a_cascade_of_its_group_meets_what_is_left(make_rig: Any)
 
 def test_a_caused_change_waits_for_an_earlier_one_that_is_not_drained(make_rig: Any, monkeypatch: Any) -> None:
     """A cascade reaches a row that somebody changed after the group had drained."""
-    from anabranch_conflict_resolver import decide_group
+    from anabranch_conflict_resolver.group import attempt
 
     rig = make_rig(LISTS, NAMES)
     rig.sql("insert into app.list values ('l', 'l', 0)")
@@ -176,7 +176,7 @@ def test_a_caused_change_waits_for_an_earlier_one_that_is_not_drained(make_rig: 
     node = rig.node("a")
     node.see()
     made = node.send(node.make(("delete", "list", [{"id": "l"}])))
-    load = decide_group._load
+    load = attempt._load
     loads: list[int] = []
 
     def and_then_somebody_writes(*arguments: Any) -> Any:
@@ -186,7 +186,7 @@ def test_a_caused_change_waits_for_an_earlier_one_that_is_not_drained(make_rig: 
         loads.append(1)
         return view
 
-    monkeypatch.setattr(decide_group, "_load", and_then_somebody_writes)
+    monkeypatch.setattr(attempt, "_load", and_then_somebody_writes)
     rig.group()
     assert len(loads) > 1, "the group started again from the locks"
     assert rig.outcome(made) == ["APPLIED"]

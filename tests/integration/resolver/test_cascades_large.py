@@ -15,9 +15,11 @@ from anabranch.store.log.seal import EMPTY_CHAIN
 from anabranch.testkit.oracle import read_server, replay
 from anabranch.testkit.resolver_rig import Made, ResolverRig, RigNode
 from anabranch.v1 import batch_pb2, change_pb2, errors_pb2, resolver_pb2
-from anabranch_conflict_resolver import captured_pieces, cascades, caused_large, decide_group
+from anabranch_conflict_resolver.captured import pieces
 from anabranch_conflict_resolver.explain import DryRuns, Question
-from anabranch_conflict_resolver.functions import Functions
+from anabranch_conflict_resolver.functions.child import Functions
+from anabranch_conflict_resolver.group import attempt
+from anabranch_conflict_resolver.side_effects import cascades, large
 
 TABLES = """
 create table list (id text primary key, name text, touched bigint);
@@ -40,9 +42,9 @@ KINDS = {int(number): name[12:] for name, number in change_pb2.EffectType.items(
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Little is held."""
     monkeypatch.setattr(cascades, "MOST_HELD", 10)
-    monkeypatch.setattr(captured_pieces, "PIECE_ROWS", 15)
-    monkeypatch.setattr(captured_pieces, "BUCKET_ROWS", 15)
-    monkeypatch.setattr(caused_large, "PIECE_ROWS", 7)
+    monkeypatch.setattr(pieces, "PIECE_ROWS", 15)
+    monkeypatch.setattr(pieces, "BUCKET_ROWS", 15)
+    monkeypatch.setattr(large, "PIECE_ROWS", 7)
 
 
 def check(rig: ResolverRig) -> None:
@@ -199,7 +201,7 @@ def test_who_made_a_row_that_the_group_inserts_has_it_begin_again(
 
 
 def test_too_much_of_others_has_the_group_begin_again(make_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caused_large, "MOST_ARRIVED", 5)
+    monkeypatch.setattr(large, "MOST_ARRIVED", 5)
     rig, node = filled(make_rig)
     made = node.delete("list", {"id": "l"})
     loads = after_the_locks(
@@ -274,7 +276,7 @@ def test_what_others_wrote_meanwhile_is_looked_at_by_its_bytes(
 
 def after_the_locks(monkeypatch: pytest.MonkeyPatch, act: Any) -> list[int]:
     """Have something happen once, after a group has locked its rows and drained; how often it has loaded them."""
-    load = decide_group._load
+    load = attempt._load
     loads: list[int] = []
 
     def and_then(*arguments: Any) -> Any:
@@ -284,5 +286,5 @@ def after_the_locks(monkeypatch: pytest.MonkeyPatch, act: Any) -> list[int]:
         loads.append(1)
         return view
 
-    monkeypatch.setattr(decide_group, "_load", and_then)
+    monkeypatch.setattr(attempt, "_load", and_then)
     return loads

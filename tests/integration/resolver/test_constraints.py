@@ -8,7 +8,7 @@ import pytest
 
 from anabranch.store.catalog.registration import add_table
 from anabranch.testkit.resolver_rig import ResolverRig
-from anabranch_conflict_resolver import carry_out
+from anabranch_conflict_resolver.group import statements
 
 BOOKS = """
 create table author (id text primary key, name text);
@@ -209,14 +209,14 @@ def test_one_bad_batch_among_two_hundred(make_rig: Any, monkeypatch: pytest.Monk
         row = {"id": f"{i:03}", "author_id": "nobody" if i == 137 else None, "title": "t"}
         sent.append(nodes[i % 4].insert("book", row))
     calls = 0
-    real = carry_out._send
+    real = statements._send
 
     def counted(*arguments: Any) -> Any:
         nonlocal calls
         calls += 1
         return real(*arguments)
 
-    monkeypatch.setattr(carry_out, "_send", counted)
+    monkeypatch.setattr(statements, "_send", counted)
     rig.group()
     assert [i for i, one in enumerate(sent) if rig.outcome(one) != ["APPLIED"]] == [137]
     assert refused(rig, sent[137])[1] == "book_author"
@@ -347,7 +347,7 @@ def test_a_row_that_appears_between_the_locks_and_the_insert_is_seen_on_the_seco
     rig: ResolverRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a = rig.node("a")
-    real = carry_out._send
+    real = statements._send
     done: list[bool] = []
 
     def late(*arguments: Any) -> Any:
@@ -356,7 +356,7 @@ def test_a_row_that_appears_between_the_locks_and_the_insert_is_seen_on_the_seco
             rig.sql("insert into app.todo values ('x', 'sql', true)")
         return real(*arguments)
 
-    monkeypatch.setattr(carry_out, "_send", late)
+    monkeypatch.setattr(statements, "_send", late)
     met = a.insert("todo", {"id": "x", "title": "a"})
     good = a.insert("todo", {"id": "y", "title": "a"})
     assert rig.commit is not None

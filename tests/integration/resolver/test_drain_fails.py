@@ -11,9 +11,9 @@ import pytest
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.catalog.drift import drift, stopped_tables
 from anabranch.testkit.resolver_rig import ResolverRig
-from anabranch_conflict_resolver import drain
-from anabranch_conflict_resolver.evidence import FAILURES_AT_MOST
-from anabranch_conflict_resolver.server_batches import ServerBatch
+from anabranch_conflict_resolver.blame.evidence import FAILURES_AT_MOST
+from anabranch_conflict_resolver.captured import drain
+from anabranch_conflict_resolver.captured.server_batches import ServerBatch
 
 TABLES = "".join(f"create table {name} (id text primary key, n int);" for name in ("bad", "good", "other"))
 REFUSE = """

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from anabranch.store.group.waves import DatabaseError
 from anabranch.testkit.resolver_rig import ResolverRig
-from anabranch_conflict_resolver import memory
+from anabranch_conflict_resolver.group import cache
 
 TABLES = """
 create table t (id text primary key, n int, a text);
@@ -40,7 +40,7 @@ def test_batches_of_a_changed_table_are_refused_and_others_go_on(
     insert = a.insert("t", {"id": "2", "n": 2, "a": "y"})
     other = a.insert("u", {"id": "1", "n": 1})
     update = a.update("t", {"id": "1", "n": 3})
-    monkeypatch.setattr(memory, "_LOOK_S", 0.0)
+    monkeypatch.setattr(cache, "_LOOK_S", 0.0)
     committed(rig)
     assert rig.outcome(other) == ["APPLIED"]
     assert rig.outcome(insert) == rig.outcome(update) == "TABLE_CHANGED"
@@ -53,7 +53,7 @@ def test_batches_of_a_changed_table_are_refused_and_others_go_on(
 def test_a_change_that_no_look_has_found_yet_is_found_when_a_write_fails(
     make_rig: Any, monkeypatch: pytest.MonkeyPatch, write: str
 ) -> None:
-    monkeypatch.setattr(memory, "_LOOK_S", 3_600.0)
+    monkeypatch.setattr(cache, "_LOOK_S", 3_600.0)
     rig: ResolverRig = make_rig(TABLES, {"t": None, "u": None})
     a = rig.node("a")
     a.insert("t", {"id": "1", "n": 1, "a": "x"})
@@ -72,7 +72,7 @@ def test_a_change_that_no_look_has_found_yet_is_found_when_a_write_fails(
 
 
 def test_a_table_that_is_changed_back_is_synced_again(make_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_LOOK_S", 0.0)
+    monkeypatch.setattr(cache, "_LOOK_S", 0.0)
     rig: ResolverRig = make_rig(TABLES, {"t": None})
     a = rig.node("a")
     rig.sql("alter table app.t rename column n to m")
@@ -88,7 +88,7 @@ def test_triggers_that_rest_unasked_are_told_of_and_the_table_goes_on(
     make_rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What ``pg_restore --disable-triggers`` leaves behind."""
-    monkeypatch.setattr(memory, "_LOOK_S", 0.0)
+    monkeypatch.setattr(cache, "_LOOK_S", 0.0)
     rig: ResolverRig = make_rig(TABLES, {"t": None})
     a = rig.node("a")
     a.insert("t", {"id": "1"})

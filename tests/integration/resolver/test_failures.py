@@ -16,15 +16,15 @@ from anabranch.store.group.waves import DatabaseError
 from anabranch.store.inbox import take
 from anabranch.store.inbox.claim import open_session, session_options
 from anabranch.testkit.resolver_rig import ResolverRig
-from anabranch_conflict_resolver import group_commit, waves
-from anabranch_conflict_resolver.decide_group import decide_group
-from anabranch_conflict_resolver.decode import Decoded, Decoder
-from anabranch_conflict_resolver.drain import Backlog
-from anabranch_conflict_resolver.drain_backlog import drain_backlog
-from anabranch_conflict_resolver.evidence import FAILURES_AT_MOST
-from anabranch_conflict_resolver.group_commit import GroupLimits, commit_group
-from anabranch_conflict_resolver.memory import Memory
-from anabranch_conflict_resolver.waves import Group
+from anabranch_conflict_resolver.batch.decode import Decoded, Decoder
+from anabranch_conflict_resolver.blame.evidence import FAILURES_AT_MOST
+from anabranch_conflict_resolver.captured.backlog import drain_backlog
+from anabranch_conflict_resolver.captured.drain import Backlog
+from anabranch_conflict_resolver.group import commit, waves
+from anabranch_conflict_resolver.group.attempt import decide_group
+from anabranch_conflict_resolver.group.cache import Memory
+from anabranch_conflict_resolver.group.commit import GroupLimits, commit_group
+from anabranch_conflict_resolver.group.context import Group
 
 OPTIONS = session_options(statement_timeout_ms=5_000, lock_timeout_ms=250, idle_timeout_ms=2_000)
 
@@ -151,8 +151,8 @@ def test_batches_have_no_part_in_a_backlog_that_can_not_be_drained(
             group.conn.execute("do $$ begin raise exception using errcode = '57014'; end $$")
         return drain_backlog(group, *more)
 
-    monkeypatch.setattr(group_commit, "decide_group", decide_behind)
-    monkeypatch.setattr(group_commit, "drain_backlog", drain_in_vain)
+    monkeypatch.setattr(commit, "decide_group", decide_behind)
+    monkeypatch.setattr(commit, "drain_backlog", drain_in_vain)
     node = rig.node("a")
     made = [node.insert("todo", {"id": f"{i}"}) for i in range(2)]
     worker_of(rig, most_batches=1)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from anabranch.testkit.resolver_rig import ResolverRig
-from anabranch_conflict_resolver import carry_out
+from anabranch_conflict_resolver.group import statements
 
 TABLES = """
 create table list (id text primary key, title text, items bigint not null default 0);
@@ -39,14 +39,14 @@ def rig(make_rig: Any) -> ResolverRig:
 def waves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many batches each wave that was written had."""
     sizes: list[int] = []
-    real = carry_out._send
+    real = statements._send
 
     def counted(conn: Any, tables: Any, jobs: Any) -> Any:
         if jobs:
             sizes.append(len(jobs))
         return real(conn, tables, jobs)
 
-    monkeypatch.setattr(carry_out, "_send", counted)
+    monkeypatch.setattr(statements, "_send", counted)
     return sizes
 
 

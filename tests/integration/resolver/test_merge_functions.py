@@ -13,9 +13,9 @@ from anabranch.clock import Clock
 from anabranch.store.inbox.claim import open_session, session_options
 from anabranch.testkit.merge_functions import install
 from anabranch.testkit.resolver_rig import Made, ResolverRig, RigNode
-from anabranch_conflict_resolver.functions import Functions
-from anabranch_conflict_resolver.group_commit import GroupLimits, commit_group
-from anabranch_conflict_resolver.memory import Memory
+from anabranch_conflict_resolver.functions.child import Functions
+from anabranch_conflict_resolver.group.cache import Memory
+from anabranch_conflict_resolver.group.commit import GroupLimits, commit_group
 
 NOTES = (
     "create table notes (id text primary key, body text, n int, tags text[], doc jsonb, seen timestamptz, "

@@ -10,7 +10,7 @@ import pytest
 from anabranch.store.inbox.claim import open_session, session_options
 from anabranch.store.session.errors import PostgresError
 from anabranch.testkit.resolver_rig import ResolverRig
-from anabranch_conflict_resolver import waves
+from anabranch_conflict_resolver.group import waves
 
 UNIQUE = "create table todo (id text primary key, title text unique, done boolean)"
 

@@ -9,7 +9,7 @@ import pytest
 
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch.v1 import errors_pb2
-from anabranch_conflict_resolver import carry_out
+from anabranch_conflict_resolver.group import statements
 
 TABLES = """
 create table parent (id text primary key, gone boolean not null default false);
@@ -43,13 +43,13 @@ def rig(make_rig: Any) -> ResolverRig:
 
 def _count_statements(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     calls: list[int] = []
-    real = carry_out._send
+    real = statements._send
 
     def counted(conn: Any, tables: Any, jobs: Any) -> Any:
         calls.append(len(jobs))
         return real(conn, tables, jobs)
 
-    monkeypatch.setattr(carry_out, "_send", counted)
+    monkeypatch.setattr(statements, "_send", counted)
     return calls
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from anabranch.store.session import at_once
 from anabranch.testkit.resolver_rig import ResolverRig
-from anabranch_conflict_resolver import records
+from anabranch_conflict_resolver.group import records
 
 OF_DATABASE = {
     "log": "ordinal, key, type, effect, changed, effect_hash",

@@ -7,8 +7,8 @@ from typing import Any
 from anabranch.clock import Clock
 from anabranch.store.inbox.claim import open_session, session_options
 from anabranch.testkit.resolver_rig import ResolverRig
-from anabranch_conflict_resolver.group_commit import GroupLimits, commit_group
-from anabranch_conflict_resolver.memory import Memory
+from anabranch_conflict_resolver.group.cache import Memory
+from anabranch_conflict_resolver.group.commit import GroupLimits, commit_group
 
 
 def test_a_group_that_decides_nothing_leaves_no_old_sums_behind(rig: ResolverRig) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from anabranch_conflict_resolver.bell import Bell
+from anabranch_conflict_resolver.loop.wakeups import Bell
 
 
 def test_a_database_is_due_at_each_of_its_times() -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch_conflict_resolver.captured_order import UNKNOWN, end_to_end, is_chain, is_settled
+from anabranch_conflict_resolver.captured.order import UNKNOWN, end_to_end, is_chain, is_settled
 
 IMAGES = st.sampled_from([None, b"a", b"b", b"c"])
 

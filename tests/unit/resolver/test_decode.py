@@ -11,7 +11,7 @@ from google.protobuf import struct_pb2
 from anabranch.merge import MutationType
 from anabranch.schema import Column, Kind, Table
 from anabranch.v1 import batch_pb2, errors_pb2, value_pb2
-from anabranch_conflict_resolver.decode import Decoded, Decoder
+from anabranch_conflict_resolver.batch.decode import Decoded, Decoder
 
 BATCH_ID = "01HZY0000000000000000000AA"
 UUID = "0b4f5c5e-4a57-4c5e-9a6e-000000000001"

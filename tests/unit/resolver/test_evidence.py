@@ -7,7 +7,7 @@ import pytest
 from anabranch.store.inbox.take import LOST, PROGRAM
 from anabranch.store.session.errors import Fault, Remedy
 from anabranch.v1 import errors_pb2
-from anabranch_conflict_resolver.evidence import (
+from anabranch_conflict_resolver.blame.evidence import (
     CONTROLS,
     CONTROLS_OF_A_LOST_SESSION,
     GIVEN_UP,

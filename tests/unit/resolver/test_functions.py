@@ -14,8 +14,8 @@ import pytest
 
 from anabranch.schema.cells import Cell, Literal
 from anabranch.testkit.merge_functions import install
-from anabranch_conflict_resolver import functions as module
-from anabranch_conflict_resolver.functions import Answer, Functions, NotNowError
+from anabranch_conflict_resolver.functions import child as module
+from anabranch_conflict_resolver.functions.child import Answer, Functions, NotNowError
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_nothing_is_left_when_the_service_is_killed(tmp_path: Path) -> None:
     """Also where the function was under way, and would never come back."""
     code = (
         "import threading, time\n"
-        "from anabranch_conflict_resolver.functions import Functions, NotNowError\n"
+        "from anabranch_conflict_resolver.functions.child import Functions, NotNowError\n"
         "f = Functions(60_000)\n"
         "f.ask('join', 1, 2, 3)\n"
         "threading.Thread(target=f.ask, args=('hangs', 1, 2, 3), daemon=True).start()\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from anabranch.v1 import value_pb2, verdict_pb2
-from anabranch_conflict_resolver.verdicts import shorten
+from anabranch_conflict_resolver.batch.verdicts import shorten
 
 
 def large() -> verdict_pb2.Verdict:

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from anabranch.merge import MutationType, Write
 from anabranch.store.inbox.take import Taken
-from anabranch_conflict_resolver.decode import Decoded
-from anabranch_conflict_resolver.isolate import up_to
-from anabranch_conflict_resolver.model import Candidate
-from anabranch_conflict_resolver.suspects import Suspects, stages
+from anabranch_conflict_resolver.batch.decode import Decoded
+from anabranch_conflict_resolver.batch.results import Candidate
+from anabranch_conflict_resolver.blame.bisect import up_to
+from anabranch_conflict_resolver.blame.suspects import Suspects, stages
 
 
 def candidate(number: int, node: str, rows: Sequence[str]) -> Candidate:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from anabranch.merge import MutationOutcome, Outcome
 from anabranch.schema import Column, Kind, Table
 from anabranch.v1 import value_pb2, verdict_pb2
-from anabranch_conflict_resolver.verdict_bytes import applied_as_written, mutation_writer
+from anabranch_conflict_resolver.batch.verdict_bytes import applied_as_written, mutation_writer
 
 TABLES = {
     "t": Table("t", (Column("id", Kind.STRING, "text"),), ("id",)),

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from anabranch.merge import MutationType, Write
 from anabranch.store.inbox.take import Taken
-from anabranch_conflict_resolver.bell import Bell
-from anabranch_conflict_resolver.decode import Decoded
-from anabranch_conflict_resolver.isolate import plans
-from anabranch_conflict_resolver.model import Candidate
-from anabranch_conflict_resolver.pace import FIRST, Pace
-from anabranch_conflict_resolver.waves import by_mutation, levels, runs
+from anabranch_conflict_resolver.batch.decode import Decoded
+from anabranch_conflict_resolver.batch.results import Candidate
+from anabranch_conflict_resolver.blame.bisect import plans
+from anabranch_conflict_resolver.group.waves import by_mutation, levels, runs
+from anabranch_conflict_resolver.loop.pace import FIRST, Pace
+from anabranch_conflict_resolver.loop.wakeups import Bell
 
 
 def candidate(number: int, node: str, rows: Sequence[str], *, twice: bool = False) -> Candidate:

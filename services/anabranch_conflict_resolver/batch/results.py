@@ -1,0 +1,112 @@
+"""A batch on its way through a group, and what can become of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from anabranch.merge import Accepted, Batch, Write
+from anabranch.schema import Cell
+from anabranch.store.group.chain import Joined
+from anabranch.store.group.rows import Row
+from anabranch.store.inbox.take import Parking, Taken
+from anabranch.wire.effects import Effect
+from anabranch_conflict_resolver.batch.decode import Decoded
+
+
+@dataclass(slots=True, eq=False)
+class Candidate:
+    """A batch that the rules decide. ``may_wait``: its park time is not over. ``may_await_row``: nor is the time for
+    which it waits for a row that an earlier batch of its node may bring. ``batch`` is made when it is resolved;
+    ``spills`` is what it then caused beyond what can be held."""
+
+    taken: Taken
+    decoded: Decoded
+    place: int
+    may_wait: bool
+    may_await_row: bool
+    batch: Batch | None = None
+    spills: list[Spill] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Spill:
+    """Effects of a batch that are in the log already: ``count`` of them, the first with the number ``ordinal``.
+    ``place``: how many of the batch's changes that are held stand before them. ``hashes``: theirs, end to end, in
+    pieces; ``sum_changes`` as in ``Records``."""
+
+    place: int
+    ordinal: int
+    count: int = 0
+    hashes: list[bytes] = field(default_factory=list)
+    sum_changes: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Change:
+    """A write that was carried out, and its effect."""
+
+    write: Write
+    effect: Effect
+
+
+@dataclass(slots=True)
+class Applied:
+    """The batch is in the tables. ``superseded``: by mutation, the row as it then stands (None: there is none) where a
+    value of the mutation lost."""
+
+    candidate: Candidate
+    decision: Accepted
+    changes: Sequence[Change]
+    superseded: Mapping[int, Row | None]
+
+
+@dataclass(slots=True)
+class Rejection:
+    """Nothing of the batch is. ``reason`` is an ``anabranch.v1.Reason``; ``table`` is "" where no mutation is to blame,
+    ``key`` empty where no row is; ``server_row`` the row as it stands, where there is one. ``by_itself``: it would be
+    refused in whatever company."""
+
+    taken: Taken
+    reason: int
+    message: str
+    mutation: int = 0
+    table: str = ""
+    key: Sequence[Cell] = ()
+    columns: Sequence[str] = ()
+    server_row: Row | None = None
+    constraint: str = ""
+    sqlstate: str = ""
+    by_itself: bool = False
+
+
+@dataclass(slots=True)
+class Waiting:
+    """The batch stays in the inbox. ``why`` says in words what for."""
+
+    taken: Taken
+    parking: Parking
+    why: str
+
+
+def numbered(changes: Sequence[Change], spills: Sequence[Spill]) -> Iterator[tuple[int, Change]]:
+    """A batch's changes that are held, with the numbers of their effects."""
+    past = [0] * (len(changes) + 1)
+    for spill in spills:
+        past[spill.place] += spill.count
+    for place, (change, more) in enumerate(zip(changes, accumulate(past[:-1]), strict=True)):
+        yield place + more, change
+
+
+def joined(hashes: Sequence[bytes], spills: Sequence[Spill]) -> Joined:
+    """The hashes of all effects of a batch in their order: ``hashes`` of those that are held, and the others."""
+    pieces: list[bytes] = []
+    done = 0
+    for spill in spills:
+        pieces += [*hashes[done : spill.place], *spill.hashes]
+        done = spill.place
+    return Joined(len(hashes) + sum(spill.count for spill in spills), [*pieces, *hashes[done:]])
+
+
+Result = Applied | Rejection | Waiting

@@ -1,0 +1,72 @@
+"""Results of a group as verdicts: the bytes that are kept and sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from anabranch.merge import Outcome
+from anabranch.v1 import errors_pb2, verdict_pb2
+from anabranch_conflict_resolver.batch.results import Applied, Rejection
+from anabranch_conflict_resolver.group.tables import SyncedTable
+
+_APPLIED = Outcome.APPLIED
+
+
+def applied_verdict(tables: Mapping[str, SyncedTable], position: int, result: Applied) -> verdict_pb2.Verdict:
+    """The verdict of a batch that was applied."""
+    keys = result.candidate.decoded.keys
+    verdict = verdict_pb2.Verdict(
+        batch_id=result.candidate.taken.batch_id,
+        status=verdict_pb2.VERDICT_STATUS_APPLIED,
+        position=position,
+    )
+    for number, outcome in enumerate(result.decision.outcomes):
+        table = tables[outcome.table]
+        mutation = verdict.mutations.add(
+            index=number,
+            outcome=verdict_pb2.Outcome.ValueType(outcome.outcome),
+            table=outcome.table,
+            key=table.key_values(keys[outcome.table, outcome.key]),
+            columns=outcome.columns,
+        )
+        row = result.superseded.get(number) if result.superseded else None
+        if row is not None:
+            mutation.server_row.CopyFrom(table.named_row(row))
+    return verdict
+
+
+def rejected_verdict(tables: Mapping[str, SyncedTable], position: int, result: Rejection) -> verdict_pb2.Verdict:
+    """The verdict of a batch that was rejected."""
+    verdict = verdict_pb2.Verdict(
+        batch_id=result.taken.batch_id,
+        status=verdict_pb2.VERDICT_STATUS_REJECTED,
+        position=position,
+        reason=errors_pb2.Reason.ValueType(result.reason),
+        message=result.message,
+        constraint=result.constraint,
+        sqlstate=result.sqlstate,
+    )
+    if result.table:
+        mutation = verdict.mutations.add(index=result.mutation, table=result.table, columns=result.columns)
+        table = tables.get(result.table)
+        if table is not None:
+            mutation.key.extend(table.key_values(result.key) if result.key else ())
+            if result.server_row is not None:
+                mutation.server_row.CopyFrom(table.named_row(result.server_row))
+    return verdict
+
+
+def waiting_verdict(batch_id: str) -> verdict_pb2.Verdict:
+    """What is told of a batch that has no verdict yet."""
+    return verdict_pb2.Verdict(batch_id=batch_id, status=verdict_pb2.VERDICT_STATUS_PENDING)
+
+
+def shorten(verdict: verdict_pb2.Verdict, room: int) -> int:
+    """Leave out the server's rows where the verdict has more than ``room`` bytes, and what became of each mutation
+    where that is not enough. Gives its size then."""
+    if verdict.ByteSize() > room:
+        for mutation in verdict.mutations:
+            mutation.ClearField("server_row")
+    if verdict.ByteSize() > room:
+        verdict.ClearField("mutations")
+    return verdict.ByteSize()

@@ -1,0 +1,1 @@
+"""From a failure to who is at fault: a batch, a table, or nobody."""

@@ -1,0 +1,119 @@
+"""What a verdict says of a batch that Postgres refused: for people, and with nothing in it that its sender may not see.
+
+A message is made of names in the catalog (constraint, column, table, type), of what the SQLSTATE means, and of the
+sender's own value. The text, detail and hint of an error are never read: a foreign key's or an exclusion's detail shows
+other rows, and what a function of the application raises may hold anything. Such a function says what people are to
+know by the names that it gives to its error: ``raise … using constraint = 'seat_taken'``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from anabranch.merge import MutationType, Write
+from anabranch.schema import Cell, Table
+from anabranch.store.group.value_probe import refused_column
+from anabranch.store.session.errors import BatchReason, Fault
+from anabranch_conflict_resolver.group.context import Group
+
+_NAME_CHARACTERS = 63
+"""As long as a name in Postgres; the application's functions may put longer ones into their errors."""
+_VALUE_CHARACTERS = 40
+_OWN_POLICIES = frozenset({"lww", "reject"})
+"""Policies with which the value that is written is the sender's, and not made from others' as well."""
+
+_VALUES: Mapping[str, str] = MappingProxyType(
+    {
+        "22001": "is too long for type {type}",
+        "22003": "is out of range for type {type}",
+        "22007": "is no date or time of type {type}",
+        "22008": "is out of range for type {type}",
+        "22P02": "is no value of type {type}",
+        "22P05": "has a character that the server's encoding lacks",
+        "22021": "has bytes that are no text in the server's encoding",
+    }
+)
+"""What errors about a single value mean."""
+_NO_NULL, _FOREIGN_KEY, _UNIQUE, _CHECK, _EXCLUSION = "23502", "23503", "23505", "23514", "23P01"
+
+
+def column_of(group: Group, write: Write, fault: Fault) -> str:
+    """The column that a refusal is about: the one that Postgres names, else the one whose value alone is refused, or
+    the only one of the type that is named. "" where it is not known."""
+    synced = group.synced.tables[write.table]
+    if fault.column:
+        return fault.column[:_NAME_CHARACTERS]
+    if fault.data_type:
+        of_type = [c.name for c in synced.table.columns if _last_name(c.postgres_type) == fault.data_type]
+        return of_type[0] if len(of_type) == 1 else ""
+    if fault.sqlstate in _VALUES:
+        schema_name = group.synced.database.schema_name
+        return refused_column(group.conn, schema_name, synced.table, write.values, fault.sqlstate) or ""
+    return ""
+
+
+def message(group: Group, write: Write, fault: Fault, column: str) -> str:
+    """What to say. ``column``: as ``column_of`` gives it."""
+    name, table = fault.constraint[:_NAME_CHARACTERS], (fault.table or write.table)[:_NAME_CHARACTERS]
+    code = f"(SQLSTATE {fault.sqlstate})"
+    if fault.reason is BatchReason.FORBIDDEN:
+        return f'the database does not allow this change of table "{table}" {code}'
+    if fault.sqlstate in _VALUES:
+        if not column:
+            what = _VALUES[fault.sqlstate].replace("type {type}", "its type")
+            return f'a value in this change of table "{table}" {what} {code}'
+        return f"{_value(group.synced.tables[write.table].table, write, column, fault.sqlstate)} {code}"
+    if fault.data_type and (name or fault.sqlstate == _NO_NULL):
+        rule = f'constraint "{name}" of type "{fault.data_type}"' if name else f'type "{fault.data_type}", not null,'
+        at = f' in column "{column}" of table "{write.table}"' if column else f' in table "{write.table}"'
+        return f"{rule} refuses the value{at} {code}"
+    if fault.sqlstate == _NO_NULL and column:
+        return f'column "{column}" of table "{table}" takes no NULL {code}'
+    if name:
+        return f"{_constraint(group, write, fault.sqlstate, name, table)} {code}"
+    if fault.sqlstate[:2] == "P0":
+        return f'a function or trigger of the application refuses this change of table "{table}" {code}'
+    return f'the database refuses this change of table "{table}" {code}'
+
+
+def _constraint(group: Group, write: Write, sqlstate: str, name: str, table: str) -> str:
+    if sqlstate == _FOREIGN_KEY:
+        if write.type is MutationType.DELETE or write.table != table:
+            return f'rows of table "{table}" still refer to this row (foreign key "{name}")'
+        return f'the row that foreign key "{name}" of table "{table}" refers to is not there'
+    if sqlstate == _UNIQUE:
+        known = group.synced.database.constraints.get(table)
+        columns = next((one.columns for one in known.unique if one.name == name), ()) if known else ()
+        of = f" of column{'s' if len(columns) > 1 else ''} {', '.join(map(_quoted, columns))}" if columns else ""
+        return f'another row of table "{table}" has this value{of} already (constraint "{name}")'
+    if sqlstate == _CHECK:
+        return f'the row does not meet check "{name}" of table "{table}"'
+    if sqlstate == _EXCLUSION:
+        return f'another row of table "{table}" is in the way of this one (constraint "{name}")'
+    return f'constraint "{name}" of table "{table}" says no'
+
+
+def _value(table: Table, write: Write, column: str, sqlstate: str) -> str:
+    known = table.by_name.get(column)
+    kind = known.postgres_type if known is not None else "its column"
+    what = _VALUES[sqlstate].format(type=kind)
+    own = known is not None and known.policy in _OWN_POLICIES
+    shown = f": {_short(write.values.get(column))}" if own else ": the value"
+    return f'column "{column}" of table "{table.name}"{shown} {what}'
+
+
+def _short(cell: Cell) -> str:
+    text = cell if isinstance(cell, str) else str(cell)[: _VALUE_CHARACTERS + 1]
+    return f'"{text}"' if len(text) <= _VALUE_CHARACTERS else f'"{text[:_VALUE_CHARACTERS]}…"'
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"'
+
+
+def _last_name(postgres_type: str) -> str:
+    """A type's name without its schema, as Postgres puts it into an error."""
+    if postgres_type.endswith('"'):
+        return postgres_type[:-1].rpartition('"' if '."' not in postgres_type else '."')[2].replace('""', '"')
+    return postgres_type.rpartition(".")[2]

@@ -1,0 +1,155 @@
+"""Which table's captured changes can't be drained, where some can't.
+
+It is asked when the transaction that ends first has failed several times with nothing beside it. Each trial drains it
+with the changes of some tables only, in a transaction that is rolled back. Where a group with nothing of anybody fails
+(``store.group.control``), the trouble is nobody's, and so it is where the cause is one of Postgres's own (a full disk,
+an operator, a lost session, somebody's lock). A table is at fault if its changes fail where nothing else does, twice in
+a row; where each table's pass alone, the one without which the others pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass, replace
+
+from anabranch.store.capture.captured import UndecodableError
+from anabranch.store.capture.large import tables_of
+from anabranch.store.group import control
+from anabranch.store.group.waves import DatabaseError
+from anabranch.store.inbox import take
+from anabranch.store.inbox.claim import allow, claim
+from anabranch.store.log.seal import EMPTY_CHAIN
+from anabranch.store.session.engine import Session
+from anabranch.store.session.errors import is_nobodys
+from anabranch_conflict_resolver.captured.backlog import Outstanding, drain_backlog
+from anabranch_conflict_resolver.group.cache import Memory, current
+from anabranch_conflict_resolver.group.context import Group
+from anabranch_conflict_resolver.group.records import gather, new_sums, write
+from anabranch_conflict_resolver.group.tables import SyncedDatabase
+
+TRIAL_MS = 60_000
+"""How long a statement of a trial may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtFault:
+    """A table, and what became of its changes."""
+
+    table: str
+    why: str
+
+
+class _NobodysError(Exception):
+    """Nothing can be told now."""
+
+
+def table_at_fault(
+    conn: Session, memory: Memory, database_id: int, now_ms: int, clock_offset_ms: int
+) -> AtFault | None:
+    """The table whose captured changes can't be drained; None where none is shown to be at fault. Nothing is written.
+
+    Raises:
+        psycopg.Error: the session is lost.
+    """
+    trials = _Trials(conn, memory, database_id, now_ms, clock_offset_ms)
+    try:
+        tables = trials.tables()
+        for name in sorted(tables):
+            if trials.fails({name}) and (why := trials.fails({name})):
+                return AtFault(name, why)
+        together = trials.fails(tables) if len(tables) > 1 else ""
+        for name in sorted(tables) if together else ():
+            if not trials.fails(tables - {name}):
+                return AtFault(name, together)
+    except _NobodysError:
+        pass
+    return None
+
+
+@dataclass(slots=True)
+class _Trials:
+    conn: Session
+    memory: Memory
+    database_id: int
+    now_ms: int
+    clock_offset_ms: int
+
+    def tables(self) -> set[str]:
+        """The synced tables that the first transaction has changed."""
+        try:
+            group, outstanding = self._begin(None)
+            outstanding.scan(self.conn, self.database_id)
+            transactions = outstanding.next_ones()
+            found = tables_of(self.conn, self.database_id, transactions[0]) if transactions else []
+            synced = group.synced
+            names = {synced.database.tables_by_id[number].name for number in found if number in _known(synced)}
+            return names - synced.unreadable
+        finally:
+            self._end()
+
+    def fails(self, only: Set[str]) -> str:
+        """Why the changes of some tables can't be drained without the others; "" where they can."""
+        if not control.passes(self.conn, self.database_id):
+            raise _NobodysError
+        try:
+            group, outstanding = self._begin(only)
+            try:
+                self._drain(group, outstanding)
+            except _NobodysError:
+                raise
+            except UndecodableError as error:
+                return str(error)
+            except DatabaseError as error:
+                if self.conn.closed or is_nobodys(error):
+                    raise _NobodysError from error
+                return f"{error.sqlstate}: {error}"
+            except Exception as error:
+                # A fault of this program, which some value brings out.
+                return repr(error)
+            return ""
+        finally:
+            self._end()
+
+    def _begin(self, only: Set[str] | None) -> tuple[Group, Outstanding]:
+        claimed = claim(self.conn, self.database_id, lambda: lambda: None)
+        standing = claimed.standing
+        if not claimed.ours or standing is None:
+            raise _NobodysError
+        allow(self.conn, TRIAL_MS)
+        synced = current(self.conn, self.memory, standing)
+        if only is not None:
+            synced = replace(synced, unreadable=synced.unreadable | (synced.tables.keys() - only))
+        position = max(standing.clock_ms + self.clock_offset_ms, standing.position + 1)
+        group = Group(self.conn, synced, position + 1, self.now_ms, 0)
+        return group, Outstanding(one_by_one=True)
+
+    def _end(self) -> None:
+        self.memory.sums.clear()
+        if not self.conn.closed:
+            self.conn.rollback()
+
+    def _drain(self, group: Group, outstanding: Outstanding) -> None:
+        view = drain_backlog(group, outstanding).view
+        synced = group.synced
+        records = gather(synced, group.position, (), group.drained)
+        known = take.read_sums(self.conn, {synced.tables[name].table.id for name in records.sum_changes})
+        write(
+            self.conn,
+            synced.tables,
+            database_id=self.database_id,
+            position=group.position,
+            now_ms=self.now_ms,
+            previous_link=EMPTY_CHAIN,
+            seal_key=synced.database.seal_key,
+            records=records,
+            view=view,
+            sums=new_sums(synced.tables, records, known),
+            dropped=(),
+            any_parked=True,
+            drained=group.drained,
+            while_waiting=lambda: None,
+        )
+
+
+def _known(synced: SyncedDatabase) -> Set[int]:
+    return synced.database.tables_by_id.keys()

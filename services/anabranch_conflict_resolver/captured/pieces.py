@@ -1,0 +1,226 @@
+"""A large transaction's captured changes, piece by piece, so that no process ever holds more than one; of the others
+it keeps some bytes of each change (below), and its hash.
+
+Two ways to cut it:
+
+* *in the order of capture* (``in_capture_order``), where that is the order in which rows were changed, or where no row
+  can have been changed twice (``Transaction.one_by_one`` says when). Each change is read once.
+* *by row* (``by_row``), where changes were made inside other statements, foreign keys may have caused updates and
+  deletes of one table, or keys were updated: all changes of a row come in one piece. The transaction is read twice:
+  first the keys alone, which tell for each change into which of many buckets it belongs; then bucket by bucket. Between
+  the two 8 bytes of each change are held. A bucket that has grown far beyond the others has rows in it that were
+  changed very often; such a row is told by what it was and what it became, which two images are enough for.
+
+What was read is deleted, and the transaction's time limit begins anew after each piece.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from anabranch.store.capture import captured, large
+from anabranch.store.capture.captured import Captured
+from anabranch.store.capture.large import Transaction, key_bytes
+from anabranch.store.capture.large_images import image_size
+from anabranch.store.inbox.claim import renew
+from anabranch.store.session.engine import Session
+from anabranch_conflict_resolver.captured.order import Image
+from anabranch_conflict_resolver.captured.server_batches import Step
+from anabranch_conflict_resolver.captured.steps import steps_of
+from anabranch_conflict_resolver.group.tables import SyncedDatabase
+
+PIECE_ROWS = 2_500
+"""Captured rows that are read and logged at a time."""
+PIECE_BYTES = captured.MOST_BYTES
+"""The bytes of their images, likewise."""
+BUCKET_ROWS = 2_000
+"""Captured rows of a bucket, as a rule."""
+BUCKET_BYTES = 4 * 2**20
+"""The bytes of their images, likewise."""
+MOST_BUCKETS = 50_000
+HELD_ROWS = 10_000
+"""Captured rows of a bucket that are held at most; where it has more, rows that were changed often are folded."""
+HELD_BYTES = 4 * BUCKET_BYTES
+"""The bytes of their images, likewise."""
+OFTEN = 1_000
+"""Changes of one row beyond which, in such a bucket, it is told by what it was and what it became."""
+
+_Place = tuple[int, tuple[bytes, ...]]
+"""Number of the table, and key bytes."""
+
+
+def in_capture_order(conn: Session, synced: SyncedDatabase, transaction: Transaction) -> Iterator[list[Step]]:
+    """The changes in the order of their capture.
+
+    Raises:
+        KeyChangedError: a key was updated, so that this need not be the order in which rows were changed.
+    """
+    after = transaction.first - 1
+    for rows in _read(conn, synced, transaction):
+        [steps] = steps_of(conn, synced, rows).values()
+        # Counting would not tell: a row of a table that can't be read is no change.
+        if any(step.rekeyed for step in steps):
+            raise KeyChangedError
+        yield steps
+        large.delete_of(conn, synced.database.id, transaction.xid, after, rows[-1].id)
+        after = rows[-1].id
+        renew(conn)
+
+
+class KeyChangedError(Exception):
+    """A key was updated: the order of capture need not be that of the changes."""
+
+
+def by_row(conn: Session, synced: SyncedDatabase, transaction: Transaction) -> Iterator[list[Step]]:
+    """The changes of some rows at a time, all of each of them, in the order of their capture."""
+    keys = {table.table.id: table.table.key_index for table in synced.tables.values()}
+    number = synced.database.id
+    wanted = max(transaction.changes // BUCKET_ROWS, transaction.size // BUCKET_BYTES)
+    buckets = _Buckets(keys, [array("q") for _ in range(min(wanted, MOST_BUCKETS) + 1)])
+    ends = [transaction.first - 1]
+    for rows in _read(conn, synced, transaction):
+        captured.check_carried(synced.database, rows, synced.unreadable)
+        buckets.sort(rows)
+        ends.append(rows[-1].id)
+        renew(conn)
+    for place, ids in enumerate(buckets.ids):
+        if ids:
+            rows = _of_bucket(conn, number, buckets, place)
+            [steps] = steps_of(conn, synced, rows).values() if rows else [[]]
+            # An update of a key is in the buckets of both.
+            yield [step for step in steps if buckets.of_step(step) == place]
+            renew(conn)
+    for after, up_to in pairwise(ends):
+        large.delete_of(conn, number, transaction.xid, after, up_to)
+        renew(conn)
+
+
+def _read(conn: Session, synced: SyncedDatabase, transaction: Transaction) -> Iterator[list[Captured]]:
+    after = transaction.first - 1
+    number = synced.database.id
+    while after < transaction.last:
+        rows = large.read_of(conn, number, transaction, after, PIECE_ROWS, PIECE_BYTES)
+        if not rows:
+            return
+        after = rows[-1].id
+        yield rows
+
+
+@dataclass(slots=True)
+class _Buckets:
+    """``keys``: where the key's columns are in an image, by the table's number. ``ids``: the numbers of the changes in
+    each bucket."""
+
+    keys: Mapping[int, Sequence[int]]
+    ids: list[array[int]]
+
+    def of(self, place: _Place) -> int:
+        """The bucket of a row."""
+        return hash(place) % len(self.ids)
+
+    def places(self, row: Captured) -> list[tuple[_Place, Image, Image]]:
+        """The rows that a captured change is about, each with what it was and what it became."""
+        index = self.keys.get(row.table_id)
+        if index is None:
+            return []
+        old = None if row.old is None else (row.table_id, key_bytes(row.old, index))
+        new = None if row.new is None else (row.table_id, key_bytes(row.new, index))
+        if old is None or new is None or old == new:
+            both = old or new
+            return [] if both is None else [(both, row.old, row.new)]
+        return [(old, row.old, None), (new, None, row.new)]
+
+    def sort(self, rows: Iterable[Captured]) -> None:
+        """Put changes into their buckets."""
+        ids = self.ids
+        for row in rows:
+            for bucket in {self.of(place) for place, _, _ in self.places(row)}:
+                ids[bucket].append(row.id)
+
+    def parts(self, row: Captured, bucket: int) -> list[tuple[_Place, Image, Image]]:
+        """Those of ``places`` that are in a bucket."""
+        return [part for part in self.places(row) if self.of(part[0]) == bucket]
+
+    def of_step(self, step: Step) -> int:
+        """The bucket of a change."""
+        image = step.link[0] or step.link[1]
+        assert image is not None
+        number = step.table.table.id
+        return self.of((number, key_bytes(image, self.keys[number])))
+
+
+def _of_bucket(conn: Session, database_id: int, buckets: _Buckets, bucket: int) -> list[Captured]:
+    """The changes of a bucket, those of rows that were changed very often as one or two each."""
+    ids = buckets.ids[bucket]
+    held: list[Captured] = []
+    size = 0
+    for rows in _read_ids(conn, database_id, ids):
+        held += rows
+        size += captured.size(rows)
+        if len(held) > HELD_ROWS or size > HELD_BYTES:
+            break
+    else:
+        return held
+    del held
+    changes: dict[_Place, tuple[int, int]] = {}
+    for rows in _read_ids(conn, database_id, ids):
+        for row in rows:
+            for place, old, new in buckets.parts(row, bucket):
+                count, size = changes.get(place, (0, 0))
+                changes[place] = (count + 1, size + image_size(old or b"") + image_size(new or b""))
+        renew(conn)
+    often = {place: _Fold() for place, (count, size) in changes.items() if count > OFTEN or size > BUCKET_BYTES}
+    del changes
+    kept: list[Captured] = []
+    for rows in _read_ids(conn, database_id, ids):
+        for row in rows:
+            for place, old, new in buckets.parts(row, bucket):
+                fold = often.get(place)
+                if fold is None:
+                    kept.append(row._replace(old=old, new=new))
+                else:
+                    fold.add(row, old, new)
+        renew(conn)
+    return kept + [row for fold in often.values() for row in fold.folded()]
+
+
+def _read_ids(conn: Session, database_id: int, ids: Sequence[int]) -> Iterator[list[Captured]]:
+    after = 0
+    while rows := large.read_ids(conn, database_id, ids, after, PIECE_ROWS, PIECE_BYTES):
+        after = rows[-1].id
+        yield rows
+
+
+@dataclass(slots=True)
+class _Fold:
+    """Changes of one row, each of which begins with what another one left. ``open``: the images that begin a change
+    more often than they end one, or less often; of all changes these are the first and the last."""
+
+    open: dict[Image, int] = field(default_factory=dict)
+    last: Captured | None = None
+    was_gone: bool = False
+
+    def add(self, row: Captured, old: Image, new: Image) -> None:
+        """One more change."""
+        self.last = row
+        self.was_gone |= old is None or new is None
+        for image, step in ((old, 1), (new, -1)):
+            count = self.open.get(image, 0) + step
+            if count:
+                self.open[image] = count
+            else:
+                del self.open[image]
+
+    def folded(self) -> list[Captured]:
+        """What they come to: nothing, one change, or two where the row was gone in between."""
+        row = self.last
+        if not self.open or row is None:
+            return []
+        first = next(image for image, count in self.open.items() if count > 0)
+        end = next(image for image, count in self.open.items() if count < 0)
+        if self.was_gone and first is not None and end is not None:
+            return [row._replace(old=first, new=None), row._replace(old=None, new=end)]
+        return [row._replace(old=first, new=end)]

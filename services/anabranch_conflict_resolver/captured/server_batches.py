@@ -1,0 +1,202 @@
+"""Batches of the node "server": what one transaction that no batch named did to synced rows, as the log keeps it.
+
+Such a batch has one row of the log for each change, its histories are carried forward by the rules' own ``applied``,
+and it has a verdict, whose message says where it came from. Its id is a ULID of the time 0, made from the position and
+the batch's number in it: smaller than every device's, and in the order of the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Protocol
+
+from ulid import ULID
+
+from anabranch.merge import SERVER_NODE, Batch, MutationType, RowState, Write, applied
+from anabranch.schema import Cell
+from anabranch.store.capture.large_images import LargeImage
+from anabranch.store.group.chain import Joined
+from anabranch.store.group.records import PART_BYTES, BatchRow, LogRow
+from anabranch.store.group.rows import Row
+from anabranch.v1 import verdict_pb2
+from anabranch.wire import effects
+from anabranch.wire.large_effects import LargeEffectBuilder
+from anabranch_conflict_resolver.batch.decode import RowKey
+from anabranch_conflict_resolver.captured.order import Link
+from anabranch_conflict_resolver.group.tables import SyncedTable
+
+PRINCIPAL = "sql:"
+"""What stands before the role in the principal of such a batch."""
+_APPLIED = int(verdict_pb2.VERDICT_STATUS_APPLIED)
+_INSERT, _UPDATE, _DELETE = MutationType.INSERT, MutationType.UPDATE, MutationType.DELETE
+_NOTHING: Mapping[str, Cell] = MappingProxyType({})
+
+
+def server_batch_id(position: int, number: int) -> str:
+    """The id of the server's batch ``number`` (from 0) at ``position``."""
+    return str(ULID.from_bytes(bytes(6) + position.to_bytes(6, "big") + number.to_bytes(4, "big")))
+
+
+@dataclass(slots=True)
+class Step:
+    """A change of one row: the row before and after, None where there is none. ``link``: the same as captured;
+    ``depth``: how deep inside other statements it was made; ``rekeyed``: whether it is half of an update of the key."""
+
+    table: SyncedTable
+    at: RowKey
+    before: Row | None
+    after: Row | None
+    link: Link
+    depth: int
+    rekeyed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a transaction came from."""
+
+    xid: int
+    role: str
+    application: str
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        application = f", application {self.application}" if self.application else ""
+        return f"written by SQL: role {self.role}{application}, transaction {self.xid}"
+
+
+class Histories(Protocol):
+    """A view, as far as it holds histories: what the rules see of each row, and the rows whose history has changed."""
+
+    states: dict[RowKey, RowState]
+    changed: set[RowKey]
+
+
+@dataclass(slots=True)
+class ServerBatch:
+    """What is recorded of one transaction. ``sum_changes`` and ``came`` as in ``Records``. ``heartbeat`` is called
+    between the hashes of large rows, so that the session is not idle for as long as they take together."""
+
+    id: str
+    origin: Origin
+    position: int
+    log: list[LogRow] = field(default_factory=list)
+    hashes: list[bytes] = field(default_factory=list)
+    sum_changes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    came: list[tuple[int, str]] = field(default_factory=list)
+    ordinal: int = 0
+    gone: list[bytes] = field(default_factory=list)
+    """The hashes of what was written and let go, end to end, by pieces."""
+    heartbeat: Callable[[], None] = lambda: None
+
+    @property
+    def link(self) -> Sequence[bytes] | Joined:
+        """Its effects' hashes, for the chain."""
+        return self.hashes if not self.gone else Joined(self.ordinal, [*self.gone, *self.hashes])
+
+    def let_go(self) -> None:
+        """Keep nothing of the rows that were logged so far but their hashes."""
+        self.gone.append(b"".join(self.hashes))
+        self.log, self.hashes, self.came = [], [], []
+
+    def cut_large(self) -> list[LogRow]:
+        """The rows to be logged whose effects are too large for one statement; what is in ``log`` of them is the first
+        part."""
+        large = [row for row in self.log if len(row.effect) > PART_BYTES]
+        self.log = [
+            row if len(row.effect) <= PART_BYTES else replace(row, effect=row.effect[:PART_BYTES]) for row in self.log
+        ]
+        return large
+
+    def add(self, histories: Histories, steps: Iterable[Step], remembering: Mapping[str, bool]) -> None:
+        """Log ``steps``, in the order in which they were made, and carry ``histories`` forward, which hold those that
+        are known already. ``remembering``: whether a table's rules ask for overtaken writers."""
+        batch = self._batch()
+        states, changed = histories.states, histories.changed
+        log, hashes, sums, came = self.log, self.hashes, self.sum_changes, self.came
+        ordinal, batch_id = self.ordinal, self.id
+        for step in steps:
+            table, at, before, after = step.table, step.at, step.before, step.after
+            name, key = at
+            values: Mapping[str, Cell] = _NOTHING
+            effects_of = table.effects
+            if type(step.link[0]) is LargeImage or type(step.link[1]) is LargeImage:
+                effects_of = LargeEffectBuilder(table.table, self.heartbeat)
+            if after is None:
+                if before is None:
+                    continue
+                kind, effect = _DELETE, effects_of.delete(before)
+            elif before is None:
+                kind, effect = _INSERT, effects_of.insert(after)
+                came.append((table.table.id, key))
+            else:
+                kind, effect = _UPDATE, effects_of.update(before, after)
+                if effect.type == effects.NONE:
+                    continue
+                index = table.table.index
+                values = {column: after[index[column]] for column in effect.changed}
+            write = Write(name, key, kind, values, 0, ordinal, remember=remembering[name])
+            old = states.get(at)
+            if kind is _UPDATE and (old is None or old.values is None):
+                old = RowState(_NOTHING, old.version if old is not None else None)
+            states[at] = applied(old, batch, write)
+            changed.add(at)
+            log.append(
+                LogRow(
+                    batch_id,
+                    ordinal,
+                    SERVER_NODE,
+                    table.table.id,
+                    key,
+                    effect.type,
+                    effect.data,
+                    effect.changed,
+                    effect.hash,
+                )
+            )
+            hashes.append(effect.hash)
+            count, total = sums.get(name, (0, 0))
+            sums[name] = (count + effect.count_change, total + effect.hash_change)
+            ordinal += 1
+        self.ordinal = ordinal
+
+    def _batch(self) -> Batch:
+        # It has seen everything that was there: it was written upon it.
+        return Batch(self.id, SERVER_NODE, self.position - 1, 0, self.position, self.position, ())
+
+    def record(self) -> BatchRow:
+        """Its verdict."""
+        verdict = verdict_pb2.Verdict(
+            batch_id=self.id,
+            status=verdict_pb2.VERDICT_STATUS_APPLIED,
+            position=self.position,
+            message=self.origin.text,
+        )
+        return BatchRow(
+            self.id,
+            SERVER_NODE,
+            PRINCIPAL + self.origin.role,
+            b"",
+            _APPLIED,
+            0,
+            self.position,
+            verdict.SerializeToString(),
+        )
+
+
+@dataclass(slots=True)
+class Drained:
+    """What a group has drained: its batches in their order; the numbers of the captured rows in them that are still to
+    be deleted; and the greatest number that was read."""
+
+    batches: Sequence[ServerBatch]
+    ids: Sequence[int]
+    up_to: int
+
+    @property
+    def changes(self) -> int:
+        """How many changes were taken."""
+        return max(len(self.ids), sum(batch.ordinal for batch in self.batches))

@@ -1,0 +1,60 @@
+"""Captured rows as changes of the rows that the rules know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from anabranch.merge import RowState
+from anabranch.schema import key_text
+from anabranch.store.capture import captured
+from anabranch.store.capture.captured import Captured
+from anabranch.store.group.records import read_versions
+from anabranch.store.group.rows import Row
+from anabranch.store.session.engine import Session
+from anabranch_conflict_resolver.batch.decode import RowKey
+from anabranch_conflict_resolver.captured.server_batches import Step
+from anabranch_conflict_resolver.group.tables import SyncedDatabase, SyncedTable
+from anabranch_conflict_resolver.group.view import View
+
+
+def steps_of(conn: Session, synced: SyncedDatabase, rows: Sequence[Captured]) -> dict[int, list[Step]]:
+    """The changes that captured rows tell of, by transaction, in their order. An update of a key is a delete and an
+    insert. What is of a table that is not synced any more, or can't be read, is left out.
+
+    Raises:
+        UndecodableError: a table has drifted; it is ``unreadable`` from now on, and the group is to be tried again.
+    """
+    made: dict[int, list[Step]] = {row.xid: [] for row in rows}
+    before, after = captured.images(conn, synced.database, rows, synced.unreadable)
+    tables = {table.table.id: table for table in synced.tables.values()}
+    for row, old, new in zip(rows, before, after, strict=True):
+        table = tables.get(row.table_id)
+        if table is None or (old is None and new is None):
+            continue
+        steps = made[row.xid]
+        at, new_at = _at(table, old), _at(table, new)
+        if at is None or new_at is None or at == new_at:
+            both = at or new_at
+            assert both is not None
+            steps.append(Step(table, both, old, new, (row.old, row.new), row.depth))
+        else:
+            steps.append(Step(table, at, old, None, (row.old, None), row.depth, rekeyed=True))
+            steps.append(Step(table, new_at, None, new, (None, row.new), row.depth, rekeyed=True))
+    return made
+
+
+def _at(table: SyncedTable, row: Row | None) -> RowKey | None:
+    return None if row is None else (table.table.name, key_text([row[i] for i in table.table.key_index]))
+
+
+def know(conn: Session, synced: SyncedDatabase, view: View, rows: Iterable[RowKey]) -> None:
+    """Add the histories of ``rows`` to the view, where it does not know of them. What such a row holds is not added:
+    it is not locked."""
+    tables = synced.tables
+    unknown = [at for at in rows if at not in view.states]
+    numbers = {tables[name].table.id: name for name in {name for name, _ in unknown}}
+    found = read_versions(conn, [(tables[name].table.id, key) for name, key in unknown])()
+    for (number, key), version in found.items():
+        view.states[numbers[number], key] = RowState(None if version.tombstone_batch is not None else {}, version)
+    if found:
+        view.versioned |= {(numbers[number], key) for number, key in found}

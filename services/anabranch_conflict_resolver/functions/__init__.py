@@ -1,0 +1,1 @@
+"""The application's merge functions, asked in a process that can be killed."""

@@ -1,0 +1,1 @@
+"""One group: claimed, tried, recorded and committed."""

@@ -1,0 +1,118 @@
+"""What is kept of a database from one group to the next, and the look whether it is still so."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import structlog
+
+from anabranch.store.capture.captured import tables_with_code
+from anabranch.store.catalog.databases import load_database
+from anabranch.store.catalog.drift import drift, fingerprint, stopped_tables
+from anabranch.store.inbox.take import Standing
+from anabranch.store.session.engine import Session
+from anabranch_conflict_resolver.batch.decode import Decoded
+from anabranch_conflict_resolver.captured.backlog import Outstanding
+from anabranch_conflict_resolver.group.records import Sums
+from anabranch_conflict_resolver.group.tables import SyncedDatabase, compile_database
+
+_log = structlog.get_logger()
+_LOOK_S = 2.0
+"""How long a change of a table's shape may go unseen where nothing fails for it."""
+
+
+_LONGEST_DRAIN_MS = 600_000
+_LEAST_ALLOWED_MS = 20_000
+
+
+@dataclass(slots=True)
+class DrainTrouble:
+    """Groups that have failed since captured changes were last drained. ``alone``: the next group has none of the
+    batches, so that it shows whether the changes are at fault; ``innocent``: they were not, the last time.
+    ``failures``: of groups that had nothing else. ``allowed_ms``: how long a statement of the next one may take, where
+    the last one ran out of time; 0 is what all may."""
+
+    beside: bool = False
+    """The last group had captured changes to drain beside its batches."""
+    alone: bool = False
+    innocent: bool = False
+    failures: int = 0
+    allowed_ms: int = 0
+
+    def failed(self, *, alone: bool, out_of_time: bool) -> None:
+        """A group has failed that drained, ``alone`` or beside batches."""
+        self.alone, self.innocent = True, False
+        if alone:
+            self.failures += 1
+            if out_of_time:
+                self.allowed_ms = min(_LONGEST_DRAIN_MS, max(_LEAST_ALLOWED_MS, 2 * self.allowed_ms))
+
+    def passed(self) -> None:
+        """Captured changes were drained alone."""
+        self.alone, self.innocent = False, self.alone or self.innocent
+        self.failures = self.allowed_ms = 0
+
+
+@dataclass(slots=True)
+class Memory:
+    """What is kept of a database between groups. None of it is trusted without a look: ``synced`` counts while
+    the schema version is its own, ``sums`` while the chain's last link is ``link``, a decoded batch while the payload's
+    hash is its own. ``more``: the last group was full. ``last_principal``: whose batch it took last. ``wary``: any
+    table may have got a trigger that causes other changes since its schema was read. ``shape`` is what the tables
+    looked like when they were compiled, and ``looked_s`` when that was last looked at (``time.monotonic``): after a
+    failure, and every ``_LOOK_S``. ``hopeful``: the last group caused no changes beside what it wrote. ``poisoned``: it
+    had batches that a constraint refused. ``outstanding``: the backlog of captured changes, while there is one."""
+
+    synced: SyncedDatabase | None = None
+    link: bytes = b""
+    sums: Sums = field(default_factory=dict)
+    read_ahead: dict[tuple[str, bytes], Decoded] = field(default_factory=dict)
+    last_principal: str = ""
+    more: bool = False
+    wary: bool = False
+    shape: str = ""
+    looked_s: float | None = None
+    hopeful: bool = True
+    outstanding: Outstanding = field(default_factory=Outstanding)
+    poisoned: bool = False
+    attempted: list[str] = field(default_factory=list)
+    """The ids of the batches that the last group was to decide, whatever became of it."""
+    draining: bool = False
+    """The last group was to decide none: it drained a backlog."""
+    tried_long: bool = False
+    """The last group's one batch had ``alone_ms``."""
+    trouble: DrainTrouble = field(default_factory=DrainTrouble)
+
+
+def current(conn: Session, memory: Memory, standing: Standing) -> SyncedDatabase:
+    """The database as it is now: its schema may have changed since the last group, and its tables may have been changed
+    behind our back."""
+    synced = memory.synced
+    current = synced is not None and synced.database.schema_version == standing.schema_version
+    if synced is not None and current and _looked(memory):
+        return synced
+    shape = fingerprint(conn, standing.name)
+    if synced is None or not current or shape != memory.shape:
+        database = load_database(conn, standing.name)
+        differences = drift(conn, database)
+        for one in differences:
+            if not one.stops:
+                text = "a table is synced, but is not what was registered"
+                _log.warning(text, database=database.name, table=one.table, detail=one.text)
+        stopped = stopped_tables(differences)
+        for text in stopped.values():
+            _log.error("a table is not synced", database=database.name, detail=text)
+        synced = memory.synced = compile_database(
+            database, with_code=tables_with_code(conn, database.schema_name), stopped=stopped
+        )
+        memory.wary = False
+        memory.sums.clear()
+        memory.read_ahead.clear()
+    memory.shape = shape
+    memory.looked_s = time.monotonic()
+    return synced
+
+
+def _looked(memory: Memory) -> bool:
+    return memory.looked_s is not None and time.monotonic() - memory.looked_s < _LOOK_S

@@ -1,0 +1,271 @@
+"""What a group leaves behind besides the rows: log, histories, verdicts, conflicts, sums, the group itself, the inbox.
+
+Everything is gathered first and written in sets. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from anabranch.canonical import SUM_MODULUS
+from anabranch.merge import MutationType
+from anabranch.runtime.telemetry import current_traceparent
+from anabranch.store.capture import captured
+from anabranch.store.catalog.sums import sum_to_bytes
+from anabranch.store.group import records as store
+from anabranch.store.group.chain import Joined, next_link
+from anabranch.store.group.records import BatchRow, ConflictRow, GroupRow, LogRow, SumRow, VersionRow
+from anabranch.store.inbox import take, told
+from anabranch.store.inbox.claim import patient
+from anabranch.store.session.at_once import together
+from anabranch.store.session.binary import Cursor
+from anabranch.store.session.engine import Session
+from anabranch.v1 import position_pb2, verdict_pb2
+from anabranch_conflict_resolver.batch.results import Applied, Rejection, Result, joined, numbered
+from anabranch_conflict_resolver.batch.verdict_bytes import applied_as_written
+from anabranch_conflict_resolver.batch.verdicts import applied_verdict, rejected_verdict
+from anabranch_conflict_resolver.captured.server_batches import Drained
+from anabranch_conflict_resolver.group.tables import SyncedDatabase, SyncedTable
+from anabranch_conflict_resolver.group.view import View
+
+_APPLIED, _REJECTED = int(verdict_pb2.VERDICT_STATUS_APPLIED), int(verdict_pb2.VERDICT_STATUS_REJECTED)
+FEW = 64
+"""Up to so many changes and verdicts a group's records are written by one statement."""
+Sums = dict[int, tuple[int, int]]
+"""By table id: number of rows, and the sum of their hashes modulo 2**128."""
+
+
+@dataclass(slots=True)
+class Records:
+    """``sum_changes``: by table, what to add to its sum's count and hash. ``came``: rows that are there now and were
+    not. ``server``: the verdicts of batches that were captured; ``logged``: how many changes are in the log already."""
+
+    log: list[LogRow] = field(default_factory=list)
+    batches: list[BatchRow] = field(default_factory=list)
+    conflicts: list[ConflictRow] = field(default_factory=list)
+    parkings: list[take.Parking] = field(default_factory=list)
+    links: list[tuple[str, Sequence[bytes] | Joined]] = field(default_factory=list)
+    sum_changes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    greatest: dict[str, str] = field(default_factory=dict)
+    came: list[tuple[int, str]] = field(default_factory=list)
+    server: list[BatchRow] = field(default_factory=list)
+    logged: int = 0
+
+    @property
+    def decided(self) -> list[str]:
+        """The ids of the batches that have a verdict now."""
+        return [row.batch_id for row in self.batches]
+
+
+class CapturedBetween(Exception):
+    """Changes were captured that the group does not know of. ``own``: its own statements have caused them."""
+
+    def __init__(self, *, own: bool) -> None:
+        super().__init__("changes were captured that the group does not know of")
+        self.own = own
+
+
+def gather(synced: SyncedDatabase, position: int, results: Sequence[Result], drained: Drained | None = None) -> Records:
+    """The records of what a group has drained and of its results, which stand in the order of their ids."""
+    records = Records()
+    tables = synced.tables
+    for batch in drained.batches if drained is not None else ():
+        records.log += batch.log
+        records.links.append((batch.id, batch.link))
+        records.server.append(batch.record())
+        records.came += batch.came
+        records.logged += batch.ordinal - len(batch.log)
+        for name, (more, more_hash) in batch.sum_changes.items():
+            count, total = records.sum_changes.get(name, (0, 0))
+            records.sum_changes[name] = (count + more, total + more_hash)
+    for result in results:
+        if isinstance(result, Applied):
+            _gather_applied(records, synced, position, result)
+        elif isinstance(result, Rejection):
+            taken = result.taken
+            verdict = rejected_verdict(tables, position, result).SerializeToString()
+            records.batches.append(
+                BatchRow(
+                    taken.batch_id,
+                    taken.node_id,
+                    taken.principal,
+                    taken.payload_sha256,
+                    _REJECTED,
+                    result.reason,
+                    position,
+                    verdict,
+                )
+            )
+        else:
+            records.parkings.append(result.parking)
+    return records
+
+
+def _gather_applied(records: Records, synced: SyncedDatabase, position: int, result: Applied) -> None:
+    tables = synced.tables
+    candidate, taken = result.candidate, result.candidate.taken
+    batch_id, node_id = taken.batch_id, taken.node_id
+    hashes: list[bytes] = []
+    log, sums = records.log, records.sum_changes
+    spills = candidate.spills
+    for ordinal, change in enumerate(result.changes) if not spills else numbered(result.changes, spills):
+        write, effect = change.write, change.effect
+        name = write.table
+        table_id = tables[name].table.id
+        log.append(
+            LogRow(
+                batch_id, ordinal, node_id, table_id, write.key, effect.type, effect.data, effect.changed, effect.hash
+            )
+        )
+        hashes.append(effect.hash)
+        if effect.count_change or effect.hash_change:
+            count, total = sums.get(name, (0, 0))
+            sums[name] = (count + effect.count_change, total + effect.hash_change)
+        if write.type is MutationType.INSERT:
+            records.came.append((table_id, write.key))
+    records.links.append((batch_id, hashes if not spills else joined(hashes, spills)))
+    for name, (more, more_hash) in (pair for spill in spills for pair in spill.sum_changes.items()):
+        count, total = sums.get(name, (0, 0))
+        sums[name] = (count + more, total + more_hash)
+    records.logged += sum(spill.count for spill in spills)
+    records.greatest[node_id] = batch_id
+    records.batches.append(
+        BatchRow(
+            batch_id,
+            node_id,
+            taken.principal,
+            taken.payload_sha256,
+            _APPLIED,
+            0,
+            candidate.place,
+            applied_as_written(
+                batch_id, position, result.decision.outcomes, candidate.decoded.keys, synced.mutation_writers
+            )
+            or applied_verdict(tables, position, result).SerializeToString(),
+        )
+    )
+    for number, conflict in enumerate(result.decision.conflicts):
+        table = tables[conflict.table]
+        value = table.writers[conflict.column](conflict.losing_value).SerializeToString()
+        records.conflicts.append(
+            ConflictRow(
+                batch_id,
+                number,
+                table.table.id,
+                conflict.key,
+                conflict.column,
+                value,
+                conflict.losing_batch,
+                conflict.losing_node,
+                conflict.winning_batch,
+                conflict.winning_node,
+            )
+        )
+
+
+def changed_versions(tables: Mapping[str, SyncedTable], view: View) -> tuple[list[VersionRow], list[VersionRow]]:
+    """The histories that the group began, and those that it changed."""
+    new: list[VersionRow] = []
+    old: list[VersionRow] = []
+    for at in view.changed:
+        version = view.states[at].version
+        assert version is not None
+        (old if at in view.versioned else new).append(VersionRow(tables[at[0]].table.id, at[1], version))
+    return new, old
+
+
+def new_sums(tables: Mapping[str, SyncedTable], records: Records, sums: Sums) -> Sums:
+    """The sums after the group of the tables that it changed."""
+    after: Sums = {}
+    for name, (count_change, hash_change) in records.sum_changes.items():
+        table_id = tables[name].table.id
+        count, total = sums[table_id]
+        after[table_id] = (count + count_change, (total + hash_change) % SUM_MODULUS)
+    return after
+
+
+def write(
+    conn: Session,
+    tables: Mapping[str, SyncedTable],
+    *,
+    database_id: int,
+    position: int,
+    now_ms: int,
+    previous_link: bytes,
+    seal_key: bytes,
+    records: Records,
+    view: View,
+    sums: Sums,
+    dropped: Sequence[str],
+    any_parked: bool,
+    drained: Drained | None,
+    while_waiting: Callable[[], None],
+) -> bytes:
+    """Write the records of a group that decided something; gives the chain's new link. ``sums``: those after the
+    group of the tables that it changed. ``dropped``: batches that had their verdicts before. ``while_waiting`` is
+    called when everything has been sent, while Postgres works.
+
+    Raises:
+        CapturedBetween: what was captured meanwhile has to come first, or belongs to a batch.
+        psycopg.Error: what Postgres refused; no batch is to blame for it.
+    """
+    link = next_link(previous_link, position, records.links)
+    names = {table.table.id: name for name, table in tables.items()}
+    serialized = [
+        position_pb2.TableSum(table=names[number], count=count, hash=sum_to_bytes(total)).SerializeToString()
+        for number, (count, total) in sorted(sums.items())
+    ]
+    begun, changed = changed_versions(tables, view)
+    decided = records.decided
+    changes = records.logged + len(records.log)
+    few = len(records.log) + len(decided) <= FEW
+    patient(conn)
+    with together(conn, few=few) as send:
+        store.write_log(conn, database_id, position, records.log)
+        store.insert_versions(conn, begun)
+        store.update_versions(conn, changed)
+        store.write_batches(conn, database_id, position, now_ms, [*records.server, *records.batches])
+        store.write_conflicts(conn, database_id, position, records.conflicts)
+        store.write_sums(conn, position, [SumRow(n, count, sum_to_bytes(total)) for n, (count, total) in sums.items()])
+        store.write_group(conn, database_id, position, GroupRow(len(records.links), changes, link, serialized))
+        store.accept(conn, database_id, sorted(records.greatest.items()))
+        store.delete_inbox(conn, database_id, [*decided, *dropped])
+        store.notify_group(
+            conn,
+            database_id,
+            position,
+            [*decided, *dropped],
+            current_traceparent() or "",
+            partial(
+                told.tell,
+                seal_key,
+                database_id,
+                position,
+                link,
+                # No further than they have room.
+                (told.Verdict(r.batch_id, r.payload_sha256, r.principal, r.verdict) for r in records.batches),
+            ),
+        )
+        send()
+        if records.parkings:
+            take.park(conn, database_id, records.parkings)
+        if any_parked or records.parkings:
+            take.free(conn, database_id, decided=decided, rows=records.came)
+        unknown = look_between(conn, database_id, drained)
+        while_waiting()
+    if unknown.fetchone():
+        own = captured.ask_for_own(conn, database_id, drained.up_to if drained is not None else 0)
+        raise CapturedBetween(own=bool(own.fetchone()))
+    return link
+
+
+def look_between(conn: Session, database_id: int, drained: Drained | None) -> Cursor:
+    """Delete what was drained, and ask for what was captured and is not known: where nothing was drained any change
+    counts, since it may be one that stands before the group's; else only what the group itself has caused."""
+    if drained is None:
+        return captured.ask_for_any(conn, database_id)
+    if drained.ids:
+        captured.delete(conn, database_id, drained.ids)
+    return captured.ask_for_own(conn, database_id, drained.up_to)

@@ -1,0 +1,220 @@
+"""Accepted writes into the tables: one statement for each (table, type, column set), and what Postgres made of it.
+
+Inserts go first, tables that are pointed to before those that point to them; then updates; then deletes, the other way
+round. What was stored comes back with RETURNING: it is the effect, and what the next batch is decided on.
+
+As a rule what was stored is what was written. So the effects are made from that while Postgres works, and made again
+only for rows that came back different: by defaults, triggers, generated columns or a type that rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from anabranch.merge import MutationType, RowState, Write, applied
+from anabranch.schema import Cell
+from anabranch.store.group.rows import Answer, Row
+from anabranch.store.inbox.claim import hurry
+from anabranch.store.session.engine import Session
+from anabranch.wire.effects import Effect
+from anabranch_conflict_resolver.batch.decode import RowKey
+from anabranch_conflict_resolver.batch.results import Candidate, Change
+from anabranch_conflict_resolver.group.tables import SyncedTable
+from anabranch_conflict_resolver.group.view import View
+
+_INSERT, _UPDATE, _DELETE = MutationType.INSERT, MutationType.UPDATE, MutationType.DELETE
+Job = tuple[Candidate, Sequence[Write]]
+Key = tuple[Cell, ...]
+Shape = tuple[str, tuple[str, ...], tuple[str, ...]]
+"""Table, columns that are given, columns that get their default."""
+
+
+_Sent = tuple[list[tuple[str, Answer[dict[str, Row]]]], list[tuple[str, Answer[set[str]]]]]
+"""The answers to what was sent: of inserts and updates, and of deletes, each with its table."""
+
+
+class Swallowed(Exception):
+    """Statements changed fewer rows than they named. ``culprits``: a write of each batch that this befell, by batch
+    id."""
+
+    def __init__(self, culprits: Mapping[str, Write]) -> None:
+        super().__init__(f"{len(culprits)} batches had no effect")
+        self.culprits = culprits
+
+
+_Step = tuple[RowKey, Write, Row | None, Effect | None, RowState | None]
+"""One write on its way, and what follows from it as far as that is known: the row after it, its effect, and the row's
+state. The row is None where there is none, and where only Postgres knows it: then the others are, too."""
+
+
+def carry_out(
+    conn: Session,
+    tables: Mapping[str, SyncedTable],
+    view: View,
+    jobs: Sequence[Job],
+    judge: Callable[[], None] | None = None,
+) -> list[list[Change]]:
+    """Write, and carry ``view`` forward. No row may be named twice. ``judge`` is called when all has been sent, and
+    may send what belongs behind it. Gives the changes of each job.
+
+    Raises:
+        Swallowed: a write had no effect.
+        psycopg.Error: what Postgres refused. In both cases ``view`` is still as it was, and the statements' savepoint
+            has to be rolled back.
+    """
+    with conn.pipeline():
+        hurry(conn)
+        pending, deleted = _send(conn, tables, jobs)
+        if judge is not None:
+            judge()
+        expected = [_expect(tables, view, candidate, writes) for candidate, writes in jobs]
+        # The first answer waits for all that was sent.
+        stored: dict[str, dict[str, Row]] = {}
+        for table, rows in pending:
+            stored.setdefault(table, {}).update(rows())
+        gone = {table: keys() for table, keys in deleted}
+    swallowed: dict[str, Write] = {}
+    done: list[list[_Step]] = []
+    for (candidate, _), steps in zip(jobs, expected, strict=True):
+        done.append([])
+        for step in steps:
+            write = step[1]
+            kind = write.type
+            if kind is _DELETE:
+                came = write.key in gone[write.table]
+            elif kind is None or not (write.values or write.defaults):
+                came = True
+            else:
+                row = stored[write.table].get(write.key)
+                came = row is not None
+                expected_row = step[2]
+                if row is not None and (
+                    expected_row is None or row != expected_row or tables[write.table].effects.differ(row, expected_row)
+                ):
+                    step = _derive(tables, view, candidate, write, row, stored=True)
+            if not came:
+                swallowed.setdefault(candidate.taken.batch_id, write)
+            done[-1].append(step)
+    if swallowed:
+        raise Swallowed(swallowed)
+    return [_forward(view, steps) for steps in done]
+
+
+def try_out(conn: Session, tables: Mapping[str, SyncedTable], steps: Sequence[Job]) -> None:
+    """Write steps one behind the other, for what Postgres says of them, in a savepoint that is undone afterwards:
+    nothing is made of what was stored. Only sends where the session is in a pipeline.
+
+    Raises:
+        psycopg.Error: what Postgres refused.
+    """
+    for step in steps:
+        _send(conn, tables, [step])
+
+
+def _send(conn: Session, tables: Mapping[str, SyncedTable], jobs: Sequence[Job]) -> _Sent:
+    inserts: dict[tuple[str, tuple[str, ...]], list[list[Cell]]] = {}
+    updates: dict[Shape, tuple[list[Key], list[list[Cell]]]] = {}
+    deletes: dict[str, list[Key]] = {}
+    for candidate, writes in jobs:
+        keys = candidate.decoded.keys
+        for write in writes:
+            kind, table = write.type, write.table
+            if kind is _INSERT:
+                inserts.setdefault((table, tuple(write.values)), []).append(list(write.values.values()))
+            elif kind is _UPDATE:
+                if write.values or write.defaults:
+                    shape = (table, tuple(write.values), write.defaults)
+                    named, values = updates.setdefault(shape, ([], []))
+                    named.append(keys[table, write.key])
+                    values.append(list(write.values.values()))
+            elif kind is _DELETE:
+                deletes.setdefault(table, []).append(keys[table, write.key])
+    pending = []
+    for table, columns in sorted(inserts, key=lambda shape: tables[shape[0]].rank):
+        pending.append((table, tables[table].sql.insert(conn, columns, inserts[table, columns])))
+    for shape in sorted(updates, key=lambda shape: tables[shape[0]].rank):
+        table, columns, defaults = shape
+        named, values = updates[shape]
+        pending.append((table, tables[table].sql.update(conn, columns, named, values, defaults=defaults)))
+    last_first = sorted(deletes, key=lambda table: -tables[table].rank)
+    return pending, [(table, tables[table].sql.delete(conn, deletes[table])) for table in last_first]
+
+
+def _expect(
+    tables: Mapping[str, SyncedTable], view: View, candidate: Candidate, writes: Sequence[Write]
+) -> list[_Step]:
+    """What follows from writes if Postgres stores what they say."""
+    rows, states, batch = view.rows, view.states, candidate.batch
+    assert batch is not None
+    steps: list[_Step] = []
+    for write in writes:
+        kind, values = write.type, write.values
+        at = (write.table, write.key)
+        table = tables[write.table]
+        if kind is _INSERT:
+            if len(values) != len(table.names):
+                steps.append((at, write, None, None, None))
+                continue
+            row = [values[name] for name in table.names]
+            effect = table.effects.insert(row)
+        elif kind is _UPDATE and values and not write.defaults:
+            before = rows[at]
+            row = before.copy()
+            index = table.table.index
+            for name, cell in values.items():
+                row[index[name]] = cell
+            effect = table.effects.update(before, row)
+        else:
+            known_later = write.defaults and kind is not None
+            steps.append(
+                (at, write, None, None, None)
+                if known_later
+                else _derive(tables, view, candidate, write, None, stored=False)
+            )
+            continue
+        steps.append((at, write, row, effect, applied(states.get(at), batch, write)))
+    return steps
+
+
+def _derive(
+    tables: Mapping[str, SyncedTable],
+    view: View,
+    candidate: Candidate,
+    write: Write,
+    row: Row | None,
+    *,
+    stored: bool,
+) -> _Step:
+    """What follows from a write that leaves ``row``; ``stored``: that is what Postgres says, and not what was
+    written."""
+    batch = candidate.batch
+    assert batch is not None
+    at = (write.table, write.key)
+    table = tables[write.table]
+    if write.type is _DELETE:
+        effect = table.effects.delete(view.rows[at])
+    elif row is None:
+        effect = table.effects.none(candidate.decoded.keys[at])
+    elif write.type is _INSERT:
+        effect = table.effects.insert(row)
+    else:
+        effect = table.effects.update(view.rows[at], row)
+    known = dict(zip(table.names, row, strict=True)) if stored and row is not None else None
+    return (at, write, row, effect, applied(view.states.get(at), batch, write, known))
+
+
+def _forward(view: View, steps: Sequence[_Step]) -> list[Change]:
+    rows, states, changed = view.rows, view.states, view.changed
+    changes = []
+    for at, write, row, effect, state in steps:
+        assert effect is not None
+        assert state is not None
+        if row is not None:
+            rows[at] = row
+        elif write.type is _DELETE:
+            del rows[at]
+        if state.version is not None and state is not states.get(at):
+            states[at] = state
+            changed.add(at)
+        changes.append(Change(write, effect))
+    return changes

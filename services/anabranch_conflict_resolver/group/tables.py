@@ -1,0 +1,125 @@
+"""What a resolver keeps of a database at one schema version: its statements, decoders and encoders, made once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from anabranch.merge import MutationType, function_of
+from anabranch.schema import Cell, Table
+from anabranch.store.catalog.databases import Database
+from anabranch.store.catalog.relation import ForeignKey
+from anabranch.store.group.rows import TableSql
+from anabranch.v1 import value_pb2
+from anabranch.wire.effects import EffectBuilder
+from anabranch.wire.values import Writer, column_writer
+from anabranch_conflict_resolver.batch.decode import Decoder
+from anabranch_conflict_resolver.batch.verdict_bytes import Head, mutation_writer
+
+_ACTIONS = frozenset("cnd")
+"""Cascade, set null, set default."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncedTable:
+    """A synced table and all that is compiled for it. ``rank`` is its place in the order of foreign keys: who is
+    pointed to has the lower one."""
+
+    table: Table
+    rank: int
+    sql: TableSql
+    effects: EffectBuilder
+    writers: Mapping[str, Writer]
+    primary_key: str
+    names: tuple[str, ...]
+    """The columns' names, in the table's order."""
+
+    def key_values(self, key: Sequence[Cell]) -> list[value_pb2.Value]:
+        """A key's cells as Values."""
+        return [self.writers[name](cell) for name, cell in zip(self.table.key_columns, key, strict=True)]
+
+    def named_row(self, row: Sequence[Cell]) -> value_pb2.NamedRow:
+        """A whole row with its column names."""
+        values = [self.writers[name](cell) for name, cell in zip(self.names, row, strict=True)]
+        return value_pb2.NamedRow(columns=self.names, values=values)
+
+
+@dataclass(frozen=True, slots=True)
+class SyncedDatabase:
+    """A database at one schema version, compiled."""
+
+    database: Database
+    decoder: Decoder
+    tables: Mapping[str, SyncedTable]
+    primary_keys: frozenset[str]
+    """Names of the tables' primary key constraints."""
+    mutation_writers: Mapping[str, Head]
+    """By table, what writes the verdict on a mutation that was applied as written."""
+    once_a_group: frozenset[str]
+    """Tables with a foreign key that old rows may break (``not valid``): a group touches a row of theirs once only."""
+    asks: bool
+    """Whether any column is decided by a function of the application's own."""
+    loud: Mapping[str, frozenset[MutationType]]
+    """Tables of which some changes may cause others, by the application's code or by the actions of foreign keys; and
+    which."""
+    referrers: Mapping[str, Sequence[tuple[str, ForeignKey]]] = field(default_factory=dict)
+    """By table, the synced tables that refer to it, each with the foreign key."""
+    unreadable: set[str] = field(default_factory=set)
+    """Tables that have drifted so far from what was registered that what is captured of them can't be read."""
+
+
+_QUIET: Mapping[str, frozenset[MutationType]] = MappingProxyType({})
+_WHOLE: Mapping[str, str] = MappingProxyType({})
+
+
+def compile_database(
+    database: Database,
+    *,
+    with_code: Mapping[str, frozenset[MutationType]] = _QUIET,
+    stopped: Mapping[str, str] = _WHOLE,
+) -> SyncedDatabase:
+    """Compile what the resolver needs of ``database``. ``with_code``: its tables that have code of the
+    application's, and for which changes it runs. ``stopped``: those that can't be synced as they are, and why."""
+    ranks = {name: rank for rank, name in enumerate(database.table_order)}
+    tables = {}
+    for name, table in database.tables.items():
+        primary_key = database.constraints[name].primary_key
+        tables[name] = SyncedTable(
+            table,
+            ranks[name],
+            TableSql(database.schema_name, table),
+            EffectBuilder(table),
+            {column.name: column_writer(column) for column in table.columns},
+            primary_key.name if primary_key is not None else "",
+            table.column_names,
+        )
+    primary_keys = frozenset(table.primary_key for table in tables.values() if table.primary_key)
+    once_a_group = frozenset(
+        name for name in tables if not all(key.valid for key in database.constraints[name].foreign_keys)
+    )
+    writers = {name: mutation_writer(table) for name, table in database.tables.items()}
+    asks = any(function_of(column.policy) for table in database.tables.values() for column in table.columns)
+    loud = _loud(database, with_code)
+    decoder = Decoder(database, stopped)
+    referrers: dict[str, list[tuple[str, ForeignKey]]] = {}
+    for name in database.tables:
+        for key in database.constraints[name].foreign_keys:
+            if key.to_schema == database.schema_name and key.to_table in database.tables:
+                referrers.setdefault(key.to_table, []).append((name, key))
+    torn = set(database.torn)
+    return SyncedDatabase(database, decoder, tables, primary_keys, writers, once_a_group, asks, loud, referrers, torn)
+
+
+def _loud(database: Database, with_code: Mapping[str, frozenset[MutationType]]) -> dict[str, frozenset[MutationType]]:
+    loud = {name: set(with_code.get(name, ())) for name in database.tables}
+    for name in database.tables:
+        for key in database.constraints[name].foreign_keys:
+            if key.to_table not in loud or key.to_schema != database.schema_name:
+                continue
+            if key.on_delete in _ACTIONS:
+                loud[key.to_table].add(MutationType.DELETE)
+            # Nobody updates a key.
+            if key.on_update in _ACTIONS and not set(key.to_columns) <= set(database.tables[key.to_table].key_columns):
+                loud[key.to_table].add(MutationType.UPDATE)
+    return {name: frozenset(kinds) for name, kinds in loud.items() if kinds}

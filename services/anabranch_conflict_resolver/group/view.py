@@ -1,0 +1,91 @@
+"""The view that a group is decided on: the touched rows, locked, with their histories, carried forward write by write.
+
+A row is ``busy`` where another transaction holds it. A row that is in neither the table nor ``row_versions`` has no
+state: the rules call it unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+
+from anabranch.merge import RowState
+from anabranch.schema import Cell
+from anabranch.store.group.records import read_versions
+from anabranch.store.group.rows import Row
+from anabranch.store.session.engine import Session
+from anabranch_conflict_resolver.batch.decode import RowKey
+from anabranch_conflict_resolver.captured.server_batches import Drained
+from anabranch_conflict_resolver.group.tables import SyncedTable
+
+
+@dataclass(slots=True)
+class View:
+    """``rows``: the rows in their tables, cells in the table's order. ``states``: what the rules see, by row; one that
+    is not in it is unknown. ``versioned``: rows that have a history in Postgres. ``changed``: rows whose history this
+    group has changed. ``held``: batches of this group that wait, and their nodes. ``arrived``: what was drained after
+    the group had drained."""
+
+    rows: dict[RowKey, Row] = field(default_factory=dict)
+    states: dict[RowKey, RowState] = field(default_factory=dict)
+    versioned: frozenset[RowKey] = frozenset()
+    busy: frozenset[RowKey] = frozenset()
+    changed: set[RowKey] = field(default_factory=set)
+    held: dict[str, str] = field(default_factory=dict)
+    arrived: tuple[Drained, ...] = ()
+
+    def copy(self) -> View:
+        """Another view that can be carried forward without this one."""
+        rows, states, changed, held = dict(self.rows), dict(self.states), set(self.changed), dict(self.held)
+        return View(rows, states, self.versioned, self.busy, changed, held, self.arrived)
+
+    def become(self, other: View) -> None:
+        """Take the state of ``other``, a copy that was carried forward."""
+        self.rows, self.states = other.rows, other.states
+        self.changed, self.held, self.versioned = other.changed, other.held, other.versioned
+        self.arrived = other.arrived
+
+
+def load_view(
+    conn: Session,
+    tables: Mapping[str, SyncedTable],
+    keys: Mapping[RowKey, tuple[Cell, ...]],
+    *,
+    new: Set[RowKey],
+) -> View:
+    """Lock and read the rows of ``keys`` (with their cells), one table after the other, and read their histories; all
+    at once where the session is in a pipeline. ``new`` are those that probably have no row.
+
+    Raises:
+        psycopg.Error: what Postgres refused.
+    """
+    view = View()
+    known: dict[str, list[tuple[Cell, ...]]] = {}
+    unknown: dict[str, list[tuple[Cell, ...]]] = {}
+    for at, cells in keys.items():
+        (unknown if at in new else known).setdefault(at[0], []).append(cells)
+    by_table = sorted(known.keys() | unknown.keys(), key=lambda name: tables[name].rank)
+    answers = [tables[name].sql.lock(conn, known.get(name, ()), new=unknown.get(name, ())) for name in by_table]
+    versions = read_versions(conn, [(tables[table].table.id, key) for table, key in keys])
+    rows, states = view.rows, view.states
+    busy: set[RowKey] = set()
+    for name, answer in zip(by_table, answers, strict=True):
+        locked = answer()
+        names = tables[name].names
+        for key, row in locked.rows.items():
+            at = (name, key)
+            rows[at] = row
+            states[at] = RowState(dict(zip(names, row)), None)  # noqa: B905 - a row has a cell for each column
+        busy.update((name, key) for key in locked.busy)
+    numbers = {tables[name].table.id: name for name in by_table}
+    versioned = []
+    for (number, key), version in versions().items():
+        at = (numbers[number], key)
+        versioned.append(at)
+        state = states.get(at)
+        if state is None:
+            states[at] = RowState(None, version)
+        else:
+            state.version = version
+    view.versioned, view.busy = frozenset(versioned), frozenset(busy)
+    return view

@@ -1,0 +1,156 @@
+"""The resolver's background work: workers that commit groups, and a listener that rings for them.
+
+The listener's session hears notifications as they come; every ``poll_interval_ms`` it also looks which databases have
+batches that are ready or due, for notifications that were missed, for other resolvers that died, and for batches whose
+time is up, and more often for captured changes, of which nothing tells (``captured.watch``); and it ends claims that
+their holders have left lying (see ``store.inbox.claim``). A listener without a session opens a new one; until then the
+workers are rung by nobody, and readiness says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from threading import Event
+
+import structlog
+
+from anabranch.clock import Clock
+from anabranch.runtime import metrics
+from anabranch.store.capture.backlog import captured_backlogs
+from anabranch.store.group.waves import DatabaseError
+from anabranch.store.inbox import take
+from anabranch.store.inbox.claim import (
+    SilentClaim,
+    end_session,
+    heard,
+    open_listener,
+    session_options,
+    silent_claims,
+)
+from anabranch.store.session.engine import Session
+from anabranch_conflict_resolver.captured.watch import CapturedWatch
+from anabranch_conflict_resolver.config import ResolverSettings
+from anabranch_conflict_resolver.functions.child import Functions
+from anabranch_conflict_resolver.group.commit import GroupLimits
+from anabranch_conflict_resolver.loop.wakeups import Bell
+from anabranch_conflict_resolver.loop.worker import Known, Worker
+
+_log = structlog.get_logger()
+_PAUSE_S = 0.5
+_GAUGE_INTERVAL_S = 5.0
+_COUNT_AT_MOST = 100_000
+_LISTENER_LOCK_MS = 10_000
+"""It holds nothing that anybody waits for: so it may stand behind a migration for longer than a group may."""
+_SLICE_S = 0.25
+"""The longest that a thread does not look whether it shall stop."""
+
+
+class Resolver:
+    """Threads and their state; ``run`` is the service's background work."""
+
+    def __init__(self, settings: ResolverSettings, functions: Functions, clock: Clock) -> None:
+        self._url = settings.postgres_url.get_secret_value()
+        self._clock = clock
+        self._poll_s = settings.poll_interval_ms / 1000
+        self._captured_poll_s = settings.captured_poll_interval_ms / 1000
+        self._claim_idle_s = settings.claim_idle_ms / 1000
+        self._silent: dict[SilentClaim, float] = {}
+        self._options = session_options(
+            statement_timeout_ms=settings.group_statement_timeout_ms,
+            lock_timeout_ms=settings.group_lock_timeout_ms,
+            idle_timeout_ms=settings.claim_idle_ms,
+        )
+        self._stopping = Event()
+        self._bell = Bell()
+        known = Known()
+        limits = GroupLimits(settings.group_max_bytes, settings.busy_ms, alone_ms=settings.group_alone_timeout_ms)
+        self._workers = [
+            Worker(
+                self._url,
+                self._options,
+                limits,
+                clock,
+                self._bell,
+                known,
+                functions,
+                self._stopping,
+                most_batches=settings.group_max_batches,
+                target_ms=settings.group_target_ms,
+                rest_ms=settings.rest_ms,
+            )
+            for _ in range(settings.resolver_workers)
+        ]
+        self._deaf: str | None = "starting"
+
+    async def run(self) -> None:
+        """Work until cancelled; a thread that fails ends it."""
+        loop = asyncio.get_running_loop()
+        bodies = [self._listen, *(worker.run for worker in self._workers)]
+        pool = ThreadPoolExecutor(len(bodies), "resolver")
+        threads = [loop.run_in_executor(pool, body) for body in bodies]
+        try:
+            done, _ = await asyncio.wait(threads, return_when=asyncio.FIRST_COMPLETED)
+            for thread in done:
+                thread.result()
+        finally:
+            self._stopping.set()
+            await asyncio.gather(*threads, return_exceptions=True)
+            pool.shutdown()
+
+    async def ready(self) -> str | None:
+        """Why groups can't be committed now, or None."""
+        return self._deaf or next((w.broken for w in self._workers if w.broken), None)
+
+    def _listen(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                session = open_listener(self._url, replace(self._options, lock_timeout_ms=_LISTENER_LOCK_MS))
+                try:
+                    self._hear(session)
+                finally:
+                    session.close()
+            except DatabaseError as error:
+                self._deaf = f"the listener has no session: {error}"
+                _log.warning("the listener has no session", detail=str(error))
+                self._stopping.wait(_PAUSE_S)
+
+    def _hear(self, session: Session) -> None:
+        polled = gauged = float("-inf")
+        moments: dict[int, tuple[str, float]] = {}
+        watch = CapturedWatch(self._captured_poll_s)
+        while not self._stopping.is_set():
+            now = time.monotonic()
+            if now - polled >= self._poll_s:
+                polled = now
+                for number in take.databases_with_work(session, self._clock.now_ms()):
+                    self._bell.ring(number)
+                self._end_silent_claims(session, now)
+            if now - gauged >= _GAUGE_INTERVAL_S:
+                gauged = now
+                for backlog in take.backlogs(session, _COUNT_AT_MOST):
+                    metrics.gauge("anabranch_inbox_backlog", backlog.ready, database=backlog.name)
+                    metrics.gauge("anabranch_inbox_parked", backlog.parked, database=backlog.name)
+                for waiting in captured_backlogs(session, moments, now, _COUNT_AT_MOST):
+                    metrics.gauge("anabranch_captured_backlog", waiting.changes, database=waiting.name)
+                    metrics.gauge("anabranch_captured_age", waiting.age_s, database=waiting.name)
+            if watch.due_in(now) <= 0:
+                for number in watch.look(session, now, self._bell.busy()):
+                    self._bell.ring(number)
+            self._deaf = None
+            for number in heard(session, min(_SLICE_S, self._poll_s, watch.due_in(now))):
+                self._bell.ring(number)
+                now = time.monotonic()
+                if now - polled >= self._poll_s or watch.due_in(now) <= 0:
+                    break
+
+    def _end_silent_claims(self, session: Session, now: float) -> None:
+        """End sessions that hold a claim and have said nothing for too long."""
+        silent = silent_claims(session)
+        self._silent = {claim: self._silent.get(claim, now) for claim in silent}
+        for claim, since in self._silent.items():
+            if now - since >= self._claim_idle_s:
+                _log.warning("ended a session that held a claim and was silent", pid=claim.pid)
+                end_session(session, claim)

@@ -1,0 +1,1 @@
+"""What a batch's statements change beside what they name."""
