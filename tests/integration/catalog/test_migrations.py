@@ -13,6 +13,7 @@ from sqlalchemy import text
 from anabranch.store import migrate
 from anabranch.store.session.channels import MIGRATION_LOCK
 from anabranch.testkit.databases import TestDatabases
+from anabranch.testkit.waiting import until
 
 SCHEMA_TEXT = """
 select 'column', table_name, column_name, data_type, coalesce(collation_name, ''), is_nullable,
@@ -179,12 +180,7 @@ def test_an_upgrade_that_waits_for_a_table_stops_nobody(database_url: str) -> No
         holder.execute("select from anabranch.synced_tables")
         upgrading = thread.submit(migrate.upgrade, database_url)
         waits = "select count(*) from pg_locks where not granted and relation = 'anabranch.synced_tables'::regclass"
-        for _ in range(600):
-            if writer.execute(waits).fetchone() == (1,):
-                break
-            writer.execute("select pg_sleep(0.01)")
-        else:
-            raise AssertionError("the upgrade doesn't come to the table")
+        until(lambda: writer.execute(waits).fetchone() == (1,), 30, "the upgrade doesn't come to the table", upgrading)
         # Behind the upgrade in the table's queue: it has to give up its place.
         writer.execute("set lock_timeout = '10s'")
         writer.execute("delete from anabranch.synced_tables")

@@ -114,7 +114,7 @@ def test_sigterm_lets_calls_finish_and_sends_streams_away(url: str, tmp_path: Pa
         stream = subscribe(channel, key)
         slow = pool.submit(get, channel, key, behaviour.IS_SLOW, max_bytes=1_500)
         until(lambda: shown(echo.metrics_address, "anabranch_open_streams") == 1, 10)
-        until(lambda: behaviour.UNDER_WAY in echo.child.log_tail(), 10)
+        until(lambda: behaviour.UNDER_WAY in echo.child.log_tail(), 10, beside=slow)
         before = echo.child.deaths
         started = time.monotonic()
         echo.child.send(signal.SIGTERM)
@@ -135,7 +135,7 @@ def test_what_outlasts_the_drain_is_cut_off_with_a_reason(url: str, tmp_path: Pa
         key = echo.new_key("alice")
         get(channel, key)
         slow = pool.submit(get, channel, key, behaviour.IS_SLOW, max_bytes=60_000)
-        until(lambda: behaviour.UNDER_WAY in echo.child.log_tail(), 10)
+        until(lambda: behaviour.UNDER_WAY in echo.child.log_tail(), 10, beside=slow)
         before, started = echo.child.deaths, time.monotonic()
         echo.child.send(signal.SIGTERM)
         assert failing(lambda: slow.result(10)) == ("UNAVAILABLE", "UNAVAILABLE")
@@ -148,7 +148,7 @@ def test_a_second_signal_ends_it_at_once(url: str, tmp_path: Path) -> None:
         echo.wait_ready()
         key = echo.new_key("alice")
         slow = pool.submit(get, channel, key, behaviour.IS_SLOW, max_bytes=60_000)
-        until(lambda: behaviour.UNDER_WAY in echo.child.log_tail(), 10)
+        until(lambda: behaviour.UNDER_WAY in echo.child.log_tail(), 10, beside=slow)
         before = echo.child.deaths
         echo.child.send(signal.SIGTERM)
         until(lambda: "draining" in echo.child.log_tail(), 10)

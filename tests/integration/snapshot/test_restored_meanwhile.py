@@ -57,12 +57,15 @@ def reason(call: Any) -> str:
 
 
 @contextmanager
-def held_at_its_node(place: Any) -> Iterator[Callable[[], None]]:
+def held_at_its_node(place: Any) -> Iterator[Callable[..., None]]:
     """A call that comes is let in as far as its position goes, and waits for its node to be looked up. What is given
-    waits for that."""
+    waits for that, with a call of a thread under way."""
     with connect(place.rig.url, application_name="test") as other:
         other.execute(b"lock table anabranch.nodes in access exclusive mode")
-        yield lambda: until(lambda: place.conn.execute(ADMITTING).fetchone() == (1,), 10)
+        admitting = "the call is not let in"
+        yield lambda call=None: until(
+            lambda: place.conn.execute(ADMITTING).fetchone() == (1,), 10, admitting, beside=call
+        )
 
 
 @contextmanager
@@ -169,7 +172,7 @@ def test_a_page_is_of_the_history_that_the_call_was_let_in_for(place: Any, write
     with ThreadPoolExecutor(1) as calls:
         with held_at_its_node(place) as waits:
             answer = calls.submit(again.get, common)
-            waits()
+            waits(answer)
             restored(place, lost)
             writer.insert("item", rows(1))
         with pytest.raises(Failed) as caught:
