@@ -8,7 +8,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,10 @@ from anabranch.scenario.ground import Ground
 from anabranch.scenario.node import Nursery
 from anabranch.store.catalog import registration
 from anabranch.testkit.exposition import shown
+from anabranch.testkit.snapshot_reader import Reader
 from anabranch.testkit.story import Story, new_id
 from anabranch.testkit.story_node import StoryNode
-from anabranch.v1 import batch_pb2, position_pb2, snapshot_pb2
+from anabranch.testkit.waiting import until
 
 pytestmark = pytest.mark.timeout(600)
 TODO = {"todo": "id text primary key, title text, n bigint"}
@@ -30,13 +31,18 @@ WAIT_S = 60.0
 READS = 5
 PULL_SESSIONS = 4
 """Pulls that a snapshot process serves at once, as it is set from the start."""
+STALL_MS = 600_000
+"""A pull that nobody takes keeps its turn for as long as a test may last."""
 _labels = itertools.count(1)
 
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
     folder = tmp_path_factory.mktemp("ground")
-    with closing(Nursery(folder / "nursery.log")) as nursery, Ground(folder / "ground", nursery) as made:
+    with (
+        closing(Nursery(folder / "nursery.log")) as nursery,
+        Ground(folder / "ground", nursery, {"ANABRANCH_PULL_STALL_MS": str(STALL_MS)}) as made,
+    ):
         yield made
 
 
@@ -187,30 +193,17 @@ def pulls(story: Story, state: str) -> int:
     return int(shown(story.stack.metrics_addresses["snapshot"], "anabranch_pulls", state=state))
 
 
-def until(what: Callable[[], bool], why: str) -> None:
-    """Look until it is so."""
-    end = time.monotonic() + WAIT_S
-    while not what():
-        assert time.monotonic() < end, why
-        time.sleep(0.05)
-
-
 @contextmanager
 def every_turn_taken(story: Story) -> Iterator[None]:
     """In the block the snapshot process serves pulls whose clients take nothing, as many as it serves at once."""
-    remotes = [story.remote(story.stack.key) for _ in range(PULL_SESSIONS)]
-    states = [position_pb2.NodeState(node=batch_pb2.Node(id=new_id(), name="slow")) for _ in remotes]
-    requests = [snapshot_pb2.PullRequest(db_name=story.name, node_state=state) for state in states]
-    # A call that nobody holds on to is over.
-    streams = [remote.pull(request) for remote, request in zip(remotes, requests, strict=True)]
-    try:
-        until(lambda: pulls(story, "reading") == PULL_SESSIONS, "the slow pulls do not begin")
+    with ExitStack() as ends:
+        for _ in range(PULL_SESSIONS):
+            reader = Reader(story.stack.addresses["snapshot"], story.stack.key, story.name)
+            ends.callback(reader.close)
+            # A call that nobody holds on to is over.
+            ends.callback(reader.pull(timeout_s=None).cancel)
+        until(lambda: pulls(story, "reading") == PULL_SESSIONS, WAIT_S, "the slow pulls do not begin")
         yield
-    finally:
-        for stream in streams:
-            stream.cancel()
-        for remote in remotes:
-            remote.close()
 
 
 def read_again(node: StoryNode) -> None:
@@ -254,7 +247,7 @@ def test_a_restore_while_a_pull_waits_for_its_turn(restorable: Callable[..., Res
     with ThreadPoolExecutor(1) as reading:
         with every_turn_taken(story):
             read = reading.submit(read_again, a)
-            until(lambda: pulls(story, "waiting") == 1, "the pull does not wait for its turn")
+            until(lambda: pulls(story, "waiting") == 1, WAIT_S, "the pull does not wait for its turn", read)
             restore(services_stay=True)
             story.sql(f"insert into {story.name}.todo (id, title) values (%s, 'new history')", [y])
             story.drained(WAIT_S)
@@ -262,6 +255,8 @@ def test_a_restore_while_a_pull_waits_for_its_turn(restorable: Callable[..., Res
                 "select max(position) from anabranch.groups where database_id = %s", [story.database.id]
             )
             assert head > lost_at
+            counts = pulls(story, "reading"), pulls(story, "waiting")
+            assert counts == (PULL_SESSIONS, 1), "its turn came before that of the new history"
         read.result(4 * WAIT_S)
     assert dead(a) == [(lost, "REWOUND")]
     story.sync()

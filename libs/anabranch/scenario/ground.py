@@ -13,6 +13,7 @@ import secrets
 import shutil
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -33,12 +34,14 @@ _PULL_CHUNK_BYTES = "4096"
 
 
 class Ground:
-    """Postgres and the services in ``folder``; ``nursery`` starts the nodes."""
+    """Postgres and the services in ``folder``; ``nursery`` starts the nodes. ``environment`` is added for every service
+    (``ANABRANCH_…`` settings)."""
 
-    def __init__(self, folder: Path, nursery: Nursery) -> None:
+    def __init__(self, folder: Path, nursery: Nursery, environment: Mapping[str, str] | None = None) -> None:
         folder.mkdir(parents=True)
         self.folder = folder
         self.nursery = nursery
+        self._environment = environment or {}
         self._secret = secrets.token_urlsafe(48)
         self._postgres = EmbeddedPostgres(folder / "postgres")
         self._stack: Stack | None = None
@@ -68,6 +71,7 @@ class Ground:
         environment = {
             "ANABRANCH_JWT_HS256_SECRET": self._secret,
             "ANABRANCH_PULL_BATCH_BYTES": _PULL_CHUNK_BYTES,
+            **self._environment,
         }
         stack = Stack(self._postgres.url, folder=folder, environment=environment)
         stack.__enter__()

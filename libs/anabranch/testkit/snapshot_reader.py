@@ -21,11 +21,19 @@ from anabranch.v1 import (
 )
 
 TIMEOUT_S = 30.0
+_WINDOW_BYTES = 65_535
+_OPTIONS = (
+    # gRPC widens a stream's window by the way's capacity, which it guesses from the answers to its pings: on a busy
+    # machine a client that takes nothing is sent megabytes, and a call that is meant to stand still comes to its end.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", _WINDOW_BYTES),
+)
 
 
 @dataclass
 class Reader:
-    """A node that only reads. Its channel has the options that every channel has."""
+    """A node that only reads. What its caller does not take stays with the server, but for a window and the chunks that
+    are under way; else its channel is as every channel is."""
 
     address: str
     key: str
@@ -36,7 +44,7 @@ class Reader:
     channel: grpc.Channel = field(init=False)
 
     def __post_init__(self) -> None:
-        self.channel = grpc.insecure_channel(self.address)
+        self.channel = grpc.insecure_channel(self.address, options=_OPTIONS)
 
     def close(self) -> None:
         """End its channel, and the calls on it."""
