@@ -26,7 +26,7 @@ PARENTS = {
     "anabranch.v1.IngestService/Send": "anabranch.client.send",
     "group": "anabranch.v1.IngestService/Send",
     "deliver": "group",
-    "anabranch.client.apply": "deliver",
+    "anabranch.client.reading.apply": "deliver",
 }
 """The span tree of one batch: each span and its parent."""
 WRITES = 30
@@ -103,7 +103,7 @@ def test_a_trace_goes_from_one_device_to_the_other(
                 devices.stdin.flush()
                 trace_id = devices.stdout.readline().strip()
                 assert trace_id, "the devices ended"
-                if "anabranch.client.apply" in collected.spans[trace_id]:
+                if "anabranch.client.reading.apply" in collected.spans[trace_id]:
                     break
             devices.stdin.close()
             assert devices.wait(60) == 0
@@ -113,7 +113,7 @@ def test_a_trace_goes_from_one_device_to_the_other(
         assert spans[name].parent_span_id == spans[parent].span_id, f"{name} is no child of {parent}"
     assert spans["app"].parent_span_id == b""
     processes = {name: collected.services[span.span_id.hex()] for name, span in spans.items()}
-    assert processes["anabranch.client.send"] == processes["anabranch.client.apply"] == "app"
+    assert processes["anabranch.client.send"] == processes["anabranch.client.reading.apply"] == "app"
     assert processes["anabranch.v1.IngestService/Send"] == "anabranch-ingest"
     assert processes["group"] == "anabranch-conflict-resolver"
     assert processes["deliver"] == "anabranch-snapshot"

@@ -21,8 +21,8 @@ from pathlib import Path
 import pytest
 
 from anabranch.client import SyncedDb
-from anabranch.client.device_table import DeviceTable
-from anabranch.client.sums import of_rows
+from anabranch.client.file.device_table import DeviceTable
+from anabranch.client.reading.sums import of_rows
 from anabranch.store.catalog import databases as catalog
 from anabranch.store.catalog import registration
 from anabranch.store.session.engine import connect

@@ -24,11 +24,11 @@ from hypothesis import strategies as st
 
 from anabranch.canonical import table_sum
 from anabranch.client import CallFailed, Change, RowExists, RowMissing, SyncedDb
-from anabranch.client import pendings as pendings_module
-from anabranch.client.payload import PayloadCache
-from anabranch.client.pendings import Pendings
-from anabranch.client.rebase import overlaid, read_bases
-from anabranch.client.sums import base_rows
+from anabranch.client.overlay import pendings as pendings_module
+from anabranch.client.overlay.pendings import Pendings
+from anabranch.client.overlay.rebase import overlaid, read_bases
+from anabranch.client.reading.sums import base_rows
+from anabranch.client.writes.payload import PayloadCache
 from anabranch.merge import SERVER_NODE, MutationType, Policy
 from anabranch.schema import Column, Kind, Table
 from anabranch.testkit.memory_remote import MemoryRemote
@@ -231,7 +231,7 @@ def check_invariants(device: SyncedDb) -> None:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("many", [16, 1], ids=["as it is", "every row squeezed"])
+@pytest.mark.parametrize("many", [16, 1], ids=["as it is", "every row coalesced"])
 @pytest.mark.parametrize("order", ["server", "edit"])
 def test_every_history_ends_with_equal_rows_and_nothing_lost(order: str, many: int) -> None:
     tell_histories(order, many, EXAMPLES)
@@ -239,7 +239,7 @@ def test_every_history_ends_with_equal_rows_and_nothing_lost(order: str, many: i
 
 @pytest.mark.long
 @pytest.mark.timeout(3_600)
-@pytest.mark.parametrize("many", [16, 1], ids=["as it is", "every row squeezed"])
+@pytest.mark.parametrize("many", [16, 1], ids=["as it is", "every row coalesced"])
 @pytest.mark.parametrize("order", ["server", "edit"])
 def test_thousands_of_histories_end_so(order: str, many: int) -> None:
     tell_histories(order, many, MANY_EXAMPLES)
@@ -319,16 +319,16 @@ def counted(function: Callable[..., Any], times: list[int]) -> Callable[..., Any
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_rows_that_are_written_often_show_the_same_squeezed(seed: int, tmp_path: Path) -> None:
+def test_rows_that_are_written_often_show_the_same_coalesced(seed: int, tmp_path: Path) -> None:
     """Long histories of few rows, of which some batches go while others stay."""
     chance = random.Random(seed)
     world = World(tmp_path, "server", "rejects")
-    squeezed = [0]
+    coalesced = [0]
 
     def write(i: int) -> None:
         table, key = chance.choice([("todo", "x"), ("note", "y")])
         kind = chance.choice(["update"] * 15 + ["delete", "insert"])
-        # Of "todo" the title or the counter; the third column is one that is not squeezed.
+        # Of "todo" the title or the counter; the third column is one that is not coalesced.
         value = chance.choice([v for v in range(-3, 9) if table == "note" or v % 3 != 2 or chance.random() < 0.02])
         world.step("write", i, [(table, kind, key, value)])
 
@@ -336,7 +336,7 @@ def test_rows_that_are_written_often_show_the_same_squeezed(seed: int, tmp_path:
         patch.setattr(pendings_module, "_MANY", 1)
         for device in world.devices:
             pendings = device._sender._pendings
-            patch.setattr(pendings, "_kept_parts", counted(pendings._kept_parts, squeezed))
+            patch.setattr(pendings, "_kept_parts", counted(pendings._kept_parts, coalesced))
         for _ in range(120):
             i = chance.randint(0, 1)
             action = chance.choice(["write"] * 5 + ["read", "read", "some", "flush", "lose"])
@@ -355,7 +355,7 @@ def test_rows_that_are_written_often_show_the_same_squeezed(seed: int, tmp_path:
             check_invariants(world.devices[i])
             assert world.mirrors[i] == shown(world.devices[i])
         world.settle()
-    assert squeezed[0] > 5, "rows were squeezed, and more than once"
+    assert coalesced[0] > 5, "rows were coalesced, and more than once"
     live = {key: dict(row) for key, row in world.server.live().items()}
     for device in world.devices:
         check_invariants(device)

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from anabranch.canonical import RowEncoder
-from anabranch.client.sqlite_values import RowCodec
+from anabranch.client.forms.sqlite_values import RowCodec
 from anabranch.schema import Cell, Kind
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.stack import Stack

@@ -18,7 +18,7 @@ from typing import Any
 
 from anabranch.cli.dead_text import as_json, lines, message, moment
 from anabranch.client.errors import ClientError
-from anabranch.client.offline import DeadQueue
+from anabranch.client.letters.offline import DeadQueue
 
 REFUSED = 2
 """Exit code when the command was understood and could not be done."""

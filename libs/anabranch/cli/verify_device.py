@@ -14,8 +14,9 @@ from pathlib import Path
 
 from anabranch.canonical import RowEncoder
 from anabranch.cli.verify_log import RowComparison
-from anabranch.client import state, sums
-from anabranch.client.device_table import DeviceTable, table_of
+from anabranch.client.file import state
+from anabranch.client.file.device_table import DeviceTable, table_of
+from anabranch.client.reading import sums
 from anabranch.ranges import RangeSums, differing_ranges, in_ranges
 from anabranch.schema import Cell, Table, key_text
 from anabranch.store.catalog.databases import Database

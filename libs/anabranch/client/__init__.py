@@ -10,10 +10,7 @@ with db.batch():
 db.execute("select count(*) from flights").fetchone()
 """
 
-from anabranch.client.bootstrap import Progress
-from anabranch.client.conflicts import Conflict
 from anabranch.client.db import SyncedDb
-from anabranch.client.decimals import add_decimals
 from anabranch.client.errors import (
     BatchState,
     CallFailed,
@@ -28,11 +25,14 @@ from anabranch.client.errors import (
     WrongPrincipal,
 )
 from anabranch.client.events import STATE_KINDS, Change, ConflictEvent, DeadLetter, State
+from anabranch.client.forms.decimals import add_decimals
+from anabranch.client.letters.conflicts import Conflict
+from anabranch.client.queue.verdicts import BatchVerdict, Explanation, MutationVerdict
+from anabranch.client.reading.bootstrap import Progress
+from anabranch.client.reading.repair import Repaired
 from anabranch.client.remote import RemoteDb, Tls
-from anabranch.client.repair import Repaired
 from anabranch.client.status import Status
 from anabranch.client.synced_table import Batch, SyncedTable
-from anabranch.client.verdicts import BatchVerdict, Explanation, MutationVerdict
 
 __all__ = [
     "STATE_KINDS",

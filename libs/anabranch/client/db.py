@@ -12,30 +12,33 @@ from types import TracebackType
 from typing import Any
 
 from anabranch import faults
-from anabranch.client import conflicts, dead, status, sums, verdicts
-from anabranch.client.bootstrap import Progress
-from anabranch.client.conflicts import Conflict, Filter
-from anabranch.client.describe import ask
-from anabranch.client.device_table import DeviceTable
+from anabranch.client import status
 from anabranch.client.errors import BatchState, NotReady, SyncedElsewhere
 from anabranch.client.events import Change, ConflictEvent, DeadLetter, Listeners, State
-from anabranch.client.file import DeviceFile, Tx
-from anabranch.client.lease import Lease
-from anabranch.client.owner import Owner
-from anabranch.client.payload import PayloadCache
-from anabranch.client.pendings import Pendings
-from anabranch.client.reader import Reader
+from anabranch.client.file.describe import ask
+from anabranch.client.file.device_file import DeviceFile, Tx
+from anabranch.client.file.device_table import DeviceTable
+from anabranch.client.file.lease import Lease
+from anabranch.client.file.owner import Owner
+from anabranch.client.file.state import FileState
+from anabranch.client.letters import conflicts, dead
+from anabranch.client.letters.conflicts import Conflict, Filter
+from anabranch.client.overlay.pendings import Pendings
+from anabranch.client.queue import verdicts
+from anabranch.client.queue.sender import Sender
+from anabranch.client.queue.verdicts import BatchVerdict, Explanation
+from anabranch.client.reading import sums
+from anabranch.client.reading.bootstrap import Progress
+from anabranch.client.reading.reader import Reader
+from anabranch.client.reading.repair import Repaired
+from anabranch.client.reading.row_check import RowCheck
 from anabranch.client.remote import RemoteDb
-from anabranch.client.repair import Repaired
-from anabranch.client.row_check import RowCheck
-from anabranch.client.sender import Sender
 from anabranch.client.server_clock import ServerClock
-from anabranch.client.state import FileState
 from anabranch.client.status import Status
 from anabranch.client.sync import SyncLoop
 from anabranch.client.synced_table import Batch, SyncedTable
-from anabranch.client.verdicts import BatchVerdict, Explanation
-from anabranch.client.writes import BatchBuilder, Checks
+from anabranch.client.writes.local import BatchBuilder, Checks
+from anabranch.client.writes.payload import PayloadCache
 from anabranch.clock import clock_from_environment
 from anabranch.v1 import position_pb2, snapshot_pb2
 

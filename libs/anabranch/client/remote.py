@@ -237,7 +237,7 @@ def applying(traceparent: str) -> contextlib.AbstractContextManager[object]:
     if not traceparent:
         return contextlib.nullcontext()
     context = propagate.extract({"traceparent": traceparent})
-    return _tracer.start_as_current_span("anabranch.client.apply", context=context)
+    return _tracer.start_as_current_span("anabranch.client.reading.apply", context=context)
 
 
 M = TypeVar("M", bound=Message)

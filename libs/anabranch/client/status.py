@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from anabranch.client import queue, sums
-from anabranch.client.file import DeviceFile
+from anabranch.client.file.device_file import DeviceFile
+from anabranch.client.queue import statements
+from anabranch.client.reading import sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ def of_file(file: DeviceFile, *, leader: bool, clock_skew_ms: int | None) -> Sta
         node_id=current.node_id,
         cursor=current.cursor_ms,
         unsent=unsent,
-        queued=queue.count(conn),
+        queued=statements.count(conn),
         dead=dead_letters,
         pulls=current.pulls,
         leader=leader,

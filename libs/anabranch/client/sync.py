@@ -47,14 +47,14 @@ from typing import Literal, TypeAlias
 from tenacity import RetryCallState, Retrying, retry_if_not_exception_type, wait_random_exponential
 from tenacity.stop import stop_base
 
-from anabranch.client import queue
 from anabranch.client.errors import CallFailed, ClientError, DiskFull, WrongPrincipal
 from anabranch.client.events import State
-from anabranch.client.file import DeviceFile
-from anabranch.client.lease import Lease
+from anabranch.client.file.device_file import DeviceFile
+from anabranch.client.file.lease import Lease
 from anabranch.client.logs import get_logger
-from anabranch.client.reader import Reader
-from anabranch.client.sender import Sender
+from anabranch.client.queue import statements
+from anabranch.client.queue.sender import Sender
+from anabranch.client.reading.reader import Reader
 
 log = get_logger(__name__)
 
@@ -278,7 +278,7 @@ class SyncLoop:
     def _send_once(self) -> None:
         self._wake.clear()
         if not self._sender.has_work():
-            if "send" in self._trouble and not queue.has_unsent(self._file.reader()):
+            if "send" in self._trouble and not statements.has_unsent(self._file.reader()):
                 # What could not be sent has ended otherwise.
                 self._tell("send")
             self._wake.wait()

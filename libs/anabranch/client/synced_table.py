@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from anabranch.client.writes import BatchBuilder
+from anabranch.client.writes.local import BatchBuilder
 
 Row: TypeAlias = Mapping[str, Any]
 Rows: TypeAlias = Row | Sequence[Row]

@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Any
 
 from anabranch.canonical import value_encoder
-from anabranch.client.convert import converter
+from anabranch.client.writes.convert import converter
 from anabranch.scenario.values import Json, Timestamp
 from anabranch.schema import Cell, Column, Kind, key_text
 from anabranch.schema.table import Table

@@ -11,7 +11,7 @@ from typing import Any
 
 from anabranch import faults
 from anabranch.client import CallFailed, SyncedDb
-from anabranch.client.queue import Queued
+from anabranch.client.queue.statements import Queued
 from anabranch.clock import Clock
 from anabranch.scenario.lines import Lines, send
 from anabranch.testkit.network import Network

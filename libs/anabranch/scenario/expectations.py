@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from anabranch.client.sqlite_values import loader
+from anabranch.client.forms.sqlite_values import loader
 from anabranch.scenario.cells import accepted, cast, encoded, named_key
 from anabranch.scenario.conflicts import Lost, conflicts
 from anabranch.scenario.lake import compact, lake_differences, published_positions

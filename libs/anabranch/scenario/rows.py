@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from anabranch.canonical import RowEncoder
-from anabranch.client.sqlite_values import RowCodec
+from anabranch.client.forms.sqlite_values import RowCodec
 from anabranch.scenario.cells import accepted, encoded, to_text
 from anabranch.scenario.node import Node
 from anabranch.scenario.world import FellShort, World

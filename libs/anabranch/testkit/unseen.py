@@ -1,4 +1,4 @@
-"""What a broken disk, or a program that gets past the triggers of ``client.guards``, does to a device's file."""
+"""What a broken disk, or a program that gets past the triggers of ``client.file.guards``, does to a device's file."""
 
 from __future__ import annotations
 

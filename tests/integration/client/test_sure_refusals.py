@@ -12,8 +12,8 @@ import pytest
 
 from anabranch import limits
 from anabranch.client import State, SyncedDb
-from anabranch.client.convert import converter
-from anabranch.client.sure import SurelyRefusedError, sure_of
+from anabranch.client.writes.convert import converter
+from anabranch.client.writes.sure import SurelyRefusedError, sure_of
 from anabranch.schema import Column, Kind
 from anabranch.store.catalog import registration
 from anabranch.store.session.engine import connect

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from anabranch.client.texts import text_reader
+from anabranch.client.forms.texts import text_reader
 from anabranch.columnar.arrow_types import arrow_type, to_cells
 from anabranch.columnar.chunks import from_ipc
 from anabranch.schema import Cell, Column, Kind, Table

@@ -157,7 +157,7 @@ def test_another_thread_waits_for_the_batch_to_end(device: SyncedDb) -> None:
 
 
 def test_who_waits_too_long_is_told_for_whom(device: SyncedDb, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anabranch.client.file.WAIT_S", 0.05)
+    monkeypatch.setattr("anabranch.client.file.device_file.WAIT_S", 0.05)
     told: list[Exception] = []
 
     def write() -> None:

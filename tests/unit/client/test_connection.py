@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.client import CallFailed, State, SyncedDb, WrongPrincipal, queue
-from anabranch.client.file import DeviceFile
-from anabranch.client.lease import Lease
+from anabranch.client import CallFailed, State, SyncedDb, WrongPrincipal
+from anabranch.client.file.device_file import DeviceFile
+from anabranch.client.file.lease import Lease
+from anabranch.client.queue import statements
 from anabranch.client.sync import SyncLoop
 
 WAIT_S = 20.0
@@ -44,7 +45,7 @@ class Half:
         self.cancelled.clear()
 
     def has_work(self) -> bool:
-        return queue.has_unsent(self.file.reader())
+        return statements.has_unsent(self.file.reader())
 
     def cancel(self) -> None:
         self.cancelled.set()

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from anabranch.client import SyncedDb, add_decimals, layout, redeclare
-from anabranch.client.decimals import compare
+from anabranch.client import SyncedDb, add_decimals
+from anabranch.client.file import layout, redeclare
+from anabranch.client.forms.decimals import compare
 from anabranch.merge import Policy
 from anabranch.schema import Column, Kind, Table
 from anabranch.testkit.memory_remote import MemoryRemote

@@ -19,7 +19,7 @@ from anabranch.client import (
     State,
     SyncedDb,
 )
-from anabranch.client.row_check import RowCheck
+from anabranch.client.reading.row_check import RowCheck
 from anabranch.testkit.memory_remote import MemoryRemote
 
 DAY_MS = 24 * 3600 * 1000

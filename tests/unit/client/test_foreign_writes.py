@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.client import State, SyncedDb, TriggerWrites, guards
+from anabranch.client import State, SyncedDb, TriggerWrites
+from anabranch.client.file import guards
 from anabranch.testkit.memory_remote import MemoryRemote
 from anabranch.testkit.unseen import write_unseen
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.client import Batch, DiskFull, FileFailed, State, SyncedDb
-from anabranch.client.file import DeviceFile
+from anabranch.client.file.device_file import DeviceFile
 from anabranch.merge.model import MutationType
 from anabranch.testkit.memory_remote import MemoryRemote
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ulid import ULID
 
-from anabranch.client.ids import first_id_at, next_id
+from anabranch.client.writes.ids import first_id_at, next_id
 from anabranch.merge import ulid_time_ms
 
 TIMES = st.integers(0, 2**47)

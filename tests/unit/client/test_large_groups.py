@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.client import SyncedDb, apply, queue
+from anabranch.client import SyncedDb
+from anabranch.client.queue import statements
+from anabranch.client.reading import apply
 from anabranch.testkit.memory_remote import MemoryRemote
 
 
@@ -36,10 +38,10 @@ def test_what_may_leave_costs_the_same_however_many_batches_touch_its_row(device
     def measure() -> int:
         (ids,) = zip(*writer.execute("SELECT id FROM _db_mutations_queue ORDER BY id LIMIT 21"), strict=True)
         with device._file.transaction() as tx:
-            queue.mark_seen(tx.conn, [*ids[:10], *ids[11:21]])
+            statements.mark_seen(tx.conn, [*ids[:10], *ids[11:21]])
             steps[0] = 0
             writer.set_progress_handler(count, 1)
-            assert queue.leaving(tx.conn) == list(ids[:10])
+            assert statements.leaving(tx.conn) == list(ids[:10])
             writer.set_progress_handler(None, 1)
             tx.conn.execute("UPDATE _db_mutations_queue SET seen = 0")
         return steps[0]

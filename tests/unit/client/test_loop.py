@@ -13,9 +13,11 @@ from typing import Any
 import grpc
 import pytest
 
-from anabranch.client import CallFailed, RemoteDb, State, SyncedDb, queue, sums, sync
-from anabranch.client.file import DeviceFile
-from anabranch.client.lease import Lease
+from anabranch.client import CallFailed, RemoteDb, State, SyncedDb, sync
+from anabranch.client.file.device_file import DeviceFile
+from anabranch.client.file.lease import Lease
+from anabranch.client.queue import statements
+from anabranch.client.reading import sums
 from anabranch.client.sync import SyncLoop
 from anabranch.testkit.memory_remote import MemoryRemote
 
@@ -52,7 +54,7 @@ class Sends:
         self.flushes: queues.Queue[float] = queues.Queue()
 
     def has_work(self) -> bool:
-        return queue.has_unsent(self.file.reader())
+        return statements.has_unsent(self.file.reader())
 
     def patience_s(self) -> float:
         return 45.0
@@ -140,12 +142,12 @@ def test_what_the_log_passed_unseen_is_sent_again_without_a_further_write(
 ) -> None:
     batch_id = device.table("todo").update({"id": "k0", "n": 1})
     with device._file.transaction() as tx:
-        queue.accepted(tx.conn, [(batch_id, 1, b"")])
+        statements.accepted(tx.conn, [(batch_id, 1, b"")])
     loop.start()
     with pytest.raises(queues.Empty):
         sender.flushes.get(timeout=1.0)
     with device._file.transaction() as tx:
-        queue.ask_again(tx.conn, [batch_id])
+        statements.ask_again(tx.conn, [batch_id])
     assert sender.flushes.get(timeout=WAIT_S)
 
 

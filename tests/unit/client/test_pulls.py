@@ -16,7 +16,7 @@ from anabranch.client import (
     NotReady,
     SyncedDb,
 )
-from anabranch.client.prefetch import prefetched
+from anabranch.client.reading.prefetch import prefetched
 from anabranch.testkit.memory_remote import MemoryRemote
 
 

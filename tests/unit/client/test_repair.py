@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from anabranch.client import BatchState, CallFailed, Change, Repaired, State, SyncedDb
-from anabranch.client import repair as repairs
+from anabranch.client.reading import repair as repairs
 from anabranch.testkit.memory_remote import MemoryRemote
 from anabranch.testkit.unseen import write_unseen
 

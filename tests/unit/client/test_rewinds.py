@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.client import CallFailed, State, SyncedDb
-from anabranch.client.seen import last_common, positions, prune, saw
+from anabranch.client.reading.seen import last_common, positions, prune, saw
 from anabranch.merge import MutationType
 from anabranch.testkit.memory_remote import MemoryRemote
 from anabranch.v1 import position_pb2, snapshot_pb2

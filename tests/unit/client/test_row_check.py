@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from anabranch.client import State, SyncedDb, sums
+from anabranch.client import State, SyncedDb
+from anabranch.client.reading import sums
 from anabranch.testkit.memory_remote import MemoryRemote
 from anabranch.testkit.unseen import write_unseen
 

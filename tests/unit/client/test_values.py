@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from anabranch.canonical import RowEncoder
 from anabranch.client import add_decimals
-from anabranch.client.convert import converter
-from anabranch.client.device_table import DeviceTable
-from anabranch.client.texts import date_days, text_reader, timestamp_us
+from anabranch.client.file.device_table import DeviceTable
+from anabranch.client.forms.texts import date_days, text_reader, timestamp_us
+from anabranch.client.writes.convert import converter
 from anabranch.schema import Column, Kind, Table
 from anabranch.schema.cells import Literal
 from anabranch.testkit.cell_strategies import cells

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.client import ConflictEvent, State, SyncedDb
-from anabranch.client import layout as layout_module
+from anabranch.client.file import layout as layout_module
 from anabranch.merge import Policy
 from anabranch.schema import Column, Kind, Table
 from anabranch.testkit.memory_remote import MemoryRemote

@@ -1,0 +1,142 @@
+"""What the server's Describe says, made into tables of the file."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+
+from anabranch.client.errors import CallFailed
+from anabranch.client.events import Change, State
+from anabranch.client.file import guards, layout
+from anabranch.client.file.device_file import Tx
+from anabranch.client.file.device_table import DeviceTable, device_table, quote, table_of
+from anabranch.client.forms.sqlite_values import declared_type
+from anabranch.v1 import snapshot_pb2
+
+
+def apply_description(tx: Tx, response: snapshot_pb2.DescribeResponse) -> None:
+    """Make the tables that are new, change those that have changed, drop those that are no longer synced; rows that are
+    so shown no more are told of. A new table, and one that has changed, waits to be pulled."""
+    known: dict[str, bytes] = dict(tx.conn.execute("SELECT name, value FROM _db_tables").fetchall())
+    changed = False
+    for ordinal, message in enumerate(response.tables):
+        value = message.SerializeToString(deterministic=True)
+        old = known.pop(message.name, None)
+        if old is None:
+            changed |= _create(tx, message, value, ordinal)
+        elif _columns(old) != _columns(value):
+            changed = True
+            _change(tx, DeviceTable(table_of(snapshot_pb2.Table.FromString(old))), message, value)
+        elif old != value:
+            tx.conn.execute("UPDATE _db_tables SET value = ? WHERE name = ?", (value, message.name))
+            changed |= snapshot_pb2.Table.FromString(old).columns != message.columns
+    for name in known:
+        changed = True
+        drop_pull(tx, name)
+        _tell_gone(tx, name)
+        tx.conn.execute(f"DROP TABLE IF EXISTS {quote(name)}")
+        for ours, column in (("_db_tables", "name"), ("_db_base", "tbl"), ("_db_pending_rows", "tbl")):
+            tx.conn.execute(f"DELETE FROM {ours} WHERE {column} = ?", (name,))
+    tx.set(
+        schema_version=response.state.schema_version,
+        limits=response.limits.SerializeToString(),
+        policy=response.policy.SerializeToString(),
+        **({"tables_version": tx.state.tables_version + 1} if changed else {}),
+    )
+
+
+def ask(
+    tx: Tx, name: str, describe: Callable[[snapshot_pb2.DescribeRequest], snapshot_pb2.DescribeResponse]
+) -> DeviceTable | None:
+    """What the server says of a table now, noted where its columns are still those of the file; None where they are
+    not, or where it can't be asked. What else has changed is for the reader to notice."""
+    try:
+        response = describe(snapshot_pb2.DescribeRequest(db_name=tx.state.db_name, node_state=tx.state.node_state))
+    except CallFailed:
+        return None
+    message = next((table for table in response.tables if table.name == name), None)
+    (old,) = tx.conn.execute("SELECT value FROM _db_tables WHERE name = ?", (name,)).fetchone()
+    if message is None or _columns(old) != _columns(value := message.SerializeToString(deterministic=True)):
+        return None
+    if value != old:
+        tx.conn.execute("UPDATE _db_tables SET value = ? WHERE name = ?", (value, name))
+        tx.set(tables_version=tx.state.tables_version + 1)
+    return device_table(message)
+
+
+def _tell_gone(tx: Tx, name: str) -> None:
+    """Every row of a table is about to be shown no more."""
+    if tx.wants_rows:
+        keys = ", ".join(quote(k) for k in tx.tables[name].table.key_columns)
+        gone = tx.conn.execute(f"SELECT {keys} FROM {quote(name)}")
+        tx.events += [Change(name, "delete", tuple(key), (), None, "snapshot") for key in gone]
+
+
+def _columns(value: bytes) -> tuple[list[tuple[str, int, int]], list[str]]:
+    """What decides how a table is held: names, kinds and key, not policies and defaults."""
+    message = snapshot_pb2.Table.FromString(value)
+    return [(c.name, c.kind, c.element_kind) for c in message.columns], list(message.key_columns)
+
+
+def _create(tx: Tx, message: snapshot_pb2.Table, value: bytes, ordinal: int) -> bool:
+    name = message.name
+    reason = ""
+    if name.lower().startswith((layout.PREFIX, "sqlite_")):
+        reason = f"names that start with {layout.PREFIX} or sqlite_ are SQLite's and this file's own"
+    else:
+        try:
+            tx.conn.execute(DeviceTable(table_of(message)).create_sql())
+        except sqlite3.OperationalError as error:
+            reason = f"SQLite can't hold it: {error}"
+    if reason:
+        tx.events.append(State("set_aside", reason, name))
+        return False
+    guards.put(tx.conn, name)
+    tx.conn.execute("INSERT INTO _db_tables (name, ordinal, value) VALUES (?, ?, ?)", (name, ordinal, value))
+    return True
+
+
+def _change(tx: Tx, old: DeviceTable, message: snapshot_pb2.Table, value: bytes) -> None:
+    """Columns that were added stand empty until the table was pulled again; any other change makes the table anew."""
+    new = DeviceTable(table_of(message))
+    drop_pull(tx, new.name)
+    before, after = old.table.columns, new.table.columns
+    kinds = [(c.name, c.kind, c.element_kind) for c in after[: len(before)]]
+    (stage,) = tx.conn.execute("SELECT stage FROM _db_tables WHERE name = ?", (new.name,)).fetchone()
+    added_only = kinds == [(c.name, c.kind, c.element_kind) for c in before]
+    if stage != "new" and added_only and old.table.key_columns == new.table.key_columns:
+        for column in after[len(before) :]:
+            declared = f"{quote(column.name)} {declared_type(column.kind)}".rstrip()
+            tx.conn.execute(f"ALTER TABLE {new.quoted} ADD COLUMN {declared}")
+    else:
+        _tell_gone(tx, new.name)
+        tx.conn.execute(f"DROP TABLE {new.quoted}")
+        tx.conn.execute(new.create_sql())
+        guards.put(tx.conn, new.name)
+        tx.conn.execute("DELETE FROM _db_base WHERE tbl = ?", (new.name,))
+    tx.conn.execute(
+        "UPDATE _db_tables SET value = ?, stage = CASE stage WHEN 'new' THEN 'new' ELSE 'aside' END, "
+        "reason = 'its columns have changed' WHERE name = ?",
+        (value, new.name),
+    )
+    tx.events.append(State("set_aside", "its columns have changed", new.name))
+
+
+def drop_pull(tx: Tx, name: str) -> None:
+    """Forget a table's pull that is under way, with the rows that it brought."""
+    row = tx.conn.execute("SELECT stage, pull_table FROM _db_tables WHERE name = ?", (name,)).fetchone()
+    if row is None:
+        return
+    stage, staged = row
+    if staged is not None:
+        tx.conn.execute(f"DROP TABLE IF EXISTS {quote(staged)}")
+    elif stage == "new":
+        # They were told of as they came, and will be again.
+        _tell_gone(tx, name)
+        with tx.writing(name, guards.MANY):
+            tx.conn.execute(f"DELETE FROM {quote(name)}")
+    tx.conn.execute(
+        """UPDATE _db_tables SET pull_first_ms = NULL, pull_last_ms = NULL, pull_epoch = '', pull_token = x'',
+           pull_resume = x'', pull_count = 0, pull_hash = x'', pull_done = 0, pull_table = NULL WHERE name = ?""",
+        (name,),
+    )

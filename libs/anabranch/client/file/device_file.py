@@ -1,0 +1,427 @@
+"""A device's file: its connections, its one write transaction at a time, its tables.
+
+State model. One connection writes, for every thread of the process, under ``_lock``; a transaction begins IMMEDIATE, so
+that another process waits for it in ``busy_timeout``, and reads ``_db_state`` first: nothing that another process may
+change is kept in memory but the compiled tables, which ``tables_version`` guards. ``_holder`` is whose transaction is
+open (see ``holder``): code of another thread waits for it, for ``WAIT_S`` at most; code for which the holder would have
+to wait itself is refused at once. Reads use ``query_only`` connections of their thread, or the writing one inside the
+holder's own transaction: one for the app's queries, and another for our own, because a cursor that the app has not read
+to its end holds its connection at the moment of its query. They go with their thread. Events that a transaction has
+are put up for delivery before the lock is let go, so that they keep the order of commits. A transaction that SQLite has
+ended by itself is over (see ``write_connection``).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from anabranch.client.errors import BatchState, ClientError
+from anabranch.client.events import Event, Listeners
+from anabranch.client.file import guards, layout, state
+from anabranch.client.file.device_table import DeviceTable, device_table
+from anabranch.client.file.holder import Holder
+from anabranch.client.file.mend import mend
+from anabranch.client.file.redeclare import redeclare
+from anabranch.client.file.state import FileState
+from anabranch.client.file.write_connection import WriteConnection, explained
+from anabranch.client.forms.decimals import add_decimals
+from anabranch.client.writes.ids import next_id
+from anabranch.v1 import snapshot_pb2
+
+BUSY_TIMEOUT_MS = 30_000
+WAIT_S = 120.0
+"""So long a writer waits for another thread's transaction."""
+_STATEMENTS_CACHED = 512
+_OURS = frozenset({__file__, str(Path(__file__).with_name("db.py"))})
+"""Where a batch is begun for the app."""
+C = TypeVar("C", bound=sqlite3.Connection)
+
+
+class Tx:
+    """A write transaction. ``state`` follows ``set``; ``events`` are delivered after the commit."""
+
+    __slots__ = ("_explain", "_let_in", "_opened", "conn", "events", "on_undo", "state", "tables", "wants_rows")
+
+    def __init__(
+        self,
+        conn: WriteConnection,
+        current: FileState,
+        tables: dict[str, DeviceTable],
+        wants_rows: bool,
+        explain: Callable[[BaseException], BaseException] = lambda error: error,
+    ) -> None:
+        self.conn = conn
+        self._explain = explain
+        self._let_in = False
+        self._opened = False
+        self.state = current
+        self.tables = tables
+        self.events: list[Event] = []
+        self.on_undo: list[Callable[[], None]] = []
+        """Called where the transaction, or a part of it, is undone: what was kept in memory may not hold."""
+        self.wants_rows = wants_rows
+        """Whether anybody listens to changes, so that telling them is worth the work."""
+
+    def set(self, **changes: Any) -> None:
+        """Change fields of the file's state."""
+        self.state = state.store(self.conn, self.state, changes)
+
+    @contextmanager
+    def writing(self, table: str, rows: int) -> Iterator[None]:
+        """Inside, about so many rows of a synced table are written, which only we may. Where it raises, the
+        transaction, or a part of it, is to be undone."""
+        if rows >= guards.MANY:
+            guards.take(self.conn, table)
+            yield
+            guards.put(self.conn, table)
+            return
+        if not self._let_in:
+            self.conn.execute("UPDATE _db_writer SET open = 1")
+            self._let_in = self._opened = True
+        yield
+
+    def close(self) -> None:
+        """Nothing more is written before the commit."""
+        if self._opened:
+            self.conn.execute("UPDATE _db_writer SET open = 0")
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """What happens inside is undone, alone, where it raises; or the whole transaction, where the part can't be."""
+        kept, before = len(self.events), self.state
+        self.conn.execute("SAVEPOINT part")
+        try:
+            yield
+            self.conn.execute("RELEASE part")
+        except BaseException as error:
+            explained = self._explain(error)
+            self.conn.failed(explained)
+            del self.events[kept:]
+            self.state = before
+            self.undone()
+            if not self.conn.has_ended:
+                self._undo_part(explained)
+            if explained is not error:
+                raise explained from error
+            raise
+
+    def _undo_part(self, error: BaseException) -> None:
+        try:
+            self.conn.execute("ROLLBACK TO part")
+            self.conn.execute("RELEASE part")
+        except (sqlite3.Error, MemoryError):
+            # Half of it may be there: nothing of the transaction may be committed.
+            self.conn.abandon(error)
+            raise
+
+    def undone(self) -> None:
+        """The transaction, or a part of it, was."""
+        self._let_in = False
+        for forget in self.on_undo:
+            forget()
+
+
+class _Connection(sqlite3.Connection):
+    """Can be referred to weakly."""
+
+
+class _AppConnection(_Connection):
+    """Takes its cursors along when it is closed: one that was left open would hold on to its moment, and its pages."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._cursors: weakref.WeakSet[sqlite3.Cursor] = weakref.WeakSet()
+
+    def execute(self, *arguments: Any) -> sqlite3.Cursor:
+        cursor = self.cursor()
+        self._cursors.add(cursor)
+        return cursor.execute(*arguments)
+
+    def close(self) -> None:
+        for cursor in list(self._cursors):
+            cursor.close()
+        super().close()
+
+
+class DeviceFile:
+    """``path`` is made where it is missing. ``refuse_foreign``: whether what others write to synced tables is refused
+    from now on; None leaves that as it is. Raises ClientError where the file belongs to another database or to a later
+    version of this package, and sqlite3.Error where it is no SQLite file."""
+
+    def __init__(
+        self,
+        path: Path,
+        db_name: str,
+        node_name: str,
+        now_ms: Callable[[], int],
+        listeners: Listeners,
+        refuse_foreign: bool | None = None,
+    ) -> None:
+        self.path = path
+        self.listeners = listeners
+        self._db_name = db_name
+        self._node_name = node_name
+        self._now_ms = now_ms
+        self._lock = threading.Lock()
+        self._holder: Holder | None = None
+        self._reading = threading.local()
+        self._readers: weakref.WeakSet[sqlite3.Connection] = weakref.WeakSet()
+        self._readers_lock = threading.Lock()
+        self._cleared = 0
+        self._compiled_tables: tuple[int, dict[str, DeviceTable]] = (-1, {})
+        self._authorizer = guards.Authorizer()
+        self._write = self._connect(WriteConnection)
+        try:
+            self._write.execute("PRAGMA journal_mode = WAL")
+            self._write.execute("PRAGMA synchronous = FULL")
+            self._prepare(refuse_foreign)
+        except BaseException as error:
+            self._write.close()
+            if (explained := self._explained(error)) is not error:
+                raise explained from error
+            raise
+        self._write.set_authorizer(self._authorizer)
+
+    def _explained(self, error: BaseException) -> BaseException:
+        return explained(self._authorizer.explain(error), self.path, self._write.has_ended)
+
+    def _connect(self, factory: type[C]) -> C:
+        conn = sqlite3.connect(
+            self.path,
+            timeout=BUSY_TIMEOUT_MS / 1000,
+            isolation_level=None,
+            check_same_thread=False,
+            factory=factory,
+            cached_statements=_STATEMENTS_CACHED,
+        )
+        conn.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+        add_decimals(conn)
+        return conn
+
+    def _prepare(self, refuse_foreign: bool | None) -> None:
+        conn = self._write
+        conn.begin()
+        try:
+            found = conn.execute("PRAGMA user_version").fetchone()[0]
+            if found > layout.FORMAT:
+                raise ClientError(f"{self.path} was written by a later version (format {found})")
+            if found < layout.FORMAT:
+                steps = (
+                    [layout.UPGRADES[number] for number in range(found, layout.FORMAT)]
+                    if found
+                    else [layout.STATEMENTS]
+                )
+                for statement in (statement for step in steps for statement in step):
+                    conn.execute(statement)
+                if 0 < found <= layout.PLAIN_DECIMALS:
+                    redeclare(conn)
+                conn.execute(f"PRAGMA user_version = {layout.FORMAT}")
+            if conn.execute("SELECT 1 FROM _db_state").fetchone() is None:
+                conn.execute(
+                    "INSERT INTO _db_state (one, db_name, node_id, node_name) VALUES (1, ?, ?, ?)",
+                    (self._db_name, next_id("", self._now_ms(), 0), self._node_name),
+                )
+            current = state.load(conn)
+            if current.db_name != self._db_name:
+                raise ClientError(f"{self.path} holds the database {current.db_name!r}, not {self._db_name!r}")
+            if self._node_name and current.node_name != self._node_name:
+                state.store(conn, current, {"node_name": self._node_name})
+            mend(conn, refuse_foreign)
+            conn.execute("COMMIT")
+        except BaseException as error:
+            conn.failed(error)
+            if (explained := self._explained(error)) is not error:
+                raise explained from error
+            raise
+        finally:
+            conn.finish()
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether the calling code is inside the open transaction."""
+        holder = self._holder
+        return holder is not None and holder.is_here()
+
+    def require_free(self) -> None:
+        """Raises BatchState where a batch is open that the calling code would wait for in vain: its own, or one of
+        another task or generator of its thread."""
+        holder = self._holder
+        if holder is None or not holder.would_wait_for_itself():
+            return
+        if holder.is_here():
+            raise BatchState("a batch is open here: end its block first")
+        raise BatchState(
+            f"a batch is open in {holder.name}, which can't end while this code waits for it. Write in the block "
+            f"itself, or when it has ended; don't await or yield in the block"
+        )
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """Inside, nobody else uses the connection that writes. Raises BatchState where it stays in use."""
+        if not self._lock.acquire(blocking=False):
+            self.require_free()
+            if not self._lock.acquire(timeout=WAIT_S):
+                who = "somebody" if self._holder is None else self._holder.name
+                raise BatchState(
+                    f"{who} has had a batch open for more than {WAIT_S:.0f} s: "
+                    f"nobody else can write until its block ends"
+                )
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    @contextmanager
+    def transaction(self) -> Iterator[Tx]:
+        """One write transaction; commits at the end, undoes everything where the block raises.
+
+        Raises:
+            BatchState: a batch is open that has to end first.
+            DiskFull: there is no room.
+            FileFailed: the file could not be written otherwise, as when another process held it for longer than the
+                busy timeout.
+        """
+        self.require_free()
+        conn = self._write
+        with self._held():
+            tx: Tx | None = None
+            holder = self._holder = Holder(_OURS)
+            try:
+                conn.begin()
+                current = state.load(conn)
+                tables = self._compiled(conn, current)
+                self._authorizer.know(tables)
+                tx = Tx(conn, current, tables, bool(self.listeners.change), self._explained)
+                yield tx
+                tx.close()
+                conn.execute("COMMIT")
+            except BaseException as error:
+                conn.failed(error)
+                if tx is not None:
+                    tx.undone()
+                if (explained := self._explained(error)) is not error:
+                    raise explained from error
+                raise
+            finally:
+                self._holder = None
+                holder.let_go()
+                conn.finish()
+            if tx.events:
+                self.listeners.put(tx.events)
+
+    def reader(self) -> sqlite3.Connection:
+        """A connection for reads of ours: the thread's own, or the open transaction's. Every cursor is read to its end
+        at once."""
+        return self._read_with("ours", _Connection)
+
+    def app_reader(self) -> sqlite3.Connection:
+        """A connection for the app's queries, likewise; what becomes of its cursors is the app's affair."""
+        return self._read_with("app", _AppConnection)
+
+    def _read_with(self, name: str, factory: type[sqlite3.Connection]) -> sqlite3.Connection:
+        if self.in_transaction:
+            return self._write
+        kept: tuple[int, sqlite3.Connection] | None = getattr(self._reading, name, None)
+        if kept is not None and kept[0] == self._cleared:
+            return kept[1]
+        conn = self._connect(factory)
+        conn.execute("PRAGMA query_only = ON")
+        with self._readers_lock:
+            self._readers.add(conn)
+            setattr(self._reading, name, (self._cleared, conn))
+        return conn
+
+    @contextmanager
+    def private_reader(self) -> Iterator[sqlite3.Connection]:
+        """A connection to read with for one piece of work, in a thread that does nothing else with the file."""
+        with closing(self._connect(_Connection)) as conn:
+            conn.execute("PRAGMA query_only = ON")
+            yield conn
+
+    def current(self) -> FileState:
+        """The state as last committed."""
+        return state.load(self.reader())
+
+    def tables(self) -> dict[str, DeviceTable]:
+        """The synced tables by name, as last committed."""
+        conn = self.reader()
+        return self._compiled(conn, state.load(conn))
+
+    def _compiled(self, conn: sqlite3.Connection, current: FileState) -> dict[str, DeviceTable]:
+        version, tables = self._compiled_tables
+        if current.tables_version != version:
+            tables = {
+                name: device_table(snapshot_pb2.Table.FromString(value))
+                for name, value in conn.execute("SELECT name, value FROM _db_tables ORDER BY ordinal")
+            }
+            # One assignment: a thread that comes between compiles the same once more, and nothing else.
+            self._compiled_tables = (current.tables_version, tables)
+        return tables
+
+    def data_version(self) -> int:
+        """Changes when another process has written to the file."""
+        with self._held():
+            version: int = self._write.execute("PRAGMA data_version").fetchone()[0]
+        return version
+
+    def reset(self) -> None:
+        """Make the file empty, as a new node: synced tables, queues, everything. Cursors of the app end.
+
+        Raises:
+            ClientError: another process reads the file, so that its pages still hold what was there; call again.
+        """
+        self._close_readers()
+        with self.transaction() as tx:
+            for name in tx.tables:
+                tx.conn.execute(f"DROP TABLE IF EXISTS {tx.tables[name].quoted}")
+            staged = tx.conn.execute("SELECT pull_table FROM _db_tables WHERE pull_table IS NOT NULL").fetchall()
+            for (name,) in staged:
+                tx.conn.execute(f'DROP TABLE IF EXISTS "{name}"')
+            version = tx.state.tables_version
+            for table in (
+                "_db_tables",
+                "_db_mutations_queue",
+                "_db_pending_rows",
+                "_db_base",
+                "_db_mutations_queue_dead",
+                "_db_confirmed",
+                "_db_unanswered",
+                "_db_seen",
+                "_db_state",
+            ):
+                tx.conn.execute(f"DELETE FROM {table}")
+            tx.conn.execute(
+                "INSERT INTO _db_state (one, db_name, node_id, node_name, tables_version) VALUES (1, ?, ?, ?, ?)",
+                (self._db_name, next_id("", self._now_ms(), 0), tx.state.node_name, version + 1),
+            )
+        # What was there is another person's: not even the free pages keep it.
+        with self._held():
+            try:
+                self._write.execute("VACUUM")
+                (busy, _, _) = self._write.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            except (sqlite3.Error, MemoryError) as error:
+                raise self._explained(error) from error
+        if busy:
+            raise ClientError(
+                f"{self.path} is being read by another process: it holds what was cleared until it is not"
+            )
+
+    def close(self) -> None:
+        """Close every connection. The file can't be used afterwards. Raises BatchState where a batch stays open."""
+        self.require_free()
+        self._close_readers()
+        with self._held():
+            self._write.close()
+
+    def _close_readers(self) -> None:
+        with self._readers_lock:
+            for conn in self._readers:
+                conn.close()
+            self._readers.clear()
+            self._cleared += 1

@@ -1,0 +1,71 @@
+"""What another program did to the shape of a device's file, put right when the file is opened: synced tables that it
+dropped or took columns from, triggers of ``guards`` that it dropped.
+
+A table that is not what it was is made anew, empty, and pulled again; pending writes stay in the queue and are shown
+on top of what comes. A table whose triggers are put up again may have been written to meanwhile: its rows are compared
+with their sum by the next look at them (``sums.due``).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+from anabranch.client.file import guards, layout
+from anabranch.client.file.device_table import DeviceTable, quote, table_of
+from anabranch.client.logs import get_logger
+from anabranch.v1 import snapshot_pb2
+
+log = get_logger(__name__)
+_CHANGED = "another program has changed or dropped the table in the file"
+
+
+def mend(conn: sqlite3.Connection, refuse: bool | None) -> None:
+    """Inside a transaction. ``refuse``: whether foreign writes are refused from now on; None leaves that as it is."""
+    conn.execute("UPDATE _db_writer SET open = 0 WHERE open")
+    if refuse is not None:
+        conn.execute("UPDATE _db_writer SET refuse = ? WHERE refuse != ?", (refuse, refuse))
+    (wanted,) = conn.execute("SELECT refuse FROM _db_writer").fetchone()
+    found = dict(
+        conn.execute(
+            "SELECT name, sql FROM sqlite_master WHERE type = 'trigger' AND substr(name, 1, ?) = ?",
+            (len(layout.PREFIX), layout.PREFIX),
+        )
+    )
+    for name, value in conn.execute("SELECT name, value FROM _db_tables").fetchall():
+        table = DeviceTable(table_of(snapshot_pb2.Table.FromString(value)))
+        if not _is_whole(conn, table):
+            _make_anew(conn, table)
+            continue
+        expected = guards.statements(name) if wanted else {}
+        present = {n: found[n] for n in guards.statements(name) if n in found}
+        if present == expected:
+            continue
+        guards.take(conn, name)
+        guards.put(conn, name)
+        if wanted:
+            # Without all of them somebody may have written to it.
+            conn.execute("UPDATE _db_tables SET verified = 0 WHERE name = ? AND stage = 'live'", (name,))
+
+
+def _is_whole(conn: sqlite3.Connection, table: DeviceTable) -> bool:
+    there = {name for (name,) in conn.execute("SELECT name FROM pragma_table_info(?)", (table.name,))}
+    return there.issuperset(table.table.column_names)
+
+
+def _make_anew(conn: sqlite3.Connection, table: DeviceTable) -> None:
+    log.warning("table_made_anew", table=table.name, why=_CHANGED)
+    (staged,) = conn.execute("SELECT pull_table FROM _db_tables WHERE name = ?", (table.name,)).fetchone()
+    for name in (table.name, staged):
+        if name is not None:
+            conn.execute(f"DROP TABLE IF EXISTS {quote(name)}")
+    # One that was renamed has taken them along.
+    guards.take(conn, table.name)
+    conn.execute(table.create_sql())
+    guards.put(conn, table.name)
+    conn.execute("DELETE FROM _db_base WHERE tbl = ?", (table.name,))
+    conn.execute(
+        """UPDATE _db_tables SET stage = CASE stage WHEN 'new' THEN 'new' ELSE 'aside' END, reason = ?,
+           pull_first_ms = NULL, pull_last_ms = NULL, pull_epoch = '', pull_token = x'', pull_resume = x'',
+           pull_count = 0, pull_hash = x'', pull_done = 0, pull_table = NULL WHERE name = ?""",
+        (_CHANGED, table.name),
+    )

@@ -1,0 +1,1 @@
+"""Values as SQLite holds them, as an app gets them, and as Postgres prints them."""

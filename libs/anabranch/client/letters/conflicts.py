@@ -1,0 +1,125 @@
+"""Values that lost a conflict, read from the server, and put back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from anabranch.client.events import ConflictEvent
+from anabranch.client.file.device_file import DeviceFile
+from anabranch.client.file.device_table import DeviceTable
+from anabranch.client.queue.settle import shown_key
+from anabranch.client.remote import RemoteDb
+from anabranch.client.writes.local import BatchBuilder, Checks
+from anabranch.v1 import resolver_pb2, value_pb2
+from anabranch.wire.plain import plain_value
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """A decision in which a value lost. ``position`` is when, in milliseconds since 1970. ``key`` and ``losing_value``
+    have the form in which a read gives them, or that in which they were sent where the device has no such column."""
+
+    position: int
+    table: str
+    key: tuple[Any, ...]
+    column: str
+    losing_value: Any
+    losing_batch_id: str
+    losing_node_id: str
+    losing_node_name: str
+    winning_batch_id: str
+    winning_node_id: str
+    winning_node_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which conflicts: of one table, of the row with this key in it, won or lost by one node, decided at ``from_ms`` or
+    later and before ``until_ms``, in milliseconds since 1970."""
+
+    table: str | None = None
+    key: Any = None
+    node_id: str | None = None
+    from_ms: int = 0
+    until_ms: int | None = None
+
+
+def request(db_name: str, wanted: Filter, tables: Mapping[str, DeviceTable]) -> resolver_pb2.ListConflictsRequest:
+    """The request for the first page. Raises ValueError where the key does not fit the table."""
+    key: list[value_pb2.Value] = []
+    if wanted.key is not None:
+        table = tables.get(wanted.table or "")
+        if table is None:
+            raise ValueError(f"a key needs a synced table, not {wanted.table!r}")
+        cells = Checks(table).key(wanted.key)
+        index = table.table.index
+        key = [table.writers[index[name]](cells[name]) for name in table.table.key_columns]
+    return resolver_pb2.ListConflictsRequest(
+        db_name=db_name,
+        table=wanted.table or "",
+        key=key,
+        node_id=wanted.node_id or "",
+        from_ms=wanted.from_ms,
+        until_ms=wanted.until_ms or 0,
+    )
+
+
+def pages(file: DeviceFile, remote: RemoteDb, first: resolver_pb2.ListConflictsRequest) -> Iterator[Conflict]:
+    """The conflicts, the newest first, each page asked for when it is needed. Raises CallFailed."""
+    parts: list[bytes] = []
+    token = b""
+    while True:
+        page = resolver_pb2.ListConflictsRequest()
+        page.CopyFrom(first)
+        page.page_token = token
+        response = remote.list_conflicts(page)
+        tables = file.tables()
+        for message in response.conflicts:
+            parts.append(message.losing_value)
+            if not message.losing_value_incomplete:
+                yield _conflict(message, b"".join(parts), tables)
+                parts.clear()
+        token = response.next_page_token
+        if not token:
+            return
+
+
+def _conflict(message: resolver_pb2.Conflict, data: bytes, tables: Mapping[str, DeviceTable]) -> Conflict:
+    table = tables.get(message.table)
+    value = value_pb2.Value.FromString(data)
+    try:
+        losing = plain_value(value) if table is None else table.shown_value(message.column, value)
+    except (KeyError, ValueError):
+        losing = plain_value(value)
+    return Conflict(
+        position=message.position,
+        table=message.table,
+        key=tuple(plain_value(v) for v in message.key) if table is None else shown_key(table, message.key),
+        column=message.column,
+        losing_value=losing,
+        losing_batch_id=message.losing_batch_id,
+        losing_node_id=message.losing_node.id,
+        losing_node_name=message.losing_node.name,
+        winning_batch_id=message.winning_batch_id,
+        winning_node_id=message.winning_node.id,
+        winning_node_name=message.winning_node.name,
+    )
+
+
+def restore(builder: BatchBuilder, conflicts: Sequence[Conflict | ConflictEvent]) -> None:
+    """Write the values that lost again, as updates in ``builder``'s batch.
+
+    Raises:
+        ValueError: the value is not known, or does not fit the column any more.
+        RowMissing: the row is not shown any more: insert it anew.
+    """
+    for conflict in conflicts:
+        if isinstance(conflict, ConflictEvent) and not conflict.value_known:
+            raise ValueError("the losing value did not come along with the event: SyncedDb.conflicts has it")
+        table = builder.tx.tables.get(conflict.table)
+        if table is None:
+            raise ValueError(f"there is no synced table {conflict.table!r}")
+        key = dict(zip(table.table.key_columns, conflict.key, strict=True))
+        builder.update(conflict.table, [{**key, conflict.column: conflict.losing_value}])

@@ -1,0 +1,109 @@
+"""The dead queue of a device's file, without a server and without the app that the file belongs to."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Collection, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from anabranch.client.errors import ClientError
+from anabranch.client.events import DeadLetter, Listeners
+from anabranch.client.file import layout
+from anabranch.client.file.device_file import DeviceFile
+from anabranch.client.file.device_table import DeviceTable
+from anabranch.client.letters import dead
+from anabranch.client.writes.convert import converter
+from anabranch.client.writes.local import BatchBuilder
+from anabranch.schema import Column, Kind
+
+_TEXT = frozenset({Kind.STRING, Kind.LITERAL, Kind.UUID, Kind.JSON, Kind.DECIMAL})
+
+
+class DeadQueue:
+    """The letters of the file at ``path``, for whoever looks after a device. Looking does not start the two weeks for
+    which the app, once it has shown a letter, still has it.
+
+    Raises:
+        ClientError: there is no such file, it is none of ours, or one of a later version.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = DeviceFile(path, _database_of(path), "", _now_ms, Listeners())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def letters(self) -> list[DeadLetter]:
+        """All letters, in the order in which they were made."""
+        return dead.letters(self._file.reader(), self._file.tables())
+
+    def letter(self, beginning: str) -> DeadLetter:
+        """The letter whose id begins so. Raises ValueError where none does, or several do."""
+        found = [letter for letter in self.letters() if beginning and letter.id.startswith(beginning)]
+        if len(found) != 1:
+            raise ValueError(f"{len(found) or 'no'} dead letters have an id that begins with {beginning!r}")
+        return found[0]
+
+    def value(self, letter: DeadLetter, column: str, text: str) -> Any:
+        """What ``text`` says for ``column`` in one of the letter's tables: as it is for text, JSON for all else.
+
+        Raises:
+            ValueError: no table of the letter has the column, or the text does not say a value of it.
+        """
+        tables = self._file.tables()
+        for _, name, _ in letter.mutations:
+            found = tables[name].table.by_name.get(column) if name in tables else None
+            if found is not None:
+                return _parse(tables[name], found, text)
+        raise ValueError(f"no table of the letter has a column {column!r}")
+
+    def replay(self, letter: DeadLetter, changes: Mapping[str, Any], leave_out: Collection[str]) -> str:
+        """``SyncedDb.replay``; gives the new batch's id."""
+        with self._file.transaction() as tx:
+            builder = BatchBuilder(tx, {})
+            dead.replay(tx, builder, letter.id, changes, leave_out)
+            return builder.queue(_now_ms())
+
+    def discard(self, letter: DeadLetter) -> None:
+        """``SyncedDb.discard``."""
+        with self._file.transaction() as tx:
+            dead.discard(tx, letter.id)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _database_of(path: Path) -> str:
+    """The name of the file's database. Raises ClientError."""
+    if not path.is_file():
+        raise ClientError(f"{path} is no file")
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as conn:
+            (found,) = conn.execute("PRAGMA user_version").fetchone()
+            if 0 < found <= layout.FORMAT:
+                return str(conn.execute("SELECT db_name FROM _db_state").fetchone()[0])
+    except (sqlite3.Error, TypeError) as error:
+        raise ClientError(f"{path} is no device's file: {error}") from error
+    raise ClientError(f"{path} is no device's file, or a later version's (format {found})")
+
+
+def _parse(table: DeviceTable, column: Column, text: str) -> Any:
+    try:
+        value = text if column.kind in _TEXT else json.loads(text)
+    except ValueError:
+        # What JSON does not say a column may still take: "infinity", a date's number of days.
+        value = text
+    if column.kind is Kind.BYTES and isinstance(value, str):
+        value = bytes.fromhex(value)
+    try:
+        if value is not None:
+            converter(column)(value)
+    except ValueError as error:
+        raise ValueError(f"{table.name}.{column.name}: {error}") from None
+    return value

@@ -1,0 +1,187 @@
+"""The overlay: what is shown is the base plus the pending changes of the row, and this is where either changes.
+
+Invariant, held by every commit: a row that no batch in the queue touches is shown as its base, and has no entry in
+``_db_base``; any other row has its base image there and shows ``merge.overlay.shown(base, pending)``. A table's sum is
+kept over base images. Cost follows the rows touched: their pending batches are found by index.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from anabranch.canonical import SUM_MODULUS
+from anabranch.client.events import Change, Origin
+from anabranch.client.file.device_file import Tx
+from anabranch.client.file.device_table import DeviceTable
+from anabranch.client.file.sets import change_in, select_in
+from anabranch.client.overlay.pendings import Pendings
+from anabranch.client.queue import statements
+from anabranch.client.writes.payload import RowPart
+from anabranch.merge.overlay import shown
+from anabranch.schema import Cell
+
+_HASH_BYTES = 16
+
+
+@dataclass(slots=True)
+class Patch:
+    """What becomes of a row's base: ``row`` (all its cells), or, where that is None, ``changes`` of single cells by
+    their place in the row, or, where that is None, too, the row is gone. ``key`` is stored. ``position`` is that of
+    the last effect in it."""
+
+    key: tuple[Any, ...]
+    row: tuple[Cell, ...] | None
+    changes: dict[int, Cell] | None
+    position: int
+
+
+def overlaid(table: DeviceTable, base: Sequence[Cell] | None, parts: Sequence[RowPart]) -> tuple[Cell, ...] | None:
+    """The shown row of cells: ``base`` with ``parts`` on it."""
+    names = table.table.column_names
+    before = None if base is None else dict(zip(names, base, strict=True))
+    row = shown(before, [p.change for p in parts], table.policy)
+    return None if row is None else tuple(row.get(n) for n in names)
+
+
+def write_bases(
+    tx: Tx, table: DeviceTable, images: Iterable[tuple[str, tuple[Cell, ...] | None]], replace: bool
+) -> None:
+    """Keep base images (key text, cells or None); without ``replace`` those that are there already stand."""
+    tx.conn.executemany(
+        f"INSERT OR {'REPLACE' if replace else 'IGNORE'} INTO _db_base (tbl, key, row) VALUES (?, ?, ?)",
+        [(table.name, key, None if row is None else table.to_bytes(row)) for key, row in images],
+    )
+
+
+def read_bases(conn: sqlite3.Connection, table: DeviceTable, keys: Iterable[str]) -> dict[str, tuple[Cell, ...] | None]:
+    """The base images that are kept for ``keys``."""
+    rows = select_in(conn, "SELECT key, row FROM _db_base WHERE tbl = ? AND key IN {in}", keys, (table.name,))
+    return {key: None if row is None else table.from_bytes(row) for key, row in rows}
+
+
+def has_bases(conn: sqlite3.Connection) -> bool:
+    """Whether any row may be shown otherwise than its base."""
+    return conn.execute("SELECT 1 FROM _db_base LIMIT 1").fetchone() is not None
+
+
+def change_of(table: DeviceTable, old: Sequence[Any] | None, new: Sequence[Any] | None, origin: Origin) -> Change:
+    """The event of a row that was shown as ``old`` and now is as ``new``, both stored, not both None."""
+    names = table.table.column_names
+    key = table.key_of(new if new is not None else old or ())
+    if new is None:
+        return Change(table.name, "delete", key, (), None, origin)
+    if old is None:
+        return Change(table.name, "insert", key, names, table.shown(new), origin)
+    columns = tuple(n for n, a, b in zip(names, old, new, strict=True) if a != b)
+    return Change(table.name, "update", key, columns, table.shown(new), origin)
+
+
+def add_to_sum(tx: Tx, table: str, rows: int, hash_change: int) -> None:
+    """Change a table's kept sum."""
+    count, data = tx.conn.execute("SELECT count, hash FROM _db_tables WHERE name = ?", (table,)).fetchone()
+    total = (int.from_bytes(data, "big") + hash_change) % SUM_MODULUS
+    tx.conn.execute(
+        "UPDATE _db_tables SET count = ?, hash = ? WHERE name = ?",
+        (count + rows, total.to_bytes(_HASH_BYTES, "big"), table),
+    )
+
+
+def rebase(
+    tx: Tx,
+    table: DeviceTable,
+    patches: Mapping[str, Patch],
+    touched: Mapping[str, tuple[Any, ...]],
+    pendings: Pendings,
+    origin: Origin,
+    lenient_ms: int = 0,
+) -> list[str]:
+    """Change bases by ``patches`` (by key text) and show again these rows and the ``touched`` ones (key text to stored
+    key), whose batches have left the queue or come to it.
+
+    Gives the key texts of rows that a patch should have changed but the base lacks, where the patch's position is
+    after ``lenient_ms``: up to there a pull may have seen the row's end already.
+
+    Raises:
+        sqlite3.Error: SQLite does not take a row.
+    """
+    keys = {k: p.key for k, p in patches.items()}
+    keys.update(touched)
+    shown_rows = table.read_by_text(tx.conn, keys)
+    # Base images outlive, within a transaction, the batches that have just left the queue.
+    overlay = bool(touched) or has_bases(tx.conn)
+    parts_of = pendings.load(tx, table.name, keys) if overlay else {}
+    bases = read_bases(tx.conn, table, keys) if overlay else {}
+    load, store, same = table.codec.load, table.codec.store, table.codec.same
+    hash_of = table.encoder.hash
+    writes: list[tuple[Any, ...]] = []
+    deletes: list[tuple[Any, ...]] = []
+    kept: list[tuple[str, tuple[Cell, ...] | None]] = []
+    dropped: list[str] = []
+    missing: list[str] = []
+    count = hash_change = 0
+    for key, stored_key in keys.items():
+        old_stored = shown_rows.get(key)
+        patch = patches.get(key)
+        old_base = bases.get(key)
+        if key not in bases and old_stored is not None:
+            old_base = load(old_stored)
+        new_base = old_base
+        if patch is not None:
+            if patch.row is not None:
+                new_base = patch.row
+            elif patch.changes is None:
+                new_base = None
+            elif old_base is not None:
+                cells = list(old_base)
+                for i, cell in patch.changes.items():
+                    cells[i] = cell
+                new_base = tuple(cells)
+            elif patch.position > lenient_ms:
+                missing.append(key)
+            if old_base is not None:
+                count -= 1
+                hash_change -= hash_of(old_base)
+            if new_base is not None:
+                count += 1
+                hash_change += hash_of(new_base)
+        parts = parts_of.get(key)
+        if parts:
+            if key not in bases or patch is not None:
+                kept.append((key, new_base))
+            new_shown = overlaid(table, new_base, parts)
+        else:
+            if key in bases:
+                dropped.append(key)
+            new_shown = new_base
+        new_stored = None if new_shown is None else store(new_shown)
+        if same(old_stored, new_stored):
+            continue
+        if new_stored is None:
+            deletes.append(stored_key)
+        else:
+            writes.append(new_stored)
+        if tx.wants_rows:
+            tx.events.append(change_of(table, old_stored, new_stored, origin))
+    if writes or deletes:
+        with tx.writing(table.name, len(writes) + len(deletes)):
+            tx.conn.executemany(table.upsert_sql, writes)
+            tx.conn.executemany(table.delete_sql, deletes)
+    if kept:
+        write_bases(tx, table, kept, replace=True)
+    if dropped:
+        change_in(tx.conn, "DELETE FROM _db_base WHERE tbl = ? AND key IN {in}", dropped, (table.name,))
+    if count or hash_change:
+        add_to_sum(tx, table.name, count, hash_change)
+    return missing
+
+
+def release(tx: Tx, batch_ids: Sequence[str], pendings: Pendings) -> dict[str, dict[str, tuple[Any, ...]]]:
+    """Take batches out of the queue; gives the rows that are to be shown again, for ``rebase``."""
+    touched = pendings.keys_of(tx, batch_ids)
+    left = pendings.coalesced_of(tx, batch_ids)
+    statements.remove(tx.conn, batch_ids)
+    pendings.leave(tx, left)
+    return touched

@@ -1,0 +1,1 @@
+"""Batches on their way: queued, sent, decided, and gone from the queue."""

@@ -1,0 +1,89 @@
+"""The requests of a long flush: many batches a request, bounded in what has no verdict, large ones in parts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+from anabranch.client.file.device_file import DeviceFile
+from anabranch.client.queue import statements
+from anabranch.client.queue.statements import Queued
+from anabranch.v1 import batch_pb2, ingest_pb2
+
+_REQUEST_ENVELOPES = 250
+_REQUEST_BYTES = 500_000
+_WINDOW = 2_000
+_WAIT_S = 1.0
+_ENVELOPE_BYTES = 64
+
+
+def overhead(batch: Queued) -> int:
+    """Bytes that a batch's envelope adds to its payload, at most."""
+    return _ENVELOPE_BYTES + len(batch.prev)
+
+
+class Flush:
+    """State model: gRPC's thread asks ``requests`` for the next one, the caller's tells it of verdicts by ``decided``.
+    No more than ``_WINDOW`` batches are without one; ``end`` lets the requests end at once."""
+
+    def __init__(
+        self, file: DeviceFile, head: ingest_pb2.SendStreamRequest, before: str, max_request_bytes: int
+    ) -> None:
+        self._file = file
+        self._head = head
+        self._before = before
+        self._part_bytes = max_request_bytes // 2
+        self._open = 0
+        self._ended = False
+        self._changed = threading.Condition()
+
+    def decided(self, count: int) -> None:
+        """So many verdicts have come."""
+        with self._changed:
+            self._open -= count
+            self._changed.notify()
+
+    def end(self) -> None:
+        """No further requests."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+
+    def _room(self, batches: int) -> bool:
+        with self._changed:
+            while not self._ended and self._open > 0 and self._open + batches > _WINDOW:
+                self._changed.wait(_WAIT_S)
+            self._open += batches
+            return not self._ended
+
+    def requests(self) -> Iterator[ingest_pb2.SendStreamRequest]:
+        """The requests in order; the first one names the call."""
+        request = self._head
+        after = ""
+        with self._file.private_reader() as conn:
+            while True:
+                batches = statements.unsent(conn, after, _REQUEST_ENVELOPES, _REQUEST_BYTES, self._before)
+                if not batches or not self._room(len(batches)):
+                    return
+                after = batches[-1].id
+                for batch in batches:
+                    envelope = batch_pb2.Envelope(payload=batch.value, basis=batch.basis, prev=batch.prev)
+                    if len(batch.value) <= self._part_bytes:
+                        request.envelopes.append(envelope)
+                        continue
+                    if request.envelopes:
+                        yield request
+                        request = ingest_pb2.SendStreamRequest()
+                    for start in range(0, len(batch.value), self._part_bytes):
+                        end = start + self._part_bytes
+                        request.envelopes.add(
+                            payload=batch.value[start:end],
+                            basis=batch.basis,
+                            prev=batch.prev,
+                            payload_incomplete=end < len(batch.value),
+                        )
+                        yield request
+                        request = ingest_pb2.SendStreamRequest()
+                if request.envelopes:
+                    yield request
+                    request = ingest_pb2.SendStreamRequest()

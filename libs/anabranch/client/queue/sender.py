@@ -1,0 +1,328 @@
+"""Sending: what is queued to the server, verdicts into the file.
+
+State model. Batches go in the order of their ids; one call of this file is under way at a time (``_turn``), because the
+node's token changes with each. Before a call the id of its first batch is kept as unanswered, durably; the answer's
+token and the removal of those ids are one transaction. A batch is *unsent* until a verdict is noted; PENDING leaves it
+so, and sending it again finds the verdict; where the server says that it waits for a row of an earlier batch, it is
+asked for again seldom. Batches older than ``BATCH_EXPIRY_MS`` are not sent before the server's clock and
+its memory of them are known. Where the server turns out not to have what the file has seen nothing is sent before the
+reader has taken the server's history.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from anabranch import limits
+from anabranch.client.errors import CallFailed
+from anabranch.client.events import State
+from anabranch.client.file import state
+from anabranch.client.file.device_file import DeviceFile, Tx
+from anabranch.client.overlay.pendings import Pendings
+from anabranch.client.queue import settle, statements
+from anabranch.client.queue.send_stream import Flush, overhead
+from anabranch.client.queue.statements import Queued
+from anabranch.client.reading import rewind, seen
+from anabranch.client.remote import SEND_TIMEOUT_S, SLOWEST_BYTES_PER_S, RemoteDb
+from anabranch.client.server_clock import ServerClock
+from anabranch.client.writes.ids import first_id_at, next_id
+from anabranch.v1 import batch_pb2, errors_pb2, ingest_pb2, position_pb2, resolver_pb2, snapshot_pb2, verdict_pb2
+
+_CALL_ENVELOPES = 500
+_CALL_BYTES = 1_000_000
+_ASK_AGAIN_S = 0.05
+_ASK_FOR_AWAITING_S = 60.0
+"""How often a background asks for batches that wait for a row: what brings it comes from this device, or never."""
+_MENDED = 4
+"""How often a flush begins anew, after a fork or a rewind."""
+_VERDICTS_ASKED = 1_000
+_PRUNE_MS = 3600 * 1000
+_DAY_MS = 24 * 3600 * 1000
+_DEAD_SHOWN_MS = 14 * _DAY_MS
+
+
+def _patience_s(batches: Sequence[Queued]) -> float:
+    return SEND_TIMEOUT_S + sum(len(b.value) for b in batches) / SLOWEST_BYTES_PER_S
+
+
+class Sender:
+    """Sends the queue of ``file``; ``now_ms`` is the device's clock; ``rewound`` is ``Reader.rewound``."""
+
+    def __init__(
+        self,
+        file: DeviceFile,
+        remote: RemoteDb,
+        pendings: Pendings,
+        now_ms: Callable[[], int],
+        clock: ServerClock,
+        rewound: Callable[[int, state.Seen | None], None],
+    ) -> None:
+        self._file = file
+        self._remote = remote
+        self._pendings = pendings
+        self._now_ms = now_ms
+        self._turn = threading.Lock()
+        self._clock = clock
+        self._rewound = rewound
+        self._awaiting: dict[str, str] = {}
+        self._asked_s = 0.0
+
+    @property
+    def awaiting(self) -> Mapping[str, str]:
+        """The batches that the server has, and that wait there for a row of an earlier one, with its words; as of its
+        last answers to this process."""
+        return self._awaiting
+
+    def has_work(self) -> bool:
+        """Whether there is a batch to send, or one to ask for again."""
+        left = statements.unsent(self._file.reader(), "", len(self._awaiting) + 1, 2**62)
+        if all(batch.id in self._awaiting for batch in left):
+            return bool(left) and time.monotonic() - self._asked_s >= _ASK_FOR_AWAITING_S
+        return True
+
+    def patience_s(self) -> float:
+        """How long a flush may have to take, in seconds, to bring at least what goes first through a poor network."""
+        return _patience_s(self._batches("~", None))
+
+    def hang_up(self) -> None:
+        """End every call; the next one opens a connection of its own. From any thread."""
+        self._remote.close()
+
+    def flush(self, timeout_s: float, only: Sequence[str] | None = None) -> bool:
+        """Send what has no verdict and wait for the verdicts, ``timeout_s`` at most; batches that are queued meanwhile
+        are left for the next flush. ``only``: these batches alone, in one call. Gives whether all have verdicts.
+
+        Raises:
+            CallFailed: the call failed; everything is still queued.
+            sqlite3.Error: the file can't be written.
+        """
+        deadline = time.monotonic() + timeout_s
+        if not self._turn.acquire(timeout=timeout_s):
+            return False
+        try:
+            for _ in range(_MENDED):
+                current = self._file.current()
+                try:
+                    if current.snapshot_due == rewind.RECOVERING:
+                        self._rewound(current.pulls, None)
+                    return self._flush(deadline, only)
+                except CallFailed as error:
+                    if error.reason in rewind.REASONS:
+                        self._rewound(current.pulls, current.greatest_seen)
+                    elif error.reason == "NODE_FORKED":
+                        self._fork()
+                    else:
+                        raise
+            return self._flush(deadline, only)
+        except CallFailed as error:
+            if error.code == "DEADLINE_EXCEEDED" and time.monotonic() >= deadline:
+                return False
+            self._clock.forget()
+            raise
+        finally:
+            self._turn.release()
+
+    def _flush(self, deadline: float, only: Sequence[str] | None) -> bool:
+        self._expire()
+        before = self._file.current().last_id + "~"
+        while True:
+            batches = self._batches(before, only)
+            if not batches:
+                return True
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            if self._fits_one_call(batches, before, only):
+                self._call(batches, left)
+            else:
+                self._stream(before, left)
+            if only is not None:
+                return not self._batches(before, only)
+            # What is pending is asked for again; the server waits with its answer, so this seldom turns twice.
+            if self._batches(before, only) == batches:
+                if all(batch.id in self._awaiting for batch in batches):
+                    # It does not wait for these, and would say the same.
+                    return False
+                time.sleep(min(_ASK_AGAIN_S, max(0.0, deadline - time.monotonic())))
+
+    def _batches(self, before: str, only: Sequence[str] | None) -> list[Queued]:
+        conn = self._file.reader()
+        if only is None:
+            return statements.unsent(conn, "", _CALL_ENVELOPES, _CALL_BYTES, before)
+        wanted = set(only)
+        found = statements.unsent(conn, "", 2**31, 2**62, before)
+        return [b for b in found if b.id in wanted]
+
+    def _fits_one_call(self, batches: Sequence[Queued], before: str, only: Sequence[str] | None) -> bool:
+        if sum(len(b.value) + overhead(b) for b in batches) > limits.MAX_REQUEST_BYTES:
+            return False
+        return only is not None or not statements.unsent(self._file.reader(), batches[-1].id, 1, 1, before)
+
+    def _begin(self, first_id: str) -> tuple[state.FileState, list[str]]:
+        """Keep the id of the call's first batch; gives the state and the ids of earlier calls without an answer."""
+        with self._file.transaction() as tx:
+            unanswered = [i for (i,) in tx.conn.execute("SELECT id FROM _db_unanswered ORDER BY id DESC")]
+            if first_id:
+                tx.conn.execute("INSERT OR IGNORE INTO _db_unanswered (id) VALUES (?)", (first_id,))
+            return tx.state, unanswered[: limits.MAX_UNANSWERED_IDS]
+
+    def _call(self, batches: Sequence[Queued], timeout_s: float) -> int:
+        """Send ``batches`` in one call; gives the server's clock."""
+        current, unanswered = self._begin(batches[0].id if batches else "")
+        request = ingest_pb2.SendRequest(
+            db_name=current.db_name,
+            node_state=current.node_state,
+            node_token=current.node_token,
+            unanswered_batch_ids=unanswered,
+            envelopes=[batch_pb2.Envelope(payload=b.value, basis=b.basis, prev=b.prev) for b in batches],
+        )
+        response = self._remote.send(request, min(_patience_s(batches), timeout_s))
+        self._answer(response.node_token, response.verdicts, response.state, current)
+        return response.state.server_time_ms
+
+    def _stream(self, before: str, timeout_s: float) -> None:
+        first = statements.unsent(self._file.reader(), "", 1, 1, before)[0]
+        current, unanswered = self._begin(first.id)
+        head = ingest_pb2.SendStreamRequest(
+            db_name=current.db_name,
+            node_state=current.node_state,
+            node_token=current.node_token,
+            unanswered_batch_ids=unanswered,
+        )
+        flush = Flush(self._file, head, before, self._request_bytes(current))
+        responses = self._remote.send_stream(flush.requests(), timeout_s)
+        try:
+            for response in responses:
+                self._answer(response.node_token, response.verdicts, response.state, current)
+                flush.decided(len(response.verdicts))
+        finally:
+            flush.end()
+            responses.cancel()
+
+    def _request_bytes(self, current: state.FileState) -> int:
+        told = snapshot_pb2.Limits.FromString(current.limits).max_request_bytes
+        return min(told or limits.MAX_REQUEST_BYTES, limits.MAX_REQUEST_BYTES)
+
+    def _answer(
+        self,
+        token: bytes,
+        verdicts: Sequence[verdict_pb2.Verdict],
+        server: position_pb2.ServerState,
+        presented: state.FileState,
+    ) -> None:
+        with self._file.transaction() as tx:
+            if token:
+                tx.conn.execute("DELETE FROM _db_unanswered")
+                tx.set(node_token=token)
+            self._note(tx, verdicts, server, presented)
+        self._file.listeners.deliver()
+
+    def _note(
+        self,
+        tx: Tx,
+        verdicts: Sequence[verdict_pb2.Verdict],
+        server: position_pb2.ServerState,
+        presented: state.FileState | None = None,
+    ) -> None:
+        """Note what an answer says. ``presented``: what the server found in its history before it answered; None where
+        it was not asked, so that its settled position may be of another."""
+        if server.server_time_ms:
+            self._clock.told(server.server_time_ms)
+            tx.events += self._clock.events()
+            self._prune(tx, server.server_time_ms)
+            tx.set(**state.told_time(tx.state, server.server_time_ms))
+        newest = max([v.position for v in verdicts], default=0)
+        if presented is not None and tx.state.greatest_epoch not in ("", server.settled.epoch):
+            seen.take_epoch(tx, presented, server.settled)
+        recovering = tx.state.snapshot_due == rewind.RECOVERING
+        same_history = not recovering and tx.state.greatest_epoch in ("", server.settled.epoch)
+        if same_history:
+            if presented is not None:
+                seen.saw(tx, server.settled)
+            tx.set(seen_ms=max(tx.state.seen_ms, newest))
+        for verdict in verdicts:
+            self._awaiting.pop(verdict.batch_id, None)
+            if verdict.reason == errors_pb2.REASON_AWAITS_ROW:
+                self._awaiting[verdict.batch_id] = verdict.message
+                self._asked_s = time.monotonic()
+        accepted = [v for v in verdicts if v.status == verdict_pb2.VERDICT_STATUS_APPLIED]
+        rejected = [v for v in verdicts if v.status == verdict_pb2.VERDICT_STATUS_REJECTED]
+        if accepted:
+            first = statements.without_verdict(tx.conn, [v.batch_id for v in accepted])
+            settle.tell_merged(tx, [v for v in accepted if v.batch_id in first])
+            statements.accepted(tx.conn, [(v.batch_id, v.position, v.SerializeToString()) for v in accepted])
+            if same_history:
+                settle.pulled(tx, self._pendings)
+                settle.counted_in(tx, self._pendings, newest)
+        if rejected:
+            settle.bury(tx, rejected, self._pendings, server.server_time_ms or self._now_ms())
+
+    def _fork(self) -> None:
+        with self._file.transaction() as tx:
+            node_id = next_id(tx.state.last_id, self._now_ms(), tx.state.seen_ms)
+            tx.conn.execute("DELETE FROM _db_unanswered")
+            tx.set(node_id=node_id, node_token=b"", last_id=node_id)
+            tx.events.append(State("node_forked", f"the file was copied or restored; its node is now {node_id}"))
+        self._file.listeners.deliver()
+
+    def _expire(self) -> None:
+        """Ask about batches that may be too old before any of them is sent, and bury those that are and that the
+        server does not know. Raises CallFailed."""
+        conn = self._file.reader()
+        now = self._clock.now_ms()
+        if now is None:
+            if not statements.has_unsent(conn):
+                return
+            # A call without batches: it tells the time, and needs nobody but ingest.
+            now = self._call((), SEND_TIMEOUT_S)
+        while True:
+            old = statements.unsent(conn, "", _VERDICTS_ASKED, 2**62, first_id_at(now - limits.BATCH_EXPIRY_MS))
+            if not old:
+                return
+            ids = [b.id for b in old]
+            now = self._ask(ids, expire_before=first_id_at(now - limits.BATCH_EXPIRY_MS))
+            left = statements.unsent(conn, "", _VERDICTS_ASKED, 2**62, first_id_at(now - limits.BATCH_EXPIRY_MS))
+            if [b.id for b in left] == ids:
+                return  # All of them wait for their verdicts.
+
+    def _ask(self, ids: Sequence[str], expire_before: str = "") -> int:
+        """Note the verdicts of ``ids`` that the server knows; of the others, those before ``expire_before`` are
+        expired. Gives the server's clock."""
+        current = self._file.current()
+        response = self._remote.get_verdict(resolver_pb2.GetVerdictRequest(db_name=current.db_name, batch_ids=ids))
+        known = {v.batch_id for v in response.verdicts}
+        expired = [
+            verdict_pb2.Verdict(
+                batch_id=i,
+                status=verdict_pb2.VERDICT_STATUS_REJECTED,
+                reason=errors_pb2.REASON_EXPIRED,
+                message="it could not be sent for seven days",
+            )
+            for i in ids
+            if i not in known and i < expire_before
+        ]
+        with self._file.transaction() as tx:
+            self._note(tx, [*response.verdicts, *expired], response.state)
+        self._file.listeners.deliver()
+        return response.state.server_time_ms
+
+    def _prune(self, tx: Tx, server_ms: int) -> None:
+        """Forget confirmed batches that no restored server can have lost, and dead letters long shown; hourly. The
+        device's clock has no say: one that stands years behind would make a letter old as soon as it is shown."""
+        if server_ms - tx.state.pruned_ms < _PRUNE_MS:
+            return
+        policy = snapshot_pb2.DatabasePolicy.FromString(tx.state.policy)
+        days = policy.max_absence_days or 30
+        tx.conn.execute("DELETE FROM _db_confirmed WHERE position < ?", (server_ms - days * _DAY_MS,))
+        seen.prune(tx, server_ms, days * _DAY_MS)
+        tx.conn.execute(
+            "UPDATE _db_mutations_queue_dead SET shown_from_ms = ? WHERE first_shown_ms != 0 AND shown_from_ms = 0",
+            (server_ms,),
+        )
+        tx.conn.execute(
+            "DELETE FROM _db_mutations_queue_dead WHERE shown_from_ms > 0 AND shown_from_ms < ?",
+            (server_ms - _DEAD_SHOWN_MS,),
+        )
+        tx.set(pruned_ms=server_ms)

@@ -1,0 +1,256 @@
+"""How batches leave the queue: shown by the log or covered by a pull, rejected, or expired."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from anabranch.client.events import ConflictEvent, ConflictOutcome, Origin, State
+from anabranch.client.file.device_file import Tx
+from anabranch.client.file.device_table import DeviceTable
+from anabranch.client.file.sets import select_in
+from anabranch.client.logs import get_logger
+from anabranch.client.overlay.pendings import Pendings
+from anabranch.client.overlay.rebase import rebase, release
+from anabranch.client.queue import statements
+from anabranch.client.reading.effects import Folded
+from anabranch.client.reading.sums import UNREADABLE
+from anabranch.v1 import change_pb2, errors_pb2, value_pb2, verdict_pb2
+from anabranch.wire.plain import plain_value
+
+log = get_logger(__name__)
+
+Touched = dict[str, dict[str, tuple[Any, ...]]]
+_IN_THE_LOG: Mapping[int, ConflictOutcome] = {
+    verdict_pb2.OUTCOME_SUPERSEDED: "lost",
+    verdict_pb2.OUTCOME_OVERWROTE: "overwrote",
+}
+_IN_VERDICTS_ALONE: Mapping[int, ConflictOutcome] = {verdict_pb2.OUTCOME_MERGED: "merged"}
+
+
+def set_aside(tx: Tx, table: str, reason: str) -> None:
+    """Leave a table's rows as they are until it has been pulled again."""
+    tx.conn.execute(
+        "UPDATE _db_tables SET stage = 'aside', reason = ? WHERE name = ? AND stage = 'live'", (reason, table)
+    )
+    tx.events.append(State("set_aside", reason, table))
+
+
+def show(
+    tx: Tx,
+    folded: Folded,
+    touched: Touched,
+    pendings: Pendings,
+    origin: Origin,
+    lenient: dict[str, int],
+) -> None:
+    """Change the bases by what was folded and show the touched rows again, table by table: one that can't take it is
+    set aside and stops no other."""
+    for name, reason in folded.misfits.items():
+        log.warning("table_set_aside", table=name, error=reason)
+        set_aside(tx, name, f"the log's rows do not fit its columns: {reason}")
+    for name in {**folded.patches, **touched}:
+        table = tx.tables.get(name)
+        if table is None:
+            continue
+        try:
+            with tx.savepoint():
+                patches = folded.patches.get(name, {})
+                until = lenient.get(name, 0)
+                missing = rebase(tx, table, patches, touched.get(name, {}), pendings, origin, until)
+        except (sqlite3.IntegrityError, sqlite3.DataError, OverflowError) as error:
+            log.warning("table_set_aside", table=name, error=str(error))
+            set_aside(tx, name, f"SQLite refused a row: {error}")
+        except UNREADABLE as error:
+            # Another program, or the disk, has put something there that the column can't hold.
+            log.warning("table_set_aside", table=name, error=repr(error))
+            set_aside(tx, name, f"a row of it can't be read: {error!r}")
+        else:
+            if missing:
+                set_aside(tx, name, f"the log changes the row {missing[0]}, which is not here")
+
+
+def leave(tx: Tx, pendings: Pendings, position: int) -> Touched:
+    """Take the batches out of the queue that were seen and wait for nothing; gives the rows to show again."""
+    ids = statements.leaving(tx.conn)
+    if not ids:
+        return {}
+    statements.confirm(tx.conn, ids, position)
+    return release(tx, ids, pendings)
+
+
+def seen(tx: Tx, ids: Collection[str]) -> None:
+    """Note that these batches, own ones and others, stand in the log."""
+    if ids and not statements.is_empty(tx.conn):
+        own = statements.which(tx.conn, ids)
+        if own:
+            statements.mark_seen(tx.conn, own)
+
+
+def tell_losers(tx: Tx, losers: Sequence[change_pb2.Loser]) -> None:
+    """Tell of the lost values that concern own batches."""
+    ids = {i for loser in losers for i in (loser.batch_id, loser.winner_batch_id)}
+    own: set[str] = set()
+    for kept in ("_db_mutations_queue", "_db_confirmed", "_db_mutations_queue_dead"):
+        own |= {i for (i,) in select_in(tx.conn, f"SELECT id FROM {kept} WHERE id IN {{in}}", ids)}
+    for loser in losers:
+        lost = loser.batch_id in own
+        if not lost and loser.winner_batch_id not in own:
+            continue
+        table = tx.tables.get(loser.table)
+        if table is None:
+            continue
+        value, known = None, True
+        try:
+            value = table.shown_value(loser.column, loser.value)
+        except (KeyError, ValueError):
+            # Too large for a page of the log, or from before the column was changed: the server still has it.
+            known = False
+        tx.events.append(
+            ConflictEvent(
+                loser.table,
+                shown_key(table, loser.key),
+                loser.column,
+                value,
+                loser.batch_id,
+                loser.winner_batch_id,
+                "lost" if lost else "overwrote",
+                value_known=known,
+            )
+        )
+
+
+def shown_key(table: DeviceTable, values: Sequence[value_pb2.Value]) -> tuple[Any, ...]:
+    """A key as a read gives it; what is of another kind than today's columns stands as it was sent."""
+    out = []
+    for name, value in zip(table.table.key_columns, values, strict=False):
+        try:
+            out.append(table.shown_value(name, value))
+        except ValueError:
+            out.append(plain_value(value))
+    return tuple(out)
+
+
+def tell_verdicts(tx: Tx, ids: Sequence[str]) -> None:
+    """Tell of conflicts that only the verdicts of these batches know of, because a pull took the log's place."""
+    rows = select_in(
+        tx.conn, "SELECT id, verdict FROM _db_mutations_queue WHERE verdict IS NOT NULL AND id IN {in}", ids
+    )
+    for _, data in rows:
+        _tell(tx, verdict_pb2.Verdict.FromString(data), _IN_THE_LOG)
+
+
+def tell_merged(tx: Tx, verdicts: Sequence[verdict_pb2.Verdict]) -> None:
+    """Tell what these verdicts, which are new, say and no log will: that another node's changes stand beside."""
+    for verdict in verdicts:
+        _tell(tx, verdict, _IN_VERDICTS_ALONE)
+
+
+def _tell(tx: Tx, verdict: verdict_pb2.Verdict, outcomes: Mapping[int, ConflictOutcome]) -> None:
+    for mutation in verdict.mutations:
+        outcome = outcomes.get(mutation.outcome)
+        table = tx.tables.get(mutation.table) if outcome is not None else None
+        if outcome is None or table is None:
+            continue
+        key = shown_key(table, mutation.key)
+        batch_id = verdict.batch_id
+        lost, won = (batch_id, "") if outcome == "lost" else ("", batch_id)
+        # A merge was about no column: the other node's are not the batch's.
+        for column in mutation.columns or [""]:
+            event = ConflictEvent(mutation.table, key, column, None, lost, won, outcome, value_known=False)
+            tx.events.append(event)
+
+
+def bury(tx: Tx, verdicts: Sequence[verdict_pb2.Verdict], pendings: Pendings, died_ms: int) -> None:
+    """Move rejected batches to the dead queue and take back what they showed. Where that fails, the dead letter says
+    so, and the table is pulled again."""
+    known = {v.batch_id: v for v in verdicts}
+    ids = statements.which(tx.conn, known)
+    if not ids:
+        return
+    tx.conn.executemany(
+        """INSERT OR REPLACE INTO _db_mutations_queue_dead (id, value, basis, verdict, died_ms)
+           SELECT id, value, basis, ?, ? FROM _db_mutations_queue WHERE id = ?""",
+        [(known[i].SerializeToString(), died_ms, i) for i in ids],
+    )
+    touched = release(tx, ids, pendings)
+    # Own later batches that were seen may have waited for these.
+    for name, keys in leave(tx, pendings, tx.state.cursor_ms).items():
+        touched.setdefault(name, {}).update(keys)
+    asides = len(tx.events)
+    show(tx, Folded(), touched, pendings, "rejected", {})
+    if any(isinstance(e, State) and e.kind == "set_aside" for e in tx.events[asides:]):
+        tx.conn.executemany("UPDATE _db_mutations_queue_dead SET still_shown = 1 WHERE id = ?", [(i,) for i in ids])
+    tell_dead(tx, [known[i] for i in ids])
+
+
+def tell_dead(tx: Tx, verdicts: Iterable[verdict_pb2.Verdict]) -> None:
+    """Tell of batches that have become dead letters."""
+    for verdict in verdicts:
+        tx.events.append(_refused(tx, verdict))
+        tx.events.append(State("dead_letter", f"{verdict.batch_id}: {reason_name(verdict)}: {verdict.message}"))
+
+
+def _refused(tx: Tx, verdict: verdict_pb2.Verdict) -> ConflictEvent:
+    """The event of a rejection: the row that was refused, where one was, and the server's."""
+    refused = verdict.mutations[-1] if verdict.mutations else verdict_pb2.MutationVerdict()
+    table = tx.tables.get(refused.table)
+    row = refused.server_row
+    return ConflictEvent(
+        table=refused.table,
+        key=() if table is None else shown_key(table, refused.key),
+        column=refused.columns[0] if refused.columns else "",
+        losing_value=None,
+        losing_batch_id=verdict.batch_id,
+        winning_batch_id="",
+        outcome="rejected",
+        value_known=False,
+        reason=reason_name(verdict),
+        server_row=shown_values(table, row.columns, row.values) if refused.HasField("server_row") else None,
+    )
+
+
+def shown_values(
+    table: DeviceTable | None, columns: Sequence[str], values: Sequence[value_pb2.Value]
+) -> dict[str, Any]:
+    """Given values by column, as a read gives them; what today's table has no place for stands as it was sent."""
+    out: dict[str, Any] = {}
+    for name, value in zip(columns, values, strict=False):
+        if value.WhichOneof("kind") is None:
+            continue
+        try:
+            out[name] = plain_value(value) if table is None else table.shown_value(name, value)
+        except (KeyError, ValueError):
+            out[name] = plain_value(value)
+    return out
+
+
+def reason_name(verdict: verdict_pb2.Verdict) -> str:
+    """The verdict's reason without the enum's prefix."""
+    return errors_pb2.Reason.Name(verdict.reason).removeprefix("REASON_")
+
+
+def counted_in(tx: Tx, pendings: Pendings, newest_ms: int) -> None:
+    """Show again rows whose base has batches that just got their verdicts, at positions up to ``newest_ms``: a pull of
+    their table saw a later moment than the cursor, and came before the verdicts did."""
+    tables = dict(
+        tx.conn.execute(
+            "SELECT name, first_ms FROM _db_tables WHERE stage != 'new' AND first_ms > ?", (tx.state.cursor_ms,)
+        )
+    )
+    if not tables:
+        return
+    touched = pendings.keys_of(tx, statements.covered(tx.conn, min(newest_ms, max(tables.values()))))
+    show(tx, Folded(), {name: keys for name, keys in touched.items() if name in tables}, pendings, "snapshot", {})
+
+
+def pulled(tx: Tx, pendings: Pendings) -> None:
+    """Let go of accepted batches whose verdicts the last pull covers: no log that is read from now on shows them."""
+    (position,) = tx.conn.execute("SELECT min(first_ms) FROM _db_tables WHERE stage != 'new'").fetchone()
+    ids = statements.covered(tx.conn, position or 0)
+    if not ids:
+        return
+    tell_verdicts(tx, ids)
+    statements.mark_seen(tx.conn, ids)
+    show(tx, Folded(), leave(tx, pendings, position), pendings, "snapshot", {})

@@ -1,0 +1,141 @@
+"""What became of a batch, as the file knows it or as the server foretells it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from anabranch.client.file.device_file import DeviceFile
+from anabranch.client.file.device_table import DeviceTable
+from anabranch.client.queue import statements
+from anabranch.client.queue.settle import reason_name, shown_key, shown_values
+from anabranch.client.remote import RemoteDb
+from anabranch.v1 import batch_pb2, change_pb2, resolver_pb2, verdict_pb2
+from anabranch.wire.plain import plain_value
+
+VerdictStatus: TypeAlias = Literal["APPLIED", "REJECTED", "PENDING"]
+
+
+@dataclass(frozen=True, slots=True)
+class MutationVerdict:
+    """``outcome`` is APPLIED, MERGED, OVERWROTE or SUPERSEDED, "" in a rejected batch. ``key`` and ``columns`` name
+    what decided it; ``server_row`` is the server's row where the verdict brought it."""
+
+    index: int
+    outcome: str
+    table: str
+    key: tuple[Any, ...]
+    columns: tuple[str, ...]
+    server_row: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchVerdict:
+    """``status``: PENDING while there is no verdict; ``reason`` AWAITS_ROW then where the server has the batch and
+    waits for an earlier one of this device, which may bring the row. ``position`` is in milliseconds, 0 where it is not
+    known. ``mutations``: of an applied batch all, of a rejected one the refused one; empty where only the log told."""
+
+    batch_id: str
+    status: VerdictStatus
+    position: int = 0
+    reason: str = ""
+    message: str = ""
+    constraint: str = ""
+    sqlstate: str = ""
+    mutations: tuple[MutationVerdict, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What would become of a batch if it arrived now: its verdict, what it would wait for where that is PENDING, the
+    rows that it would change as (type, table, columns), and the values that would lose as (table, key, column,
+    value)."""
+
+    verdict: BatchVerdict
+    waits_for: str
+    changes: tuple[tuple[str, str, Mapping[str, Any]], ...]
+    losers: tuple[tuple[str, tuple[Any, ...], str, Any], ...]
+
+
+def _from_message(verdict: verdict_pb2.Verdict, tables: Mapping[str, DeviceTable]) -> BatchVerdict:
+    status: dict[int, VerdictStatus] = {
+        verdict_pb2.VERDICT_STATUS_APPLIED: "APPLIED",
+        verdict_pb2.VERDICT_STATUS_REJECTED: "REJECTED",
+    }
+    return BatchVerdict(
+        batch_id=verdict.batch_id,
+        status=status.get(verdict.status, "PENDING"),
+        position=verdict.position,
+        reason=reason_name(verdict) if verdict.reason else "",
+        message=verdict.message,
+        constraint=verdict.constraint,
+        sqlstate=verdict.sqlstate,
+        mutations=tuple(_mutation(m, tables.get(m.table)) for m in verdict.mutations),
+    )
+
+
+def _mutation(message: verdict_pb2.MutationVerdict, table: DeviceTable | None) -> MutationVerdict:
+    outcome = verdict_pb2.Outcome.Name(message.outcome).removeprefix("OUTCOME_")
+    row = message.server_row
+    return MutationVerdict(
+        index=message.index,
+        outcome="" if outcome == "UNSPECIFIED" else outcome,
+        table=message.table,
+        key=_key(table, message.key),
+        columns=tuple(message.columns),
+        server_row=shown_values(table, row.columns, row.values) if message.HasField("server_row") else None,
+    )
+
+
+def _key(table: DeviceTable | None, values: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(plain_value(v) for v in values) if table is None else shown_key(table, values)
+
+
+def of_batch(
+    conn: sqlite3.Connection, tables: Mapping[str, DeviceTable], batch_id: str, awaiting: Mapping[str, str]
+) -> BatchVerdict | None:
+    """What the file knows of a batch: in its queue, confirmed, or dead; None of one that it does not know, or that it
+    has forgotten. ``awaiting``: what the server says of batches that wait there for a row of an earlier one."""
+    row = conn.execute(
+        """SELECT verdict, coalesce(server_timestamp_ms, 0), 0 FROM _db_mutations_queue WHERE id = :id
+           UNION ALL SELECT verdict, position, 1 FROM _db_confirmed WHERE id = :id
+           UNION ALL SELECT verdict, 0, 0 FROM _db_mutations_queue_dead WHERE id = :id""",
+        {"id": batch_id},
+    ).fetchone()
+    if row is None:
+        return None
+    data, position, in_log = row
+    if data is not None:
+        return _from_message(verdict_pb2.Verdict.FromString(data), tables)
+    if not in_log and batch_id in awaiting:
+        return BatchVerdict(batch_id, "PENDING", reason="AWAITS_ROW", message=awaiting[batch_id])
+    return BatchVerdict(batch_id, "APPLIED" if in_log else "PENDING", position)
+
+
+def explain(file: DeviceFile, remote: RemoteDb, batch_id: str) -> Explanation:
+    """Ask the server about a queued batch. Raises ValueError where no such batch is in the queue, and CallFailed."""
+    found = statements.envelope(file.reader(), batch_id)
+    if found is None:
+        raise ValueError(f"there is no queued batch {batch_id}")
+    current = file.current()
+    request = resolver_pb2.ExplainRequest(
+        db_name=current.db_name,
+        node_state=current.node_state,
+        envelope=batch_pb2.Envelope(payload=found.value, basis=found.basis, prev=found.prev),
+    )
+    return _explanation(remote.explain(request), file.tables())
+
+
+def _explanation(response: resolver_pb2.ExplainResponse, tables: Mapping[str, DeviceTable]) -> Explanation:
+    changes = []
+    for effect in response.effects:
+        kind = change_pb2.EffectType.Name(effect.type).removeprefix("EFFECT_TYPE_").lower()
+        changes.append((kind, effect.table, shown_values(tables.get(effect.table), effect.columns, effect.values)))
+    losers = []
+    for loser in response.losers:
+        table = tables.get(loser.table)
+        value = shown_values(table, [loser.column], [loser.value]).get(loser.column)
+        losers.append((loser.table, _key(table, loser.key), loser.column, value))
+    return Explanation(_from_message(response.verdict, tables), response.waits_for, tuple(changes), tuple(losers))

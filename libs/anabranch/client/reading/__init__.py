@@ -1,0 +1,1 @@
+"""The server's rows into the file: pages of the log, pulls, sums, repair and rewinds."""

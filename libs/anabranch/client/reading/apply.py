@@ -1,0 +1,121 @@
+"""Pages of the log into the file: whole groups, rows and cursor in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from anabranch import faults
+from anabranch.client.events import State
+from anabranch.client.file.device_file import DeviceFile, Tx
+from anabranch.client.overlay.pendings import Pendings
+from anabranch.client.queue import settle, statements
+from anabranch.client.reading import seen, sums
+from anabranch.client.reading.effects import Folded, Folder, Spool
+from anabranch.v1 import change_pb2, position_pb2
+
+_ROWS_AT_ONCE = 20_000
+_NEVER = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What a page led to. ``asked_twice``: own batches whose verdicts the log passed without showing them, twice."""
+
+    cursor_ms: int
+    asked_twice: bool
+
+
+class Applier:
+    """Applies pages that follow each other. State model: ``_spool`` holds the parts of at most one group, which begins
+    after the cursor; everything else is in the file, so that two readers that race apply nothing twice: groups at or
+    below the cursor are passed over."""
+
+    def __init__(self, file: DeviceFile, pendings: Pendings) -> None:
+        self._file = file
+        self._pendings = pendings
+        self._spool = Spool()
+
+    def restart(self) -> None:
+        """Forget the parts of a group: the next page begins after the cursor."""
+        self._spool.clear()
+
+    def page(self, page: change_pb2.Page, sums_at_end: Sequence[position_pb2.TableSum] = ()) -> Applied:
+        """Apply the groups that are complete with ``page``, which must follow the last one given or the cursor.
+        ``sums_at_end``: sums of tables at the position that the page reaches.
+
+        Raises:
+            sqlite3.Error: the file can't be written; nothing of the page was applied.
+        """
+        whole = max((i + 1 for i, g in enumerate(page.groups) if not g.incomplete), default=0)
+        groups, rest = page.groups[:whole], page.groups[whole:]
+        spooled = bool(self._spool.position)
+        batches = [b.id for g in groups for b in g.batches]
+        if spooled and groups:
+            batches += self._spool.batches
+        faults.reach("before_apply")
+        with self._file.transaction() as tx:
+            applied = self._apply(tx, self._in_order(groups, spooled), batches, page.reached, sums_at_end)
+        faults.reach("after_apply")
+        if groups:
+            self._spool.clear()
+        for part in rest:
+            self._spool.add(part)
+        self._file.listeners.deliver()
+        return applied
+
+    def _in_order(self, groups: Sequence[change_pb2.LoggedGroup], spooled: bool) -> Iterator[change_pb2.LoggedGroup]:
+        if spooled and groups:
+            yield from self._spool.parts()
+        yield from groups
+
+    def _apply(
+        self,
+        tx: Tx,
+        parts: Iterable[change_pb2.LoggedGroup],
+        batches: Sequence[str],
+        reached: position_pb2.Position,
+        sums_at_end: Sequence[position_pb2.TableSum],
+    ) -> Applied:
+        cursor = tx.state.cursor_ms
+        skip: dict[str, int] = {}
+        lenient: dict[str, int] = {}
+        for name, stage, first, last in tx.conn.execute("SELECT name, stage, first_ms, last_ms FROM _db_tables"):
+            skip[name] = first if stage == "live" else _NEVER
+            lenient[name] = last
+        settle.seen(tx, batches)
+        end = max(cursor, reached.server_timestamp_ms)
+        touched = settle.leave(tx, self._pendings, end)
+        folder = Folder(tx.tables, skip)
+        folded = Folded()
+        losers: list[change_pb2.Loser] = []
+        newest: dict[str, position_pb2.TableSum] = {}
+        for part in parts:
+            if part.position <= cursor:
+                continue
+            folder.fold(part, folded)
+            newest.update((s.table, s) for s in part.sums)
+            if folded.rows > _ROWS_AT_ONCE:
+                settle.show(tx, folded, {}, self._pendings, "remote", lenient)
+                skip.update(dict.fromkeys(folded.misfits, _NEVER))
+                losers += folded.losers
+                folded = Folded()
+        skip.update(dict.fromkeys(folded.misfits, _NEVER))
+        for name in [name for name in touched if skip.get(name) == _NEVER]:
+            # What it shows of own writes is not in its base before it has been pulled.
+            del touched[name]
+        settle.show(tx, folded, touched, self._pendings, "remote", lenient)
+        losers += folded.losers
+        if losers:
+            settle.tell_losers(tx, losers)
+        if end > cursor:
+            tx.set(cursor_ms=end)
+            seen.saw(tx, reached)
+        newest.update((s.table, s) for s in sums_at_end)
+        if newest and reached.server_timestamp_ms == tx.state.cursor_ms:
+            sums.compare(tx, newest.values(), tx.state.cursor_ms)
+        passed = statements.covered(tx.conn, end)
+        twice = statements.ask_again(tx.conn, passed) if passed else []
+        if passed:
+            tx.events.append(State("error", f"the log passed the verdict of {passed[0]} without showing it"))
+        return Applied(end, bool(twice))

@@ -1,0 +1,363 @@
+"""Pulls: whole tables into the file, resumed where they broke, replaced at the end.
+
+State model of one table, all of it in ``_db_tables``: *new* rows go straight into the table, which nobody may write to
+yet; a table that has rows already is pulled into a table of its own (``pull_table``), while it goes on showing what it
+has. Each chunk's rows move with its resume token. When every table of the pull is done, the server is asked once more
+whether it has what the file has seen; then one transaction puts the tables in place, sets the cursor to the earliest
+``as_of`` where the pull was of the whole database, and lets batches go that it covers. A kill at any moment leaves a
+pull that goes on from its tokens.
+
+The question is asked again because a call that was let in may wait for its turn, and the server may be restored
+meanwhile: rows of another history would look as good as any, cover verdicts that it knows nothing of, and their newer
+position would take the place of the one that proves the loss. For the same reason each call that goes on with a pull
+presents what its parts have shown so far: all of them are of one history, also where the file had seen none before.
+What the file comes to see during the pull, by a verdict that is ahead of the pull's moment, stays the greatest that it
+has seen.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from anabranch.client.errors import CallFailed
+from anabranch.client.events import Change, State
+from anabranch.client.file import guards, state
+from anabranch.client.file.describe import drop_pull
+from anabranch.client.file.device_file import DeviceFile, Tx
+from anabranch.client.file.device_table import DeviceTable, quote
+from anabranch.client.logs import get_logger
+from anabranch.client.overlay.pendings import Pendings
+from anabranch.client.overlay.rebase import change_of, overlaid, write_bases
+from anabranch.client.queue import settle
+from anabranch.client.reading import seen, sums
+from anabranch.client.reading.arrow_rows import ArrowRows
+from anabranch.client.reading.prefetch import prefetched
+from anabranch.client.reading.rewind import REASONS, RECOVERING
+from anabranch.client.remote import RemoteDb
+from anabranch.v1 import position_pb2, snapshot_pb2
+
+log = get_logger(__name__)
+
+_ATTEMPTS = 3
+_NOT_YET = 0.99
+"""What is shown of a table whose rows are more than was guessed, until it is done."""
+_CHUNKS_AHEAD = 4
+_SILENCE_S = 300.0
+"""A pull may wait for its turn, and for the server to sort."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a pull is. ``rows_done`` counts over all parts of a pull that was resumed; ``estimated_rows`` is the
+    server's guess and can be short, as where rows were removed meanwhile."""
+
+    table: str
+    rows_done: int
+    estimated_rows: int
+    done: bool
+
+    @property
+    def share(self) -> float:
+        """How much of the table has come, from 0 to 1, which only a table that is done has."""
+        return 1.0 if self.done else min(_NOT_YET, self.rows_done / max(1, self.estimated_rows))
+
+
+class _NotWholeError(Exception):
+    def __init__(self, table: str, count: int) -> None:
+        super().__init__(f"the pull of {table} did not bring its {count} rows, or is older than the cursor")
+        self.table = table
+
+
+class Bootstrap:
+    """Pulls tables into ``file``. The caller sees to it that nothing else reads the log meanwhile."""
+
+    def __init__(self, file: DeviceFile, remote: RemoteDb, pendings: Pendings) -> None:
+        self._file = file
+        self._remote = remote
+        self._pendings = pendings
+
+    def pull(self, names: Sequence[str] | None, progress: Callable[[Progress], None] | None = None) -> None:
+        """Pull the tables ``names``, or the whole database, and put them in place.
+
+        Raises:
+            CallFailed: the pull broke, and the next one goes on from where it stands; or the server turns out not to
+                have what the file has seen.
+            sqlite3.IntegrityError: a constraint of the app's own does not let a table take its rows; what was brought
+                is dropped, and what is shown stays.
+            sqlite3.Error: the file can't be written.
+        """
+        whole = names is None
+        names = list(self._file.tables()) if names is None else names
+        self._file.listeners.tell(State("pulling", ", ".join(names)))
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                self._stream(names, progress)
+                break
+            except CallFailed as error:
+                # What has lost nothing but the parts of this pull begins it anew.
+                lost = error.reason in REASONS and _newest_part(self._file.reader(), names) is not None
+                if not (lost or error.reason == "INVALID_TOKEN") or attempt == _ATTEMPTS:
+                    raise
+                self._drop(names)
+        confirmed = self._confirmed()
+        try:
+            with self._file.transaction() as tx:
+                self._finish(tx, names, whole, confirmed)
+                tx.events.append(State("pulled", ", ".join(names), None, tx.state.cursor_ms))
+        except _NotWholeError as error:
+            self._drop([error.table])
+            raise CallFailed("DATA_LOSS", "", str(error), again=True) from error
+        except sqlite3.IntegrityError:
+            # What was brought grows old while nobody can say when it will fit.
+            self._drop(names)
+            raise
+        self._file.listeners.deliver()
+
+    def _confirmed(self) -> state.Seen:
+        """The greatest position that the file has seen, which the server has, too, after all that was pulled.
+
+        Raises:
+            CallFailed: it has not, or can't be asked.
+        """
+        current = self._file.current()
+        if current.greatest_seen != state.NOTHING_SEEN:
+            self._remote.describe(snapshot_pb2.DescribeRequest(db_name=current.db_name, node_state=current.node_state))
+        return current.greatest_seen
+
+    def _drop(self, names: Sequence[str]) -> None:
+        with self._file.transaction() as tx:
+            for name in names:
+                drop_pull(tx, name)
+
+    def _stream(self, names: Sequence[str], progress: Callable[[Progress], None] | None) -> None:
+        with self._file.transaction() as tx:
+            required = [r for name in names if (r := self._prepare(tx, name)) is not None]
+            current = tx.state
+            tables = tx.tables
+            estimates = {
+                name: snapshot_pb2.Table.FromString(value).estimated_rows
+                for name, value in tx.conn.execute("SELECT name, value FROM _db_tables")
+            }
+        if not required:
+            return
+        node_state = current.node_state
+        part = _newest_part(self._file.reader(), names)
+        if part is not None and part.server_timestamp_ms > node_state.greatest_seen.server_timestamp_ms:
+            node_state.greatest_seen.CopyFrom(part)
+        rows_of = {r.table: ArrowRows(tables[r.table].table) for r in required}
+        request = snapshot_pb2.PullRequest(db_name=current.db_name, node_state=node_state, required=required)
+        parts: list[bytes] = []
+        with prefetched(self._remote.pull(request), _CHUNKS_AHEAD, _SILENCE_S) as responses:
+            for response in responses:
+                if response.arrow_ipc_incomplete:
+                    parts.append(response.arrow_ipc)
+                    continue
+                ipc = b"".join([*parts, response.arrow_ipc]) if parts else response.arrow_ipc
+                parts.clear()
+                if not response.table:
+                    continue
+                count, rows = rows_of[response.table].read(ipc) if ipc else (0, ())
+                self._chunk(tables[response.table], response, count, rows)
+                if progress is not None:
+                    name = response.table
+                    progress(Progress(name, response.rows_done, estimates.get(name, 0), response.done))
+
+    def _prepare(self, tx: Tx, name: str) -> snapshot_pb2.RequiredTable | None:
+        """What to ask for to go on with a table; None where it has all its rows. Makes the table that they go to."""
+        stage, ordinal, resume, done, staged, first = tx.conn.execute(
+            "SELECT stage, ordinal, pull_resume, pull_done, pull_table, pull_first_ms FROM _db_tables WHERE name = ?",
+            (name,),
+        ).fetchone()
+        if done:
+            return None
+        if first is not None and not resume:
+            # A first chunk without a way to go on from it.
+            drop_pull(tx, name)
+            staged = None
+        if stage != "new" and staged is None:
+            staged = f"_db_pull_{ordinal}"
+            tx.conn.execute(f"DROP TABLE IF EXISTS {quote(staged)}")
+            tx.conn.execute(tx.tables[name].create_sql(staged))
+            tx.conn.execute("UPDATE _db_tables SET pull_table = ? WHERE name = ?", (staged, name))
+        return snapshot_pb2.RequiredTable(table=name, resume=resume)
+
+    def _chunk(
+        self, table: DeviceTable, response: snapshot_pb2.PullResponse, count: int, rows: Iterable[tuple[Any, ...]]
+    ) -> None:
+        as_of = response.as_of
+        with self._file.transaction() as tx:
+            staged, first, epoch = tx.conn.execute(
+                "SELECT pull_table, pull_first_ms, pull_epoch FROM _db_tables WHERE name = ?", (table.name,)
+            ).fetchone()
+            if first is not None and epoch != as_of.epoch:
+                raise CallFailed("ABORTED", "INVALID_TOKEN", "the history changed during the pull", again=True)
+            if tx.wants_rows and staged is None:
+                rows = list(rows)
+                tx.events += [change_of(table, None, row, "snapshot") for row in rows]
+            if count and staged is not None:
+                tx.conn.executemany(table.insert_into(staged), rows)
+            elif count:
+                with tx.writing(table.name, count):
+                    tx.conn.executemany(table.insert_sql, rows)
+            tx.conn.execute(
+                """UPDATE _db_tables SET pull_first_ms = coalesce(pull_first_ms, ?), pull_last_ms = ?, pull_epoch = ?,
+                   pull_token = ?, pull_resume = ?, pull_done = ?, pull_count = ?, pull_hash = ? WHERE name = ?""",
+                (
+                    as_of.server_timestamp_ms,
+                    as_of.server_timestamp_ms,
+                    as_of.epoch,
+                    as_of.token,
+                    response.resume,
+                    int(response.done),
+                    response.sum.count,
+                    response.sum.hash,
+                    table.name,
+                ),
+            )
+        self._file.listeners.deliver()
+
+    def _finish(self, tx: Tx, names: Sequence[str], whole: bool, confirmed: state.Seen) -> None:
+        newest: position_pb2.Position | None = None
+        for name in names:
+            table = tx.tables[name]
+            staged, first, last, epoch, token, count, digest, done = tx.conn.execute(
+                """SELECT pull_table, pull_first_ms, pull_last_ms, pull_epoch, pull_token, pull_count, pull_hash,
+                   pull_done FROM _db_tables WHERE name = ?""",
+                (name,),
+            ).fetchone()
+            if not done:
+                raise CallFailed("ABORTED", "", f"the pull ended before {name} was complete", again=True)
+            if not whole and first < tx.state.cursor_ms:
+                raise _NotWholeError(name, count)
+            if newest is None or last > newest.server_timestamp_ms:
+                newest = position_pb2.Position(epoch=epoch, server_timestamp_ms=last, token=token)
+            if staged is not None:
+                self._replace(tx, table, staged, first)
+            if first != last or len(digest) != 16:
+                # Parts of several moments: the sum is of what is here, and equals the server's once that has caught up.
+                count, digest = sums.of_rows(tx.conn, table)
+            elif count != _count_base(tx, table):
+                raise _NotWholeError(name, count)
+            tx.conn.execute(
+                """UPDATE _db_tables SET stage = 'live', reason = '', first_ms = ?, last_ms = ?, count = ?, hash = ?,
+                   verified = ?, disagrees = 0, pull_table = NULL, pull_done = 0, pull_first_ms = NULL,
+                   pull_last_ms = NULL, pull_resume = x'' WHERE name = ?""",
+                (first, last, count, digest, int(first != last), name),
+            )
+        if whole and newest is not None:
+            self._new_history(tx, newest, confirmed)
+        elif newest is not None and tx.state.greatest_seen == confirmed:
+            seen.saw(tx, newest)
+        tx.set(pulls=tx.state.pulls + 1)
+        tx.conn.execute(
+            "UPDATE _db_mutations_queue_dead SET still_shown = 0 "
+            "WHERE NOT EXISTS (SELECT 1 FROM _db_tables WHERE stage = 'aside')"
+        )
+        settle.pulled(tx, self._pendings)
+
+    def _new_history(self, tx: Tx, newest: position_pb2.Position, confirmed: state.Seen) -> None:
+        """The cursor of a file whose every table was pulled. In another epoch nothing that was known of positions
+        holds: verdicts are asked for again, and no basis lies beyond.
+
+        Raises:
+            CallFailed: that epoch has begun, and more was seen of the one before than the server was asked for.
+        """
+        (cursor,) = tx.conn.execute("SELECT min(first_ms) FROM _db_tables WHERE stage = 'live'").fetchone()
+        current = tx.state
+        unchanged = current.greatest_seen == confirmed
+        moved = current.greatest_epoch not in ("", newest.epoch)
+        if moved and not unchanged:
+            raise CallFailed("ABORTED", "", "a new epoch has begun during the pull", again=True)
+        if moved or current.snapshot_due == RECOVERING:
+            tx.conn.execute("UPDATE _db_mutations_queue SET server_timestamp_ms = NULL, verdict = NULL, seen = 0")
+            tx.conn.execute("UPDATE _db_mutations_queue SET basis = ? WHERE basis > ?", (cursor, cursor))
+            seen.begin_anew(tx, newest)
+        # Where the cursor goes back, to a base that was published earlier, the log shows them once more.
+        tx.conn.execute("UPDATE _db_mutations_queue SET seen = 0 WHERE server_timestamp_ms > ?", (cursor,))
+        tx.set(cursor_ms=cursor, snapshot_due=0)
+        if unchanged:
+            # What was seen meanwhile is presented as it is by the next call.
+            seen.saw(tx, newest)
+
+    def _replace(self, tx: Tx, table: DeviceTable, staged: str, first_ms: int) -> None:
+        """Put what was pulled, which has everything up to ``first_ms``, in the place of what is there; rows that
+        pending batches touch show them on top."""
+        conn = tx.conn
+        pending = self._pending_keys(tx, table.name)
+        before = table.read_by_text(conn, pending)
+        if tx.wants_rows:
+            tx.events += _differences(tx, table, staged, set(pending))
+        pulled = table.read_by_text(conn, pending, staged)
+        with tx.writing(table.name, guards.MANY):
+            conn.execute(f"DELETE FROM {table.quoted}")
+            conn.execute(
+                f"INSERT INTO {table.quoted} ({table.columns_sql}) SELECT {table.columns_sql} FROM {quote(staged)}"
+            )
+        conn.execute(f"DROP TABLE {quote(staged)}")
+        conn.execute("DELETE FROM _db_base WHERE tbl = ?", (table.name,))
+        parts_of = self._pendings.load(tx, table.name, pending, first_ms)
+        load, store = table.codec.load, table.codec.store
+        bases = {text: load(pulled[text]) if text in pulled else None for text in pending}
+        write_bases(tx, table, bases.items(), replace=True)
+        writes, deletes = [], []
+        for text, key in pending.items():
+            shown = overlaid(table, bases[text], parts_of.get(text, ()))
+            stored = None if shown is None else store(shown)
+            if stored is None:
+                deletes.append(key)
+            else:
+                writes.append(stored)
+            old = before.get(text)
+            if tx.wants_rows and not table.codec.same(old, stored):
+                tx.events.append(change_of(table, old, stored, "snapshot"))
+        with tx.writing(table.name, len(writes) + len(deletes)):
+            conn.executemany(table.upsert_sql, writes)
+            conn.executemany(table.delete_sql, deletes)
+
+    def _pending_keys(self, tx: Tx, table: str) -> dict[str, tuple[Any, ...]]:
+        rows = tx.conn.execute("SELECT DISTINCT batch FROM _db_pending_rows WHERE tbl = ?", (table,))
+        return self._pendings.keys_of(tx, [b for (b,) in rows]).get(table, {})
+
+
+def _newest_part(conn: sqlite3.Connection, names: Collection[str]) -> position_pb2.Position | None:
+    """The newest position that parts of a pull of these tables have shown; None where there are none."""
+    rows = conn.execute(
+        """SELECT name, pull_epoch, pull_last_ms, pull_token FROM _db_tables WHERE pull_first_ms IS NOT NULL
+           AND pull_token != x'' ORDER BY pull_last_ms DESC"""
+    ).fetchall()
+    for name, epoch, last_ms, token in rows:
+        if name in names:
+            return position_pb2.Position(epoch=epoch, server_timestamp_ms=last_ms, token=token)
+    return None
+
+
+def _count_base(tx: Tx, table: DeviceTable) -> int:
+    """Rows of the base: those shown, without the rows that pending batches touch, and their base images."""
+    (count,) = tx.conn.execute(f"SELECT count(*) FROM {table.quoted}").fetchone()
+    kept = dict(tx.conn.execute("SELECT key, row IS NOT NULL FROM _db_base WHERE tbl = ?", (table.name,)))
+    if kept:
+        count = sum(1 for _ in sums.base_rows(tx.conn, table))
+    total: int = count
+    return total
+
+
+def _differences(tx: Tx, table: DeviceTable, staged: str, apart: set[str]) -> list[Change]:
+    """The events of rows that differ between what is shown and what was pulled, without the rows ``apart``."""
+    conn = tx.conn
+    columns, new_name = table.exact_sql, quote(staged)
+    keys = ", ".join(quote(k) for k in table.table.key_columns)
+    events: list[Change] = []
+    changed = conn.execute(f"SELECT {columns} FROM {new_name} EXCEPT SELECT {columns} FROM {table.quoted}").fetchall()
+    new = {text: row for row in changed if (text := table.key_text(table.key_of(row))) not in apart}
+    old = table.read_by_text(conn, {text: table.key_of(row) for text, row in new.items()}) if new else {}
+    events += [change_of(table, old.get(text), row, "snapshot") for text, row in new.items()]
+    gone = conn.execute(f"SELECT {keys} FROM {table.quoted} EXCEPT SELECT {keys} FROM {new_name}").fetchall()
+    events += [
+        Change(table.name, "delete", tuple(key), (), None, "snapshot")
+        for key in gone
+        if table.key_text(key) not in apart
+    ]
+    return events

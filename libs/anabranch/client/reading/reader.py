@@ -1,0 +1,330 @@
+"""Reading: the log into the file, by pages to the head or by following it; pulls where the log can't serve.
+
+State model. Pages may come from two sources at once, a subscription and an explicit ``read``; each has its own
+``Applier``, and the file's cursor decides what is new. ``_turn`` is held while a page is applied and during a whole
+pull, so that no page comes between a pull's ``as_of`` and its end. ``_generation`` counts pulls: a subscription that
+began before one is started again, because the cursor may have gone back. So it does when the file turns out to have
+followed a history that the server does not have: see ``rewind``.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+
+from anabranch.client.errors import CallFailed, NotReady
+from anabranch.client.events import State
+from anabranch.client.file import state
+from anabranch.client.file.describe import apply_description
+from anabranch.client.file.device_file import DeviceFile
+from anabranch.client.letters.dead_counts import DeadLetterCounts
+from anabranch.client.overlay.pendings import Pendings
+from anabranch.client.queue import settle
+from anabranch.client.reading import rewind, seen, sums
+from anabranch.client.reading.apply import Applied, Applier
+from anabranch.client.reading.bootstrap import Bootstrap, Progress
+from anabranch.client.reading.repair import PullInstead, Repaired, repair
+from anabranch.client.remote import RemoteDb, Stream, applying
+from anabranch.client.server_clock import ServerClock
+from anabranch.v1 import change_pb2, position_pb2, snapshot_pb2
+
+_ATTEMPTS = 4
+_PATIENCE_S = 60.0
+
+
+class Reader:
+    """Reads into ``file``."""
+
+    def __init__(
+        self,
+        file: DeviceFile,
+        remote: RemoteDb,
+        pendings: Pendings,
+        clock: ServerClock,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._file = file
+        self._remote = remote
+        self._pendings = pendings
+        self._clock = clock
+        self._now_ms = now_ms
+        self._bootstrap = Bootstrap(file, remote, pendings)
+        self._paging = Applier(file, pendings)
+        self._following = Applier(file, pendings)
+        self._turn = threading.RLock()
+        self._generation = 0
+        self._stream: Stream[change_pb2.SubscribeResponse] | None = None
+        self._patience: dict[str, float] = {}
+        self._told: frozenset[str] = frozenset()
+        self._dead_letters = DeadLetterCounts()
+        self.heard_s = time.monotonic()
+        """When the subscription last brought something, by the monotonic clock."""
+
+    def prepare(self, progress: Callable[[Progress], None] | None = None) -> None:
+        """Ask what the tables are where that is not known, and pull those that wait for it. Raises CallFailed."""
+        with self._turn:
+            if self._file.current().schema_version == 0:
+                self._describe()
+            conn = self._file.reader()
+            stages = dict(conn.execute("SELECT name, stage FROM _db_tables ORDER BY ordinal").fetchall())
+            new = [name for name, stage in stages.items() if stage == "new"]
+            due = self._file.current().snapshot_due
+            if due:
+                # What was behind the floor, or in another history, may know the tables as they no longer are.
+                self._describe()
+            if due or (new and len(new) == len(stages)):
+                self._pull(None, progress)
+                return
+            if new:
+                self._pull(new, progress)
+            for name in [name for name, stage in stages.items() if stage == "aside"]:
+                self._pull_again(name, progress)
+
+    def _pull(self, names: list[str] | None, progress: Callable[[Progress], None] | None) -> None:
+        self._generation += 1
+        self._bootstrap.pull(names, progress)
+
+    def _pull_again(self, name: str, progress: Callable[[Progress], None] | None) -> None:
+        """Pull a table that was set aside; one that still can't take its rows stays so, and is left alone a while."""
+        try:
+            self._pull([name], progress)
+            self._patience.pop(name, None)
+        except sqlite3.IntegrityError as error:
+            self._patience[name] = time.monotonic() + _PATIENCE_S
+            self._file.listeners.tell(State("set_aside", f"SQLite refused a row: {error}", name))
+
+    def _describe(self) -> None:
+        current = self._file.current()
+        response = self._remote.describe(
+            snapshot_pb2.DescribeRequest(db_name=current.db_name, node_state=current.node_state)
+        )
+        with self._file.transaction() as tx:
+            apply_description(tx, response)
+            # Where nothing was ever written there is no position that a clock which is behind could be held to.
+            tx.set(**state.told_time(tx.state, response.state.server_time_ms))
+        self._file.listeners.deliver()
+
+    def snapshot(self, progress: Callable[[Progress], None] | None = None) -> None:
+        """Take the whole database anew into the same file; the queue is kept. Raises CallFailed."""
+        with self._turn:
+            self._due()
+            self.prepare(progress)
+
+    def _due(self) -> None:
+        with self._file.transaction() as tx:
+            tx.set(snapshot_due=max(1, tx.state.snapshot_due))
+
+    def rewound(self, pulls: int, refused: state.Seen | None) -> None:
+        """The server does not have what the file has seen, which is ``refused``, or (None) the file was found so
+        before: take the server's history. ``pulls`` is the file's number of pulls when that was seen, so that it is
+        done once. What is refused of a file that was found so before is what it had in common with the server, which
+        was restored once more.
+
+        Raises:
+            CallFailed: it could not be done, or not to its end; call again.
+        """
+        with self._turn:
+            current = self._file.current()
+            if current.pulls != pulls:
+                return
+            once_more = refused == current.greatest_seen != state.NOTHING_SEEN
+            if current.snapshot_due != rewind.RECOVERING or once_more:
+                self._generation += 1
+                rewind.recover(self._file, self._remote, self._pendings)
+            self.prepare()
+
+    def _mended(self, error: CallFailed, presented: state.FileState) -> bool:
+        """Do what a failed call asks for; False where that is nothing that is known here. Raises CallFailed."""
+        self._clock.forget()
+        if error.reason in rewind.REASONS:
+            self.rewound(presented.pulls, presented.greatest_seen)
+        elif error.reason == "BEHIND_FLOOR":
+            self._due()
+        return error.reason in rewind.REASONS | {"BEHIND_FLOOR", "INVALID_TOKEN"}
+
+    def read(self) -> None:
+        """Read to where the log's head is now. Raises CallFailed and sqlite3.Error."""
+        with self._turn:
+            for attempt in range(1, _ATTEMPTS + 1):
+                presented = self._file.current()
+                try:
+                    self.prepare()
+                    self._pages()
+                    return
+                except CallFailed as error:
+                    if not self._mended(error, presented) or attempt == _ATTEMPTS:
+                        raise
+
+    def verify(self, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Read the rows of the tables whose turn it is; what they come to is noted and told. Raises sqlite3.Error."""
+        now_ms = self._now_ms()
+        sums.date_verified(self._file, now_ms)
+        for name in sums.due(self._file.reader(), now_ms):
+            if stopped():
+                return
+            sums.verify(self._file, name, now_ms, stopped)
+
+    def verify_is_due(self) -> bool:
+        """Whether ``verify`` has anything to do."""
+        conn = self._file.reader()
+        return sums.has_undated(conn) or bool(sums.due(conn, self._now_ms()))
+
+    def repair(self, name: str) -> Repaired:
+        """Mend the rows of a table; see ``client.reading.repair``. Raises CallFailed, NotReady and sqlite3.Error."""
+        with self._turn:
+            self.prepare()
+            (stage,) = self._file.reader().execute("SELECT stage FROM _db_tables WHERE name = ?", (name,)).fetchone()
+            if stage != "live":
+                raise NotReady(f"{name} can't be compared: it has to be pulled first")
+            try:
+                node_state = self._node_state(self._file.current())
+                return repair(self._file, self._remote, self._pendings, name, node_state, self._read_to, self._now_ms())
+            except PullInstead:
+                with self._file.transaction() as tx:
+                    settle.set_aside(tx, name, "too much of it differs")
+                self._file.listeners.deliver()
+                self._pull([name], None)
+            self.read()
+            sums.verify(self._file, name, self._now_ms())
+            return Repaired(0, True, name not in sums.disagreements(self._file.reader()))
+
+    def _read_to(self, position: int) -> None:
+        """Read the log up to just there. Raises CallFailed where that can't be."""
+        if self._file.current().cursor_ms != position:
+            self._pages(position)
+
+    def _node_state(self, current: state.FileState) -> position_pb2.NodeState:
+        """What the node says of itself, and of its tables that disagree."""
+        found = sums.disagreements(self._file.reader())
+        self._told = frozenset(found)
+        node_state = current.node_state
+        node_state.disagreements.extend(
+            position_pb2.Disagreement(table=name, position=position) for name, position in found.items()
+        )
+        node_state.dead_letters.CopyFrom(self._dead_letters.report(self._file.reader()))
+        return node_state
+
+    def _pages(self, up_to: int | None = None) -> None:
+        self._paging.restart()
+        token = b""
+        goal: int | None = up_to
+        while True:
+            current = self._file.current()
+            response = self._remote.get(
+                change_pb2.GetRequest(
+                    db_name=current.db_name,
+                    node_state=self._node_state(current),
+                    after=current.cursor_ms,
+                    page_token=token,
+                )
+            )
+            self._hear(response.state, current)
+            if up_to is not None and response.page.reached.server_timestamp_ms > up_to:
+                applied = self._paging.page(_cut(response.page, up_to))
+            else:
+                applied = self._paging.page(response.page, response.sums)
+            token = response.next_page_token
+            if goal is None:
+                goal = response.state.settled.server_timestamp_ms
+            again = self._look(applied, response.state)
+            if not token or (again is False and applied.cursor_ms >= goal):
+                return
+
+    def _hear(self, server: position_pb2.ServerState, presented: state.FileState) -> None:
+        """Note what an answer says of the server, which has found what was ``presented`` to it in its history.
+
+        Raises:
+            CallFailed: it is in another epoch, and the file has seen more meanwhile, which is to be presented first.
+        """
+        self._clock.told(server.server_time_ms)
+        for event in self._clock.events():
+            self._file.listeners.tell(event)
+        current = self._file.current()
+        if state.told_time(current, server.server_time_ms):
+            with self._file.transaction() as tx:
+                tx.set(**state.told_time(tx.state, server.server_time_ms))
+        if not server.settled.epoch or current.greatest_epoch in ("", server.settled.epoch):
+            return
+        with self._file.transaction() as tx:
+            taken = seen.take_epoch(tx, presented, server.settled)
+        if not taken:
+            raise CallFailed("ABORTED", "INVALID_TOKEN", "a new epoch has begun during the call", again=True)
+
+    def _look(self, applied: Applied, server: position_pb2.ServerState) -> bool:
+        """What a page asks for beside its rows: new tables, tables to be pulled again, a new snapshot."""
+        current = self._file.current()
+        if applied.asked_twice:
+            self.snapshot()
+            return True
+        if server.schema_version > current.schema_version:
+            self._describe()
+        waiting = self._file.reader().execute("SELECT name FROM _db_tables WHERE stage != 'live'").fetchall()
+        now = time.monotonic()
+        due = any(self._patience.get(name, 0.0) <= now for (name,) in waiting)
+        if due:
+            self.prepare()
+        return due
+
+    def follow(self, stopped: Callable[[], bool], online: Callable[[], None]) -> None:
+        """Follow the log until the server ends the stream or ``stopped``; ``online`` is told when the first answer
+        has come. Raises CallFailed and sqlite3.Error."""
+        presented = self._file.current()
+        try:
+            self._follow(stopped, online)
+        except CallFailed as error:
+            if not self._mended(error, presented):
+                raise
+            self.prepare()
+
+    def _follow(self, stopped: Callable[[], bool], online: Callable[[], None]) -> None:
+        self.prepare()
+        with self._turn:
+            generation = self._generation
+            current = self._file.current()
+            self._following.restart()
+        self.heard_s = time.monotonic()
+        self._stream = self._remote.subscribe(
+            change_pb2.SubscribeRequest(
+                db_name=current.db_name, node_state=self._node_state(current), after=current.cursor_ms
+            )
+        )
+        try:
+            for response in self._stream:
+                if stopped():
+                    return
+                self.heard_s = time.monotonic()
+                online()
+                with self._turn:
+                    if self._generation != generation:
+                        return
+                    self._hear(response.state, current)
+                    page = response.page
+                    if not response.HasField("page"):
+                        page = change_pb2.Page(reached=response.state.settled)
+                    with applying(response.traceparent):
+                        applied = self._following.page(page, response.sums)
+                    self._look(applied, response.state)
+                    if self._generation != generation:
+                        return
+                    reader = self._file.reader()
+                    if not self._told.issuperset(sums.disagreements(reader)) or self._dead_letters.changed(reader):
+                        # The server is told of it in the next call.
+                        return
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """End the subscription, if there is one."""
+        stream = self._stream
+        if stream is not None:
+            stream.cancel()
+
+
+def _cut(page: change_pb2.Page, position: int) -> change_pb2.Page:
+    """What of a page lies up to ``position``, which is that of a group or before all of them."""
+    return change_pb2.Page(
+        groups=[group for group in page.groups if group.position <= position],
+        reached=position_pb2.Position(epoch=page.reached.epoch, server_timestamp_ms=position),
+    )

@@ -1,0 +1,55 @@
+"""The look at all rows where no loop runs: beside the app's own calls, never inside one of them.
+
+States: *resting* (no thread), *reading* (a thread reads the tables whose turn it is, and rests when it has), *ending*
+(it stops at its next row; who ends it waits for that).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+
+from anabranch.client.errors import ClientError
+from anabranch.client.logs import get_logger
+from anabranch.client.reading.reader import Reader
+
+log = get_logger(__name__)
+
+
+class RowCheck:
+    """For one ``SyncedDb``."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """Begin to read what is due, unless that goes on already. Returns at once."""
+        if not self._reader.verify_is_due():
+            return
+        with self._lock:
+            if self._thread is not None and self._thread.is_alive():
+                return
+            self._stopped = threading.Event()
+            self._thread = threading.Thread(
+                target=self._read, args=(self._stopped,), name="anabranch-rows", daemon=True
+            )
+            self._thread.start()
+
+    def end(self) -> None:
+        """Stop reading, and wait until that is done; what was not read is still due."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+            self._stopped.set()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _read(self, stopped: threading.Event) -> None:
+        try:
+            self._reader.verify(stopped.is_set)
+        except (sqlite3.Error, ClientError):
+            # A full or a broken disk, or a batch that stays open: the app hears of it from its own calls, and the rows
+            # are still due.
+            log.exception("rows_not_read")

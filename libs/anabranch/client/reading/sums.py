@@ -1,0 +1,194 @@
+"""Table sums: kept with every change of a base, compared with the server's wherever positions are equal, and now and
+then with the rows themselves.
+
+Two things can be wrong. What was read is not what the server has: then the kept sum, which grows by what is read, is
+not the server's, and the first comparison tells. Or what was stored is not what was read (a disk, another program that
+writes to the file): then the kept sum is still the server's, and only reading the rows tells (``verify``). Either way
+``_db_tables.disagrees`` holds the position from which the table is known to differ, until sums agree again.
+
+``_db_tables.verified``: when the rows were last found to be those of the kept sum, in milliseconds of the device's
+clock; 0 where they never were since a pull took the server's word for its sum, 1 where that is not known.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+
+from anabranch.canonical import SUM_MODULUS, table_sum
+from anabranch.client.events import State
+from anabranch.client.file.device_file import DeviceFile, Tx
+from anabranch.client.file.device_table import DeviceTable
+from anabranch.schema import Cell
+from anabranch.v1 import position_pb2
+
+UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, struct.error, DecodeError)
+"""What reading a row raises that is not what its columns hold."""
+VERIFIED_FOR_MS = 24 * 3600 * 1000
+"""So long nobody reads all rows of a table again, unless asked to."""
+_ROWS_AT_ONCE = 5_000
+
+
+def compare(tx: Tx, sums: Iterable[position_pb2.TableSum], position: int) -> None:
+    """Compare kept sums with the server's at ``position`` (milliseconds), which the device must have reached. What a
+    pull of several moments has not caught up with, and a table that is set aside, can't be compared yet."""
+    for theirs in sums:
+        row = tx.conn.execute(
+            "SELECT count, hash, disagrees FROM _db_tables WHERE name = ? AND stage = 'live' AND last_ms <= ?",
+            (theirs.table, position),
+        ).fetchone()
+        if row is None:
+            continue
+        count, digest, disagrees = row
+        agrees = count == theirs.count and digest == theirs.hash
+        if agrees is bool(disagrees):
+            since = 0 if agrees else max(position, 1)
+            tx.conn.execute("UPDATE _db_tables SET disagrees = ? WHERE name = ?", (since, theirs.table))
+            detail = f"{count} rows here, {theirs.count} there" if not agrees else ""
+            tx.events.append(State("sums_agree" if agrees else "sums_disagree", detail, theirs.table, position))
+
+
+def disagreements(conn: sqlite3.Connection) -> dict[str, int]:
+    """The tables that are known to differ from the server's, and since which position."""
+    return dict(conn.execute("SELECT name, disagrees FROM _db_tables WHERE disagrees ORDER BY name").fetchall())
+
+
+def base_rows(conn: sqlite3.Connection, table: DeviceTable) -> Iterator[tuple[Cell, ...]]:
+    """The base rows of a table, as the transaction of ``conn`` sees them.
+
+    Raises:
+        one of UNREADABLE: what is stored is not what the table's columns hold.
+    """
+    load = table.codec.load
+    kept = dict(conn.execute("SELECT key, row FROM _db_base WHERE tbl = ?", (table.name,)))
+    cursor = conn.execute(f"SELECT {table.columns_sql} FROM {table.quoted}")
+    while rows := cursor.fetchmany(_ROWS_AT_ONCE):
+        for stored in rows:
+            if not kept or table.key_text(table.key_of(stored)) not in kept:
+                yield load(stored)
+    for data in kept.values():
+        if data is not None:
+            yield table.from_bytes(data)
+
+
+def of_rows(conn: sqlite3.Connection, table: DeviceTable) -> tuple[int, bytes]:
+    """Count and hash sum (16 bytes) over the base rows themselves: every row is read and encoded."""
+    count, total = table_sum(table.encoder, base_rows(conn, table))
+    return count, total.to_bytes(16, "big")
+
+
+def kept(conn: sqlite3.Connection) -> dict[str, tuple[int, bytes]]:
+    """The kept sums of tables that have been pulled: count and hash."""
+    rows = conn.execute("SELECT name, count, hash FROM _db_tables WHERE stage != 'new'")
+    return {name: (count, digest) for name, count, digest in rows}
+
+
+@contextmanager
+def one_moment(conn: sqlite3.Connection) -> Iterator[None]:
+    """All reads inside see the file as it was at the first."""
+    conn.execute("BEGIN")
+    try:
+        yield
+    finally:
+        conn.execute("COMMIT")
+
+
+def due(conn: sqlite3.Connection, now_ms: int) -> list[str]:
+    """The tables whose rows should be read again. ``now_ms``: the device's clock; one that was set back counts, too."""
+    rows = conn.execute(
+        "SELECT name FROM _db_tables WHERE stage = 'live' AND (verified = 0 OR verified > 1 AND abs(verified - ?) > ?)",
+        (now_ms, VERIFIED_FOR_MS),
+    )
+    return [name for (name,) in rows.fetchall()]
+
+
+def has_undated(conn: sqlite3.Connection) -> bool:
+    """Whether there are tables of which it is not known when they were found good."""
+    row = conn.execute("SELECT 1 FROM _db_tables WHERE verified = 1 AND stage = 'live'").fetchone()
+    return row is not None
+
+
+def date_verified(file: DeviceFile, now_ms: int) -> None:
+    """From now on it is known when the others were found good."""
+    if has_undated(file.reader()):
+        with file.transaction() as tx:
+            tx.conn.execute("UPDATE _db_tables SET verified = ? WHERE verified = 1", (now_ms,))
+
+
+@dataclass(frozen=True, slots=True)
+class _Drift:
+    """By how much the rows' sum is beyond the kept one. ``pulls``: of the file when it was read."""
+
+    count: int
+    hash: int
+    pulls: int
+
+
+class _Stopped(Exception):
+    pass
+
+
+def verify(file: DeviceFile, name: str, now_ms: int, stopped: Callable[[], bool] = lambda: False) -> bool | None:
+    """Read a table's base rows and see whether the kept sum is theirs; None where ``stopped`` came true before, or the
+    table is none that could be read. Where it is not, what the rows come to is kept from now on: compared with the
+    server's it tells so at every position, until the table is mended."""
+    table = file.tables().get(name)
+    conn = file.reader()
+    if table is None:
+        return None
+
+    def rows() -> Iterator[tuple[Cell, ...]]:
+        for row in base_rows(conn, table):
+            if stopped():
+                raise _Stopped
+            yield row
+
+    with one_moment(conn):
+        found = conn.execute(
+            "SELECT t.count, t.hash, s.pulls FROM _db_tables t, _db_state s WHERE t.name = ? AND t.stage = 'live'",
+            (name,),
+        ).fetchone()
+        if found is None:
+            return None
+        count, digest, pulls = found
+        try:
+            read, total = table_sum(table.encoder, rows())
+            drift = _Drift(read - count, total - int.from_bytes(digest, "big"), pulls)
+            why = f"{read} rows are here, and not those that were sent"
+        except _Stopped:
+            return None
+        except UNREADABLE as error:
+            # No sum of rows that can't be read: one that the server's can't be.
+            drift, why = _Drift(-count - 1, 1, pulls), f"a row can't be read: {error}"
+    return _verified(file, name, drift, why, now_ms)
+
+
+def _verified(file: DeviceFile, name: str, drift: _Drift, why: str, now_ms: int) -> bool | None:
+    good = drift.count == drift.hash == 0
+    with file.transaction() as tx:
+        if tx.state.pulls != drift.pulls:
+            return None  # A pull has come between; there is another look to come.
+        tx.conn.execute("UPDATE _db_tables SET verified = ? WHERE name = ?", (now_ms, name))
+        if not good:
+            # What was changed by the log meanwhile has moved both sums alike.
+            count, digest, before = tx.conn.execute(
+                "SELECT count, hash, disagrees FROM _db_tables WHERE name = ?", (name,)
+            ).fetchone()
+            keep(tx, name, count + drift.count, int.from_bytes(digest, "big") + drift.hash)
+            if not before:
+                position = tx.state.cursor_ms
+                tx.conn.execute("UPDATE _db_tables SET disagrees = ? WHERE name = ?", (max(position, 1), name))
+                tx.events.append(State("sums_disagree", why, name, position))
+    file.listeners.deliver()
+    return good
+
+
+def keep(tx: Tx, name: str, count: int, total: int) -> None:
+    """Take these for the sum of a table's base rows."""
+    digest = (total % SUM_MODULUS).to_bytes(16, "big")
+    tx.conn.execute("UPDATE _db_tables SET count = ?, hash = ? WHERE name = ?", (count, digest, name))

@@ -1,0 +1,1 @@
+"""What an app writes: checked, applied to the rows, and gathered into one batch."""

@@ -1,0 +1,316 @@
+"""Local writes: checked, applied to the rows, and gathered into one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from anabranch import limits
+from anabranch.client.errors import NotReady, RowExists, RowMissing
+from anabranch.client.events import Origin
+from anabranch.client.file.device_file import Tx
+from anabranch.client.file.device_table import DeviceTable
+from anabranch.client.overlay.rebase import change_of, overlaid, write_bases
+from anabranch.client.queue import statements
+from anabranch.client.writes.convert import Converter, converter
+from anabranch.client.writes.ids import next_id
+from anabranch.client.writes.payload import RowPart, mutation_message
+from anabranch.client.writes.sure import SurelyRefusedError
+from anabranch.merge.model import MutationType
+from anabranch.merge.overlay import Pending
+from anabranch.schema import Cell
+from anabranch.schema.cells import Literal
+from anabranch.v1 import batch_pb2, snapshot_pb2
+
+Cells = dict[str, Cell]
+_LOCAL: Origin = "local"
+
+
+Ask = Callable[[Tx, str], DeviceTable | None]
+"""Asks the server what a table is like now; None where it can't be asked, or the table's columns are others."""
+
+
+class Checks:
+    """What a table takes from an app: cells by column name, or a ValueError that names table and column. Where that is
+    only as sure as what the device knows of the table, it is a SurelyRefusedError."""
+
+    def __init__(self, table: DeviceTable) -> None:
+        self._table = table
+        self.table_name = table.name
+        self._converters: dict[str, Converter] = {c.name: converter(c) for c in table.table.columns}
+
+    def cell(self, column: str, value: Any) -> Cell:
+        """One value. Raises ValueError."""
+        try:
+            convert = self._converters[column]
+        except KeyError:
+            raise ValueError(f"{self._table.name} has no column {column!r}") from None
+        sure = self._table.sure.get(column)
+        if value is None:
+            if sure is not None and sure.refuses_null:
+                raise SurelyRefusedError(f"{self._table.name}.{column}: takes no NULL")
+            return None
+        try:
+            cell = convert(value)
+            if sure is not None and sure.judge is not None and type(cell) is not Literal:
+                sure.judge(cell)
+            return cell
+        except SurelyRefusedError as error:
+            raise SurelyRefusedError(f"{self._table.name}.{column}: {error}") from None
+        except ValueError as error:
+            raise ValueError(f"{self._table.name}.{column}: {error}") from None
+
+    def row(self, row: Mapping[str, Any]) -> Cells:
+        """One row that names its key. Raises ValueError."""
+        if not isinstance(row, Mapping):
+            raise ValueError(f"{self._table.name}: a row is a dict of columns, not {type(row).__name__}")
+        cells = {column: self.cell(column, value) for column, value in row.items()}
+        for name in self._table.table.key_columns:
+            if cells.get(name) is None:
+                raise ValueError(f"{self._table.name}.{name}: the row gives no value, and it belongs to the key")
+        for name in cells:
+            if self._table.table.by_name[name].generated:
+                raise ValueError(f"{self._table.name}.{name}: the server computes it, so it can't be written")
+        return cells
+
+    def whole(self, row: Mapping[str, Any]) -> Cells:
+        """One row to insert. Raises ValueError."""
+        cells = self.row(row)
+        for name, sure in self._table.sure.items():
+            if sure.needed and name not in cells:
+                raise SurelyRefusedError(
+                    f"{self._table.name}.{name}: the row gives no value; it takes no NULL, and has no default"
+                )
+        return cells
+
+    def key(self, key: Any) -> Cells:
+        """One key: a value, a tuple in the key's order, or a dict of the key's columns. Raises ValueError."""
+        names = self._table.table.key_columns
+        if isinstance(key, Mapping):
+            if set(key) != set(names):
+                raise ValueError(f"{self._table.name}: a key has exactly the columns {', '.join(names)}")
+            values = [key[n] for n in names]
+        elif isinstance(key, tuple) or len(names) > 1:
+            values = list(key) if isinstance(key, tuple | list) else [key]
+        else:
+            values = [key]
+        if len(values) != len(names):
+            raise ValueError(f"{self._table.name}: a key has the columns {', '.join(names)}")
+        return self.row(dict(zip(names, values, strict=True)))
+
+
+class BatchBuilder:
+    """A batch while its transaction is open. Each method checks everything first: where it raises, nothing of that
+    call was written."""
+
+    def __init__(self, tx: Tx, checks: dict[str, Checks], ask: Ask | None = None) -> None:
+        self.tx = tx
+        self._checks = checks
+        self._ask = ask
+        self._mutations: list[batch_pb2.DbMutation] = []
+        self._touched: dict[tuple[str, str], None] = {}
+        self._rows = 0
+        self.limits = snapshot_pb2.Limits.FromString(tx.state.limits)
+
+    def _table(self, name: str) -> tuple[DeviceTable, Checks]:
+        table = self.tx.tables.get(name)
+        if table is None:
+            if not self.tx.state.pulls:
+                raise NotReady(f"there is no table {name!r} yet: the first pull is not complete")
+            raise ValueError(f"there is no synced table {name!r}")
+        (stage,) = self.tx.conn.execute("SELECT stage FROM _db_tables WHERE name = ?", (name,)).fetchone()
+        if stage == "new":
+            raise NotReady(f"{name} has not been pulled yet")
+        checks = self._checks.get(name)
+        if checks is None or checks._table is not table:
+            checks = self._checks[name] = Checks(table)
+        return table, checks
+
+    def _named(self, table: DeviceTable, rows: Sequence[Cells]) -> tuple[dict[str, Cells], dict[str, tuple[Any, ...]]]:
+        """Rows by key text, and their stored keys."""
+        names = table.table.key_columns
+        by_text: dict[str, Cells] = {}
+        keys: dict[str, tuple[Any, ...]] = {}
+        for row in rows:
+            key = tuple(row[n] for n in names)
+            text = table.key_text(key)
+            if text in keys:
+                raise ValueError(f"{table.name}: the row {text} is named twice")
+            by_text[text], keys[text] = row, key
+        if not keys:
+            raise ValueError(f"{table.name}: no rows were given")
+        return by_text, keys
+
+    def _checked(self, checks: Checks, rows: Sequence[Any], check: Callable[[Checks, Any], Cells]) -> list[Cells]:
+        """The rows' cells. What would be refused for what the device may know no longer is held against what the server
+        says now, where that can be asked. Raises ValueError."""
+        try:
+            return [check(checks, row) for row in rows]
+        except SurelyRefusedError:
+            now = None if self._ask is None else self._ask(self.tx, checks.table_name)
+            if now is None:
+                raise
+        return [check(Checks(now), row) for row in rows]
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """What one call does, inside a batch that may go on when it raises."""
+        mutations, touched, rows = len(self._mutations), dict(self._touched), self._rows
+        try:
+            with self.tx.savepoint():
+                yield
+        except BaseException:
+            del self._mutations[mutations:]
+            self._touched, self._rows = touched, rows
+            raise
+
+    def insert(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Add rows. Raises ValueError, RowExists, NotReady."""
+        table, checks = self._table(name)
+        by_text, keys = self._named(table, self._checked(checks, rows, Checks.whole))
+        most = self.limits.max_key_bytes or limits.MAX_KEY_BYTES
+        for text in keys:
+            if len(text) * 4 > most and len(text.encode()) > most:
+                raise ValueError(f"{name}: a key's text has at most {most} bytes, not {len(text.encode())}")
+        shown = table.read_by_text(self.tx.conn, keys)
+        if shown:
+            raise RowExists(f"{name} has the row {min(shown)} already")
+        given = {c for row in by_text.values() for c in row}
+        columns = [c for c in table.table.column_names if c in given]
+        message = mutation_message(table, MutationType.INSERT, columns, list(by_text.values()), (), ())
+        self._fits(message)
+        self._apply(table, MutationType.INSERT, by_text, keys, {}, columns)
+        self._add(message, by_text)
+
+    def update(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Change columns of rows that are shown; each row names its key. Raises ValueError, RowMissing, NotReady."""
+        table, checks = self._table(name)
+        by_text, keys = self._named(table, self._checked(checks, rows, Checks.row))
+        names = table.table.key_columns
+        for text, row in by_text.items():
+            if len(row) == len(names):
+                raise ValueError(f"{name}: the update of the row {text} changes no column")
+        shown = self._shown(table, keys)
+        given = {c for row in by_text.values() for c in row}
+        columns = [c for c in table.table.column_names if c in given]
+        changed = [c for c in columns if c not in names]
+        index = table.table.index
+        undo = [{c: shown[text][index[c]] for c in changed if c in row} for text, row in by_text.items()]
+        message = mutation_message(table, MutationType.UPDATE, columns, list(by_text.values()), changed, undo)
+        self._fits(message)
+        self._apply(table, MutationType.UPDATE, by_text, keys, shown, changed)
+        self._add(message, by_text)
+
+    def delete(self, name: str, row_keys: Sequence[Any]) -> None:
+        """Remove rows that are shown. Raises ValueError, RowMissing, NotReady."""
+        table, checks = self._table(name)
+        by_text, keys = self._named(table, [checks.key(k) for k in row_keys])
+        shown = self._shown(table, keys)
+        columns = table.table.column_names
+        undo = [dict(zip(columns, shown[text], strict=True)) for text in by_text]
+        self._apply(table, MutationType.DELETE, by_text, keys, shown, ())
+        message = mutation_message(
+            table, MutationType.DELETE, table.table.key_columns, list(by_text.values()), columns, undo
+        )
+        self._add(message, by_text)
+
+    def _fits(self, message: batch_pb2.DbMutation) -> None:
+        """Raises ValueError where a value is above the server's limit."""
+        most = self.limits.max_value_bytes or limits.MAX_VALUE_BYTES
+        if message.ByteSize() <= most:
+            return
+        for row in message.rows:
+            for column, value in zip(message.columns, row.values, strict=True):
+                size = value.ByteSize()
+                if size > most:
+                    raise ValueError(f"{message.table}.{column}: a value has at most {most} bytes as sent, not {size}")
+
+    def _shown(self, table: DeviceTable, keys: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Cell, ...]]:
+        found = table.read_by_text(self.tx.conn, keys)
+        if len(found) < len(keys):
+            lacking = next(text for text in keys if text not in found)
+            raise RowMissing(f"{table.name} has no row {lacking}")
+        load = table.codec.load
+        return {text: load(row) for text, row in found.items()}
+
+    def _apply(
+        self,
+        table: DeviceTable,
+        kind: MutationType,
+        by_text: Mapping[str, Cells],
+        keys: Mapping[str, tuple[Any, ...]],
+        shown: Mapping[str, tuple[Cell, ...]],
+        changed: Iterable[str],
+    ) -> None:
+        """Write the rows, and keep the base image of each that no other batch touches: what is shown now."""
+        tx = self.tx
+        write_bases(tx, table, [(text, shown.get(text)) for text in keys], replace=False)
+        store = table.codec.store
+        names = set(table.table.key_columns)
+        index = table.table.index
+        policies = table.policy.columns
+        written: list[tuple[Any, ...]] = []
+        for text, row in by_text.items():
+            old = shown.get(text)
+            if kind is MutationType.DELETE:
+                new = None
+            elif kind is MutationType.INSERT or old is None or policies:
+                values = row if kind is MutationType.INSERT else {c: v for c, v in row.items() if c not in names}
+                before = None if old is None else {c: old[index[c]] for c in values}
+                new = overlaid(table, old, [RowPart(table.name, text, keys[text], Pending(kind, values, before))])
+            else:
+                cells = list(old)
+                for column, cell in row.items():
+                    cells[index[column]] = cell
+                new = tuple(cells)
+            stored = None if new is None else store(new)
+            if stored is not None:
+                written.append(stored)
+            old_stored = None if old is None or not tx.wants_rows else store(old)
+            if tx.wants_rows and not table.codec.same(old_stored, stored):
+                tx.events.append(change_of(table, old_stored, stored, _LOCAL))
+        with tx.writing(table.name, len(keys)):
+            if kind is MutationType.DELETE:
+                tx.conn.executemany(table.delete_sql, list(keys.values()))
+            else:
+                sql = table.insert_sql if kind is MutationType.INSERT else table.upsert_sql
+                tx.conn.executemany(sql, written)
+
+    def _add(self, message: batch_pb2.DbMutation, by_text: Mapping[str, Cells]) -> None:
+        self._mutations.append(message)
+        self._touched.update(dict.fromkeys((message.table, text) for text in by_text))
+        self._rows += len(by_text)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._mutations
+
+    def queue(self, now_ms: int) -> str:
+        """Queue what was gathered; gives the batch's id.
+
+        Raises:
+            ValueError: the batch is above a limit of the server.
+        """
+        tx = self.tx
+        state = tx.state
+        max_mutations = self.limits.max_batch_mutations or limits.MAX_BATCH_MUTATIONS
+        max_rows = self.limits.max_batch_rows or limits.MAX_BATCH_ROWS
+        max_bytes = self.limits.max_batch_bytes or limits.MAX_BATCH_BYTES
+        if len(self._mutations) > max_mutations:
+            raise ValueError(f"a batch has at most {max_mutations} mutations, not {len(self._mutations)}")
+        if self._rows > max_rows:
+            raise ValueError(f"a batch has at most {max_rows} rows, not {self._rows}")
+        batch_id = next_id(state.last_id, now_ms, state.seen_ms)
+        payload = batch_pb2.DbMutationBatch(
+            id=batch_id,
+            db_name=state.db_name,
+            mutations=self._mutations,
+            node=state.node,
+            schema_version=state.schema_version,
+        ).SerializeToString()
+        if len(payload) > max_bytes:
+            raise ValueError(f"a batch has at most {max_bytes} bytes, not {len(payload)}")
+        statements.add(tx.conn, batch_id, payload, state.cursor_ms, self._touched)
+        tx.set(last_id=batch_id)
+        return batch_id

@@ -1,0 +1,136 @@
+"""Batches as bytes: made from checked rows, and read back into changes of rows."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from anabranch.client.file.device_table import DeviceTable
+from anabranch.merge.model import MutationType
+from anabranch.merge.overlay import Pending
+from anabranch.schema import Cell
+from anabranch.v1 import batch_pb2, value_pb2
+from anabranch.wire.values import Reader
+
+_NOT_GIVEN = value_pb2.Value()
+_CACHED_ROWS = 50_000
+
+
+def rows_message(table: DeviceTable, columns: Sequence[str], rows: Sequence[Mapping[str, Cell]]) -> list[value_pb2.Row]:
+    """``rows`` as messages, one Value for each of ``columns``; "not given" where a row lacks one."""
+    index = table.table.index
+    writers = [(c, table.writers[index[c]]) for c in columns]
+    return [value_pb2.Row(values=[write(row[c]) if c in row else _NOT_GIVEN for c, write in writers]) for row in rows]
+
+
+def mutation_message(
+    table: DeviceTable,
+    kind: MutationType,
+    columns: Sequence[str],
+    rows: Sequence[Mapping[str, Cell]],
+    undo_columns: Sequence[str],
+    undo_rows: Sequence[Mapping[str, Cell]],
+) -> batch_pb2.DbMutation:
+    """A mutation with its undo. ``rows`` hold cells by column name."""
+    undo = batch_pb2.Undo(columns=undo_columns, rows=rows_message(table, undo_columns, undo_rows))
+    return batch_pb2.DbMutation(
+        table=table.name,
+        type=int(kind),  # type: ignore[arg-type]
+        columns=columns,
+        rows=rows_message(table, columns, rows),
+        undo=undo if undo_columns else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RowPart:
+    """What a batch does to one row. ``key`` is stored."""
+
+    table: str
+    key_text: str
+    key: tuple[Any, ...]
+    change: Pending
+
+
+def _cells(table: DeviceTable, columns: Sequence[str], rows: Sequence[value_pb2.Row]) -> list[dict[str, Cell]]:
+    index = table.table.index
+    known = [(p, c, table.readers[index[c]]) for p, c in enumerate(columns) if c in index]
+    out: list[dict[str, Cell]] = []
+    for row in rows:
+        values = row.values
+        try:
+            out.append({c: read(values[p]) for p, c, read in known if values[p].WhichOneof("kind") is not None})
+        except ValueError:
+            out.append(_that_fit(known, values))
+    return out
+
+
+def _that_fit(known: Sequence[tuple[int, str, Reader]], values: Sequence[value_pb2.Value]) -> dict[str, Cell]:
+    """The cells of a row some of whose columns have become of another kind since it was written."""
+    cells: dict[str, Cell] = {}
+    for place, column, read in known:
+        try:
+            cells[column] = read(values[place])
+        except ValueError:
+            continue
+    return cells
+
+
+def parse(payload: bytes, tables: Mapping[str, DeviceTable]) -> list[RowPart]:
+    """The changes of a batch in the order made. What today's tables have no place for is left out: it is shown nowhere,
+    and the server decides.
+
+    Raises:
+        google.protobuf.message.DecodeError: ``payload`` is no batch.
+    """
+    parts: list[RowPart] = []
+    for mutation in batch_pb2.DbMutationBatch.FromString(payload).mutations:
+        table = tables.get(mutation.table)
+        if table is None:
+            continue
+        kind = MutationType(mutation.type)
+        rows = _cells(table, mutation.columns, mutation.rows)
+        undo: Sequence[Mapping[str, Cell]] = [{}] * len(rows)
+        if kind is MutationType.UPDATE and mutation.HasField("undo"):
+            undo = _cells(table, mutation.undo.columns, mutation.undo.rows)
+        names = table.table.key_columns
+        for row, before in zip(rows, undo, strict=True):
+            key = tuple(row.get(n) for n in names)
+            if None in key:
+                continue  # The key has other columns, or another kind, than when the row was written.
+            if kind is MutationType.UPDATE:
+                for name in names:
+                    del row[name]
+            elif kind is MutationType.DELETE:
+                row = {}
+            parts.append(RowPart(table.name, table.key_text(key), key, Pending(kind, row, before)))
+    return parts
+
+
+class PayloadCache:
+    """Parsed batches by id, the least recently used dropped beyond a number of rows. A batch's bytes never change."""
+
+    def __init__(self) -> None:
+        self._batches: OrderedDict[tuple[str, int], dict[tuple[str, str], list[RowPart]]] = OrderedDict()
+        self._rows = 0
+
+    def get(
+        self, batch_id: str, payload: bytes, tables: Mapping[str, DeviceTable], tables_version: int
+    ) -> dict[tuple[str, str], list[RowPart]]:
+        """The batch's parts by (table, key text)."""
+        name = (batch_id, tables_version)
+        found = self._batches.get(name)
+        if found is not None:
+            self._batches.move_to_end(name)
+            return found
+        found = {}
+        for part in parse(payload, tables):
+            found.setdefault((part.table, part.key_text), []).append(part)
+        self._batches[name] = found
+        self._rows += len(found)
+        while self._rows > _CACHED_ROWS and len(self._batches) > 1:
+            _, dropped = self._batches.popitem(last=False)
+            self._rows -= len(dropped)
+        return found
