@@ -67,3 +67,9 @@ def test_the_table_goes_between_its_marks(tmp_path: Path) -> None:
     assert "old" not in text
     with pytest.raises(FiguresError, match="no place"):
         put_into(f"{END} {BEGIN}", "table")
+
+
+def test_the_page_of_figures_has_a_place_for_the_table() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "figures.md").read_text(encoding="utf-8")
+    assert "--into docs/reference/figures.md" in page
+    assert f"{BEGIN}\nmade\n{END}" in put_into(page, "made")
