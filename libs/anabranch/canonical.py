@@ -29,6 +29,7 @@ from operator import itemgetter
 from typing import Any
 
 from anabranch.schema.cells import Cell, Literal
+from anabranch.schema.pieces import Pieces
 from anabranch.schema.table import Kind, Table
 
 SUM_MODULUS = 1 << 128
@@ -118,6 +119,7 @@ def _array(element: Encoder, prefix: bytes) -> Encoder:
 
 
 _TEXT_TAGS = {Kind.STRING: 0x04, Kind.DECIMAL: 0x06, Kind.JSON: 0x0A, Kind.UUID: 0x0B, Kind.LITERAL: 0x0D}
+_LARGE_TAGS = {**_TEXT_TAGS, Kind.BYTES: 0x05}
 _INTEGER_TAGS = {Kind.INT64: 0x02, Kind.TIMESTAMP: 0x07, Kind.DATE: 0x08, Kind.TIME: 0x09}
 
 
@@ -156,7 +158,7 @@ class RowEncoder:
     hashes of two rows that differ little, makes the fields once: ``fields(row)`` has them in the order of the columns.
     """
 
-    __slots__ = ("_encoders", "_head", "_index", "_key", "_ordered", "_rank")
+    __slots__ = ("_columns", "_encoders", "_head", "_index", "_key", "_ordered", "_rank")
 
     def __init__(self, table: Table) -> None:
         names = [_name(column.name) for column in table.columns]
@@ -170,6 +172,7 @@ class RowEncoder:
         self._ordered: Callable[[Sequence[bytes]], Sequence[bytes]] = itemgetter(*order) if len(order) > 1 else tuple
         self._rank = {i: rank for rank, i in enumerate(order)}
         self._index = table.index
+        self._columns = table.columns
 
     @property
     def encoders(self) -> Sequence[Encoder]:
@@ -237,7 +240,8 @@ class RowEncoder:
         self, row: Sequence[Cell], places: Iterable[int] | None = None, effect_type: int | None = None
     ) -> bytes:
         """The row hash of ``row`` as bytes, or that of an effect with the columns at ``places`` (as the method gives
-        them; None: all): one field is made after the other, so that no row is held twice."""
+        them; None: all): one field is made after the other, and none of a value in pieces, so that no row is held
+        twice."""
         encoders = self._encoders
         state = _new_hash()
         state.update(b"" if effect_type is None else bytes((effect_type,)))
@@ -245,7 +249,14 @@ class RowEncoder:
         for i, start in self._key:
             state.update(encoders[i](row[i])[start:])
         for i in self.places(range(len(encoders))) if places is None else places:
-            state.update(encoders[i](row[i]))
+            cell = row[i]
+            if isinstance(cell, Pieces):
+                column = self._columns[i]
+                state.update(_name(column.name) + bytes((_LARGE_TAGS[column.kind],)) + _pack_u32(len(cell)))
+                for part in cell.parts:
+                    state.update(part)
+            else:
+                state.update(encoders[i](cell))
         return state.digest()
 
     def insert_hashes(self, effect_type: int, fields: Sequence[bytes]) -> tuple[bytes, int, int]:

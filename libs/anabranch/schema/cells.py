@@ -37,30 +37,6 @@ class Literal(str):
     __slots__ = ()
 
 
-class LargeText:
-    """A text that is held as its UTF-8 bytes, since a ``str`` of it may be four times as large."""
-
-    __slots__ = ("raw",)
-
-    def __init__(self, raw: bytes) -> None:
-        self.raw = raw
-
-    def encode(self) -> bytes:
-        """The same bytes, and no copy."""
-        return self.raw
-
-    def __str__(self) -> str:
-        return self.raw.decode()
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, LargeText):
-            return self.raw == other.raw
-        return isinstance(other, str) and self.raw == other.encode()
-
-    def __hash__(self) -> int:
-        return hash(str(self))
-
-
 Cell: TypeAlias = Union[bool, int, float, str, bytes, "tuple[Cell, ...]", None]
 
 TIMESTAMP_MINUS_INFINITY = -(2**63)

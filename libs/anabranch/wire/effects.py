@@ -44,11 +44,11 @@ and in the canonical one; the changed columns' names."""
 _SHAPES = 1024
 
 
-class EffectBuilder:
-    """Builds the effects of one table from rows: cells in the order of ``table.columns``."""
+class EffectParts:
+    """Builds parts of the effects of one table."""
 
     def __init__(self, table: Table) -> None:
-        values = varint(field_number(change_pb2.Effect, "values") << 3 | LENGTH_DELIMITED)
+        values = self._tag = varint(field_number(change_pb2.Effect, "values") << 3 | LENGTH_DELIMITED)
         columns = field_number(change_pb2.Effect, "columns")
         self.table = table
         self._encoder = RowEncoder(table)
@@ -73,6 +73,25 @@ class EffectBuilder:
         self._key_places = self._encoder.places(())
         self._shape = lru_cache(maxsize=_SHAPES)(self._make_shape)
         self._head[INSERT] += b"".join([self._title[i] for i in rest])
+
+    def _make_shape(self, changed: tuple[int, ...]) -> _Shape:
+        head = self._head[UPDATE] + b"".join([self._title[i] for i in changed])
+        names = tuple([self._names[i] for i in changed])
+        return head, (*self._key, *changed), self._encoder.places(changed), names
+
+    def none(self, key: Sequence[Cell]) -> Effect:
+        """A batch touched the row of ``key`` (cells in the key's order) and changed nothing; the row need not exist."""
+        fields = [b""] * len(self._writers)
+        parts = [self._head[NONE]]
+        for i, cell in zip(self._key, key, strict=True):
+            fields[i] = self._encoder.encoders[i](cell)
+            parts.append(self._writers[i](cell))
+        digest = self._encoder.effect_hash_fields(NONE, fields, self._key_places)
+        return Effect(NONE, b"".join(parts), (), digest, 0, 0)
+
+
+class EffectBuilder(EffectParts):
+    """Builds the effects of one table from rows: cells in the order of ``table.columns``."""
 
     def differ(self, row: Sequence[Cell], other: Sequence[Cell]) -> bool:
         """Whether two rows that are equal in Python are not the same: -0.0 is not 0.0."""
@@ -116,24 +135,9 @@ class EffectBuilder:
             encoder.hash_fields(new) - encoder.hash_fields(old),
         )
 
-    def _make_shape(self, changed: tuple[int, ...]) -> _Shape:
-        head = self._head[UPDATE] + b"".join([self._title[i] for i in changed])
-        names = tuple([self._names[i] for i in changed])
-        return head, (*self._key, *changed), self._encoder.places(changed), names
-
     def delete(self, before: Sequence[Cell]) -> Effect:
         """``before`` is gone."""
         fields = self._encoder.fields(before)
         data = self._head[DELETE] + b"".join([self._writers[i](before[i]) for i in self._key])
         digest = self._encoder.effect_hash_fields(DELETE, fields, self._key_places)
         return Effect(DELETE, data, (), digest, -1, -self._encoder.hash_fields(fields))
-
-    def none(self, key: Sequence[Cell]) -> Effect:
-        """A batch touched the row of ``key`` (cells in the key's order) and changed nothing; the row need not exist."""
-        fields = [b""] * len(self._writers)
-        parts = [self._head[NONE]]
-        for i, cell in zip(self._key, key, strict=True):
-            fields[i] = self._encoder.encoders[i](cell)
-            parts.append(self._writers[i](cell))
-        digest = self._encoder.effect_hash_fields(NONE, fields, self._key_places)
-        return Effect(NONE, b"".join(parts), (), digest, 0, 0)

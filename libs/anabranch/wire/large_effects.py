@@ -1,33 +1,45 @@
 """Effects of rows that have many megabytes: the same messages and hashes as ``effects`` makes, put together column by
-column, so that beside the row and its effect no more than one value is held twice."""
+column. An effect is in pieces, and those of the row's large values are the row's own, so that neither is held twice."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from anabranch.schema import Table
 from anabranch.schema.cells import Cell
-from anabranch.wire.effects import DELETE, INSERT, UPDATE, Effect, EffectBuilder
+from anabranch.schema.pieces import Pieces
+from anabranch.wire.effects import DELETE, INSERT, UPDATE, Effect, EffectParts
+from anabranch.wire.value_bytes import large_head
 
 
-class LargeEffectBuilder(EffectBuilder):
-    """As its base, for a few large rows. ``heartbeat`` is called after each hash: the hash of one value of 200 MB takes
-    about a second."""
+class LargeEffect(NamedTuple):
+    """As ``Effect``, with ``data`` in pieces."""
+
+    type: int
+    data: Pieces
+    changed: tuple[str, ...]
+    hash: bytes
+    count_change: int
+    hash_change: int
+
+
+class LargeEffectBuilder(EffectParts):
+    """As ``EffectBuilder``, for a few large rows. ``heartbeat`` is called after each hash: the hash of one value of
+    200 MB takes about a second."""
 
     def __init__(self, table: Table, heartbeat: Callable[[], None]) -> None:
         super().__init__(table)
         self._heartbeat = heartbeat
 
-    def insert(self, row: Sequence[Cell]) -> Effect:
+    def insert(self, row: Sequence[Cell]) -> LargeEffect:
         """``row`` is new."""
         row_hash = self._row_hash(row)
         digest = self._hash(row, None, INSERT)
-        return Effect(
-            INSERT, _joined(self._head[INSERT], self._ordered_writers, self._ordered(row)), (), digest, 1, row_hash
-        )
+        places = self._ordered(range(len(row)))
+        return LargeEffect(INSERT, self._pieces(self._head[INSERT], places, row), (), digest, 1, row_hash)
 
-    def update(self, before: Sequence[Cell], after: Sequence[Cell]) -> Effect:
+    def update(self, before: Sequence[Cell], after: Sequence[Cell]) -> Effect | LargeEffect:
         """``before`` became ``after``, with the same key. NONE where nothing differs."""
         changed = tuple([i for i, cell in enumerate(after) if self._changed(i, before[i], cell)])
         if not changed:
@@ -35,14 +47,24 @@ class LargeEffectBuilder(EffectBuilder):
         head, columns, places, names = self._shape(changed)
         change = self._row_hash(after) - self._row_hash(before)
         digest = self._hash(after, places, UPDATE)
-        data = _joined(head, [self._writers[i] for i in columns], [after[i] for i in columns])
-        return Effect(UPDATE, data, names, digest, 0, change)
+        return LargeEffect(UPDATE, self._pieces(head, columns, after), names, digest, 0, change)
 
-    def delete(self, before: Sequence[Cell]) -> Effect:
+    def delete(self, before: Sequence[Cell]) -> LargeEffect:
         """``before`` is gone."""
-        data = _joined(self._head[DELETE], [self._writers[i] for i in self._key], [before[i] for i in self._key])
+        data = self._pieces(self._head[DELETE], self._key, before)
         digest = self._hash(before, self._key_places, DELETE)
-        return Effect(DELETE, data, (), digest, -1, -self._row_hash(before))
+        return LargeEffect(DELETE, data, (), digest, -1, -self._row_hash(before))
+
+    def _pieces(self, head: bytes, places: Iterable[int], row: Sequence[Cell]) -> Pieces:
+        """``head``, and the values of the columns at ``places``."""
+        parts = [head]
+        for i in places:
+            cell: Any = row[i]
+            if isinstance(cell, Pieces):
+                parts += [large_head(self.table.columns[i].kind, self._tag)(len(cell)), *cell.parts]
+            else:
+                parts.append(self._writers[i](cell))
+        return Pieces(parts)
 
     def _row_hash(self, row: Sequence[Cell]) -> int:
         return int.from_bytes(self._hash(row), "big")
@@ -57,10 +79,3 @@ class LargeEffectBuilder(EffectBuilder):
             encode = self._encoder.encoders[place]
             return encode(before) != encode(after)
         return before != after
-
-
-def _joined(head: bytes, writers: Sequence[Callable[[Any], bytes]], cells: Sequence[Any]) -> bytes:
-    data = bytearray(head)
-    for write, cell in zip(writers, cells, strict=True):
-        data += write(cell)
-    return bytes(data)

@@ -179,6 +179,12 @@ def value_writer(kind: Kind, element_kind: Kind | None, outer: bytes) -> Writer:
     return _MAKERS[kind](ARMS[kind], outer, null)
 
 
+def large_head(kind: Kind, outer: bytes) -> Callable[[int], bytes]:
+    """The function that writes what stands before a text or bytes of ``kind``, by their length; ``outer`` as in
+    ``value_writer``."""
+    return _heads(ARMS[kind], outer)[1]
+
+
 def value_bytes(column: Column) -> Writer:
     """The function that takes a cell of ``column`` to a serialized Value on its own."""
     write = value_writer(column.kind, column.element_kind, b"")

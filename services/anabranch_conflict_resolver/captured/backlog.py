@@ -138,6 +138,8 @@ def _in_pieces(group: Group, transaction: Transaction, origin: Origin, pieces: I
     remembering = remembers(group.synced)
     for steps in pieces:
         _log(group, batch, steps, remembering)
+        # Not held while the next ones are read.
+        del steps
     return Drained([batch] if batch.ordinal else [], (), _NOTHING_CAUSED)
 
 
@@ -157,6 +159,6 @@ def _log(group: Group, batch: ServerBatch, steps: list[Step], remembering: Mappi
             store.update_versions(conn, changed)
             if batch.came:
                 take.free(conn, synced.database.id, decided=(), rows=batch.came)
+        batch.let_go()
         for row in large:
             store.append_effect(conn, synced.database.id, group.position, row)
-        batch.let_go()

@@ -67,6 +67,8 @@ def in_capture_order(conn: Session, synced: SyncedDatabase, transaction: Transac
         yield steps
         large.delete_of(conn, synced.database.id, transaction.xid, after, rows[-1].id)
         after = rows[-1].id
+        # None is held while the next ones are read.
+        del rows, steps
         renew(conn)
 
 
@@ -85,6 +87,7 @@ def by_row(conn: Session, synced: SyncedDatabase, transaction: Transaction) -> I
         captured.check_carried(synced.database, rows, synced.unreadable)
         buckets.sort(rows)
         ends.append(rows[-1].id)
+        del rows
         renew(conn)
     for place, ids in enumerate(buckets.ids):
         if ids:
@@ -92,6 +95,7 @@ def by_row(conn: Session, synced: SyncedDatabase, transaction: Transaction) -> I
             [steps] = steps_of(conn, synced, rows).values() if rows else [[]]
             # An update of a key is in the buckets of both.
             yield [step for step in steps if buckets.of_step(step) == place]
+            del rows, steps
             renew(conn)
     for after, up_to in pairwise(ends):
         large.delete_of(conn, number, transaction.xid, after, up_to)
@@ -107,6 +111,7 @@ def _read(conn: Session, synced: SyncedDatabase, transaction: Transaction) -> It
             return
         after = rows[-1].id
         yield rows
+        del rows
 
 
 @dataclass(slots=True)
@@ -160,6 +165,7 @@ def _of_bucket(conn: Session, database_id: int, buckets: _Buckets, bucket: int) 
     for rows in _read_ids(conn, database_id, ids):
         held += rows
         size += captured.size(rows)
+        del rows
         if len(held) > HELD_ROWS or size > HELD_BYTES:
             break
     else:
@@ -167,24 +173,38 @@ def _of_bucket(conn: Session, database_id: int, buckets: _Buckets, bucket: int) 
     del held
     changes: dict[_Place, tuple[int, int]] = {}
     for rows in _read_ids(conn, database_id, ids):
-        for row in rows:
-            for place, old, new in buckets.parts(row, bucket):
-                count, size = changes.get(place, (0, 0))
-                changes[place] = (count + 1, size + image_size(old or b"") + image_size(new or b""))
+        _count(changes, buckets, bucket, rows)
+        del rows
         renew(conn)
     often = {place: _Fold() for place, (count, size) in changes.items() if count > OFTEN or size > BUCKET_BYTES}
     del changes
     kept: list[Captured] = []
     for rows in _read_ids(conn, database_id, ids):
-        for row in rows:
-            for place, old, new in buckets.parts(row, bucket):
-                fold = often.get(place)
-                if fold is None:
-                    kept.append(row._replace(old=old, new=new))
-                else:
-                    fold.add(row, old, new)
+        kept += _folded(often, buckets, bucket, rows)
+        del rows
         renew(conn)
     return kept + [row for fold in often.values() for row in fold.folded()]
+
+
+def _count(changes: dict[_Place, tuple[int, int]], buckets: _Buckets, bucket: int, rows: Iterable[Captured]) -> None:
+    """Add to ``changes`` how many of each row there are, and the bytes of their images."""
+    for row in rows:
+        for place, old, new in buckets.parts(row, bucket):
+            count, size = changes.get(place, (0, 0))
+            changes[place] = (count + 1, size + image_size(old or b"") + image_size(new or b""))
+
+
+def _folded(often: Mapping[_Place, _Fold], buckets: _Buckets, bucket: int, rows: Iterable[Captured]) -> list[Captured]:
+    """The changes of rows that are not in ``often``; those of the others are folded there."""
+    kept: list[Captured] = []
+    for row in rows:
+        for place, old, new in buckets.parts(row, bucket):
+            fold = often.get(place)
+            if fold is None:
+                kept.append(row._replace(old=old, new=new))
+            else:
+                fold.add(row, old, new)
+    return kept
 
 
 def _read_ids(conn: Session, database_id: int, ids: Sequence[int]) -> Iterator[list[Captured]]:
@@ -192,6 +212,7 @@ def _read_ids(conn: Session, database_id: int, ids: Sequence[int]) -> Iterator[l
     while rows := large.read_ids(conn, database_id, ids, after, PIECE_ROWS, PIECE_BYTES):
         after = rows[-1].id
         yield rows
+        del rows
 
 
 @dataclass(slots=True)
@@ -205,7 +226,7 @@ class _Fold:
 
     def add(self, row: Captured, old: Image, new: Image) -> None:
         """One more change."""
-        self.last = row
+        self.last = row._replace(old=None, new=None)
         self.was_gone |= old is None or new is None
         for image, step in ((old, 1), (new, -1)):
             count = self.open.get(image, 0) + step

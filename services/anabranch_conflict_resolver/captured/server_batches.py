@@ -16,13 +16,15 @@ from ulid import ULID
 
 from anabranch.merge import SERVER_NODE, Batch, MutationType, RowState, Write, applied
 from anabranch.schema import Cell
+from anabranch.schema.pieces import Pieces
 from anabranch.store.capture.large_images import LargeImage
 from anabranch.store.group.chain import Joined
-from anabranch.store.group.records import PART_BYTES, BatchRow, LogRow
+from anabranch.store.group.records import FIRST_BYTES, PART_BYTES, BatchRow, LogRow
 from anabranch.store.group.rows import Row
 from anabranch.v1 import verdict_pb2
 from anabranch.wire import effects
-from anabranch.wire.large_effects import LargeEffectBuilder
+from anabranch.wire.effects import Effect, EffectBuilder
+from anabranch.wire.large_effects import LargeEffect, LargeEffectBuilder
 from anabranch_conflict_resolver.batch.decode import RowKey
 from anabranch_conflict_resolver.captured.order import Link
 from anabranch_conflict_resolver.group.tables import SyncedTable
@@ -104,11 +106,13 @@ class ServerBatch:
 
     def cut_large(self) -> list[LogRow]:
         """The rows to be logged whose effects are too large for one statement; what is in ``log`` of them is the first
-        part."""
+        part. No effect in it is in pieces then."""
         large = [row for row in self.log if len(row.effect) > PART_BYTES]
-        self.log = [
-            row if len(row.effect) <= PART_BYTES else replace(row, effect=row.effect[:PART_BYTES]) for row in self.log
-        ]
+        for place, row in enumerate(self.log):
+            if len(row.effect) > PART_BYTES:
+                self.log[place] = replace(row, effect=row.effect[:FIRST_BYTES])
+            elif isinstance(row.effect, Pieces):
+                self.log[place] = replace(row, effect=bytes(row.effect))
         return large
 
     def add(self, histories: Histories, steps: Iterable[Step], remembering: Mapping[str, bool]) -> None:
@@ -122,9 +126,10 @@ class ServerBatch:
             table, at, before, after = step.table, step.at, step.before, step.after
             name, key = at
             values: Mapping[str, Cell] = _NOTHING
-            effects_of = table.effects
+            effects_of: EffectBuilder | LargeEffectBuilder = table.effects
             if type(step.link[0]) is LargeImage or type(step.link[1]) is LargeImage:
                 effects_of = LargeEffectBuilder(table.table, self.heartbeat)
+            effect: Effect | LargeEffect
             if after is None:
                 if before is None:
                     continue

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from anabranch.merge import MutationType, Policy, RowState, Write, applied
 from anabranch.schema import Cell
+from anabranch.schema.pieces import whole
 from anabranch.store.group.rows import Row
 from anabranch.store.session.engine import Session
 from anabranch.wire import effects
@@ -61,6 +62,9 @@ def carry_over(
     """
     of_batch = at in known.rows or at in candidate.decoded.keys
     first = known.rows.get(at) if of_batch else _first(steps, last)
+    if first is not None and last is not None:
+        # The rules may come to see it.
+        first = whole(first)
     return _forward(policy, view, candidate, steps[0].table, at, first, last)
 
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import structlog
+from tests.integration.resolver import commits
 from tests.integration.resolver.calls import Service, resolver_process
 
 from anabranch.clock import Clock
-from anabranch.store.inbox.claim import open_session, session_options
+from anabranch.store.inbox.claim import session_options
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch_conflict_resolver.functions.child import Functions
-from anabranch_conflict_resolver.group.cache import Memory
-from anabranch_conflict_resolver.group.commit import GroupLimits, commit_group
+from anabranch_conflict_resolver.group.commit import GroupLimits
 from anabranch_conflict_resolver.loop.wakeups import Bell
 from anabranch_conflict_resolver.loop.worker import Known, Worker
 
@@ -37,24 +37,9 @@ def plain_logs() -> Iterator[None]:
 @pytest.fixture
 def make_rig(migrated_url: str) -> Iterator[Any]:
     """Makes rigs on one new database. ``make_rig()`` has table todo."""
-    options = session_options(statement_timeout_ms=10_000, lock_timeout_ms=250, idle_timeout_ms=5_000)
-    session = open_session(migrated_url, options)
-    memories: dict[int, Memory] = {}
+    session = commits.session(migrated_url)
+    commit = commits.on(session)
     rigs: list[ResolverRig] = []
-
-    def commit(database_id: int, most: int, offset_ms: int) -> int:
-        memory = memories.setdefault(database_id, Memory())
-        limits = GroupLimits(busy_ms=20)
-        outcome = commit_group(
-            session,
-            memory,
-            database_id,
-            most=most,
-            now_ms=Clock(offset_ms).now_ms(),
-            clock_offset_ms=offset_ms,
-            limits=limits,
-        )
-        return outcome.taken + outcome.drained
 
     def make(tables: str = TODO, names: Any = None, **more: Any) -> ResolverRig:
         rig = ResolverRig(migrated_url, tables, names or {"todo": None}, commit=commit, **more)

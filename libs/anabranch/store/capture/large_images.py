@@ -1,4 +1,5 @@
-"""Captured rows of many megabytes, read in slices, so that little more than the row itself is ever held.
+"""Captured rows of many megabytes, read in slices and held in them, so that little more than the row itself is ever
+held.
 
 A captured row is as ``record_send`` made it (``capture_rows``). Where it is large, its long texts and bytes are taken
 out: the image that goes around has their digests in their places, and is as good for being compared; the values are
@@ -11,9 +12,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from hashlib import sha256
-from typing import Any
 
-from anabranch.schema.cells import LargeText
+from anabranch.schema.pieces import LargeText, Pieces
 from anabranch.store.inbox.claim import renew
 from anabranch.store.session.binary import Connection, int8, run
 
@@ -44,7 +44,7 @@ where database_id = $1::int8::int and id = $2::int8
 class LargeImage(bytes):
     """An image without its long values; they are in ``long``, by the number of their column."""
 
-    long: dict[int, bytes]
+    long: dict[int, Pieces]
 
     def without(self) -> bytes:
         """The same with NULL in their places."""
@@ -61,10 +61,10 @@ class LargeImage(bytes):
             at += max(size, 0)
         return b"".join(parts)
 
-    def cell(self, place: int, *, is_text: bool) -> Any:
+    def cell(self, place: int, *, is_text: bool) -> Pieces:
         """A long value as a cell."""
-        raw = self.long[place]
-        return LargeText(raw) if is_text else raw
+        value = self.long[place]
+        return LargeText(value.parts) if is_text else value
 
 
 def image_size(image: bytes) -> int:
@@ -78,18 +78,20 @@ def read_image(conn: Connection, database_id: int, number: int, which: str, size
     head = source.take(4)
     (count,) = _count_of(head)
     parts = [head]
-    long: dict[int, bytes] = {}
+    long: dict[int, Pieces] = {}
     for place in range(count):
         field = source.take(8)
         oid, length = _field_of(field, 0)
         if length < _LONG_BYTES or oid not in _PLAIN:
             parts += [field, source.take(max(length, 0))]
             continue
-        value = source.take(length)
-        digest = sha256(value).digest()
         # The version of jsonb's binary form stands before its text.
-        long[place] = value[1:] if oid == _JSONB else value
-        del value
+        version = source.take(1 if oid == _JSONB else 0)
+        value = long[place] = Pieces(source.take_pieces(length - len(version)))
+        state = sha256(version)
+        for piece in value.parts:
+            state.update(piece)
+        digest = state.digest()
         parts += [_field(oid, len(digest)), digest]
     image = LargeImage(b"".join(parts))
     image.long = long
@@ -113,14 +115,16 @@ class _Source:
 
     def take(self, size: int) -> bytes:
         """The next ``size`` bytes."""
-        if size <= len(self._left):
-            taken, self._left = self._left[:size], self._left[size:]
-            return taken
-        made = bytearray(self._left)
-        self._left = b""
-        while len(made) < size:
-            piece = next(self._slices)
-            room = size - len(made)
-            made += piece[:room]
-            self._left = piece[room:]
-        return bytes(made)
+        return b"".join(self.take_pieces(size))
+
+    def take_pieces(self, size: int) -> Iterator[bytes]:
+        """The next ``size`` bytes as they come; all are to be taken."""
+        while size > len(self._left):
+            piece, self._left = self._left, b""
+            size -= len(piece)
+            if piece:
+                yield piece
+                del piece
+            self._left = next(self._slices)
+        taken, self._left = self._left[:size], self._left[size:]
+        yield taken

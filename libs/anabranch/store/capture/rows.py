@@ -23,7 +23,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psycopg
 
@@ -39,6 +39,7 @@ _MOST_BYTES = 8 * 2**20
 _INT2, _INT4, _INT8, _TEXT, _VARCHAR = 21, 23, 20, 25, 1043
 _WIDTHS = {_INT2: 2, _INT4: 4, _INT8: 8}
 _TEXTS = frozenset({_TEXT, _VARCHAR})
+_LONG_KINDS = frozenset({Kind.STRING, Kind.JSON, Kind.BYTES})
 
 _SHAPE = """
 select c.reltype::int8,
@@ -122,9 +123,14 @@ def _put_back(table: Table, row: Row, image: LargeImage) -> None:
     for place in image.long:
         # Columns that were added since the registration stand behind its own.
         if place < len(table.columns):
-            is_text = table.columns[place].kind is not Kind.BYTES
-            cell = image.cell(place, is_text=is_text)
-            row[place] = str(cell) if is_text and place in table.key_index else cell
+            column = table.columns[place]
+            if column.kind not in _LONG_KINDS:
+                raise UndecodableError(table.name, f'column "{column.name}" has another type now')
+            is_text = column.kind is not Kind.BYTES
+            cell: Any = image.cell(place, is_text=is_text)
+            if place in table.key_index:
+                cell = str(cell) if is_text else bytes(cell)
+            row[place] = cell
 
 
 def _decode(conn: Connection, schema_name: str, table: Table, shape: _Shape, images: Sequence[bytes]) -> list[Row]:

@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from anabranch.merge.model import RowVersion, Stamp
+from anabranch.schema.pieces import Pieces
 from anabranch.schema.table import Kind
 from anabranch.store.cells.binary_text import array_printer
 from anabranch.store.cells.index_keys import index_keys
@@ -35,8 +36,8 @@ from anabranch.store.session.channels import GROUPS_CHANNEL
 @dataclass(slots=True)
 class LogRow:
     """One changed row. ``ordinal`` counts within the batch; ``type`` is an ``anabranch.v1.EffectType``;
-    ``effect`` the serialized Effect; ``changed`` the changed columns of an update; ``effect_hash`` 16
-    bytes."""
+    ``effect`` the serialized Effect, in pieces where it is to be cut; ``changed`` the changed columns of an update;
+    ``effect_hash`` 16 bytes."""
 
     batch_id: str
     ordinal: int
@@ -44,7 +45,7 @@ class LogRow:
     table_id: int
     key: str
     type: int
-    effect: bytes
+    effect: bytes | Pieces
     changed: tuple[str, ...]
     effect_hash: bytes
 
@@ -125,6 +126,8 @@ NOTIFY_BYTES = 7_500
 _TRACEPARENT_BYTES = 64
 PART_BYTES = 16 * 2**20
 """What a statement carries of one effect."""
+FIRST_BYTES = 4 * 2**20
+"""What the statement carries of a larger one that writes its row: there it is copied more often."""
 APPEND_MS = 600_000
 """How long a statement may take that writes an effect of some hundreds of megabytes."""
 
@@ -205,11 +208,11 @@ def write_log(conn: Connection, database_id: int, position: int, rows: Sequence[
 
 
 def append_effect(conn: Connection, database_id: int, position: int, row: LogRow) -> None:
-    """Append to an effect whose first ``PART_BYTES`` are in the log what is left of it, in few parts: each is written
+    """Append to an effect whose first ``FIRST_BYTES`` are in the log what is left of it, in few parts: each is written
     with all before it."""
     size = max(PART_BYTES, len(row.effect) // 4)
     with longer(conn, APPEND_MS):
-        for at in range(PART_BYTES, len(row.effect), size):
+        for at in range(FIRST_BYTES, len(row.effect), size):
             part = bytea(row.effect[at : at + size])
             place = [int8(database_id), int8(position), text(row.batch_id), int8(row.ordinal)]
             run(conn, statements.APPEND_EFFECT, [*place, part])

@@ -250,10 +250,14 @@ def _varying(element: int, cells: Sequence[bytes | None], has_null: bool) -> Par
     if has_null:
         return _array(element, count, True, b"".join(map(_element, cells)))
     sizes = list(map(len, cells))  # type: ignore[arg-type]
-    woven = [b""] * (2 * count)
-    woven[0::2] = map(_LENGTHS.__getitem__ if count and max(sizes) < len(_LENGTHS) else _length, sizes)
-    woven[1::2] = cells  # type: ignore[assignment]
-    return _array(element, count, False, b"".join(woven))
+    if not count:
+        return _array(element, 0, False, b"")
+    woven = [b""] * (2 * count + 1)
+    # With the head among them a large array is put together once.
+    woven[0] = _header(1, False, element, count, 1)
+    woven[1::2] = map(_LENGTHS.__getitem__ if max(sizes) < len(_LENGTHS) else _length, sizes)
+    woven[2::2] = cells  # type: ignore[assignment]
+    return Parameter(ARRAY_OF[element], b"".join(woven))
 
 
 def bytea_array(cells: Column) -> Parameter:
