@@ -77,7 +77,11 @@ class Appender:
             take it, or not within ``timeout_s`` seconds. psycopg.Error: Postgres refused it for a reason that nobody
             foresaw.
         """
-        self._queue.put(submission)
+        try:
+            self._queue.put(submission)
+        except Failure:
+            submission.leave()
+            raise
         try:
             async with asyncio.timeout(timeout_s):
                 await submission.done
@@ -103,12 +107,19 @@ class Appender:
         settings = self._settings
         while True:
             group = await self._queue.take(settings.append_max_batches, settings.append_max_bytes)
+            for submission in group:
+                submission.holder = group
             try:
                 await self._settle(source, group)
             except BaseException as error:
                 for submission in group:
+                    submission.certain = False
                     submission.fail(error if isinstance(error, Exception) else _unavailable("this server is stopping"))
                 raise
+            # Those that rest, or came back and were taken again, are not done with; those whose callers went away are.
+            for submission in group:
+                if submission.holder is group:
+                    submission.leave()
 
     async def _settle(self, source: SessionSource, group: list[Submission]) -> None:
         """Settle a group, or those of it that can be."""
@@ -134,6 +145,9 @@ class Appender:
             if not is_unavailable(error):
                 raise
             _log.warning("append is tried again", error=type(error).__name__, detail=str(error))
+            # It may have been committed, and then is found to wait already.
+            for submission in group:
+                submission.certain = False
         retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception(is_unavailable),
             wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
@@ -156,6 +170,8 @@ class Appender:
 
     def _later(self, group: list[Submission]) -> None:
         """Have submissions come again in a moment; their callers' patience bounds how often."""
+        for submission in group:
+            submission.holder = None
         self._resting.update(group)
         asyncio.get_running_loop().call_later(AGAIN_S, self._come_again, group)
 
@@ -232,6 +248,7 @@ class Appender:
                 for a in submission.open
                 if (a.database_id, a.batch_id) in new and not (doubled and id(a) in doubled)
             }
+            submission.appended += len(own)
             self._watch(submission, own)
             if len(own) == len(submission.open):
                 submission.open = []

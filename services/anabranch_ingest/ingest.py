@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
@@ -125,6 +126,8 @@ class Ingest:
             done=asyncio.get_running_loop().create_future(),
             admitted=admitted,
         )
+        if arrivals:
+            submission.on_leaving = functools.partial(self._quota.settle, database.id, opening.principal, len(arrivals))
         try:
             await self._appender.submit(submission, timeout_s)
         except Failure as failure:

@@ -21,7 +21,11 @@ class Submission:
     States: *queued*, *taken* (by an append under way), *resting* (until it is queued again), *done*. ``admitted``:
     the token was found good (or there was none to look at). ``open``: the batches of which it is not yet known that
     they wait in the inbox, or have a verdict. ``abandoned``: the caller is gone; it is dropped as long as it is
-    queued. ``unanswered``: ids that the call names beside its batches."""
+    queued. ``unanswered``: ids that the call names beside its batches.
+
+    ``on_leaving`` is called once, when nothing will be done for it any more, with the number of its batches that were
+    appended at most: all of them where a commit's answer was lost (``certain`` is false then). ``holder``: the group in
+    which it was taken, None while it rests or is queued."""
 
     database_id: int
     principal: str
@@ -32,6 +36,10 @@ class Submission:
     done: asyncio.Future[None]
     admitted: bool = False
     abandoned: bool = False
+    certain: bool = True
+    appended: int = 0
+    holder: object = None
+    on_leaving: Callable[[int], None] | None = None
     batches: int = field(init=False)
     size: int = field(init=False)
 
@@ -49,11 +57,19 @@ class Submission:
         """Everything is in the inbox, or has its verdict on the ticket."""
         if not self.done.done():
             self.done.set_result(None)
+        self.leave()
 
     def fail(self, error: Exception) -> None:
         """The call fails."""
         if not self.done.done():
             self.done.set_exception(error)
+        self.leave()
+
+    def leave(self) -> None:
+        """Nothing will be done for it any more."""
+        if self.on_leaving is not None:
+            on_leaving, self.on_leaving = self.on_leaving, None
+            on_leaving(self.appended if self.certain else self.batches)
 
 
 PRINCIPALS_SHARE = 2
@@ -146,7 +162,9 @@ class FairQueue:
                 self._of[principal] = line
             self._batches -= first.batches
             self._bytes -= first.size
-            if not first.abandoned:
+            if first.abandoned:
+                first.leave()
+            else:
                 taken.append(first)
                 batches += first.batches
                 size += first.size

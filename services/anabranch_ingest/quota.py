@@ -1,12 +1,19 @@
 """What may be under way at once: batches of one principal that wait for a verdict, and bytes in this process.
 
 Counting the inbox at every call would cost more than the call. So a count is taken as an allowance: as many batches as
-the count left free may come before it is taken again. Several ingest processes each count for themselves; together they
-may let in so many times the limit, and never more.
+the count left free may come before it is taken again. A call takes its batches from the allowance before they are
+appended; until it is settled they are *under way*, and the next count, which may or may not see them, takes them off.
+So in one process the limit holds whatever comes at once: what waits, what is under way and what is left are never more.
+
+Several ingest processes each count for themselves. One sees what the others have appended when it counts, and neither
+what they have under way nor what is left to them, a quarter of the limit at most. So n processes may let in n times the
+limit if they all start at one moment from nothing, and never more; where they share a principal's calls evenly, about
+``limit * (1 + (n - 1) / 4)``. To hold it exactly would take a lock or a count at every call.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 
 from anabranch.runtime.errors import Failure
@@ -27,29 +34,54 @@ class Quota:
         self._source = source
         self._limit = limit
         self._left: OrderedDict[tuple[int, str], int] = OrderedDict()
+        self._under_way: dict[tuple[int, str], int] = {}
+        # One count at a time: they share a session, and a principal's calls must not each count the same room.
+        self._turn = asyncio.Lock()
 
     async def take(self, database_id: int, principal: str, batches: int) -> None:
-        """Let so many batches in.
+        """Let so many batches in: they are under way until ``settle``.
 
         Raises:
             Failure: OVERLOADED.
             psycopg.Error: they can't be counted.
         """
         key = (database_id, principal)
-        left = self._left.get(key, 0)
-        if left < batches:
-            counts = await self._source.again(lambda session: count_waiting(session, [key], self._limit))
-            waiting = counts.get(key, 0)
-            free = self._limit - waiting
-            if free < batches:
-                raise Failure(
-                    errors_pb2.REASON_OVERLOADED,
-                    f"{waiting} batches of this principal wait for their verdicts, and at most {self._limit} may: "
-                    "send again when some have theirs",
-                    retry_after_ms="1000",
-                )
-            left = min(free, max(batches, self._limit // _SHARE))
-        self._left[key] = left - batches
+        if self._left.get(key, 0) < batches:
+            async with self._turn:
+                # Whoever counted before may have left enough.
+                if self._left.get(key, 0) < batches:
+                    await self._count(key, batches)
+        self._keep(key, self._left[key] - batches)
+        self._under_way[key] = self._under_way.get(key, 0) + batches
+
+    def settle(self, database_id: int, principal: str, batches: int, appended: int) -> None:
+        """So many batches are no longer under way; those that were not ``appended`` are given back."""
+        key = (database_id, principal)
+        under_way = self._under_way.pop(key) - batches
+        if under_way:
+            self._under_way[key] = under_way
+        if appended < batches:
+            self._keep(key, self._left.get(key, 0) + batches - appended)
+
+    async def _count(self, key: tuple[int, str], batches: int) -> None:
+        # Nobody takes from the old allowance while the new one is counted. What is settled meanwhile may be in the
+        # count or not: it is taken off, and at worst the next count comes sooner.
+        self._left.pop(key, None)
+        under_way = self._under_way.get(key, 0)
+        counts = await self._source.again(lambda session: count_waiting(session, [key], self._limit))
+        waiting = counts.get(key, 0)
+        free = self._limit - waiting - under_way
+        self._keep(key, min(max(free, 0), max(batches, self._limit // _SHARE)))
+        if free < batches:
+            raise Failure(
+                errors_pb2.REASON_OVERLOADED,
+                f"{waiting} batches of this principal wait for their verdicts, {under_way} are being taken in, and at "
+                f"most {self._limit} may be: send again when some have their verdicts",
+                retry_after_ms="1000",
+            )
+
+    def _keep(self, key: tuple[int, str], left: int) -> None:
+        self._left[key] = left
         self._left.move_to_end(key)
         if len(self._left) > PRINCIPALS:
             self._left.popitem(last=False)
