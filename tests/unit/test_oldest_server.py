@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.store import migrate
+from anabranch.store import migrate, revisions
 
 MIGRATIONS = Path(migrate.__file__).parent / "migrations" / "versions"
 NEWER_THAN_14 = {
@@ -67,4 +67,4 @@ def test_the_patterns_find_what_they_look_for() -> None:
 
 def test_every_migration_follows_another() -> None:
     assert len(list(MIGRATIONS.glob("*.py"))) >= 1
-    assert migrate.head() == max(re.match(r"\d+", file.name)[0] for file in MIGRATIONS.glob("*.py"))  # type: ignore[index]
+    assert revisions.head() == max(re.match(r"\d+", file.name)[0] for file in MIGRATIONS.glob("*.py"))  # type: ignore[index]

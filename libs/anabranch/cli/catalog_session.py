@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from anabranch.cli.installation import find_postgres
-from anabranch.store import migrate
+from anabranch.store import migrate, revisions
 from anabranch.store.catalog.databases import UnknownDatabaseError
 from anabranch.store.catalog.registration import RegistrationError, SeveralRefusedError
 from anabranch.store.session.engine import Session, connect
@@ -75,7 +75,7 @@ def _require_schema(url: str) -> None:
         what = "there is no schema anabranch" if found is None else f"schema anabranch is at revision {found}"
         raise refuse(
             "SCHEMA_NOT_CURRENT",
-            f"{what}, and this release works with {migrate.head()}: run `anabranch database migrate`",
+            f"{what}, and this release works with {revisions.head()}: run `anabranch database migrate`",
         )
 
 

@@ -42,7 +42,7 @@ from anabranch.cli.installation import (
 )
 from anabranch.runtime.fleet import HOST, SERVICES, Fleet, FleetError, is_free
 from anabranch.runtime.fleet_watch import FleetWatch
-from anabranch.store import migrate
+from anabranch.store import migrate, revisions
 from anabranch.store.nodes import api_keys
 from anabranch.store.session.availability import is_unavailable
 from anabranch.store.session.engine import connect
@@ -105,7 +105,7 @@ def _run(data_dir: Path, ports: Mapping[str, int], stop: threading.Event, note: 
     with ExitStack() as stack:
         embedded, url = _start_postgres(data_dir, ports, stack, note)
         if migrate.upgrade(url):
-            note(f"the schema was brought to revision {migrate.head()}")
+            note(f"the schema was brought to revision {revisions.head()}")
         key = _admin_key(data_dir, url, note, say)
         fleet = Fleet(postgres_url=url, folder=data_dir / "logs", restarts=True, say=say, ports=ports)
         stack.callback(fleet.stop)

@@ -49,7 +49,7 @@ from anabranch.runtime.readiness import Lookout
 from anabranch.runtime.service import Build, Service, ServiceContext
 from anabranch.runtime.streams import Streams
 from anabranch.runtime.tokens import TokenVerifier
-from anabranch.store import migrate
+from anabranch.store import revisions
 from anabranch.store.session.availability import is_unavailable
 from anabranch.store.session.engine import AsyncPool, SessionOptions, async_pool
 from anabranch.store.session.readiness import PoolerError, first_look
@@ -173,7 +173,7 @@ async def _until(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> bo
 async def _start(settings: ServiceSettings, name: str) -> None:
     """Wait for Postgres and its schema. Raises NotReadyError, PoolerError."""
     url = settings.postgres_url.get_secret_value()
-    known = migrate.revisions()
+    known = revisions.revisions()
     retrying = tenacity.AsyncRetrying(
         retry=tenacity.retry_if_exception_type(NotReadyError),
         wait=tenacity.wait_exponential(multiplier=0.05, max=1.0),
@@ -305,7 +305,7 @@ async def _background(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.
 async def _watch_readiness(settings: ServiceSettings, service: Service, pool: AsyncPool, states: HealthStates) -> None:
     interval_s = settings.ready_interval_ms / 1000
     url, name = settings.postgres_url.get_secret_value(), f"{pool.name}-lookout"
-    lookout = Lookout(url, name, pool, migrate.revisions())
+    lookout = Lookout(url, name, pool, revisions.revisions())
     try:
         await _look_again_and_again(lookout, interval_s, service, pool, states)
     finally:

@@ -25,17 +25,15 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from psycopg.errors import LockNotAvailable
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Connection, NullPool, create_engine, inspect, text
 from sqlalchemy.exc import DBAPIError
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random
 
+from anabranch.store.revisions import CODE_TABLE, SCHEMA, VERSION_TABLE, head, revisions
 from anabranch.store.session.channels import MIGRATION_LOCK
-from anabranch.store.session.engine import SessionOptions, core_engine
+from anabranch.store.session.engine import SessionOptions, connect
 from anabranch.store.session.table_locks import give_up_early
 
-SCHEMA = "anabranch"
-VERSION_TABLE = "schema_revision"
-CODE_TABLE = "code_revisions"
 OLDEST_SERVER = 14
 _APPLICATION_NAME = "anabranch-migrate"
 _OPTIONS = SessionOptions(
@@ -63,19 +61,6 @@ def require_server(version_num: int) -> None:
         raise MigrationError(
             f"the server is Postgres {version_num // 10_000}; Anabranch needs Postgres {OLDEST_SERVER} or newer"
         )
-
-
-def head() -> str:
-    """The revision that this release works with."""
-    return revisions()[0]
-
-
-def revisions() -> tuple[str, ...]:
-    """All revisions that this release knows, the newest, which is its own, first."""
-    found = tuple(script.revision for script in _scripts().walk_revisions())
-    if not found:
-        raise MigrationError("this installation has no migrations")
-    return found
 
 
 def code_revisions() -> tuple[str, ...]:
@@ -167,7 +152,11 @@ def fits(url: str) -> bool:
 @contextmanager
 def _transaction(url: str) -> Iterator[Connection]:
     """A transaction through SQLAlchemy; the driver's errors come as such."""
-    engine = core_engine(url, application_name=_APPLICATION_NAME, options=_OPTIONS)
+    engine = create_engine(
+        "postgresql+psycopg://",
+        creator=lambda: connect(url, application_name=_APPLICATION_NAME, options=_OPTIONS),
+        poolclass=NullPool,
+    )
     try:
         with engine.begin() as connection:
             yield connection

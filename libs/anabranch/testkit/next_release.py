@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import anabranch
-from anabranch.store import migrate
+from anabranch.store import revisions
 
 REVISION = "9001"
 _MIGRATION = '''"""What the next release brings."""
@@ -44,7 +44,12 @@ class NextRelease:
         for name in ("libs", "services"):
             shutil.copytree(libs.parent / name, folder / name, ignore=skipped)
         text = _MIGRATION.format(
-            revision=REVISION, before=migrate.head(), works_from=works_from, first=first, tables=list(tables), then=then
+            revision=REVISION,
+            before=revisions.head(),
+            works_from=works_from,
+            first=first,
+            tables=list(tables),
+            then=then,
         )
         versions = folder / "libs" / "anabranch" / "store" / "migrations" / "versions"
         (versions / f"{REVISION}_next.py").write_text(text, encoding="utf-8")

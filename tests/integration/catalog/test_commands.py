@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from anabranch.cli.app import app
-from anabranch.store import migrate
+from anabranch.store import revisions
 from anabranch.store.catalog.databases import load_database, load_databases
 from anabranch.store.session.engine import Session
 
@@ -167,7 +167,7 @@ def test_a_schema_that_is_not_there_is_told_with_what_to_do(database_url: str) -
     line = refused("database", "list", "--postgres-url", database_url)
     assert "anabranch database migrate" in line
     assert line.endswith("(SCHEMA_NOT_CURRENT)")
-    assert f"is now at revision {migrate.head()}" in done("database", "migrate", "--postgres-url", database_url)
+    assert f"is now at revision {revisions.head()}" in done("database", "migrate", "--postgres-url", database_url)
     done("database", "list", "--postgres-url", database_url)
 
 

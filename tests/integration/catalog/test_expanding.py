@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from alembic import command
 
-from anabranch.store import migrate
+from anabranch.store import migrate, revisions
 
 COLUMNS = """
 select c.relname || '.' || a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod),
@@ -90,11 +90,11 @@ def test_migrations_that_older_releases_work_with_only_add(database_url: str) ->
             looked_at += 1
             if getattr(script.module, "works_from", script.revision) != script.revision:
                 assert breaches(before, shape(conn)) == [], script.revision
-    assert looked_at == len(migrate.revisions())
+    assert looked_at == len(revisions.revisions())
 
 
 def test_migrations_say_who_works_with_what_they_make() -> None:
-    known = migrate.revisions()
+    known = revisions.revisions()
     for script in migrate._scripts().walk_revisions():
         if script.revision >= "0008":
             assert hasattr(script.module, "works_from"), f"{script.revision} doesn't say works_from"
@@ -146,3 +146,8 @@ def test_what_adds_is_no_breach(migrated_url: str, statement: str) -> None:
         assert before != after or "index" in statement
         assert breaches(before, after) == []
         conn.rollback()
+
+
+def test_the_names_of_migrations_are_their_revisions_in_order() -> None:
+    assert list(revisions.revisions()) == [script.revision for script in migrate._scripts().walk_revisions()]
+    assert revisions.head() == revisions.revisions()[0]

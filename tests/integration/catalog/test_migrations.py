@@ -10,7 +10,7 @@ import pytest
 from alembic import command
 from sqlalchemy import text
 
-from anabranch.store import migrate
+from anabranch.store import migrate, revisions
 from anabranch.store.session.channels import MIGRATION_LOCK
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.waiting import until
@@ -92,7 +92,7 @@ def test_a_second_run_changes_nothing(database_url: str) -> None:
     assert before
     assert not migrate.upgrade(database_url)
     assert schema_text(database_url) == before
-    assert migrate.current(database_url) == migrate.head()
+    assert migrate.current(database_url) == revisions.head()
 
 
 def test_one_that_fails_leaves_nothing(database_url: str) -> None:
@@ -109,10 +109,10 @@ def newer_schema(url: str, revision: str, serves: tuple[str, ...]) -> None:
     """What a newer release's upgrade leaves."""
     migrate.upgrade(url)
     with psycopg.connect(url, autocommit=True) as conn:
-        conn.execute(f"update anabranch.{migrate.VERSION_TABLE} set version_num = %s", (revision,))
-        conn.execute(f"delete from anabranch.{migrate.CODE_TABLE}")
+        conn.execute(f"update anabranch.{revisions.VERSION_TABLE} set version_num = %s", (revision,))
+        conn.execute(f"delete from anabranch.{revisions.CODE_TABLE}")
         for served in serves:
-            conn.execute(f"insert into anabranch.{migrate.CODE_TABLE} values (%s)", (served,))
+            conn.execute(f"insert into anabranch.{revisions.CODE_TABLE} values (%s)", (served,))
 
 
 def test_a_newer_schema_is_left_alone(database_url: str) -> None:
@@ -127,7 +127,7 @@ def test_a_newer_schema_is_left_alone(database_url: str) -> None:
 
 def test_a_newer_schema_that_serves_this_release_is_good(database_url: str) -> None:
     """As where an upgrade is rolled back whose migration only added."""
-    newer_schema(database_url, "9999", (migrate.head(), "9999"))
+    newer_schema(database_url, "9999", (revisions.head(), "9999"))
     before = schema_text(database_url)
     assert not migrate.upgrade(database_url)
     assert not migrate.is_current(database_url)
@@ -138,9 +138,9 @@ def test_a_newer_schema_that_serves_this_release_is_good(database_url: str) -> N
 def test_an_upgrade_says_which_releases_the_schema_serves(database_url: str) -> None:
     migrate.upgrade(database_url)
     with psycopg.connect(database_url) as conn:
-        served = conn.execute(f"select revision from anabranch.{migrate.CODE_TABLE} order by 1 desc").fetchall()
+        served = conn.execute(f"select revision from anabranch.{revisions.CODE_TABLE} order by 1 desc").fetchall()
     assert [revision for (revision,) in served] == list(migrate.code_revisions())
-    assert migrate.head() in migrate.code_revisions()
+    assert revisions.head() in migrate.code_revisions()
 
 
 @pytest.mark.parametrize(
@@ -202,4 +202,4 @@ def test_the_schema_can_be_taken_down_again(database_url: str) -> None:
         config.attributes["connection"] = connection
         command.downgrade(config, "base")
     left = {row[1] for row in schema_text(database_url) if row[0] == "relation"}
-    assert left == {migrate.VERSION_TABLE, f"{migrate.VERSION_TABLE}_pkc"}
+    assert left == {revisions.VERSION_TABLE, f"{revisions.VERSION_TABLE}_pkc"}

@@ -7,9 +7,10 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from anabranch.store import migrate
 from anabranch.store.log.pull_reader import PullOptions, PullSource
 from anabranch.store.session.availability import is_unavailable
-from anabranch.store.session.engine import Session, SessionOptions, aconnect, async_pool, connect, core_engine
+from anabranch.store.session.engine import Session, SessionOptions, aconnect, async_pool, connect
 from anabranch.store.session.settings import BY_SESSION, FIXED, HARMLESS, LATER
 
 ODD = {
@@ -208,11 +209,11 @@ def test_asyncio_has_the_same_sessions(odd_url: str, kind: str) -> None:
 
 def test_so_has_sqlalchemy(odd_url: str) -> None:
     with (
-        core_engine(odd_url, application_name="core").connect() as core,
+        migrate._transaction(odd_url) as core,
         connect(odd_url, application_name="t") as conn,
     ):
         assert tuple(core.exec_driver_sql(PRINTED).one()) == conn.execute(PRINTED).fetchone()
-        assert core.exec_driver_sql("show application_name").scalar() == "core"
+        assert core.exec_driver_sql("show application_name").scalar() == "anabranch-migrate"
 
 
 def test_so_have_the_sessions_that_read_as_arrow(odd_url: str) -> None:

@@ -17,7 +17,7 @@ from tests.integration.runtime.rolling_load import DATABASE, STREAMS, Load
 
 from anabranch.runtime.fleet import SERVICES, Fleet
 from anabranch.runtime.health import probe
-from anabranch.store import migrate
+from anabranch.store import migrate, revisions
 from anabranch.store.catalog.registration import add_table, create_database
 from anabranch.store.session.engine import connect
 from anabranch.testkit.databases import TestDatabases
@@ -44,7 +44,7 @@ def next_release(url: str, folder: Path, seconds: int) -> NextRelease:
         tables = [name for (name,) in conn.execute(TABLES).fetchall()]
     assert len(tables) > 10
     more = "".join(MORE.format(name) for name in tables) + "create table anabranch.next_release (id int primary key)"
-    return NextRelease(folder, f"select pg_sleep({seconds})", tables, more, works_from=migrate.head())
+    return NextRelease(folder, f"select pg_sleep({seconds})", tables, more, works_from=revisions.head())
 
 
 def prepare(url: str) -> None:
@@ -233,6 +233,6 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 def revision(url: str) -> str:
     with psycopg.connect(url) as conn:
-        row = conn.execute(f"select version_num from anabranch.{migrate.VERSION_TABLE}").fetchone()
+        row = conn.execute(f"select version_num from anabranch.{revisions.VERSION_TABLE}").fetchone()
     assert row is not None
     return str(row[0])

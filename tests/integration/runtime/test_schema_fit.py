@@ -11,12 +11,12 @@ import psycopg
 import pytest
 
 from anabranch.runtime.health import probe
-from anabranch.store import migrate
+from anabranch.store import migrate, revisions
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.echo import Echo, echo_service
 
-OWN = migrate.head()
-OLDER = migrate.revisions()[1]
+OWN = revisions.head()
+OLDER = revisions.revisions()[1]
 
 
 @pytest.fixture
@@ -30,10 +30,10 @@ def url(databases: TestDatabases) -> Iterator[str]:
 def put_schema(url: str, revision: str, *serves: str) -> None:
     """What an upgrade to ``revision`` leaves, as far as readiness goes."""
     with psycopg.connect(url) as conn:
-        conn.execute(f"update anabranch.{migrate.VERSION_TABLE} set version_num = %s", (revision,))
-        conn.execute(f"delete from anabranch.{migrate.CODE_TABLE}")
+        conn.execute(f"update anabranch.{revisions.VERSION_TABLE} set version_num = %s", (revision,))
+        conn.execute(f"delete from anabranch.{revisions.CODE_TABLE}")
         for served in serves:
-            conn.execute(f"insert into anabranch.{migrate.CODE_TABLE} values (%s)", (served,))
+            conn.execute(f"insert into anabranch.{revisions.CODE_TABLE} values (%s)", (served,))
 
 
 def wait_for(echo: Echo, state: str, detail: str) -> None:

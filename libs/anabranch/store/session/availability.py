@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import psycopg
 import psycopg_pool
-import sqlalchemy.exc
 
 _PASSING_CLASSES = frozenset({"08", "40", "53", "55", "57", "58"})
 """SQLSTATE classes of states that pass: connection, rollback, resources, objects in use, intervention,
@@ -15,8 +14,6 @@ _STANDBY = "25006"
 
 def is_unavailable(error: BaseException) -> bool:
     """Whether the same call may succeed later without anything being mended."""
-    if isinstance(error, sqlalchemy.exc.DBAPIError) and error.orig is not None:
-        error = error.orig
     if isinstance(error, psycopg_pool.PoolTimeout | psycopg_pool.PoolClosed | psycopg_pool.TooManyRequests):
         return True
     if not isinstance(error, psycopg.Error):

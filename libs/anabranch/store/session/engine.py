@@ -18,7 +18,6 @@ from typing import Any, Self
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool
-from sqlalchemy import Engine, NullPool, create_engine
 
 from anabranch.store.session.patience import PatientAsyncConnection, PatientConnection, enroll
 from anabranch.store.session.settings import FIXED, LATER, PUT_RIGHT
@@ -264,13 +263,4 @@ def async_pool(
         name=application_name,
         check=_Pool.check_connection,
         open=False,
-    )
-
-
-def core_engine(url: str, *, application_name: str, options: SessionOptions | None = None) -> Engine:
-    """A SQLAlchemy engine over such sessions, one a checkout: for migrations and other rare work."""
-    return create_engine(
-        "postgresql+psycopg://",
-        creator=lambda: connect(url, application_name=application_name, options=options),
-        poolclass=NullPool,
     )

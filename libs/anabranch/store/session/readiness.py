@@ -6,19 +6,19 @@ from collections.abc import Sequence
 
 import psycopg
 
-from anabranch.store import migrate
+from anabranch.store.revisions import CODE_TABLE, SCHEMA, VERSION_TABLE
 from anabranch.store.session.engine import CONNECT_S, FIXED_SETTINGS, AsyncSession, SessionOptions, aconnect, connect
 
 SEARCH_PATH = "select current_setting('search_path')"
 """One of the settings that a session is opened with."""
 
-REVISION = f"select version_num from {migrate.SCHEMA}.{migrate.VERSION_TABLE}"
+REVISION = f"select version_num from {SCHEMA}.{VERSION_TABLE}"
 """The revision of the schema."""
 
 INSTANCE = "select pg_catalog.pg_postmaster_start_time()::text"
 """Which start of which server this is: no two have the same microsecond."""
 
-IS_SERVED = f"select exists (select from {migrate.SCHEMA}.{migrate.CODE_TABLE} where revision = %s)"
+IS_SERVED = f"select exists (select from {SCHEMA}.{CODE_TABLE} where revision = %s)"
 """Whether a release works with the schema, which a newer one has made."""
 
 
