@@ -22,16 +22,11 @@ from anabranch.store.cells.binary_cells import bare_type
 from anabranch.store.cells.binary_text import (
     array_parser,
     array_printer,
-    cell_timestamp_text,
-    date_of,
-    date_text,
-    days_of,
-    parse_date,
-    parse_timestamp,
 )
 from anabranch.store.session import binary
 from anabranch.store.session.binary import NulInText, Parameter
 from anabranch.testkit.cell_strategies import FIRST_DAY, LAST_DAY, arrays, scalars, texts
+from anabranch.values.calendar import cell_timestamp_text, date_of, date_text, days_of, parse_date, parse_timestamp
 
 
 def elements(parameter: Parameter) -> tuple[int, int, list[bytes | None]]:
@@ -193,7 +188,7 @@ def test_texts_read_back(us: int, days: int, zone: bool) -> None:
     assert parse_date(date_text(days)) == days
 
 
-@pytest.mark.parametrize("text", ["", "yesterday", "2020-01-01x", "01-02-2020", "2020-01-01 00:00:00+01"])
+@pytest.mark.parametrize("text", ["", "yesterday", "2020-01-01x", "01-02-2020", "2020-01-01 00:00:00+1", "10:00:00"])
 def test_a_text_that_postgres_would_not_print_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match="not a date or time"):
         parse_timestamp(text)

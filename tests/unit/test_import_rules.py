@@ -15,7 +15,8 @@ import anabranch
 
 LIBS = Path(anabranch.__file__).parent
 PURE = {
-    "merge": {"anabranch.merge", "anabranch.schema"},
+    "merge": {"anabranch.merge", "anabranch.schema", "anabranch.values.calendar"},
+    "values/calendar.py": {"anabranch.schema"},
     "schema": {"anabranch.schema"},
     "canonical.py": {"anabranch.schema"},
 }

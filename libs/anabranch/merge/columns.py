@@ -23,7 +23,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
 from anabranch.merge.model import Cell, Policy
-from anabranch.merge.moments import INFINITY, MINUS_INFINITY, moment_rank
+from anabranch.schema.cells import TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY
+from anabranch.values.calendar import OutOfRange, moment_rank
 
 Compute = Callable[[Cell, Cell, Cell], Cell]
 
@@ -58,15 +59,16 @@ def _rank(cell: Cell) -> tuple[int, int]:
         try:
             return moment_rank(cell)
         except ValueError as error:
-            raise ComputeError("22007", str(error)) from None
+            raise ComputeError("22008" if isinstance(error, OutOfRange) else "22007", str(error)) from None
     return 0, cell
 
 
 def _moment(cell: Cell) -> tuple[int, int]:
-    """The rank of a cell that meets text, and so is a timestamp."""
-    if cell == INFINITY and not isinstance(cell, str):
+    """The rank of a cell that meets text, and so is a timestamp: a number of microseconds where 64 bits hold it, and
+    where a device sent no words for it; else the text."""
+    if cell == TIMESTAMP_INFINITY and not isinstance(cell, str):
         return 1, 0
-    if cell == MINUS_INFINITY and not isinstance(cell, str):
+    if cell == TIMESTAMP_MINUS_INFINITY and not isinstance(cell, str):
         return -1, 0
     return _rank(cell)
 

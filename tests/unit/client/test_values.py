@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from anabranch.canonical import RowEncoder
 from anabranch.client import add_decimals
 from anabranch.client.file.device_table import DeviceTable
-from anabranch.client.forms.texts import date_days, text_reader, timestamp_us
+from anabranch.client.forms.texts import text_reader
 from anabranch.client.writes.convert import converter
 from anabranch.schema import Column, Kind, Table
 from anabranch.schema.cells import Literal
 from anabranch.testkit.cell_strategies import cells
+from anabranch.values.calendar import OutOfRange, parse_date, parse_timestamp
 
 ELEMENTS = [k for k in Kind if k is not Kind.ARRAY]
 COLUMNS = [Column(f"c{k}", k, k.name.lower()) for k in ELEMENTS]
@@ -75,7 +76,7 @@ def test_literals_come_back_as_literals() -> None:
             ("id",),
         )
     )
-    late = Literal("294277-01-01 00:00:00")
+    late = Literal("294276-12-31 00:00:00")
     row = ("x", late, Literal("[0:1]={1,2}"), (late, 5, None))
     with sqlite3.connect(":memory:") as conn:
         conn.execute(table.create_sql())
@@ -167,16 +168,30 @@ def test_what_is_refused_and_why(of: Column, value: Any, why: str) -> None:
 @given(st.dates(), st.times())
 def test_dates_and_timestamps_are_read_as_python_does(day: date, clock: time) -> None:
     days = day.toordinal() - date(1970, 1, 1).toordinal()
-    assert date_days(day.isoformat()) == days
+    assert parse_date(day.isoformat()) == days
     us = ((clock.hour * 60 + clock.minute) * 60 + clock.second) * 1_000_000 + clock.microsecond
-    assert timestamp_us(f"{day.isoformat()} {clock.isoformat()}+00") == days * 86_400_000_000 + us
+    assert parse_timestamp(f"{day.isoformat()} {clock.isoformat()}+00") == days * 86_400_000_000 + us
 
 
 def test_texts_beyond_python() -> None:
-    assert date_days("4714-11-24 BC") == -2_440_588
-    assert date_days("5874897-12-31") == 2_145_042_905
-    assert timestamp_us("infinity") == 2**63 - 1
-    assert isinstance(timestamp_us("294277-01-10 00:00:00"), Literal)
+    assert parse_date("4714-11-24 BC") == -2_440_588
+    assert parse_date("5874897-12-31") == 2_145_042_905
+    assert parse_timestamp("infinity") == 2**63 - 1
+    assert isinstance(parse_timestamp("294276-12-31 00:00:00"), Literal)
+    with pytest.raises(OutOfRange):
+        parse_timestamp("294277-01-10 00:00:00")
     assert text_reader(Kind.BYTES)("\\xdead") == b"\xde\xad"
-    with pytest.raises(ValueError, match="no date"):
-        date_days("yesterday")
+    with pytest.raises(ValueError, match="not a date"):
+        parse_date("yesterday")
+
+
+def test_a_moment_beyond_64_bits_is_taken_as_postgres_prints_it() -> None:
+    zoned, wall = (
+        Column("c", Kind.TIMESTAMP, f"timestamp {with_}") for with_ in ("with time zone", "without time zone")
+    )
+    for text in ("294270-01-01", "294270-01-01T00:00", "294270-01-01 01:00:00+01"):
+        assert converter(zoned)(text) == Literal("294270-01-01 00:00:00+00")
+    assert converter(wall)("294270-01-01 01:00:00+01") == Literal("294270-01-01 01:00:00")
+    for near in ("2024-01-01 00:00:00", "294277-01-01", "now"):
+        with pytest.raises(ValueError, match="takes datetime"):
+            converter(zoned)(near)

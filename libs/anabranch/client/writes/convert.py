@@ -33,7 +33,6 @@ from uuid import UUID
 
 from anabranch.client.forms.decimals import text_of
 from anabranch.client.forms.sqlite_values import loader
-from anabranch.client.forms.texts import timestamp_us
 from anabranch.schema import Cell, Column, Kind
 from anabranch.schema.cells import (
     DATE_INFINITY,
@@ -42,6 +41,7 @@ from anabranch.schema.cells import (
     TIMESTAMP_MINUS_INFINITY,
     Literal,
 )
+from anabranch.values.calendar import timestamp_text, timestamp_us
 
 Converter = Callable[[Any], Cell]
 
@@ -152,9 +152,9 @@ def _timestamp(zoned: bool) -> Converter:
         if isinstance(value, str):
             # What a read gives beyond 64 bits of microseconds; within them a text could mean several moments.
             with suppress(ValueError):
-                cell = timestamp_us(value)
-                if type(cell) is Literal:
-                    return cell
+                us = timestamp_us(value, zone=zoned)
+                if us >= TIMESTAMP_INFINITY:
+                    return Literal(timestamp_text(us, zone=zoned))
         raise _wrong(value, "datetime or int")
 
     return convert

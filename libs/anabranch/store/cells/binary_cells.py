@@ -32,6 +32,7 @@ from anabranch.schema.table import Column, Kind
 from anabranch.store.cells import binary_text
 from anabranch.store.session import binary
 from anabranch.store.session.binary import EPOCH_DAYS, EPOCH_US, ArrayBuilder, Parameter
+from anabranch.values.calendar import cell_timestamp_text, timestamp_text
 
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 _MODIFIER = re.compile(r"\([^()]*\)")
@@ -107,7 +108,7 @@ def sender(column: Column) -> Sender:
 def literal_sender(column: Column) -> Sender:
     """How cells of a TIMESTAMP column are sent where some are Literals."""
     cast = "::timestamptz" if _has_zone(column) else "::timestamp"
-    show = partial(binary_text.cell_timestamp_text, zone=_has_zone(column))
+    show = partial(cell_timestamp_text, zone=_has_zone(column))
 
     def build(cells: Sequence[Cell]) -> Parameter:
         texts = [None if c is None else show(c) for c in cells]  # type: ignore[arg-type]
@@ -182,7 +183,7 @@ def _loading(place: int, column: Column) -> _Loading | None:
 def _load_odd_timestamp(value: int, *, zone: bool) -> Cell:
     if value in (TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY):
         return value
-    return Literal(binary_text.timestamp_text(value + EPOCH_US, zone=zone))
+    return Literal(timestamp_text(value + EPOCH_US, zone=zone))
 
 
 def row_loader(columns: Sequence[Column]) -> Callable[[Sequence[Sequence[object]]], list[Row]]:

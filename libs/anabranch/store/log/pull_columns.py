@@ -22,8 +22,8 @@ from anabranch.schema.cells import (
     TIMESTAMP_MINUS_INFINITY,
 )
 from anabranch.store.cells.binary_cells import is_built_in, output_text, quote, read_expression
-from anabranch.store.cells.binary_text import timestamp_text
 from anabranch.store.session.binary import EPOCH_DAYS, EPOCH_US
+from anabranch.values.calendar import timestamp_text
 
 _FIRST_US = -211_000_000_000_000_000
 _FIRST_DAY = -2_500_000

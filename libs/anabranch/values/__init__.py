@@ -1,0 +1,1 @@
+"""What a value is: the calendar that all of its forms share."""
