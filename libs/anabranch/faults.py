@@ -2,15 +2,16 @@
 
 ``reach("before_commit")`` does nothing unless ``ANABRANCH_FAULT_FILE`` names a file that arms that point, one
 name a line. Then the name is taken out of the file and the process is killed with SIGKILL: once, however
-often it is started again. Only the standard library, so that devices can use it, too.
+often it is started again. Only the standard library, so that devices can use it, too; on systems without ``fcntl``
+nothing can be armed.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 from pathlib import Path
+from typing import IO
 
 POINTS = frozenset(
     {
@@ -52,7 +53,7 @@ def arm(file: Path, point: str) -> None:
     if point not in POINTS:
         raise ValueError(f"no such fault point: {point}; there are {', '.join(sorted(POINTS))}")
     with file.open("a", encoding="ascii") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        _lock(handle)
         handle.write(f"{point}\n")
 
 
@@ -72,7 +73,7 @@ def _disarm(file: Path, point: str) -> bool:
         return False
     # Two processes may share the file: under the lock only one of them finds the point.
     with file.open("r+", encoding="ascii") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        _lock(handle)
         points = handle.read().split()
         if point not in points:
             return False
@@ -83,3 +84,10 @@ def _disarm(file: Path, point: str) -> bool:
         handle.flush()
         os.fsync(handle.fileno())
     return True
+
+
+def _lock(handle: IO[str]) -> None:
+    # Imported here, because every device imports this module, and Windows has no fcntl.
+    import fcntl
+
+    fcntl.flock(handle, fcntl.LOCK_EX)

@@ -6,10 +6,12 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
 from anabranch.client import BatchState, SyncedDb
+from anabranch.client.file import device_file
 
 
 def titles(device: SyncedDb) -> dict[str, str]:
@@ -171,3 +173,7 @@ def test_who_waits_too_long_is_told_for_whom(device: SyncedDb, monkeypatch: pyte
         writer.start()
         writer.join(10)
     assert "MainThread has had a batch open" in str(told[0])
+
+
+def test_the_files_that_begin_a_block_for_the_app_are_where_they_are_said_to_be() -> None:
+    assert all(Path(file).is_file() for file in device_file._OURS)

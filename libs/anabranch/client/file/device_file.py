@@ -38,7 +38,7 @@ BUSY_TIMEOUT_MS = 30_000
 WAIT_S = 120.0
 """So long a writer waits for another thread's transaction."""
 _STATEMENTS_CACHED = 512
-_OURS = frozenset({__file__, str(Path(__file__).with_name("db.py"))})
+_OURS = frozenset({__file__, str(Path(__file__).parents[1] / "db.py")})
 """Where a batch is begun for the app."""
 C = TypeVar("C", bound=sqlite3.Connection)
 

@@ -1,10 +1,19 @@
-"""Who syncs a file, where several processes have it open: the one that holds a lock, which its death frees."""
+"""Who syncs a file, where several processes have it open: the one that holds a lock, which its death frees.
+
+The lock is SQLite's own, on a file of its own beside the device's: the same code on every system that SQLite runs on,
+where the modules for locks of files differ. Nothing is ever written to it. What is taken is RESERVED (BEGIN IMMEDIATE):
+of several who come at one moment exactly one gets it, where they could refuse each other EXCLUSIVE.
+"""
 
 from __future__ import annotations
 
-import sys
+import sqlite3
 from pathlib import Path
-from typing import IO
+
+from anabranch.client.errors import FileFailed
+
+_PRIMARY = 0xFF
+"""Where SQLite's plain error code is in an extended one."""
 
 
 class Lease:
@@ -12,50 +21,46 @@ class Lease:
 
     def __init__(self, path: Path) -> None:
         self._path = path.with_name(path.name + "-sync")
-        self._file: IO[bytes] | None = None
+        self._lock: sqlite3.Connection | None = None
         self.taken = 0
         """How often this object has taken it."""
 
     @property
     def held(self) -> bool:
         """Whether this object holds it."""
-        return self._file is not None
+        return self._lock is not None
 
     def acquire(self) -> bool:
-        """Take it if nobody else has it; gives whether it is held now."""
-        if self._file is not None:
+        """Take it if nobody else has it; gives whether it is held now.
+
+        Raises:
+            FileFailed: the file can't be opened or locked.
+        """
+        if self._lock is not None:
             return True
-        file = self._path.open("ab")
-        if not _lock(file):
-            file.close()
-            return False
-        self._file = file
-        self.taken += 1
-        return True
+        self._lock = _locked(self._path)
+        self.taken += self.held
+        return self.held
 
     def release(self) -> None:
         """Let it go, if it is held."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
 
-if sys.platform == "win32":
-    import msvcrt
-
-    def _lock(file: IO[bytes]) -> bool:
-        file.seek(0)
-        try:
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
-else:
-    import fcntl
-
-    def _lock(file: IO[bytes]) -> bool:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+def _locked(path: Path) -> sqlite3.Connection | None:
+    """A connection that holds the lock, None where another has it."""
+    lock: sqlite3.Connection | None = None
+    try:
+        lock = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+        # Else a journal would lie beside it while it is held.
+        lock.execute("pragma journal_mode = memory")
+        lock.execute("begin immediate")
+    except sqlite3.Error as error:
+        if lock is not None:
+            lock.close()
+        if getattr(error, "sqlite_errorcode", 0) & _PRIMARY == sqlite3.SQLITE_BUSY:
+            return None
+        raise FileFailed(f"{path}, the lock of whoever syncs the device's file, can't be taken: {error}") from error
+    return lock
