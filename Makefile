@@ -66,7 +66,7 @@ chart: setup ## write the parts of helm/anabranch that are made from something e
 	@$(VENV)/python tools/chart.py generate
 
 classes: setup # so that Spark, which many tests start, starts in half the time
-	@$(VENV)/python -m anabranch_compactor.class_archive
+	@$(VENV)/python -m anabranch_compactor.spark.class_archive
 
 helm: setup # quick to build, so that the chart is tested wherever there is Go
 	@$(VENV)/python tools/cluster_tools.py build helm

@@ -22,12 +22,12 @@ from anabranch.store.session.availability import is_unavailable
 from anabranch.store.session.engine import connect
 from anabranch_compactor.compact import Options, compact
 from anabranch_compactor.config import CompactorSettings
-from anabranch_compactor.java import JavaError
-from anabranch_compactor.lake_files import RootError
+from anabranch_compactor.files.lake_files import RootError
 from anabranch_compactor.plan import PlanError
-from anabranch_compactor.progress import watched
 from anabranch_compactor.prove import ProofError
-from anabranch_compactor.session import lake_root, spark_session, submitted
+from anabranch_compactor.spark.java import JavaError
+from anabranch_compactor.spark.progress import watched
+from anabranch_compactor.spark.session import lake_root, spark_session, submitted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from anabranch.columnar.manifest import Base, Bucket, File
 from anabranch.columnar.proof import Sum
+from anabranch_compactor.files.written import Replaced
 from anabranch_compactor.prove import ProofError, Proven, require
-from anabranch_compactor.written import Replaced
 
 MOST_DELTAS = 8
 """Delta files of one bucket."""

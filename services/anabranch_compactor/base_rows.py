@@ -15,9 +15,9 @@ from anabranch.columnar.file_columns import OWN
 from anabranch.columnar.manifest import File
 from anabranch_compactor.encode import ColumnEncoder
 from anabranch_compactor.history import SLICE_BYTES, SLICE_ROWS, exact_map
-from anabranch_compactor.packing import key_hashes, whole
 from anabranch_compactor.scan import Places
 from anabranch_compactor.shape import OLD, Shape
+from anabranch_compactor.spark.packing import key_hashes, whole
 
 
 def base_table(shape: Shape, rows: pa.RecordBatch) -> pa.Table:

@@ -30,15 +30,15 @@ from anabranch.runtime.telemetry import span
 from anabranch.store.lake import compactions as store
 from anabranch.store.session.engine import connect
 from anabranch_compactor.base import base_sum, first_base, live_sums, replaced_sums, require_gone, with_delta
-from anabranch_compactor.lake_files import LakeFiles
+from anabranch_compactor.files.lake_files import LakeFiles
+from anabranch_compactor.files.orphans import needed, remove_orphans
+from anabranch_compactor.files.written import Parts
 from anabranch_compactor.merge import merged
-from anabranch_compactor.orphans import needed, remove_orphans
 from anabranch_compactor.plan import FormerPlan, Plan, TablePlan, planned
 from anabranch_compactor.prove import Proven, prove, require, require_positions, total_of
 from anabranch_compactor.run import Run, lake_folder
 from anabranch_compactor.units import BASE, CHANGES, CONFLICTS, Unit, units_of
 from anabranch_compactor.write import write
-from anabranch_compactor.written import Parts
 
 Say = Callable[..., None]
 """Takes an event: ``step`` and what belongs to it."""

@@ -23,16 +23,16 @@ from anabranch_compactor.base import due_for_merge, live_sums, with_merged
 from anabranch_compactor.base_rows import base_groups, base_table, in_slices, latest
 from anabranch_compactor.decode import Batches
 from anabranch_compactor.encode import ColumnEncoder
+from anabranch_compactor.files.parquet_files import FILE_BYTES
+from anabranch_compactor.files.task_files import MERGED, Place, task_files
+from anabranch_compactor.files.written import Written
 from anabranch_compactor.history import ORDER
-from anabranch_compactor.packing import whole as one_batch
-from anabranch_compactor.parquet_files import FILE_BYTES
 from anabranch_compactor.prove import content_of, prove, require, total_of
 from anabranch_compactor.run import Run
 from anabranch_compactor.shape import Shape, quoted
-from anabranch_compactor.task_files import MERGED, Place, task_files
-from anabranch_compactor.tracing import traced
+from anabranch_compactor.spark.packing import whole as one_batch
+from anabranch_compactor.spark.tracing import traced
 from anabranch_compactor.units import BASE, CHANGES, CONFLICTS, Unit
-from anabranch_compactor.written import Written
 
 MOST_OF_A_SIZE = 8
 """Files of about one size before they are put together into one."""

@@ -27,12 +27,12 @@ from anabranch_compactor.base_rows import cells_of
 from anabranch_compactor.decode import Batches
 from anabranch_compactor.decode import cells_of as python_cells
 from anabranch_compactor.encode import NAME_SEPARATOR, ColumnEncoder, effect_sum, hash_sum, row_sum
-from anabranch_compactor.packing import key_hashes
+from anabranch_compactor.files.written import Written
 from anabranch_compactor.run import Run
 from anabranch_compactor.shape import KINDS, Shape
-from anabranch_compactor.tracing import traced
+from anabranch_compactor.spark.packing import key_hashes
+from anabranch_compactor.spark.tracing import traced
 from anabranch_compactor.units import BASE, CHANGES, CONFLICTS, Unit
-from anabranch_compactor.written import Written
 
 ROWS_AT_ONCE, BYTES_AT_ONCE = 65_536, 32 * 1024 * 1024
 _LATEST = 2**63 - 1

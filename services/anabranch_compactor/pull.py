@@ -11,10 +11,10 @@ from pyspark.sql import DataFrame
 from anabranch.store.cells.binary_cells import Row
 from anabranch.store.lake.log_files import read_rows
 from anabranch_compactor.decode import Batches, as_batch, pulled, without
-from anabranch_compactor.log_source import SCHEMA
-from anabranch_compactor.packing import Route, pack
 from anabranch_compactor.run import Run
-from anabranch_compactor.tracing import traced
+from anabranch_compactor.spark.log_source import SCHEMA
+from anabranch_compactor.spark.packing import Route, pack
+from anabranch_compactor.spark.tracing import traced
 from anabranch_compactor.units import Unit
 
 PAGES_PER_READ = 8_192

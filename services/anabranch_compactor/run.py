@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame, SparkSession
 
 from anabranch.columnar.manifest import epoch_folder
-from anabranch_compactor.lake_files import LakeFiles
-from anabranch_compactor.log_source import FORMAT, Reading
-from anabranch_compactor.packing import Route
+from anabranch_compactor.files.lake_files import LakeFiles
 from anabranch_compactor.plan import Plan
-from anabranch_compactor.tracing import task_trace
+from anabranch_compactor.spark.log_source import FORMAT, Reading
+from anabranch_compactor.spark.packing import Route
+from anabranch_compactor.spark.tracing import task_trace
 
 
 @dataclass(frozen=True, slots=True)

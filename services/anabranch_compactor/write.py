@@ -24,6 +24,8 @@ from anabranch.store.lake.compactions import CONFLICT_FIELDS
 from anabranch_compactor.base_rows import base_table, by_bucket, in_slices, rows_of, touched
 from anabranch_compactor.decode import Batches
 from anabranch_compactor.encode import ColumnEncoder, row_sum
+from anabranch_compactor.files.task_files import DELTA, Place, TaskFiles, task_files
+from anabranch_compactor.files.written import Parts, Replaced, Written
 from anabranch_compactor.history import (
     changes_of,
     exact_map,
@@ -34,14 +36,12 @@ from anabranch_compactor.history import (
     rows_left,
     slices,
 )
-from anabranch_compactor.packing import key_hashes, unpacked, whole
 from anabranch_compactor.pull import pulled_rows
 from anabranch_compactor.run import Run
 from anabranch_compactor.shape import DELETE, Shape
-from anabranch_compactor.task_files import DELTA, Place, TaskFiles, task_files
-from anabranch_compactor.tracing import traced
+from anabranch_compactor.spark.packing import key_hashes, unpacked, whole
+from anabranch_compactor.spark.tracing import traced
 from anabranch_compactor.units import BASE, CHANGES, CONFLICTS, Unit, unit_of
-from anabranch_compactor.written import Parts, Replaced, Written
 
 _LOG_NAMES = {"batch": "batch_id", "column": "column_name"}
 

@@ -14,9 +14,9 @@ from typer.core import TyperCommand, TyperGroup
 COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("anabranch.cli.up", "Run everything on this machine: Postgres, its schema, the services."),
     "status": ("anabranch.cli.status", "Show databases, heads, backlog, nodes and lag."),
-    "database": ("anabranch.cli.database", "Create and list databases: units of sync."),
-    "table": ("anabranch.cli.table", "Register tables for sync, and list them."),
-    "verify": ("anabranch.cli.verify", "Compare tables with the log, or a device's file with the server."),
+    "database": ("anabranch.cli.catalog.database", "Create and list databases: units of sync."),
+    "table": ("anabranch.cli.catalog.table", "Register tables for sync, and list them."),
+    "verify": ("anabranch.cli.verify.verify", "Compare tables with the log, or a device's file with the server."),
     "demo": ("anabranch.cli.demo", "Real data, three tablets offline, one Postgres: the main job."),
     "bench": ("anabranch.cli.bench", "Measure, each figure beside its baseline."),
     "figures": ("anabranch.cli.figures", "Make the table of figures of the JSON of several runs of benches."),
@@ -26,9 +26,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compact": ("anabranch.cli.compact", "Make Parquet of the log with Spark: history, lake and snapshot in one."),
     "smoke": ("anabranch.cli.smoke", "See that an installation works: a row from one device to another."),
     "retention": ("anabranch.cli.retention", "Show what holds a database's floor back, and what goes; sweep now."),
-    "lake": ("anabranch.cli.lake", "Show what happened to a row, and a table as it was."),
-    "node": ("anabranch.cli.node", "List the nodes of a database, and forget one that won't come back."),
-    "key": ("anabranch.cli.key", "Create, list and revoke API keys."),
+    "lake": ("anabranch.cli.lake.lake", "Show what happened to a row, and a table as it was."),
+    "node": ("anabranch.cli.catalog.node", "List the nodes of a database, and forget one that won't come back."),
+    "key": ("anabranch.cli.catalog.key", "Create, list and revoke API keys."),
 }
 """Name of a subcommand to the module whose ``app`` it is, and what it does in a line."""
 

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from anabranch.cli.catalog_session import catalog_session, refuse
+from anabranch.cli.catalog.session import catalog_session, refuse
 from anabranch.cli.installation import DataDir, PostgresUrl
 from anabranch.cli.lines import listing, show
 from anabranch.schema import Table, key_cells, key_text

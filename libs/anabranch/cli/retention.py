@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Column
 from rich.table import Table as Shown
 
-from anabranch.cli.catalog_session import catalog_session, refuse
+from anabranch.cli.catalog.session import catalog_session, refuse
 from anabranch.cli.installation import DataDir, PostgresUrl, read_endpoints
 from anabranch.clock import Clock
 from anabranch.store.retention.floor import databases

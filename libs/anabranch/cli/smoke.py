@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 from ulid import ULID
 
-from anabranch.cli.catalog_session import catalog_session
+from anabranch.cli.catalog.session import catalog_session
 from anabranch.cli.installation import DataDir, PostgresUrl, fail, read_endpoints
 from anabranch.client import RemoteDb, SyncedDb
 from anabranch.client.errors import CallFailed

@@ -16,7 +16,7 @@ from anabranch.store.catalog.databases import load_database
 from anabranch.store.lake import compactions
 from anabranch.store.session.engine import connect
 from anabranch.testkit.log_writer import LogWriter
-from anabranch_compactor.session import spark_session
+from anabranch_compactor.spark.session import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,8 +19,8 @@ from tests.integration.compactor.conftest import Lake
 from typer.testing import CliRunner
 
 import anabranch_compactor
-from anabranch.cli.lake import app
-from anabranch.cli.positions import moment_of
+from anabranch.cli.lake.lake import app
+from anabranch.cli.lake.positions import moment_of
 from anabranch.schema import Cell, key_text
 from anabranch.store.catalog import registration
 from anabranch.store.catalog.databases import load_database

@@ -15,8 +15,8 @@ from tests.integration.compactor.conftest import Lake
 from typer.testing import CliRunner
 
 import anabranch_compactor
-from anabranch.cli.lake import app
-from anabranch.cli.positions import moment_of
+from anabranch.cli.lake.lake import app
+from anabranch.cli.lake.positions import moment_of
 from anabranch.schema import Cell, key_text
 from anabranch.schema.cells import Literal
 from anabranch.testkit.log_writer import Logged

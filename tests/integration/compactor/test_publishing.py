@@ -52,8 +52,8 @@ def null_for_text(batch: pa.RecordBatch) -> pa.RecordBatch:
 @pytest.mark.parametrize("broken", [another_title, a_row_less, a_row_twice_another_missing, null_for_text])
 def test_a_decoder_that_errs_publishes_nothing(lake: Lake, monkeypatch: pytest.MonkeyPatch, broken: Break) -> None:
     from anabranch_compactor import write
-    from anabranch_compactor.packing import Route, pack, unpacked
     from anabranch_compactor.prove import ProofError
+    from anabranch_compactor.spark.packing import Route, pack, unpacked
 
     writer = lake.writer()
     writer.insert("todo", [(f"k{i}", "t", None, i) for i in range(5)])

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from anabranch_compactor import class_archive
-from anabranch_compactor.java import Java, JavaError, find_java, java_home, packaged_home
+from anabranch_compactor.spark import class_archive
+from anabranch_compactor.spark.java import Java, JavaError, find_java, java_home, packaged_home
 
 pytestmark = pytest.mark.xdist_group("spark")
 
 PROGRAM = """
-from anabranch_compactor.session import spark_session
+from anabranch_compactor.spark.session import spark_session
 
 def same(batches):
     yield from batches

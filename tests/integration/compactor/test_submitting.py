@@ -14,7 +14,7 @@ from tests.integration.compactor.conftest import Lake
 from tests.integration.compactor.test_runs import history, rows_of_base
 
 import anabranch_compactor
-from anabranch_compactor.java import find_java, java_home
+from anabranch_compactor.spark.java import find_java, java_home
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(500), pytest.mark.long]
 

@@ -16,10 +16,10 @@ from anabranch.columnar.file_columns import OWN, file_table
 from anabranch.schema import Column, Kind, Table
 from anabranch_compactor import base_rows
 from anabranch_compactor.encode import ColumnEncoder
+from anabranch_compactor.files.parquet_files import write_files
 from anabranch_compactor.merge import merged_bucket
-from anabranch_compactor.packing import key_hashes
-from anabranch_compactor.parquet_files import write_files
 from anabranch_compactor.shape import OLD, Shape
+from anabranch_compactor.spark.packing import key_hashes
 
 TABLE = Table("todo", (Column("n", Kind.INT64, "bigint"), Column("id", Kind.STRING, "text"),
                        Column("at", Kind.TIMESTAMP, "timestamptz"), Column("v", Kind.INT64, "bigint")),

@@ -26,10 +26,10 @@ from anabranch_compactor import history
 from anabranch_compactor.decode import log_decoder
 from anabranch_compactor.effect_columns import EffectDecoder, MalformedEffectError
 from anabranch_compactor.encode import NAME_SEPARATOR, ColumnEncoder, effect_sum, row_sum
-from anabranch_compactor.packing import Route, pack, unpacked
-from anabranch_compactor.parquet_files import write_files
+from anabranch_compactor.files.parquet_files import write_files
 from anabranch_compactor.prove import file_sum
 from anabranch_compactor.shape import OLD, Shape
+from anabranch_compactor.spark.packing import Route, pack, unpacked
 
 COLUMNS = (
     Column("id", Kind.STRING, "text"),

@@ -9,9 +9,9 @@ from pyarrow import fs
 
 from anabranch.columnar.manifest import MANIFESTS, Manifest, manifest_path, to_json
 from anabranch.store.lake.compactions import Published
-from anabranch_compactor import lake_files
-from anabranch_compactor.lake_files import LakeFiles, RootError
-from anabranch_compactor.orphans import needed, remove_orphans, run_of
+from anabranch_compactor.files import lake_files
+from anabranch_compactor.files.lake_files import LakeFiles, RootError
+from anabranch_compactor.files.orphans import needed, remove_orphans, run_of
 
 RUN = "01M8G6S35ND833VCQH1GH2B9V6"
 

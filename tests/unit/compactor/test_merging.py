@@ -9,9 +9,9 @@ from anabranch.columnar.manifest import Base, Bucket, File, TableFiles
 from anabranch.columnar.proof import Sum
 from anabranch.schema import Column, Kind, Table
 from anabranch_compactor.base import MOST_DELTAS, due_for_merge, with_delta, with_merged
+from anabranch_compactor.files.orphans import run_of
 from anabranch_compactor.merge import MOST_OF_A_SIZE, size_step, to_merge
-from anabranch_compactor.orphans import run_of
-from anabranch_compactor.session import lake_root
+from anabranch_compactor.spark.session import lake_root
 from anabranch_compactor.units import parts_of, rows_before
 
 MIB = 1024 * 1024

@@ -13,10 +13,10 @@ from typing import Annotated
 import typer
 
 from anabranch.canonical import RowEncoder, table_sum
-from anabranch.cli.catalog_session import catalog_session, refuse
+from anabranch.cli.catalog.session import catalog_session, refuse
 from anabranch.cli.installation import DataDir, PostgresUrl
-from anabranch.cli.verify_device import NotComparable, check_device
-from anabranch.cli.verify_log import RowComparison, contradictions
+from anabranch.cli.verify.device import NotComparable, check_device
+from anabranch.cli.verify.log import RowComparison, contradictions
 from anabranch.schema import Table
 from anabranch.store.capture.rows import UndecodableError
 from anabranch.store.capture.triggers import gathering

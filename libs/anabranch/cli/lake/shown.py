@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from anabranch.cli.positions import moment_of
+from anabranch.cli.lake.positions import moment_of
 from anabranch.columnar.row_states import Change, Key, Row
 from anabranch.schema import Cell, Column, Kind, Table
 from anabranch.store.cells.binary_text import array_printer, element_printer

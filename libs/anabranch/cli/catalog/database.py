@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from anabranch.cli import policy as policies
-from anabranch.cli.catalog_session import PolicyOption, catalog_session, clear_errors, read_policy
+from anabranch.cli.catalog import policy as policies
+from anabranch.cli.catalog.session import PolicyOption, catalog_session, clear_errors, read_policy
 from anabranch.cli.installation import DataDir, PostgresUrl, find_postgres
 from anabranch.cli.lines import columns, listing, paragraph, printable, show
 from anabranch.store import migrate as migrations

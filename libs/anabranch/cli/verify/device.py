@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from anabranch.canonical import RowEncoder
-from anabranch.cli.verify_log import RowComparison
+from anabranch.cli.verify.log import RowComparison
 from anabranch.client.file import state
 from anabranch.client.file.device_table import DeviceTable, table_of
 from anabranch.client.reading import sums

@@ -8,7 +8,8 @@ import gc
 from pyspark import daemon
 
 from anabranch.store.lake import log_files
-from anabranch_compactor import decode, log_source, merge, prove, write
+from anabranch_compactor import decode, merge, prove, write
+from anabranch_compactor.spark import log_source
 
 LOADED = (decode, log_files, log_source, merge, prove, write)
 

@@ -27,8 +27,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from anabranch_compactor.packing import Route
-    from anabranch_compactor.tracing import TaskTrace
+    from anabranch_compactor.spark.packing import Route
+    from anabranch_compactor.spark.tracing import TaskTrace
 
 FORMAT = "anabranch_log"
 SCHEMA = "part int, rows binary"
@@ -91,8 +91,8 @@ class LogReader(DataSourceReader):
             return
         from anabranch.store.lake import log_files
         from anabranch_compactor.decode import conflict_decoder, log_decoder
-        from anabranch_compactor.packing import pack
-        from anabranch_compactor.tracing import in_task_span
+        from anabranch_compactor.spark.packing import pack
+        from anabranch_compactor.spark.tracing import in_task_span
 
         reading = Reading.from_text(self._reading)
         stretch = (self._url, self._database, partition.after, partition.upto, self._batch_bytes)

@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from anabranch.cli.catalog_session import catalog_session, refuse
+from anabranch.cli.catalog.session import catalog_session, refuse
 from anabranch.cli.installation import DataDir, PostgresUrl
-from anabranch.cli.lake_shown import add_change, add_row, change_json, key_order, row_json
-from anabranch.cli.positions import moment_of, position_of
+from anabranch.cli.lake.positions import moment_of, position_of
+from anabranch.cli.lake.shown import add_change, add_row, change_json, key_order, row_json
 from anabranch.columnar.lake import LakeError, Registration
 from anabranch.columnar.row_states import Change, Key
 from anabranch.schema import Table

@@ -1,8 +1,8 @@
 """Spark's classes, read and checked once: an archive that the JVM maps into memory where it would else load some
 fifteen thousand classes, one by one, at every start.
 
-``python -m anabranch_compactor.class_archive`` makes it, beside the installation, for the Java that is found; it takes
-about half a minute, and is done where the archive is there. Without one everything works, and starts some seconds
+``python -m anabranch_compactor.spark.class_archive`` makes it, beside the installation, for the Java that is found; it
+takes about half a minute, and is done where the archive is there. Without one everything works, and starts some seconds
 later. A JVM that does not like an archive (of another Java, or of other jars) leaves it aside by itself.
 """
 
@@ -19,7 +19,7 @@ _AHEAD_OF_TIME = 25
 """The first Java whose archives need none of its own beneath."""
 _PATIENCE_S = 300
 _PROGRAM = """
-from anabranch_compactor.session import spark_session
+from anabranch_compactor.spark.session import spark_session
 from pyspark.sql import functions as F
 
 def same(batches):
@@ -60,7 +60,7 @@ def make() -> Path | None:
         JavaError: there is no Java that Spark runs on.
         RuntimeError: Spark does not run on it.
     """
-    from anabranch_compactor.java import find_java
+    from anabranch_compactor.spark.java import find_java
 
     path = archive(find_java().version)
     if path.exists():
@@ -89,7 +89,7 @@ def make() -> Path | None:
 
 def main() -> None:
     """Make it, and say so."""
-    from anabranch_compactor.java import JavaError
+    from anabranch_compactor.spark.java import JavaError
 
     try:
         found = make()

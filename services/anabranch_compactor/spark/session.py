@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anabranch_compactor import class_archive
-from anabranch_compactor.java import find_java, java_home
+from anabranch_compactor.spark import class_archive
+from anabranch_compactor.spark.java import find_java, java_home
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,7 +42,7 @@ SETTINGS: Mapping[str, str] = {
     "spark.sql.execution.arrow.maxBytesPerBatch": str(8 * 1024 * 1024),
     # Arrow's own pools ask for huge pages, which on virtual machines are slow to come.
     "spark.executorEnv.ARROW_DEFAULT_MEMORY_POOL": "system",
-    "spark.python.daemon.module": "anabranch_compactor.daemon",
+    "spark.python.daemon.module": "anabranch_compactor.spark.daemon",
     # A task that is tried again, or twice, must not overwrite what another has committed.
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "1",
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
@@ -110,7 +110,7 @@ def spark_session(master: str | None, *, driver_memory_mib: int = 1024) -> Itera
 def _start_python(spark: SparkSession) -> None:
     """Have Spark start its Python processes, each of which takes a second to load what it needs: the one that workers
     are forked from, and beside it those that answer for the data source."""
-    from anabranch_compactor.log_source import FORMAT, LogSource
+    from anabranch_compactor.spark.log_source import FORMAT, LogSource
 
     def answer() -> None:
         spark.dataSource.register(LogSource)

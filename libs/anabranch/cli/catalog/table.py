@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from anabranch.cli import policy as policies
-from anabranch.cli.catalog_session import REFUSED, PolicyOption, catalog_session, read_policy
+from anabranch.cli.catalog import policy as policies
+from anabranch.cli.catalog.remedies import in_one_line
+from anabranch.cli.catalog.session import REFUSED, PolicyOption, catalog_session, read_policy
+from anabranch.cli.catalog.table_lines import tables_lines
 from anabranch.cli.installation import DataDir, PostgresUrl
 from anabranch.cli.lines import show
-from anabranch.cli.remedies import in_one_line
-from anabranch.cli.table_lines import tables_lines
 from anabranch.clock import clock_from_environment
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.catalog.gather import add_tables, restart_captures

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anabranch.cli.catalog_session import catalog_session, read_policy, refuse
+from anabranch.cli.catalog.session import catalog_session, read_policy, refuse
 from anabranch.cli.installation import DataDir, PostgresUrl
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.catalog.set_policy import set_database_policy, set_table_policy

@@ -11,9 +11,9 @@ from pyspark import TaskContext
 
 from anabranch.columnar.lake import file_system
 from anabranch.columnar.manifest import table_folder
-from anabranch_compactor.parquet_files import write_files
+from anabranch_compactor.files.parquet_files import write_files
+from anabranch_compactor.files.written import Written
 from anabranch_compactor.shape import Shape
-from anabranch_compactor.written import Written
 
 DELTA, MERGED = "delta", "merged"
 """Folders below a table's."""

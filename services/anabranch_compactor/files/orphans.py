@@ -16,7 +16,7 @@ from ulid import ULID
 
 from anabranch.columnar.manifest import MANIFESTS, manifest_path
 from anabranch.store.lake.compactions import Published
-from anabranch_compactor.lake_files import LakeFiles
+from anabranch_compactor.files.lake_files import LakeFiles
 
 _ULID = "([0-7][0-9A-HJKMNP-TV-Z]{25})"
 _RUN = re.compile(rf"(?:^|/){_ULID}/|^{MANIFESTS}/{_ULID}\.json(?:\.[^/]*draft)?$")

@@ -1,0 +1,1 @@
+"""Commands about databases, tables, their policies, nodes and keys."""
