@@ -16,20 +16,18 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from opentelemetry import propagate, trace
 
 from anabranch import limits
+from anabranch.client.channel import SharedChannel
 from anabranch.client.errors import CallFailed, WrongPrincipal
-from anabranch.v1 import (
-    change_pb2,
-    change_pb2_grpc,
-    ingest_pb2,
-    ingest_pb2_grpc,
-    resolver_pb2,
-    resolver_pb2_grpc,
-    snapshot_pb2,
-    snapshot_pb2_grpc,
-)
+from anabranch.v1 import change_pb2, ingest_pb2, resolver_pb2, snapshot_pb2
+from anabranch.v1.change_pb2_grpc import ChangeServiceStub as _Changes
+from anabranch.v1.ingest_pb2_grpc import IngestServiceStub as _Ingest
+from anabranch.v1.resolver_pb2_grpc import ConflictResolverServiceStub as _Resolver
+from anabranch.v1.snapshot_pb2_grpc import SnapshotServiceStub as _Snapshot
 
 Token: TypeAlias = str | Callable[[], str] | None
 T = TypeVar("T")
+Method: TypeAlias = Callable[[grpc.Channel], Callable[..., T]]
+"""A service's method on a channel."""
 
 CALL_TIMEOUT_S = 30.0
 PAGE_TIMEOUT_S = 120.0
@@ -128,21 +126,22 @@ class RemoteDb:
         self._tls = tls
         self._allow_plaintext = allow_plaintext
         self._interceptors = list(interceptors)
-        self._channels: dict[str, grpc.Channel] = {}
+        self._channels: dict[str, tuple[grpc.Channel, SharedChannel]] = {}
         self._lock = threading.Lock()
 
     def token(self) -> str | None:
         """The credentials for the next call."""
         return self._token() if callable(self._token) else self._token
 
-    def _channel(self, service: str) -> grpc.Channel:
+    def _channel(self, service: str) -> tuple[grpc.Channel, SharedChannel]:
+        """The service's channel as the interceptors have it, and as it is."""
         address = self._addresses[service]
         with self._lock:
-            channel = self._channels.get(address)
-            if channel is None:
-                channel = grpc.intercept_channel(self._open(address), *self._interceptors)
-                self._channels[address] = channel
-            return channel
+            channels = self._channels.get(address)
+            if channels is None:
+                shared = SharedChannel(self._open(address))
+                channels = self._channels[address] = (grpc.intercept_channel(shared, *self._interceptors), shared)
+            return channels
 
     def _open(self, address: str) -> grpc.Channel:
         if self._tls is None and (self._allow_plaintext or is_loopback(address)):
@@ -154,8 +153,8 @@ class RemoteDb:
     def close(self) -> None:
         """Close the channels; a later call opens new ones."""
         with self._lock:
-            for channel in self._channels.values():
-                channel.close()
+            for _, shared in self._channels.values():
+                shared.close()
             self._channels.clear()
 
     def _metadata(self) -> list[tuple[str, str]]:
@@ -166,70 +165,69 @@ class RemoteDb:
             headers["authorization"] = f"Bearer {token}"
         return list(headers.items())
 
-    def _call(self, name: str, method: Callable[..., T], request: Any, timeout_s: float) -> T:
-        with _tracer.start_as_current_span(f"anabranch.client.{name}"), failures():
-            return method(request, timeout=timeout_s, metadata=self._metadata())
+    def _begin(
+        self, name: str, service: str, method: Method[T], request: Any, timeout_s: float
+    ) -> tuple[T, SharedChannel]:
+        with _tracer.start_as_current_span(f"anabranch.client.{name}"):
+            channel, shared = self._channel(service)
+            with failures(shared):
+                return method(channel)(request, timeout=timeout_s, metadata=self._metadata()), shared
+
+    def _call(self, name: str, service: str, method: Method[T], request: Any, timeout_s: float) -> T:
+        return self._begin(name, service, method, request, timeout_s)[0]
+
+    def _stream(self, name: str, service: str, method: Method[Any], request: Any, timeout_s: float) -> Stream[Any]:
+        return Stream(*self._begin(name, service, method, request, timeout_s))
 
     def send(self, request: ingest_pb2.SendRequest, timeout_s: float = SEND_TIMEOUT_S) -> ingest_pb2.SendResponse:
         """Raises CallFailed and WrongPrincipal, as all that follow."""
-        stub = ingest_pb2_grpc.IngestServiceStub(self._channel("ingest"))
-        return self._call("send", stub.Send, request, timeout_s)
+        return self._call("send", "ingest", lambda c: _Ingest(c).Send, request, timeout_s)
 
     def send_stream(
         self, requests: Iterator[ingest_pb2.SendStreamRequest], timeout_s: float
     ) -> Stream[ingest_pb2.SendStreamResponse]:
         """The responses as they come."""
-        stub = ingest_pb2_grpc.IngestServiceStub(self._channel("ingest"))
-        return Stream(self._call("send_stream", stub.SendStream, requests, timeout_s))
+        return self._stream("send_stream", "ingest", lambda c: _Ingest(c).SendStream, requests, timeout_s)
 
     def get(self, request: change_pb2.GetRequest) -> change_pb2.GetResponse:
         """One page."""
-        stub = change_pb2_grpc.ChangeServiceStub(self._channel("changes"))
-        return self._call("get", stub.Get, request, PAGE_TIMEOUT_S)
+        return self._call("get", "changes", lambda c: _Changes(c).Get, request, PAGE_TIMEOUT_S)
 
     def subscribe(self, request: change_pb2.SubscribeRequest) -> Stream[change_pb2.SubscribeResponse]:
         """Pages and heartbeats as they come, for an hour at most."""
-        stub = change_pb2_grpc.ChangeServiceStub(self._channel("changes"))
-        return Stream(self._call("subscribe", stub.Subscribe, request, STREAM_TIMEOUT_S))
+        return self._stream("subscribe", "changes", lambda c: _Changes(c).Subscribe, request, STREAM_TIMEOUT_S)
 
     def find_common(self, request: change_pb2.FindCommonRequest) -> change_pb2.FindCommonResponse:
         """The last of some positions that the server has."""
-        stub = change_pb2_grpc.ChangeServiceStub(self._channel("changes"))
-        return self._call("find_common", stub.FindCommon, request, CALL_TIMEOUT_S)
+        return self._call("find_common", "changes", lambda c: _Changes(c).FindCommon, request, CALL_TIMEOUT_S)
 
     def describe(
         self, request: snapshot_pb2.DescribeRequest, timeout_s: float = CALL_TIMEOUT_S
     ) -> snapshot_pb2.DescribeResponse:
         """The database's tables."""
-        stub = snapshot_pb2_grpc.SnapshotServiceStub(self._channel("snapshot"))
-        return self._call("describe", stub.Describe, request, timeout_s)
+        return self._call("describe", "snapshot", lambda c: _Snapshot(c).Describe, request, timeout_s)
 
     def pull(self, request: snapshot_pb2.PullRequest) -> Stream[snapshot_pb2.PullResponse]:
         """The chunks as they come, for an hour at most."""
-        stub = snapshot_pb2_grpc.SnapshotServiceStub(self._channel("snapshot"))
-        return Stream(self._call("pull", stub.Pull, request, STREAM_TIMEOUT_S))
+        return self._stream("pull", "snapshot", lambda c: _Snapshot(c).Pull, request, STREAM_TIMEOUT_S)
 
     def compare(
         self, requests: Iterator[snapshot_pb2.CompareRequest], timeout_s: float = STREAM_TIMEOUT_S
     ) -> Stream[snapshot_pb2.CompareResponse]:
         """The answers as they come, for an hour at most."""
-        stub = snapshot_pb2_grpc.SnapshotServiceStub(self._channel("snapshot"))
-        return Stream(self._call("compare", stub.Compare, requests, timeout_s))
+        return self._stream("compare", "snapshot", lambda c: _Snapshot(c).Compare, requests, timeout_s)
 
     def get_verdict(self, request: resolver_pb2.GetVerdictRequest) -> resolver_pb2.GetVerdictResponse:
         """Verdicts that are known."""
-        stub = resolver_pb2_grpc.ConflictResolverServiceStub(self._channel("resolver"))
-        return self._call("get_verdict", stub.GetVerdict, request, CALL_TIMEOUT_S)
+        return self._call("get_verdict", "resolver", lambda c: _Resolver(c).GetVerdict, request, CALL_TIMEOUT_S)
 
     def explain(self, request: resolver_pb2.ExplainRequest) -> resolver_pb2.ExplainResponse:
         """What would become of a batch."""
-        stub = resolver_pb2_grpc.ConflictResolverServiceStub(self._channel("resolver"))
-        return self._call("explain", stub.Explain, request, CALL_TIMEOUT_S)
+        return self._call("explain", "resolver", lambda c: _Resolver(c).Explain, request, CALL_TIMEOUT_S)
 
     def list_conflicts(self, request: resolver_pb2.ListConflictsRequest) -> resolver_pb2.ListConflictsResponse:
         """One page of conflicts."""
-        stub = resolver_pb2_grpc.ConflictResolverServiceStub(self._channel("resolver"))
-        return self._call("list_conflicts", stub.ListConflicts, request, CALL_TIMEOUT_S)
+        return self._call("list_conflicts", "resolver", lambda c: _Resolver(c).ListConflicts, request, CALL_TIMEOUT_S)
 
 
 def applying(traceparent: str) -> contextlib.AbstractContextManager[object]:
@@ -246,11 +244,12 @@ M = TypeVar("M", bound=Message)
 class Stream(Iterator[M]):
     """A stream of responses whose failures are CallFailed, and that can be cancelled."""
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, channel: SharedChannel) -> None:
         self._responses = call
+        self._channel = channel
 
     def __next__(self) -> M:
-        with failures():
+        with failures(self._channel):
             response: M = next(self._responses)
             return response
 
@@ -260,7 +259,11 @@ class Stream(Iterator[M]):
 
 
 class failures:  # noqa: N801 - a context manager, read as a phrase
-    """Turns a grpc.RpcError into CallFailed, or WrongPrincipal where that is its reason."""
+    """Turns a grpc.RpcError into CallFailed, or WrongPrincipal where that is its reason; and a ValueError, once the
+    channel is closed."""
+
+    def __init__(self, channel: SharedChannel) -> None:
+        self._channel = channel
 
     def __enter__(self) -> None:
         return None
@@ -274,6 +277,9 @@ class failures:  # noqa: N801 - a context manager, read as a phrase
             if reason == "WRONG_PRINCIPAL":
                 raise WrongPrincipal(call.details()) from error
             raise CallFailed(code.name, reason, call.details() or "", code in _AGAIN) from error
+        if isinstance(error, ValueError) and self._channel.closed:
+            message = "the connection was closed while the call was begun; a new call opens another"
+            raise CallFailed(grpc.StatusCode.UNAVAILABLE.name, "", message, again=True) from error
 
 
 def error_reason(status: bytes) -> str:

@@ -1,10 +1,50 @@
-"""Where credentials may go without TLS."""
+"""Where credentials may go without TLS, and what becomes of calls whose channel is closed."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
 import pytest
 
+from anabranch.client import CallFailed, RemoteDb
 from anabranch.client.remote import is_loopback
+from anabranch.v1 import change_pb2, ingest_pb2, resolver_pb2, snapshot_pb2
+
+CALLS: dict[str, Callable[[RemoteDb], object]] = {
+    "send": lambda remote: remote.send(ingest_pb2.SendRequest()),
+    "send_stream": lambda remote: next(remote.send_stream(iter([]), 5.0)),
+    "get": lambda remote: remote.get(change_pb2.GetRequest()),
+    "subscribe": lambda remote: next(remote.subscribe(change_pb2.SubscribeRequest())),
+    "find_common": lambda remote: remote.find_common(change_pb2.FindCommonRequest()),
+    "describe": lambda remote: remote.describe(snapshot_pb2.DescribeRequest()),
+    "pull": lambda remote: next(remote.pull(snapshot_pb2.PullRequest())),
+    "compare": lambda remote: next(remote.compare(iter([]))),
+    "get_verdict": lambda remote: remote.get_verdict(resolver_pb2.GetVerdictRequest()),
+    "explain": lambda remote: remote.explain(resolver_pb2.ExplainRequest()),
+    "list_conflicts": lambda remote: remote.list_conflicts(resolver_pb2.ListConflictsRequest()),
+}
+
+
+class Closes(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor, grpc.StreamStreamClientInterceptor):
+    """An application's interceptor, in which somebody closes the remote."""
+
+    remote: RemoteDb
+
+    def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        self.remote.close()
+        return continuation(client_call_details, request)
+
+    def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        self.remote.close()
+        return continuation(client_call_details, request)
+
+    def intercept_stream_stream(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
+        self.remote.close()
+        return continuation(client_call_details, request_iterator)
 
 
 @pytest.mark.parametrize(
@@ -24,3 +64,65 @@ from anabranch.client.remote import is_loopback
 )
 def test_only_what_is_this_machine_is_loopback(address: str, stays: bool) -> None:
     assert is_loopback(address) is stays
+
+
+def test_every_call_of_the_remote_is_tried_here() -> None:
+    methods = {name for name, value in vars(RemoteDb).items() if callable(value) and not name.startswith("_")}
+    assert methods - {"close", "token"} == set(CALLS)
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("intercepted", [False, True])
+def test_a_channel_closed_just_before_a_call_is_a_failed_call(
+    call: Callable[[RemoteDb], object], intercepted: bool
+) -> None:
+    def token() -> str:
+        remote.close()
+        return "token"
+
+    if intercepted:
+        closes = Closes()
+        remote = closes.remote = RemoteDb("127.0.0.1:1", interceptors=[closes])
+    else:
+        remote = RemoteDb("127.0.0.1:1", token=token)
+    with pytest.raises(CallFailed) as caught:
+        call(remote)
+    assert caught.value.code == "UNAVAILABLE"
+    assert "closed" in caught.value.message
+    assert caught.value.again
+
+
+def test_a_value_that_is_no_good_stays_a_value_error() -> None:
+    def token() -> str:
+        raise ValueError("no such key")
+
+    with pytest.raises(ValueError, match="no such key"):
+        RemoteDb("127.0.0.1:1", token=token).get(change_pb2.GetRequest())
+
+
+def test_streams_that_wait_when_their_channel_is_closed_are_failed_calls() -> None:
+    def subscribe(request: object, context: grpc.ServicerContext) -> Iterator[change_pb2.SubscribeResponse]:
+        yield change_pb2.SubscribeResponse()
+        ended = threading.Event()
+        context.add_callback(ended.set)
+        ended.wait()
+
+    with ThreadPoolExecutor(2) as pool:
+        server = grpc.server(pool)
+        handler = grpc.unary_stream_rpc_method_handler(
+            subscribe,
+            change_pb2.SubscribeRequest.FromString,
+            change_pb2.SubscribeResponse.SerializeToString,
+        )
+        service = grpc.method_handlers_generic_handler("anabranch.v1.ChangeService", {"Subscribe": handler})
+        server.add_generic_rpc_handlers((service,))
+        remote = RemoteDb(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+        server.start()
+        stream = remote.subscribe(change_pb2.SubscribeRequest())
+        next(stream)
+        remote.close()
+        for _ in range(2):
+            with pytest.raises(CallFailed) as caught:
+                next(stream)
+            assert caught.value.again
+        server.stop(None).wait()

@@ -1,0 +1,65 @@
+"""A channel that another thread may close at any moment.
+
+A call that is begun on a channel closed a moment ago has to fail as calls do. gRPC raises ValueError instead; and where
+the method is only looked up then, as interceptors make every call do, it ends the whole process. So methods are looked
+up under the lock that closing takes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+
+class SharedChannel(grpc.Channel):
+    """``closed`` tells whether it was closed; then no method can be looked up."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._channel = channel
+        self._lock = threading.Lock()
+        self.closed = False
+
+    def _method(self, make: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        with self._lock:
+            if self.closed:
+                raise ValueError("the channel is closed")
+            return make(*args, **options)
+
+    def unary_unary(self, *args: Any, **options: Any) -> Any:
+        """As all four: the method. Raises ValueError once it is closed."""
+        return self._method(self._channel.unary_unary, args, options)
+
+    def unary_stream(self, *args: Any, **options: Any) -> Any:
+        """As ``unary_unary``."""
+        return self._method(self._channel.unary_stream, args, options)
+
+    def stream_unary(self, *args: Any, **options: Any) -> Any:
+        """As ``unary_unary``."""
+        return self._method(self._channel.stream_unary, args, options)
+
+    def stream_stream(self, *args: Any, **options: Any) -> Any:
+        """As ``unary_unary``."""
+        return self._method(self._channel.stream_stream, args, options)
+
+    def subscribe(self, callback: Callable[[grpc.ChannelConnectivity], None], try_to_connect: bool = False) -> None:
+        """Have ``callback`` told of the connection's state."""
+        self._channel.subscribe(callback, try_to_connect)
+
+    def unsubscribe(self, callback: Callable[[grpc.ChannelConnectivity], None]) -> None:
+        """Have it told no longer."""
+        self._channel.unsubscribe(callback)
+
+    def close(self) -> None:
+        """End all its calls, with the code CANCELLED, and let none begin."""
+        with self._lock:
+            self.closed = True
+            self._channel.close()
+
+    def __enter__(self) -> SharedChannel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
