@@ -1,9 +1,9 @@
 """Key ranges of a table, and how two holders of it find the rows in which they differ.
 
-A *range* is the set of rows whose key hash (``canonical``) begins with the same bits: both sides can tell which rows
-are in it, whatever order their databases keep keys in. The whole table is the range of no bits; a range is split by
-the next ``STEP_BITS`` bits, down to ``FINEST_BITS``, so that its parts are ``FAN_OUT`` and the sums that anybody has to
-hold are ``2 ** FINEST_BITS``, however large the table is.
+A *range* is the set of rows whose key hash (``values.canonical``) begins with the same bits: both sides can tell
+which rows are in it, whatever order their databases keep keys in. The whole table is the range of no bits; a range is
+split by the next ``STEP_BITS`` bits, down to ``FINEST_BITS``, so that its parts are ``FAN_OUT`` and the sums that
+anybody has to hold are ``2 ** FINEST_BITS``, however large the table is.
 
 Who compares begins with the parts of the whole, and splits those whose count or hash differ until they are small
 enough to be read: ``next_steps``. A difference is never missed but by a collision of the hashes; equal parts cost
@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from anabranch.canonical import SUM_MODULUS, RowEncoder
-from anabranch.schema import Cell
+from anabranch.values import Cell
+from anabranch.values.canonical import SUM_MODULUS, RowEncoder
 
 STEP_BITS = 8
 FAN_OUT = 1 << STEP_BITS

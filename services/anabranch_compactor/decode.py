@@ -11,12 +11,10 @@ from typing import Any
 import pyarrow as pa
 from google.protobuf.message import DecodeError
 
-from anabranch.columnar.file_cells import FileCodec
-from anabranch.columnar.file_columns import file_type, may_need_text
-from anabranch.schema import Cell, Table, key_cells, key_text
-from anabranch.store.cells.file_codecs import file_codecs
 from anabranch.v1 import value_pb2
-from anabranch.wire.values import NotGiven, column_reader, column_writer
+from anabranch.values import Cell, Table, key_cells, key_text
+from anabranch.values.messages import NotGiven, column_reader, column_writer
+from anabranch.values.parquet import FileCodec, file_codecs, file_type, may_need_text
 from anabranch_compactor.effect_columns import EffectDecoder, exact_columns
 from anabranch_compactor.encode import NAME_SEPARATOR
 

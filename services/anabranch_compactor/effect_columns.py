@@ -16,14 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from google.protobuf.message import DecodeError
 
-from anabranch.columnar.file_cells import FileCodec
-from anabranch.columnar.file_columns import may_need_text
-from anabranch.schema import Cell, Column, Kind, Table
-from anabranch.store.cells.file_codecs import file_codecs
 from anabranch.v1 import change_pb2, value_pb2
+from anabranch.values import Cell, Column, Kind, Table
+from anabranch.values.message_bytes import LENGTH_DELIMITED, field_number
+from anabranch.values.messages import ARMS, column_reader
+from anabranch.values.parquet import FileCodec, file_codecs, may_need_text
 from anabranch.wire.effects import UPDATE
-from anabranch.wire.value_bytes import LENGTH_DELIMITED, field_number
-from anabranch.wire.values import ARMS, column_reader
 from anabranch_compactor.scan import Flags, Messages, Places
 
 _TABLE = field_number(change_pb2.Effect, "table") << 3 | LENGTH_DELIMITED

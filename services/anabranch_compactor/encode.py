@@ -1,4 +1,4 @@
-"""The canonical encoding (``anabranch.canonical``) of whole columns, and sums of the hashes of rows and effects.
+"""The canonical encoding (``anabranch.values.canonical``) of whole columns, and sums of the hashes of rows and effects.
 
 Takes the columns of files: what a proof adds up comes from what was read, typed, and from nothing else.
 """
@@ -13,11 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anabranch.canonical import SUM_MODULUS, value_encoder
-from anabranch.columnar.file_cells import FileCodec, decimal_texts
 from anabranch.columnar.proof import INSERT, UPDATE, Sum
-from anabranch.schema import Kind, Table
-from anabranch.store.cells.file_codecs import file_codecs
+from anabranch.values import Kind, Table
+from anabranch.values.canonical import SUM_MODULUS, value_encoder
+from anabranch.values.parquet import FileCodec, decimal_texts, file_codecs
 
 Parts = list[Any]
 """Columns and scalars of bytes that stand one behind the other."""

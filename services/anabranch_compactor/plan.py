@@ -14,7 +14,6 @@ from anabranch.columnar.file_columns import file_table
 from anabranch.columnar.manifest import Base, EndedRegistration, Manifest, TableFiles, from_json
 from anabranch.columnar.proof import Sum
 from anabranch.runtime.telemetry import span
-from anabranch.schema import Table
 from anabranch.store.capture.rows import UndecodableError
 from anabranch.store.capture.undrained import UndrainedError, rows_before
 from anabranch.store.catalog.databases import Database, load_database
@@ -24,6 +23,7 @@ from anabranch.store.catalog.former_tables import Former, read_former
 from anabranch.store.cells.binary_cells import Row
 from anabranch.store.lake import compactions as store
 from anabranch.store.session.engine import Session, SessionOptions, connect
+from anabranch.values import Table
 from anabranch_compactor.shape import Shape
 
 CHANGES_PER_READ = 250_000

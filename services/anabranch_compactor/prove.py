@@ -20,9 +20,9 @@ from anabranch.columnar.lake import file_system
 from anabranch.columnar.manifest import File
 from anabranch.columnar.proof import Sum
 from anabranch.runtime.telemetry import span
-from anabranch.store.cells.file_codecs import file_codecs
 from anabranch.store.lake.compactions import CONFLICT_FIELDS, conflict_bytes
-from anabranch.wire.values import column_writer
+from anabranch.values.messages import column_writer
+from anabranch.values.parquet import file_codecs
 from anabranch_compactor.base_rows import cells_of
 from anabranch_compactor.decode import Batches
 from anabranch_compactor.decode import cells_of as python_cells

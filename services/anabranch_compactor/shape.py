@@ -14,9 +14,10 @@ from functools import cached_property
 
 import pyarrow as pa
 
-from anabranch.columnar.file_columns import OWN, FileTable, may_need_text
-from anabranch.schema import Table
+from anabranch.columnar.file_columns import OWN, FileTable
 from anabranch.store.lake.compactions import CONFLICT_FIELDS
+from anabranch.values import Table
+from anabranch.values.parquet import may_need_text
 
 KINDS = {1: "insert", 2: "update", 3: "delete", 4: "none"}
 """Numbers of ``anabranch.v1.EffectType`` to what files say."""

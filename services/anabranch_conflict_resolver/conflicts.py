@@ -8,12 +8,12 @@ from hashlib import blake2b
 from typing import Any
 
 from anabranch.runtime.errors import Failure
-from anabranch.schema import Table, key_cells, key_text
 from anabranch.store.catalog.databases import Database
 from anabranch.store.log.conflicts import Listed, Lost, Place, Wanted, named
 from anabranch.store.log.seal import open_content, seal_content
 from anabranch.v1 import batch_pb2, errors_pb2, resolver_pb2
-from anabranch.wire.values import column_reader, column_writer
+from anabranch.values import Table, key_cells, key_text
+from anabranch.values.messages import column_reader, column_writer
 
 MOST_ITEMS = 1_000
 USUAL_ITEMS = 200

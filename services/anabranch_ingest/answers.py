@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 
 from anabranch.store.inbox.heads import DatabaseHead
 from anabranch.v1 import errors_pb2, position_pb2, verdict_pb2
+from anabranch.values.message_bytes import varint
 from anabranch.wire.envelopes import Received, Refusal
-from anabranch.wire.value_bytes import varint
 
 MAX_VERDICT_BYTES = 1_000_000
 """The largest verdict that is answered whole."""

@@ -31,12 +31,12 @@ from anabranch.columnar.base_proof import BaseProver, PublishedBase
 from anabranch.columnar.evidence import EvidenceError
 from anabranch.columnar.manifest import Manifest, ManifestError, from_json
 from anabranch.runtime import metrics
-from anabranch.schema import Column, Kind, Table
 from anabranch.store.catalog.databases import Database
-from anabranch.store.cells.file_codecs import file_codecs
 from anabranch.store.lake.published_bases import FoundBase, find_base, read_manifest
 from anabranch.store.session.engine import AsyncPool
 from anabranch.v1 import position_pb2
+from anabranch.values import Column, Kind, Table
+from anabranch.values.parquet import file_codecs
 from anabranch_snapshot.config import SnapshotSettings
 from anabranch_snapshot.moments import seen_by
 

@@ -19,7 +19,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 
 from anabranch.ranges import FAN_OUT, FINEST_BITS, WHOLE, KeyRange, RangeSum, RangeSums
 from anabranch.runtime.errors import Failure
-from anabranch.schema import Table
 from anabranch.store.capture.rows import UndecodableError
 from anabranch.store.capture.undrained import UndrainedError
 from anabranch.store.catalog.databases import Database, UnknownDatabaseError
@@ -28,7 +27,8 @@ from anabranch.store.cells.binary_cells import Row
 from anabranch.store.log.moment import MomentReader
 from anabranch.store.log.reader import Sums
 from anabranch.v1 import errors_pb2, position_pb2, snapshot_pb2, value_pb2
-from anabranch.wire.values import column_writer
+from anabranch.values import Table
+from anabranch.values.messages import column_writer
 from anabranch_snapshot.config import SnapshotSettings
 from anabranch_snapshot.pages import to_position, to_sum
 from anabranch_snapshot.pull_session import Session, Turns

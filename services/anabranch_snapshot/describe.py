@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from anabranch import limits
-from anabranch.schema import Column
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.sure import Sure
 from anabranch.store.log.reader import Sums
 from anabranch.v1 import snapshot_pb2
+from anabranch.values import Column
 
 LIMITS = snapshot_pb2.Limits(
     max_batch_bytes=limits.MAX_BATCH_BYTES,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from anabranch.schema import Table, key_cells
 from anabranch.store.catalog.databases import Database
 from anabranch.store.log.reader import Loser, Stretch, SumRow
 from anabranch.store.log.seal import position_token
 from anabranch.v1 import batch_pb2, change_pb2, position_pb2, value_pb2
-from anabranch.wire.values import column_writer
+from anabranch.values import Table, key_cells
+from anabranch.values.messages import column_writer
 
 
 def to_page(stretch: Stretch, database: Database, names: Mapping[str, str]) -> change_pb2.Page:

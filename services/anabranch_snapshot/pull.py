@@ -25,12 +25,12 @@ import structlog
 from anabranch.columnar.chunks import to_ipc
 from anabranch.runtime import metrics
 from anabranch.runtime.errors import Failure
-from anabranch.schema import Table
 from anabranch.store.catalog.databases import Database, UnknownDatabaseError
 from anabranch.store.log.history import Known
 from anabranch.store.log.pull_reader import PullReader, PullUnavailableError, key_of_last
 from anabranch.store.log.reader import SumRow, Sums
 from anabranch.v1 import errors_pb2, position_pb2, snapshot_pb2
+from anabranch.values import Table
 from anabranch_snapshot.config import SnapshotSettings
 from anabranch_snapshot.pages import to_position, to_sum
 from anabranch_snapshot.pull_responses import Response, in_parts, with_ipc

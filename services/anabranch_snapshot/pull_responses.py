@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from anabranch.v1 import position_pb2, snapshot_pb2
-from anabranch.wire.value_bytes import varint
+from anabranch.values.message_bytes import varint
 
 PART_BYTES = 3_500_000
 """The most of a chunk that one response carries; below the 4 MiB that a gRPC channel takes by default."""

@@ -9,11 +9,11 @@ from typing import Any
 
 from anabranch.columnar.base_reader import Place
 from anabranch.runtime.errors import Failure
-from anabranch.schema import Table
 from anabranch.store.catalog.databases import Database
 from anabranch.store.log.history import Known
 from anabranch.store.log.seal import open_content, seal_content
 from anabranch.v1 import errors_pb2
+from anabranch.values import Table
 
 
 @dataclass(frozen=True, slots=True)

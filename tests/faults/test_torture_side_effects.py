@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.schema import Cell
 from anabranch.testkit.torture.registers import At, Logged
 from anabranch.testkit.torture.side_effects import CHECKED, NUMBERED, TALLY, SideEffects, broken
+from anabranch.values import Cell
 
 BEFORE: dict[At, dict[str, Cell]] = {
     (TALLY, NUMBERED): {"id": NUMBERED, "n": 7},

@@ -22,7 +22,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from anabranch.canonical import table_sum
 from anabranch.client import CallFailed, Change, RowExists, RowMissing, SyncedDb
 from anabranch.client.overlay import pendings as pendings_module
 from anabranch.client.overlay.pendings import Pendings
@@ -30,11 +29,12 @@ from anabranch.client.overlay.rebase import overlaid, read_bases
 from anabranch.client.reading.sums import base_rows
 from anabranch.client.writes.payload import PayloadCache
 from anabranch.merge import SERVER_NODE, MutationType, Policy
-from anabranch.schema import Column, Kind, Table
 from anabranch.testkit.memory_remote import MemoryRemote
 from anabranch.testkit.memory_server import MemoryServer, MemoryTable
 from anabranch.testkit.torture.functions import FUNCTIONS
 from anabranch.testkit.unseen import write_unseen
+from anabranch.values import Column, Kind, Table
+from anabranch.values.canonical import table_sum
 
 TABLES = [
     Table(

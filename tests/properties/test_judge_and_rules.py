@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.merge import MutationType, Policy
-from anabranch.schema import Cell, Column, Kind, Table
 from anabranch.testkit.memory_node import MemoryNode
 from anabranch.testkit.memory_server import MemoryServer
 from anabranch.testkit.memory_server import Sent as MemorySent
@@ -22,7 +21,8 @@ from anabranch.testkit.torture.functions import FUNCTIONS
 from anabranch.testkit.torture.judge import Judge
 from anabranch.testkit.torture.registers import At, Logged, Lost, Rules, Sent, ServerBatch, Step
 from anabranch.v1 import batch_pb2, errors_pb2, value_pb2, verdict_pb2
-from anabranch.wire.values import column_writer
+from anabranch.values import Cell, Column, Kind, Table
+from anabranch.values.messages import column_writer
 
 KINDS = {"rank": Kind.INT64}
 TABLES = {

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from anabranch.merge import COMPUTED, Mutation, MutationType, Pending, Policy, RowChange, shown
 from anabranch.merge.columns import ComputeError
 from anabranch.merge.model import Cell
-from anabranch.schema import Kind
-from anabranch.schema.cells import Literal
 from anabranch.testkit.cell_strategies import arrays, scalars
 from anabranch.testkit.memory_server import MemoryServer, MemoryTable, Sent
+from anabranch.values import Kind
 from anabranch.values.calendar import moment_rank
+from anabranch.values.cells import Literal
 
 numbers = st.none() | scalars(Kind.INT64)
 small = st.none() | st.integers(-5, 5)

@@ -18,14 +18,14 @@ from typing import Any
 
 import pytest
 
-from anabranch.canonical import RowEncoder
-from anabranch.client.forms.sqlite_values import RowCodec
-from anabranch.schema import Cell, Kind
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.stack import Stack
 from anabranch.testkit.story import Story
 from anabranch.v1 import value_pb2, verdict_pb2
-from anabranch.wire.values import column_reader
+from anabranch.values import Cell, Kind
+from anabranch.values.canonical import RowEncoder
+from anabranch.values.messages import column_reader
+from anabranch.values.sqlite import RowCodec
 
 from . import vectors
 from .programs import PROGRAMS, Program
@@ -211,6 +211,6 @@ def contents(rows: list[dict[str, Any]]) -> None:
 
 
 def _array_column(name: str) -> Callable[[Any], Cell]:
-    from anabranch.schema import Column
+    from anabranch.values import Column
 
     return column_reader(Column(name, Kind.ARRAY, "text[]", Kind.STRING))

@@ -10,10 +10,10 @@ import pytest
 from google.protobuf import descriptor_pool, json_format, message_factory
 from google.protobuf.message import Message
 
-from anabranch.schema import Cell, Kind
 from anabranch.v1 import batch_pb2, change_pb2, position_pb2, value_pb2, verdict_pb2
-from anabranch.wire.values import ARMS as WIRE_ARMS
-from anabranch.wire.values import value_reader, value_writer
+from anabranch.values import Cell, Kind
+from anabranch.values.messages import ARMS as WIRE_ARMS
+from anabranch.values.messages import value_reader, value_writer
 
 from . import vectors
 

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.columnar.arrow_types import to_cells
 from anabranch.columnar.base_proof import BaseProver, ProofStoppedError, PublishedBase
 from anabranch.columnar.base_reader import Place
 from anabranch.columnar.evidence import EvidenceError
 from anabranch.columnar.manifest import Manifest, epoch_folder, manifest_path, to_json
 from anabranch.columnar.proof import Sum
-from anabranch.schema import Cell, Column, Kind, Table
-from anabranch.schema.cells import TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY, Literal
-from anabranch.store.cells.file_codecs import file_codecs
 from anabranch.testkit.base_writer import FileRows, write_base, write_manifest
+from anabranch.values import Cell, Column, Kind, Table
+from anabranch.values.arrow import to_cells
+from anabranch.values.cells import TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY, Literal
+from anabranch.values.parquet import file_codecs
 
 PLAIN = Table("item", (Column("id", Kind.STRING, "text"), Column("n", Kind.INT64, "bigint")), ("id",), 1)
 TWO_KEYS = Table(

@@ -11,22 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.schema import Kind
-from anabranch.schema.cells import (
-    DATE_INFINITY,
-    DATE_MINUS_INFINITY,
-    TIMESTAMP_INFINITY,
-    TIMESTAMP_MINUS_INFINITY,
-)
 from anabranch.store.cells.binary_cells import bare_type
-from anabranch.store.cells.binary_text import (
-    array_parser,
-    array_printer,
-)
 from anabranch.store.session import binary
 from anabranch.store.session.binary import NulInText, Parameter
 from anabranch.testkit.cell_strategies import FIRST_DAY, LAST_DAY, arrays, scalars, texts
+from anabranch.values import Kind
 from anabranch.values.calendar import cell_timestamp_text, date_of, date_text, days_of, parse_date, parse_timestamp
+from anabranch.values.cells import DATE_INFINITY, DATE_MINUS_INFINITY, TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY
+from anabranch.values.postgres_text import (
+    array_parser,
+    array_printer,
+)
 
 
 def elements(parameter: Parameter) -> tuple[int, int, list[bytes | None]]:

@@ -19,10 +19,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.canonical import SUM_MODULUS, RowEncoder, table_sum
-from anabranch.schema import Cell, Column, Kind, Table
-from anabranch.schema.cells import Literal
 from anabranch.testkit.cell_strategies import cells
+from anabranch.values import Cell, Column, Kind, Table
+from anabranch.values.canonical import SUM_MODULUS, RowEncoder, table_sum
+from anabranch.values.cells import Literal
 
 VECTORS = Path(__file__).with_name("canonical_vectors.json")
 TAGS = {

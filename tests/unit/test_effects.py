@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.canonical import SUM_MODULUS, RowEncoder, table_sum
-from anabranch.schema import Cell, Column, Kind, Table
-from anabranch.schema.cells import Literal
 from anabranch.testkit.cell_strategies import cells
 from anabranch.v1 import change_pb2, value_pb2
+from anabranch.values import Cell, Column, Kind, Table
+from anabranch.values.canonical import SUM_MODULUS, RowEncoder, table_sum
+from anabranch.values.cells import Literal
+from anabranch.values.message_bytes import value_bytes, varint
+from anabranch.values.messages import column_reader, column_writer
 from anabranch.wire.effects import Effect, EffectBuilder
-from anabranch.wire.value_bytes import value_bytes, varint
-from anabranch.wire.values import column_reader, column_writer
 
 SHAPES: list[tuple[Kind, Kind | None]] = [(kind, None) for kind in Kind if kind is not Kind.ARRAY]
 SHAPES += [(Kind.ARRAY, kind) for kind, _ in SHAPES]

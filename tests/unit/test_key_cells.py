@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.schema import Cell, Column, Kind, Table, key_cells, key_text
-from anabranch.schema.cells import DATE_INFINITY, TIMESTAMP_MINUS_INFINITY, Literal
+from anabranch.values import Cell, Column, Kind, Table, key_cells, key_text
+from anabranch.values.cells import DATE_INFINITY, TIMESTAMP_MINUS_INFINITY, Literal
 
 CELLS: dict[Kind, st.SearchStrategy[Cell]] = {
     Kind.BOOL: st.booleans(),

@@ -10,9 +10,9 @@ from ulid import ULID
 from anabranch.merge import SERVER_NODE, same, ulid_time_ms
 from anabranch.merge.model import Cell
 from anabranch.merge.order import batch_key, key
-from anabranch.schema.cells import Literal
 from anabranch.testkit.memory_batches import batch
 from anabranch.testkit.memory_node import ulid
+from anabranch.values.cells import Literal
 
 OTHER_NAN: float = struct.unpack(">d", bytes.fromhex("7ff8000000000123"))[0]
 

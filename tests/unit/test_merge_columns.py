@@ -17,8 +17,8 @@ from anabranch.merge import (
     resolve,
 )
 from anabranch.merge.model import Cell, Mutation
-from anabranch.schema.cells import TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY, Literal
 from anabranch.testkit.memory_batches import TABLE, batch, live, stamp, update
+from anabranch.values.cells import TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY, Literal
 
 
 @pytest.mark.parametrize(

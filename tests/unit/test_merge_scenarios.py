@@ -7,10 +7,10 @@ import itertools
 from collections.abc import Sequence
 
 from anabranch.merge import MutationType, Outcome, Policy
-from anabranch.schema import key_text
 from anabranch.testkit.memory_node import MemoryNode
 from anabranch.testkit.memory_server import MemoryServer, MemoryTable, Row, Sent
 from anabranch.testkit.memory_story import Change
+from anabranch.values import key_text
 
 IN_TIME, NEVER_PARKS = 1_000_000, 0
 APPLIED, MERGED, OVERWROTE, SUPERSEDED = Outcome

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from anabranch.canonical import RowEncoder
-from anabranch.schema import Column, Kind, Table, pieces
-from anabranch.schema.pieces import LargeText, Pieces, whole
+from anabranch.values import Column, Kind, Table, pieces
+from anabranch.values.canonical import RowEncoder
+from anabranch.values.pieces import LargeText, Pieces, whole
 from anabranch.wire.effects import Effect, EffectBuilder
 from anabranch.wire.large_effects import LargeEffect, LargeEffectBuilder
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.canonical import RowEncoder, table_sum
 from anabranch.ranges import (
     FAN_OUT,
     FEW_ROWS,
@@ -17,7 +16,8 @@ from anabranch.ranges import (
     in_ranges,
     next_steps,
 )
-from anabranch.schema import Cell, Column, Kind, Table
+from anabranch.values import Cell, Column, Kind, Table
+from anabranch.values.canonical import RowEncoder, table_sum
 
 TABLE = Table("t", (Column("n", Kind.INT64, "bigint"), Column("id", Kind.INT64, "bigint")), ("id",))
 ENCODER = RowEncoder(TABLE)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.columnar.row_states import Base, Change, Row, as_of, states, told
-from anabranch.schema import Column, Kind, Table
+from anabranch.values import Column, Kind, Table
 
 REST = ("a", "b")
 TABLE = Table("t", (Column("id", Kind.STRING, "text"), *(Column(n, Kind.INT64, "bigint") for n in REST)), ("id",))

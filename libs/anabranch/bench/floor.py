@@ -16,12 +16,12 @@ from dataclasses import replace
 from typing import Any
 
 from anabranch.bench.workload import COLUMNS, SCHEMA, UPDATED, Made
-from anabranch.schema import Table
 from anabranch.store.group import records_statements as statements
 from anabranch.store.group.rows_statements import Statements
 from anabranch.store.session import binary, engine
 from anabranch.store.session.binary import Parameter
 from anabranch.testkit.libpq import libpq_session
+from anabranch.values import Table
 
 Prepared = tuple[bytes, list[Parameter]]
 PLAIN = "plain"

@@ -13,12 +13,12 @@ from itertools import pairwise
 from typing import Any
 
 from anabranch.bench.workload import SCHEMA, TABLE
-from anabranch.schema import Cell, Table
 from anabranch.store.capture.triggers import MARK_RESOLVER
 from anabranch.store.catalog.databases import Database
 from anabranch.store.log import partitions
 from anabranch.store.session.engine import connect
 from anabranch.v1 import position_pb2, value_pb2, verdict_pb2
+from anabranch.values import Cell, Table
 from anabranch.wire.effects import EffectBuilder
 
 DAY_MS = 86_400_000

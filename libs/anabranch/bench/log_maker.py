@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator
 from ulid import ULID
 
 from anabranch.bench.workload import SCHEMA, TABLE
-from anabranch.canonical import SUM_MODULUS
-from anabranch.schema import Cell
 from anabranch.store.capture.triggers import MARK_RESOLVER
 from anabranch.store.catalog.databases import Database
 from anabranch.store.group import records
 from anabranch.store.group.records import GroupRow, LogRow, SumRow
 from anabranch.store.group.rows import TableSql
 from anabranch.store.session.engine import Session
+from anabranch.values import Cell
+from anabranch.values.canonical import SUM_MODULUS
 from anabranch.wire.effects import Effect, EffectBuilder
 
 GROUP = 5_000

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from anabranch.bench.workload import DATABASE, DEFINITION, SCHEMA, TABLE
 from anabranch.runtime.config import ServiceSettings
-from anabranch.schema import Table
 from anabranch.store import migrate
 from anabranch.store.catalog import registration
 from anabranch.store.catalog.databases import Database, load_database
 from anabranch.store.session.engine import connect
 from anabranch.testkit.postgres import EmbeddedPostgres, create_database, drop_database
 from anabranch.testkit.stack import Stack
+from anabranch.values import Table
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,12 @@ from rich.text import Text
 from anabranch.cli.catalog.session import catalog_session, refuse
 from anabranch.cli.installation import DataDir, PostgresUrl
 from anabranch.cli.lines import listing, show
-from anabranch.schema import Table, key_cells, key_text
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.catalog.former_tables import all_former
 from anabranch.store.log.conflicts import Lost, Wanted, listed_tables, named, page
 from anabranch.store.session.engine import Session
 from anabranch.v1 import value_pb2
+from anabranch.values import Table, key_cells, key_text
 from anabranch.wire.plain import plain_value
 
 app = typer.Typer(no_args_is_help=True, help="Show values that lost a conflict.")

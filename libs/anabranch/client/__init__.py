@@ -25,7 +25,6 @@ from anabranch.client.errors import (
     WrongPrincipal,
 )
 from anabranch.client.events import STATE_KINDS, Change, ConflictEvent, DeadLetter, State
-from anabranch.client.forms.decimals import add_decimals
 from anabranch.client.letters.conflicts import Conflict
 from anabranch.client.queue.verdicts import BatchVerdict, Explanation, MutationVerdict
 from anabranch.client.reading.bootstrap import Progress
@@ -33,6 +32,7 @@ from anabranch.client.reading.repair import Repaired
 from anabranch.client.remote import RemoteDb, Tls
 from anabranch.client.status import Status
 from anabranch.client.synced_table import Batch, SyncedTable
+from anabranch.values.decimals import add_decimals
 
 __all__ = [
     "STATE_KINDS",

@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from anabranch.columnar.evidence import EvidenceError
-from anabranch.columnar.file_cells import FileCodec
-from anabranch.columnar.file_columns import OWN, may_need_text
+from anabranch.columnar.file_columns import OWN
 from anabranch.columnar.manifest import File, TableFiles
-from anabranch.schema import Kind
+from anabranch.values import Kind
+from anabranch.values.parquet import FileCodec, may_need_text
 
 _AT = "at"
 _BUFFER_BYTES = 1024 * 1024

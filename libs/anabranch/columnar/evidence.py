@@ -14,12 +14,12 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from anabranch.columnar.file_cells import FileCodec
 from anabranch.columnar.file_columns import OWN
 from anabranch.columnar.lake import file_system
 from anabranch.columnar.manifest import File, Manifest, TableFiles, epoch_folder, from_json, manifest_path
 from anabranch.columnar.proof import Prover, Sum
-from anabranch.schema import Cell, Column
+from anabranch.values import Cell, Column
+from anabranch.values.parquet import FileCodec
 
 KINDS = {"insert": 1, "update": 2, "delete": 3, "none": 4}
 """What files say to numbers of ``anabranch.v1.EffectType``."""

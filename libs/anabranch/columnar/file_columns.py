@@ -1,24 +1,4 @@
-"""Which column of a Parquet file holds which column of a table.
-
-============================  ==================================================================================
-kind                          type in a file
-============================  ==================================================================================
-BOOL                          boolean
-INT64                         INT64
-DOUBLE                        DOUBLE, by its bits
-STRING, JSON, UUID, LITERAL   string
-DECIMAL                       decimal(p, s) where numeric(p, s) is declared with at most 38 digits, else string, as
-                              Postgres prints it
-BYTES                         binary
-TIMESTAMP                     INT64 TIMESTAMP(MICROS), adjusted to UTC for timestamptz; the smallest and the largest
-                              number stand for the infinities
-DATE                          DATE; the smallest and the largest number stand for the infinities
-TIME                          INT64, microseconds since midnight (24:00:00 is 86,400,000,000)
-ARRAY                         string, the JSON array of the elements' texts, as a Pull carries it
-============================  ==================================================================================
-
-A value that its type can't hold (NaN in a numeric(p, s), a timestamp after the year 294246) is NULL in the column, and
-its exact text is in the map ``anabranch.exact``, under the file column's name.
+"""Which column of a Parquet file holds which column of a table; how its values are held: ``anabranch.values.parquet``.
 
 A file column has the name of the table's column. A column that comes back with another type gets a new one, named
 ``name (2)``, so that no reader meets two types under one name; and so does a column named ``anabranch``, which is the
@@ -27,52 +7,17 @@ name of our own struct. Names are told apart without regard to case, as most rea
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import pyarrow as pa
 
-from anabranch.columnar.arrow_types import has_zone
-from anabranch.schema import Column, Kind, Table
+from anabranch.values import Column, Table
+from anabranch.values.parquet import file_type
 
 OWN = "anabranch"
 """The struct of ours in every file."""
-_MOST_DIGITS = 38
-_DECLARED = re.compile(r"numeric\((\d+),(\d+)\)")
-_TYPES: dict[Kind, pa.DataType] = {
-    Kind.BOOL: pa.bool_(),
-    Kind.INT64: pa.int64(),
-    Kind.DOUBLE: pa.float64(),
-    Kind.BYTES: pa.binary(),
-    Kind.DATE: pa.date32(),
-    Kind.TIME: pa.int64(),
-}
-
-
-def declared_digits(column: Column) -> tuple[int, int] | None:
-    """Precision and scale of a DECIMAL column that a file holds as a decimal; None for one that it holds as text."""
-    match = _DECLARED.fullmatch(column.postgres_type)
-    if match is None:
-        return None
-    precision, scale = int(match[1]), int(match[2])
-    return (precision, scale) if scale <= precision <= _MOST_DIGITS else None
-
-
-def file_type(column: Column) -> pa.DataType:
-    """The type of the file column that holds ``column``."""
-    if column.kind is Kind.TIMESTAMP:
-        return pa.timestamp("us", "UTC" if has_zone(column) else None)
-    if column.kind is Kind.DECIMAL:
-        digits = declared_digits(column)
-        return pa.string() if digits is None else pa.decimal128(*digits)
-    return _TYPES.get(column.kind, pa.string())
-
-
-def may_need_text(column: Column) -> bool:
-    """Whether the column may hold values that its file column can't."""
-    return column.kind is Kind.TIMESTAMP or (column.kind is Kind.DECIMAL and declared_digits(column) is not None)
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ import pyarrow.dataset as ds
 from pyarrow import fs
 
 from anabranch.columnar import row_states
-from anabranch.columnar.file_cells import FileCodec
 from anabranch.columnar.file_columns import OWN, FileTable
 from anabranch.columnar.manifest import Base, File, Manifest, TableFiles, epoch_folder
 from anabranch.columnar.row_states import DELETE, NONE, UPDATE, Change, Key, Row
-from anabranch.schema import Cell, Column, Table
+from anabranch.values import Cell, Column, Table
+from anabranch.values.parquet import FileCodec
 
 Codecs = Callable[[Iterable[Column]], Sequence[FileCodec]]
 _AFTER_ALL = 2**63 - 1

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from anabranch.columnar.file_columns import FileColumn, FileTable
 from anabranch.columnar.proof import Sum
-from anabranch.schema import Column, Kind, Table
+from anabranch.values import Column, Kind, Table
 
 FORMAT = 2
 _READ = (1, 2)
@@ -57,7 +57,7 @@ class Bucket:
 @dataclass(frozen=True, slots=True)
 class Base:
     """The rows of a table at the manifest's position; a row's bucket is CRC-32 of the values of its key's
-    columns, as ``anabranch.canonical`` encodes them, one behind the other, modulo their number."""
+    columns, as ``anabranch.values.canonical`` encodes them, one behind the other, modulo their number."""
 
     buckets: tuple[Bucket, ...]
     files: tuple[File, ...] = ()

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from anabranch.canonical import SUM_MODULUS, RowEncoder
-from anabranch.schema import Cell, Table
+from anabranch.values import Cell, Table
+from anabranch.values.canonical import SUM_MODULUS, RowEncoder
 
 
 @dataclass(frozen=True, slots=True)

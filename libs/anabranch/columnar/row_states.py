@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from anabranch.schema import Cell, Table
+from anabranch.values import Cell, Table
 
 INSERT, UPDATE, DELETE, NONE = "insert", "update", "delete", "none"
 Key = tuple[Cell, ...]

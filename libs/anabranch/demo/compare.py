@@ -9,9 +9,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from anabranch.schema import Column, Kind, Table
 from anabranch.store.cells.binary_cells import quote
 from anabranch.store.session.engine import Session
+from anabranch.values import Column, Kind, Table
 
 # How Postgres writes a value in the form in which SQLite holds it.
 _EXPRESSIONS = {

@@ -17,14 +17,14 @@ from anabranch.columnar.lake import LakeTable
 from anabranch.columnar.manifest import Manifest, from_json
 from anabranch.columnar.row_states import Change
 from anabranch.runtime.compactor_job import run_job, show_job
-from anabranch.schema import Cell, Column, key_cells
 from anabranch.store.catalog.databases import Database
-from anabranch.store.cells.binary_text import element_printer
-from anabranch.store.cells.file_codecs import file_codecs
 from anabranch.store.lake import compactions
 from anabranch.store.session.engine import Session
 from anabranch.testkit.stack import Stack
 from anabranch.v1 import retention_pb2, retention_pb2_grpc
+from anabranch.values import Cell, Column, key_cells
+from anabranch.values.parquet import file_codecs
+from anabranch.values.postgres_text import element_printer
 
 DAYS_LATER = 8
 """When the janitor looks: a day after what its database keeps."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from anabranch.store.catalog.databases import Database
 from anabranch.store.session.engine import Session
 from anabranch.v1 import errors_pb2, value_pb2, verdict_pb2
-from anabranch.wire.values import column_reader
+from anabranch.values.messages import column_reader
 
 
 class Lost(NamedTuple):

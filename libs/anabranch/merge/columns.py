@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
 from anabranch.merge.model import Cell, Policy
-from anabranch.schema.cells import TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY
 from anabranch.values.calendar import OutOfRange, moment_rank
+from anabranch.values.cells import TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY
 
 Compute = Callable[[Cell, Cell, Cell], Cell]
 

@@ -10,14 +10,13 @@ from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
-from anabranch.canonical import value_encoder
-from anabranch.client.writes.convert import converter
 from anabranch.scenario.values import Json, Timestamp
-from anabranch.schema import Cell, Column, Kind, key_text
-from anabranch.schema.table import Table
 from anabranch.store.cells.cells_of_texts import cells_of_texts
 from anabranch.store.session.availability import is_unavailable
 from anabranch.store.session.engine import Session
+from anabranch.values import Cell, Column, Kind, Table, key_text
+from anabranch.values.canonical import value_encoder
+from anabranch.values.python import converter
 
 _TEMPORAL = frozenset({Kind.DATE, Kind.TIME, Kind.TIMESTAMP})
 _WORDS = {"yes": True, "on": True, "no": False, "off": False}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from anabranch.scenario.world import World
-from anabranch.schema import Cell, Table
 from anabranch.v1 import value_pb2
-from anabranch.wire.values import column_reader
+from anabranch.values import Cell, Table
+from anabranch.values.messages import column_reader
 
 _CONFLICTS = """
 select c.table_id, c.key, c.column_name, c.losing_value from anabranch.conflicts c

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from anabranch.client.forms.sqlite_values import loader
 from anabranch.scenario.cells import accepted, cast, encoded, named_key
 from anabranch.scenario.conflicts import Lost, conflicts
 from anabranch.scenario.lake import compact, lake_differences, published_positions
@@ -14,9 +13,10 @@ from anabranch.scenario.rows import check_node, check_same, check_server, match
 from anabranch.scenario.syncing import drained
 from anabranch.scenario.verdicts import verdicts_of
 from anabranch.scenario.world import FellShort, NotYetError, World
-from anabranch.schema import Table, key_text
 from anabranch.store.catalog.sums import scan_sum, sum_to_bytes
 from anabranch.v1 import errors_pb2, verdict_pb2
+from anabranch.values import Table, key_text
+from anabranch.values.sqlite import loader
 
 _LOGGED = """
 select count(distinct (l.position, l.batch_id)) from anabranch.log l

@@ -12,9 +12,9 @@ from anabranch.columnar.row_states import Row
 from anabranch.runtime.compactor_job import program
 from anabranch.scenario.rows import differences, server_cells
 from anabranch.scenario.world import FellShort, World
-from anabranch.schema import Table
 from anabranch.store.lake import compactions
 from anabranch.store.lake.source import open_lake
+from anabranch.values import Table
 
 _RUN_S = 300.0
 _TOLD = 1_500

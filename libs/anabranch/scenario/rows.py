@@ -7,14 +7,14 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from anabranch.canonical import RowEncoder
-from anabranch.client.forms.sqlite_values import RowCodec
 from anabranch.scenario.cells import accepted, encoded, to_text
 from anabranch.scenario.node import Node
 from anabranch.scenario.world import FellShort, World
-from anabranch.schema import Kind, Table
 from anabranch.store.cells.binary_cells import quote, read_expression, row_loader
 from anabranch.store.session import binary
+from anabranch.values import Kind, Table
+from anabranch.values.canonical import RowEncoder
+from anabranch.values.sqlite import RowCodec
 
 _MOST_TOLD = 3
 _LONGEST_TOLD = 500

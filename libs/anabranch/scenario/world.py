@@ -18,9 +18,9 @@ from anabranch.scenario.ground import Ground
 from anabranch.scenario.model import Scenario
 from anabranch.scenario.node import Network, Node, NodeDied, Raised
 from anabranch.scenario.values import Ids
-from anabranch.schema import Table
 from anabranch.store.catalog import databases, registration
 from anabranch.store.cells.binary_cells import quote
+from anabranch.values import Table
 
 DEFAULTS = {
     "order": "server",

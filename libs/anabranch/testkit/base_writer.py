@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from ulid import ULID
 
-from anabranch.columnar.file_columns import OWN, file_table, may_need_text
+from anabranch.columnar.file_columns import OWN, file_table
 from anabranch.columnar.manifest import (
     Base,
     Bucket,
@@ -25,12 +25,12 @@ from anabranch.columnar.manifest import (
     to_json,
 )
 from anabranch.columnar.proof import Prover, Sum
-from anabranch.schema import Cell, Table
 from anabranch.store.catalog.databases import load_database
-from anabranch.store.cells.file_codecs import file_codecs
 from anabranch.store.lake import compactions
 from anabranch.store.log.pull_reader import PullOptions, PullReader, PullSource
 from anabranch.store.session.engine import Session
+from anabranch.values import Cell, Table
+from anabranch.values.parquet import file_codecs, may_need_text
 
 _EXACT = pa.map_(pa.string(), pa.string())
 _OPTIONS = PullOptions(10_000, 60_000, 60_000, 1 << 20)

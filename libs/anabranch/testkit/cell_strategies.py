@@ -7,13 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from anabranch.schema.cells import (
-    DATE_INFINITY,
-    DATE_MINUS_INFINITY,
-    TIMESTAMP_INFINITY,
-    TIMESTAMP_MINUS_INFINITY,
-)
-from anabranch.schema.table import Kind
+from anabranch.values import Kind
+from anabranch.values.cells import DATE_INFINITY, DATE_MINUS_INFINITY, TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY
 
 FIRST_DAY, LAST_DAY = -2_440_588, 2_145_042_905
 """4714-11-24 BC and 5874897-12-31, the first and the last date of Postgres, in days since 1970."""

@@ -9,9 +9,9 @@ import sqlite3
 import struct
 from typing import Any
 
-from anabranch.schema import Column, Kind, Table
 from anabranch.store.cells.binary_cells import quote
 from anabranch.store.session.engine import Session
+from anabranch.values import Column, Kind, Table
 
 MOST_TOLD = 10
 """So many differences are named at most."""

@@ -13,8 +13,6 @@ from typing import Any
 
 from ulid import ULID
 
-from anabranch.canonical import SUM_MODULUS
-from anabranch.schema import Cell, Table, key_text
 from anabranch.store.capture.triggers import MARK_RESOLVER
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.group.records import (
@@ -33,6 +31,8 @@ from anabranch.store.group.rows import TableSql
 from anabranch.store.session.channels import CLAIM_LOCK_CLASS
 from anabranch.store.session.engine import connect
 from anabranch.v1 import position_pb2
+from anabranch.values import Cell, Table, key_text
+from anabranch.values.canonical import SUM_MODULUS
 from anabranch.wire.effects import Effect, EffectBuilder
 
 CLAIM = "select pg_advisory_xact_lock(%s, %s)"

@@ -11,12 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from anabranch.canonical import RowEncoder, table_sum
 from anabranch.client.errors import CallFailed
 from anabranch.client.remote import RemoteDb
 from anabranch.merge import Mutation, MutationType, RowChange
 from anabranch.ranges import WHOLE, KeyRange, RangeSums, in_ranges
-from anabranch.schema import Cell, Column, Table
 from anabranch.testkit.memory_server import Logged, MemoryServer, Sent
 from anabranch.v1 import (
     batch_pb2,
@@ -29,7 +27,9 @@ from anabranch.v1 import (
     value_pb2,
     verdict_pb2,
 )
-from anabranch.wire.values import column_reader, column_writer
+from anabranch.values import Cell, Column, Table
+from anabranch.values.canonical import RowEncoder, table_sum
+from anabranch.values.messages import column_reader, column_writer
 
 _EFFECTS = {
     MutationType.INSERT: change_pb2.EFFECT_TYPE_INSERT,

@@ -13,13 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from anabranch.schema import Cell, Table
-from anabranch.schema.cells import key_text
 from anabranch.store.catalog.databases import Database
 from anabranch.store.cells.binary_cells import quote
 from anabranch.store.session.engine import Session
 from anabranch.v1 import batch_pb2, change_pb2, errors_pb2, value_pb2, verdict_pb2
-from anabranch.wire.values import column_reader
+from anabranch.values import Cell, Table, key_text
+from anabranch.values.messages import column_reader
 
 APPLIED = verdict_pb2.VERDICT_STATUS_APPLIED
 REJECTED = verdict_pb2.VERDICT_STATUS_REJECTED

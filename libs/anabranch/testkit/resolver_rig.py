@@ -13,13 +13,13 @@ from typing import Any
 
 from ulid import ULID
 
-from anabranch.schema import Table
 from anabranch.store.catalog import databases, registration
 from anabranch.store.catalog.sums import scan_sum
 from anabranch.store.session.channels import INBOX_CHANNEL
 from anabranch.store.session.engine import Session, connect
 from anabranch.v1 import batch_pb2, errors_pb2, value_pb2, verdict_pb2
-from anabranch.wire.values import column_writer
+from anabranch.values import Table
+from anabranch.values.messages import column_writer
 
 Rows = Mapping[str, Any]
 Change = tuple[str, str, Sequence[Rows]]

@@ -32,7 +32,7 @@ import re
 from contextlib import suppress
 from datetime import date, datetime
 
-from anabranch.schema.cells import (
+from anabranch.values.cells import (
     DATE_INFINITY,
     DATE_MINUS_INFINITY,
     TIMESTAMP_INFINITY,

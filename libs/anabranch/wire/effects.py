@@ -11,11 +11,10 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from anabranch.canonical import RowEncoder
-from anabranch.schema.cells import Cell
-from anabranch.schema.table import Kind, Table
 from anabranch.v1 import change_pb2
-from anabranch.wire.value_bytes import LENGTH_DELIMITED, delimited, field_number, value_writer, varint
+from anabranch.values import Cell, Kind, Table
+from anabranch.values.canonical import RowEncoder
+from anabranch.values.message_bytes import LENGTH_DELIMITED, delimited, field_number, value_writer, varint
 
 INSERT, UPDATE, DELETE, NONE = (
     int(change_pb2.EFFECT_TYPE_INSERT),

@@ -6,11 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from anabranch.schema import Table
-from anabranch.schema.cells import Cell
-from anabranch.schema.pieces import Pieces
+from anabranch.values import Cell, Table
+from anabranch.values.message_bytes import large_head
+from anabranch.values.pieces import Pieces
 from anabranch.wire.effects import DELETE, INSERT, UPDATE, Effect, EffectParts
-from anabranch.wire.value_bytes import large_head
 
 
 class LargeEffect(NamedTuple):

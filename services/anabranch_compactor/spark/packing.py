@@ -19,7 +19,7 @@ import pyarrow as pa
 from anabranch_compactor.encode import ColumnEncoder
 
 if TYPE_CHECKING:
-    from anabranch.schema import Table
+    from anabranch.values import Table
 
 PACKED_SCHEMA = pa.schema([("part", pa.int32()), ("rows", pa.binary())])
 _PACK_BYTES = 4 * 1024 * 1024

@@ -16,11 +16,11 @@ from google.protobuf.message import DecodeError
 
 from anabranch import limits
 from anabranch.merge import Mutation, MutationType, RowChange, function_of, ulid_time_ms
-from anabranch.schema import Cell, Kind, Table, key_text
-from anabranch.schema.cells import Literal
 from anabranch.store.catalog.databases import Database
 from anabranch.v1 import batch_pb2, errors_pb2, value_pb2
-from anabranch.wire.values import ARMS, NotGiven, Reader, column_reader
+from anabranch.values import Cell, Kind, Table, key_text
+from anabranch.values.cells import Literal
+from anabranch.values.messages import ARMS, NotGiven, Reader, column_reader
 
 RowKey = tuple[str, str]
 """Table name and key text."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from anabranch.merge import Accepted, Batch, Write
-from anabranch.schema import Cell
 from anabranch.store.group.chain import Joined
 from anabranch.store.group.rows import Row
 from anabranch.store.inbox.take import Parking, Taken
+from anabranch.values import Cell
 from anabranch.wire.effects import Effect
 from anabranch_conflict_resolver.batch.decode import Decoded
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from anabranch.merge import MutationOutcome, Outcome
-from anabranch.schema import Cell, Table
 from anabranch.v1 import verdict_pb2
-from anabranch.wire.value_bytes import LENGTH_DELIMITED, delimited, field_number, value_writer, varint
+from anabranch.values import Cell, Table
+from anabranch.values.message_bytes import LENGTH_DELIMITED, delimited, field_number, value_writer, varint
 from anabranch_conflict_resolver.batch.decode import RowKey
 
 Head = Callable[[Sequence[Cell]], bytes]

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from anabranch.merge import MutationType, Write
-from anabranch.schema import Cell, Table
 from anabranch.store.group.value_probe import refused_column
 from anabranch.store.session.errors import BatchReason, Fault
+from anabranch.values import Cell, Table
 from anabranch_conflict_resolver.group.context import Group
 
 _NAME_CHARACTERS = 63

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from anabranch.merge import Accepted, MutationType, Write, applied
-from anabranch.schema import Cell, Table
 from anabranch.store.catalog.relation import ForeignKey, UniqueKey
 from anabranch.store.group import suspects as store
 from anabranch.store.group.waves import DatabaseError, wave
+from anabranch.values import Cell, Table
 from anabranch_conflict_resolver.batch.decode import RowKey
 from anabranch_conflict_resolver.batch.results import Candidate
 from anabranch_conflict_resolver.group.context import Group

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from anabranch.merge import MutationType
-from anabranch.schema import Cell
 from anabranch.store.capture import captured
 from anabranch.store.catalog.relation import ForeignKey
 from anabranch.store.group.rows import Row
+from anabranch.values import Cell
 from anabranch_conflict_resolver.batch.decode import RowKey
 from anabranch_conflict_resolver.batch.results import Applied, Change, Result
 from anabranch_conflict_resolver.captured.server_batches import Drained, Step

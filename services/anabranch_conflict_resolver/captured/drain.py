@@ -24,10 +24,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 
 from anabranch.merge import RowState
-from anabranch.schema import Cell
 from anabranch.store.capture import captured
 from anabranch.store.capture.captured import Captured
 from anabranch.store.group.rows import Row
+from anabranch.values import Cell
 from anabranch_conflict_resolver.batch.decode import RowKey
 from anabranch_conflict_resolver.captured.order import (
     UNKNOWN,

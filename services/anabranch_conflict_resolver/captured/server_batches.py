@@ -15,13 +15,13 @@ from typing import Protocol
 from ulid import ULID
 
 from anabranch.merge import SERVER_NODE, Batch, MutationType, RowState, Write, applied
-from anabranch.schema import Cell
-from anabranch.schema.pieces import Pieces
 from anabranch.store.capture.large_images import LargeImage
 from anabranch.store.group.chain import Joined
 from anabranch.store.group.records import FIRST_BYTES, PART_BYTES, BatchRow, LogRow
 from anabranch.store.group.rows import Row
 from anabranch.v1 import verdict_pb2
+from anabranch.values import Cell
+from anabranch.values.pieces import Pieces
 from anabranch.wire import effects
 from anabranch.wire.effects import Effect, EffectBuilder
 from anabranch.wire.large_effects import LargeEffect, LargeEffectBuilder

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from anabranch.merge import RowState
-from anabranch.schema import key_text
 from anabranch.store.capture import captured
 from anabranch.store.capture.captured import Captured
 from anabranch.store.group.records import read_versions
 from anabranch.store.group.rows import Row
 from anabranch.store.session.engine import Session
+from anabranch.values import key_text
 from anabranch_conflict_resolver.batch.decode import RowKey
 from anabranch_conflict_resolver.captured.server_batches import Step
 from anabranch_conflict_resolver.group.tables import SyncedDatabase, SyncedTable

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 
 from anabranch import limits
 from anabranch.merge import Accepted, Asked, Batch, Parked, Question, Rejected, View, resolve
-from anabranch.schema import Cell, Column, Kind
-from anabranch.wire.values import column_reader, column_writer
+from anabranch.values import Cell, Column, Kind
+from anabranch.values.messages import column_reader, column_writer
 from anabranch_conflict_resolver.functions.child import Answer, Functions, NotNowError, plain
 from anabranch_conflict_resolver.group.tables import SyncedDatabase
 

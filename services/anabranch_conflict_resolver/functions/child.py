@@ -28,7 +28,7 @@ from typing import Any
 import structlog
 
 from anabranch import limits
-from anabranch.schema import Cell
+from anabranch.values import Cell
 from anabranch_conflict_resolver.functions.process import HEADER_BYTES, frame
 
 _log = structlog.get_logger()

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from anabranch.schema import Cell
 from anabranch.store.group.waves import DatabaseError, locked_tables, wave
 from anabranch.store.inbox import take
 from anabranch.store.inbox.take import Parking
+from anabranch.values import Cell
 from anabranch_conflict_resolver.batch.decode import RowKey
 from anabranch_conflict_resolver.batch.results import Candidate, Rejection, Result
 from anabranch_conflict_resolver.blame.bisect import (

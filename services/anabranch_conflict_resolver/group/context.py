@@ -6,8 +6,8 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from anabranch.merge import MutationType
-from anabranch.schema import Cell
 from anabranch.store.session.engine import Session
+from anabranch.values import Cell
 from anabranch_conflict_resolver.batch.decode import RowKey
 from anabranch_conflict_resolver.captured.server_batches import Drained
 from anabranch_conflict_resolver.functions.ask import Asking

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from anabranch.canonical import SUM_MODULUS
 from anabranch.merge import MutationType
 from anabranch.runtime.telemetry import current_traceparent
 from anabranch.store.capture import captured
@@ -23,6 +22,7 @@ from anabranch.store.session.at_once import together
 from anabranch.store.session.binary import Cursor
 from anabranch.store.session.engine import Session
 from anabranch.v1 import position_pb2, verdict_pb2
+from anabranch.values.canonical import SUM_MODULUS
 from anabranch_conflict_resolver.batch.results import Applied, Rejection, Result, joined, numbered
 from anabranch_conflict_resolver.batch.verdict_bytes import applied_as_written
 from anabranch_conflict_resolver.batch.verdicts import applied_verdict, rejected_verdict

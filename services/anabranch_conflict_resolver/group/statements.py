@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from anabranch.merge import MutationType, RowState, Write, applied
-from anabranch.schema import Cell
 from anabranch.store.group.rows import Answer, Row
 from anabranch.store.inbox.claim import hurry
 from anabranch.store.session.engine import Session
+from anabranch.values import Cell
 from anabranch.wire.effects import Effect
 from anabranch_conflict_resolver.batch.decode import RowKey
 from anabranch_conflict_resolver.batch.results import Candidate, Change

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from anabranch.merge import MutationType, function_of
-from anabranch.schema import Cell, Table
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.relation import ForeignKey
 from anabranch.store.group.rows import TableSql
 from anabranch.v1 import value_pb2
+from anabranch.values import Cell, Table
+from anabranch.values.messages import Writer, column_writer
 from anabranch.wire.effects import EffectBuilder
-from anabranch.wire.values import Writer, column_writer
 from anabranch_conflict_resolver.batch.decode import Decoder
 from anabranch_conflict_resolver.batch.verdict_bytes import Head, mutation_writer
 

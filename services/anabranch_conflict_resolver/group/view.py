@@ -10,10 +10,10 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from anabranch.merge import RowState
-from anabranch.schema import Cell
 from anabranch.store.group.records import read_versions
 from anabranch.store.group.rows import Row
 from anabranch.store.session.engine import Session
+from anabranch.values import Cell
 from anabranch_conflict_resolver.batch.decode import RowKey
 from anabranch_conflict_resolver.captured.server_batches import Drained
 from anabranch_conflict_resolver.group.tables import SyncedTable

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from anabranch.merge import MutationType, Policy, RowState, Write, applied
-from anabranch.schema import Cell
-from anabranch.schema.pieces import whole
 from anabranch.store.group.rows import Row
 from anabranch.store.session.engine import Session
+from anabranch.values import Cell
+from anabranch.values.pieces import whole
 from anabranch.wire import effects
 from anabranch_conflict_resolver.batch.decode import RowKey
 from anabranch_conflict_resolver.batch.results import Candidate, Change

@@ -8,13 +8,13 @@ from typing import Any
 import psycopg
 import pytest
 
-from anabranch.schema import Cell
 from anabranch.store.capture import triggers as capture
 from anabranch.store.capture.rows import decode
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.catalog.registration import add_table, create_database, remove_table
 from anabranch.store.catalog.sums import scan_rows
 from anabranch.store.session.engine import Session, connect
+from anabranch.values import Cell
 
 TABLES = """
 create domain app.short as text check (length(value) < 20);

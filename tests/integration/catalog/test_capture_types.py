@@ -8,7 +8,6 @@ import importlib
 import pytest
 from psycopg import errors, sql
 
-from anabranch.schema import Cell
 from anabranch.store.capture import triggers
 from anabranch.store.capture.rows import decode
 from anabranch.store.catalog.databases import load_database
@@ -16,6 +15,7 @@ from anabranch.store.catalog.registration import add_table, create_database
 from anabranch.store.group.rows import TableSql
 from anabranch.store.session.engine import Session, connect
 from anabranch.store.session.steps import run
+from anabranch.values import Cell
 
 OWN_TYPES = """
 create type app.mood as enum ('sad', 'so so');

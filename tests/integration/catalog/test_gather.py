@@ -11,7 +11,6 @@ import psycopg
 import pytest
 from typer.testing import CliRunner
 
-from anabranch.canonical import RowEncoder, table_sum
 from anabranch.cli.app import app
 from anabranch.store.capture import triggers
 from anabranch.store.capture.rows import decode
@@ -30,6 +29,7 @@ from anabranch.store.catalog.registration import (
 )
 from anabranch.store.catalog.sums import scan_rows
 from anabranch.store.session.engine import Session, connect
+from anabranch.values.canonical import RowEncoder, table_sum
 
 NOW_MS = 1_800_000_000_000
 SOON = RegistrationLimits(lock_timeout_ms=600)

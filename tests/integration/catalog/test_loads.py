@@ -14,7 +14,6 @@ import psycopg
 import pytest
 from typer.testing import CliRunner
 
-from anabranch.canonical import RowEncoder, table_sum
 from anabranch.cli.app import app
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.catalog.drift import drift
@@ -23,6 +22,7 @@ from anabranch.store.catalog.sums import scan_rows
 from anabranch.store.session.engine import Session
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.postgres_binaries import PostgresUnavailable, find_binaries
+from anabranch.values.canonical import RowEncoder, table_sum
 
 TABLE = "create schema if not exists app; create table app.t (id text primary key, n int)"
 FILL = "insert into app.t select 'r' || i, i from generate_series(1, 2000) i"

@@ -7,8 +7,6 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
-from anabranch.canonical import RowEncoder, table_sum
-from anabranch.schema import Cell, Table
 from anabranch.store.catalog import sums
 from anabranch.store.catalog.databases import Database, aload_database, load_database, load_databases, schema_versions
 from anabranch.store.catalog.refusals import Refusal
@@ -21,6 +19,8 @@ from anabranch.store.catalog.registration import (
 )
 from anabranch.store.session.channels import CATALOG_CHANNEL, CLAIM_LOCK_CLASS
 from anabranch.store.session.engine import Session, aconnect, connect
+from anabranch.values import Cell, Table
+from anabranch.values.canonical import RowEncoder, table_sum
 
 SOON = RegistrationLimits(lock_timeout_ms=150)
 

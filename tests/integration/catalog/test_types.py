@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.schema import Kind
 from anabranch.store.catalog.relation import relations_of
 from anabranch.store.session.engine import Session
 from anabranch.store.session.steps import run
+from anabranch.values import Kind
 
 SETUP = """
 create type app.mood as enum ('sad', 'glad');

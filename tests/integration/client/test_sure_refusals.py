@@ -12,13 +12,13 @@ import pytest
 
 from anabranch import limits
 from anabranch.client import State, SyncedDb
-from anabranch.client.writes.convert import converter
 from anabranch.client.writes.sure import SurelyRefusedError, sure_of
-from anabranch.schema import Column, Kind
 from anabranch.store.catalog import registration
 from anabranch.store.session.engine import connect
 from anabranch.testkit.waiting import until
 from anabranch.v1 import snapshot_pb2
+from anabranch.values import Column, Kind
+from anabranch.values.python import converter
 
 S, N, L, A = Kind.STRING, Kind.DECIMAL, Kind.LITERAL, Kind.ARRAY
 VALUES: list[tuple[str, Kind, Kind | None, list[Any]]] = [

@@ -8,13 +8,13 @@ from collections.abc import Callable
 import pytest
 from tests.integration.compactor.conftest import TODO, Lake
 
-from anabranch.columnar.arrow_types import arrow_schema
 from anabranch.columnar.base_proof import BaseProver, PublishedBase
 from anabranch.columnar.base_reader import Place
 from anabranch.columnar.evidence import EvidenceError
 from anabranch.store.catalog.databases import load_database
-from anabranch.store.cells.file_codecs import file_codecs
 from anabranch.store.session.engine import connect
+from anabranch.values.arrow import arrow_schema
+from anabranch.values.parquet import file_codecs
 from anabranch_snapshot.bases import lacks
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]

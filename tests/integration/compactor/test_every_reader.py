@@ -21,12 +21,12 @@ from typer.testing import CliRunner
 import anabranch_compactor
 from anabranch.cli.lake.lake import app
 from anabranch.cli.lake.positions import moment_of
-from anabranch.schema import Cell, key_text
 from anabranch.store.catalog import registration
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.lake.source import open_lake
 from anabranch.store.session.engine import connect
 from anabranch.testkit.log_writer import Logged, LogWriter
+from anabranch.values import Cell, key_text
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from anabranch.columnar.file_columns import file_table
 from anabranch.columnar.manifest import File, Manifest, TableFiles, to_json
-from anabranch.schema import Column, Kind, Table
 from anabranch.store.catalog import registration
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.lake import compactions
 from anabranch.store.session.engine import connect
+from anabranch.values import Column, Kind, Table
 
 COLUMNS = file_table(Table("t", (Column("id", Kind.STRING, "text"),), ("id",)))
 

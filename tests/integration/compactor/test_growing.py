@@ -10,10 +10,10 @@ import pytest
 from tests.integration.compactor.conftest import Lake
 from tests.integration.compactor.test_runs import history, rows_of_base
 
-from anabranch.schema.cells import Literal
 from anabranch.store.lake.conflict_proof import conflicts_sum
 from anabranch.testkit.log_writer import Logged
 from anabranch.v1 import value_pb2
+from anabranch.values.cells import Literal
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(400)]
 

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 import anabranch_compactor
 from anabranch.cli.lake.lake import app
 from anabranch.cli.lake.positions import moment_of
-from anabranch.schema import Cell, key_text
-from anabranch.schema.cells import Literal
 from anabranch.testkit.log_writer import Logged
+from anabranch.values import Cell, key_text
+from anabranch.values.cells import Literal
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 

@@ -16,11 +16,11 @@ from tests.integration.compactor.conftest import Lake
 
 from anabranch.columnar.lake import LakeTable
 from anabranch.columnar.row_states import Base, Change, as_of
-from anabranch.schema import Cell, Column, Table, key_text
-from anabranch.schema.cells import Literal
-from anabranch.store.cells.binary_text import element_printer
-from anabranch.store.cells.file_codecs import file_codecs
 from anabranch.testkit.log_writer import Logged, LogWriter
+from anabranch.values import Cell, Column, Table, key_text
+from anabranch.values.cells import Literal
+from anabranch.values.parquet import file_codecs
+from anabranch.values.postgres_text import element_printer
 from anabranch.wire.effects import Effect
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]

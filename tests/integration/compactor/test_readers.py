@@ -14,9 +14,9 @@ import pytest
 from tests.integration.compactor.conftest import Lake
 
 from anabranch.columnar.file_columns import OWN
-from anabranch.schema import Cell, Table
-from anabranch.schema.cells import Literal
-from anabranch.store.cells.file_codecs import file_codecs
+from anabranch.values import Cell, Table
+from anabranch.values.cells import Literal
+from anabranch.values.parquet import file_codecs
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from anabranch.schema import Table
 from anabranch.store import migrate
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.catalog.registration import add_table, create_database
 from anabranch.store.session.engine import Session, connect
 from anabranch.testkit.databases import TestDatabases
+from anabranch.values import Table
 
 Register = Callable[[str, str], Table]
 

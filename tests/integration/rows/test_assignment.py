@@ -9,11 +9,11 @@ from functools import partial
 import psycopg
 import pytest
 
-from anabranch.schema import Cell, Kind
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.catalog.registration import add_table
 from anabranch.store.group.rows import TableSql
 from anabranch.store.session.engine import Session
+from anabranch.values import Cell, Kind
 
 BASES: dict[str, list[Cell]] = {
     "bit(3)": ["101", "10111", "1", ""],

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from anabranch.schema import Cell, Table
 from anabranch.store.capture.rows import UndecodableError, decode
 from anabranch.store.catalog.sums import scan_rows
 from anabranch.store.session.engine import Session, SessionOptions, connect
+from anabranch.values import Cell, Table
 
 Register = Callable[[str, str], Table]
 

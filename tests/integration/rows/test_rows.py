@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 from psycopg import errors
 
-from anabranch.schema import Cell, Column, Kind, Table, key_text
 from anabranch.store.group.rows import TableSql
 from anabranch.store.group.rows_statements import Statements
 from anabranch.store.session import binary
 from anabranch.store.session.engine import Session, connect
+from anabranch.values import Cell, Column, Kind, Table, key_text
 
 Register = Callable[[str, str], Table]
 ODD_NAMES = [

@@ -11,18 +11,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg import errors
 
-from anabranch.schema import Cell, Table
-from anabranch.schema.cells import (
+from anabranch.store.group.rows import TableSql
+from anabranch.store.session.binary import NulInText
+from anabranch.store.session.engine import Session
+from anabranch.testkit.cell_strategies import cells
+from anabranch.values import Cell, Table
+from anabranch.values.cells import (
     DATE_INFINITY,
     DATE_MINUS_INFINITY,
     TIMESTAMP_INFINITY,
     TIMESTAMP_MINUS_INFINITY,
     Literal,
 )
-from anabranch.store.group.rows import TableSql
-from anabranch.store.session.binary import NulInText
-from anabranch.store.session.engine import Session
-from anabranch.testkit.cell_strategies import cells
 
 Register = Callable[[str, str], Table]
 

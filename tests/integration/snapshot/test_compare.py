@@ -9,12 +9,12 @@ from typing import Any
 import grpc
 import pytest
 
-from anabranch.canonical import RowEncoder, table_sum
 from anabranch.ranges import WHOLE, KeyRange, RangeSums, in_ranges
 from anabranch.testkit.log_writer import LogWriter
 from anabranch.testkit.snapshot_reader import Reader
 from anabranch.v1 import snapshot_pb2, value_pb2
-from anabranch.wire.values import column_reader
+from anabranch.values.canonical import RowEncoder, table_sum
+from anabranch.values.messages import column_reader
 
 STALL_MS = 1_500
 ROWS = 400

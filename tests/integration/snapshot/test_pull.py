@@ -13,7 +13,6 @@ from tests.integration.snapshot.pulled import MIB, Pulled, apply, pull_and_cut, 
 from ulid import ULID
 
 from anabranch import limits
-from anabranch.columnar.arrow_types import arrow_schema
 from anabranch.columnar.chunks import from_ipc
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.catalog.registration import add_table
@@ -23,6 +22,7 @@ from anabranch.testkit.log_writer import LogWriter
 from anabranch.testkit.snapshot_reader import Reader, whole_groups
 from anabranch.testkit.waiting import until
 from anabranch.v1 import change_pb2
+from anabranch.values.arrow import arrow_schema
 
 STALL_MS = 3_000
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from anabranch.client.forms.texts import text_reader
-from anabranch.columnar.arrow_types import arrow_type, to_cells
 from anabranch.columnar.chunks import from_ipc
-from anabranch.schema import Cell, Column, Kind, Table
-from anabranch.schema.cells import DATE_INFINITY, TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY, Literal
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.catalog.registration import add_table
 from anabranch.store.cells.binary_cells import Row, quote
 from anabranch.store.group.rows import TableSql
 from anabranch.testkit.snapshot_reader import Reader
+from anabranch.values import Cell, Column, Kind, Table
+from anabranch.values.arrow import arrow_type, to_cells
+from anabranch.values.cells import DATE_INFINITY, TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY, Literal
+from anabranch.values.postgres_text import element_parser
 
 # Type, and what to store, as SQL; each list is read with a NULL behind it.
 VALUES: list[tuple[str, list[str]]] = [
@@ -127,7 +127,7 @@ def pulled_cells(reader: Reader, table: Table) -> list[list[Cell]]:
 
 
 def cells_of(column: Column, values: pa.ChunkedArray) -> list[Cell]:
-    element = text_reader(column.element_kind or Kind.STRING) if column.kind is Kind.ARRAY else None
+    element = element_parser(column.element_kind or Kind.STRING) if column.kind is Kind.ARRAY else None
     (chunk,) = values.chunks
     late = column.kind is Kind.TIMESTAMP and pa.types.is_string(chunk.type)
     assert late or chunk.type == arrow_type(column)

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from anabranch.schema.cells import (
+from anabranch.store.session.engine import Session, connect
+from anabranch.testkit.databases import TestDatabases
+from anabranch.values import calendar
+from anabranch.values.calendar import OutOfRange, moment_rank, parse_date, parse_time, parse_timestamp
+from anabranch.values.cells import (
     DATE_INFINITY,
     DATE_MINUS_INFINITY,
     TIMESTAMP_INFINITY,
     TIMESTAMP_MINUS_INFINITY,
     Literal,
 )
-from anabranch.store.session.engine import Session, connect
-from anabranch.testkit.databases import TestDatabases
-from anabranch.values import calendar
-from anabranch.values.calendar import OutOfRange, moment_rank, parse_date, parse_time, parse_timestamp
 
 ASK = """
 create function pg_temp.asked(value text, type text, number text, out printed text, out counted text, out refused text)

@@ -10,9 +10,9 @@ import pytest
 
 from anabranch.client import SyncedDb
 from anabranch.merge import Policy
-from anabranch.schema import Column, Kind, Table
 from anabranch.testkit.memory_remote import MemoryRemote
 from anabranch.testkit.memory_server import MemoryServer, MemoryTable
+from anabranch.values import Column, Kind, Table
 
 TODO = Table(
     "todo",

@@ -17,12 +17,12 @@ import pytest
 
 from anabranch.client import SyncedDb, add_decimals
 from anabranch.client.file import layout, redeclare
-from anabranch.client.forms.decimals import compare
 from anabranch.merge import Policy
-from anabranch.schema import Column, Kind, Table
 from anabranch.testkit.memory_remote import MemoryRemote
 from anabranch.testkit.memory_server import MemoryServer, MemoryTable
 from anabranch.testkit.unseen import write_unseen
+from anabranch.values import Column, Kind, Table
+from anabranch.values.decimals import compare
 
 BILL = Table(
     "bill",

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from anabranch.client import State, SyncedDb
-from anabranch.schema import Column, Kind, Table
 from anabranch.testkit.memory_remote import MemoryRemote
 from anabranch.testkit.memory_server import MemoryTable
 from anabranch.v1 import change_pb2, errors_pb2, position_pb2, resolver_pb2, value_pb2, verdict_pb2
+from anabranch.values import Column, Kind, Table
 
 
 class Changed(MemoryRemote):

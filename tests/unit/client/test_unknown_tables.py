@@ -8,9 +8,9 @@ from typing import Any
 
 from anabranch.client import SyncedDb
 from anabranch.merge import Policy
-from anabranch.schema import Column, Kind, Table
 from anabranch.testkit.memory_remote import MemoryRemote
 from anabranch.testkit.memory_server import MemoryServer, MemoryTable
+from anabranch.values import Column, Kind, Table
 
 TABLES = [Table(name, (Column("id", Kind.STRING, "text"),), ("id",)) for name in ("todo", "gone")]
 

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.canonical import RowEncoder
 from anabranch.client import add_decimals
 from anabranch.client.file.device_table import DeviceTable
-from anabranch.client.forms.texts import text_reader
-from anabranch.client.writes.convert import converter
-from anabranch.schema import Column, Kind, Table
-from anabranch.schema.cells import Literal
 from anabranch.testkit.cell_strategies import cells
+from anabranch.values import Column, Kind, Table
 from anabranch.values.calendar import OutOfRange, parse_date, parse_timestamp
+from anabranch.values.canonical import RowEncoder
+from anabranch.values.cells import Literal
+from anabranch.values.postgres_text import element_parser
+from anabranch.values.python import converter
 
 ELEMENTS = [k for k in Kind if k is not Kind.ARRAY]
 COLUMNS = [Column(f"c{k}", k, k.name.lower()) for k in ELEMENTS]
@@ -180,7 +180,7 @@ def test_texts_beyond_python() -> None:
     assert isinstance(parse_timestamp("294276-12-31 00:00:00"), Literal)
     with pytest.raises(OutOfRange):
         parse_timestamp("294277-01-10 00:00:00")
-    assert text_reader(Kind.BYTES)("\\xdead") == b"\xde\xad"
+    assert element_parser(Kind.BYTES)("\\xdead") == b"\xde\xad"
     with pytest.raises(ValueError, match="not a date"):
         parse_date("yesterday")
 

@@ -10,10 +10,10 @@ import pytest
 from anabranch.client import ConflictEvent, State, SyncedDb
 from anabranch.client.file import layout as layout_module
 from anabranch.merge import Policy
-from anabranch.schema import Column, Kind, Table
 from anabranch.testkit.memory_remote import MemoryRemote
 from anabranch.testkit.memory_server import MemoryServer, MemoryTable
 from anabranch.v1 import change_pb2, errors_pb2, value_pb2, verdict_pb2
+from anabranch.values import Column, Kind, Table
 
 YEAR_MS = 365 * 24 * 3600 * 1000
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyarrow import fs
 
 from anabranch.columnar.file_columns import OWN, file_table
-from anabranch.schema import Column, Kind, Table
+from anabranch.values import Column, Kind, Table
 from anabranch_compactor import base_rows
 from anabranch_compactor.encode import ColumnEncoder
 from anabranch_compactor.files.parquet_files import write_files

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import fs
 
-from anabranch.canonical import SUM_MODULUS, RowEncoder
 from anabranch.columnar.file_columns import file_table
-from anabranch.schema import Cell, Column, Kind, Table
-from anabranch.schema.cells import Literal
-from anabranch.store.cells.file_codecs import file_codecs
 from anabranch.testkit.cell_strategies import cells
 from anabranch.v1 import change_pb2, value_pb2
+from anabranch.values import Cell, Column, Kind, Table
+from anabranch.values.canonical import SUM_MODULUS, RowEncoder
+from anabranch.values.cells import Literal
+from anabranch.values.parquet import file_codecs
 from anabranch.wire.effects import DELETE, INSERT, NONE, UPDATE, Effect, EffectBuilder
 from anabranch_compactor import history
 from anabranch_compactor.decode import log_decoder

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from anabranch.columnar.file_columns import FileTable, file_table, file_type, may_need_text
+from anabranch.columnar.file_columns import FileTable, file_table
 from anabranch.columnar.manifest import (
     Base,
     Bucket,
@@ -19,7 +19,8 @@ from anabranch.columnar.manifest import (
     to_json,
 )
 from anabranch.columnar.proof import Sum
-from anabranch.schema import Column, Kind, Table
+from anabranch.values import Column, Kind, Table
+from anabranch.values.parquet import file_type, may_need_text
 
 ID = Column("id", Kind.STRING, "text")
 

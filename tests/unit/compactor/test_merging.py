@@ -7,7 +7,7 @@ import pytest
 from anabranch.columnar.file_columns import file_table
 from anabranch.columnar.manifest import Base, Bucket, File, TableFiles
 from anabranch.columnar.proof import Sum
-from anabranch.schema import Column, Kind, Table
+from anabranch.values import Column, Kind, Table
 from anabranch_compactor.base import MOST_DELTAS, due_for_merge, with_delta, with_merged
 from anabranch_compactor.files.orphans import run_of
 from anabranch_compactor.merge import MOST_OF_A_SIZE, size_step, to_merge

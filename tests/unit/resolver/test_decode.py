@@ -9,8 +9,8 @@ import pytest
 from google.protobuf import struct_pb2
 
 from anabranch.merge import MutationType
-from anabranch.schema import Column, Kind, Table
 from anabranch.v1 import batch_pb2, errors_pb2, value_pb2
+from anabranch.values import Column, Kind, Table
 from anabranch_conflict_resolver.batch.decode import Decoded, Decoder
 
 BATCH_ID = "01HZY0000000000000000000AA"

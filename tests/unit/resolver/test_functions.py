@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.schema.cells import Cell, Literal
 from anabranch.testkit.merge_functions import install
+from anabranch.values import Cell
+from anabranch.values.cells import Literal
 from anabranch_conflict_resolver.functions import child as module
 from anabranch_conflict_resolver.functions.child import Answer, Functions, NotNowError
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.merge import MutationOutcome, Outcome
-from anabranch.schema import Column, Kind, Table
 from anabranch.v1 import value_pb2, verdict_pb2
+from anabranch.values import Column, Kind, Table
 from anabranch_conflict_resolver.batch.verdict_bytes import applied_as_written, mutation_writer
 
 TABLES = {

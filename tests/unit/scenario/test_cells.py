@@ -9,8 +9,8 @@ import pytest
 
 from anabranch.scenario.cells import to_write
 from anabranch.scenario.values import Json
-from anabranch.schema import Column, Kind
 from anabranch.store.session.engine import Session
+from anabranch.values import Column, Kind
 
 # None of these columns asks Postgres what a value is.
 NOBODY = cast(Session, None)

@@ -8,9 +8,9 @@ from rich.text import Text
 
 from anabranch.cli.lines import columns, fitted, paragraph, printable
 from anabranch.cli.status_lines import YELLOW, unsynced_lines
-from anabranch.schema import Column, Table
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.unsynced import Tables
+from anabranch.values import Column, Table
 
 
 def tables_lines(database: Database, tables: Tables, width: int) -> Iterator[Text]:

@@ -18,12 +18,12 @@ from anabranch.cli.lake.positions import moment_of, position_of
 from anabranch.cli.lake.shown import add_change, add_row, change_json, key_order, row_json
 from anabranch.columnar.lake import LakeError, Registration
 from anabranch.columnar.row_states import Change, Key
-from anabranch.schema import Table
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.cells.cells_of_texts import key_of_text
 from anabranch.store.lake.source import LakeSource, NotCompactedError, TailTooLongError, open_lake
 from anabranch.store.nodes.names import node_names
 from anabranch.store.session.engine import Session
+from anabranch.values import Table
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

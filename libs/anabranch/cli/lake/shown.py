@@ -10,9 +10,9 @@ from rich.table import Table as Grid
 
 from anabranch.cli.lake.positions import moment_of
 from anabranch.columnar.row_states import Change, Key, Row
-from anabranch.schema import Cell, Column, Kind, Table
-from anabranch.store.cells.binary_text import array_printer, element_printer
 from anabranch.store.nodes.names import Who
+from anabranch.values import Cell, Column, Kind, Table
+from anabranch.values.postgres_text import array_printer, element_printer
 
 UNKNOWN = "?"
 _NOBODY = Who("", "")

@@ -12,18 +12,18 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from anabranch.canonical import RowEncoder
 from anabranch.cli.verify.log import RowComparison
 from anabranch.client.file import state
 from anabranch.client.file.device_table import DeviceTable, table_of
 from anabranch.client.reading import sums
 from anabranch.ranges import RangeSums, differing_ranges, in_ranges
-from anabranch.schema import Cell, Table, key_text
 from anabranch.store.catalog.databases import Database
 from anabranch.store.log.moment import moment, rows_at
 from anabranch.store.log.rows import keys_since
 from anabranch.store.session.engine import Session
 from anabranch.v1 import snapshot_pb2
+from anabranch.values import Cell, Table, key_text
+from anabranch.values.canonical import RowEncoder
 
 FILE_TIMEOUT_S = 30.0
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from anabranch.canonical import value_encoder
-from anabranch.schema import Cell, Table, key_cells
 from anabranch.store.catalog.adoption import Contradiction
 from anabranch.store.catalog.databases import Database
 from anabranch.store.group.rows import TableSql
 from anabranch.store.log.rows import effects_by_row
 from anabranch.store.session.engine import Session
 from anabranch.v1 import change_pb2
-from anabranch.wire.values import column_reader
+from anabranch.values import Cell, Table, key_cells
+from anabranch.values.canonical import value_encoder
+from anabranch.values.messages import column_reader
 
 Row = list[Cell]
 

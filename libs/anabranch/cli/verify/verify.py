@@ -12,12 +12,10 @@ from typing import Annotated
 
 import typer
 
-from anabranch.canonical import RowEncoder, table_sum
 from anabranch.cli.catalog.session import catalog_session, refuse
 from anabranch.cli.installation import DataDir, PostgresUrl
 from anabranch.cli.verify.device import NotComparable, check_device
 from anabranch.cli.verify.log import RowComparison, contradictions
-from anabranch.schema import Table
 from anabranch.store.capture.rows import UndecodableError
 from anabranch.store.capture.triggers import gathering
 from anabranch.store.capture.undrained import UndrainedError, rows_before
@@ -27,6 +25,8 @@ from anabranch.store.catalog.databases import Database, load_database
 from anabranch.store.catalog.sums import sum_to_bytes
 from anabranch.store.log.moment import moment, rows_at
 from anabranch.store.session.engine import Session
+from anabranch.values import Table
+from anabranch.values.canonical import RowEncoder, table_sum
 
 app = typer.Typer()
 DIFFERS = 1

@@ -10,8 +10,8 @@ from anabranch.client.events import Change, State
 from anabranch.client.file import guards, layout
 from anabranch.client.file.device_file import Tx
 from anabranch.client.file.device_table import DeviceTable, device_table, quote, table_of
-from anabranch.client.forms.sqlite_values import declared_type
 from anabranch.v1 import snapshot_pb2
+from anabranch.values.sqlite import declared_type
 
 
 def apply_description(tx: Tx, response: snapshot_pb2.DescribeResponse) -> None:

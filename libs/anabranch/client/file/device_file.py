@@ -30,9 +30,9 @@ from anabranch.client.file.mend import mend
 from anabranch.client.file.redeclare import redeclare
 from anabranch.client.file.state import FileState
 from anabranch.client.file.write_connection import WriteConnection, explained
-from anabranch.client.forms.decimals import add_decimals
 from anabranch.client.writes.ids import next_id
 from anabranch.v1 import snapshot_pb2
+from anabranch.values.decimals import add_decimals
 
 BUSY_TIMEOUT_MS = 30_000
 WAIT_S = 120.0

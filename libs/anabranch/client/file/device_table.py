@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from anabranch.canonical import RowEncoder
-from anabranch.client.forms.sqlite_values import RowCodec, declared_type, storer
 from anabranch.client.writes.sure import Sure, sure_of
 from anabranch.merge.model import Policy
-from anabranch.schema import Cell, Column, Kind, Table, key_text
 from anabranch.v1 import snapshot_pb2, value_pb2
-from anabranch.wire.values import column_reader, column_writer
+from anabranch.values import Cell, Column, Kind, Table, key_text
+from anabranch.values.canonical import RowEncoder
+from anabranch.values.messages import column_reader, column_writer
+from anabranch.values.sqlite import RowCodec, declared_type, storer
 
 _CHUNK_VARIABLES = 500
 _LARGE = frozenset({Kind.BYTES, Kind.JSON})

@@ -7,10 +7,10 @@ import re
 import sqlite3
 
 from anabranch.client.file.device_table import DeviceTable, quote, table_of
-from anabranch.client.forms.decimals import COLLATION
-from anabranch.client.forms.sqlite_values import declared_type
-from anabranch.schema import Kind
 from anabranch.v1 import snapshot_pb2
+from anabranch.values import Kind
+from anabranch.values.decimals import COLLATION
+from anabranch.values.sqlite import declared_type
 
 _COPY = "_db_copy"
 

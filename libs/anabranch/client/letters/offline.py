@@ -16,9 +16,9 @@ from anabranch.client.file import layout
 from anabranch.client.file.device_file import DeviceFile
 from anabranch.client.file.device_table import DeviceTable
 from anabranch.client.letters import dead
-from anabranch.client.writes.convert import converter
 from anabranch.client.writes.local import BatchBuilder
-from anabranch.schema import Column, Kind
+from anabranch.values import Column, Kind
+from anabranch.values.python import converter
 
 _TEXT = frozenset({Kind.STRING, Kind.LITERAL, Kind.UUID, Kind.JSON, Kind.DECIMAL})
 

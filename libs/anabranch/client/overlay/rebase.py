@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from anabranch.canonical import SUM_MODULUS
 from anabranch.client.events import Change, Origin
 from anabranch.client.file.device_file import Tx
 from anabranch.client.file.device_table import DeviceTable
@@ -21,7 +20,8 @@ from anabranch.client.overlay.pendings import Pendings
 from anabranch.client.queue import statements
 from anabranch.client.writes.payload import RowPart
 from anabranch.merge.overlay import shown
-from anabranch.schema import Cell
+from anabranch.values import Cell
+from anabranch.values.canonical import SUM_MODULUS
 
 _HASH_BYTES = 16
 

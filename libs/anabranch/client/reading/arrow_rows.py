@@ -1,99 +1,14 @@
-"""Arrow columns of a pull to what SQLite holds, column by column.
-
-The columns come as BOOL: bool; INT64: int16, int32 or int64; DOUBLE: float or double; BYTES: binary; TIMESTAMP: int64
-or timestamp[us] with the exact microseconds; DATE: int32 or date32; TIME: int64 or time64[us]; all others: utf8. An
-ARRAY is the JSON array of its elements' texts as Postgres prints them, nested for further dimensions, null for NULL;
-text that is no JSON is a Literal's, and so is a TIMESTAMP that comes as text.
-"""
+"""The chunks of a pull as rows that SQLite holds (``anabranch.values.arrow_to_sqlite``)."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from anabranch.client.forms.sqlite_values import storer
-from anabranch.client.forms.texts import text_reader
-from anabranch.schema import Cell, Column, Kind, Table
-from anabranch.schema.cells import Literal
-
-_INTEGERS = frozenset({Kind.BOOL, Kind.INT64, Kind.TIMESTAMP, Kind.DATE, Kind.TIME})
-_WIDTHS = {32: pa.int32(), 64: pa.int64()}
-_CODES = {pa.uint8(): "B", pa.int16(): "h", pa.int32(): "i", pa.int64(): "q", pa.float64(): "d"}
-
-
-def _integers(column: pa.Array) -> list[Any]:
-    kind = column.type
-    if pa.types.is_boolean(kind):
-        column = column.cast(pa.uint8())
-    elif pa.types.is_temporal(kind):
-        column = column.view(_WIDTHS[kind.bit_width])
-    elif not pa.types.is_integer(kind):
-        # A column of timestamps that holds some beyond 64 bits comes as text: theirs, and the others' numbers.
-        return [v if v is None or not v.lstrip("-").isdigit() else int(v) for v in column.to_pylist()]
-    return _numbers(column)
-
-
-def _numbers(column: pa.Array) -> list[Any]:
-    # By way of the buffer itself: to_pylist is three times slower, and to_numpy needs a package more.
-    start = column.offset
-    buffer: Any = memoryview(column.buffers()[1])
-    values: list[Any] = buffer.cast(_CODES[column.type])[start : start + len(column)].tolist()
-    if column.null_count:
-        for i in pc.indices_nonzero(column.is_null()).to_pylist():
-            values[i] = None
-    return values
-
-
-def _doubles(column: pa.Array) -> list[Any]:
-    values = _numbers(column.cast(pa.float64()))
-    for i in pc.indices_nonzero(pc.is_nan(column).fill_null(False)).to_pylist():
-        values[i] = "NaN"
-    return values
-
-
-def _objects(column: pa.Array) -> list[Any]:
-    values: list[Any] = column.to_pylist()
-    return values
-
-
-def array_cell(text: str, element: Callable[[str], Cell]) -> Cell:
-    """The cell of an array as a pull carries it. Raises ValueError or KeyError where an element is not readable."""
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError:
-        return Literal(text)
-
-    def cells(value: Any) -> Cell:
-        if type(value) is list:
-            return tuple(cells(v) for v in value)
-        return None if value is None else element(value)
-
-    return cells(value)
-
-
-def _arrays(column: Column) -> Callable[[pa.Array], list[Any]]:
-    element = text_reader(column.element_kind or Kind.STRING)
-    store = storer(column)
-    assert store is not None
-
-    def convert(values: pa.Array) -> list[Any]:
-        return [None if v is None else store(array_cell(v, element)) for v in values.to_pylist()]
-
-    return convert
-
-
-def _converter(column: Column) -> Callable[[pa.Array], list[Any]]:
-    if column.kind in _INTEGERS:
-        return _integers
-    if column.kind is Kind.DOUBLE:
-        return _doubles
-    if column.kind is Kind.ARRAY:
-        return _arrays(column)
-    return _objects
+from anabranch.values import Table
+from anabranch.values.arrow_to_sqlite import sqlite_column
 
 
 class ArrowRows:
@@ -101,7 +16,7 @@ class ArrowRows:
 
     def __init__(self, table: Table) -> None:
         self._names = table.column_names
-        self._converters = [_converter(c) for c in table.columns]
+        self._converters = [sqlite_column(c) for c in table.columns]
 
     def read(self, ipc: bytes) -> tuple[int, Iterable[tuple[Any, ...]]]:
         """Number of rows and the stored rows, in the order of the table's columns, of an Arrow IPC stream.

@@ -14,7 +14,7 @@ from typing import IO
 from anabranch.client.file.device_table import DeviceTable
 from anabranch.client.overlay.rebase import Patch
 from anabranch.v1 import change_pb2
-from anabranch.wire.values import Reader
+from anabranch.values.messages import Reader
 
 _MEMORY_BYTES = 8 * 1024 * 1024
 _LENGTH_BYTES = 8

@@ -29,8 +29,8 @@ from anabranch.client.reading.effects import Folded
 from anabranch.client.reading.prefetch import prefetched
 from anabranch.client.remote import RemoteDb
 from anabranch.ranges import WHOLE, KeyRange, RangeSum, RangeSums
-from anabranch.schema import Cell
 from anabranch.v1 import position_pb2, snapshot_pb2, value_pb2
+from anabranch.values import Cell
 
 MOST_ROWS = 100_000
 """Rows that are fetched one by one at most; where more would have to be, a pull costs less."""

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from anabranch.canonical import SUM_MODULUS, table_sum
 from anabranch.client.events import State
 from anabranch.client.file.device_file import DeviceFile, Tx
 from anabranch.client.file.device_table import DeviceTable
-from anabranch.schema import Cell
 from anabranch.v1 import position_pb2
+from anabranch.values import Cell
+from anabranch.values.canonical import SUM_MODULUS, table_sum
 
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, struct.error, DecodeError)
 """What reading a row raises that is not what its columns hold."""

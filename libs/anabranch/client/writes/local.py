@@ -13,15 +13,15 @@ from anabranch.client.file.device_file import Tx
 from anabranch.client.file.device_table import DeviceTable
 from anabranch.client.overlay.rebase import change_of, overlaid, write_bases
 from anabranch.client.queue import statements
-from anabranch.client.writes.convert import Converter, converter
 from anabranch.client.writes.ids import next_id
 from anabranch.client.writes.payload import RowPart, mutation_message
 from anabranch.client.writes.sure import SurelyRefusedError
 from anabranch.merge.model import MutationType
 from anabranch.merge.overlay import Pending
-from anabranch.schema import Cell
-from anabranch.schema.cells import Literal
 from anabranch.v1 import batch_pb2, snapshot_pb2
+from anabranch.values import Cell
+from anabranch.values.cells import Literal
+from anabranch.values.python import Converter, converter
 
 Cells = dict[str, Cell]
 _LOCAL: Origin = "local"

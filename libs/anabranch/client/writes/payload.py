@@ -10,9 +10,9 @@ from typing import Any
 from anabranch.client.file.device_table import DeviceTable
 from anabranch.merge.model import MutationType
 from anabranch.merge.overlay import Pending
-from anabranch.schema import Cell
 from anabranch.v1 import batch_pb2, value_pb2
-from anabranch.wire.values import Reader
+from anabranch.values import Cell
+from anabranch.values.messages import Reader
 
 _NOT_GIVEN = value_pb2.Value()
 _CACHED_ROWS = 50_000

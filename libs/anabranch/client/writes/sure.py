@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Any
 
-from anabranch.schema import Cell, Column, Kind
-from anabranch.schema.cells import (
+from anabranch.v1 import snapshot_pb2
+from anabranch.values import Cell, Column, Kind
+from anabranch.values.cells import (
     DATE_INFINITY,
     DATE_MINUS_INFINITY,
     TIMESTAMP_INFINITY,
     TIMESTAMP_MINUS_INFINITY,
     Literal,
 )
-from anabranch.v1 import snapshot_pb2
 
 Judge = Callable[[Any], None]
 """Takes a cell that is not NULL. Raises SurelyRefusedError."""

@@ -10,11 +10,11 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from anabranch.merge import MutationType
-from anabranch.schema import Cell
 from anabranch.store.capture.large_images import CARRIED_BYTES, LARGE_BYTES, image_size
 from anabranch.store.capture.rows import UndecodableError, decode
 from anabranch.store.catalog.databases import Database
 from anabranch.store.session.binary import Connection, Cursor, int8, int8_array, run
+from anabranch.values import Cell
 
 __all__ = [
     "COLUMNS",

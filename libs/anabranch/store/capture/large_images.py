@@ -13,9 +13,9 @@ import struct
 from collections.abc import Iterator
 from hashlib import sha256
 
-from anabranch.schema.pieces import LargeText, Pieces
 from anabranch.store.inbox.claim import renew
 from anabranch.store.session.binary import Connection, int8, run
+from anabranch.values.pieces import LargeText, Pieces
 
 LARGE_BYTES = 16 * 2**20
 """An image with more bytes is read so."""

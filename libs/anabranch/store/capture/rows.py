@@ -27,11 +27,11 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from anabranch.schema import Column, Kind, Table
 from anabranch.store.capture.large_images import LargeImage
 from anabranch.store.cells.binary_cells import Row, quote, read_expression, row_loader
 from anabranch.store.session import binary
 from anabranch.store.session.binary import Connection, Parameter
+from anabranch.values import Column, Kind, Table
 
 _MOST_ROWS = 5_000
 _MOST_BYTES = 8 * 2**20

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from anabranch.canonical import RowEncoder
-from anabranch.schema import Table, key_text
 from anabranch.store.capture.rows import decode
 from anabranch.store.catalog.databases import Database
 from anabranch.store.cells.binary_cells import Row
 from anabranch.store.log.history import Known
 from anabranch.store.session.binary import Connection, int8, run
 from anabranch.store.session.engine import AsyncSession
+from anabranch.values import Table, key_text
+from anabranch.values.canonical import RowEncoder
 
 MOST = 20_000
 """Changes that are taken back; with more of them the drain is waited for."""

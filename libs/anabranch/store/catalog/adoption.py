@@ -15,14 +15,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from anabranch.canonical import SUM_MODULUS, RowEncoder
-from anabranch.schema import Column, Kind, Table
-from anabranch.schema.cells import Literal
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.sums import scan_sum, sum_to_bytes
 from anabranch.store.cells.binary_cells import Row, Sender, literal_sender, quote, sender
 from anabranch.store.session.binary import Connection, bool_array, bytea, int8, run
 from anabranch.store.session.channels import CLAIM_LOCK_CLASS, INBOX_CHANNEL
+from anabranch.values import Column, Kind, Table
+from anabranch.values.canonical import SUM_MODULUS, RowEncoder
+from anabranch.values.cells import Literal
 
 _LIMITS = """
 select set_config('lock_timeout', %(lock)s, true), set_config('statement_timeout', %(statement)s, true)

@@ -16,11 +16,11 @@ from typing import Any
 import psycopg
 
 from anabranch.merge.model import Policy
-from anabranch.schema import Column, Kind, Table
 from anabranch.store.catalog.policy import DatabasePolicy, TablePolicy, database_policy, effective, table_policy
 from anabranch.store.catalog.relation import Constraints, base_types_of, constraints_of
 from anabranch.store.catalog.table_order import TableOrder, table_order
 from anabranch.store.session.steps import Statement, Steps, arun, run
+from anabranch.values import Column, Kind, Table
 
 
 class UnknownDatabaseError(LookupError):

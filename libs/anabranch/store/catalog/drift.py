@@ -14,12 +14,12 @@ from typing import Any
 
 import psycopg
 
-from anabranch.schema import Column, Table
 from anabranch.store.capture.triggers import trigger_faults
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.refusals import why_not
 from anabranch.store.catalog.relation import relations_of
 from anabranch.store.session.steps import Steps, arun, run
+from anabranch.values import Column, Table
 
 # Integers and texts whose values stay what they are when one becomes the other.
 _ALIKE = (

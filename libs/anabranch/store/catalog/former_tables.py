@@ -9,10 +9,10 @@ from typing import Any
 
 import psycopg
 
-from anabranch.schema import Table
 from anabranch.store.catalog.databases import columns_from_json
 from anabranch.store.session.engine import Session
 from anabranch.store.session.steps import Statement, Steps, arun, run
+from anabranch.values import Table
 
 KEEP = """
 with gone as (

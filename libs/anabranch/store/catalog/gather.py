@@ -29,8 +29,6 @@ from typing import Any, TypeVar
 import psycopg
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random
 
-from anabranch.canonical import SUM_MODULUS, RowEncoder
-from anabranch.schema import Table
 from anabranch.store.capture import triggers
 from anabranch.store.capture.rows import UndecodableError, decode
 from anabranch.store.catalog.databases import Database, load_database
@@ -57,6 +55,8 @@ from anabranch.store.catalog.sums import scan_sum
 from anabranch.store.cells.binary_cells import quote
 from anabranch.store.session.channels import REGISTRATION_LOCK_CLASS
 from anabranch.store.session.steps import run
+from anabranch.values import Table
+from anabranch.values.canonical import SUM_MODULUS, RowEncoder
 
 _R = TypeVar("_R")
 

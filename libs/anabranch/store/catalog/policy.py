@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 
 from anabranch.merge import COMPUTED, FUNCTION, check_policy, function_of
 from anabranch.merge.model import Policy
-from anabranch.schema import Kind
+from anabranch.values import Kind
 
 Order = Literal["server", "edit"]
 Delete = Literal["rejects", "wins"]

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
-from anabranch.schema import Column, Kind
 from anabranch.store.catalog.policy import POLICY_KINDS, TablePolicy
 from anabranch.store.catalog.relation import Relation
-from anabranch.store.cells import types
-from anabranch.store.cells.types import Types
+from anabranch.values import Column, Kind, postgres_types
+from anabranch.values.postgres_types import Types
 
 
 class Refusal(StrEnum):
@@ -120,7 +119,7 @@ def _key(relation: Relation, known: Types) -> Iterator[Refused]:
     by_name = {c.name: c for c in relation.columns}
     for name in relation.key_columns:
         column = by_name[name]
-        reason = types.why_no_key(known, column.type_oid, column.modifier, column.deterministic)
+        reason = postgres_types.why_no_key(known, column.type_oid, column.modifier, column.deterministic)
         if reason is not None:
             yield Refused(Refusal.KEY_TYPE, f'key column "{name}" is {reason}')
         if column.generated or column.identity == "a":

@@ -25,7 +25,6 @@ import psycopg
 from psycopg.types.json import Jsonb
 from ulid import ULID
 
-from anabranch.schema import Table
 from anabranch.store.capture import triggers
 from anabranch.store.catalog import former_tables
 from anabranch.store.catalog.databases import Database, UnknownDatabaseError, columns_to_json, load_database
@@ -36,6 +35,7 @@ from anabranch.store.catalog.sums import scan_sum, sum_to_bytes
 from anabranch.store.session.channels import CATALOG_CHANNEL, CLAIM_LOCK_CLASS
 from anabranch.store.session.errors import OWN_SCHEMA, violated
 from anabranch.store.session.steps import run
+from anabranch.values import Table
 
 Connection = psycopg.Connection[Any]
 

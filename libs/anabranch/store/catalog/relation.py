@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from anabranch.schema import Column
-from anabranch.store.cells import types
-from anabranch.store.cells.types import TypeRow, Types
 from anabranch.store.session.steps import Statement, Steps
+from anabranch.values import Column, postgres_types
+from anabranch.values.postgres_types import TypeRow, Types
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +99,15 @@ class Relation:
 
 
 def _column(column: RelationColumn, known: Types) -> Column:
-    kind, element_kind = types.kinds_of(known, column.type_oid)
+    kind, element_kind = postgres_types.kinds_of(known, column.type_oid)
     written_by_postgres = column.generated != "" or column.identity == "a"
-    default = column.default is not None or column.identity != "" or types.has_default(known, column.type_oid)
+    default = column.default is not None or column.identity != "" or postgres_types.has_default(known, column.type_oid)
     return Column(
         name=column.name,
         kind=kind,
         element_kind=element_kind,
         postgres_type=column.postgres_type,
-        not_null=column.not_null or types.not_null(known, column.type_oid),
+        not_null=column.not_null or postgres_types.not_null(known, column.type_oid),
         generated=written_by_postgres,
         has_default=default and not written_by_postgres,
     )

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from psycopg.pq import TransactionStatus
 
-from anabranch.canonical import SUM_MODULUS, RowEncoder, table_sum
-from anabranch.schema import Table
 from anabranch.store.cells.binary_cells import Row, quote, read_expression, row_loader
 from anabranch.store.session import binary
 from anabranch.store.session.binary import Connection
+from anabranch.values import Table
+from anabranch.values.canonical import SUM_MODULUS, RowEncoder, table_sum
 
 _CURSOR = '"anabranch sum"'
 _FIRST_CHUNK = 64

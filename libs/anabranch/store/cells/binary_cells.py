@@ -20,19 +20,17 @@ from typing import Any
 
 from psycopg import sql
 
-from anabranch.schema.cells import (
+from anabranch.store.session import binary
+from anabranch.store.session.binary import EPOCH_DAYS, EPOCH_US, ArrayBuilder, Parameter
+from anabranch.values import Cell, Column, Kind, postgres_text
+from anabranch.values.calendar import cell_timestamp_text, timestamp_text
+from anabranch.values.cells import (
     DATE_INFINITY,
     DATE_MINUS_INFINITY,
     TIMESTAMP_INFINITY,
     TIMESTAMP_MINUS_INFINITY,
-    Cell,
     Literal,
 )
-from anabranch.schema.table import Column, Kind
-from anabranch.store.cells import binary_text
-from anabranch.store.session import binary
-from anabranch.store.session.binary import EPOCH_DAYS, EPOCH_US, ArrayBuilder, Parameter
-from anabranch.values.calendar import cell_timestamp_text, timestamp_text
 
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 _MODIFIER = re.compile(r"\([^()]*\)")
@@ -123,7 +121,7 @@ def _has_zone(column: Column) -> bool:
 
 
 def _array_builder(column: Column) -> ArrayBuilder:
-    show = binary_text.array_printer(column.element_kind or Kind.STRING)
+    show = postgres_text.array_printer(column.element_kind or Kind.STRING)
 
     def build(cells: Sequence[Cell]) -> Parameter:
         return binary.text_array([None if c is None else show(c) for c in cells], column.name)
@@ -176,7 +174,7 @@ def _loading(place: int, column: Column) -> _Loading | None:
             # What is not between them are the infinities, which are the cells' as well.
             return _Loading(place, int, DATE_MINUS_INFINITY + 1, DATE_INFINITY - 1, EPOCH_DAYS)
         case Kind.ARRAY:
-            return _Loading(place, binary_text.array_parser(column.element_kind or Kind.STRING))
+            return _Loading(place, postgres_text.array_parser(column.element_kind or Kind.STRING))
     return None
 
 

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 
 import psycopg
 
-from anabranch.schema import Cell, Column, Kind, Table
-from anabranch.schema.cells import key_cells
 from anabranch.store.cells.binary_cells import quote, read_expression, row_loader
 from anabranch.store.session import binary
 from anabranch.store.session.engine import Session
+from anabranch.values import Cell, Column, Kind, Table, key_cells
 
 _NUMBER = re.compile(r"-?[0-9]+")
 _AS_NUMBERS = frozenset({Kind.TIMESTAMP, Kind.DATE, Kind.TIME})

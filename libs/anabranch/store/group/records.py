@@ -11,9 +11,6 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from anabranch.merge.model import RowVersion, Stamp
-from anabranch.schema.pieces import Pieces
-from anabranch.schema.table import Kind
-from anabranch.store.cells.binary_text import array_printer
 from anabranch.store.cells.index_keys import index_keys
 from anabranch.store.group import records_statements as statements
 from anabranch.store.inbox.claim import longer, renew
@@ -31,6 +28,9 @@ from anabranch.store.session.binary import (
     text_array,
 )
 from anabranch.store.session.channels import GROUPS_CHANNEL
+from anabranch.values import Kind
+from anabranch.values.pieces import Pieces
+from anabranch.values.postgres_text import array_printer
 
 
 @dataclass(slots=True)

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from anabranch.schema.cells import Cell, key_text
-from anabranch.schema.table import Kind, Table
 from anabranch.store.cells.binary_cells import row_loader
 from anabranch.store.group.rows_statements import Statements
 from anabranch.store.session.binary import Connection, run
+from anabranch.values import Cell, Kind, Table, key_text
 
 T = TypeVar("T")
 Key = tuple[Cell, ...]

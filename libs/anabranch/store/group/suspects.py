@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from anabranch.schema.cells import Cell
-from anabranch.schema.table import Column, Table
 from anabranch.store.catalog.relation import ForeignKey, UniqueKey
 from anabranch.store.cells.binary_cells import carried_type, quote
 from anabranch.store.group.rows_statements import Sent, sent_as
 from anabranch.store.session.binary import Connection, run, text, text_array
+from anabranch.values import Cell, Column, Table
 
 CHECKS = b"""
 select r.relname::text, pg_get_expr(c.conbin, c.conrelid),

@@ -13,11 +13,10 @@ from decimal import Decimal, InvalidOperation
 
 import psycopg
 
-from anabranch.schema.cells import Cell
-from anabranch.schema.table import Column, Kind, Table
 from anabranch.store.group.rows_statements import sent_as
 from anabranch.store.group.waves import wave
 from anabranch.store.session.binary import Connection, run
+from anabranch.values import Cell, Column, Kind, Table
 
 _INTEGERS = {"smallint": 16, "integer": 32}
 _LENGTH = re.compile(r"(?:character varying|character)\((\d+)\)")

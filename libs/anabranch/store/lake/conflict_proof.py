@@ -19,11 +19,11 @@ from anabranch.columnar.evidence import EvidenceError, manifest_folder
 from anabranch.columnar.file_columns import OWN, FileColumn
 from anabranch.columnar.manifest import Manifest, TableFiles
 from anabranch.columnar.proof import Sum
-from anabranch.schema import Cell
-from anabranch.store.cells.file_codecs import file_codecs
 from anabranch.store.lake.compactions import CONFLICT_FIELDS, conflict_bytes
 from anabranch.v1 import value_pb2
-from anabranch.wire.values import column_writer
+from anabranch.values import Cell
+from anabranch.values.messages import column_writer
+from anabranch.values.parquet import file_codecs
 
 _ROWS = 10_000
 _DIGEST = 16

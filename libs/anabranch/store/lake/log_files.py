@@ -12,11 +12,11 @@ import pyarrow as pa
 from adbc_driver_postgresql import dbapi as postgres
 from psycopg.conninfo import make_conninfo
 
-from anabranch.schema import Table
 from anabranch.store.cells.binary_cells import quote
 from anabranch.store.log.pull_columns import mender, select_list
 from anabranch.store.session.engine import SessionOptions, connection_arguments
 from anabranch.store.session.settings import PUT_RIGHT
+from anabranch.values import Table
 
 APPLICATION = "anabranch-compactor-read"
 _BATCH_BYTES = "adbc.postgresql.batch_size_hint_bytes"
@@ -81,7 +81,7 @@ def read_rows(
     url: str, snapshot: str, schema_name: str, table: Table, first_page: int, end_page: int, batch_bytes: int
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a table in the pages from ``first_page`` up to ``end_page``, as of an exported snapshot, as a Pull
-    carries them (``anabranch.columnar.arrow_types``)."""
+    carries them (``anabranch.values.arrow``)."""
     statement = (
         f"select {select_list(table, 't')} from {quote(schema_name)}.{quote(table.name)} t "
         f"where t.ctid >= '({int(first_page)},0)'::tid and t.ctid < '({int(end_page)},0)'::tid"

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from anabranch.columnar.lake import LakeTable
 from anabranch.columnar.manifest import from_json
 from anabranch.columnar.row_states import Change, Key
-from anabranch.schema import Table, key_text
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.ended_registrations import with_ended
-from anabranch.store.cells.file_codecs import file_codecs
 from anabranch.store.lake import compactions
 from anabranch.store.lake.compactions import TailRow
 from anabranch.store.session.engine import Session
 from anabranch.v1 import change_pb2
-from anabranch.wire.values import column_reader
+from anabranch.values import Table, key_text
+from anabranch.values.messages import column_reader
+from anabranch.values.parquet import file_codecs
 
 MOST_TAIL_ROWS = 1_000_000
 """Rows of the log beyond the lake; compaction is due where there are more."""

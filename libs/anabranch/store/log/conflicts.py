@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from anabranch.schema import Kind, Table
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.former_tables import Former
 from anabranch.store.session.steps import Statement, Steps, arun, run
+from anabranch.values import Kind, Table
 
 MOST_LOOKED_AT = 20_000
 """Entries that one page looks at."""

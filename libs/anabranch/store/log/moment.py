@@ -12,9 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
 
-from anabranch.canonical import RowEncoder
 from anabranch.ranges import KeyRange, RangeSums, in_ranges
-from anabranch.schema import Table, key_text
 from anabranch.store.capture.undrained import rows_before
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.sums import scan_rows
@@ -26,6 +24,8 @@ from anabranch.store.log.reader_statements import SUMS
 from anabranch.store.session import binary
 from anabranch.store.session.binary import Connection
 from anabranch.store.session.engine import Session, SessionOptions, connect
+from anabranch.values import Table, key_text
+from anabranch.values.canonical import RowEncoder
 
 
 def begin(conn: Connection, database: Database, table: Table) -> Sums:

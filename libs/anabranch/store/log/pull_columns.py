@@ -1,5 +1,5 @@
 """How the columns of a pull are selected, and what the driver gives for them made into what the contract says
-(``anabranch.columnar.arrow_types``), a whole column at a time.
+(``anabranch.values.arrow``), a whole column at a time.
 
 The driver (ADBC) reads Postgres's binary format. It moves timestamps and dates from the epoch of 2000 to that of 1970
 by an addition that wraps around, and knows no infinity. What has wrapped lies below everything that Postgres holds
@@ -13,17 +13,12 @@ from collections.abc import Callable
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anabranch.columnar.arrow_types import arrow_type, has_zone
-from anabranch.schema import Column, Kind, Table
-from anabranch.schema.cells import (
-    DATE_INFINITY,
-    DATE_MINUS_INFINITY,
-    TIMESTAMP_INFINITY,
-    TIMESTAMP_MINUS_INFINITY,
-)
 from anabranch.store.cells.binary_cells import is_built_in, output_text, quote, read_expression
 from anabranch.store.session.binary import EPOCH_DAYS, EPOCH_US
+from anabranch.values import Column, Kind, Table
+from anabranch.values.arrow import arrow_type, has_zone
 from anabranch.values.calendar import timestamp_text
+from anabranch.values.cells import DATE_INFINITY, DATE_MINUS_INFINITY, TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY
 
 _FIRST_US = -211_000_000_000_000_000
 _FIRST_DAY = -2_500_000

@@ -28,17 +28,17 @@ from adbc_driver_manager import dbapi as driver
 from adbc_driver_postgresql import dbapi as postgres
 from psycopg.conninfo import make_conninfo
 
-from anabranch.columnar.arrow_types import to_cells
-from anabranch.schema import Table
 from anabranch.store.capture.undrained import NEWEST
 from anabranch.store.cells.binary_cells import carried_type, quote
-from anabranch.store.cells.binary_text import array_printer
 from anabranch.store.log.pull_columns import mender, select_list
 from anabranch.store.log.reader import Sums, sums_of
 from anabranch.store.log.reader_statements import SUMS
 from anabranch.store.session.availability import is_passing
 from anabranch.store.session.engine import CONNECT_S, AsyncSession, SessionOptions, connection_arguments
 from anabranch.store.session.settings import PUT_RIGHT
+from anabranch.values import Table
+from anabranch.values.arrow import to_cells
+from anabranch.values.postgres_text import array_printer
 
 APPLICATION = "anabranch-snapshot-pull"
 END_SESSION = """
@@ -187,7 +187,7 @@ class PullReader:
             raise _judged(error) from error
 
     def next_batch(self) -> pa.RecordBatch | None:
-        """The table's next rows, as ``anabranch.columnar.arrow_types`` says; None at its end."""
+        """The table's next rows, as ``anabranch.values.arrow`` says; None at its end."""
         assert self._batches is not None
         assert self._table is not None
         try:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from anabranch.columnar.evidence import Evidence, EvidenceError
 from anabranch.columnar.manifest import ManifestError, from_json
 from anabranch.columnar.proof import Sum
-from anabranch.store.cells.file_codecs import file_codecs
 from anabranch.store.lake.compactions import Published
 from anabranch.store.lake.conflict_proof import conflicts_sum
 from anabranch.store.lake.run_shapes import read_pieces
 from anabranch.store.retention.floor import Kept, conflict_sum, log_sum
 from anabranch.store.session.engine import Session
+from anabranch.values.parquet import file_codecs
 
 
 class Proof:

@@ -6,7 +6,7 @@ at a time. A binary array of one dimension is: 32 bit number of dimensions (0 wh
 NULLs", oid of the element type, number of elements, lower bound 1; then for each element its 32 bit length
 (-1 is NULL) and its bytes. All big-endian.
 
-Cells are as in ``anabranch.schema.cells``; the epoch of Postgres is 2000-01-01.
+Cells are as in ``anabranch.values.cells``; the epoch of Postgres is 2000-01-01.
 """
 
 from __future__ import annotations
@@ -23,12 +23,7 @@ from psycopg.pq import Format
 from psycopg.types.numeric import Int4BinaryLoader, Int8BinaryLoader
 from psycopg.types.string import TextBinaryLoader
 
-from anabranch.schema.cells import (
-    DATE_INFINITY,
-    DATE_MINUS_INFINITY,
-    TIMESTAMP_INFINITY,
-    TIMESTAMP_MINUS_INFINITY,
-)
+from anabranch.values.cells import DATE_INFINITY, DATE_MINUS_INFINITY, TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY
 
 Connection = psycopg.Connection[Any]
 Cursor = psycopg.RawCursor[tuple[Any, ...]]

@@ -17,7 +17,6 @@ from typing import Any
 from ulid import ULID
 
 from anabranch.merge import SERVER_NODE
-from anabranch.schema import Cell
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.sums import scan_sum
 from anabranch.store.session.engine import Session
@@ -31,7 +30,8 @@ from anabranch.testkit.torture.processes import Node
 from anabranch.testkit.torture.proxy import Proxy
 from anabranch.testkit.torture.registers import KINDS, Logged, Lost, Sent, ServerBatch, Step
 from anabranch.v1 import batch_pb2, change_pb2, ingest_pb2, position_pb2, value_pb2, verdict_pb2
-from anabranch.wire.values import column_reader
+from anabranch.values import Cell
+from anabranch.values.messages import column_reader
 
 DRAIN_S = 120.0
 RESEND_AT_ONCE = 200

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from anabranch.schema import Cell
+from anabranch.values import Cell
 
 _LONGEST = 40
 

@@ -25,7 +25,6 @@ from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from anabranch.schema import Cell, Table
 from anabranch.testkit.torture.registers import (
     At,
     Broken,
@@ -44,6 +43,7 @@ from anabranch.testkit.torture.registers import (
 from anabranch.testkit.torture.side_effects import SideEffects
 from anabranch.testkit.torture.turn import Turn
 from anabranch.v1 import errors_pb2, verdict_pb2
+from anabranch.values import Cell, Table
 
 SERVER = "server"
 _NO_ANSWER = ("it did not answer within", "its process ended", "the process of the functions")

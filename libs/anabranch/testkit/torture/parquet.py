@@ -10,17 +10,16 @@ from typing import Any
 from anabranch.columnar.lake import LakeTable
 from anabranch.columnar.manifest import Manifest, from_json
 from anabranch.columnar.row_states import DELETE, INSERT, NONE, Key, Row
-from anabranch.schema import Cell, Table
-from anabranch.schema.cells import key_text
 from anabranch.store.catalog.databases import Database
-from anabranch.store.cells.file_codecs import file_codecs
 from anabranch.store.lake import compactions
 from anabranch.store.session.engine import Session
 from anabranch.testkit import oracle
 from anabranch.testkit.torture.lake import KEPT
 from anabranch.testkit.torture.registers import KINDS
 from anabranch.v1 import change_pb2
-from anabranch.wire.values import column_reader
+from anabranch.values import Cell, Table, key_text
+from anabranch.values.messages import column_reader
+from anabranch.values.parquet import file_codecs
 
 _KINDS = {**KINDS, change_pb2.EFFECT_TYPE_NONE: "none"}
 _MOMENTS = 8

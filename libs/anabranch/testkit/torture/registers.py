@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from anabranch.schema import Cell
 from anabranch.v1 import change_pb2
+from anabranch.values import Cell
 
 Order = tuple[int, str]
 At = tuple[str, str]

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from anabranch.schema import Cell
 from anabranch.testkit.torture.registers import At, Logged
+from anabranch.values import Cell
 
 TALLY = "tally"
 NUMBERED, CHECKED = "numbered", "checked"

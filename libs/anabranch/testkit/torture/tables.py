@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from anabranch.schema import Cell
 from anabranch.testkit.torture import side_effects
 from anabranch.testkit.torture.registers import At, Rules
+from anabranch.values import Cell
 
 NAME = "torture"
 SHARED = 30

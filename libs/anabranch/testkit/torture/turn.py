@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from anabranch.schema import Cell
-from anabranch.schema.cells import key_text
 from anabranch.testkit.torture.registers import At, Line, Lost, Order, Register, Row, Rules, Sent, Written
 from anabranch.v1 import batch_pb2
-from anabranch.wire.values import column_reader
+from anabranch.values import Cell, key_text
+from anabranch.values.messages import column_reader
 
 if TYPE_CHECKING:
     from anabranch.testkit.torture.judge import Judge

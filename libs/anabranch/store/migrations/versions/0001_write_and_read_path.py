@@ -160,7 +160,7 @@ create table anabranch.log_default partition of anabranch.log default;
 alter table anabranch.log_default alter column effect set storage external;
 comment on column anabranch.log.effect is 'the serialized anabranch.v1.Effect';
 comment on column anabranch.log.effect_hash is
-    'BLAKE2b-128 of the effect''s canonical encoding (anabranch.canonical)';
+    'BLAKE2b-128 of the effect''s canonical encoding (anabranch.values.canonical)';
 
 create table anabranch.row_versions (
     table_id        integer not null,

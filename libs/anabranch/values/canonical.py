@@ -28,9 +28,10 @@ from hashlib import blake2b
 from operator import itemgetter
 from typing import Any
 
-from anabranch.schema.cells import Cell, Literal
-from anabranch.schema.pieces import Pieces
-from anabranch.schema.table import Kind, Table
+from anabranch.values.cells import Cell, Literal
+from anabranch.values.kinds import Kind
+from anabranch.values.pieces import Pieces
+from anabranch.values.table import Table
 
 SUM_MODULUS = 1 << 128
 _DIGEST_BYTES = 16

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from anabranch.schema.cells import Cell, Literal
-from anabranch.schema.table import Column, Kind
 from anabranch.v1 import value_pb2
+from anabranch.values.cells import Cell, Literal
+from anabranch.values.kinds import Kind
+from anabranch.values.table import Column
 
 ARMS: dict[Kind, str] = {
     Kind.BOOL: "bool_value",

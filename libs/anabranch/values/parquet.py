@@ -1,37 +1,93 @@
-"""Cells to columns of Parquet files and back, a whole column at a time."""
+"""Cells to columns of Parquet files and back, a whole column at a time.
+
+============================  ==================================================================================
+kind                          type in a file
+============================  ==================================================================================
+BOOL                          boolean
+INT64                         INT64
+DOUBLE                        DOUBLE, by its bits
+STRING, JSON, UUID, LITERAL   string
+DECIMAL                       decimal(p, s) where numeric(p, s) is declared with at most 38 digits, else string, as
+                              Postgres prints it
+BYTES                         binary
+TIMESTAMP                     INT64 TIMESTAMP(MICROS), adjusted to UTC for timestamptz; the smallest and the largest
+                              number stand for the infinities
+DATE                          DATE; the smallest and the largest number stand for the infinities
+TIME                          INT64, microseconds since midnight (24:00:00 is 86,400,000,000)
+ARRAY                         string, the JSON array of the elements' texts, as a Pull carries it
+============================  ==================================================================================
+
+A value that its type can't hold (NaN in a numeric(p, s), a timestamp after the year 294246) is NULL in the column, and
+its exact text is in the map ``anabranch.exact``, under the file column's name.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anabranch.columnar.arrow_types import to_cells
-from anabranch.columnar.file_columns import declared_digits, file_type
-from anabranch.schema import Cell, Column, Kind
-from anabranch.schema.cells import Literal
+from anabranch.values.arrow import has_zone, to_cells
+from anabranch.values.cells import Cell, Literal
+from anabranch.values.kinds import Kind
+from anabranch.values.postgres_text import element_parser, element_printer
+from anabranch.values.table import Column
 
+_MOST_DIGITS = 38
+_DECLARED = re.compile(r"numeric\((\d+),(\d+)\)")
+_TYPES: dict[Kind, pa.DataType] = {
+    Kind.BOOL: pa.bool_(),
+    Kind.INT64: pa.int64(),
+    Kind.DOUBLE: pa.float64(),
+    Kind.BYTES: pa.binary(),
+    Kind.DATE: pa.date32(),
+    Kind.TIME: pa.int64(),
+}
 _NUMBERS: dict[Kind, pa.DataType] = {Kind.TIMESTAMP: pa.int64(), Kind.DATE: pa.int32(), Kind.TIME: pa.int64()}
 _CODES = {pa.int64(): "q", pa.int32(): "i", pa.float64(): "d"}
 _NAN = "NaN"
-_MOST_DIGITS = 38
 Exact = Sequence[str | None] | None
 """The texts of values that the file column can't hold, each where it stands; None where there are none."""
 
 
-class FileCodec:
-    """Takes the cells of one column to a file column and back. ``show`` and ``read`` take an array's element to its
-    text and back."""
+def declared_digits(column: Column) -> tuple[int, int] | None:
+    """Precision and scale of a DECIMAL column that a file holds as a decimal; None for one that it holds as text."""
+    match = _DECLARED.fullmatch(column.postgres_type)
+    if match is None:
+        return None
+    precision, scale = int(match[1]), int(match[2])
+    return (precision, scale) if scale <= precision <= _MOST_DIGITS else None
 
-    def __init__(self, column: Column, show: Callable[[Any], str], read: Callable[[str], Cell]) -> None:
+
+def file_type(column: Column) -> pa.DataType:
+    """The type of the file column that holds ``column``."""
+    if column.kind is Kind.TIMESTAMP:
+        return pa.timestamp("us", "UTC" if has_zone(column) else None)
+    if column.kind is Kind.DECIMAL:
+        digits = declared_digits(column)
+        return pa.string() if digits is None else pa.decimal128(*digits)
+    return _TYPES.get(column.kind, pa.string())
+
+
+def may_need_text(column: Column) -> bool:
+    """Whether the column may hold values that its file column can't."""
+    return column.kind is Kind.TIMESTAMP or (column.kind is Kind.DECIMAL and declared_digits(column) is not None)
+
+
+class FileCodec:
+    """Takes the cells of one column to a file column and back."""
+
+    def __init__(self, column: Column) -> None:
         self.column = column
         self.type = file_type(column)
-        self._show = show
-        self._read = read
+        element = column.element_kind or Kind.STRING
+        self._show = element_printer(element)
+        self._read = element_parser(element)
         self._digits = declared_digits(column) if column.kind is Kind.DECIMAL else None
 
     def write(self, cells: Sequence[Cell]) -> tuple[pa.Array, Exact]:
@@ -128,6 +184,11 @@ class FileCodec:
             ValueError: the values are not what carries the column.
         """
         return to_cells(self.column, values, self._read)
+
+
+def file_codecs(columns: Iterable[Column]) -> list[FileCodec]:
+    """One codec a column."""
+    return [FileCodec(column) for column in columns]
 
 
 def decimal_texts(values: pa.Array) -> pa.Array:

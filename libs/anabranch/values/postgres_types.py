@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from anabranch.schema import Kind
+from anabranch.values.kinds import Kind
 
 _KINDS: Mapping[str, Kind] = {
     "bool": Kind.BOOL,

@@ -31,17 +31,19 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 from uuid import UUID
 
-from anabranch.client.forms.decimals import text_of
-from anabranch.client.forms.sqlite_values import loader
-from anabranch.schema import Cell, Column, Kind
-from anabranch.schema.cells import (
+from anabranch.values.calendar import timestamp_text, timestamp_us
+from anabranch.values.cells import (
     DATE_INFINITY,
     DATE_MINUS_INFINITY,
     TIMESTAMP_INFINITY,
     TIMESTAMP_MINUS_INFINITY,
+    Cell,
     Literal,
 )
-from anabranch.values.calendar import timestamp_text, timestamp_us
+from anabranch.values.decimals import text_of
+from anabranch.values.kinds import Kind
+from anabranch.values.sqlite import loader
+from anabranch.values.table import Column
 
 Converter = Callable[[Any], Cell]
 

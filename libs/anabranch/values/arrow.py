@@ -30,8 +30,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from anabranch.schema import Cell, Column, Kind, Table
-from anabranch.schema.cells import Literal
+from anabranch.values.cells import Cell, Literal
+from anabranch.values.kinds import Kind
+from anabranch.values.table import Column, Table
 
 _TYPES: dict[Kind, pa.DataType] = {
     Kind.BOOL: pa.bool_(),
@@ -78,7 +79,7 @@ def to_cells(column: Column, values: pa.Array, element: Callable[[str], Cell] | 
     if column.kind is Kind.TIMESTAMP:
         return [None if text is None else _timestamp(text) for text in cells]
     if column.kind is Kind.ARRAY:
-        return [None if text is None else _array(text, element) for text in cells]
+        return [None if text is None else array_cell(text, element) for text in cells]
     return cells
 
 
@@ -86,7 +87,8 @@ def _timestamp(text: str) -> Cell:
     return int(text) if text.removeprefix("-").isdecimal() else Literal(text)
 
 
-def _array(text: str, element: Callable[[str], Cell] | None) -> Cell:
+def array_cell(text: str, element: Callable[[str], Cell] | None) -> Cell:
+    """The cell of an array as a pull carries it. Raises what ``element`` does where an element is not readable."""
     try:
         parsed = json.loads(text)
     except json.JSONDecodeError:

@@ -11,10 +11,11 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from anabranch.schema.cells import Cell, Literal
-from anabranch.schema.table import Column, Kind
 from anabranch.v1 import value_pb2
-from anabranch.wire.values import ARMS
+from anabranch.values.cells import Cell, Literal
+from anabranch.values.kinds import Kind
+from anabranch.values.messages import ARMS
+from anabranch.values.table import Column
 
 _SHORT = 256
 """Lengths below it have their heads made beforehand."""

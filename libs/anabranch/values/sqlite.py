@@ -26,9 +26,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from anabranch.client.forms.decimals import COLLATION
-from anabranch.schema import Cell, Column, Kind, Table
-from anabranch.schema.cells import Literal
+from anabranch.values.cells import Cell, Literal
+from anabranch.values.decimals import COLLATION
+from anabranch.values.kinds import Kind
+from anabranch.values.table import Column, Table
 
 Stored = None | int | float | str | bytes
 Convert = Callable[[Any], Any]

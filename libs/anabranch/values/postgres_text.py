@@ -11,8 +11,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
-from anabranch.schema.cells import Cell, Literal
-from anabranch.schema.table import Kind
 from anabranch.values.calendar import (
     cell_timestamp_text,
     date_text,
@@ -21,6 +19,8 @@ from anabranch.values.calendar import (
     parse_timestamp,
     time_text,
 )
+from anabranch.values.cells import Cell, Literal
+from anabranch.values.kinds import Kind
 
 
 def _double_text(cell: float) -> str:

@@ -1,1 +1,0 @@
-"""Values as SQLite holds them, as an app gets them, and as Postgres prints them."""

@@ -1,0 +1,83 @@
+"""Arrow columns of a pull to what SQLite holds, column by column.
+
+The columns come as BOOL: bool; INT64: int16, int32 or int64; DOUBLE: float or double; BYTES: binary; TIMESTAMP: int64
+or timestamp[us] with the exact microseconds; DATE: int32 or date32; TIME: int64 or time64[us]; all others: utf8. An
+ARRAY is the JSON array of its elements' texts as Postgres prints them, nested for further dimensions, null for NULL;
+text that is no JSON is a Literal's, and so is a TIMESTAMP that comes as text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from anabranch.values.arrow import array_cell
+from anabranch.values.kinds import Kind
+from anabranch.values.postgres_text import element_parser
+from anabranch.values.sqlite import storer
+from anabranch.values.table import Column
+
+_INTEGERS = frozenset({Kind.BOOL, Kind.INT64, Kind.TIMESTAMP, Kind.DATE, Kind.TIME})
+_WIDTHS = {32: pa.int32(), 64: pa.int64()}
+_CODES = {pa.uint8(): "B", pa.int16(): "h", pa.int32(): "i", pa.int64(): "q", pa.float64(): "d"}
+
+
+def _integers(column: pa.Array) -> list[Any]:
+    kind = column.type
+    if pa.types.is_boolean(kind):
+        column = column.cast(pa.uint8())
+    elif pa.types.is_temporal(kind):
+        column = column.view(_WIDTHS[kind.bit_width])
+    elif not pa.types.is_integer(kind):
+        # A column of timestamps that holds some beyond 64 bits comes as text: theirs, and the others' numbers.
+        return [v if v is None or not v.lstrip("-").isdigit() else int(v) for v in column.to_pylist()]
+    return _numbers(column)
+
+
+def _numbers(column: pa.Array) -> list[Any]:
+    # By way of the buffer itself: to_pylist is three times slower, and to_numpy needs a package more.
+    start = column.offset
+    buffer: Any = memoryview(column.buffers()[1])
+    values: list[Any] = buffer.cast(_CODES[column.type])[start : start + len(column)].tolist()
+    if column.null_count:
+        for i in pc.indices_nonzero(column.is_null()).to_pylist():
+            values[i] = None
+    return values
+
+
+def _doubles(column: pa.Array) -> list[Any]:
+    values = _numbers(column.cast(pa.float64()))
+    for i in pc.indices_nonzero(pc.is_nan(column).fill_null(False)).to_pylist():
+        values[i] = "NaN"
+    return values
+
+
+def _objects(column: pa.Array) -> list[Any]:
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def _arrays(column: Column) -> Callable[[pa.Array], list[Any]]:
+    element = element_parser(column.element_kind or Kind.STRING)
+    store = storer(column)
+    assert store is not None
+
+    def convert(values: pa.Array) -> list[Any]:
+        return [None if v is None else store(array_cell(v, element)) for v in values.to_pylist()]
+
+    return convert
+
+
+def sqlite_column(column: Column) -> Callable[[pa.Array], list[Any]]:
+    """The function that takes a column of a pull to what SQLite holds for ``column``. Of an array it raises ValueError
+    or KeyError where an element is not readable."""
+    if column.kind in _INTEGERS:
+        return _integers
+    if column.kind is Kind.DOUBLE:
+        return _doubles
+    if column.kind is Kind.ARRAY:
+        return _arrays(column)
+    return _objects
