@@ -75,7 +75,7 @@ class Nodes:
         if owner is None or owner.principal != principal:
             # What is remembered may be a node that was retired since: nobody is refused without a look.
             owner = (await self._find({key})).get(key)
-        if owner is not None and owner.principal != principal:
+        if not self._may_speak_for(key, owner, principal):
             raise Failure(errors_pb2.REASON_WRONG_PRINCIPAL, "this node belongs to another principal")
         self._disagreements.hear(database, state)
         self._dead_letters.hear(database, principal, state, self._clock.now_ms())
@@ -90,7 +90,9 @@ class Nodes:
         before = self._reports.get(key)
         if not node.id or (before is None and len(self._reports) >= KEPT):
             return
-        if before is not None:
+        if not self._may_speak_for(key, self._known(key), principal):
+            return
+        if before is not None and before.principal == principal:
             acknowledged, pulled = max(acknowledged, before.acknowledged), pulled or before.pulled
         self._reports[key] = NodeReport(
             database.id, node.id, node.name, principal, database.epoch, acknowledged, self._clock.now_ms(), pulled
@@ -117,6 +119,13 @@ class Nodes:
                 self._nobody.popitem(last=False)
             names.update((node_id, found[database_id, node_id].name) for _, node_id in unknown & found.keys())
         return names
+
+    def _may_speak_for(self, key: NodeKey, owner: NodeOwner | None, principal: str) -> bool:
+        """Whether a node is the principal's, or nobody's. One that is not stored yet is whose report will make it."""
+        if owner is not None:
+            return owner.principal == principal
+        waiting = self._reports.get(key)
+        return waiting is None or waiting.principal == principal or waiting.acknowledged == NOTHING
 
     def _known(self, key: NodeKey) -> NodeOwner | None:
         kept = self._owners.get(key)
