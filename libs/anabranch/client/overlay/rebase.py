@@ -24,6 +24,7 @@ from anabranch.values import Cell
 from anabranch.values.canonical import SUM_MODULUS
 
 _HASH_BYTES = 16
+_Base = tuple[Cell, ...] | None
 
 
 @dataclass(slots=True)
@@ -38,7 +39,7 @@ class Patch:
     position: int
 
 
-def overlaid(table: DeviceTable, base: Sequence[Cell] | None, parts: Sequence[RowPart]) -> tuple[Cell, ...] | None:
+def overlaid(table: DeviceTable, base: Sequence[Cell] | None, parts: Sequence[RowPart]) -> _Base:
     """The shown row of cells: ``base`` with ``parts`` on it."""
     names = table.table.column_names
     before = None if base is None else dict(zip(names, base, strict=True))
@@ -46,9 +47,7 @@ def overlaid(table: DeviceTable, base: Sequence[Cell] | None, parts: Sequence[Ro
     return None if row is None else tuple(row.get(n) for n in names)
 
 
-def write_bases(
-    tx: Tx, table: DeviceTable, images: Iterable[tuple[str, tuple[Cell, ...] | None]], replace: bool
-) -> None:
+def write_bases(tx: Tx, table: DeviceTable, images: Iterable[tuple[str, _Base]], replace: bool) -> None:
     """Keep base images (key text, cells or None); without ``replace`` those that are there already stand."""
     tx.conn.executemany(
         f"INSERT OR {'REPLACE' if replace else 'IGNORE'} INTO _db_base (tbl, key, row) VALUES (?, ?, ?)",
@@ -56,7 +55,7 @@ def write_bases(
     )
 
 
-def read_bases(conn: sqlite3.Connection, table: DeviceTable, keys: Iterable[str]) -> dict[str, tuple[Cell, ...] | None]:
+def read_bases(conn: sqlite3.Connection, table: DeviceTable, keys: Iterable[str]) -> dict[str, _Base]:
     """The base images that are kept for ``keys``."""
     rows = select_in(conn, "SELECT key, row FROM _db_base WHERE tbl = ? AND key IN {in}", keys, (table.name,))
     return {key: None if row is None else table.from_bytes(row) for key, row in rows}
@@ -107,48 +106,28 @@ def rebase(
     Raises:
         sqlite3.Error: SQLite does not take a row.
     """
-    keys = {k: p.key for k, p in patches.items()}
-    keys.update(touched)
+    keys = {**{k: p.key for k, p in patches.items()}, **touched}
     shown_rows = table.read_by_text(tx.conn, keys)
     # Base images outlive, within a transaction, the batches that have just left the queue.
     overlay = bool(touched) or has_bases(tx.conn)
     parts_of = pendings.load(tx, table.name, keys) if overlay else {}
     bases = read_bases(tx.conn, table, keys) if overlay else {}
     load, store, same = table.codec.load, table.codec.store, table.codec.same
-    hash_of = table.encoder.hash
-    writes: list[tuple[Any, ...]] = []
-    deletes: list[tuple[Any, ...]] = []
-    kept: list[tuple[str, tuple[Cell, ...] | None]] = []
-    dropped: list[str] = []
-    missing: list[str] = []
-    count = hash_change = 0
+    changed: list[tuple[_Base, _Base]] = []
+    writes, deletes = list[tuple[Any, ...]](), list[tuple[Any, ...]]()
+    kept: list[tuple[str, _Base]] = []
+    dropped, missing = list[str](), list[str]()
     for key, stored_key in keys.items():
         old_stored = shown_rows.get(key)
         patch = patches.get(key)
-        old_base = bases.get(key)
-        if key not in bases and old_stored is not None:
-            old_base = load(old_stored)
+        old_base = bases[key] if key in bases else None if old_stored is None else load(old_stored)
         new_base = old_base
         if patch is not None:
-            if patch.row is not None:
-                new_base = patch.row
-            elif patch.changes is None:
-                new_base = None
-            elif old_base is not None:
-                cells = list(old_base)
-                for i, cell in patch.changes.items():
-                    cells[i] = cell
-                new_base = tuple(cells)
-            elif patch.position > lenient_ms:
+            new_base = patch.row if patch.row is not None else _changed(old_base, patch.changes)
+            if old_base is None and patch.row is None and patch.changes is not None and patch.position > lenient_ms:
                 missing.append(key)
-            if old_base is not None:
-                count -= 1
-                hash_change -= hash_of(old_base)
-            if new_base is not None:
-                count += 1
-                hash_change += hash_of(new_base)
-        parts = parts_of.get(key)
-        if parts:
+            changed.append((old_base, new_base))
+        if parts := parts_of.get(key):
             if key not in bases or patch is not None:
                 kept.append((key, new_base))
             new_shown = overlaid(table, new_base, parts)
@@ -165,17 +144,42 @@ def rebase(
             writes.append(new_stored)
         if tx.wants_rows:
             tx.events.append(change_of(table, old_stored, new_stored, origin))
+    _show(tx, table, writes, deletes)
+    _keep(tx, table, kept, dropped)
+    _sum_up(tx, table, changed)
+    return missing
+
+
+def _changed(base: _Base, changes: Mapping[int, Cell] | None) -> _Base:
+    """A base with single cells changed; None where there is no base, or where nothing is to be left of it."""
+    if base is None or changes is None:
+        return None
+    cells = list(base)
+    for place, cell in changes.items():
+        cells[place] = cell
+    return tuple(cells)
+
+
+def _show(tx: Tx, table: DeviceTable, writes: list[tuple[Any, ...]], deletes: list[tuple[Any, ...]]) -> None:
     if writes or deletes:
         with tx.writing(table.name, len(writes) + len(deletes)):
             tx.conn.executemany(table.upsert_sql, writes)
             tx.conn.executemany(table.delete_sql, deletes)
+
+
+def _keep(tx: Tx, table: DeviceTable, kept: list[tuple[str, _Base]], dropped: Sequence[str]) -> None:
     if kept:
         write_bases(tx, table, kept, replace=True)
     if dropped:
         change_in(tx.conn, "DELETE FROM _db_base WHERE tbl = ? AND key IN {in}", dropped, (table.name,))
-    if count or hash_change:
-        add_to_sum(tx, table.name, count, hash_change)
-    return missing
+
+
+def _sum_up(tx: Tx, table: DeviceTable, changed: Sequence[tuple[_Base, _Base]]) -> None:
+    hash_of = table.encoder.hash
+    gone = [hash_of(base) for base, _ in changed if base is not None]
+    come = [hash_of(base) for _, base in changed if base is not None]
+    if gone or come:
+        add_to_sum(tx, table.name, len(come) - len(gone), sum(come) - sum(gone))
 
 
 def release(tx: Tx, batch_ids: Sequence[str], pendings: Pendings) -> dict[str, dict[str, tuple[Any, ...]]]:
