@@ -15,13 +15,11 @@ import pyarrow.compute as pc
 
 from anabranch.columnar.proof import INSERT, UPDATE, Sum
 from anabranch.values import Kind, Table
-from anabranch.values.canonical import SUM_MODULUS, value_encoder
+from anabranch.values.canonical import INTEGER_TAGS, SUM_MODULUS, TEXT_TAGS, value_encoder
 from anabranch.values.parquet import FileCodec, decimal_texts, file_codecs
 
 Parts = list[Any]
 """Columns and scalars of bytes that stand one behind the other."""
-_TEXT_TAGS = {Kind.STRING: 0x04, Kind.DECIMAL: 0x06, Kind.JSON: 0x0A, Kind.UUID: 0x0B, Kind.LITERAL: 0x0D}
-_INTEGER_TAGS = {Kind.INT64: 0x02, Kind.TIMESTAMP: 0x07, Kind.DATE: 0x08, Kind.TIME: 0x09}
 _LITERAL, _BYTES = 0x0D, 0x05
 _NULL = pa.scalar(b"\x00", pa.binary())
 NAME_SEPARATOR = "\0"
@@ -78,15 +76,15 @@ class ColumnEncoder:
         encoded = self._value(place, values)
         if exact is None or exact.null_count == len(exact):
             return encoded
-        tag = _LITERAL if self._table.columns[place].kind is Kind.TIMESTAMP else _TEXT_TAGS[Kind.DECIMAL]
+        tag = _LITERAL if self._table.columns[place].kind is Kind.TIMESTAMP else TEXT_TAGS[Kind.DECIMAL]
         return pc.if_else(exact.is_valid(), _sized(tag, exact.cast(pa.binary())), encoded)
 
     def _value(self, place: int, values: pa.Array) -> pa.Array:
         column, kind = self._table.columns[place], self._table.columns[place].kind
         nulls = values.is_null()
-        if kind in _INTEGER_TAGS:
+        if kind in INTEGER_TAGS:
             numbers = values.view(pa.int32() if kind is Kind.DATE else pa.int64())
-            return _headed(_INTEGER_TAGS[kind], numbers.fill_null(0).to_numpy().astype(np.int64), nulls)
+            return _headed(INTEGER_TAGS[kind], numbers.fill_null(0).to_numpy().astype(np.int64), nulls)
         if kind is Kind.BOOL:
             rows = np.empty((len(values), 2), np.uint8)
             rows[:, 0], rows[:, 1] = 1, values.fill_null(False).to_numpy(zero_copy_only=False)
@@ -103,7 +101,7 @@ class ColumnEncoder:
             return pa.array([encode(cell) for cell in self._codecs[place].read(values)], pa.binary())
         if pa.types.is_decimal(values.type):
             values = decimal_texts(values)
-        return _sized(_TEXT_TAGS[kind], values.cast(pa.binary()))
+        return _sized(TEXT_TAGS[kind], values.cast(pa.binary()))
 
     def values(self, batch: pa.RecordBatch | pa.Table) -> list[pa.Array]:
         """The encoded values of columns ``c…`` and ``x…``."""

@@ -12,12 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.store.cells.binary_cells import bare_type
-from anabranch.store.session import binary
-from anabranch.store.session.binary import NulInText, Parameter
-from anabranch.testkit.cell_strategies import FIRST_DAY, LAST_DAY, arrays, scalars, texts
-from anabranch.values import Kind
-from anabranch.values.calendar import cell_timestamp_text, date_of, date_text, days_of, parse_date, parse_timestamp
+from anabranch.testkit.cell_strategies import arrays, scalars, texts
+from anabranch.values import Kind, postgres_binary
+from anabranch.values.calendar import (
+    FIRST_DAY,
+    LAST_DAY,
+    cell_timestamp_text,
+    date_of,
+    date_text,
+    days_of,
+    parse_date,
+    parse_timestamp,
+)
 from anabranch.values.cells import DATE_INFINITY, DATE_MINUS_INFINITY, TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY
+from anabranch.values.postgres_binary import NulInText, Parameter
 from anabranch.values.postgres_text import (
     array_parser,
     array_printer,
@@ -55,35 +63,35 @@ def raw(code: str) -> Callable[[Any], bytes]:
 
 EPOCH = 946_684_800_000_000
 BUILDERS: list[tuple[str, Any, int, st.SearchStrategy[Any], Callable[[Any], bytes]]] = [
-    ("int8", binary.int8_array, 20, scalars(Kind.INT64), raw("q")),
-    ("float8", binary.float8_array, 701, scalars(Kind.DOUBLE), raw("d")),
-    ("bool", binary.bool_array, 16, st.booleans(), raw("?")),
-    ("bytea", binary.bytea_array, 17, st.binary() | st.binary(min_size=1020, max_size=1030), bytes),
+    ("int8", postgres_binary.int8_array, 20, scalars(Kind.INT64), raw("q")),
+    ("float8", postgres_binary.float8_array, 701, scalars(Kind.DOUBLE), raw("d")),
+    ("bool", postgres_binary.bool_array, 16, st.booleans(), raw("?")),
+    ("bytea", postgres_binary.bytea_array, 17, st.binary() | st.binary(min_size=1020, max_size=1030), bytes),
     (
         "text",
-        lambda cells: binary.text_array(cells, "c"),
+        lambda cells: postgres_binary.text_array(cells, "c"),
         25,
         texts | st.text("ab", min_size=1020, max_size=1030) | st.text("a\u00e9", max_size=5),
         str.encode,
     ),
-    ("time", binary.time_array, 1083, scalars(Kind.TIME), raw("q")),
+    ("time", postgres_binary.time_array, 1083, scalars(Kind.TIME), raw("q")),
     (
         "timestamptz",
-        lambda cells: binary.timestamp_array(cells, zone=True),
+        lambda cells: postgres_binary.timestamp_array(cells, zone=True),
         1184,
         st.integers(-(2**62), 2**63 - 2),
         lambda cell: struct.pack(">q", cell - EPOCH),
     ),
     (
         "timestamp",
-        lambda cells: binary.timestamp_array(cells, zone=False),
+        lambda cells: postgres_binary.timestamp_array(cells, zone=False),
         1114,
         st.integers(-(2**62), 2**63 - 2),
         lambda cell: struct.pack(">q", cell - EPOCH),
     ),
     (
         "date",
-        binary.date_array,
+        postgres_binary.date_array,
         1082,
         st.integers(FIRST_DAY, LAST_DAY),
         lambda cell: struct.pack(">i", cell - 10_957),
@@ -123,26 +131,26 @@ def test_an_array_of_one_value_holds_it_as_often_as_given(
 
 def test_zeros_keep_their_signs_among_equals() -> None:
     zero = 0.0
-    _, _, found = elements(binary.float8_array([zero, -0.0, zero]))
+    _, _, found = elements(postgres_binary.float8_array([zero, -0.0, zero]))
     assert found == [struct.pack(">d", number) for number in (0.0, -0.0, 0.0)]
 
 
 def test_infinities_stay_and_no_other_value_becomes_one() -> None:
     _, _, moved = elements(
-        binary.timestamp_array(
+        postgres_binary.timestamp_array(
             [TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY, TIMESTAMP_MINUS_INFINITY + 1, TIMESTAMP_INFINITY - 1],
             zone=True,
         )
     )
     numbers = [struct.unpack(">q", cell)[0] for cell in moved if cell is not None]
     assert numbers == [2**63 - 1, -(2**63), -(2**63) + 1, 2**63 - 2 - EPOCH]
-    _, _, days = elements(binary.date_array([DATE_INFINITY, DATE_MINUS_INFINITY, DATE_MINUS_INFINITY + 1]))
+    _, _, days = elements(postgres_binary.date_array([DATE_INFINITY, DATE_MINUS_INFINITY, DATE_MINUS_INFINITY + 1]))
     assert [struct.unpack(">i", day)[0] for day in days if day is not None] == [2**31 - 1, -(2**31), -(2**31) + 1]
 
 
 @pytest.mark.parametrize("cells", [["a\0"], ["ok", None, "\0"], ["x" * 2_000 + "\0"], ["é\0"]])
 def test_nul_is_refused_by_the_columns_name(cells: list[str | None]) -> None:
-    for build in (binary.text_array, binary.typed_text_array):
+    for build in (postgres_binary.text_array, postgres_binary.typed_text_array):
         with pytest.raises(NulInText, match='column "note"'):
             build(cells, "note")
 

@@ -14,29 +14,16 @@ import pytest
 import anabranch
 
 LIBS = Path(anabranch.__file__).parent
-VALUES = {
-    f"anabranch.values{name}"
-    for name in (
-        "",
-        ".cells",
-        ".keys",
-        ".kinds",
-        ".table",
-        ".pieces",
-        ".calendar",
-        ".canonical",
-        ".decimals",
-        ".postgres_text",
-        ".postgres_types",
-        ".python",
-        ".sqlite",
-    )
-}
-PURE = (
-    {"merge": {"anabranch.merge", *VALUES}}
-    | {f"{name.removeprefix('anabranch.').replace('.', '/')}.py": VALUES for name in VALUES - {"anabranch.values"}}
-    | {"values/__init__.py": VALUES}
+PLAIN = (
+    *("calendar", "canonical", "cells", "decimals", "keys", "kinds", "pieces", "postgres_binary", "postgres_text"),
+    *("postgres_types", "python", "sqlite", "table"),
 )
+VALUES = {"anabranch.values", *(f"anabranch.values.{name}" for name in PLAIN)}
+PURE = {
+    "merge": {"anabranch.merge", *VALUES},
+    "values/__init__.py": VALUES,
+    **{f"values/{name}.py": VALUES for name in PLAIN},
+}
 """Part of the libs that uses nothing but the standard library, to the packages of ours that it may import."""
 NOT_ON_A_DEVICE = {
     "sqlalchemy",

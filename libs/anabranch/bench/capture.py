@@ -15,9 +15,9 @@ from pathlib import Path
 from anabranch.bench.report import Result
 from anabranch.bench.stage import fresh_database, server
 from anabranch.store.catalog.registration import add_table
-from anabranch.store.session.binary import Parameter
 from anabranch.store.session.engine import Session, connect
 from anabranch.testkit.libpq import LibpqSession, libpq_session
+from anabranch.values.postgres_binary import Parameter
 
 TARGETS = {1: 1.5, 100: 2.0, 10_000: 3.5}
 """Rows a statement to how many times as long it may take."""

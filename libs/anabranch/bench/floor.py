@@ -18,10 +18,10 @@ from typing import Any
 from anabranch.bench.workload import COLUMNS, SCHEMA, UPDATED, Made
 from anabranch.store.group import records_statements as statements
 from anabranch.store.group.rows_statements import Statements
-from anabranch.store.session import binary, engine
-from anabranch.store.session.binary import Parameter
+from anabranch.store.session import engine
 from anabranch.testkit.libpq import libpq_session
-from anabranch.values import Table
+from anabranch.values import Table, postgres_binary
+from anabranch.values.postgres_binary import Parameter
 
 Prepared = tuple[bytes, list[Parameter]]
 PLAIN = "plain"
@@ -57,45 +57,45 @@ def _prepare(table: Table, sql: Statements, database_id: int, position: int, gro
         % {"p": position, "b": ids[0], "n": _NODE}
     )
     versions = [
-        binary.int8_array([table.id] * count),
-        binary.text_array(keys, "key"),
-        binary.int8_array([position] * count),
-        binary.text_array([_NODE] * count, "last_node"),
-        binary.text_array(ids, "last_batch"),
-        binary.int8_array([0] * count),
-        binary.int8_array([position] * count),
-        binary.int8_array([position] * count),
-        binary.text_array([_NODE] * count, "insert_node"),
-        binary.text_array(ids, "insert_batch"),
-        binary.text_array([None] * count, "tombstone_batch"),
-        binary.text_array([stamps] * count, "stamps"),
-        binary.text_array(["{}"] * count, "overtaken"),
+        postgres_binary.int8_array([table.id] * count),
+        postgres_binary.text_array(keys, "key"),
+        postgres_binary.int8_array([position] * count),
+        postgres_binary.text_array([_NODE] * count, "last_node"),
+        postgres_binary.text_array(ids, "last_batch"),
+        postgres_binary.int8_array([0] * count),
+        postgres_binary.int8_array([position] * count),
+        postgres_binary.int8_array([position] * count),
+        postgres_binary.text_array([_NODE] * count, "insert_node"),
+        postgres_binary.text_array(ids, "insert_batch"),
+        postgres_binary.text_array([None] * count, "tombstone_batch"),
+        postgres_binary.text_array([stamps] * count, "stamps"),
+        postgres_binary.text_array(["{}"] * count, "overtaken"),
     ]
     log = [
-        binary.int8(database_id),
-        binary.int8(position),
-        binary.text_array(ids, "batch_id"),
-        binary.int8_array([ordinal for _, ordinal, _ in flat]),
-        binary.text_array([_NODE] * count, "node_id"),
-        binary.int8_array([table.id] * count),
-        binary.text_array(keys, "key"),
-        binary.int8_array([1 if insert else 2] * count),
-        binary.bytea_array(effects),
-        binary.text_array(["{}" if insert else "{title,done}"] * count, "changed"),
-        binary.bytea_array([os.urandom(16) for _ in flat]),
+        postgres_binary.int8(database_id),
+        postgres_binary.int8(position),
+        postgres_binary.text_array(ids, "batch_id"),
+        postgres_binary.int8_array([ordinal for _, ordinal, _ in flat]),
+        postgres_binary.text_array([_NODE] * count, "node_id"),
+        postgres_binary.int8_array([table.id] * count),
+        postgres_binary.text_array(keys, "key"),
+        postgres_binary.int8_array([1 if insert else 2] * count),
+        postgres_binary.bytea_array(effects),
+        postgres_binary.text_array(["{}" if insert else "{title,done}"] * count, "changed"),
+        postgres_binary.bytea_array([os.urandom(16) for _ in flat]),
     ]
     verdicts = [
-        binary.int8(database_id),
-        binary.int8(position),
-        binary.int8(position),
-        binary.text_array([batch.id for batch in group], "batch_id"),
-        binary.text_array([_NODE] * len(group), "node_id"),
-        binary.text_array(["bench"] * len(group), "principal"),
-        binary.bytea_array([hashlib.sha256(batch.payload).digest() for batch in group]),
-        binary.int8_array([1] * len(group)),
-        binary.int8_array([0] * len(group)),
-        binary.int8_array([position] * len(group)),
-        binary.bytea_array([os.urandom(_VERDICT_BYTES) for _ in group]),
+        postgres_binary.int8(database_id),
+        postgres_binary.int8(position),
+        postgres_binary.int8(position),
+        postgres_binary.text_array([batch.id for batch in group], "batch_id"),
+        postgres_binary.text_array([_NODE] * len(group), "node_id"),
+        postgres_binary.text_array(["bench"] * len(group), "principal"),
+        postgres_binary.bytea_array([hashlib.sha256(batch.payload).digest() for batch in group]),
+        postgres_binary.int8_array([1] * len(group)),
+        postgres_binary.int8_array([0] * len(group)),
+        postgres_binary.int8_array([position] * len(group)),
+        postgres_binary.bytea_array([os.urandom(_VERDICT_BYTES) for _ in group]),
     ]
     return [
         rows,

@@ -8,11 +8,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from anabranch.values import Kind
+from anabranch.values.calendar import DAY_US, FIRST_DAY, LAST_DAY
 from anabranch.values.cells import DATE_INFINITY, DATE_MINUS_INFINITY, TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY
-
-FIRST_DAY, LAST_DAY = -2_440_588, 2_145_042_905
-"""4714-11-24 BC and 5874897-12-31, the first and the last date of Postgres, in days since 1970."""
-DAY_US = 86_400_000_000
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
 _odd_texts = st.sampled_from(["", "NULL", "null", '"', "\\", "{}", ",", " a ", "a\nb", "e\u0301", "😀", "'"])

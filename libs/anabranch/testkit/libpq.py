@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
-from anabranch.store.session.binary import Parameter
 from anabranch.store.session.engine import SessionOptions, connection_arguments
+from anabranch.values.postgres_binary import Parameter
 
 Prepared = tuple[bytes, Sequence[Parameter]]
 """A statement with ``$1`` and its parameters."""

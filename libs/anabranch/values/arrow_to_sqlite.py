@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anabranch.values.arrow import array_cell
+from anabranch.values.arrow import array_cell, numbers
 from anabranch.values.kinds import Kind
 from anabranch.values.postgres_text import element_parser
 from anabranch.values.sqlite import storer
@@ -22,7 +22,6 @@ from anabranch.values.table import Column
 
 _INTEGERS = frozenset({Kind.BOOL, Kind.INT64, Kind.TIMESTAMP, Kind.DATE, Kind.TIME})
 _WIDTHS = {32: pa.int32(), 64: pa.int64()}
-_CODES = {pa.uint8(): "B", pa.int16(): "h", pa.int32(): "i", pa.int64(): "q", pa.float64(): "d"}
 
 
 def _integers(column: pa.Array) -> list[Any]:
@@ -34,22 +33,11 @@ def _integers(column: pa.Array) -> list[Any]:
     elif not pa.types.is_integer(kind):
         # A column of timestamps that holds some beyond 64 bits comes as text: theirs, and the others' numbers.
         return [v if v is None or not v.lstrip("-").isdigit() else int(v) for v in column.to_pylist()]
-    return _numbers(column)
-
-
-def _numbers(column: pa.Array) -> list[Any]:
-    # By way of the buffer itself: to_pylist is three times slower, and to_numpy needs a package more.
-    start = column.offset
-    buffer: Any = memoryview(column.buffers()[1])
-    values: list[Any] = buffer.cast(_CODES[column.type])[start : start + len(column)].tolist()
-    if column.null_count:
-        for i in pc.indices_nonzero(column.is_null()).to_pylist():
-            values[i] = None
-    return values
+    return numbers(column)
 
 
 def _doubles(column: pa.Array) -> list[Any]:
-    values = _numbers(column.cast(pa.float64()))
+    values = numbers(column.cast(pa.float64()))
     for i in pc.indices_nonzero(pc.is_nan(column).fill_null(False)).to_pylist():
         values[i] = "NaN"
     return values

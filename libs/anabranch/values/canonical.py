@@ -119,18 +119,18 @@ def _array(element: Encoder, prefix: bytes) -> Encoder:
     return lambda cell: prefix + value(cell)
 
 
-_TEXT_TAGS = {Kind.STRING: 0x04, Kind.DECIMAL: 0x06, Kind.JSON: 0x0A, Kind.UUID: 0x0B, Kind.LITERAL: 0x0D}
-_LARGE_TAGS = {**_TEXT_TAGS, Kind.BYTES: 0x05}
-_INTEGER_TAGS = {Kind.INT64: 0x02, Kind.TIMESTAMP: 0x07, Kind.DATE: 0x08, Kind.TIME: 0x09}
+TEXT_TAGS = {Kind.STRING: 0x04, Kind.DECIMAL: 0x06, Kind.JSON: 0x0A, Kind.UUID: 0x0B, Kind.LITERAL: 0x0D}
+_LARGE_TAGS = {**TEXT_TAGS, Kind.BYTES: 0x05}
+INTEGER_TAGS = {Kind.INT64: 0x02, Kind.TIMESTAMP: 0x07, Kind.DATE: 0x08, Kind.TIME: 0x09}
 
 
 def value_encoder(kind: Kind, element_kind: Kind | None = None, prefix: bytes = b"") -> Encoder:
     """The function that encodes cells of ``kind`` (of an array: with elements of ``element_kind``), each after
     ``prefix``."""
-    if kind in _TEXT_TAGS:
-        return _text(_TEXT_TAGS[kind], prefix)
-    if kind in _INTEGER_TAGS:
-        return _integer(_INTEGER_TAGS[kind], prefix)
+    if kind in TEXT_TAGS:
+        return _text(TEXT_TAGS[kind], prefix)
+    if kind in INTEGER_TAGS:
+        return _integer(INTEGER_TAGS[kind], prefix)
     match kind:
         case Kind.BOOL:
             return _bool(prefix)

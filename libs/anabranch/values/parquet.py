@@ -32,11 +32,11 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anabranch.values.arrow import has_zone, to_cells
+from anabranch.values.arrow import numbers, to_cells
 from anabranch.values.cells import Cell, Literal
 from anabranch.values.kinds import Kind
 from anabranch.values.postgres_text import element_parser, element_printer
-from anabranch.values.table import Column
+from anabranch.values.table import Column, has_zone
 
 _MOST_DIGITS = 38
 _DECLARED = re.compile(r"numeric\((\d+),(\d+)\)")
@@ -49,7 +49,6 @@ _TYPES: dict[Kind, pa.DataType] = {
     Kind.TIME: pa.int64(),
 }
 _NUMBERS: dict[Kind, pa.DataType] = {Kind.TIMESTAMP: pa.int64(), Kind.DATE: pa.int32(), Kind.TIME: pa.int64()}
-_CODES = {pa.int64(): "q", pa.int32(): "i", pa.float64(): "d"}
 _NAN = "NaN"
 Exact = Sequence[str | None] | None
 """The texts of values that the file column can't hold, each where it stands; None where there are none."""
@@ -131,9 +130,9 @@ class FileCodec:
         kind = self.column.kind
         cells: list[Any]
         if kind in _NUMBERS:
-            cells = _numbers(values.view(_NUMBERS[kind]))
+            cells = numbers(values.view(_NUMBERS[kind]))
         elif kind in (Kind.INT64, Kind.DOUBLE):
-            cells = _numbers(values.cast(self.type))
+            cells = numbers(values.cast(self.type))
         elif self._digits is not None:
             cells = [None if v is None else _plain(v) for v in values.to_pylist()]
         elif kind is Kind.ARRAY:
@@ -210,15 +209,3 @@ def decimal_texts(values: pa.Array) -> pa.Array:
 
 def _plain(number: Decimal) -> str:
     return format(number, "f")
-
-
-def _numbers(values: pa.Array) -> list[Any]:
-    """By way of the buffer itself: to_pylist takes three times as long."""
-    if not len(values):
-        return []
-    buffer: Any = memoryview(values.buffers()[1])
-    numbers: list[Any] = buffer.cast(_CODES[values.type])[values.offset : values.offset + len(values)].tolist()
-    if values.null_count:
-        for i in pc.indices_nonzero(values.is_null()).to_pylist():
-            numbers[i] = None
-    return numbers

@@ -31,7 +31,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 from uuid import UUID
 
-from anabranch.values.calendar import timestamp_text, timestamp_us
+from anabranch.values.calendar import DAY_US, timestamp_text, timestamp_us
 from anabranch.values.cells import (
     DATE_INFINITY,
     DATE_MINUS_INFINITY,
@@ -50,7 +50,6 @@ Converter = Callable[[Any], Cell]
 _PLAIN_DECIMAL = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?|NaN|-?Infinity")
 _INT_LIMITS = {"smallint": 2**15, "integer": 2**31}
 _MOST_DIMENSIONS = 6
-_DAY_US = 86_400_000_000
 _EPOCH = date(1970, 1, 1).toordinal()
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -140,7 +139,7 @@ def _timestamp(zoned: bool) -> Converter:
         if isinstance(value, datetime):
             if (value.tzinfo is not None) is not zoned:
                 raise ValueError(f"takes a datetime {'with' if zoned else 'without'} a time zone")
-            wall_us = (value.toordinal() - _EPOCH) * _DAY_US + int(_time(value.time()))  # type: ignore[arg-type]
+            wall_us = (value.toordinal() - _EPOCH) * DAY_US + int(_time(value.time()))  # type: ignore[arg-type]
             # utcoffset, not astimezone: an instant just outside the years 1 to 9999 is exact, too.
             return wall_us - (value.utcoffset() or timedelta()) // _MICROSECOND
         if type(value) is Literal:
@@ -177,7 +176,7 @@ def _date(value: Any) -> Cell:
     raise _wrong(value, "date or int")
 
 
-_time_us = _integer(0, _DAY_US)
+_time_us = _integer(0, DAY_US)
 
 
 def _time(value: Any) -> Cell:

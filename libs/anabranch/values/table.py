@@ -44,3 +44,9 @@ class Table:
     @property
     def column_names(self) -> tuple[str, ...]:
         return tuple(c.name for c in self.columns)
+
+
+def has_zone(column: Column) -> bool:
+    """Whether a TIMESTAMP column counts in UTC; that of a domain does, since its text does not say. Under TimeZone
+    UTC the two convert into each other unchanged, so that a domain over either may take either."""
+    return not column.postgres_type.endswith("without time zone")

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from psycopg import errors
 
 from anabranch.store.group.rows import TableSql
-from anabranch.store.session.binary import NulInText
 from anabranch.store.session.engine import Session
 from anabranch.testkit.cell_strategies import cells
 from anabranch.values import Cell, Table
@@ -23,6 +22,7 @@ from anabranch.values.cells import (
     TIMESTAMP_MINUS_INFINITY,
     Literal,
 )
+from anabranch.values.postgres_binary import NulInText
 
 Register = Callable[[str, str], Table]
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from anabranch.v1 import snapshot_pb2
 from anabranch.values import Cell, Column, Kind
+from anabranch.values.calendar import FIRST_DAY, FIRST_US, LAST_DAY
 from anabranch.values.cells import (
     DATE_INFINITY,
     DATE_MINUS_INFINITY,
@@ -27,8 +28,6 @@ from anabranch.values.cells import (
 Judge = Callable[[Any], None]
 """Takes a cell that is not NULL. Raises SurelyRefusedError."""
 
-_FIRST_DAY, _LAST_DAY = -2_440_588, 2_145_042_905
-_FIRST_US = -210_866_803_200_000_000
 _INFINITE_DAYS = (DATE_MINUS_INFINITY, DATE_INFINITY)
 _INFINITE_US = (TIMESTAMP_MINUS_INFINITY, TIMESTAMP_INFINITY)
 _LENGTH = re.compile(r"(character varying|character|bit varying|bit)\((\d+)\)")
@@ -82,9 +81,9 @@ def _of_one(kind: Kind, postgres_type: str, labels: tuple[str, ...]) -> Judge | 
     if postgres_type == "real":
         return _real
     if kind is Kind.DATE:
-        return _within("date", _FIRST_DAY, _LAST_DAY, _INFINITE_DAYS)
+        return _within("date", FIRST_DAY, LAST_DAY, _INFINITE_DAYS)
     if kind is Kind.TIMESTAMP:
-        return _within("timestamp", _FIRST_US, TIMESTAMP_INFINITY, _INFINITE_US)
+        return _within("timestamp", FIRST_US, TIMESTAMP_INFINITY, _INFINITE_US)
     return None
 
 

@@ -13,8 +13,9 @@ from anabranch.merge import MutationType
 from anabranch.store.capture.large_images import CARRIED_BYTES, LARGE_BYTES, image_size
 from anabranch.store.capture.rows import UndecodableError, decode
 from anabranch.store.catalog.databases import Database
-from anabranch.store.session.binary import Connection, Cursor, int8, int8_array, run
+from anabranch.store.session.binary import Connection, Cursor, run
 from anabranch.values import Cell
+from anabranch.values.postgres_binary import int8, int8_array
 
 __all__ = [
     "COLUMNS",

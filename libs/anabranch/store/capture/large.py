@@ -16,7 +16,8 @@ from typing import NamedTuple
 from anabranch.store.capture.captured import COLUMNS, MOST_BYTES, SLIM_COLUMNS, Captured, as_many_as_fit, captured_of
 from anabranch.store.capture.large_images import CARRIED_BYTES, read_image
 from anabranch.store.inbox.claim import longer
-from anabranch.store.session.binary import Connection, Cursor, Parameter, int8, int8_array, run
+from anabranch.store.session.binary import Connection, Cursor, run
+from anabranch.values.postgres_binary import Parameter, int8, int8_array
 
 SCAN_MS = 600_000
 """How long one scan of all that waits may take: some hundreds of millions of changes."""

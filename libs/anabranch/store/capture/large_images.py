@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from hashlib import sha256
 
 from anabranch.store.inbox.claim import renew
-from anabranch.store.session.binary import Connection, int8, run
+from anabranch.store.session.binary import Connection, run
 from anabranch.values.pieces import LargeText, Pieces
+from anabranch.values.postgres_binary import int8
 
 LARGE_BYTES = 16 * 2**20
 """An image with more bytes is read so."""

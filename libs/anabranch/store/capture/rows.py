@@ -30,8 +30,9 @@ import psycopg
 from anabranch.store.capture.large_images import LargeImage
 from anabranch.store.cells.binary_cells import Row, quote, read_expression, row_loader
 from anabranch.store.session import binary
-from anabranch.store.session.binary import Connection, Parameter
+from anabranch.store.session.binary import Connection
 from anabranch.values import Column, Kind, Table
+from anabranch.values.postgres_binary import Parameter
 
 _MOST_ROWS = 5_000
 _MOST_BYTES = 8 * 2**20

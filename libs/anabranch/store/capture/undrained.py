@@ -15,10 +15,11 @@ from anabranch.store.capture.rows import decode
 from anabranch.store.catalog.databases import Database
 from anabranch.store.cells.binary_cells import Row
 from anabranch.store.log.history import Known
-from anabranch.store.session.binary import Connection, int8, run
+from anabranch.store.session.binary import Connection, run
 from anabranch.store.session.engine import AsyncSession
 from anabranch.values import Table, key_text
 from anabranch.values.canonical import RowEncoder
+from anabranch.values.postgres_binary import int8
 
 MOST = 20_000
 """Changes that are taken back; with more of them the drain is waited for."""

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.sums import scan_sum, sum_to_bytes
 from anabranch.store.cells.binary_cells import Row, Sender, literal_sender, quote, sender
-from anabranch.store.session.binary import Connection, bool_array, bytea, int8, run
+from anabranch.store.session.binary import Connection, run
 from anabranch.store.session.channels import CLAIM_LOCK_CLASS, INBOX_CHANNEL
 from anabranch.values import Column, Kind, Table
 from anabranch.values.canonical import SUM_MODULUS, RowEncoder
 from anabranch.values.cells import Literal
+from anabranch.values.postgres_binary import bool_array, bytea, int8
 
 _LIMITS = """
 select set_config('lock_timeout', %(lock)s, true), set_config('statement_timeout', %(statement)s, true)

@@ -20,9 +20,7 @@ from typing import Any
 
 from psycopg import sql
 
-from anabranch.store.session import binary
-from anabranch.store.session.binary import EPOCH_DAYS, EPOCH_US, ArrayBuilder, Parameter
-from anabranch.values import Cell, Column, Kind, postgres_text
+from anabranch.values import Cell, Column, Kind, postgres_binary, postgres_text
 from anabranch.values.calendar import cell_timestamp_text, timestamp_text
 from anabranch.values.cells import (
     DATE_INFINITY,
@@ -31,6 +29,8 @@ from anabranch.values.cells import (
     TIMESTAMP_MINUS_INFINITY,
     Literal,
 )
+from anabranch.values.postgres_binary import EPOCH_DAYS, EPOCH_US, ArrayBuilder, Parameter
+from anabranch.values.table import has_zone
 
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 _MODIFIER = re.compile(r"\([^()]*\)")
@@ -81,50 +81,47 @@ def sender(column: Column) -> Sender:
     kind, name, carried = column.kind, column.name, carried_type(column)
     match kind:
         case Kind.BOOL:
-            return Sender("bool[]", binary.bool_array)
+            return Sender("bool[]", postgres_binary.bool_array)
         case Kind.INT64:
-            return Sender("int8[]", binary.int8_array)
+            return Sender("int8[]", postgres_binary.int8_array)
         case Kind.DOUBLE:
-            return Sender("float8[]", binary.float8_array)
+            return Sender("float8[]", postgres_binary.float8_array)
         case Kind.BYTES:
-            return Sender("bytea[]", binary.bytea_array)
+            return Sender("bytea[]", postgres_binary.bytea_array)
         case Kind.DATE:
-            return Sender("date[]", binary.date_array)
+            return Sender("date[]", postgres_binary.date_array)
         case Kind.TIME:
-            return Sender("time[]", binary.time_array)
+            return Sender("time[]", postgres_binary.time_array)
         case Kind.TIMESTAMP:
-            zone = _has_zone(column)
-            return Sender("timestamptz[]" if zone else "timestamp[]", partial(binary.timestamp_array, zone=zone))
+            zone = has_zone(column)
+            return Sender(
+                "timestamptz[]" if zone else "timestamp[]", partial(postgres_binary.timestamp_array, zone=zone)
+            )
         case Kind.ARRAY:
             return Sender("text[]", _array_builder(column), "::" + carried)
     if kind is not Kind.LITERAL and not is_built_in(carried):
-        return Sender(carried + "[]", partial(binary.typed_text_array, column=name))
+        return Sender(carried + "[]", partial(postgres_binary.typed_text_array, column=name))
     cast = "" if kind is Kind.STRING else "::" + carried
-    return Sender("text[]", partial(binary.text_array, column=name), cast)
+    return Sender("text[]", partial(postgres_binary.text_array, column=name), cast)
 
 
 def literal_sender(column: Column) -> Sender:
     """How cells of a TIMESTAMP column are sent where some are Literals."""
-    cast = "::timestamptz" if _has_zone(column) else "::timestamp"
-    show = partial(cell_timestamp_text, zone=_has_zone(column))
+    cast = "::timestamptz" if has_zone(column) else "::timestamp"
+    show = partial(cell_timestamp_text, zone=has_zone(column))
 
     def build(cells: Sequence[Cell]) -> Parameter:
         texts = [None if c is None else show(c) for c in cells]  # type: ignore[arg-type]
-        return binary.text_array(texts, column.name)
+        return postgres_binary.text_array(texts, column.name)
 
     return Sender("text[]", build, cast)
-
-
-def _has_zone(column: Column) -> bool:
-    # Under TimeZone UTC the two convert into each other unchanged, so that a domain over either may take this one.
-    return not column.postgres_type.endswith("without time zone")
 
 
 def _array_builder(column: Column) -> ArrayBuilder:
     show = postgres_text.array_printer(column.element_kind or Kind.STRING)
 
     def build(cells: Sequence[Cell]) -> Parameter:
-        return binary.text_array([None if c is None else show(c) for c in cells], column.name)
+        return postgres_binary.text_array([None if c is None else show(c) for c in cells], column.name)
 
     return build
 
@@ -168,7 +165,7 @@ def _loading(place: int, column: Column) -> _Loading | None:
     """None: the values of ``read_expression`` are cells, as ``binary.run`` gives them."""
     match column.kind:
         case Kind.TIMESTAMP:
-            load = partial(_load_odd_timestamp, zone=_has_zone(column))
+            load = partial(_load_odd_timestamp, zone=has_zone(column))
             return _Loading(place, load, TIMESTAMP_MINUS_INFINITY + 1, _LAST_US, EPOCH_US)
         case Kind.DATE:
             # What is not between them are the infinities, which are the cells' as well.

@@ -11,7 +11,7 @@ import psycopg
 from anabranch.store.cells.binary_cells import quote, read_expression, row_loader
 from anabranch.store.session import binary
 from anabranch.store.session.engine import Session
-from anabranch.values import Cell, Column, Kind, Table, key_cells
+from anabranch.values import Cell, Column, Kind, Table, key_cells, postgres_binary
 
 _NUMBER = re.compile(r"-?[0-9]+")
 _AS_NUMBERS = frozenset({Kind.TIMESTAMP, Kind.DATE, Kind.TIME})
@@ -21,7 +21,7 @@ def cells_of_texts(conn: Session, columns: Sequence[Column], texts: Sequence[str
     """The cells that Postgres would store for texts, as their columns' types print them. Raises psycopg.Error."""
     selected = ", ".join(f"(${i}::text)::{c.postgres_type} as {quote(c.name)}" for i, c in enumerate(columns, 1))
     read = ", ".join(read_expression(column, "v") for column in columns)
-    parameters = [None if t is None else binary.Parameter(binary.TEXT, t.encode()) for t in texts]
+    parameters = [None if t is None else postgres_binary.Parameter(postgres_binary.TEXT, t.encode()) for t in texts]
     cursor = binary.cursor(conn)
     cursor.execute(f"select {read} from (select {selected}) v".encode(), parameters, prepare=False, binary=True)
     return tuple(row_loader(columns)(cursor.fetchall())[0])

@@ -16,20 +16,11 @@ from anabranch.store.group import records_statements as statements
 from anabranch.store.inbox.claim import longer, renew
 from anabranch.store.log.seal import EMPTY_CHAIN
 from anabranch.store.session.at_once import execute
-from anabranch.store.session.binary import (
-    Connection,
-    Parameter,
-    bytea,
-    bytea_array,
-    int8,
-    int8_array,
-    run,
-    text,
-    text_array,
-)
+from anabranch.store.session.binary import Connection, run
 from anabranch.store.session.channels import GROUPS_CHANNEL
 from anabranch.values import Kind
 from anabranch.values.pieces import Pieces
+from anabranch.values.postgres_binary import Parameter, bytea, bytea_array, int8, int8_array, text, text_array
 from anabranch.values.postgres_text import array_printer
 
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from anabranch.store.cells.binary_cells import Sender, literal_sender, quote, read_expression, sender
-from anabranch.store.session.binary import Parameter
 from anabranch.values import Cell, Column, Kind, Table
 from anabranch.values.cells import Literal
+from anabranch.values.postgres_binary import Parameter
 
 KEPT = 1_000
 """Statement texts kept for one table; writers choose the sets of columns, and there are more of those than of rows."""

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from anabranch.store.catalog.relation import ForeignKey, UniqueKey
 from anabranch.store.cells.binary_cells import carried_type, quote
 from anabranch.store.group.rows_statements import Sent, sent_as
-from anabranch.store.session.binary import Connection, run, text, text_array
+from anabranch.store.session.binary import Connection, run
 from anabranch.values import Cell, Column, Table
+from anabranch.values.postgres_binary import text, text_array
 
 CHECKS = b"""
 select r.relname::text, pg_get_expr(c.conbin, c.conrelid),

@@ -23,7 +23,8 @@ from psycopg.pq import ExecStatus
 
 from anabranch.store.capture.triggers import MARK_RESOLVER
 from anabranch.store.cells.binary_cells import quote
-from anabranch.store.session.binary import run, text
+from anabranch.store.session.binary import run
+from anabranch.values.postgres_binary import text
 
 T = TypeVar("T")
 Connection = psycopg.Connection[Any]

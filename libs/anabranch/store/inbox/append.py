@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from anabranch.store.inbox.session import Session, run
 from anabranch.store.nodes.tokens import ACKNOWLEDGED, CALLS, Call, Mode, call_columns
-from anabranch.store.session import binary
-from anabranch.store.session.binary import Parameter
 from anabranch.store.session.channels import INBOX_CHANNEL
+from anabranch.values import postgres_binary
+from anabranch.values.postgres_binary import Parameter
 
 LAST_CALL_IDS = 1_000
 """The most ids that a stream adds to its node's last call. A node that lost a stream's first answer has sent the
@@ -139,19 +139,19 @@ def parameters_of(calls: Sequence[Call], arrivals: Sequence[Arrival], now_ms: in
     """The parameters of ``APPEND``."""
     return [
         *call_columns(calls),
-        binary.int8(now_ms),
-        binary.int8_array([a.number for a in arrivals]),
-        binary.int8_array([a.database_id for a in arrivals]),
-        binary.text_array([a.batch_id for a in arrivals], "batch_id"),
-        binary.text_array([a.node_id for a in arrivals], "node_id"),
-        binary.text_array([a.principal for a in arrivals], "principal"),
-        binary.int8_array([a.basis for a in arrivals]),
-        binary.text_array([a.prev for a in arrivals], "prev"),
-        binary.bytea_array([a.payload for a in arrivals]),
-        binary.bytea_array([a.payload_sha256 for a in arrivals]),
-        binary.text_array([a.traceparent for a in arrivals], "traceparent"),
-        binary.int8_array([a.refusal for a in arrivals]),
-        binary.text_array([a.refusal_message for a in arrivals], "refusal_message"),
+        postgres_binary.int8(now_ms),
+        postgres_binary.int8_array([a.number for a in arrivals]),
+        postgres_binary.int8_array([a.database_id for a in arrivals]),
+        postgres_binary.text_array([a.batch_id for a in arrivals], "batch_id"),
+        postgres_binary.text_array([a.node_id for a in arrivals], "node_id"),
+        postgres_binary.text_array([a.principal for a in arrivals], "principal"),
+        postgres_binary.int8_array([a.basis for a in arrivals]),
+        postgres_binary.text_array([a.prev for a in arrivals], "prev"),
+        postgres_binary.bytea_array([a.payload for a in arrivals]),
+        postgres_binary.bytea_array([a.payload_sha256 for a in arrivals]),
+        postgres_binary.text_array([a.traceparent for a in arrivals], "traceparent"),
+        postgres_binary.int8_array([a.refusal for a in arrivals]),
+        postgres_binary.text_array([a.refusal_message for a in arrivals], "refusal_message"),
     ]
 
 
@@ -172,9 +172,9 @@ async def count_waiting(
 ) -> dict[tuple[int, str], int]:
     """How many batches of each (database id, principal) wait in the inbox, counted up to ``most``."""
     parameters = [
-        binary.int8_array([d for d, _ in principals]),
-        binary.text_array([p for _, p in principals], "principal"),
-        binary.int8(most),
+        postgres_binary.int8_array([d for d, _ in principals]),
+        postgres_binary.text_array([p for _, p in principals], "principal"),
+        postgres_binary.int8(most),
     ]
     rows = await run(session, WAITING, parameters)
     return {(d, p): count for d, p, count in rows}

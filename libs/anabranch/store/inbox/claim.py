@@ -34,10 +34,11 @@ from weakref import WeakKeyDictionary
 import psycopg
 
 from anabranch.store.inbox.take import STANDING, Standing
-from anabranch.store.session.binary import devote, run, text
+from anabranch.store.session.binary import devote, run
 from anabranch.store.session.channels import CATALOG_CHANNEL, CLAIM_LOCK_CLASS, INBOX_CHANNEL
 from anabranch.store.session.engine import CONNECT_S, SessionOptions, connect
 from anabranch.store.session.patience import bear
+from anabranch.values.postgres_binary import text
 
 Connection = psycopg.Connection[Any]
 

@@ -8,7 +8,7 @@ from typing import Any
 from anabranch.store.catalog.policy import database_policy
 from anabranch.store.inbox.session import Session, run
 from anabranch.store.log.seal import EMPTY_CHAIN, position_token
-from anabranch.store.session import binary
+from anabranch.values import postgres_binary
 
 HEADS = b"""
 select d.id, d.name, d.epoch, d.floor_ms, d.schema_version, d.policy, d.seal_key, coalesce(g.position, 0), g.chain
@@ -44,7 +44,7 @@ class DatabaseHead:
 
 async def read_heads(session: Session, database_id: int = 0) -> list[DatabaseHead]:
     """The head of one database, or of all."""
-    rows = await run(session, HEADS, [binary.int8(database_id)])
+    rows = await run(session, HEADS, [postgres_binary.int8(database_id)])
     return [_head(row) for row in rows]
 
 

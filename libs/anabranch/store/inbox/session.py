@@ -17,8 +17,8 @@ from typing import Any
 import psycopg
 
 from anabranch.store.session import binary
-from anabranch.store.session.binary import Parameter
 from anabranch.store.session.engine import CONNECT_S, SessionOptions, aconnect
+from anabranch.values.postgres_binary import Parameter
 
 Row = tuple[Any, ...]
 

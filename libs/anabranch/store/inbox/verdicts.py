@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from anabranch.store.inbox.session import Session, run
 from anabranch.store.inbox.take import AWAITED
-from anabranch.store.session import binary
+from anabranch.values import postgres_binary
 from anabranch.wire.awaited import awaiting_row
 
 Key = tuple[int, str]
@@ -75,8 +75,11 @@ class Head(NamedTuple):
     chain: bytes
 
 
-def _columns(keys: Sequence[Key]) -> list[binary.Parameter]:
-    return [binary.int8_array([d for d, _ in keys]), binary.text_array([b for _, b in keys], "batch_id")]
+def _columns(keys: Sequence[Key]) -> list[postgres_binary.Parameter]:
+    return [
+        postgres_binary.int8_array([d for d, _ in keys]),
+        postgres_binary.text_array([b for _, b in keys], "batch_id"),
+    ]
 
 
 async def find(session: Session, keys: Sequence[Key]) -> dict[Key, Known]:

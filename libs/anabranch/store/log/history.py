@@ -21,6 +21,7 @@ from anabranch.store.log.seal import EMPTY_CHAIN, chain_of
 from anabranch.store.session import binary
 from anabranch.store.session.channels import CATALOG_CHANNEL, CLAIM_LOCK_CLASS
 from anabranch.store.session.engine import AsyncSession
+from anabranch.values import postgres_binary
 
 HISTORY = b"""
 select d.epoch, d.floor_ms, d.seal_key, d.system_identifier, coalesce(h.position, 0), h.chain
@@ -131,7 +132,9 @@ def known_of(seal_key: bytes, seen: Seen) -> Known | None:
     return None if chain is None else Known(seen.position, chain)
 
 
-async def _rows(conn: AsyncSession, statement: bytes, parameters: Sequence[binary.Parameter]) -> list[tuple[Any, ...]]:
+async def _rows(
+    conn: AsyncSession, statement: bytes, parameters: Sequence[postgres_binary.Parameter]
+) -> list[tuple[Any, ...]]:
     cursor: psycopg.AsyncRawCursor[tuple[Any, ...]] = psycopg.AsyncRawCursor(conn)
     binary.adapt(cursor.adapters)
     await cursor.execute(statement, parameters, prepare=True, binary=True)
@@ -145,8 +148,8 @@ async def read_history(conn: AsyncSession, database_id: int, positions: Sequence
     Raises:
         psycopg.Error: it can't be read.
     """
-    number = binary.int8(database_id)
-    chains = await _rows(conn, CHAINS, [number, binary.int8_array(positions)])
+    number = postgres_binary.int8(database_id)
+    chains = await _rows(conn, CHAINS, [number, postgres_binary.int8_array(positions)])
     rows = await _rows(conn, HISTORY, [number])
     if not rows:
         return None
@@ -161,7 +164,7 @@ async def confirm(conn: AsyncSession, database_id: int, seen: Seen, new_epoch: s
     Raises:
         psycopg.Error: it can't be looked at now; nothing was changed.
     """
-    number = binary.int8(database_id)
+    number = postgres_binary.int8(database_id)
     async with conn.transaction():
         ((standby, cluster),) = await _rows(conn, CLUSTER, [])
         if standby:
@@ -175,9 +178,9 @@ async def confirm(conn: AsyncSession, database_id: int, seen: Seen, new_epoch: s
         if judgement is Judgement.FITS or (judgement is Judgement.STRANGE and not moved_house):
             return judgement
         sealed = [seen.epoch] if judgement is Judgement.LOST else []
-        ended = sealed and await _rows(conn, ENDED, [number, binary.text(seen.epoch)])
+        ended = sealed and await _rows(conn, ENDED, [number, postgres_binary.text(seen.epoch)])
         if not ended or moved_house:
-            epochs = binary.text_array(sorted({history.epoch, *sealed}), "epoch")
-            await _rows(conn, END, [number, epochs, binary.int8(history.head), binary.int8(now_ms)])
-            await _rows(conn, MOVE, [number, binary.text(new_epoch), binary.int8(cluster)])
+            epochs = postgres_binary.text_array(sorted({history.epoch, *sealed}), "epoch")
+            await _rows(conn, END, [number, epochs, postgres_binary.int8(history.head), postgres_binary.int8(now_ms)])
+            await _rows(conn, MOVE, [number, postgres_binary.text(new_epoch), postgres_binary.int8(cluster)])
         return Judgement.LOST

@@ -24,7 +24,7 @@ from anabranch.store.log.reader_statements import SUMS
 from anabranch.store.session import binary
 from anabranch.store.session.binary import Connection
 from anabranch.store.session.engine import Session, SessionOptions, connect
-from anabranch.values import Table, key_text
+from anabranch.values import Table, key_text, postgres_binary
 from anabranch.values.canonical import RowEncoder
 
 
@@ -38,7 +38,7 @@ def begin(conn: Connection, database: Database, table: Table) -> Sums:
     conn.execute("begin isolation level repeatable read, read only")
     relation = f"{quote(database.schema_name)}.{quote(table.name)}"
     conn.execute(f"lock table {relation} in access share mode".encode())
-    return sums_of(database.id, binary.run(conn, SUMS, [binary.int8(database.id)]).fetchall())
+    return sums_of(database.id, binary.run(conn, SUMS, [postgres_binary.int8(database.id)]).fetchall())
 
 
 @contextmanager
@@ -120,7 +120,7 @@ class MomentReader:
         self._conn = connect(self._url, application_name=APPLICATION, autocommit=True, options=options)
         self.pid = self._conn.info.backend_pid
         moment = begin(self._conn, self._database, self._table)
-        wanted = [binary.int8(self._database.id), binary.int8_array(positions)]
+        wanted = [postgres_binary.int8(self._database.id), postgres_binary.int8_array(positions)]
         self.chains = dict(binary.run(self._conn, CHAINS, wanted).fetchall())
         return moment
 

@@ -14,11 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from anabranch.store.cells.binary_cells import is_built_in, output_text, quote, read_expression
-from anabranch.store.session.binary import EPOCH_DAYS, EPOCH_US
 from anabranch.values import Column, Kind, Table
-from anabranch.values.arrow import arrow_type, has_zone
+from anabranch.values.arrow import arrow_type
 from anabranch.values.calendar import timestamp_text
 from anabranch.values.cells import DATE_INFINITY, DATE_MINUS_INFINITY, TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY
+from anabranch.values.postgres_binary import EPOCH_DAYS, EPOCH_US
+from anabranch.values.table import has_zone
 
 _FIRST_US = -211_000_000_000_000_000
 _FIRST_DAY = -2_500_000

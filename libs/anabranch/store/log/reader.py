@@ -24,6 +24,7 @@ from anabranch.store.log.reader_statements import FLOOR, STRETCH, SUMS
 from anabranch.store.log.seal import EMPTY_CHAIN
 from anabranch.store.session import binary
 from anabranch.store.session.engine import AsyncPool, AsyncSession, SessionOptions, async_pool
+from anabranch.values import postgres_binary
 
 _LOSERS_FROM = 1 << 30
 """Ordinals from here on are those of a batch's losers, in a cursor."""
@@ -170,16 +171,16 @@ async def read_stretch(
         psycopg.Error: what Postgres refused.
     """
     parameters = [
-        binary.int8(database_id),
-        binary.int8(base),
-        binary.int8(cursor.position),
-        binary.text(cursor.batch_id),
-        binary.int8(min(cursor.ordinal, _LOSERS_FROM)),
-        binary.int8(cursor.offset),
-        binary.int8(max(0, cursor.ordinal - _LOSERS_FROM)),
-        binary.int8(up_to),
-        binary.int8(max_bytes),
-        binary.int8_array([one.position for one in known]),
+        postgres_binary.int8(database_id),
+        postgres_binary.int8(base),
+        postgres_binary.int8(cursor.position),
+        postgres_binary.text(cursor.batch_id),
+        postgres_binary.int8(min(cursor.ordinal, _LOSERS_FROM)),
+        postgres_binary.int8(cursor.offset),
+        postgres_binary.int8(max(0, cursor.ordinal - _LOSERS_FROM)),
+        postgres_binary.int8(up_to),
+        postgres_binary.int8(max_bytes),
+        postgres_binary.int8_array([one.position for one in known]),
     ]
     async with conn.pipeline():
         stretch, floor = _cursor(conn), _cursor(conn)
@@ -282,7 +283,7 @@ async def read_sums(conn: AsyncSession, database_id: int) -> Sums:
         psycopg.Error: what Postgres refused.
     """
     cursor = _cursor(conn)
-    await cursor.execute(SUMS, [binary.int8(database_id)], prepare=True, binary=True)
+    await cursor.execute(SUMS, [postgres_binary.int8(database_id)], prepare=True, binary=True)
     rows = await cursor.fetchall()
     return sums_of(database_id, rows)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from anabranch.store.session import binary
-from anabranch.store.session.binary import Connection, int8
+from anabranch.store.session.binary import Connection
+from anabranch.values.postgres_binary import int8
 
 _CURSOR = '"anabranch log of rows"'
 _AT_ONCE = 2_000

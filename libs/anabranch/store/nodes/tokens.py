@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from anabranch.store.inbox.session import Session, run
-from anabranch.store.session import binary
-from anabranch.store.session.binary import Parameter
+from anabranch.values import postgres_binary
+from anabranch.values.postgres_binary import Parameter
 
 
 class Mode(IntEnum):
@@ -106,23 +106,23 @@ where n.database_id = c.database_id and n.node_id = c.node_id
 def call_columns(calls: Sequence[Call]) -> list[Parameter]:
     """The eleven parameters of ``CALLS``."""
     return [
-        binary.int8_array([c.number for c in calls]),
-        binary.int8_array([c.database_id for c in calls]),
-        binary.text_array([c.node_id for c in calls], "node_id"),
-        binary.text_array([c.name for c in calls], "name"),
-        binary.text_array([c.principal for c in calls], "principal"),
-        binary.text_array([c.epoch for c in calls], "epoch"),
-        binary.bytea_array([c.token for c in calls]),
-        binary.bytea_array([c.new_token for c in calls]),
-        binary.int8_array([c.mode for c in calls]),
-        binary.text_array([",".join(c.batch_ids) for c in calls], "ids"),
-        binary.int8_array([c.acknowledged for c in calls]),
+        postgres_binary.int8_array([c.number for c in calls]),
+        postgres_binary.int8_array([c.database_id for c in calls]),
+        postgres_binary.text_array([c.node_id for c in calls], "node_id"),
+        postgres_binary.text_array([c.name for c in calls], "name"),
+        postgres_binary.text_array([c.principal for c in calls], "principal"),
+        postgres_binary.text_array([c.epoch for c in calls], "epoch"),
+        postgres_binary.bytea_array([c.token for c in calls]),
+        postgres_binary.bytea_array([c.new_token for c in calls]),
+        postgres_binary.int8_array([c.mode for c in calls]),
+        postgres_binary.text_array([",".join(c.batch_ids) for c in calls], "ids"),
+        postgres_binary.int8_array([c.acknowledged for c in calls]),
     ]
 
 
 async def create(session: Session, calls: Sequence[Call], now_ms: int) -> frozenset[int]:
     """Make the nodes that are not there yet. Gives the numbers of their calls."""
-    made = set(await run(session, CREATE, [*call_columns(calls), binary.int8(now_ms)]))
+    made = set(await run(session, CREATE, [*call_columns(calls), postgres_binary.int8(now_ms)]))
     return frozenset(c.number for c in calls if (c.database_id, c.node_id) in made)
 
 
@@ -130,9 +130,9 @@ async def lock(session: Session, calls: Sequence[Call]) -> dict[int, NodeRow]:
     """The nodes of ``calls`` by the call's number, held until the transaction ends; without those that somebody
     else holds."""
     parameters = [
-        binary.int8_array([c.number for c in calls]),
-        binary.int8_array([c.database_id for c in calls]),
-        binary.text_array([c.node_id for c in calls], "node_id"),
+        postgres_binary.int8_array([c.number for c in calls]),
+        postgres_binary.int8_array([c.database_id for c in calls]),
+        postgres_binary.text_array([c.node_id for c in calls], "node_id"),
     ]
     rows = await run(session, LOCK, parameters)
     return {
@@ -143,4 +143,4 @@ async def lock(session: Session, calls: Sequence[Call]) -> dict[int, NodeRow]:
 
 async def rotate(session: Session, calls: Sequence[Call], now_ms: int) -> None:
     """Give the nodes of ``calls`` their new tokens."""
-    await run(session, ROTATE, [*call_columns(calls), binary.int8(now_ms)])
+    await run(session, ROTATE, [*call_columns(calls), postgres_binary.int8(now_ms)])

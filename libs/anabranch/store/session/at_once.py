@@ -16,7 +16,8 @@ from functools import lru_cache, partial
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from anabranch.store.session.binary import Connection, Cursor, Parameter, run
+from anabranch.store.session.binary import Connection, Cursor, run
+from anabranch.values.postgres_binary import Parameter
 
 _NUMBER = re.compile(rb"\$(\d+)")
 _WRITES = re.compile(rb"\s*(insert|update|delete)\b")
