@@ -67,6 +67,10 @@ class ServiceSettings(BaseSettings):
     max_message_bytes: int = Field(4 * 1024 * 1024, ge=64 * 1024)
     """The largest message that is taken in or, by this setting, sent."""
 
+    first_request_ms: int = Field(300_000, ge=10)
+    """How long a stream of requests may stay without its first one, which even the slowest network brings in this
+    time; then the call fails."""
+
     limit_calls_per_s: float = Field(4_000, gt=0)
     """Calls and stream messages a second that one principal may make, in the long run."""
     limit_calls_burst: int = Field(8_000, ge=1)

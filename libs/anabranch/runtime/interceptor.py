@@ -78,12 +78,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         streams: Streams,
         *,
         max_message_bytes: int,
+        first_request_ms: int,
         open_reflection: bool,
     ) -> None:
         self._authenticator = authenticator
         self._rate = rate
         self._streams = streams
         self._max_message_bytes = max_message_bytes
+        self._first_request_ms = first_request_ms
         self._open_prefixes = (HEALTH_PREFIX, REFLECTION_PREFIX) if open_reflection else (HEALTH_PREFIX,)
         self._wrapped: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
 
@@ -241,17 +243,33 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return call
 
     async def _requests(self, requests: AsyncIterator[Any], identity: Identity | None) -> AsyncIterator[Any]:
-        first = True
-        async for request in requests:
-            if isinstance(request, Unreadable):
-                raise request.failure
-            if identity is not None and not first:
+        coming = aiter(requests)
+        waited_s = self._first_request_ms / 1000
+        try:
+            async with asyncio.timeout(waited_s):
+                request = await anext(coming)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            raise Failure(
+                errors_pb2.REASON_INVALID_REQUEST, f"the stream's first request did not come within {waited_s:g} s"
+            ) from None
+        yield _readable(request)
+        async for request in coming:
+            readable = _readable(request)
+            if identity is not None:
                 # The stream's opening took a token. From then on a principal that is too fast waits: gRPC's
                 # flow control hands the delay on to it. Bounded by the stream's own end, which cancels this.
                 while wait_s := self._rate.wait_s(identity.principal.subject):
                     await asyncio.sleep(wait_s)
-            first = False
-            yield request
+            yield readable
+
+
+def _readable(request: Any) -> Any:
+    """The request. Raises the Failure of one that was not taken in."""
+    if isinstance(request, Unreadable):
+        raise request.failure
+    return request
 
 
 async def _serve_stream(behaviour: Callable[..., Any], request: Any, context: Context) -> Any:

@@ -250,6 +250,7 @@ async def _listen(
         RateLimit(settings.limit_calls_per_s, settings.limit_calls_burst),
         streams,
         max_message_bytes=settings.max_message_bytes,
+        first_request_ms=settings.first_request_ms,
         open_reflection=is_loopback(settings.listen_address),
     )
     server = grpc.aio.server(interceptors=[interceptor], options=_options(settings))

@@ -51,7 +51,8 @@ class Reader:
         self.channel.close()
 
     @property
-    def _metadata(self) -> tuple[tuple[str, str], ...]:
+    def credentials(self) -> tuple[tuple[str, str], ...]:
+        """The metadata of its calls."""
         return (("authorization", f"Bearer {self.key}"),)
 
     @property
@@ -65,7 +66,7 @@ class Reader:
         )
         try:
             answer: change_pb2.GetResponse = change_pb2_grpc.ChangeServiceStub(self.channel).Get(
-                request, timeout=TIMEOUT_S, metadata=self._metadata
+                request, timeout=TIMEOUT_S, metadata=self.credentials
             )
         except grpc.RpcError as error:
             raise failed(error) from error
@@ -76,7 +77,7 @@ class Reader:
         request = change_pb2.FindCommonRequest(db_name=self.db_name, node_state=self._state, seen=seen)
         try:
             answer: change_pb2.FindCommonResponse = change_pb2_grpc.ChangeServiceStub(self.channel).FindCommon(
-                request, timeout=TIMEOUT_S, metadata=self._metadata
+                request, timeout=TIMEOUT_S, metadata=self.credentials
             )
         except grpc.RpcError as error:
             raise failed(error) from error
@@ -96,19 +97,19 @@ class Reader:
         """The call of ``Compare``; ``requests`` are those after the first one."""
         first = snapshot_pb2.CompareRequest(db_name=self.db_name, node_state=self._state, table=table)
         stub = snapshot_pb2_grpc.SnapshotServiceStub(self.channel)
-        return stub.Compare(itertools.chain([first], requests), timeout=TIMEOUT_S, metadata=self._metadata)
+        return stub.Compare(itertools.chain([first], requests), timeout=TIMEOUT_S, metadata=self.credentials)
 
     def subscribe(self, after: int = 0) -> Any:
         """An open stream of SubscribeResponse: a grpc.Call. It raises grpc.RpcError; see ``failed``."""
         request = change_pb2.SubscribeRequest(db_name=self.db_name, node_state=self._state, after=after)
-        return change_pb2_grpc.ChangeServiceStub(self.channel).Subscribe(request, metadata=self._metadata)
+        return change_pb2_grpc.ChangeServiceStub(self.channel).Subscribe(request, metadata=self.credentials)
 
     def describe(self) -> snapshot_pb2.DescribeResponse:
         """``Describe``. Raises Failed."""
         request = snapshot_pb2.DescribeRequest(db_name=self.db_name, node_state=self._state)
         try:
             answer: snapshot_pb2.DescribeResponse = snapshot_pb2_grpc.SnapshotServiceStub(self.channel).Describe(
-                request, timeout=TIMEOUT_S, metadata=self._metadata
+                request, timeout=TIMEOUT_S, metadata=self.credentials
             )
         except grpc.RpcError as error:
             raise failed(error) from error
@@ -122,7 +123,7 @@ class Reader:
             required=[snapshot_pb2.RequiredTable(table=table, resume=resume) for table, resume in required],
         )
         stub = snapshot_pb2_grpc.SnapshotServiceStub(self.channel)
-        return stub.Pull(request, timeout=timeout_s, metadata=self._metadata)
+        return stub.Pull(request, timeout=timeout_s, metadata=self.credentials)
 
 
 def whole_groups(pages: Iterator[change_pb2.Page] | Sequence[change_pb2.Page]) -> list[change_pb2.LoggedGroup]:

@@ -202,6 +202,19 @@ def test_a_stream_whose_first_answer_was_lost_is_proved_by_a_batch_of_it(
     assert device.send(device.payload(), unanswered=[batch_id(again)]).verdicts[0].status == APPLIED
 
 
+def test_a_stream_without_a_first_request_ends(module_url: str, tmp_path: Path, device: Device) -> None:
+    hold: queue.Queue[ingest_pb2.SendStreamRequest | None] = queue.Queue()
+    with IngestRig(module_url, tmp_path, environment={"ANABRANCH_FIRST_REQUEST_MS": "200"}) as rig:
+        with grpc.insecure_channel(rig.addresses[0]) as channel, pytest.raises(grpc.RpcError) as caught:
+            next(device.stream(channel, iter(hold.get, None), 30))
+        hold.put(None)
+    found = failed(caught.value)
+    assert (found.reason, found.details) == (
+        "INVALID_REQUEST",
+        "the stream's first request did not come within 0.2 s",
+    )
+
+
 def test_a_stream_that_is_too_fast_is_held_back(module_url: str, tmp_path: Path, db_name: str, device: Device) -> None:
     """Without verdicts only the window is read, however much the client has to send; nothing is lost when they come."""
     window, total = 200, 2_000

@@ -12,7 +12,7 @@ import pytest
 from anabranch.ranges import WHOLE, KeyRange, RangeSums, in_ranges
 from anabranch.testkit.log_writer import LogWriter
 from anabranch.testkit.snapshot_reader import Reader
-from anabranch.v1 import snapshot_pb2, value_pb2
+from anabranch.v1 import snapshot_pb2, snapshot_pb2_grpc, value_pb2
 from anabranch.values.canonical import RowEncoder, table_sum
 from anabranch.values.messages import column_reader
 
@@ -22,7 +22,11 @@ ROWS = 400
 
 @pytest.fixture(scope="module")
 def rig_environment() -> dict[str, str]:
-    return {"ANABRANCH_PULL_STALL_MS": str(STALL_MS), "ANABRANCH_PULL_SESSIONS": "1"}
+    return {
+        "ANABRANCH_PULL_STALL_MS": str(STALL_MS),
+        "ANABRANCH_PULL_SESSIONS": "1",
+        "ANABRANCH_FIRST_REQUEST_MS": str(STALL_MS),
+    }
 
 
 class Comparison:
@@ -136,6 +140,14 @@ def test_nobody_goes_on_for_ever(place: Any, writer: LogWriter, reader: Reader) 
     list(silent.answer())
     assert silent.fails() == "nothing was asked for 1.5 s: begin the comparison anew"
     assert Comparison(reader, "no such table").fails() == "there is no synced table 'no such table'"
+    asked: queue.SimpleQueue[snapshot_pb2.CompareRequest | None] = queue.SimpleQueue()
+    stub = snapshot_pb2_grpc.SnapshotServiceStub(reader.channel)
+    never: Any = stub.Compare(iter(asked.get, None), metadata=reader.credentials)
+    with pytest.raises(grpc.RpcError) as failed:
+        next(never)
+    asked.put(None)
+    error: Any = failed.value
+    assert error.details() == "the stream's first request did not come within 1.5 s"
     # The only turn is free again.
     last = Comparison(reader, "item")
     list(last.answer())
