@@ -13,9 +13,9 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
+from anabranch.embedded.postgres import EmbeddedPostgres
 from anabranch.store import migrate
 from anabranch.testkit.databases import TestDatabases
-from anabranch.testkit.postgres import EmbeddedPostgres
 
 # How long an example takes says how busy the machine is, not whether it is right.
 hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])

@@ -18,12 +18,12 @@ import grpc
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from anabranch.embedded.postgres import EmbeddedPostgres
 from anabranch.store import migrate
 from anabranch.store.catalog import registration
 from anabranch.store.session.engine import connect
 from anabranch.testkit.ingest_rig import Failed
 from anabranch.testkit.log_writer import LogWriter
-from anabranch.testkit.postgres import EmbeddedPostgres
 from anabranch.testkit.snapshot_reader import Reader, whole_groups
 from anabranch.testkit.snapshot_rig import SnapshotRig
 

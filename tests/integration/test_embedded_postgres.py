@@ -19,12 +19,12 @@ import psutil
 import psycopg
 import pytest
 
+from anabranch.embedded import binaries
+from anabranch.embedded.binaries import find_binaries
+from anabranch.embedded.postgres import EmbeddedPostgres, PostgresUnavailable, free_port
+from anabranch.embedded.process import account_for, data_argument, environment, recorded_pid
 from anabranch.store import migrate
-from anabranch.testkit import postgres_binaries
-from anabranch.testkit.databases import TestDatabases
-from anabranch.testkit.postgres import EmbeddedPostgres, PostgresUnavailable, create_database, free_port
-from anabranch.testkit.postgres_binaries import find_binaries
-from anabranch.testkit.postgres_process import account_for, data_argument, environment, recorded_pid
+from anabranch.testkit.databases import TestDatabases, create_database
 
 Owner = tuple[subprocess.Popen[str], str]
 
@@ -33,7 +33,7 @@ END_S = 30
 OWNER = """
 import sys
 from pathlib import Path
-from anabranch.testkit.postgres import EmbeddedPostgres
+from anabranch.embedded.postgres import EmbeddedPostgres
 with EmbeddedPostgres(Path(sys.argv[1])) as server:
     print(server.url, flush=True)
     sys.stdin.read()
@@ -266,7 +266,7 @@ def test_the_copy_for_an_unprivileged_user_is_made_once_and_whole(
 ) -> None:
     cache = Path(tempfile.mkdtemp())
     request.addfinalizer(lambda: shutil.rmtree(cache))
-    monkeypatch.setattr(postgres_binaries, "ROOT_CACHE", cache)
+    monkeypatch.setattr(binaries, "ROOT_CACHE", cache)
     (cache / "partial" / "left").mkdir(parents=True)
     with ThreadPoolExecutor(4) as starts:
         found = set(starts.map(lambda _: find_binaries(for_root=True), range(4)))

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from anabranch.bench.workload import DATABASE, DEFINITION, SCHEMA, TABLE
+from anabranch.embedded.postgres import EmbeddedPostgres
 from anabranch.runtime.config import ServiceSettings
 from anabranch.store import migrate
 from anabranch.store.catalog import registration
 from anabranch.store.catalog.databases import Database, load_database
 from anabranch.store.session.engine import connect
-from anabranch.testkit.postgres import EmbeddedPostgres, create_database, drop_database
+from anabranch.testkit.databases import create_database, drop_database
 from anabranch.testkit.stack import Stack
 from anabranch.values import Table
 

@@ -40,13 +40,13 @@ from anabranch.cli.installation import (
     write_endpoints,
     write_private,
 )
+from anabranch.embedded.postgres import EmbeddedPostgres, PostgresUnavailable
 from anabranch.runtime.fleet import HOST, SERVICES, Fleet, FleetError, is_free
 from anabranch.runtime.fleet_watch import FleetWatch
 from anabranch.store import migrate, revisions
 from anabranch.store.nodes import api_keys
 from anabranch.store.session.availability import is_unavailable
 from anabranch.store.session.engine import connect
-from anabranch.testkit.postgres import EmbeddedPostgres, PostgresUnavailable
 
 app = typer.Typer()
 POSTGRES_CHECK_S = 1.0

@@ -15,10 +15,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from anabranch.demo import backend, compare, data, lake, plan, tablet, verdicts
 from anabranch.demo.tablet import DATABASE, Tablet
+from anabranch.embedded.postgres import EmbeddedPostgres
 from anabranch.store.catalog import registration
 from anabranch.store.catalog.databases import Database, load_database
 from anabranch.store.session.engine import Session, connect
-from anabranch.testkit.postgres import EmbeddedPostgres
 from anabranch.testkit.stack import Stack
 
 

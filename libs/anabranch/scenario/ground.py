@@ -20,9 +20,9 @@ from typing import Self
 
 import jwt
 
+from anabranch.embedded.postgres import EmbeddedPostgres
 from anabranch.scenario.node import Nursery
 from anabranch.store.session.engine import Session, connect
-from anabranch.testkit.postgres import EmbeddedPostgres
 from anabranch.testkit.stack import Stack
 
 _TOKEN_YEARS = 60

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from anabranch.testkit.postgres_binaries import PostgresUnavailable, find_binaries
+from anabranch.embedded.binaries import PostgresUnavailable, find_binaries
 
 _TIME = re.compile(r"^Time: ([0-9.]+) ms", re.MULTILINE)
 _LATENCY = re.compile(r"^latency average = ([0-9.]+) ms", re.MULTILINE)

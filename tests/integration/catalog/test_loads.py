@@ -15,13 +15,13 @@ import pytest
 from typer.testing import CliRunner
 
 from anabranch.cli.app import app
+from anabranch.embedded.binaries import PostgresUnavailable, find_binaries
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.catalog.drift import drift
 from anabranch.store.catalog.registration import add_table, create_database
 from anabranch.store.catalog.sums import scan_rows
 from anabranch.store.session.engine import Session
 from anabranch.testkit.databases import TestDatabases
-from anabranch.testkit.postgres_binaries import PostgresUnavailable, find_binaries
 from anabranch.values.canonical import RowEncoder, table_sum
 
 TABLE = "create schema if not exists app; create table app.t (id text primary key, n int)"

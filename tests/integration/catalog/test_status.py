@@ -21,13 +21,13 @@ from typer.testing import CliRunner, Result
 from anabranch.cli.app import app
 from anabranch.cli.lines import show
 from anabranch.cli.status import read, shown
+from anabranch.embedded.postgres import EmbeddedPostgres
 from anabranch.runtime.fleet import free_port
 from anabranch.store import migrate
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.catalog.out_of_sync import capture_off
 from anabranch.store.catalog.registration import add_table, create_database
 from anabranch.store.session.engine import Session, connect
-from anabranch.testkit.postgres import EmbeddedPostgres
 
 LONG = "t" * 63
 AWKWARD = ['a "quoted" name', "naïve 🦆 emoji", "[red]markup[/red]", "with\nnewline \x1b[31mred", LONG]

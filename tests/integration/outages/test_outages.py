@@ -20,6 +20,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from anabranch.embedded.postgres import HOST, EmbeddedPostgres
 from anabranch.runtime.fleet import SERVICES
 from anabranch.runtime.health import probe
 from anabranch.store import migrate
@@ -27,7 +28,6 @@ from anabranch.store.catalog.registration import add_table, create_database
 from anabranch.store.session.engine import connect
 from anabranch.testkit.callers import KINDS, Callers
 from anabranch.testkit.gate import Gate
-from anabranch.testkit.postgres import HOST, EmbeddedPostgres
 from anabranch.testkit.stack import Stack
 
 pytestmark = [pytest.mark.xdist_group("outages"), pytest.mark.timeout(600)]

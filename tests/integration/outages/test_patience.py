@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
+from anabranch.embedded.postgres import EmbeddedPostgres
 from anabranch.store.session.availability import is_unavailable
 from anabranch.store.session.engine import Session, SessionOptions, aconnect, connect
 from anabranch.store.session.patience import DOUBT_S, SilentServerError, doubt_older, give_up_older
-from anabranch.testkit.postgres import EmbeddedPostgres
 
 pytestmark = [pytest.mark.xdist_group("outages"), pytest.mark.timeout(120)]
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from anabranch.embedded.postgres import EmbeddedPostgres
 from anabranch.store.session.availability import is_unavailable
 from anabranch.store.session.engine import AsyncPool, async_pool
-from anabranch.testkit.postgres import EmbeddedPostgres
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -23,12 +23,12 @@ from cryptography.x509.oid import NameOID
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
+from anabranch.embedded.postgres import EmbeddedPostgres
 from anabranch.runtime.health import probe
 from anabranch.store import migrate
 from anabranch.testkit import echo_service as behaviour
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.echo import Echo, bearer, echo_service, failing, get, running_echo
-from anabranch.testkit.postgres import EmbeddedPostgres
 
 pytestmark = pytest.mark.xdist_group("runtime-server")  # its database is shared by its tests
 REFUSED = ("UNAUTHENTICATED", "UNAUTHENTICATED")

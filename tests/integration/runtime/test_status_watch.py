@@ -21,11 +21,11 @@ from tests.integration.janitor.conftest import make_database
 
 from anabranch.cli.status import read, shown
 from anabranch.cli.status_lines import SHOWN_NODES
+from anabranch.embedded.postgres import EmbeddedPostgres
 from anabranch.store import migrate
 from anabranch.store.session.engine import connect
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.log_writer import LogWriter
-from anabranch.testkit.postgres import EmbeddedPostgres
 
 PATIENCE_S = 40.0
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

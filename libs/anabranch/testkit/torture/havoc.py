@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from anabranch import clock, faults
+from anabranch.embedded.postgres import EmbeddedPostgres
 from anabranch.store.group.waves import DatabaseError
 from anabranch.store.session.engine import connect
-from anabranch.testkit.postgres import EmbeddedPostgres
 from anabranch.testkit.stack import Stack
 from anabranch.testkit.torture.lake import COMPACTOR_POINTS, JANITOR_POINTS, Lake
 from anabranch.testkit.torture.processes import Node

@@ -18,10 +18,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from anabranch.embedded.postgres import EmbeddedPostgres
 from anabranch.store.catalog import databases, registration
 from anabranch.store.session.engine import connect
 from anabranch.testkit import oracle
-from anabranch.testkit.postgres import EmbeddedPostgres
 from anabranch.testkit.stack import Stack
 from anabranch.testkit.torture import checks, functions, lake, parquet, tables
 from anabranch.testkit.torture.havoc import WANTED, Havoc

@@ -33,9 +33,8 @@ from typing import IO, Literal, Self
 import psutil
 import structlog
 
-from anabranch.testkit.databases import create_database, drop_database
-from anabranch.testkit.postgres_binaries import Binaries, PostgresUnavailable, find_binaries
-from anabranch.testkit.postgres_process import (
+from anabranch.embedded.binaries import Binaries, PostgresUnavailable, find_binaries
+from anabranch.embedded.process import (
     Account,
     PostgresProcess,
     account_for,
@@ -45,7 +44,7 @@ from anabranch.testkit.postgres_process import (
     environment,
 )
 
-__all__ = ["EmbeddedPostgres", "PostgresUnavailable", "create_database", "drop_database", "free_port"]
+__all__ = ["EmbeddedPostgres", "PostgresUnavailable", "free_port"]
 
 SUPERUSER = "postgres"
 HOST = "127.0.0.1"

@@ -22,7 +22,7 @@ from typing import IO
 
 import psutil
 
-from anabranch.testkit.postgres_binaries import PostgresUnavailable
+from anabranch.embedded.binaries import PostgresUnavailable
 
 UNPRIVILEGED_USERS = ("postgres", "nobody")
 """Who runs Postgres when root starts it: the first that this machine knows."""
