@@ -2,12 +2,12 @@
 
 ``reach("before_commit")`` does nothing unless ``ANABRANCH_FAULT_FILE`` names a file that arms that point, one
 name a line. Then the name is taken out of the file and the process is killed with SIGKILL: once, however
-often it is started again. Only the standard library, so that devices can use it, too; on systems without ``fcntl``
-nothing can be armed.
+often it is started again. Services call it; a device's client does not know it, and takes ``reach`` as an argument.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 from pathlib import Path
@@ -87,7 +87,4 @@ def _disarm(file: Path, point: str) -> bool:
 
 
 def _lock(handle: IO[str]) -> None:
-    # Imported here, because every device imports this module, and Windows has no fcntl.
-    import fcntl
-
     fcntl.flock(handle, fcntl.LOCK_EX)

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 
+from anabranch import faults
 from anabranch.client import CallFailed, RemoteDb, RowExists, RowMissing, SyncedDb
 
 
@@ -25,7 +26,7 @@ def main() -> None:
     threading.Thread(target=await_end, daemon=True).start()
     chance = random.Random(int(seed))
     remote = RemoteDb(ingest=ingest, snapshot=snapshot, resolver=resolver, token=key)
-    with SyncedDb(file, remote, db_name) as device:
+    with SyncedDb(file, remote, db_name, reached=faults.reach) as device:
         print("started", flush=True)
         while not ended.is_set():
             for _ in range(chance.randint(1, 6)):

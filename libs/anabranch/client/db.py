@@ -11,7 +11,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from anabranch import faults
 from anabranch.client import status
 from anabranch.client.errors import BatchState, NotReady, SyncedElsewhere
 from anabranch.client.events import Change, ConflictEvent, DeadLetter, Listeners, State
@@ -60,6 +59,9 @@ class SyncedDb:
     an ORM's commit, a shell) is not sent, and a repair would take it back. It raises sqlite3.IntegrityError there,
     unless this is False. The file keeps the choice of whoever opened it last.
 
+    ``reached`` is for tests: it is called with a name where a process that ends there must lose nothing, after a local
+    commit (``after_local_commit``) and around a page of the log (``before_apply``, ``after_apply``).
+
     Raises:
         ClientError: the file holds another database.
         sqlite3.Error: it is no SQLite file.
@@ -73,7 +75,9 @@ class SyncedDb:
         node_name: str = "",
         now_ms: Callable[[], int] | None = None,
         refuse_foreign_writes: bool = True,
+        reached: Callable[[str], None] = lambda point: None,
     ) -> None:
+        self._reached = reached
         self._now_ms = now_ms or clock_from_environment().now_ms
         self._remote = remote
         self._listeners = Listeners()
@@ -81,7 +85,7 @@ class SyncedDb:
         self._lease = Lease(Path(path))
         pendings = Pendings(PayloadCache(), lambda: self._lease.taken)
         self._clock = ServerClock(self._now_ms)
-        self._reader = Reader(self._file, remote, pendings, self._clock, self._now_ms)
+        self._reader = Reader(self._file, remote, pendings, self._clock, self._now_ms, reached)
         self._sender = Sender(self._file, remote, pendings, self._now_ms, self._clock, self._reader.rewound)
         self._row_check = RowCheck(self._reader)
         self._loop: SyncLoop | None = None
@@ -307,7 +311,7 @@ class SyncedDb:
         return ask(tx, table, lambda request: self._remote.describe(request, timeout_s=_ASK_S))
 
     def _committed(self, batch: Batch) -> None:
-        faults.reach("after_local_commit")
+        self._reached("after_local_commit")
         self._listeners.deliver()
         if batch.id and self._loop is not None:
             self._loop.wake()

@@ -29,7 +29,14 @@ class Device:
         self.network = Network(self._verdicts.append)
         remote = remote_of(options["addresses"], options["token"], [self.network])
         now_ms = Clock(file=Path(options["clock_file"])).now_ms
-        self._db = SyncedDb(options["file"], remote, options["db_name"], node_name=options["name"], now_ms=now_ms)
+        self._db = SyncedDb(
+            options["file"],
+            remote,
+            options["db_name"],
+            node_name=options["name"],
+            now_ms=now_ms,
+            reached=faults.reach,
+        )
 
     def start(self) -> None:
         """Begin, by a pull where the file is new."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from anabranch import faults
 from anabranch.client.events import State
 from anabranch.client.file.device_file import DeviceFile, Tx
 from anabranch.client.overlay.pendings import Pendings
@@ -29,9 +28,10 @@ class Applied:
 class Applier:
     """Applies pages that follow each other. State model: ``_spool`` holds the parts of at most one group, which begins
     after the cursor; everything else is in the file, so that two readers that race apply nothing twice: groups at or
-    below the cursor are passed over."""
+    below the cursor are passed over. ``reached`` is told where a page begins and where it is in the file."""
 
-    def __init__(self, file: DeviceFile, pendings: Pendings) -> None:
+    def __init__(self, file: DeviceFile, pendings: Pendings, reached: Callable[[str], None]) -> None:
+        self._reached = reached
         self._file = file
         self._pendings = pendings
         self._spool = Spool()
@@ -53,10 +53,10 @@ class Applier:
         batches = [b.id for g in groups for b in g.batches]
         if spooled and groups:
             batches += self._spool.batches
-        faults.reach("before_apply")
+        self._reached("before_apply")
         with self._file.transaction() as tx:
             applied = self._apply(tx, self._in_order(groups, spooled), batches, page.reached, sums_at_end)
-        faults.reach("after_apply")
+        self._reached("after_apply")
         if groups:
             self._spool.clear()
         for part in rest:

@@ -44,6 +44,7 @@ class Reader:
         pendings: Pendings,
         clock: ServerClock,
         now_ms: Callable[[], int],
+        reached: Callable[[str], None],
     ) -> None:
         self._file = file
         self._remote = remote
@@ -51,8 +52,8 @@ class Reader:
         self._clock = clock
         self._now_ms = now_ms
         self._bootstrap = Bootstrap(file, remote, pendings)
-        self._paging = Applier(file, pendings)
-        self._following = Applier(file, pendings)
+        self._paging = Applier(file, pendings, reached)
+        self._following = Applier(file, pendings, reached)
         self._turn = threading.RLock()
         self._generation = 0
         self._stream: Stream[change_pb2.SubscribeResponse] | None = None

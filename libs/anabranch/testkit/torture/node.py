@@ -28,6 +28,7 @@ from typing import Any
 
 import structlog
 
+from anabranch import faults
 from anabranch.client import CallFailed, RemoteDb, RowExists, RowMissing, Status, SyncedDb
 from anabranch.testkit.network import Network
 from anabranch.testkit.torture.full_disk import Filling
@@ -232,7 +233,7 @@ def main() -> None:
     threading.Thread(target=listen, daemon=True).start()
     network = Network(verdicts=lambda verdict: record.note(verdict=verdict.hex()))
     remote = RemoteDb(**config["remote"], token=config["key"], interceptors=[network])
-    db = SyncedDb(config["file"], remote, config["db"])
+    db = SyncedDb(config["file"], remote, config["db"], reached=faults.reach)
     record.catch_up(config["file"])
     start(db)
 
