@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from anabranch.bench.figures import BEGIN, END, FiguresError, put_into, read_runs, table
+from anabranch.bench.figures_command import app
 from anabranch.bench.report import Result
-from anabranch.cli.figures import app
 
 
 def result(value: float, *, holds: bool = True, bench: str = "ingest1") -> dict[str, Any]:

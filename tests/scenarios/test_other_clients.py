@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from anabranch.cli.scenario import app
+from anabranch.scenario.command import app
 
 HERE = Path(__file__).parent
 # Ours, as a stranger would be started: it has nothing but its arguments, and says that it was there.

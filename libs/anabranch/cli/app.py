@@ -17,10 +17,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "database": ("anabranch.cli.catalog.database", "Create and list databases: units of sync."),
     "table": ("anabranch.cli.catalog.table", "Register tables for sync, and list them."),
     "verify": ("anabranch.cli.verify.verify", "Compare tables with the log, or a device's file with the server."),
-    "demo": ("anabranch.cli.demo", "Real data, three tablets offline, one Postgres: the main job."),
-    "bench": ("anabranch.cli.bench", "Measure, each figure beside its baseline."),
-    "figures": ("anabranch.cli.figures", "Make the table of figures of the JSON of several runs of benches."),
-    "scenario": ("anabranch.cli.scenario", "Tell stories about a server and its nodes, and check how they end."),
+    "demo": ("anabranch.demo.command", "Real data, three tablets offline, one Postgres: the main job."),
+    "bench": ("anabranch.bench.command", "Measure, each figure beside its baseline."),
+    "figures": ("anabranch.bench.figures_command", "Make the table of figures of the JSON of several runs of benches."),
+    "scenario": ("anabranch.scenario.command", "Tell stories about a server and its nodes, and check how they end."),
     "conflicts": ("anabranch.cli.conflicts", "Show values that lost a conflict."),
     "dead": ("anabranch.cli.dead", "Show, replay and discard dead letters in a device's file."),
     "compact": ("anabranch.cli.compact", "Make Parquet of the log with Spark: history, lake and snapshot in one."),
@@ -31,6 +31,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "key": ("anabranch.cli.catalog.key", "Create, list and revoke API keys."),
 }
 """Name of a subcommand to the module whose ``app`` it is, and what it does in a line."""
+TESTKIT = ("anabranch.bench", "anabranch.demo", "anabranch.scenario")
+"""Packages that a server is installed without: above stand the names of their modules, and nothing imports them."""
 
 
 class Forwarding(TyperCommand):
@@ -62,7 +64,7 @@ class LazyGroup(TyperGroup):
         name, command, rest = super().resolve_command(ctx, args)
         if name is None or command is None:
             return name, command, rest
-        module: Any = importlib.import_module(COMMANDS[name][0])
+        module = _module(name)
         # One that works on a device's file alone knows no typer: a device has none.
         real: Any = typer.main.get_command(module.app) if hasattr(module, "app") else Forwarding(module.main)
         real.name = name
@@ -78,6 +80,17 @@ class LazyGroup(TyperGroup):
                 raise
             typer.echo(f"anabranch: {explanation}", err=True)
             raise typer.Exit(1) from error
+
+
+def _module(name: str) -> Any:
+    """The module of a subcommand, imported now; one whose package is not installed is told in one line."""
+    try:
+        return importlib.import_module(COMMANDS[name][0])
+    except ModuleNotFoundError as error:
+        if error.name not in TESTKIT:
+            raise
+        typer.echo(f"anabranch: `anabranch {name}` needs the package anabranch-testkit, of the same version", err=True)
+        raise typer.Exit(1) from error
 
 
 def _explain(error: Exception) -> str | None:
