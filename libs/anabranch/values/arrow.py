@@ -32,17 +32,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from anabranch.values.cells import Cell, Literal
-from anabranch.values.kinds import Kind
+from anabranch.values.kinds import ByKind, Kind
 from anabranch.values.table import Column, Table, has_zone
 
-_TYPES: dict[Kind, pa.DataType] = {
-    Kind.BOOL: pa.bool_(),
-    Kind.INT64: pa.int64(),
-    Kind.DOUBLE: pa.float64(),
-    Kind.BYTES: pa.binary(),
-    Kind.DATE: pa.date32(),
-    Kind.TIME: pa.time64("us"),
-}
+_TYPES: ByKind[pa.DataType] = ByKind(
+    __name__,
+    {
+        Kind.BOOL: pa.bool_(),
+        Kind.INT64: pa.int64(),
+        Kind.DOUBLE: pa.float64(),
+        Kind.BYTES: pa.binary(),
+        Kind.DATE: pa.date32(),
+        Kind.TIME: pa.time64("us"),
+        Kind.STRING: pa.string(),
+        Kind.DECIMAL: pa.string(),
+        Kind.JSON: pa.string(),
+        Kind.UUID: pa.string(),
+        Kind.ARRAY: pa.string(),
+        Kind.LITERAL: pa.string(),
+    },
+)
 _NUMBERS: dict[Kind, pa.DataType] = {
     Kind.TIMESTAMP: pa.int64(),
     Kind.DATE: pa.int32(),
@@ -55,7 +64,7 @@ def arrow_type(column: Column) -> pa.DataType:
     """The type that carries a column, but for chunks with timestamps beyond 64 bits."""
     if column.kind is Kind.TIMESTAMP:
         return pa.timestamp("us", "UTC" if has_zone(column) else None)
-    return _TYPES.get(column.kind, pa.string())
+    return _TYPES[column.kind]
 
 
 def arrow_schema(table: Table) -> pa.Schema:

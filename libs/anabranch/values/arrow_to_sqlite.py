@@ -15,12 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from anabranch.values.arrow import array_cell, numbers
-from anabranch.values.kinds import Kind
+from anabranch.values.kinds import ByKind, Kind
 from anabranch.values.postgres_text import element_parser
 from anabranch.values.sqlite import storer
 from anabranch.values.table import Column
 
-_INTEGERS = frozenset({Kind.BOOL, Kind.INT64, Kind.TIMESTAMP, Kind.DATE, Kind.TIME})
 _WIDTHS = {32: pa.int32(), 64: pa.int64()}
 
 
@@ -59,13 +58,17 @@ def _arrays(column: Column) -> Callable[[pa.Array], list[Any]]:
     return convert
 
 
+_CONVERT: ByKind[Callable[[pa.Array], list[Any]]] = ByKind(
+    __name__,
+    {
+        **dict.fromkeys((Kind.BOOL, Kind.INT64, Kind.TIMESTAMP, Kind.DATE, Kind.TIME), _integers),
+        Kind.DOUBLE: _doubles,
+        **dict.fromkeys((Kind.STRING, Kind.BYTES, Kind.DECIMAL, Kind.JSON, Kind.UUID, Kind.LITERAL), _objects),
+    },
+)
+
+
 def sqlite_column(column: Column) -> Callable[[pa.Array], list[Any]]:
     """The function that takes a column of a pull to what SQLite holds for ``column``. Of an array it raises ValueError
     or KeyError where an element is not readable."""
-    if column.kind in _INTEGERS:
-        return _integers
-    if column.kind is Kind.DOUBLE:
-        return _doubles
-    if column.kind is Kind.ARRAY:
-        return _arrays(column)
-    return _objects
+    return _arrays(column) if column.kind is Kind.ARRAY else _CONVERT[column.kind]

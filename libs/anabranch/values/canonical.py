@@ -29,7 +29,7 @@ from operator import itemgetter
 from typing import Any
 
 from anabranch.values.cells import Cell, Literal
-from anabranch.values.kinds import Kind
+from anabranch.values.kinds import ByKind, Kind, NoForm
 from anabranch.values.pieces import Pieces
 from anabranch.values.table import Table
 
@@ -119,7 +119,9 @@ def _array(element: Encoder, prefix: bytes) -> Encoder:
     return lambda cell: prefix + value(cell)
 
 
-TEXT_TAGS = {Kind.STRING: 0x04, Kind.DECIMAL: 0x06, Kind.JSON: 0x0A, Kind.UUID: 0x0B, Kind.LITERAL: 0x0D}
+TEXT_TAGS = ByKind(
+    __name__, {Kind.STRING: 0x04, Kind.DECIMAL: 0x06, Kind.JSON: 0x0A, Kind.UUID: 0x0B, Kind.LITERAL: 0x0D}
+)
 _LARGE_TAGS = {**TEXT_TAGS, Kind.BYTES: 0x05}
 INTEGER_TAGS = {Kind.INT64: 0x02, Kind.TIMESTAMP: 0x07, Kind.DATE: 0x08, Kind.TIME: 0x09}
 
@@ -138,7 +140,9 @@ def value_encoder(kind: Kind, element_kind: Kind | None = None, prefix: bytes = 
             return _double(prefix)
         case Kind.BYTES:
             return _bytes(prefix)
-    return _array(value_encoder(element_kind or Kind.STRING), prefix)
+        case Kind.ARRAY:
+            return _array(value_encoder(element_kind or Kind.STRING), prefix)
+    raise NoForm(kind, __name__)
 
 
 def _name(name: str) -> bytes:

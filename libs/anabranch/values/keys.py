@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from anabranch.values.cells import Cell, Literal
-from anabranch.values.kinds import Kind
+from anabranch.values.kinds import Kind, NoForm
 from anabranch.values.table import Table
 
 
@@ -46,7 +46,9 @@ def _key_cell(kind: Kind, part: str) -> Cell:
             return Literal(part)
         case Kind.INT64 | Kind.DATE | Kind.TIME | Kind.TIMESTAMP:
             return int(part)
-    return part
+        case Kind.STRING | Kind.UUID | Kind.DECIMAL | Kind.JSON | Kind.LITERAL:
+            return part
+    raise NoForm(kind, __name__)
 
 
 def key_cells(table: Table, key: str) -> tuple[Cell, ...]:

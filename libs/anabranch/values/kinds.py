@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
+from typing import TypeVar
+
+_T = TypeVar("_T")
 
 
 class Kind(IntEnum):
@@ -21,3 +25,21 @@ class Kind(IntEnum):
     UUID = 11
     ARRAY = 12
     LITERAL = 13
+
+
+class NoForm(LookupError):
+    """A kind has no form where one is asked for: a mistake of ours, and never a value's."""
+
+    def __init__(self, kind: Kind, form: str) -> None:
+        super().__init__(f"the kind {kind.name} has no form in {form}: give it one there")
+
+
+class ByKind(dict[Kind, _T]):
+    """What a form, named by its module, has for each kind. None is taken for another: what a kind lacks is NoForm."""
+
+    def __init__(self, form: str, entries: Mapping[Kind, _T]) -> None:
+        super().__init__(entries)
+        self._form = form
+
+    def __missing__(self, kind: Kind) -> _T:
+        raise NoForm(kind, self._form)

@@ -13,7 +13,7 @@ from typing import Any
 
 from anabranch.v1 import value_pb2
 from anabranch.values.cells import Cell, Literal
-from anabranch.values.kinds import Kind
+from anabranch.values.kinds import ByKind, Kind
 from anabranch.values.messages import ARMS
 from anabranch.values.table import Column
 
@@ -156,20 +156,23 @@ def _array(arm: str, outer: bytes, null: bytes, element: Kind) -> Writer:
     return write
 
 
-_MAKERS: dict[Kind, Callable[[str, bytes, bytes], Writer]] = {
-    Kind.BOOL: _bool,
-    Kind.INT64: _integer,
-    Kind.DOUBLE: _double,
-    Kind.STRING: _text,
-    Kind.BYTES: _bytes,
-    Kind.DECIMAL: _text,
-    Kind.TIMESTAMP: _integer,
-    Kind.DATE: _integer,
-    Kind.TIME: _integer,
-    Kind.JSON: _text,
-    Kind.UUID: _text,
-    Kind.LITERAL: _text,
-}
+_MAKERS: ByKind[Callable[[str, bytes, bytes], Writer]] = ByKind(
+    __name__,
+    {
+        Kind.BOOL: _bool,
+        Kind.INT64: _integer,
+        Kind.DOUBLE: _double,
+        Kind.STRING: _text,
+        Kind.BYTES: _bytes,
+        Kind.DECIMAL: _text,
+        Kind.TIMESTAMP: _integer,
+        Kind.DATE: _integer,
+        Kind.TIME: _integer,
+        Kind.JSON: _text,
+        Kind.UUID: _text,
+        Kind.LITERAL: _text,
+    },
+)
 
 
 def value_writer(kind: Kind, element_kind: Kind | None, outer: bytes) -> Writer:
@@ -177,7 +180,8 @@ def value_writer(kind: Kind, element_kind: Kind | None, outer: bytes) -> Writer:
     null = outer + b"\x02" + varint(field_number(value_pb2.Value, "null_value") << 3) + b"\x00"
     if kind is Kind.ARRAY:
         return _array(ARMS[kind], outer, null, element_kind or Kind.STRING)
-    return _MAKERS[kind](ARMS[kind], outer, null)
+    make = _MAKERS[kind]
+    return make(ARMS[kind], outer, null)
 
 
 def large_head(kind: Kind, outer: bytes) -> Callable[[int], bytes]:

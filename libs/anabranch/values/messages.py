@@ -6,24 +6,27 @@ from collections.abc import Callable
 
 from anabranch.v1 import value_pb2
 from anabranch.values.cells import Cell, Literal
-from anabranch.values.kinds import Kind
+from anabranch.values.kinds import ByKind, Kind
 from anabranch.values.table import Column
 
-ARMS: dict[Kind, str] = {
-    Kind.BOOL: "bool_value",
-    Kind.INT64: "int64_value",
-    Kind.DOUBLE: "double_value",
-    Kind.STRING: "string_value",
-    Kind.BYTES: "bytes_value",
-    Kind.DECIMAL: "decimal_value",
-    Kind.TIMESTAMP: "timestamp_us",
-    Kind.DATE: "date_days",
-    Kind.TIME: "time_us",
-    Kind.JSON: "json_value",
-    Kind.UUID: "uuid_value",
-    Kind.ARRAY: "array_value",
-    Kind.LITERAL: "text_literal",
-}
+ARMS: ByKind[str] = ByKind(
+    __name__,
+    {
+        Kind.BOOL: "bool_value",
+        Kind.INT64: "int64_value",
+        Kind.DOUBLE: "double_value",
+        Kind.STRING: "string_value",
+        Kind.BYTES: "bytes_value",
+        Kind.DECIMAL: "decimal_value",
+        Kind.TIMESTAMP: "timestamp_us",
+        Kind.DATE: "date_days",
+        Kind.TIME: "time_us",
+        Kind.JSON: "json_value",
+        Kind.UUID: "uuid_value",
+        Kind.ARRAY: "array_value",
+        Kind.LITERAL: "text_literal",
+    },
+)
 """The arm of Value that carries each kind."""
 
 Reader = Callable[[value_pb2.Value], Cell]

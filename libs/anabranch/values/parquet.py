@@ -34,20 +34,28 @@ import pyarrow.compute as pc
 
 from anabranch.values.arrow import numbers, to_cells
 from anabranch.values.cells import Cell, Literal
-from anabranch.values.kinds import Kind
+from anabranch.values.kinds import ByKind, Kind
 from anabranch.values.postgres_text import element_parser, element_printer
 from anabranch.values.table import Column, has_zone
 
 _MOST_DIGITS = 38
 _DECLARED = re.compile(r"numeric\((\d+),(\d+)\)")
-_TYPES: dict[Kind, pa.DataType] = {
-    Kind.BOOL: pa.bool_(),
-    Kind.INT64: pa.int64(),
-    Kind.DOUBLE: pa.float64(),
-    Kind.BYTES: pa.binary(),
-    Kind.DATE: pa.date32(),
-    Kind.TIME: pa.int64(),
-}
+_TYPES: ByKind[pa.DataType] = ByKind(
+    __name__,
+    {
+        Kind.BOOL: pa.bool_(),
+        Kind.INT64: pa.int64(),
+        Kind.DOUBLE: pa.float64(),
+        Kind.BYTES: pa.binary(),
+        Kind.DATE: pa.date32(),
+        Kind.TIME: pa.int64(),
+        Kind.STRING: pa.string(),
+        Kind.JSON: pa.string(),
+        Kind.UUID: pa.string(),
+        Kind.ARRAY: pa.string(),
+        Kind.LITERAL: pa.string(),
+    },
+)
 _NUMBERS: dict[Kind, pa.DataType] = {Kind.TIMESTAMP: pa.int64(), Kind.DATE: pa.int32(), Kind.TIME: pa.int64()}
 _NAN = "NaN"
 Exact = Sequence[str | None] | None
@@ -70,7 +78,7 @@ def file_type(column: Column) -> pa.DataType:
     if column.kind is Kind.DECIMAL:
         digits = declared_digits(column)
         return pa.string() if digits is None else pa.decimal128(*digits)
-    return _TYPES.get(column.kind, pa.string())
+    return _TYPES[column.kind]
 
 
 def may_need_text(column: Column) -> bool:

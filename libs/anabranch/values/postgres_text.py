@@ -7,7 +7,7 @@ Sessions have DateStyle ISO, TimeZone UTC and bytea_output hex; dates and times 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -20,49 +20,58 @@ from anabranch.values.calendar import (
     time_text,
 )
 from anabranch.values.cells import Cell, Literal
-from anabranch.values.kinds import Kind
+from anabranch.values.kinds import ByKind, Kind
 
 
 def _double_text(cell: float) -> str:
     return repr(cell) if cell - cell == 0 else "NaN" if cell != cell else "Infinity" if cell > 0 else "-Infinity"
 
 
-_PRINT: dict[Kind, Callable[..., str]] = {
-    Kind.BOOL: lambda cell: "t" if cell else "f",
-    Kind.INT64: str,
-    Kind.DOUBLE: _double_text,
-    Kind.BYTES: lambda cell: "\\x" + cell.hex(),
-    Kind.TIMESTAMP: partial(cell_timestamp_text, zone=True),
-    Kind.DATE: date_text,
-    Kind.TIME: time_text,
-}
+_TEXTS: Mapping[Kind, None] = dict.fromkeys((Kind.STRING, Kind.DECIMAL, Kind.JSON, Kind.UUID, Kind.LITERAL))
+"""The kinds whose cells are text already."""
+_PRINT: ByKind[Callable[..., str] | None] = ByKind(
+    __name__,
+    {
+        Kind.BOOL: lambda cell: "t" if cell else "f",
+        Kind.INT64: str,
+        Kind.DOUBLE: _double_text,
+        Kind.BYTES: lambda cell: "\\x" + cell.hex(),
+        Kind.TIMESTAMP: partial(cell_timestamp_text, zone=True),
+        Kind.DATE: date_text,
+        Kind.TIME: time_text,
+        **_TEXTS,
+    },
+)
 # As an array's own text has it, and as a cast of its elements to text does.
 _BOOLS = {"t": True, "true": True, "f": False, "false": False}
-_PARSE: dict[Kind, Callable[[str], Cell]] = {
-    Kind.BOOL: _BOOLS.__getitem__,
-    Kind.INT64: int,
-    Kind.DOUBLE: float,
-    Kind.BYTES: lambda text: bytes.fromhex(text[2:]),
-    Kind.TIMESTAMP: parse_timestamp,
-    Kind.DATE: parse_date,
-    Kind.TIME: parse_time,
-}
-# The kinds not named here are text already.
+_PARSE: ByKind[Callable[[str], Cell] | None] = ByKind(
+    __name__,
+    {
+        Kind.BOOL: _BOOLS.__getitem__,
+        Kind.INT64: int,
+        Kind.DOUBLE: float,
+        Kind.BYTES: lambda text: bytes.fromhex(text[2:]),
+        Kind.TIMESTAMP: parse_timestamp,
+        Kind.DATE: parse_date,
+        Kind.TIME: parse_time,
+        **_TEXTS,
+    },
+)
 
 
 def element_printer(kind: Kind) -> Callable[[Any], str]:
     """The function that takes an array's element of ``kind`` to its text."""
-    return _PRINT.get(kind, str)
+    return _PRINT[kind] or str
 
 
 def element_parser(kind: Kind) -> Callable[[str], Cell]:
     """The function that takes the text of an array's element of ``kind`` to its cell."""
-    return _PARSE.get(kind, str)
+    return _PARSE[kind] or str
 
 
 def array_printer(element: Kind) -> Callable[[Cell], str]:
     """The function that takes the cell of an array to a text that Postgres reads. (Its own text quotes less.)"""
-    show = _PRINT.get(element)
+    show = _PRINT[element]
 
     def print_elements(cells: tuple[Cell, ...]) -> str:
         parts = []
@@ -90,7 +99,7 @@ _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 def array_parser(element: Kind) -> Callable[[str], Cell]:
     """The function that takes an array's text, as Postgres prints it, to its cell."""
-    parse = _PARSE.get(element)
+    parse = _PARSE[element]
 
     def parse_array(text: str) -> Cell:
         if text[0] != "{":

@@ -52,12 +52,13 @@ _KINDS: Mapping[str, Kind] = {
 }
 """By the type's name in pg_catalog."""
 
-_REFUSED_KEYS: Mapping[Kind, str] = {
+REFUSED_KEYS: Mapping[Kind, str] = {
     Kind.DOUBLE: "floating point numbers, which are equal in ways that their text doesn't show",
     Kind.DECIMAL: "numeric, where 1.0 and 1.00 are equal",
     Kind.JSON: "json, which has no text of its own",
     Kind.ARRAY: "an array",
 }
+"""Why no column of a kind may be in a key. (A LITERAL may not either: see ``why_no_key``.)"""
 _ROUNDED = frozenset({"timestamp", "timestamptz", "time"})
 
 
@@ -132,8 +133,8 @@ def why_no_key(types: Types, oid: int, modifier: int, deterministic: bool) -> st
         return "citext, where A and a are equal"
     if row.name == "bpchar" and row.schema_name == "pg_catalog":
         return "char(n), where trailing blanks don't count"
-    if kind in _REFUSED_KEYS:
-        return _REFUSED_KEYS[kind]
+    if kind in REFUSED_KEYS:
+        return REFUSED_KEYS[kind]
     if kind is Kind.LITERAL:
         return f"{row.name}, a type whose text is not known to be unique for its value"
     if not deterministic:

@@ -41,7 +41,7 @@ from anabranch.values.cells import (
     Literal,
 )
 from anabranch.values.decimals import text_of
-from anabranch.values.kinds import Kind
+from anabranch.values.kinds import ByKind, Kind
 from anabranch.values.sqlite import loader
 from anabranch.values.table import Column
 
@@ -287,17 +287,22 @@ def _scalar(kind: Kind, postgres_type: str) -> Converter:
         return _integer(-limit, limit - 1)
     if kind is Kind.TIMESTAMP:
         return _timestamp("with time zone" in postgres_type)
-    simple: dict[Kind, Converter] = {
-        Kind.BOOL: _bool,
-        Kind.DOUBLE: _double,
-        Kind.BYTES: _bytes,
-        Kind.DECIMAL: _decimal,
-        Kind.DATE: _date,
-        Kind.TIME: _time,
-        Kind.JSON: _jsonb if postgres_type == "jsonb" else _json,
-        Kind.UUID: _uuid,
-    }
-    return simple.get(kind, _text)
+    simple: ByKind[Converter] = ByKind(
+        __name__,
+        {
+            Kind.BOOL: _bool,
+            Kind.DOUBLE: _double,
+            Kind.BYTES: _bytes,
+            Kind.DECIMAL: _decimal,
+            Kind.DATE: _date,
+            Kind.TIME: _time,
+            Kind.JSON: _jsonb if postgres_type == "jsonb" else _json,
+            Kind.UUID: _uuid,
+            Kind.STRING: _text,
+            Kind.LITERAL: _text,
+        },
+    )
+    return simple[kind]
 
 
 def converter(column: Column) -> Converter:

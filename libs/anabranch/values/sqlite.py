@@ -23,34 +23,42 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from anabranch.values.cells import Cell, Literal
 from anabranch.values.decimals import COLLATION
-from anabranch.values.kinds import Kind
+from anabranch.values.kinds import ByKind, Kind
 from anabranch.values.table import Column, Table
 
 Stored = None | int | float | str | bytes
 Convert = Callable[[Any], Any]
 StoredRow = Sequence[Any]
 
-_TYPES: dict[Kind, str] = {
-    Kind.BOOL: "INTEGER",
-    Kind.INT64: "INTEGER",
-    Kind.DATE: "INTEGER",
-    Kind.TIME: "INTEGER",
-    Kind.TIMESTAMP: "INTEGER",
-    Kind.DOUBLE: "",
-    Kind.BYTES: "BLOB",
-    Kind.DECIMAL: f"TEXT COLLATE {COLLATION}",
-}
+_TYPES: ByKind[str] = ByKind(
+    __name__,
+    {
+        Kind.BOOL: "INTEGER",
+        Kind.INT64: "INTEGER",
+        Kind.DATE: "INTEGER",
+        Kind.TIME: "INTEGER",
+        Kind.TIMESTAMP: "INTEGER",
+        Kind.DOUBLE: "",
+        Kind.BYTES: "BLOB",
+        Kind.DECIMAL: f"TEXT COLLATE {COLLATION}",
+        Kind.STRING: "TEXT",
+        Kind.JSON: "TEXT",
+        Kind.UUID: "TEXT",
+        Kind.ARRAY: "TEXT",
+        Kind.LITERAL: "TEXT",
+    },
+)
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def declared_type(kind: Kind) -> str:
     """What a column of ``kind``, which is in no key, is declared with; "" for no affinity."""
-    return _TYPES.get(kind, "TEXT")
+    return _TYPES[kind]
 
 
 def _store_bool(cell: Any) -> Any:
@@ -126,30 +134,28 @@ def _load_array(element_kind: Kind) -> Convert:
     return load
 
 
+_CELLS: Mapping[Kind, None] = dict.fromkeys(
+    (Kind.INT64, Kind.STRING, Kind.BYTES, Kind.DECIMAL, Kind.DATE, Kind.TIME, Kind.JSON, Kind.UUID, Kind.LITERAL)
+)
+"""The kinds whose cells SQLite holds as they are."""
+_STORE: ByKind[Convert | None] = ByKind(
+    __name__, {**_CELLS, Kind.BOOL: _store_bool, Kind.DOUBLE: _store_double, Kind.TIMESTAMP: None}
+)
+_LOAD: ByKind[Convert | None] = ByKind(
+    __name__, {**_CELLS, Kind.BOOL: _load_bool, Kind.DOUBLE: _load_double, Kind.TIMESTAMP: _load_timestamp}
+)
+
+
 def storer(column: Column) -> Convert | None:
     """The function that takes a cell of ``column`` to what SQLite holds, or None where that is the cell itself."""
-    if column.kind is Kind.BOOL:
-        return _store_bool
-    if column.kind is Kind.DOUBLE:
-        return _store_double
-    if column.kind is Kind.ARRAY:
-        return _store_array(column.element_kind or Kind.STRING)
-    return None
+    return _store_array(column.element_kind or Kind.STRING) if column.kind is Kind.ARRAY else _STORE[column.kind]
 
 
 def loader(column: Column) -> Convert | None:
     """The function that takes what SQLite holds to the cell, or None where they are the same.
 
     Raises, when called: ValueError or KeyError where an array's text is not what ``storer`` makes."""
-    if column.kind is Kind.BOOL:
-        return _load_bool
-    if column.kind is Kind.DOUBLE:
-        return _load_double
-    if column.kind is Kind.TIMESTAMP:
-        return _load_timestamp
-    if column.kind is Kind.ARRAY:
-        return _load_array(column.element_kind or Kind.STRING)
-    return None
+    return _load_array(column.element_kind or Kind.STRING) if column.kind is Kind.ARRAY else _LOAD[column.kind]
 
 
 class RowCodec:

@@ -29,6 +29,7 @@ from anabranch.values.cells import (
     TIMESTAMP_MINUS_INFINITY,
     Literal,
 )
+from anabranch.values.kinds import NoForm
 from anabranch.values.postgres_binary import EPOCH_DAYS, EPOCH_US, ArrayBuilder, Parameter
 from anabranch.values.table import has_zone
 
@@ -99,6 +100,8 @@ def sender(column: Column) -> Sender:
             )
         case Kind.ARRAY:
             return Sender("text[]", _array_builder(column), "::" + carried)
+    if kind not in _TEXT_KINDS:
+        raise NoForm(kind, __name__)
     if kind is not Kind.LITERAL and not is_built_in(carried):
         return Sender(carried + "[]", partial(postgres_binary.typed_text_array, column=name))
     cast = "" if kind is Kind.STRING else "::" + carried
@@ -139,7 +142,9 @@ def read_expression(column: Column, relation: str) -> str:
             return f"{reference}::text"
         case Kind.LITERAL:
             return output_text(reference)
-    return reference
+        case Kind.BOOL | Kind.INT64 | Kind.DOUBLE | Kind.STRING | Kind.BYTES | Kind.TIMESTAMP | Kind.DATE | Kind.TIME:
+            return reference
+    raise NoForm(column.kind, __name__)
 
 
 def output_text(expression: str) -> str:
