@@ -159,10 +159,11 @@ class Ingest:
                 # What was told before the session listened is looked up.
                 self.databases.look()
                 self.waiting.look_at_all()
-                async for heard in hear(conn, self.settings.poll_interval_ms / 1000):
-                    self._take_verdicts(heard)
-                    self.databases.hear(heard)
-                    self.waiting.hear(heard)
+                async with contextlib.aclosing(hear(conn, self.settings.poll_interval_ms / 1000)) as notifications:
+                    async for heard in notifications:
+                        self._take_verdicts(heard)
+                        self.databases.hear(heard)
+                        self.waiting.hear(heard)
             finally:
                 self._listening = False
                 self.seen.remember(False)

@@ -69,8 +69,9 @@ async def serve_stream(ingest: Ingest, requests: Requests, remaining_s: float | 
             yield flow.response([])
             reader = asyncio.create_task(flow.read(requests))
             reader.add_done_callback(lambda _: ticket.wake())
-            async for response in flow.responses(reader):
-                yield response
+            async with contextlib.aclosing(flow.responses(reader)) as responses:
+                async for response in responses:
+                    yield response
         finally:
             if reader is not None:
                 reader.cancel()
@@ -148,7 +149,7 @@ class _Flow:
             self._recorded += len(ids)
         await self._ingest.append(self._opening, call, batches.arrivals, self._ticket, self._left_s(), admitted=True)
 
-    async def responses(self, reader: asyncio.Task[None]) -> AsyncIterator[bytes]:
+    async def responses(self, reader: asyncio.Task[None]) -> AsyncGenerator[bytes, None]:
         """Verdicts as they are decided, until the reader has ended and none is missing, or the time is over."""
         ticket = self._ticket
         while True:

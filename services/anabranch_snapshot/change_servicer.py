@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -65,8 +66,10 @@ class ChangeServicer:
         place = _place(request.after, head)
         tail = snapshot.tail(database)
         known = seen_by(database, request.node_state.greatest_seen)
-        async for response in follow(snapshot.log, database, tail, place, known, snapshot.settings.page_bytes):
-            yield response
+        pages = follow(snapshot.log, database, tail, place, known, snapshot.settings.page_bytes)
+        async with contextlib.aclosing(pages):
+            async for response in pages:
+                yield response
 
     async def find_common(
         self, request: change_pb2.FindCommonRequest, context: Context

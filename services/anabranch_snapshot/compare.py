@@ -15,6 +15,7 @@ States of a comparison:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 
 from anabranch.ranges import FAN_OUT, FINEST_BITS, WHOLE, KeyRange, RangeSum, RangeSums
@@ -69,19 +70,16 @@ async def compare(
         yield snapshot_pb2.CompareResponse(as_of=as_of, sum=sum_, state=state)
         sums = await session.start(reader.range_sums)
         yield snapshot_pb2.CompareResponse(sums=_parts(sums, [WHOLE]), done=True)
-        asked = _in_time(session, settings.pull_stall_ms / 1000, requests)
-        count = 0
-        async for request in asked:
-            count += 1
-            if count > MOST_REQUESTS:
-                raise Failure(errors_pb2.REASON_INVALID_REQUEST, f"more than {MOST_REQUESTS} requests: begin anew")
-            split, read = _ranges(request.split, FINEST_BITS - 1), _ranges(request.read, FINEST_BITS)
-            for one in split:
-                yield snapshot_pb2.CompareResponse(sums=_parts(sums, [one]))
-            if read:
-                async for response in _rows(session, reader, table, read):
-                    yield response
-            yield snapshot_pb2.CompareResponse(done=True)
+        async with contextlib.aclosing(_in_time(session, settings.pull_stall_ms / 1000, requests)) as asked:
+            async for request in asked:
+                split, read = _ranges(request.split, FINEST_BITS - 1), _ranges(request.read, FINEST_BITS)
+                for one in split:
+                    yield snapshot_pb2.CompareResponse(sums=_parts(sums, [one]))
+                if read:
+                    async with contextlib.aclosing(_rows(session, reader, table, read)) as rows:
+                        async for response in rows:
+                            yield response
+                yield snapshot_pb2.CompareResponse(done=True)
     except UnknownDatabaseError:
         raise Failure(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {database.name!r}") from None
     except UndrainedError as error:
@@ -99,8 +97,13 @@ async def compare(
 
 async def _in_time(
     session: Session, stall_s: float, requests: AsyncIterator[snapshot_pb2.CompareRequest]
-) -> AsyncIterator[snapshot_pb2.CompareRequest]:
-    """The requests; the comparison is cut off where one is waited for too long."""
+) -> AsyncGenerator[snapshot_pb2.CompareRequest, None]:
+    """The requests; the comparison is cut off where one is waited for too long.
+
+    Raises:
+        Failure: the comparison was cut off; INVALID_REQUEST, where there are too many.
+    """
+    count = 0
     while True:
         try:
             async with asyncio.timeout(stall_s):
@@ -112,6 +115,9 @@ async def _in_time(
             raise session.cut_off
         if request is None:
             return
+        count += 1
+        if count > MOST_REQUESTS:
+            raise Failure(errors_pb2.REASON_INVALID_REQUEST, f"more than {MOST_REQUESTS} requests: begin anew")
         yield request
 
 
@@ -140,7 +146,7 @@ def _to_message(one: KeyRange, found: RangeSum) -> snapshot_pb2.RangeSum:
 
 async def _rows(
     session: Session, reader: MomentReader, table: Table, ranges: Sequence[KeyRange]
-) -> AsyncIterator[snapshot_pb2.CompareResponse]:
+) -> AsyncGenerator[snapshot_pb2.CompareResponse, None]:
     writers = [column_writer(column) for column in table.columns]
     found = reader.rows_in(ranges)
 

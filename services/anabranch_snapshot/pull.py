@@ -16,7 +16,8 @@ States of a pull:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -55,7 +56,7 @@ async def pull(
     wanted: Sequence[Wanted],
     past: Sequence[int],
     began: Callable[[Sums, Mapping[int, bytes]], Awaitable[position_pb2.ServerState]],
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     """Serialized responses: the chunks of ``wanted``, table by table. ``began`` is told of the moment, with the chains
     that its history has at the positions ``past``; it checks both, and gives the state that goes into the first
     response.
@@ -76,12 +77,13 @@ async def pull(
         shown = Known(moment.head, moment.chain)
         sums = {row.table: row for row in moment.rows}
         for one in wanted:
-            async for response, ipc in _table(session, reader, turns, database, one, shown, sums):
-                if state is not None:
-                    response.state.CopyFrom(state)
-                    state = None
-                with session.taken_within(settings.pull_stall_ms):
-                    yield with_ipc(response, ipc)
+            async with contextlib.aclosing(_table(session, reader, turns, database, one, shown, sums)) as chunks:
+                async for response, ipc in chunks:
+                    if state is not None:
+                        response.state.CopyFrom(state)
+                        state = None
+                    with session.taken_within(settings.pull_stall_ms):
+                        yield with_ipc(response, ipc)
     except UnknownDatabaseError:
         raise Failure(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {database.name!r}") from None
     except Exception as error:
@@ -104,7 +106,7 @@ async def _table(
     wanted: Wanted,
     shown: Known,
     sums: Mapping[str, SumRow],
-) -> AsyncIterator[Response]:
+) -> AsyncGenerator[Response, None]:
     as_of = to_position(database, *shown)
     table, before = wanted.table, wanted.progress or Progress(None, 0, shown.position, shown)
     key, rows_done = before.key, before.rows_done

@@ -7,7 +7,8 @@ gone or damaged; its client then begins anew, and is served from Postgres.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 
 import pyarrow as pa
 
@@ -77,12 +78,13 @@ async def pull_base(
     first: position_pb2.ServerState | None = state
     try:
         for one in wanted:
-            async for response, ipc in _table(session, rows, database, one, served):
-                if first is not None:
-                    response.state.CopyFrom(first)
-                    first = None
-                with session.taken_within(settings.pull_stall_ms):
-                    yield with_ipc(response, ipc)
+            async with contextlib.aclosing(_table(session, rows, database, one, served)) as chunks:
+                async for response, ipc in chunks:
+                    if first is not None:
+                        response.state.CopyFrom(first)
+                        first = None
+                    with session.taken_within(settings.pull_stall_ms):
+                        yield with_ipc(response, ipc)
     except EvidenceError as error:
         await broke(error)
         raise Failure(
@@ -95,7 +97,7 @@ async def pull_base(
 
 async def _table(
     session: Session, rows: _Rows, database: Database, wanted: Wanted, served: Served
-) -> AsyncIterator[Response]:
+) -> AsyncGenerator[Response, None]:
     table, position = wanted.table, served.found.position
     as_of = to_position(database, position, served.chain)
     progress = wanted.progress or Progress(None, 0, position, BasePlace(served.found.run_id, Place()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import structlog
 import tenacity
@@ -124,11 +125,12 @@ class Snapshot:
             self.databases.look()
             for tail in self._tails.values():
                 tail.hear(0)
-            async for heard in hear(conn, self.settings.poll_interval_ms / 1000):
-                if heard.position == 0:
-                    self.databases.look()
-                elif heard.database_id in self._tails:
-                    self._tails[heard.database_id].hear(heard.position, heard.traceparent)
+            async with contextlib.aclosing(hear(conn, self.settings.poll_interval_ms / 1000)) as notifications:
+                async for heard in notifications:
+                    if heard.position == 0:
+                        self.databases.look()
+                    elif heard.database_id in self._tails:
+                        self._tails[heard.database_id].hear(heard.position, heard.traceparent)
         finally:
             self._listening = False
             await conn.close()

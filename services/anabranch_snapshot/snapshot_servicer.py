@@ -89,8 +89,10 @@ class SnapshotServicer:
             snapshot.nodes.note(database, principal.subject, request.node_state.node, earliest, pulled=True)
             return snapshot.log.state(database, moment.head, moment.chain, moment.floor, moment.schema_version)
 
-        async for response in pull(snapshot.turns, snapshot.settings, database, wanted, past.positions, began):
-            yield response
+        chunks = pull(snapshot.turns, snapshot.settings, database, wanted, past.positions, began)
+        async with contextlib.aclosing(chunks):
+            async for response in chunks:
+                yield response
 
     async def compare(
         self, requests: AsyncIterator[snapshot_pb2.CompareRequest], context: Context

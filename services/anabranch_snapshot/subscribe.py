@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from anabranch.runtime import metrics
 from anabranch.store.catalog.databases import Database
@@ -14,7 +14,7 @@ from anabranch_snapshot.tail import Tail, to_response
 
 async def follow(
     log: Log, database: Database, tail: Tail, place: Place, known: Sequence[Known], page_bytes: int
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     """Serialized responses from ``place`` on, for ever. The first one comes at once, also where the reader has all.
     ``known`` is what the reader has seen: every page is of a history that has it, and all that was read before.
 

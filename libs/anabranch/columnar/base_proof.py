@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -102,12 +103,13 @@ class PublishedBase:
         files = self.manifest.tables[table]
         codecs, prover = self._codecs(files.columns.table.columns), Prover(files.columns.table)
         total = Sum()
-        for batch in self.reader(table, _BATCH_BYTES).bucket(number):
-            try:
-                cells = [codec.pulled_cells(values) for codec, values in zip(codecs, batch.columns, strict=True)]
-                total += prover.rows(cells)
-            except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
-                raise EvidenceError(f"the base of {table} in {self._folder}: {error!r}") from error
+        with closing(self.reader(table, _BATCH_BYTES).bucket(number)) as batches:
+            for batch in batches:
+                try:
+                    cells = [codec.pulled_cells(values) for codec, values in zip(codecs, batch.columns, strict=True)]
+                    total += prover.rows(cells)
+                except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
+                    raise EvidenceError(f"the base of {table} in {self._folder}: {error!r}") from error
         return total
 
 

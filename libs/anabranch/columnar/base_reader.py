@@ -8,6 +8,7 @@ back to. In memory are a chunk, and of one bucket the deltas, which the compacto
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -58,11 +59,12 @@ class BaseReader:
         """
         for number in range(after.bucket, len(self._base.buckets)):
             done = after.rows if number == after.bucket else 0
-            for batch in self.bucket(number, done):
-                done += batch.num_rows
-                yield batch, Place(number, done)
+            with closing(self.bucket(number, done)) as batches:
+                for batch in batches:
+                    done += batch.num_rows
+                    yield batch, Place(number, done)
 
-    def bucket(self, number: int, skip: int = 0) -> Iterator[pa.RecordBatch]:
+    def bucket(self, number: int, skip: int = 0) -> Generator[pa.RecordBatch, None, None]:
         """The rows of one bucket after the first ``skip``; no batch is empty. Raises as ``batches``."""
         files = [file for file in self._base.files if file.bucket == number]
         deltas = [file for file in files if file.delta]

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import inspect
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -205,11 +205,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 stream = self._streams.add(method, identity)
                 if isinstance(request, Unreadable):
                     raise request.failure
-                if request_streaming:
-                    request = self._requests(request, identity)
                 with telemetry.call_span(method):
                     try:
-                        answer = await _serve_stream(behaviour, request, context)
+                        if request_streaming:
+                            async with contextlib.aclosing(self._requests(request, identity)) as requests:
+                                answer = await _serve_stream(behaviour, requests, context)
+                        else:
+                            answer = await _serve_stream(behaviour, request, context)
                     except (Failure, grpc.aio.AbortError):
                         raise
                     except grpc.aio.InternalError as error:
@@ -242,7 +244,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
         return call
 
-    async def _requests(self, requests: AsyncIterator[Any], identity: Identity | None) -> AsyncIterator[Any]:
+    async def _requests(self, requests: AsyncIterator[Any], identity: Identity | None) -> AsyncGenerator[Any, None]:
         coming = aiter(requests)
         waited_s = self._first_request_ms / 1000
         try:

@@ -21,7 +21,7 @@ where d.name = %s and k.node_id = %s
 def tell(reader: Reader, letters: position_pb2.DeadLetters | None) -> None:
     state = position_pb2.NodeState(node=reader.node, dead_letters=letters)
     request = change_pb2.GetRequest(db_name=reader.db_name, node_state=state)
-    change_pb2_grpc.ChangeServiceStub(reader.channel).Get(request, timeout=30, metadata=reader._metadata)
+    change_pb2_grpc.ChangeServiceStub(reader.channel).Get(request, timeout=30, metadata=reader.credentials)
 
 
 def letters(*counts: tuple[int, str, int], total: int = 0) -> position_pb2.DeadLetters:

@@ -339,7 +339,7 @@ class DeviceFile:
 
     @contextmanager
     def private_reader(self) -> Iterator[sqlite3.Connection]:
-        """A connection to read with for one piece of work, in a thread that does nothing else with the file."""
+        """A connection to read with for one piece of work, beside what the thread's own are used for."""
         with closing(self._connect(_Connection)) as conn:
             conn.execute("PRAGMA query_only = ON")
             yield conn

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Iterator
 
-from anabranch.client.file.device_file import DeviceFile
 from anabranch.client.queue import statements
 from anabranch.client.queue.statements import Queued
 from anabranch.v1 import batch_pb2, ingest_pb2
@@ -24,12 +24,13 @@ def overhead(batch: Queued) -> int:
 
 class Flush:
     """State model: gRPC's thread asks ``requests`` for the next one, the caller's tells it of verdicts by ``decided``.
-    No more than ``_WINDOW`` batches are without one; ``end`` lets the requests end at once."""
+    No more than ``_WINDOW`` batches are without one. ``end`` lets the requests end at once; after it ``conn`` may be
+    closed, wherever gRPC's thread stands and however long it keeps the requests."""
 
     def __init__(
-        self, file: DeviceFile, head: ingest_pb2.SendStreamRequest, before: str, max_request_bytes: int
+        self, conn: sqlite3.Connection, head: ingest_pb2.SendStreamRequest, before: str, max_request_bytes: int
     ) -> None:
-        self._file = file
+        self._conn = conn
         self._head = head
         self._before = before
         self._part_bytes = max_request_bytes // 2
@@ -44,7 +45,7 @@ class Flush:
             self._changed.notify()
 
     def end(self) -> None:
-        """No further requests."""
+        """No further requests, and nothing more is read for them."""
         with self._changed:
             self._ended = True
             self._changed.notify()
@@ -56,34 +57,39 @@ class Flush:
             self._open += batches
             return not self._ended
 
+    def _read(self, after: str) -> list[Queued]:
+        with self._changed:
+            if self._ended:
+                return []
+            return statements.unsent(self._conn, after, _REQUEST_ENVELOPES, _REQUEST_BYTES, self._before)
+
     def requests(self) -> Iterator[ingest_pb2.SendStreamRequest]:
         """The requests in order; the first one names the call."""
         request = self._head
         after = ""
-        with self._file.private_reader() as conn:
-            while True:
-                batches = statements.unsent(conn, after, _REQUEST_ENVELOPES, _REQUEST_BYTES, self._before)
-                if not batches or not self._room(len(batches)):
-                    return
-                after = batches[-1].id
-                for batch in batches:
-                    envelope = batch_pb2.Envelope(payload=batch.value, basis=batch.basis, prev=batch.prev)
-                    if len(batch.value) <= self._part_bytes:
-                        request.envelopes.append(envelope)
-                        continue
-                    if request.envelopes:
-                        yield request
-                        request = ingest_pb2.SendStreamRequest()
-                    for start in range(0, len(batch.value), self._part_bytes):
-                        end = start + self._part_bytes
-                        request.envelopes.add(
-                            payload=batch.value[start:end],
-                            basis=batch.basis,
-                            prev=batch.prev,
-                            payload_incomplete=end < len(batch.value),
-                        )
-                        yield request
-                        request = ingest_pb2.SendStreamRequest()
+        while True:
+            batches = self._read(after)
+            if not batches or not self._room(len(batches)):
+                return
+            after = batches[-1].id
+            for batch in batches:
+                envelope = batch_pb2.Envelope(payload=batch.value, basis=batch.basis, prev=batch.prev)
+                if len(batch.value) <= self._part_bytes:
+                    request.envelopes.append(envelope)
+                    continue
                 if request.envelopes:
                     yield request
                     request = ingest_pb2.SendStreamRequest()
+                for start in range(0, len(batch.value), self._part_bytes):
+                    end = start + self._part_bytes
+                    request.envelopes.add(
+                        payload=batch.value[start:end],
+                        basis=batch.basis,
+                        prev=batch.prev,
+                        payload_incomplete=end < len(batch.value),
+                    )
+                    yield request
+                    request = ingest_pb2.SendStreamRequest()
+            if request.envelopes:
+                yield request
+                request = ingest_pb2.SendStreamRequest()

@@ -11,6 +11,7 @@ reader has taken the server's history.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -191,15 +192,14 @@ class Sender:
             node_token=current.node_token,
             unanswered_batch_ids=unanswered,
         )
-        flush = Flush(self._file, head, before, self._request_bytes(current))
-        responses = self._remote.send_stream(flush.requests(), timeout_s)
-        try:
+        with self._file.private_reader() as conn, contextlib.ExitStack() as leaving:
+            flush = Flush(conn, head, before, self._request_bytes(current))
+            leaving.callback(flush.end)
+            responses = self._remote.send_stream(flush.requests(), timeout_s)
+            leaving.callback(responses.cancel)
             for response in responses:
                 self._answer(response.node_token, response.verdicts, response.state, current)
                 flush.decided(len(response.verdicts))
-        finally:
-            flush.end()
-            responses.cancel()
 
     def _request_bytes(self, current: state.FileState) -> int:
         told = snapshot_pb2.Limits.FromString(current.limits).max_request_bytes

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -339,7 +340,8 @@ def _count_base(tx: Tx, table: DeviceTable) -> int:
     (count,) = tx.conn.execute(f"SELECT count(*) FROM {table.quoted}").fetchone()
     kept = dict(tx.conn.execute("SELECT key, row IS NOT NULL FROM _db_base WHERE tbl = ?", (table.name,)))
     if kept:
-        count = sum(1 for _ in sums.base_rows(tx.conn, table))
+        with closing(sums.base_rows(tx.conn, table)) as rows:
+            count = sum(1 for _ in rows)
     total: int = count
     return total
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from anabranch import ranges
@@ -167,8 +168,8 @@ def _exact(file: DeviceFile, name: str, position: int) -> DeviceTable:
 def _range_sums(file: DeviceFile, table: DeviceTable) -> RangeSums:
     conn, found = file.reader(), RangeSums()
     try:
-        with sums.one_moment(conn):
-            found.add(table.encoder, sums.base_rows(conn, table))
+        with sums.one_moment(conn), closing(sums.base_rows(conn, table)) as rows:
+            found.add(table.encoder, rows)
     except sums.UNREADABLE as error:
         raise PullInstead from error
     return found
@@ -191,8 +192,8 @@ def _rows_here(file: DeviceFile, table: DeviceTable, wanted: Sequence[KeyRange])
         return {}
     conn = file.reader()
     is_in = ranges.in_ranges(table.encoder, wanted)
-    with sums.one_moment(conn):
-        return {table.key_text(table.key_of(row)): row for row in sums.base_rows(conn, table) if is_in(row)}
+    with sums.one_moment(conn), closing(sums.base_rows(conn, table)) as rows:
+        return {table.key_text(table.key_of(row)): row for row in rows if is_in(row)}
 
 
 def _rows_there(table: DeviceTable, rows: Iterator[bytes]) -> dict[str, Row]:

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import sqlite3
 import struct
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
@@ -58,19 +58,20 @@ def disagreements(conn: sqlite3.Connection) -> dict[str, int]:
     return dict(conn.execute("SELECT name, disagrees FROM _db_tables WHERE disagrees ORDER BY name").fetchall())
 
 
-def base_rows(conn: sqlite3.Connection, table: DeviceTable) -> Iterator[tuple[Cell, ...]]:
-    """The base rows of a table, as the transaction of ``conn`` sees them.
+def base_rows(conn: sqlite3.Connection, table: DeviceTable) -> Generator[tuple[Cell, ...], None, None]:
+    """The base rows of a table, as the transaction of ``conn`` sees them, which stays open until the generator is
+    closed.
 
     Raises:
         one of UNREADABLE: what is stored is not what the table's columns hold.
     """
     load = table.codec.load
     kept = dict(conn.execute("SELECT key, row FROM _db_base WHERE tbl = ?", (table.name,)))
-    cursor = conn.execute(f"SELECT {table.columns_sql} FROM {table.quoted}")
-    while rows := cursor.fetchmany(_ROWS_AT_ONCE):
-        for stored in rows:
-            if not kept or table.key_text(table.key_of(stored)) not in kept:
-                yield load(stored)
+    with closing(conn.execute(f"SELECT {table.columns_sql} FROM {table.quoted}")) as cursor:
+        while rows := cursor.fetchmany(_ROWS_AT_ONCE):
+            for stored in rows:
+                if not kept or table.key_text(table.key_of(stored)) not in kept:
+                    yield load(stored)
     for data in kept.values():
         if data is not None:
             yield table.from_bytes(data)
@@ -78,7 +79,8 @@ def base_rows(conn: sqlite3.Connection, table: DeviceTable) -> Iterator[tuple[Ce
 
 def of_rows(conn: sqlite3.Connection, table: DeviceTable) -> tuple[int, bytes]:
     """Count and hash sum (16 bytes) over the base rows themselves: every row is read and encoded."""
-    count, total = table_sum(table.encoder, base_rows(conn, table))
+    with closing(base_rows(conn, table)) as rows:
+        count, total = table_sum(table.encoder, rows)
     return count, total.to_bytes(16, "big")
 
 
@@ -142,8 +144,8 @@ def verify(file: DeviceFile, name: str, now_ms: int, stopped: Callable[[], bool]
     if table is None:
         return None
 
-    def rows() -> Iterator[tuple[Cell, ...]]:
-        for row in base_rows(conn, table):
+    def unless_stopped(rows: Iterable[tuple[Cell, ...]]) -> Iterator[tuple[Cell, ...]]:
+        for row in rows:
             if stopped():
                 raise _Stopped
             yield row
@@ -157,7 +159,8 @@ def verify(file: DeviceFile, name: str, now_ms: int, stopped: Callable[[], bool]
             return None
         count, digest, pulls = found
         try:
-            read, total = table_sum(table.encoder, rows())
+            with closing(base_rows(conn, table)) as rows:
+                read, total = table_sum(table.encoder, unless_stopped(rows))
             drift = _Drift(read - count, total - int.from_bytes(digest, "big"), pulls)
             why = f"{read} rows are here, and not those that were sent"
         except _Stopped:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import closing
 
 from psycopg.pq import TransactionStatus
 
@@ -19,7 +20,7 @@ _MOST_BYTES = 4 * 2**20
 _SAMPLE = 16
 
 
-def scan_rows(conn: Connection, schema_name: str, table: Table) -> Iterator[list[Row]]:
+def scan_rows(conn: Connection, schema_name: str, table: Table) -> Generator[list[Row], None, None]:
     """The rows of a table as the transaction sees them, in no order.
 
     They come through a cursor on the server in chunks of about ``_MOST_BYTES``, so that memory does not grow with the
@@ -43,10 +44,11 @@ def scan_sum(conn: Connection, schema_name: str, table: Table) -> tuple[int, int
     """Count of rows and sum of row hashes of a table, as the transaction sees it. Must be called inside one."""
     encoder = RowEncoder(table)
     count = total = 0
-    for rows in scan_rows(conn, schema_name, table):
-        more, more_total = table_sum(encoder, rows)
-        count += more
-        total += more_total
+    with closing(scan_rows(conn, schema_name, table)) as chunks:
+        for rows in chunks:
+            more, more_total = table_sum(encoder, rows)
+            count += more
+            total += more_total
     return count, total % SUM_MODULUS
 
 

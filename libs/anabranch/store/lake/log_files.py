@@ -6,7 +6,8 @@ Numbers stand in the statements as they are, because the driver reads by COPY, w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 
 import pyarrow as pa
 from adbc_driver_postgresql import dbapi as postgres
@@ -72,9 +73,10 @@ def _read_ours(
         f"select {', '.join(schema.names)} from anabranch.{name} where database_id = {int(database_id)} "
         f"and position > {int(after)} and position <= {int(upto)}"
     )
-    for batch in _read(url, (), statement, batch_bytes):
-        columns = [c if c.type == f.type else c.cast(f.type) for c, f in zip(batch.columns, schema, strict=True)]
-        yield pa.RecordBatch.from_arrays(columns, schema=schema)
+    with closing(_read(url, (), statement, batch_bytes)) as batches:
+        for batch in batches:
+            columns = [c if c.type == f.type else c.cast(f.type) for c, f in zip(batch.columns, schema, strict=True)]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def read_rows(
@@ -89,12 +91,13 @@ def read_rows(
     quoted = "'" + snapshot.replace("'", "''") + "'"
     begin = ("begin isolation level repeatable read read only", f"set transaction snapshot {quoted}")
     menders = [mender(column) for column in table.columns]
-    for batch in _read(url, begin, statement, batch_bytes):
-        columns = [mend(values) for mend, values in zip(menders, batch.columns, strict=True)]
-        yield pa.RecordBatch.from_arrays(columns, names=table.column_names)
+    with closing(_read(url, begin, statement, batch_bytes)) as batches:
+        for batch in batches:
+            columns = [mend(values) for mend, values in zip(menders, batch.columns, strict=True)]
+            yield pa.RecordBatch.from_arrays(columns, names=table.column_names)
 
 
-def _read(url: str, begin: Sequence[str], statement: str, batch_bytes: int) -> Iterator[pa.RecordBatch]:
+def _read(url: str, begin: Sequence[str], statement: str, batch_bytes: int) -> Generator[pa.RecordBatch, None, None]:
     conninfo = make_conninfo(**connection_arguments(url, application_name=APPLICATION, options=_OPTIONS))
     with postgres.connect(conninfo, autocommit=True) as conn, conn.cursor() as cursor:
         cursor.execute(PUT_RIGHT)

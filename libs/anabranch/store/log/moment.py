@@ -8,8 +8,8 @@ drained, is ahead of the head: it is taken back (``undrained``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from operator import itemgetter
 
 from anabranch.ranges import KeyRange, RangeSums, in_ranges
@@ -51,7 +51,7 @@ def moment(conn: Connection, database: Database, table: Table) -> Iterator[Sums]
             conn.rollback()
 
 
-def rows_at(conn: Connection, database: Database, table: Table) -> Iterator[list[Row]]:
+def rows_at(conn: Connection, database: Database, table: Table) -> Generator[list[Row], None, None]:
     """The rows of the table at the moment's position, in no order.
 
     Raises:
@@ -62,29 +62,34 @@ def rows_at(conn: Connection, database: Database, table: Table) -> Iterator[list
     before = rows_before(conn, database, table)
     key = itemgetter(*table.key_index)
     single = len(table.key_index) == 1
-    for rows in scan_rows(conn, database.schema_name, table):
-        if before:
-            yield [row for row in rows if key_text((key(row),) if single else key(row)) not in before]
-        else:
-            yield rows
+    with closing(scan_rows(conn, database.schema_name, table)) as chunks:
+        for rows in chunks:
+            if before:
+                yield [row for row in rows if key_text((key(row),) if single else key(row)) not in before]
+            else:
+                yield rows
     yield [row for row in before.values() if row is not None]
 
 
 def range_sums(conn: Connection, database: Database, table: Table) -> RangeSums:
     """The sums of those rows by key range; every row is read. Raises as ``rows_at``."""
     sums, encoder = RangeSums(), RowEncoder(table)
-    for rows in rows_at(conn, database, table):
-        sums.add(encoder, rows)
+    with closing(rows_at(conn, database, table)) as chunks:
+        for rows in chunks:
+            sums.add(encoder, rows)
     return sums
 
 
-def rows_in(conn: Connection, database: Database, table: Table, ranges: Iterable[KeyRange]) -> Iterator[list[Row]]:
+def rows_in(
+    conn: Connection, database: Database, table: Table, ranges: Iterable[KeyRange]
+) -> Generator[list[Row], None, None]:
     """Those of the rows that are in ``ranges``; every row's key is looked at. Raises as
     ``rows_at``."""
     is_in = in_ranges(RowEncoder(table), ranges)
-    for rows in rows_at(conn, database, table):
-        if found := list(filter(is_in, rows)):
-            yield found
+    with closing(rows_at(conn, database, table)) as chunks:
+        for rows in chunks:
+            if found := list(filter(is_in, rows)):
+                yield found
 
 
 class MomentReader:
@@ -129,7 +134,7 @@ class MomentReader:
         assert self._conn is not None
         return range_sums(self._conn, self._database, self._table)
 
-    def rows_in(self, ranges: Iterable[KeyRange]) -> Iterator[list[Row]]:
+    def rows_in(self, ranges: Iterable[KeyRange]) -> Generator[list[Row], None, None]:
         """As the function of that name; read to its end before anything else is asked for."""
         assert self._conn is not None
         return rows_in(self._conn, self._database, self._table, ranges)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 import structlog
@@ -42,7 +43,7 @@ async def open_listener(url: str, *, application_name: str) -> AsyncSession:
     return conn
 
 
-async def hear(conn: AsyncSession, silence_s: float) -> AsyncIterator[Heard]:
+async def hear(conn: AsyncSession, silence_s: float) -> AsyncGenerator[Heard, None]:
     """Notifications as they come, until the session breaks. After ``silence_s`` seconds without one the session is
     tried, so that a connection that died in silence is noticed.
 
@@ -50,12 +51,14 @@ async def hear(conn: AsyncSession, silence_s: float) -> AsyncIterator[Heard]:
         psycopg.OperationalError: the session is lost.
     """
     while True:
-        async for notify in conn.notifies(timeout=silence_s):
-            heard = understood(notify.channel, notify.payload)
-            if heard is None:
-                _log.warning("a notification that is none of ours", channel=notify.channel)
-            else:
-                yield heard
+        # It holds the session's lock: closing the session must not wait for it.
+        async with contextlib.aclosing(conn.notifies(timeout=silence_s)) as notifications:
+            async for notify in notifications:
+                heard = understood(notify.channel, notify.payload)
+                if heard is None:
+                    _log.warning("a notification that is none of ours", channel=notify.channel)
+                else:
+                    yield heard
         await conn.execute("select 1")
 
 
