@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from anabranch.client import (
     SyncedDb,
     WrongPrincipal,
 )
+from anabranch.client.file import layout
 from anabranch.testkit.memory_remote import MemoryRemote
 
 
@@ -106,3 +109,30 @@ def test_another_api_key_is_shown_nothing_until_the_server_says_whose_it_is(
         device.close()
     with pytest.raises(WrongPrincipal):
         opened("key of alice").execute("SELECT 1")
+
+
+def test_no_table_of_ours_is_forgotten_when_the_file_is_cleared(device: SyncedDb) -> None:
+    """Also none that a later format brings: what clear() empties is what the file has."""
+    device.start(background=False)
+    device.table("todo").update({"id": "k0", "title": "mine"})
+    with closing(sqlite3.connect(device._file.path)) as conn, conn:
+        conn.execute("CREATE TABLE _db_later (id TEXT PRIMARY KEY)")
+        conn.execute("INSERT INTO _db_later VALUES ('secret')")
+    device.clear()
+    with closing(sqlite3.connect(device._file.path)) as conn:
+        names = [name for (name,) in conn.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        left = {name: conn.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in names}
+        assert left.pop("_db_state") == left.pop("_db_writer") == 1
+        assert not any(left.values())
+        assert "_db_later" in left
+
+
+def test_what_is_about_a_synced_table_is_known_by_its_column(device: SyncedDb) -> None:
+    with closing(sqlite3.connect(device._file.path)) as conn:
+        about = {
+            table
+            for (table,) in conn.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+            if table.startswith(layout.PREFIX)
+            and "tbl" in {column for _, column, *_ in conn.execute(f"PRAGMA table_info({table})")}
+        }
+    assert about | {"_db_tables"} == set(layout.OF_TABLES)

@@ -35,7 +35,7 @@ def apply_description(tx: Tx, response: snapshot_pb2.DescribeResponse) -> None:
         drop_pull(tx, name)
         _tell_gone(tx, name)
         tx.conn.execute(f"DROP TABLE IF EXISTS {quote(name)}")
-        for ours, column in (("_db_tables", "name"), ("_db_base", "tbl"), ("_db_pending_rows", "tbl")):
+        for ours, column in layout.OF_TABLES.items():
             tx.conn.execute(f"DELETE FROM {ours} WHERE {column} = ?", (name,))
     tx.set(
         schema_version=response.state.schema_version,

@@ -384,17 +384,7 @@ class DeviceFile:
             for (name,) in staged:
                 tx.conn.execute(f'DROP TABLE IF EXISTS "{name}"')
             version = tx.state.tables_version
-            for table in (
-                "_db_tables",
-                "_db_mutations_queue",
-                "_db_pending_rows",
-                "_db_base",
-                "_db_mutations_queue_dead",
-                "_db_confirmed",
-                "_db_unanswered",
-                "_db_seen",
-                "_db_state",
-            ):
+            for table in layout.emptied(tx.conn):
                 tx.conn.execute(f"DELETE FROM {table}")
             tx.conn.execute(
                 "INSERT INTO _db_state (one, db_name, node_id, node_name, tables_version) VALUES (1, ?, ?, ?, ?)",

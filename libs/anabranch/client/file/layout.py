@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+
 FORMAT = 6
 """Kept in ``PRAGMA user_version``; a file of a later format is refused."""
 
@@ -120,6 +122,12 @@ STATEMENTS = (
     _ONE_WRITER,
 )
 
+OF_TABLES = {"_db_tables": "name", "_db_base": "tbl", "_db_pending_rows": "tbl"}
+"""Tables of ours with rows about synced tables, and the column that names the synced table."""
+
+_NOBODYS = frozenset({"_db_writer"})
+"""Tables of ours that hold nothing of whoever uses the file, and without whose row it can't be written."""
+
 UPGRADES = {
     1: ("ALTER TABLE _db_confirmed ADD COLUMN verdict BLOB",),
     2: (
@@ -132,3 +140,10 @@ UPGRADES = {
     5: ("ALTER TABLE _db_state ADD COLUMN credential BLOB",),
 }
 """What makes a file of each older format one of the next."""
+
+
+def emptied(conn: sqlite3.Connection) -> list[str]:
+    """The tables of ours that are emptied when the file gets another owner: as the file has them, so that none that
+    came with a later format is forgotten."""
+    names = conn.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name").fetchall()
+    return [name for (name,) in names if name.startswith(PREFIX) and name not in _NOBODYS]
