@@ -12,9 +12,10 @@ from anabranch.store.cells.binary_cells import quote, read_expression, row_loade
 from anabranch.store.session import binary
 from anabranch.store.session.engine import Session
 from anabranch.values import Cell, Column, Kind, Table, key_cells, postgres_binary
+from anabranch.values.calendar import cell_timestamp_text, date_text, time_text
+from anabranch.values.table import has_zone
 
 _NUMBER = re.compile(r"-?[0-9]+")
-_AS_NUMBERS = frozenset({Kind.TIMESTAMP, Kind.DATE, Kind.TIME})
 
 
 def cells_of_texts(conn: Session, columns: Sequence[Column], texts: Sequence[str | None]) -> tuple[Cell, ...]:
@@ -40,17 +41,26 @@ def key_of_text(conn: Session, table: Table, text: str) -> tuple[Cell, ...]:
         raise ValueError(f"it has {len(parts)} values, and the key of {table.name} {len(columns)}")
     cells: list[Cell] = []
     for column, part in zip(columns, parts, strict=True):
-        as_logged = (column.kind in _AS_NUMBERS and _NUMBER.fullmatch(part)) or (
-            column.kind is Kind.BYTES and not part.startswith("\\x")
-        )
-        if as_logged:
+        if column.kind is Kind.BYTES and not part.startswith("\\x"):
             cells += key_cells(Table(table.name, (column,), (column.name,)), part)
             continue
         try:
-            cells += cells_of_texts(conn, [column], [part])
+            cells += cells_of_texts(conn, [column], [_printed(column, part)])
         except psycopg.DataError as error:
             raise ValueError(str(error).splitlines()[0]) from error
     return tuple(cells)
+
+
+def _printed(column: Column, part: str) -> str:
+    """What stands for a number in a column of moments, days or times as Postgres prints it: there are moments beyond 64
+    bits, which a cell does not hold as a number, and numbers that stand for no value, which Postgres refuses."""
+    if not _NUMBER.fullmatch(part):
+        return part
+    if column.kind is Kind.TIMESTAMP:
+        return cell_timestamp_text(int(part), zone=has_zone(column))
+    if column.kind is Kind.DATE:
+        return date_text(int(part))
+    return time_text(int(part)) if column.kind is Kind.TIME else part
 
 
 def _parts(text: str) -> list[str]:
