@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
-from anabranch.embedded.postgres import EmbeddedPostgres
+from anabranch.embedded.postgres import UNSYNCED, EmbeddedPostgres
 from anabranch.store import migrate
 from anabranch.testkit.databases import TestDatabases
 
@@ -59,7 +59,9 @@ def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield POSTGRES_URL
         return
     folder = tmp_path_factory.mktemp("postgres")
-    with EmbeddedPostgres(folder, settings={"max_prepared_transactions": "8"}, major=POSTGRES_MAJOR) as server:
+    with EmbeddedPostgres(
+        folder, settings={**UNSYNCED, "max_prepared_transactions": "8"}, major=POSTGRES_MAJOR
+    ) as server:
         yield server.url
     shutil.rmtree(folder)
 

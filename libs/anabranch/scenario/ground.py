@@ -20,7 +20,7 @@ from typing import Self
 
 import jwt
 
-from anabranch.embedded.postgres import EmbeddedPostgres
+from anabranch.embedded.postgres import UNSYNCED, EmbeddedPostgres
 from anabranch.scenario.node import Nursery
 from anabranch.store.session.engine import Session, connect
 from anabranch.testkit.stack import Stack
@@ -43,7 +43,7 @@ class Ground:
         self.nursery = nursery
         self._environment = environment or {}
         self._secret = secrets.token_urlsafe(48)
-        self._postgres = EmbeddedPostgres(folder / "postgres")
+        self._postgres = EmbeddedPostgres(folder / "postgres", settings=UNSYNCED)
         self._stack: Stack | None = None
         self._numbers = itertools.count(1)
 

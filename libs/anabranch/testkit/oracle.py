@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from google.protobuf import text_format
+
 from anabranch.store.catalog.databases import Database
 from anabranch.store.cells.binary_cells import quote
 from anabranch.store.session.engine import Session
@@ -222,6 +224,10 @@ def check_refused(server: Server, recorded: Sequence[Recorded], sent: Iterable[s
     return sum(len(device.nowhere) for device in recorded)
 
 
+def _as_texts(told: Iterable[bytes]) -> list[str]:
+    return [text_format.MessageToString(verdict_pb2.Verdict.FromString(raw), as_one_line=True) for raw in sorted(told)]
+
+
 def check_once(server: Server, recorded: Sequence[Recorded], answers: Mapping[str, bytes]) -> int:
     """Promise 3: every report of a batch is the same, byte for byte, and so is the answer when it was sent again
     (``answers``); its bytes are those that the server has judged; it stands in the log at one position. Gives the
@@ -236,7 +242,7 @@ def check_once(server: Server, recorded: Sequence[Recorded], answers: Mapping[st
         for batch_id, payload in device.made.items():
             assert server.digests[batch_id] == hashlib.sha256(payload).digest(), f"{batch_id}: other bytes were judged"
             told = {*device.told.get(batch_id, []), server.verdicts[batch_id], answers[batch_id]}
-            assert len(told) == 1, f"{batch_id} got {len(told)} different verdicts"
+            assert len(told) == 1, f"{batch_id} got {len(told)} different verdicts: {_as_texts(told)}"
             reports += len(device.told.get(batch_id, []))
     return reports
 

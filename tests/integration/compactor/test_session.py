@@ -55,6 +55,7 @@ def test_the_machines_java_runs_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("packaged", [False, True])
 def test_an_archive_of_classes_is_made_and_used_and_one_that_is_none_is_left_aside(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, packaged: bool
@@ -69,7 +70,7 @@ def test_an_archive_of_classes_is_made_and_used_and_one_that_is_none_is_left_asi
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
     with_it = f"""
 from pathlib import Path
-from anabranch_compactor import class_archive
+from anabranch_compactor.spark import class_archive
 class_archive.archive = lambda _: Path({str(file)!r})
 """
     wanted = f"rows [0, 1, 2, 3, 4] {java.version}"

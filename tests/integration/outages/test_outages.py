@@ -20,7 +20,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from anabranch.embedded.postgres import HOST, EmbeddedPostgres
+from anabranch.embedded.postgres import HOST, UNSYNCED, EmbeddedPostgres
 from anabranch.runtime.fleet import SERVICES
 from anabranch.runtime.health import probe
 from anabranch.store import migrate
@@ -85,7 +85,7 @@ def a_place(folder: Path, postgres: EmbeddedPostgres) -> Iterator[Place]:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("outages")
-    with EmbeddedPostgres(folder / "postgres", settings={"max_connections": "100"}) as postgres:
+    with EmbeddedPostgres(folder / "postgres", settings={**UNSYNCED, "max_connections": "100"}) as postgres:
         try:
             with a_place(folder, postgres) as made:
                 yield made
@@ -230,7 +230,7 @@ def standby_of(postgres: EmbeddedPostgres, folder: Path) -> Iterator[EmbeddedPos
     signal = cluster / "standby.signal"
     signal.touch()
     os.chown(signal, owner.st_uid, owner.st_gid)
-    with EmbeddedPostgres(folder) as standby:
+    with EmbeddedPostgres(folder, settings=UNSYNCED) as standby:
         with connect(postgres.url, application_name="test", autocommit=True) as conn:
             conn.execute("alter system set synchronous_standby_names = 'standby'")
             conn.execute("select pg_reload_conf()")
@@ -241,7 +241,7 @@ def standby_of(postgres: EmbeddedPostgres, folder: Path) -> Iterator[EmbeddedPos
 def test_services_follow_postgres_to_another_address(tmp_path: Path, away_s: float) -> None:
     """The old server is not gone: it is stopped, and holds every connection that was made to it."""
     with ExitStack() as block:
-        first = block.enter_context(EmbeddedPostgres(tmp_path / "first"))
+        first = block.enter_context(EmbeddedPostgres(tmp_path / "first", settings=UNSYNCED))
         block.callback(first.thaw)
         second = block.enter_context(standby_of(first, tmp_path / "second"))
         several = make_conninfo(first.url, host=f"{HOST},{HOST}", port=f"{port_of(second)},{port_of(first)}")

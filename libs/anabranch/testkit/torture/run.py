@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from anabranch.embedded.postgres import EmbeddedPostgres
+from anabranch.embedded.postgres import UNSYNCED, EmbeddedPostgres
 from anabranch.store.catalog import databases, registration
 from anabranch.store.session.engine import connect
 from anabranch.testkit import oracle
@@ -80,7 +80,7 @@ def torture(folder: Path, seconds: float, seed: int, say: Callable[[str], None],
     drawn = tables.draw(chance)
     say(f"seed {seed}: {drawn}")
     with ExitStack() as leave:
-        postgres = leave.enter_context(EmbeddedPostgres(folder / "postgres"))
+        postgres = leave.enter_context(EmbeddedPostgres(folder / "postgres", settings=UNSYNCED))
         url = postgres.url
         environment = {
             "PYTHONPATH": os.pathsep.join(
