@@ -80,7 +80,7 @@ class MemoryRemote(RemoteDb):
         self.during_compare: Callable[[], None] = lambda: None
         self._sums: dict[int, list[position_pb2.TableSum]] = {}
 
-    def _begin(self, name: str, node_state: position_pb2.NodeState | None = None) -> None:
+    def _called(self, name: str, node_state: position_pb2.NodeState | None = None) -> None:
         self.calls[name] = self.calls.get(name, 0) + 1
         if self.offline:
             raise CallFailed("UNAVAILABLE", "", "offline", again=True)
@@ -92,7 +92,7 @@ class MemoryRemote(RemoteDb):
 
     def find_common(self, request: change_pb2.FindCommonRequest) -> change_pb2.FindCommonResponse:
         """The last of the given positions that the server's history has."""
-        self._begin("find_common")
+        self._called("find_common")
         common = max((p.server_timestamp_ms for p in request.seen if self._has(p)), default=0)
         return change_pb2.FindCommonResponse(common=self.position(common), state=self.state())
 
@@ -141,7 +141,7 @@ class MemoryRemote(RemoteDb):
 
     def describe(self, request: snapshot_pb2.DescribeRequest, timeout_s: float = 0) -> snapshot_pb2.DescribeResponse:
         """Every table."""
-        self._begin("describe", request.node_state)
+        self._called("describe", request.node_state)
         tables = [
             snapshot_pb2.Table(
                 name=t.name,
@@ -163,7 +163,7 @@ class MemoryRemote(RemoteDb):
 
     def send(self, request: ingest_pb2.SendRequest, timeout_s: float = 0) -> ingest_pb2.SendResponse:
         """Take batches in and decide them."""
-        self._begin("send", request.node_state)
+        self._called("send", request.node_state)
         for envelope in request.envelopes:
             self.server.send(self.sent(envelope, request.node_state.node.id), self.now_ms())
         self.commit()
@@ -176,7 +176,7 @@ class MemoryRemote(RemoteDb):
 
     def get_verdict(self, request: resolver_pb2.GetVerdictRequest) -> resolver_pb2.GetVerdictResponse:
         """Verdicts of batches that are known."""
-        self._begin("get_verdict")
+        self._called("get_verdict")
         known = [i for i in request.batch_ids if i in self.server.verdicts or i in self.server.waiting]
         return resolver_pb2.GetVerdictResponse(verdicts=[self.verdict(i) for i in known], state=self.state())
 
@@ -280,7 +280,7 @@ class MemoryRemote(RemoteDb):
 
     def get(self, request: change_pb2.GetRequest) -> change_pb2.GetResponse:
         """One page of the log."""
-        self._begin("get", request.node_state)
+        self._called("get", request.node_state)
         if request.after < self.floor:
             self.behind += 1
             raise CallFailed("OUT_OF_RANGE", "BEHIND_FLOOR", "behind the floor", again=False)
@@ -300,7 +300,7 @@ class MemoryRemote(RemoteDb):
 
     def pull(self, request: snapshot_pb2.PullRequest) -> Any:
         """The tables asked for."""
-        self._begin("pull", request.node_state)
+        self._called("pull", request.node_state)
         return _Stream(self._chunks(request))
 
     def _chunks(self, request: snapshot_pb2.PullRequest) -> Iterator[snapshot_pb2.PullResponse]:
@@ -331,7 +331,7 @@ class MemoryRemote(RemoteDb):
 
     def compare(self, requests: Iterator[snapshot_pb2.CompareRequest], timeout_s: float = 0) -> Any:
         """A table by key ranges."""
-        self._begin("compare")
+        self._called("compare")
         return _Stream(self._answers(requests))
 
     def _answers(self, requests: Iterator[snapshot_pb2.CompareRequest]) -> Iterator[snapshot_pb2.CompareResponse]:
