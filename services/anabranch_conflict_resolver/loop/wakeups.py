@@ -3,7 +3,8 @@
 Each database is in one of four states: *quiet*; *rung* (something came, nobody is on it); *worked on* by one worker of
 this process; *worked on and rung again*, so that it is looked at once more. ``take`` moves a rung one to worked on,
 ``done`` back to quiet or rung. A database may also be due at times, each of which rings it then; beyond
-``_MOST_DUE`` of them all together, those that are added are left to whoever looks now and then.
+``_MOST_DUE`` of them all together, those that are added are left to whoever looks now and then. A database whose group
+failed *rests*: it is rung, and not given out before its pause is over, however often it is rung meanwhile.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class Bell:
         self._rung: dict[int, None] = {}
         self._worked_on: set[int] = set()
         self._due: list[tuple[float, int]] = []
+        self._rests: dict[int, float] = {}
 
     def ring(self, database_id: int) -> None:
         """There is something to do in the database."""
@@ -48,13 +50,15 @@ class Bell:
                 while self._due and self._due[0][0] <= now:
                     self._rung[heapq.heappop(self._due)[1]] = None
                 for number in self._rung:
-                    if number not in self._worked_on:
+                    if number not in self._worked_on and self._rests.get(number, 0.0) <= now:
                         del self._rung[number]
+                        self._rests.pop(number, None)
                         self._worked_on.add(number)
                         return number
                 if now >= end:
                     return None
-                self._condition.wait(min(end, self._due[0][0] if self._due else end) - now)
+                over = [at for number in self._rung if (at := self._rests.get(number, 0.0)) > now]
+                self._condition.wait(min(end, *over, self._due[0][0] if self._due else end) - now)
 
     def busy(self) -> frozenset[int]:
         """The databases that a worker is on, or will be on next."""
@@ -67,3 +71,10 @@ class Bell:
             self._worked_on.discard(database_id)
             if database_id in self._rung:
                 self._condition.notify()
+
+    def rest(self, database_id: int, pause_s: float) -> None:
+        """There is something to do in the database, by whoever is free then, once a pause is over."""
+        with self._condition:
+            self._rests[database_id] = time.monotonic() + pause_s
+            self._rung[database_id] = None
+            self._condition.notify()

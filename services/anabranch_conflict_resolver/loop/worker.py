@@ -155,7 +155,7 @@ class Worker:
             garbage.when_idle()
 
     def _pause(self, failures: int) -> None:
-        self._stopping.wait(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(failures, 10)))
+        self._stopping.wait(_pause_s(failures))
 
     def _work(self, session: Session, number: int) -> None:
         """One group. Where it may have left something, the database is rung again, behind the others."""
@@ -242,9 +242,8 @@ class Worker:
         memory.sums.clear()
         if found is not None and len(memory.attempted) == 1 and self._others_pass(number, name, found.controls, error):
             self._put_aside(number, memory.attempted[0], name, found)
-        # Halving is quick; what still fails then is nothing that haste would mend.
-        self._pause(max(0, pace.failures - _QUICK_FAILURES))
-        self._bell.ring(number)
+        # Halving is quick; what still fails then is nothing that haste would mend. Other databases don't wait for it.
+        self._bell.rest(number, _pause_s(max(0, pace.failures - _QUICK_FAILURES)))
 
     def _others_pass(self, number: int, name: str, controls: int, error: Exception) -> bool:
         """Whether so many groups with nothing of anybody pass in a row."""
@@ -321,6 +320,11 @@ class Worker:
             return
         self._bell.ring_in(number, self._rest_ms * _REST_GROWS ** max(0, (attempts or 1) - 1) / 1000)
         _log.warning("batch failed alone", database=name, batch=batch_id, attempts=attempts)
+
+
+def _pause_s(failures: int) -> float:
+    pause_s: float = _FIRST_PAUSE_S * 2 ** min(failures, 10)
+    return min(_LONGEST_PAUSE_S, pause_s)
 
 
 def _trace(outcome: Outcome) -> None:

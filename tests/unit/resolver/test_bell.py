@@ -32,3 +32,20 @@ def test_who_is_worked_on_is_given_to_nobody_else_and_looked_at_once_more() -> N
     assert bell.take(0.0) is None
     bell.done(1)
     assert bell.take(0.0) == 1
+
+
+def test_a_database_that_rests_holds_up_no_other_and_is_not_woken_early() -> None:
+    bell = Bell()
+    bell.ring(1)
+    assert bell.take(0.0) == 1
+    started = time.monotonic()
+    bell.rest(1, 0.2)
+    bell.done(1)
+    bell.ring(1)
+    bell.ring(2)
+    assert bell.take(0.0) == 2
+    assert bell.take(0.0) is None
+    assert bell.take(5.0) == 1
+    assert 0.2 <= time.monotonic() - started < 5.0
+    bell.done(1)
+    assert bell.take(0.0) is None
