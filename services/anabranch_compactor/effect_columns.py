@@ -31,7 +31,6 @@ _VALUES = field_number(change_pb2.Effect, "values") << 3 | LENGTH_DELIMITED
 _NULL = field_number(value_pb2.Value, "null_value") << 3
 _LITERAL = field_number(value_pb2.Value, "text_literal") << 3 | LENGTH_DELIMITED
 _NUMBERS = {Kind.INT64, Kind.TIMESTAMP, Kind.DATE, Kind.TIME}
-_TEXTS = {Kind.STRING, Kind.JSON, Kind.LITERAL, Kind.UUID, Kind.DECIMAL, Kind.BYTES}
 _MOST_COLUMNS = 2_000
 _UNREADABLE = (DecodeError, ValueError, OverflowError)
 """What bytes that are no effect of the table's raise; anything else is a fault of the program, or of the machine."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from anabranch.values.cells import Cell, Literal
-from anabranch.values.kinds import Kind, NoForm
+from anabranch.values.kinds import TEXT_KINDS, Kind, NoForm
 from anabranch.values.table import Table
 
 
@@ -46,8 +46,8 @@ def _key_cell(kind: Kind, part: str) -> Cell:
             return Literal(part)
         case Kind.INT64 | Kind.DATE | Kind.TIME | Kind.TIMESTAMP:
             return int(part)
-        case Kind.STRING | Kind.UUID | Kind.DECIMAL | Kind.JSON | Kind.LITERAL:
-            return part
+    if kind in TEXT_KINDS:
+        return part
     raise NoForm(kind, __name__)
 
 

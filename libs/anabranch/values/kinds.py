@@ -27,6 +27,10 @@ class Kind(IntEnum):
     LITERAL = 13
 
 
+TEXT_KINDS = frozenset({Kind.STRING, Kind.DECIMAL, Kind.JSON, Kind.UUID, Kind.LITERAL})
+"""The kinds whose cells are text."""
+
+
 class NoForm(LookupError):
     """A kind has no form where one is asked for: a mistake of ours, and never a value's."""
 

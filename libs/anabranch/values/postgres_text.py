@@ -20,15 +20,14 @@ from anabranch.values.calendar import (
     time_text,
 )
 from anabranch.values.cells import Cell, Literal
-from anabranch.values.kinds import ByKind, Kind
+from anabranch.values.kinds import TEXT_KINDS, ByKind, Kind
 
 
 def _double_text(cell: float) -> str:
     return repr(cell) if cell - cell == 0 else "NaN" if cell != cell else "Infinity" if cell > 0 else "-Infinity"
 
 
-_TEXTS: Mapping[Kind, None] = dict.fromkeys((Kind.STRING, Kind.DECIMAL, Kind.JSON, Kind.UUID, Kind.LITERAL))
-"""The kinds whose cells are text already."""
+_TEXTS: Mapping[Kind, None] = dict.fromkeys(TEXT_KINDS)
 _PRINT: ByKind[Callable[..., str] | None] = ByKind(
     __name__,
     {

@@ -28,7 +28,7 @@ from typing import Any
 
 from anabranch.values.cells import Cell, Literal
 from anabranch.values.decimals import COLLATION
-from anabranch.values.kinds import ByKind, Kind
+from anabranch.values.kinds import TEXT_KINDS, ByKind, Kind
 from anabranch.values.table import Column, Table
 
 Stored = None | int | float | str | bytes
@@ -134,9 +134,7 @@ def _load_array(element_kind: Kind) -> Convert:
     return load
 
 
-_CELLS: Mapping[Kind, None] = dict.fromkeys(
-    (Kind.INT64, Kind.STRING, Kind.BYTES, Kind.DECIMAL, Kind.DATE, Kind.TIME, Kind.JSON, Kind.UUID, Kind.LITERAL)
-)
+_CELLS: Mapping[Kind, None] = dict.fromkeys(TEXT_KINDS | {Kind.INT64, Kind.BYTES, Kind.DATE, Kind.TIME})
 """The kinds whose cells SQLite holds as they are."""
 _STORE: ByKind[Convert | None] = ByKind(
     __name__, {**_CELLS, Kind.BOOL: _store_bool, Kind.DOUBLE: _store_double, Kind.TIMESTAMP: None}

@@ -57,6 +57,8 @@ from anabranch.values.cells import (
 from anabranch.values.decimals import add_decimals
 from anabranch.values.kinds import NoForm
 from anabranch.values.postgres_types import REFUSED_KEYS, kinds_of
+from anabranch.wire.effects import EffectBuilder
+from anabranch_compactor.effect_columns import EffectDecoder
 from anabranch_compactor.encode import ColumnEncoder
 
 INFINITE, NAN = float("inf"), float("nan")
@@ -212,6 +214,20 @@ def through_message_bytes(place: Place, column: Column, cells: Sequence[Cell]) -
     sent = [by_hand(cell) for cell in cells]
     assert sent == [by_protobuf(cell).SerializeToString() for cell in cells]
     return [messages.column_reader(column)(value_pb2.Value.FromString(one)) for one in sent]
+
+
+def through_effects(place: Place, column: Column, cells: Sequence[Cell]) -> list[Cell]:
+    """The log's effects to columns of files, as the compactor has them."""
+    table = Table("t", (Column("id", Kind.INT64, "bigint"), column), ("id",))
+    builder, codec = EffectBuilder(table), parquet.FileCodec(column)
+    effects = pa.array([builder.insert([i, cell]).data for i, cell in enumerate(cells)], pa.binary())
+    out: list[Cell] = [None] * len(cells)
+    for form in EffectDecoder(table).decode(effects):
+        found = form.cells[1]
+        read = codec.read(found.values, None if found.exact is None else found.exact.to_pylist())
+        for row, cell in zip(form.rows, read, strict=True):
+            out[row] = cell
+    return out
 
 
 def through_postgres_text(place: Place, column: Column, cells: Sequence[Cell]) -> list[Cell]:
@@ -381,6 +397,7 @@ ENCODED: dict[str, str] = {
     "uuid[]": "e8f125ff11a904de",
 }
 """A digest of the encodings of each edge's cells. One that changes is a break of every sum there is."""
+OF_SERVICES = {"effects": through_effects}
 FORMS: dict[str, Callable[[Place, Column, Sequence[Cell]], list[Cell]]] = {
     "messages": through_messages,
     "message_bytes": through_message_bytes,
@@ -392,6 +409,7 @@ FORMS: dict[str, Callable[[Place, Column, Sequence[Cell]], list[Cell]]] = {
     "python": through_python,
     "keys": through_keys,
     "canonical": through_canonical,
+    **OF_SERVICES,
 }
 NO_FORMS = {"calendar", "cells", "decimals", "kinds", "pieces", "postgres_types", "table"}
 WITH_OTHERS = {"arrow_to_sqlite"}
@@ -428,7 +446,7 @@ def test_every_kind_is_in_the_table(kind: Kind) -> None:
 
 def test_every_form_is_in_the_table() -> None:
     modules = {module.name for module in pkgutil.iter_modules(values.__path__)}
-    assert modules == {*FORMS, *NO_FORMS, *WITH_OTHERS}
+    assert modules == {*FORMS.keys() - OF_SERVICES.keys(), *NO_FORMS, *WITH_OTHERS}
 
 
 class Newer(IntEnum):

@@ -18,9 +18,8 @@ from anabranch.client.file.device_table import DeviceTable
 from anabranch.client.letters import dead
 from anabranch.client.writes.local import BatchBuilder
 from anabranch.values import Column, Kind
+from anabranch.values.kinds import TEXT_KINDS
 from anabranch.values.python import converter
-
-_TEXT = frozenset({Kind.STRING, Kind.LITERAL, Kind.UUID, Kind.JSON, Kind.DECIMAL})
 
 
 class DeadQueue:
@@ -95,7 +94,7 @@ def _database_of(path: Path) -> str:
 
 def _parse(table: DeviceTable, column: Column, text: str) -> Any:
     try:
-        value = text if column.kind in _TEXT else json.loads(text)
+        value = text if column.kind in TEXT_KINDS else json.loads(text)
     except ValueError:
         # What JSON does not say a column may still take: "infinity", a date's number of days.
         value = text

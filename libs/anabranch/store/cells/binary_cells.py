@@ -29,7 +29,7 @@ from anabranch.values.cells import (
     TIMESTAMP_MINUS_INFINITY,
     Literal,
 )
-from anabranch.values.kinds import NoForm
+from anabranch.values.kinds import TEXT_KINDS, NoForm
 from anabranch.values.postgres_binary import EPOCH_DAYS, EPOCH_US, ArrayBuilder, Parameter
 from anabranch.values.table import has_zone
 
@@ -37,7 +37,6 @@ _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 _MODIFIER = re.compile(r"\([^()]*\)")
 # Without a modifier these names mean a length of one.
 _LENGTH_ONE = {"bit": '"bit"', "character": "bpchar"}
-_TEXT_KINDS = frozenset({Kind.STRING, Kind.DECIMAL, Kind.JSON, Kind.UUID, Kind.LITERAL})
 _LAST_US = TIMESTAMP_INFINITY - 1 - EPOCH_US
 """The last moment since 2000 that fits into 64 bits since 1970."""
 
@@ -100,7 +99,7 @@ def sender(column: Column) -> Sender:
             )
         case Kind.ARRAY:
             return Sender("text[]", _array_builder(column), "::" + carried)
-    if kind not in _TEXT_KINDS:
+    if kind not in TEXT_KINDS:
         raise NoForm(kind, __name__)
     if kind is not Kind.LITERAL and not is_built_in(carried):
         return Sender(carried + "[]", partial(postgres_binary.typed_text_array, column=name))

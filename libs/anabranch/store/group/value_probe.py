@@ -17,11 +17,12 @@ from anabranch.store.group.rows_statements import sent_as
 from anabranch.store.group.waves import wave
 from anabranch.store.session.binary import Connection, run
 from anabranch.values import Cell, Column, Kind, Table
+from anabranch.values.kinds import TEXT_KINDS
 
 _INTEGERS = {"smallint": 16, "integer": 32}
 _LENGTH = re.compile(r"(?:character varying|character)\((\d+)\)")
 _NUMERIC = re.compile(r"numeric\((\d+),(-?\d+)\)")
-_AS_TEXT = frozenset({Kind.STRING, Kind.DECIMAL, Kind.JSON, Kind.UUID, Kind.LITERAL, Kind.ARRAY})
+_AS_TEXT = TEXT_KINDS | {Kind.ARRAY}
 _TOO_LONG, _OUT_OF_RANGE = "22001", "22003"
 
 
