@@ -24,6 +24,7 @@ from anabranch.values.messages import column_reader
 
 APPLIED = verdict_pb2.VERDICT_STATUS_APPLIED
 REJECTED = verdict_pb2.VERDICT_STATUS_REJECTED
+ANSWERED_BYTES = 1_000_000
 Row = dict[str, Cell]
 Rows = dict[tuple[str, str], Row]
 """Table and key text to the row's cells by column."""
@@ -224,6 +225,16 @@ def check_refused(server: Server, recorded: Sequence[Recorded], sent: Iterable[s
     return sum(len(device.nowhere) for device in recorded)
 
 
+def _as_answered(verdict: bytes) -> bytes:
+    """A stored verdict as answers carry it: one of more than ``ANSWERED_BYTES`` without the rows of the server."""
+    if len(verdict) <= ANSWERED_BYTES:
+        return verdict
+    message = verdict_pb2.Verdict.FromString(verdict)
+    for mutation in message.mutations:
+        mutation.ClearField("server_row")
+    return message.SerializeToString()
+
+
 def _as_texts(told: Iterable[bytes]) -> list[str]:
     return [text_format.MessageToString(verdict_pb2.Verdict.FromString(raw), as_one_line=True) for raw in sorted(told)]
 
@@ -241,7 +252,7 @@ def check_once(server: Server, recorded: Sequence[Recorded], answers: Mapping[st
     for device in recorded:
         for batch_id, payload in device.made.items():
             assert server.digests[batch_id] == hashlib.sha256(payload).digest(), f"{batch_id}: other bytes were judged"
-            told = {*device.told.get(batch_id, []), server.verdicts[batch_id], answers[batch_id]}
+            told = {*device.told.get(batch_id, []), _as_answered(server.verdicts[batch_id]), answers[batch_id]}
             assert len(told) == 1, f"{batch_id} got {len(told)} different verdicts: {_as_texts(told)}"
             reports += len(device.told.get(batch_id, []))
     return reports
