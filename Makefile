@@ -17,7 +17,7 @@ LOCK = $(VENV)/uv pip compile --quiet --universal --python-version 3.11 --genera
 	--no-emit-index-url --no-emit-find-links $(LOCK_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-postgres torture check protos protos-check stubs stubs-test chart classes helm cluster-tools cluster-test images images-test docs lock clean
+.PHONY: help setup demo test test-long test-postgres torture check protos protos-check stubs stubs-test wheels chart classes helm cluster-tools cluster-test images images-test docs lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,9 @@ stubs: setup ## packages of the contract's stubs for Go, TypeScript, Java and Py
 
 stubs-test: stubs ## a program in each language, on its stubs, against real services (minutes)
 	@$(VENV)/python -m pytest --durations=10 tests/stubs/languages.py
+
+wheels: setup ## the wheels for devices, servers and tests in build/wheels; fails where a file is in two or in none
+	@$(VENV)/python tools/wheels.py
 
 chart: setup ## write the parts of helm/anabranch that are made from something else
 	@$(VENV)/python tools/chart.py generate

@@ -12,10 +12,11 @@ COPY requirements-build.lock deploy/docker/service.lock /build/
 RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.pem --mount=type=cache,target=/root/.cache/pip \
     /opt/anabranch/bin/pip install --require-hashes --only-binary :all: -r /build/requirements-build.lock \
     && /opt/anabranch/bin/pip install --require-hashes --only-binary :all: -r /build/service.lock
-COPY pyproject.toml README.md LICENSE /build/source/
+COPY pyproject.toml LICENSE /build/source/
+COPY wheels /build/source/wheels
 COPY libs /build/source/libs
 COPY services /build/source/services
-RUN /opt/anabranch/bin/pip install --no-deps --no-build-isolation /build/source \
+RUN /opt/anabranch/bin/pip install --no-deps --no-build-isolation /build/source/wheels/device /build/source/wheels/server \
     && /opt/anabranch/bin/pip uninstall --yes \
         hatchling packaging pathspec pluggy setuptools tomlkit trove-classifiers uv wheel pip \
     && cd /opt/anabranch/lib/python3*/site-packages \

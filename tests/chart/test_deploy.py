@@ -73,6 +73,8 @@ def test_images_are_locked_and_run_as_nobody(name: str) -> None:
         for command in line.split("&&"):
             if "pip install" in command:
                 assert "--require-hashes" in command or "--no-deps" in command, command
+    ours = re.findall(r"/build/source(\S*)", "".join(re.findall(r"pip install --no-deps.*", text)))
+    assert ours == ["/wheels/device", "/wheels/server"], "an image has the test kit, or lacks what it runs"
     lock = (DEPLOY / "docker" / f"{name}.lock").read_text()
     pinned = dict(re.findall(r"^([a-z0-9-]+)==([^ ]+)", lock, re.MULTILINE))
     whole = dict(re.findall(r"^([a-z0-9-]+)==([^ ]+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE))

@@ -1,5 +1,5 @@
 """Where the command begins. ``anabranch dead`` needs what a device has, and nothing more; everything else is
-``anabranch.cli.app``, and needs the server's packages."""
+``anabranch.cli.app``, and comes with the server."""
 
 from __future__ import annotations
 
@@ -15,9 +15,13 @@ def main() -> int:
     try:
         from anabranch.cli.app import app
     except ModuleNotFoundError as error:
-        if error.name != "typer":
+        if error.name not in ("anabranch.cli.app", "typer"):
             raise
-        print('anabranch: only "anabranch dead" works here: the other commands need anabranch[server]', file=sys.stderr)
+        print(
+            "anabranch: only `anabranch dead` works here: the other commands need the package anabranch-server, "
+            "of the same version",
+            file=sys.stderr,
+        )
         return 1
     app()
     return 0

@@ -28,7 +28,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import IO, Annotated
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
@@ -40,13 +40,16 @@ from anabranch.cli.installation import (
     write_endpoints,
     write_private,
 )
-from anabranch.embedded.postgres import EmbeddedPostgres, PostgresUnavailable
+from anabranch.embedded.binaries import PostgresUnavailable
 from anabranch.runtime.fleet import HOST, SERVICES, Fleet, FleetError, is_free
 from anabranch.runtime.fleet_watch import FleetWatch
 from anabranch.store import migrate, revisions
 from anabranch.store.nodes import api_keys
 from anabranch.store.session.availability import is_unavailable
 from anabranch.store.session.engine import connect
+
+if TYPE_CHECKING:
+    from anabranch.embedded.postgres import EmbeddedPostgres
 
 app = typer.Typer()
 POSTGRES_CHECK_S = 1.0
@@ -137,12 +140,26 @@ def _start_postgres(
     if url:
         note(f"using the Postgres of {POSTGRES_VARIABLE}")
         return None, url
-    embedded = EmbeddedPostgres(data_dir / "postgres", port=ports.get("postgres"))
+    embedded = _embedded(data_dir / "postgres", ports.get("postgres"))
     stack.callback(embedded.stop)
     started = time.monotonic()
     url = embedded.start()
     note(f"Postgres runs on {HOST}:{_port_of(url)} (started in {time.monotonic() - started:.1f} s)")
     return embedded, url
+
+
+def _embedded(folder: Path, port: int | None) -> EmbeddedPostgres:
+    # Imported here: with a Postgres of one's own, what this one needs need not be installed.
+    try:
+        from anabranch.embedded.postgres import EmbeddedPostgres
+    except ModuleNotFoundError as error:
+        if error.name != "psutil":
+            raise
+        raise PostgresUnavailable(
+            "embedded Postgres needs the package psutil, which anabranch-server[embedded] brings; or point "
+            f"{POSTGRES_VARIABLE} at a server"
+        ) from error
+    return EmbeddedPostgres(folder, port=port)
 
 
 def _keep_postgres(embedded: EmbeddedPostgres, say: Say) -> None:

@@ -49,7 +49,8 @@ def find_binaries(major: int | None = None, *, for_root: bool) -> Binaries:
         distribution = importlib.metadata.distribution(WHEEL)
     except importlib.metadata.PackageNotFoundError:
         raise PostgresUnavailable(
-            f"embedded Postgres needs the package {WHEEL}; or point ANABRANCH_POSTGRES_URL at a server"
+            f"embedded Postgres needs the package {WHEEL}, which anabranch-server[embedded] brings; or point "
+            "ANABRANCH_POSTGRES_URL at a server"
         ) from None
     wanted = next(iter(INSTALL_FOLDERS)) if major is None else major
     if wanted not in INSTALL_FOLDERS:

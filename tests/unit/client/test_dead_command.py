@@ -204,4 +204,7 @@ def test_what_is_no_devices_file_is_refused_and_made_nowhere(tmp_path: Path) -> 
 def test_other_commands_say_what_they_need() -> None:
     run = subprocess.run([sys.executable, "-c", DEVICE, "status"], capture_output=True, text=True, timeout=60)
     assert run.returncode == 1
-    assert run.stderr == 'anabranch: only "anabranch dead" works here: the other commands need anabranch[server]\n'
+    assert run.stderr == (
+        "anabranch: only `anabranch dead` works here: the other commands need the package anabranch-server, "
+        "of the same version\n"
+    )
