@@ -61,7 +61,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """What a run did. ``run_id`` is None where there was nothing to do. ``rows``, ``bytes`` and ``files`` are what it
     wrote and published. ``without_base``: tables whose first base waits for the next run, because too many changes past
     the services are in no group yet. ``removed``: files that nobody needed any more."""
@@ -81,7 +81,7 @@ class Outcome:
         return asdict(self)
 
 
-def compact(spark: Callable[[], SparkSession], db_name: str, options: Options) -> Outcome:
+def compact(spark: Callable[[], SparkSession], db_name: str, options: Options) -> RunOutcome:
     """Compact what the log of a database has since the last published run. ``spark`` gives the session, and is asked
     only where there is something to write.
 
@@ -101,7 +101,7 @@ def compact(spark: Callable[[], SparkSession], db_name: str, options: Options) -
             if plan.last is not None:
                 files.put(manifest_path(plan.last.run_id), _text(plan.last))
             if plan.idle:
-                outcome = Outcome(None, plan.after, plan.upto)
+                outcome = RunOutcome(None, plan.after, plan.upto)
             else:
                 run_id = str(ULID.from_timestamp(options.clock.now_ms() / 1000))
                 run = Run(spark(), options.url, run_id, options.root, plan, files)
@@ -178,7 +178,7 @@ def _clean(files: LakeFiles, plan: Plan, options: Options) -> int:
     return remove_orphans(files, needed(recent), before_ms)
 
 
-def _count(plan: Plan, outcome: Outcome, options: Options) -> None:
+def _count(plan: Plan, outcome: RunOutcome, options: Options) -> None:
     name = plan.database.name
     metrics.count("anabranch_compacted_changes", outcome.changes, database=name)
     metrics.count("anabranch_compaction_bytes", outcome.bytes, database=name)
@@ -259,10 +259,10 @@ def _text(manifest: Manifest) -> str:
     return json.dumps(to_json(manifest), indent=1)
 
 
-def _outcome(plan: Plan, manifest: Manifest) -> Outcome:
+def _outcome(plan: Plan, manifest: Manifest) -> RunOutcome:
     new = [f for t in manifest.tables.values() for f in t.all_files if f"/{manifest.run_id}/" in f.path]
     lacking = tuple(name for name, table in plan.tables.items() if manifest.tables[name].base is None)
-    return Outcome(
+    return RunOutcome(
         manifest.run_id,
         plan.after,
         plan.upto,

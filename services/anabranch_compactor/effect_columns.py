@@ -41,7 +41,7 @@ class MalformedEffectError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
+class DecodedColumn:
     """A column of a file (``values``), and the texts of what it can't hold (None: of nothing)."""
 
     values: pa.Array
@@ -55,7 +55,7 @@ class Form:
     rows: Places
     type: int
     changed: tuple[str, ...]
-    cells: dict[int, Decoded] = field(default_factory=dict)
+    cells: dict[int, DecodedColumn] = field(default_factory=dict)
 
 
 class EffectDecoder:
@@ -140,7 +140,7 @@ class EffectDecoder:
         found: Flags = fits | null
         return found
 
-    def _column(self, place: int, messages: Messages, begin: Places, end: Places) -> Decoded:
+    def _column(self, place: int, messages: Messages, begin: Places, end: Places) -> DecodedColumn:
         column, codec = self._table.columns[place], self._codecs[place]
         kind = column.kind
         there = messages.byte(begin) != _NULL
@@ -148,13 +148,13 @@ class EffectDecoder:
         if kind in _NUMBERS:
             numbers = messages.varint(begin + 1)[0].view(np.int64)
             if kind is Kind.DATE:
-                return Decoded(pa.array(numbers.astype(np.int32), mask=nulls).view(pa.date32()), None)
+                return DecodedColumn(pa.array(numbers.astype(np.int32), mask=nulls).view(pa.date32()), None)
             array = pa.array(numbers, mask=nulls)
-            return Decoded(array if codec.type == pa.int64() else array.view(codec.type), None)
+            return DecodedColumn(array if codec.type == pa.int64() else array.view(codec.type), None)
         if kind is Kind.BOOL:
-            return Decoded(pa.array(messages.byte(begin + 1) == 1, mask=nulls), None)
+            return DecodedColumn(pa.array(messages.byte(begin + 1) == 1, mask=nulls), None)
         if kind is Kind.DOUBLE:
-            return Decoded(pa.array(messages.doubles(begin + 1), mask=nulls, from_pandas=False), None)
+            return DecodedColumn(pa.array(messages.doubles(begin + 1), mask=nulls, from_pandas=False), None)
         if kind is Kind.ARRAY:
             values = messages.slices(begin, end, np.ones(len(begin), np.bool_), pa.binary()).to_pylist()
             read = self._readers[place]
@@ -164,7 +164,7 @@ class EffectDecoder:
         if kind is Kind.UUID:
             texts = pc.ascii_lower(texts)
         array, exact = codec.from_pull(texts)
-        return Decoded(array, None if exact is None else pa.array(exact, pa.string()))
+        return DecodedColumn(array, None if exact is None else pa.array(exact, pa.string()))
 
     def _one_by_one(self, effects: pa.Array, rows: Places) -> Iterator[Form]:
         """Effects by the contract's class, a form each."""
@@ -188,9 +188,9 @@ def _text_type(column: Column) -> pa.DataType:
     return pa.binary() if column.kind is Kind.BYTES else pa.string()
 
 
-def _written(codec: FileCodec, cells: Sequence[Cell]) -> Decoded:
+def _written(codec: FileCodec, cells: Sequence[Cell]) -> DecodedColumn:
     values, exact = codec.write(cells)
-    return Decoded(values, None if exact is None else pa.array(exact, pa.string()))
+    return DecodedColumn(values, None if exact is None else pa.array(exact, pa.string()))
 
 
 def _changed(table: Table, effect: change_pb2.Effect) -> tuple[str, ...]:

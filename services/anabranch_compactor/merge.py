@@ -24,7 +24,7 @@ from anabranch_compactor.base_rows import base_groups, base_table, in_slices, la
 from anabranch_compactor.decode import Batches
 from anabranch_compactor.encode import ColumnEncoder
 from anabranch_compactor.files.parquet_files import FILE_BYTES
-from anabranch_compactor.files.task_files import MERGED, Place, task_files
+from anabranch_compactor.files.task_files import MERGED, TaskPlace, task_files
 from anabranch_compactor.files.written import Written
 from anabranch_compactor.history import ORDER
 from anabranch_compactor.prove import content_of, prove, require, total_of
@@ -136,7 +136,7 @@ def _merged_bases(run: Run, shapes: Mapping[str, Shape], tables: Mapping[str, Ta
     units = [Unit(BASE, shapes[name], 0, 1, len(bases[name].buckets), bases[name]) for name in names]
     todo = [(number, bucket) for number, name in enumerate(names) for bucket in due[name]]
     with span("write"):
-        work = traced("write task", bucket_merger(units, todo, Place(run.folder, run.run_id, run.plan.upto)))
+        work = traced("write task", bucket_merger(units, todo, TaskPlace(run.folder, run.run_id, run.plan.upto)))
         told = run.spark.range(0, len(todo), 1, len(todo)).mapInArrow(work, "told string").collect()
     proven = prove(run, units, [Written(**file) for (text,) in told for file in json.loads(text)])
     done = {}
@@ -150,7 +150,9 @@ def _merged_bases(run: Run, shapes: Mapping[str, Shape], tables: Mapping[str, Ta
     return done
 
 
-def bucket_merger(units: Sequence[Unit], todo: Sequence[tuple[int, int]], place: Place) -> Callable[[Batches], Batches]:
+def bucket_merger(
+    units: Sequence[Unit], todo: Sequence[tuple[int, int]], place: TaskPlace
+) -> Callable[[Batches], Batches]:
     """Buckets, by their numbers in ``todo``, to files: a row of JSON each."""
 
     def merge(batches: Batches) -> Batches:

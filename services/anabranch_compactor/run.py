@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from anabranch.columnar.manifest import epoch_folder
 from anabranch_compactor.files.lake_files import LakeFiles
 from anabranch_compactor.plan import Plan
-from anabranch_compactor.spark.log_source import FORMAT, Reading
+from anabranch_compactor.spark.log_source import FORMAT, TaskReading
 from anabranch_compactor.spark.packing import Route
 from anabranch_compactor.spark.tracing import task_trace
 
@@ -40,7 +40,7 @@ class Run:
             "after": str(plan.after),
             "cuts": ",".join(map(str, plan.cuts)),
             "what": ",".join(["changes"] * bool(changes) + ["conflicts"] * bool(conflicts)),
-            "read": Reading(changes, conflicts, task_trace()).to_text(),
+            "read": TaskReading(changes, conflicts, task_trace()).to_text(),
         }
         return self.spark.read.format(FORMAT).options(**options).load()
 

@@ -24,7 +24,7 @@ from anabranch.store.lake.compactions import CONFLICT_FIELDS
 from anabranch_compactor.base_rows import base_table, by_bucket, in_slices, rows_of, touched
 from anabranch_compactor.decode import Batches
 from anabranch_compactor.encode import ColumnEncoder, row_sum
-from anabranch_compactor.files.task_files import DELTA, Place, TaskFiles, task_files
+from anabranch_compactor.files.task_files import DELTA, TaskFiles, TaskPlace, task_files
 from anabranch_compactor.files.written import Parts, Replaced, Written
 from anabranch_compactor.history import (
     changes_of,
@@ -51,7 +51,7 @@ def write(run: Run, units: Sequence[Unit]) -> Parts:
     done = Parts()
     with span("write") as one:
         one.set_attribute("anabranch.folder", run.folder)
-        work = traced("write task", writer(units, Place(run.folder, run.run_id, run.plan.upto)))
+        work = traced("write task", writer(units, TaskPlace(run.folder, run.run_id, run.plan.upto)))
         # What is read is read while it is written.
         with span("read"):
             rows = _packages(run, units).repartitionById(sum(unit.parts for unit in units), F.col("part"))
@@ -74,7 +74,7 @@ def _packages(run: Run, units: Sequence[Unit]) -> DataFrame:
     return reduce(DataFrame.unionByName, sources)
 
 
-def writer(units: Sequence[Unit], place: Place) -> Callable[[Batches], Batches]:
+def writer(units: Sequence[Unit], place: TaskPlace) -> Callable[[Batches], Batches]:
     """Packages of one part to files: a row of JSON, with all that ``Parts`` has."""
 
     def write_part(batches: Batches) -> Batches:

@@ -9,7 +9,7 @@ from typing import Any
 
 from anabranch.runtime.errors import Failure
 from anabranch.store.catalog.databases import Database
-from anabranch.store.log.conflicts import Listed, Lost, Place, Wanted, named
+from anabranch.store.log.conflicts import ConflictPlace, Listed, Lost, WantedConflicts, named
 from anabranch.store.log.seal import open_content, seal_content
 from anabranch.v1 import batch_pb2, errors_pb2, resolver_pb2
 from anabranch.values import Table, key_cells, key_text
@@ -24,7 +24,7 @@ _ID_CHARACTERS = 26
 
 def read_request(
     database: Database, tables: Sequence[Table], request: resolver_pb2.ListConflictsRequest
-) -> tuple[Wanted, Place | None, int]:
+) -> tuple[WantedConflicts, ConflictPlace | None, int]:
     """What is asked for of ``tables`` (``listed_tables``), from where on, and the most conflicts on the page.
 
     Raises:
@@ -44,7 +44,7 @@ def read_request(
             key, chosen = _key(chosen[0], request), named(chosen, request.table)
     elif request.key:
         raise _invalid("key needs table")
-    wanted = Wanted(
+    wanted = WantedConflicts(
         database.id, [table.id for table in chosen], key, request.node_id, request.from_ms, request.until_ms or None
     )
     place = _from_token(database, request) if request.page_token else None
@@ -106,13 +106,13 @@ def _purpose(database: Database, request: resolver_pb2.ListConflictsRequest) -> 
     return f"conflicts\0{database.epoch}\0{digest}"
 
 
-def _from_token(database: Database, request: resolver_pb2.ListConflictsRequest) -> Place:
+def _from_token(database: Database, request: resolver_pb2.ListConflictsRequest) -> ConflictPlace:
     content = open_content(database.seal_key, _purpose(database, request), request.page_token)
     if content is None:
         text = "page_token is not one that was given for this database and these filters: start again"
         raise Failure(errors_pb2.REASON_INVALID_TOKEN, text)
     found: list[Any] = json.loads(content)
-    return Place(*found)
+    return ConflictPlace(*found)
 
 
 def _invalid(message: str) -> Failure:

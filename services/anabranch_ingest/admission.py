@@ -11,14 +11,14 @@ from anabranch.store.nodes import tokens
 from anabranch.store.nodes.tokens import Call
 from anabranch.v1 import errors_pb2
 from anabranch_ingest.queueing import Submission
-from anabranch_ingest.tokens import Ruling, judge
+from anabranch_ingest.tokens import TokenRuling, judge
 
 _REFUSED = {
-    Ruling.WRONG_PRINCIPAL: (
+    TokenRuling.WRONG_PRINCIPAL: (
         errors_pb2.REASON_WRONG_PRINCIPAL,
         "the node belongs to another principal: clear the device's file, or log in as its owner",
     ),
-    Ruling.FORKED: (
+    TokenRuling.FORKED: (
         errors_pb2.REASON_NODE_FORKED,
         "the node's token is not the current one: the device was copied or restored. "
         "Take a new node id; the queue is kept",
@@ -61,9 +61,9 @@ async def look(session: Session, strangers: Sequence[Submission], now_ms: int) -
             admission.refused.append((of[call.number], Failure(*_REFUSED[ruling])))
             continue
         admission.admitted.append(of[call.number])
-        if ruling is Ruling.IN:
+        if ruling is TokenRuling.IN:
             rotated.append(call)
-        elif ruling is Ruling.REPEATED:
+        elif ruling is TokenRuling.REPEATED:
             call.new_token = row.token
     if rotated:
         await tokens.rotate(session, rotated, now_ms)

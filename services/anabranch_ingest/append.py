@@ -47,8 +47,8 @@ from anabranch_ingest.admission import look
 from anabranch_ingest.config import IngestSettings
 from anabranch_ingest.queueing import FairQueue, Submission
 from anabranch_ingest.sessions import SessionSource
-from anabranch_ingest.statement import Statement, one_of_each_node, statement_of
-from anabranch_ingest.waiting import Waiting
+from anabranch_ingest.statement import AppendStatement, one_of_each_node, statement_of
+from anabranch_ingest.waiting import WatchedBatches
 
 MAX_PASSES = 4
 AGAIN_S = 0.005
@@ -61,7 +61,7 @@ _log = structlog.get_logger()
 class Appender:
     """Takes submissions in. ``run`` does the work, with ``sessions`` sessions."""
 
-    def __init__(self, url: str, settings: IngestSettings, waiting: Waiting, clock: Clock) -> None:
+    def __init__(self, url: str, settings: IngestSettings, waiting: WatchedBatches, clock: Clock) -> None:
         self._settings = settings
         self._waiting = waiting
         self._clock = clock
@@ -237,7 +237,7 @@ class Appender:
         self._note(admission.admitted, statement, appended)
         return admission.busy
 
-    def _note(self, group: list[Submission], statement: Statement, appended: Appended) -> None:
+    def _note(self, group: list[Submission], statement: AppendStatement, appended: Appended) -> None:
         """What was appended is watched from now on."""
         new, doubled = appended.batches, statement.doubled
         for submission in group:
@@ -280,7 +280,7 @@ class Appender:
             submission.open = unknown
 
 
-async def _append(session: Session, statement: Statement, now_ms: int) -> Appended:
+async def _append(session: Session, statement: AppendStatement, now_ms: int) -> Appended:
     started = time.monotonic()
     appended = await append.append(session, statement.calls, statement.arrivals, now_ms)
     metrics.record("anabranch_append_duration", time.monotonic() - started)

@@ -11,7 +11,7 @@ import structlog
 from anabranch.runtime.errors import Failure
 from anabranch.runtime.look_again import LookAgain
 from anabranch.store.inbox.heads import DatabaseHead, read_heads
-from anabranch.store.inbox.verdicts import Head
+from anabranch.store.inbox.verdicts import SettledHead
 from anabranch.store.session.availability import is_unavailable
 from anabranch.store.session.listening import Heard
 from anabranch.v1 import errors_pb2
@@ -80,7 +80,7 @@ class Databases:
         """The settled position as far as it is known here, in milliseconds."""
         return self._by_id.get(database.id, database).position
 
-    def advance(self, head: Head) -> None:
+    def advance(self, head: SettledHead) -> None:
         """A database's head was read beside something else."""
         known = self._by_id.get(head.database_id)
         if known is not None and head.position > known.position:

@@ -16,7 +16,7 @@ from anabranch.runtime import metrics
 from anabranch.runtime.errors import Failure
 from anabranch.store.inbox.append import Arrival
 from anabranch.store.inbox.told import believe
-from anabranch.store.inbox.verdicts import Head, Key, decided
+from anabranch.store.inbox.verdicts import Key, SettledHead, decided
 from anabranch.store.nodes.tokens import Call
 from anabranch.store.session.availability import is_unavailable
 from anabranch.store.session.listening import Heard, hear, open_listener
@@ -26,10 +26,10 @@ from anabranch_ingest.calls import Opening
 from anabranch_ingest.config import IngestSettings
 from anabranch_ingest.databases import Databases
 from anabranch_ingest.queueing import Submission
-from anabranch_ingest.quota import Memory, Quota
+from anabranch_ingest.quota import HeldBytes, Quota
 from anabranch_ingest.seen import SeenPositions
 from anabranch_ingest.sessions import SessionSource
-from anabranch_ingest.waiting import Ticket, Waiting
+from anabranch_ingest.waiting import Ticket, WatchedBatches
 
 FETCH_MOST = 5_000
 """Verdicts looked up by one statement."""
@@ -55,8 +55,8 @@ class Ingest:
         self._listening = False
         self._unsealed = 0
         self._unsealed_told = -UNSEALED_S
-        self.waiting = Waiting()
-        self.memory = Memory(settings.memory_max_bytes)
+        self.waiting = WatchedBatches()
+        self.memory = HeldBytes(settings.memory_max_bytes)
         self.databases = Databases(self._look_ups)
         self.seen = SeenPositions(self._histories, self.databases, clock)
         self.databases.on_head = self.seen.told
@@ -182,7 +182,7 @@ class Ingest:
             self._tell_of_unsealed(head.name)
             return
         chain, verdicts = believed
-        self.databases.advance(Head(head.id, heard.position, chain))
+        self.databases.advance(SettledHead(head.id, heard.position, chain))
         for batch_id, verdict in verdicts:
             self.waiting.decide((head.id, batch_id), verdict)
 

@@ -87,7 +87,7 @@ class Quota:
             self._left.popitem(last=False)
 
 
-class Memory:
+class HeldBytes:
     """Bytes of requests and of payloads in parts that this process holds; at most ``limit`` in all."""
 
     def __init__(self, limit: int) -> None:

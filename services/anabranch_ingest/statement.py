@@ -12,7 +12,7 @@ from anabranch_ingest.queueing import Submission
 
 
 @dataclass(frozen=True, slots=True)
-class Statement:
+class AppendStatement:
     """The calls and the batches of one append. ``doubled``: the ``id()`` of the arrivals that are left out, because
     another submission of the group brings the same batch."""
 
@@ -37,7 +37,7 @@ def one_of_each_node(group: Sequence[Submission]) -> tuple[list[Submission], lis
     return ready, later
 
 
-def statement_of(group: Sequence[Submission], *, admitted: bool = False) -> Statement:
+def statement_of(group: Sequence[Submission], *, admitted: bool = False) -> AppendStatement:
     """The append of a group with one call a node. Calls stand in the order of their nodes, so that two statements lock
     rows in the same order. Each gets a number by its place; those without a token, which are surely not let in, are
     left out. ``admitted``: all of them were let in a moment ago."""
@@ -57,4 +57,4 @@ def statement_of(group: Sequence[Submission], *, admitted: bool = False) -> Stat
             if arrivals.setdefault((arrival.database_id, arrival.batch_id), arrival) is not arrival:
                 doubled.add(id(arrival))
     calls.sort(key=lambda call: (call.database_id, call.node_id))
-    return Statement(calls, list(arrivals.values()), doubled)
+    return AppendStatement(calls, list(arrivals.values()), doubled)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from anabranch.store.inbox.verdicts import Decided, Key
+from anabranch.store.inbox.verdicts import DecidedBatch, Key
 from anabranch.store.session.listening import Heard
 from anabranch_ingest import answers
 
@@ -48,7 +48,7 @@ class Ticket:
         self.missing.pop(batch_id, None)
         self.wake()
 
-    def decide(self, batch_id: str, decided: Decided) -> None:
+    def decide(self, batch_id: str, decided: DecidedBatch) -> None:
         """Put the verdict on a watched batch on the ticket, if it is one on what the ticket watches."""
         if decided.payload_sha256 == self.missing.get(batch_id) and decided.principal == self.principal:
             self.deliver(batch_id, decided.verdict, decided.position)
@@ -90,7 +90,7 @@ class Ticket:
             return
 
 
-class Waiting:
+class WatchedBatches:
     """All batches watched in this process. Everything happens in one event loop."""
 
     def __init__(self) -> None:
@@ -168,7 +168,7 @@ class Waiting:
             return taken
         return [self._due.pop() for _ in range(most)]
 
-    def decide(self, key: Key, decided: Decided) -> None:
+    def decide(self, key: Key, decided: DecidedBatch) -> None:
         """Give a verdict to all who watch the batch."""
         tickets = self._watched.pop(key, None)
         if tickets is None:

@@ -15,7 +15,7 @@ from anabranch.merge.retention import Hold, plan
 from anabranch.runtime import metrics
 from anabranch.store.capture.backlog import CapturedBacklog, Moments, captured_backlogs
 from anabranch.store.catalog.census import (
-    Waiting,
+    WaitingBatches,
     count_dead_letters,
     count_epochs,
     count_nodes,
@@ -38,7 +38,7 @@ class Counted:
 
     nodes: dict[tuple[str, str], int]
     epochs: dict[str, int]
-    waiting: dict[str, Waiting]
+    waiting: dict[str, WaitingBatches]
     captured: list[CapturedBacklog]
     unsynced: dict[tuple[str, str], int]
     dead_letters: dict[tuple[str, str], int]

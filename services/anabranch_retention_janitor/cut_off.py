@@ -10,12 +10,12 @@ import structlog
 from anabranch.store.catalog import cut_off
 from anabranch.store.retention.floor import Kept
 from anabranch.store.session.engine import Session
-from anabranch_retention_janitor.pace import Pace, Turn, in_pieces
+from anabranch_retention_janitor.pace import SweepPace, SweepTurn, in_pieces
 
 _log = structlog.get_logger()
 
 
-def clear(conn: Session, kept: Kept, pace: Pace, turn: Turn, lock_timeout_ms: int) -> tuple[int, bool]:
+def clear(conn: Session, kept: Kept, pace: SweepPace, turn: SweepTurn, lock_timeout_ms: int) -> tuple[int, bool]:
     """Clear up in one database; gives how many gathered changes were removed, and whether nothing is left to do.
 
     Raises:

@@ -13,7 +13,7 @@ from anabranch.merge.retention import Bound
 from anabranch.store.retention.floor import Kept, is_timeout, move_floor, next_step
 from anabranch.store.retention.status import Look, at, broken
 from anabranch.store.session.engine import Session
-from anabranch_retention_janitor.pace import Pace, Turn
+from anabranch_retention_janitor.pace import SweepPace, SweepTurn
 
 _log = structlog.get_logger()
 
@@ -28,7 +28,7 @@ class Moved:
     done: bool
 
 
-def move(conn: Session, look: Look, now_ms: int, pace: Pace, turn: Turn) -> Moved:
+def move(conn: Session, look: Look, now_ms: int, pace: SweepPace, turn: SweepTurn) -> Moved:
     """Put the floor as far as it may go and the sweep's time allows.
 
     Raises:

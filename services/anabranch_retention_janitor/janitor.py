@@ -13,7 +13,7 @@ from anabranch.merge.retention import Hold
 from anabranch.runtime import metrics
 from anabranch.store.session.availability import is_unavailable
 from anabranch_retention_janitor.config import JanitorSettings
-from anabranch_retention_janitor.sweep import ClockError, Memory, Swept, run_once
+from anabranch_retention_janitor.sweep import ClockError, SweepMemory, Swept, run_once
 
 _log = structlog.get_logger()
 
@@ -25,7 +25,7 @@ class Janitor:
         self.settings = settings
         self.clock = clock
         self.last_sweep_ms = 0
-        self._memory = Memory(settings)
+        self._memory = SweepMemory(settings)
         self._turn = asyncio.Lock()
         self._stopping = threading.Event()
 

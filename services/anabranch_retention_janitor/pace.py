@@ -27,7 +27,7 @@ class StoppedError(Exception):
 
 
 @dataclass(slots=True)
-class Pace:
+class SweepPace:
     """``rows``: how many a statement takes now, from 1 to ``most``."""
 
     most: int
@@ -47,7 +47,7 @@ class Pace:
 
 
 @dataclass(slots=True)
-class Turn:
+class SweepTurn:
     """One sweep's time. ``still``: raises where the lead is lost; it is asked by one thread at a time. ``until``: by
     the monotonic clock. ``ask_s``: how long the lead may go without being asked for."""
 
@@ -94,7 +94,7 @@ class Turn:
         self.stopping.wait(min(took_s, self.timeout_s))
 
 
-def in_pieces(turn: Turn, pace: Pace, piece: Callable[[int], int]) -> tuple[int, bool]:
+def in_pieces(turn: SweepTurn, pace: SweepPace, piece: Callable[[int], int]) -> tuple[int, bool]:
     """``piece`` removes at most so many rows and gives how many; again and again, until it finds fewer, the time is up,
     or one row takes too long. Gives the rows removed, and whether nothing is left."""
     removed, misses = 0, 0

@@ -13,7 +13,7 @@ from anabranch.runtime.errors import Failure
 from anabranch.runtime.principal import require_admin, require_database
 from anabranch.store.inbox.explain import DatabaseState, read_state
 from anabranch.store.retention.floor import databases
-from anabranch.store.retention.status import COUNTED, Status, status
+from anabranch.store.retention.status import COUNTED, RetentionStatus, status
 from anabranch.store.session.engine import AsyncPool
 from anabranch.v1 import errors_pb2, position_pb2, retention_pb2, retention_pb2_grpc
 from anabranch_retention_janitor.janitor import Janitor
@@ -90,14 +90,14 @@ class JanitorServicer(retention_pb2_grpc.RetentionJanitorServiceServicer):
             raise Failure(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {name!r}")
         return state
 
-    async def _look(self, name: str) -> tuple[DatabaseState, Status]:
+    async def _look(self, name: str) -> tuple[DatabaseState, RetentionStatus]:
         state = await self._state(name)
         found = await asyncio.to_thread(self._status, name)
         if found is None:
             raise Failure(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {name!r}")
         return state, found
 
-    def _status(self, name: str) -> Status | None:
+    def _status(self, name: str) -> RetentionStatus | None:
         janitor = self._janitor
         with open_session(janitor.settings, "status") as conn:
             for kept in databases(conn, name):

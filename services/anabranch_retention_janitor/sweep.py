@@ -47,7 +47,7 @@ from anabranch.store.session.engine import Session
 from anabranch_retention_janitor import cut_off
 from anabranch_retention_janitor.config import JanitorSettings
 from anabranch_retention_janitor.floor import move
-from anabranch_retention_janitor.pace import Pace, Turn, in_pieces
+from anabranch_retention_janitor.pace import SweepPace, SweepTurn, in_pieces
 from anabranch_retention_janitor.tombstones import TombstoneWalk
 
 _IDLE_MS = 60_000
@@ -73,16 +73,16 @@ class Swept:
 
 
 @dataclass(slots=True)
-class Memory:
+class SweepMemory:
     """What saves time from sweep to sweep: by kind of row, how large pieces may be; the look for tombstones."""
 
     settings: JanitorSettings
-    paces: dict[str, Pace] = field(default_factory=dict)
+    paces: dict[str, SweepPace] = field(default_factory=dict)
     walk: TombstoneWalk = field(default_factory=TombstoneWalk)
 
-    def pace(self, what: str, most: int) -> Pace:
+    def pace(self, what: str, most: int) -> SweepPace:
         """The pace of a kind."""
-        return self.paces.setdefault(what, Pace(most))
+        return self.paces.setdefault(what, SweepPace(most))
 
 
 @contextmanager
@@ -102,7 +102,9 @@ def open_session(settings: JanitorSettings, name: str) -> Iterator[Session]:
         conn.close()
 
 
-def run_once(memory: Memory, now_ms: int, stopping: threading.Event, name: str | None = None) -> list[Swept] | None:
+def run_once(
+    memory: SweepMemory, now_ms: int, stopping: threading.Event, name: str | None = None
+) -> list[Swept] | None:
     """Sweep all databases, or the one of that name, as of ``now_ms``. None where another janitor is at it.
 
     Raises:
@@ -115,7 +117,7 @@ def run_once(memory: Memory, now_ms: int, stopping: threading.Event, name: str |
     with open_session(settings, "lead") as leader, retention.lead(leader) as still:
         if still is None:
             return None
-        turn = Turn(still, stopping, until, settings.sweep_statement_timeout_ms / 1000, _IDLE_MS / 4_000)
+        turn = SweepTurn(still, stopping, until, settings.sweep_statement_timeout_ms / 1000, _IDLE_MS / 4_000)
         with open_session(settings, "work") as conn:
             _require_clock(conn)
             _ahead(conn, memory, now_ms)
@@ -137,7 +139,7 @@ def machine_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _ahead(conn: Session, memory: Memory, now_ms: int) -> None:
+def _ahead(conn: Session, memory: SweepMemory, now_ms: int) -> None:
     settings = memory.settings
     newest = partitions.newest_position(conn)
     there = partitions.leaves(conn)
@@ -165,7 +167,7 @@ def _unless_late(text: str, leaf: Leaf, do: Callable[[], bool]) -> bool:
         return False
 
 
-def _behind(conn: Session, memory: Memory, now_ms: int, turn: Turn) -> None:
+def _behind(conn: Session, memory: SweepMemory, now_ms: int, turn: SweepTurn) -> None:
     lock_ms = memory.settings.sweep_lock_timeout_ms
     for leaf in partitions.leaves(conn):
         # One that positions may still come to is left, empty or not.
@@ -177,7 +179,7 @@ def _behind(conn: Session, memory: Memory, now_ms: int, turn: Turn) -> None:
             _log.info("dropped a partition of the log", partition=leaf.name)
 
 
-def _forget_ownerless(conn: Session, memory: Memory, turn: Turn) -> None:
+def _forget_ownerless(conn: Session, memory: SweepMemory, turn: SweepTurn) -> None:
     for kind in ownerless.KINDS:
         pace = memory.pace(f"ownerless {kind.table}", memory.settings.sweep_max_rows)
         for number in ownerless.ownerless(conn, kind):
@@ -191,7 +193,7 @@ def _clear(conn: Session, leaf: Leaf, lock_ms: int) -> bool:
     return partitions.drop_leaf(conn, leaf, lock_timeout_ms=lock_ms)
 
 
-def _sweep(conn: Session, memory: Memory, kept: Kept, now_ms: int, turn: Turn) -> Swept:
+def _sweep(conn: Session, memory: SweepMemory, kept: Kept, now_ms: int, turn: SweepTurn) -> Swept:
     found: Look = look(conn, kept, now_ms)
     moved = move(conn, found, now_ms, memory.pace("floor", memory.settings.floor_max_changes), turn)
     swept = Swept(kept.name, kept.floor, moved.kept.floor, moved.bounds, {}, not moved.done)
@@ -215,13 +217,13 @@ def _by_rows(conn: Session, kept: Kept, now_ms: int) -> list[str]:
     return [DEFAULT, *(name for name in passed if partitions.is_needed(conn, name))]
 
 
-def _pieces(swept: Swept, memory: Memory, turn: Turn, what: str, piece: Callable[[int], int]) -> None:
+def _pieces(swept: Swept, memory: SweepMemory, turn: SweepTurn, what: str, piece: Callable[[int], int]) -> None:
     removed, done = in_pieces(turn, memory.pace(what, memory.settings.sweep_max_rows), piece)
     swept.removed[what] = swept.removed.get(what, 0) + removed
     swept.unfinished |= not done
 
 
-def _tombstones(conn: Session, memory: Memory, swept: Swept, limits: Limits, turn: Turn) -> None:
+def _tombstones(conn: Session, memory: SweepMemory, swept: Swept, limits: Limits, turn: SweepTurn) -> None:
     pace = memory.pace("tombstones", memory.settings.tombstone_pages)
     removed, done = memory.walk.go(conn, limits, pace, turn)
     swept.removed["tombstones"] = removed

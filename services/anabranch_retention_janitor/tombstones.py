@@ -17,7 +17,7 @@ from anabranch import faults
 from anabranch.store.retention.floor import is_timeout
 from anabranch.store.retention.rows import Limits, remove_tombstones, table_ids, version_pages
 from anabranch.store.session.engine import Session
-from anabranch_retention_janitor.pace import Pace, Turn
+from anabranch_retention_janitor.pace import SweepPace, SweepTurn
 
 _DAY_MS = 86_400_000
 _log = structlog.get_logger()
@@ -40,7 +40,7 @@ class TombstoneWalk:
     rounds: dict[int, _Round] = field(default_factory=dict)
     done: dict[int, int] = field(default_factory=dict)
 
-    def go(self, conn: Session, limits: Limits, pace: Pace, turn: Turn) -> tuple[int, bool]:
+    def go(self, conn: Session, limits: Limits, pace: SweepPace, turn: SweepTurn) -> tuple[int, bool]:
         """Go on with a database's round. Gives the tombstones removed, and whether the round is over."""
         number, upto = limits.database_id, min(limits.floor, limits.kept_since_ms)
         current = self.rounds.get(number)

@@ -11,7 +11,7 @@ import grpc
 from anabranch.runtime import metrics
 from anabranch.runtime.errors import Failure
 from anabranch.runtime.principal import require_database
-from anabranch.store.log.history import Known
+from anabranch.store.log.history import SeenGroup
 from anabranch.v1 import change_pb2, errors_pb2
 from anabranch_snapshot.log import beyond_head
 from anabranch_snapshot.moments import seen_by
@@ -38,7 +38,7 @@ class ChangeServicer:
         snapshot, settings = self._snapshot, self._snapshot.settings
         database, head = await snapshot.open_call(request.db_name, request.node_state)
         known = seen_by(database, request.node_state.greatest_seen)
-        resumed: Known | None = None
+        resumed: SeenGroup | None = None
         if request.page_token:
             place, resumed = from_token(database, request.page_token)
         else:

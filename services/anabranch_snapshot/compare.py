@@ -32,7 +32,7 @@ from anabranch.values import Table
 from anabranch.values.messages import column_writer
 from anabranch_snapshot.config import SnapshotSettings
 from anabranch_snapshot.pages import to_position, to_sum
-from anabranch_snapshot.pull_session import Session, Turns
+from anabranch_snapshot.pull_session import PullSession, Turns
 
 MOST_REQUESTS = 8
 """After the first one. A node needs two: one to split, one to read."""
@@ -58,7 +58,7 @@ async def compare(
     """
     reader = MomentReader(settings.postgres_url.get_secret_value(), turns.source.options, database, table)
     loop = asyncio.get_running_loop()
-    session = Session(reader, turns, await turns.take())
+    session = PullSession(reader, turns, await turns.take())
     oldest = loop.call_later(
         settings.pull_max_ms / 1000, session.cut, "the comparison took too long for one transaction: begin anew"
     )
@@ -96,7 +96,7 @@ async def compare(
 
 
 async def _in_time(
-    session: Session, stall_s: float, requests: AsyncIterator[snapshot_pb2.CompareRequest]
+    session: PullSession, stall_s: float, requests: AsyncIterator[snapshot_pb2.CompareRequest]
 ) -> AsyncGenerator[snapshot_pb2.CompareRequest, None]:
     """The requests; the comparison is cut off where one is waited for too long.
 
@@ -145,7 +145,7 @@ def _to_message(one: KeyRange, found: RangeSum) -> snapshot_pb2.RangeSum:
 
 
 async def _rows(
-    session: Session, reader: MomentReader, table: Table, ranges: Sequence[KeyRange]
+    session: PullSession, reader: MomentReader, table: Table, ranges: Sequence[KeyRange]
 ) -> AsyncGenerator[snapshot_pb2.CompareResponse, None]:
     writers = [column_writer(column) for column in table.columns]
     found = reader.rows_in(ranges)

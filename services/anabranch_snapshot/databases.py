@@ -19,7 +19,7 @@ _RETRY_S = 0.5
 _log = structlog.get_logger()
 
 
-class Databases:
+class ServedDatabases:
     """All databases. What is kept may be a moment old; what has to be exact is read with the rows that it is about."""
 
     def __init__(self, pool: AsyncPool) -> None:

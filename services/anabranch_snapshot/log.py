@@ -11,12 +11,12 @@ from anabranch.clock import Clock
 from anabranch.runtime.errors import Failure
 from anabranch.runtime.rewind import check_seen, seen_of
 from anabranch.store.catalog.databases import Database, UnknownDatabaseError
-from anabranch.store.log.history import History, Judgement, Known, judge, read_history
+from anabranch.store.log.history import History, Judgement, SeenGroup, judge, read_history
 from anabranch.store.log.reader import NO_LIMIT, Stretch, Sums, read_stretch, read_sums
 from anabranch.store.log.seal import EMPTY_CHAIN, position_token
 from anabranch.store.session.engine import AsyncPool, AsyncSession
 from anabranch.v1 import change_pb2, errors_pb2, position_pb2
-from anabranch_snapshot.databases import Databases
+from anabranch_snapshot.databases import ServedDatabases
 from anabranch_snapshot.nodes import Nodes
 from anabranch_snapshot.page_tokens import Place
 from anabranch_snapshot.pages import to_page, to_position
@@ -32,15 +32,15 @@ class Reading:
     moved: bool
 
     @property
-    def known(self) -> Known:
+    def known(self) -> SeenGroup:
         """The head of the moment: what comes after the page is of a history that has it."""
-        return Known(self.stretch.head, self.stretch.head_chain)
+        return SeenGroup(self.stretch.head, self.stretch.head_chain)
 
 
 class Log:
     """The log of all databases. At most ``sessions`` reads are under way; others wait for their turn."""
 
-    def __init__(self, pool: AsyncPool, databases: Databases, nodes: Nodes, clock: Clock, sessions: int) -> None:
+    def __init__(self, pool: AsyncPool, databases: ServedDatabases, nodes: Nodes, clock: Clock, sessions: int) -> None:
         self._pool = pool
         self._databases = databases
         self._nodes = nodes
@@ -59,8 +59,8 @@ class Log:
         max_bytes: int,
         up_to: int = NO_LIMIT,
         *,
-        known: Sequence[Known] = (),
-        resumed: Known | None = None,
+        known: Sequence[SeenGroup] = (),
+        resumed: SeenGroup | None = None,
     ) -> Reading:
         """The next page from ``place`` on, of positions up to ``up_to``. ``known``: what the reader has seen, and what
         was read before this page; a page of a history that has not all of it is not given. ``resumed``: the same of

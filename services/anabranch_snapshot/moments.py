@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from anabranch.runtime.errors import Failure
 from anabranch.runtime.rewind import seen_of
 from anabranch.store.catalog.databases import Database
-from anabranch.store.log.history import Known, known_of
+from anabranch.store.log.history import SeenGroup, known_of
 from anabranch.v1 import errors_pb2, position_pb2
 from anabranch_snapshot.log import Log
 
@@ -24,8 +24,8 @@ class Past:
     """What a moment must have: ``seen`` by the node (nothing where it has no seal), and ``shown`` by the earlier parts
     of a pull."""
 
-    seen: Sequence[Known]
-    shown: Sequence[Known]
+    seen: Sequence[SeenGroup]
+    shown: Sequence[SeenGroup]
 
     @property
     def positions(self) -> list[int]:
@@ -41,12 +41,12 @@ class Moment:
     floor: int
     chains: Mapping[int, bytes]
 
-    def lacks(self, past: Sequence[Known]) -> bool:
+    def lacks(self, past: Sequence[SeenGroup]) -> bool:
         """Whether one of these positions was lost."""
         return any(known.is_lost(self.chains.get(known.position), self.floor, self.head) for known in past)
 
 
-def seen_by(database: Database, position: position_pb2.Position) -> list[Known]:
+def seen_by(database: Database, position: position_pb2.Position) -> list[SeenGroup]:
     """A node's greatest position, as far as its seal says something of the history."""
     known = known_of(database.seal_key, seen_of(position))
     return [] if known is None else [known]

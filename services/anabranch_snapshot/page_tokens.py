@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from anabranch.runtime.errors import Failure
 from anabranch.store.catalog.databases import Database
-from anabranch.store.log.history import Known
+from anabranch.store.log.history import SeenGroup
 from anabranch.store.log.reader import Cursor, after
 from anabranch.store.log.seal import CHAIN_BYTES, open_content, seal_content
 from anabranch.v1 import errors_pb2
@@ -31,14 +31,14 @@ def _purpose(database: Database) -> str:
     return f"page-of\0{database.epoch}"
 
 
-def to_token(database: Database, place: Place, known: Known) -> bytes:
+def to_token(database: Database, place: Place, known: SeenGroup) -> bytes:
     """The token of a place. It holds for this database in this epoch, and for a history that has ``known``."""
     position, batch_id, ordinal, offset = place.cursor
     content = _numbers.pack(place.base, position, ordinal, offset, *known) + batch_id.encode()
     return seal_content(database.seal_key, _purpose(database), content)
 
 
-def from_token(database: Database, token: bytes) -> tuple[Place, Known]:
+def from_token(database: Database, token: bytes) -> tuple[Place, SeenGroup]:
     """The place of a token, and what the history that it is a place of must have.
 
     Raises:
@@ -50,4 +50,4 @@ def from_token(database: Database, token: bytes) -> tuple[Place, Known]:
             errors_pb2.REASON_INVALID_TOKEN, "page_token is not one that was given for this database: start again"
         )
     base, position, ordinal, offset, head, chain = _numbers.unpack_from(content)
-    return Place(base, Cursor(position, content[_numbers.size :].decode(), ordinal, offset)), Known(head, chain)
+    return Place(base, Cursor(position, content[_numbers.size :].decode(), ordinal, offset)), SeenGroup(head, chain)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from anabranch.store.catalog.databases import Database
-from anabranch.store.log.reader import Loser, Stretch, SumRow
+from anabranch.store.log.reader import LoggedSum, Loser, Stretch
 from anabranch.store.log.seal import position_token
 from anabranch.v1 import batch_pb2, change_pb2, position_pb2, value_pb2
 from anabranch.values import Table, key_cells
@@ -71,6 +71,6 @@ def to_position(database: Database, position: int, chain: bytes | None) -> posit
     return position_pb2.Position(epoch=database.epoch, server_timestamp_ms=position, token=token)
 
 
-def to_sum(row: SumRow) -> position_pb2.TableSum:
+def to_sum(row: LoggedSum) -> position_pb2.TableSum:
     """A table's sum."""
     return position_pb2.TableSum(table=row.table, count=row.count, hash=row.hash)

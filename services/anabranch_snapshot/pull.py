@@ -27,16 +27,16 @@ from anabranch.columnar.chunks import to_ipc
 from anabranch.runtime import metrics
 from anabranch.runtime.errors import Failure
 from anabranch.store.catalog.databases import Database, UnknownDatabaseError
-from anabranch.store.log.history import Known
+from anabranch.store.log.history import SeenGroup
 from anabranch.store.log.pull_reader import PullReader, PullUnavailableError, key_of_last
-from anabranch.store.log.reader import SumRow, Sums
+from anabranch.store.log.reader import LoggedSum, Sums
 from anabranch.v1 import errors_pb2, position_pb2, snapshot_pb2
 from anabranch.values import Table
 from anabranch_snapshot.config import SnapshotSettings
 from anabranch_snapshot.pages import to_position, to_sum
 from anabranch_snapshot.pull_responses import Response, in_parts, with_ipc
-from anabranch_snapshot.pull_session import Session, Turns
-from anabranch_snapshot.resume_tokens import Progress, to_token
+from anabranch_snapshot.pull_session import PullSession, Turns
+from anabranch_snapshot.resume_tokens import PullProgress, to_token
 
 _log = structlog.get_logger()
 
@@ -46,7 +46,7 @@ class Wanted:
     """A table, and how far it has come already (None: from its start)."""
 
     table: Table
-    progress: Progress | None
+    progress: PullProgress | None
 
 
 async def pull(
@@ -67,14 +67,14 @@ async def pull(
     """
     reader = PullReader(turns.source, database.id, database.schema_name)
     loop = asyncio.get_running_loop()
-    session = Session(reader, turns, await turns.take())
+    session = PullSession(reader, turns, await turns.take())
     oldest = loop.call_later(
         settings.pull_max_ms / 1000, session.cut, "the pull took too long for one transaction: resume it"
     )
     try:
         moment = await session.start(lambda: reader.begin([one.table for one in wanted], past))
         state: position_pb2.ServerState | None = await began(moment, reader.chains)
-        shown = Known(moment.head, moment.chain)
+        shown = SeenGroup(moment.head, moment.chain)
         sums = {row.table: row for row in moment.rows}
         for one in wanted:
             async with contextlib.aclosing(_table(session, reader, turns, database, one, shown, sums)) as chunks:
@@ -99,16 +99,16 @@ async def pull(
 
 
 async def _table(
-    session: Session,
+    session: PullSession,
     reader: PullReader,
     turns: Turns,
     database: Database,
     wanted: Wanted,
-    shown: Known,
-    sums: Mapping[str, SumRow],
+    shown: SeenGroup,
+    sums: Mapping[str, LoggedSum],
 ) -> AsyncGenerator[Response, None]:
     as_of = to_position(database, *shown)
-    table, before = wanted.table, wanted.progress or Progress(None, 0, shown.position, shown)
+    table, before = wanted.table, wanted.progress or PullProgress(None, 0, shown.position, shown)
     key, rows_done = before.key, before.rows_done
     progress = replace(before, last=shown)
 
@@ -130,7 +130,7 @@ async def _table(
         rows_done += batch.num_rows
         metrics.count("anabranch_pull_rows", batch.num_rows, database=database.name)
         metrics.count("anabranch_pull_bytes", len(ipc), database=database.name)
-        progress = Progress(tuple(key_of_last(table, batch)), rows_done, progress.earliest, shown)
+        progress = PullProgress(tuple(key_of_last(table, batch)), rows_done, progress.earliest, shown)
         resume = to_token(database, table, progress)
         whole = snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, as_of=as_of, resume=resume)
         for part in in_parts(whole, ipc, as_of):

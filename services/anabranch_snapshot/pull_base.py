@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequ
 
 import pyarrow as pa
 
-from anabranch.columnar.base_reader import Place
+from anabranch.columnar.base_reader import RowPlace
 from anabranch.columnar.chunks import to_ipc
 from anabranch.columnar.evidence import EvidenceError
 from anabranch.runtime import metrics
@@ -24,10 +24,10 @@ from anabranch_snapshot.config import SnapshotSettings
 from anabranch_snapshot.pages import to_position
 from anabranch_snapshot.pull import Wanted
 from anabranch_snapshot.pull_responses import Response, in_parts, with_ipc
-from anabranch_snapshot.pull_session import Session, Turns
-from anabranch_snapshot.resume_tokens import BasePlace, Progress, to_token
+from anabranch_snapshot.pull_session import PullSession, Turns
+from anabranch_snapshot.resume_tokens import BasePlace, PullProgress, to_token
 
-_Chunk = tuple[pa.RecordBatch, memoryview, Place]
+_Chunk = tuple[pa.RecordBatch, memoryview, RowPlace]
 
 
 class _Rows:
@@ -38,9 +38,9 @@ class _Rows:
     def __init__(self, served: Served, batch_bytes: int) -> None:
         self._served = served
         self._batch_bytes = batch_bytes
-        self._batches: Generator[tuple[pa.RecordBatch, Place], None, None] | None = None
+        self._batches: Generator[tuple[pa.RecordBatch, RowPlace], None, None] | None = None
 
-    def first(self, table: str, after: Place) -> _Chunk | None:
+    def first(self, table: str, after: RowPlace) -> _Chunk | None:
         """The first chunk of a table after a place. Raises EvidenceError."""
         self.close()
         self._batches = self._served.base.reader(table, self._batch_bytes).batches(after)
@@ -74,7 +74,7 @@ async def pull_base(
         sent of a table can't be gone on from.
     """
     rows = _Rows(served, settings.pull_batch_bytes)
-    session = Session(rows, turns, await turns.take())
+    session = PullSession(rows, turns, await turns.take())
     first: position_pb2.ServerState | None = state
     try:
         for one in wanted:
@@ -96,12 +96,12 @@ async def pull_base(
 
 
 async def _table(
-    session: Session, rows: _Rows, database: Database, wanted: Wanted, served: Served
+    session: PullSession, rows: _Rows, database: Database, wanted: Wanted, served: Served
 ) -> AsyncGenerator[Response, None]:
     table, position = wanted.table, served.found.position
     as_of = to_position(database, position, served.chain)
-    progress = wanted.progress or Progress(None, 0, position, BasePlace(served.found.run_id, Place()))
-    start = Place() if progress.base is None else progress.base.place
+    progress = wanted.progress or PullProgress(None, 0, position, BasePlace(served.found.run_id, RowPlace()))
+    start = RowPlace() if progress.base is None else progress.base.place
     rows_done = progress.rows_done
     ahead = session.start(lambda: rows.first(table.name, start))
     while (chunk := await ahead) is not None:
@@ -111,7 +111,7 @@ async def _table(
         rows_done += batch.num_rows
         metrics.count("anabranch_pull_rows", batch.num_rows, database=database.name)
         metrics.count("anabranch_pull_bytes", len(ipc), database=database.name)
-        progress = Progress(None, rows_done, progress.earliest, BasePlace(served.found.run_id, place))
+        progress = PullProgress(None, rows_done, progress.earliest, BasePlace(served.found.run_id, place))
         resume = to_token(database, table, progress)
         whole = snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, as_of=as_of, resume=resume)
         for part in in_parts(whole, ipc, as_of):

@@ -15,7 +15,7 @@ import structlog
 from anabranch.runtime import metrics
 from anabranch.runtime.errors import Failure
 from anabranch.store.capture.undrained import OtherHistoryError, head_when_drained
-from anabranch.store.log.history import Known
+from anabranch.store.log.history import SeenGroup
 from anabranch.store.log.pull_reader import PullSource, end_session
 from anabranch.store.session.availability import is_unavailable
 from anabranch.store.session.engine import AsyncPool
@@ -88,7 +88,7 @@ class Turns:
                 raise
             _log.warning("a pull's session can't be ended now", error=type(error).__name__, detail=str(error))
 
-    async def drained(self, database_id: int, table_id: int, newest: int, shown: Known) -> Known:
+    async def drained(self, database_id: int, table_id: int, newest: int, shown: SeenGroup) -> SeenGroup:
         """Wait until no change of a table up to the number ``newest``, as it was seen in the moment ``shown``, is
         undrained; gives the head's position and chain.
 
@@ -135,7 +135,7 @@ class Turn:
             turns.give_back()
 
 
-class Reader(Protocol):
+class BlockingReader(Protocol):
     """What blocks in a thread: a session with Postgres whose process is ``pid`` once it is there, or files (None)."""
 
     pid: int | None
@@ -144,11 +144,11 @@ class Reader(Protocol):
         """End the session."""
 
 
-class Session:
+class PullSession:
     """One call's reader, at most one call of it under way at a time, and its end from outside. The call's turn is
     given back when the reader has ended, whether or not its client ever takes notice."""
 
-    def __init__(self, reader: Reader, turns: Turns, turn: Turn) -> None:
+    def __init__(self, reader: BlockingReader, turns: Turns, turn: Turn) -> None:
         self._reader = reader
         self._turns = turns
         self._turn = turn

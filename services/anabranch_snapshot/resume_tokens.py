@@ -7,10 +7,10 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from anabranch.columnar.base_reader import Place
+from anabranch.columnar.base_reader import RowPlace
 from anabranch.runtime.errors import Failure
 from anabranch.store.catalog.databases import Database
-from anabranch.store.log.history import Known
+from anabranch.store.log.history import SeenGroup
 from anabranch.store.log.seal import open_content, seal_content
 from anabranch.v1 import errors_pb2
 from anabranch.values import Table
@@ -21,11 +21,11 @@ class BasePlace:
     """A place in the base that the run ``run_id`` published."""
 
     run_id: str
-    place: Place
+    place: RowPlace
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class PullProgress:
     """``key`` of the last row that was sent, as ``pull_reader`` takes it (None: none was); ``rows_done`` over all
     parts; ``earliest``: the position that the first part showed, from which the node will follow the log. ``last``:
     what the last part was read from. Of rows from Postgres that is the moment, which the next part's history must have;
@@ -34,7 +34,7 @@ class Progress:
     key: tuple[str, ...] | None
     rows_done: int
     earliest: int
-    last: Known | BasePlace
+    last: SeenGroup | BasePlace
 
     @property
     def base(self) -> BasePlace | None:
@@ -42,7 +42,7 @@ class Progress:
         return self.last if isinstance(self.last, BasePlace) else None
 
     @property
-    def shown(self) -> Known | None:
+    def shown(self) -> SeenGroup | None:
         """The moment in Postgres."""
         return None if isinstance(self.last, BasePlace) else self.last
 
@@ -55,7 +55,7 @@ def _purpose(kind: str, database: Database) -> str:
     return f"{kind}\0{database.epoch}"
 
 
-def to_token(database: Database, table: Table, progress: Progress) -> bytes:
+def to_token(database: Database, table: Table, progress: PullProgress) -> bytes:
     """The token of a table's progress. It holds for this table in this epoch."""
     last = progress.last
     if isinstance(last, BasePlace):
@@ -66,7 +66,7 @@ def to_token(database: Database, table: Table, progress: Progress) -> bytes:
     return seal_content(database.seal_key, _purpose(kind, database), content.encode())
 
 
-def from_token(database: Database, table: Table, token: bytes) -> Progress:
+def from_token(database: Database, table: Table, token: bytes) -> PullProgress:
     """The progress that a token tells of.
 
     Raises:
@@ -85,5 +85,7 @@ def from_token(database: Database, table: Table, token: bytes) -> Progress:
         )
     _, key, rows_done, earliest, *read = parsed
     if len(parsed) == _BY_PLACE[1]:
-        return Progress(None, rows_done, earliest, BasePlace(read[0], Place(read[1], read[2])))
-    return Progress(None if key is None else tuple(key), rows_done, earliest, Known(read[0], bytes.fromhex(read[1])))
+        return PullProgress(None, rows_done, earliest, BasePlace(read[0], RowPlace(read[1], read[2])))
+    return PullProgress(
+        None if key is None else tuple(key), rows_done, earliest, SeenGroup(read[0], bytes.fromhex(read[1]))
+    )

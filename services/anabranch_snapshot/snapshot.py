@@ -19,7 +19,7 @@ from anabranch.store.session.listening import hear, open_listener
 from anabranch.v1 import position_pb2
 from anabranch_snapshot.bases import Bases
 from anabranch_snapshot.config import SnapshotSettings
-from anabranch_snapshot.databases import Databases
+from anabranch_snapshot.databases import ServedDatabases
 from anabranch_snapshot.log import Log
 from anabranch_snapshot.nodes import Nodes
 from anabranch_snapshot.pull_session import Turns
@@ -37,7 +37,7 @@ class Snapshot:
         self.settings = settings
         self.clock = clock
         self.pool = pool
-        self.databases = Databases(pool)
+        self.databases = ServedDatabases(pool)
         self.nodes = Nodes(pool, clock, settings.node_report_ms)
         self._url = settings.postgres_url.get_secret_value()
         self._log_pool = log_pool(

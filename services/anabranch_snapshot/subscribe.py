@@ -6,14 +6,14 @@ from collections.abc import AsyncGenerator, Sequence
 
 from anabranch.runtime import metrics
 from anabranch.store.catalog.databases import Database
-from anabranch.store.log.history import Known
+from anabranch.store.log.history import SeenGroup
 from anabranch_snapshot.log import Log
 from anabranch_snapshot.page_tokens import Place
 from anabranch_snapshot.tail import Tail, to_response
 
 
 async def follow(
-    log: Log, database: Database, tail: Tail, place: Place, known: Sequence[Known], page_bytes: int
+    log: Log, database: Database, tail: Tail, place: Place, known: Sequence[SeenGroup], page_bytes: int
 ) -> AsyncGenerator[bytes, None]:
     """Serialized responses from ``place`` on, for ever. The first one comes at once, also where the reader has all.
     ``known`` is what the reader has seen: every page is of a history that has it, and all that was read before.

@@ -17,7 +17,7 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 
-from anabranch.store.log.history import Known
+from anabranch.store.log.history import SeenGroup
 from anabranch_snapshot.page_tokens import Place
 
 
@@ -29,7 +29,7 @@ class Shared:
     start: Place
     end: Place
     data: bytes
-    known: Known
+    known: SeenGroup
 
 
 class Subscriber:

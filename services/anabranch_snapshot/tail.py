@@ -31,7 +31,7 @@ from anabranch.runtime import metrics
 from anabranch.runtime.errors import Failure
 from anabranch.runtime.telemetry import current_traceparent, span
 from anabranch.store.catalog.databases import Database
-from anabranch.store.log.history import Known
+from anabranch.store.log.history import SeenGroup
 from anabranch.store.log.reader import NO_LIMIT
 from anabranch.store.session.availability import is_unavailable
 from anabranch.v1 import change_pb2, errors_pb2
@@ -58,7 +58,7 @@ class Tail:
         self._clock = clock
         self._place: Place | None = None
         # The head of the last moment that was read: what follows must be of a history that has it.
-        self._known: Sequence[Known] = ()
+        self._known: Sequence[SeenGroup] = ()
         self._subscribers: set[Subscriber] = set()
         self._recent: deque[Shared] = deque()
         self._recent_bytes = 0
@@ -211,7 +211,7 @@ class Tail:
         sums = await self._log.sums(self.database)
         place = self._place
         assert place is not None
-        head = Known(sums.head, sums.chain)
+        head = SeenGroup(sums.head, sums.chain)
         if [head] != self._known or sums.head != place.base or not place.cursor.between_groups:
             self._wake.set()
             return False

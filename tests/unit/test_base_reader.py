@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.columnar.base_proof import BaseProver, ProofStoppedError, PublishedBase
-from anabranch.columnar.base_reader import Place
+from anabranch.columnar.base_reader import RowPlace
 from anabranch.columnar.evidence import EvidenceError
 from anabranch.columnar.manifest import Manifest, epoch_folder, manifest_path, to_json
 from anabranch.columnar.proof import Sum
@@ -33,7 +33,7 @@ TWO_KEYS = Table(
     2,
 )
 Rows = dict[tuple[Cell, ...], Sequence[Cell]]
-START = Place()
+START = RowPlace()
 
 
 def published(folder: Path, table: Table, files: Sequence[FileRows], buckets: int = 1) -> PublishedBase:
@@ -45,9 +45,11 @@ def published(folder: Path, table: Table, files: Sequence[FileRows], buckets: in
     return PublishedBase(str(folder), manifest, file_codecs)
 
 
-def read(base: PublishedBase, table: Table, after: Place = START, size: int = 600) -> list[tuple[list[Cell], Place]]:
+def read(
+    base: PublishedBase, table: Table, after: RowPlace = START, size: int = 600
+) -> list[tuple[list[Cell], RowPlace]]:
     """The rows after a place, each with the place after its batch."""
-    found: list[tuple[list[Cell], Place]] = []
+    found: list[tuple[list[Cell], RowPlace]] = []
     for batch, place in base.reader(table.name, size).batches(after):
         assert batch.num_rows
         cells = [to_cells(c, values) for c, values in zip(table.columns, batch.columns, strict=True)]

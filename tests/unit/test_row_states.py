@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.columnar.row_states import Base, Change, Row, as_of, states, told
+from anabranch.columnar.row_states import BaseRows, Change, Row, as_of, states, told
 from anabranch.values import Column, Kind, Table
 
 REST = ("a", "b")
@@ -30,12 +30,12 @@ def change(
     return Change(position, "B", 0, "N", kind, KEY, changed, row, dict(before or {}), complete or kind == "insert")
 
 
-def at(changes: Sequence[Change], base: Base | None, position: int) -> Row | None:
+def at(changes: Sequence[Change], base: BaseRows | None, position: int) -> Row | None:
     return as_of(TABLE, base, changes, position).get(KEY)
 
 
-def base(position: int, **cells: int | None) -> Base:
-    return Base({KEY: {"id": "k", **cells}}, position)
+def base(position: int, **cells: int | None) -> BaseRows:
+    return BaseRows({KEY: {"id": "k", **cells}}, position)
 
 
 def test_a_base_tells_what_a_partial_change_before_it_does_not() -> None:
@@ -51,7 +51,7 @@ def test_a_later_change_with_the_values_before_tells_too() -> None:
         change(4, "update", {"a": 5, "b": 8}, {"b": 7}, complete=True),
         change(6, "delete", before={"a": 5, "b": 8}, complete=True),
     ]
-    none = Base({}, 6)
+    none = BaseRows({}, 6)
     assert [at(changes, none, position) for position in (0, 1, 3, 4, 5, 6)] == [
         {"id": "k", "b": 7},
         *[{"id": "k", "a": 5, "b": 7}] * 2,
@@ -73,11 +73,11 @@ def test_what_the_log_has_beyond_the_files_goes_on_from_the_base() -> None:
 
 def test_a_batch_that_changed_nothing_makes_no_row_and_takes_none() -> None:
     none = change(1, "none")
-    assert told(TABLE, [none], Base({}, 1))[0].row is None
+    assert told(TABLE, [none], BaseRows({}, 1))[0].row is None
     assert told(TABLE, [none], base(1, a=1, b=2))[0].row == {"id": "k", "a": 1, "b": 2}
     gone = [change(1, "insert", {"a": 1, "b": 2}), change(2, "delete"), change(3, "none")]
-    assert [one.row is None for one in told(TABLE, gone, Base({}, 3))] == [False, True, True]
-    assert [at(gone, Base({}, 3), position) is None for position in (0, 1, 2, 3)] == [True, False, True, True]
+    assert [one.row is None for one in told(TABLE, gone, BaseRows({}, 3))] == [False, True, True]
+    assert [at(gone, BaseRows({}, 3), position) is None for position in (0, 1, 2, 3)] == [True, False, True, True]
 
 
 @dataclass
@@ -86,7 +86,7 @@ class History:
 
     truth: list[Row | None]
     changes: list[Change]
-    base: Base | None
+    base: BaseRows | None
 
 
 @st.composite
@@ -127,7 +127,7 @@ def histories(draw: st.DrawFn) -> History:
                 changes.append(Change(position, "B", 0, "N", kind, KEY, names, given_row, before, known))
             truth.append(row)
         if based_after is not None and based_after <= run < len(ends):
-            found = Base({} if row is None else {KEY: row}, position)
+            found = BaseRows({} if row is None else {KEY: row}, position)
     return History(truth, changes, found)
 
 

@@ -7,7 +7,7 @@ import base64
 import pytest
 
 from anabranch.store.inbox.told import Verdict, believe, tell
-from anabranch.store.inbox.verdicts import Decided
+from anabranch.store.inbox.verdicts import DecidedBatch
 
 KEY, CHAIN, SHA256 = b"k" * 32, b"c" * 16, bytes(range(32))
 VERDICTS = [Verdict("A", SHA256, "user:é", b"yes"), Verdict("B", SHA256[::-1], "", b"")]
@@ -23,7 +23,7 @@ def told() -> str:
 def test_what_is_told_is_heard() -> None:
     assert believe(KEY, 3, 17, told()) == (
         CHAIN,
-        [("A", Decided(SHA256, "user:é", b"yes", 17)), ("B", Decided(SHA256[::-1], "", b"", 17))],
+        [("A", DecidedBatch(SHA256, "user:é", b"yes", 17)), ("B", DecidedBatch(SHA256[::-1], "", b"", 17))],
     )
 
 

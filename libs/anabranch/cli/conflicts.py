@@ -16,7 +16,7 @@ from anabranch.cli.installation import DataDir, PostgresUrl
 from anabranch.cli.lines import listing, show
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.catalog.former_tables import all_former
-from anabranch.store.log.conflicts import Lost, Wanted, listed_tables, named, page
+from anabranch.store.log.conflicts import Lost, WantedConflicts, listed_tables, named, page
 from anabranch.store.session.engine import Session
 from anabranch.v1 import value_pb2
 from anabranch.values import Table, key_cells, key_text
@@ -60,7 +60,7 @@ def list_(
         text = None
         if table is not None and key is not None:
             text, tables = _key_text(tables[0], key), named(tables, table)
-        wanted = Wanted(found.id, [t.id for t in tables], text, node or "", _ms(since) or 0, _ms(until))
+        wanted = WantedConflicts(found.id, [t.id for t in tables], text, node or "", _ms(since) or 0, _ms(until))
         rows = _rows(conn, {one.id: one for one in every}, wanted, most)
         if as_json:
             for row in rows:
@@ -87,7 +87,7 @@ def _ms(moment: datetime | None) -> int | None:
     return None if moment is None else int(moment.replace(tzinfo=UTC).timestamp() * 1000)
 
 
-def _rows(conn: Session, tables: Mapping[int, Table], wanted: Wanted, most: int) -> Iterator[dict[str, Any]]:
+def _rows(conn: Session, tables: Mapping[int, Table], wanted: WantedConflicts, most: int) -> Iterator[dict[str, Any]]:
     place = None
     parts: list[bytes] = []
     shown = 0

@@ -19,7 +19,7 @@ from anabranch.cli.catalog.session import catalog_session, refuse
 from anabranch.cli.installation import DataDir, PostgresUrl, read_endpoints
 from anabranch.clock import Clock
 from anabranch.store.retention.floor import databases
-from anabranch.store.retention.status import COUNTED, Status, status
+from anabranch.store.retention.status import COUNTED, RetentionStatus, status
 from anabranch.v1 import retention_pb2, retention_pb2_grpc
 
 app = typer.Typer(no_args_is_help=True, help="Show what holds a database's floor back, and what goes; sweep now.")
@@ -94,7 +94,7 @@ def sweep(
         console.print("there is more: the next sweep goes on")
 
 
-def _content(found: Status) -> dict[str, Any]:
+def _content(found: RetentionStatus) -> dict[str, Any]:
     look = found.look
     return {
         "database": look.kept.name,

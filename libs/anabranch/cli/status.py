@@ -38,7 +38,7 @@ _OPTIONS = SessionOptions(connect_timeout_s=2, statement_timeout_ms=20_000)
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class StatusFacts:
     """What is shown. ``services``: name to address and state. ``trouble``: why Postgres told nothing; "" where it
     did."""
 
@@ -89,12 +89,12 @@ def status(
         raise typer.Exit(1)
 
 
-def read(url: str, addresses: dict[str, str]) -> Facts:
+def read(url: str, addresses: dict[str, str]) -> StatusFacts:
     """Ask Postgres, and the services at ``addresses``. Raises what is no unavailability."""
     told = _Telling(url)
     services = _services(addresses)
     now_ms, databases, trouble = told.wait()
-    return Facts(services, now_ms, databases, trouble)
+    return StatusFacts(services, now_ms, databases, trouble)
 
 
 class _Telling:
@@ -135,16 +135,16 @@ class _Telling:
             self._done.set()
 
 
-def watch_status(look: Callable[[], Facts], every_s: float) -> None:
+def watch_status(look: Callable[[], StatusFacts], every_s: float) -> None:
     """Show what ``look`` finds, on the whole terminal, until Ctrl-C. A Postgres that is not to be had is said and asked
     again; what was there before stays in sight."""
-    last: Facts | None = None
+    last: StatusFacts | None = None
     console = Console()
     with contextlib.suppress(KeyboardInterrupt), Live("", console=console, screen=True, auto_refresh=False) as live:
         while True:
             facts = look()
             if facts.trouble and last is not None:
-                facts = Facts(facts.services, last.now_ms, last.databases, facts.trouble)
+                facts = StatusFacts(facts.services, last.now_ms, last.databases, facts.trouble)
             elif not facts.trouble:
                 last = facts
             moment = f"{datetime.fromtimestamp(facts.now_ms / 1000, UTC):%H:%M:%S}Z  " if facts.now_ms else ""
@@ -153,7 +153,7 @@ def watch_status(look: Callable[[], Facts], every_s: float) -> None:
             time.sleep(every_s)
 
 
-def shown(facts: Facts, width: int) -> Iterable[Text]:
+def shown(facts: StatusFacts, width: int) -> Iterable[Text]:
     """As lines."""
     yield from services_lines(facts.services, width)
     if facts.trouble:

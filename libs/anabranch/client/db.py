@@ -36,7 +36,7 @@ from anabranch.client.server_clock import ServerClock
 from anabranch.client.status import Status
 from anabranch.client.sync import SyncLoop
 from anabranch.client.synced_table import Batch, SyncedTable
-from anabranch.client.writes.local import BatchBuilder, Checks
+from anabranch.client.writes.local import BatchBuilder, WriteChecks
 from anabranch.client.writes.payload import PayloadCache
 from anabranch.clock import clock_from_environment
 from anabranch.v1 import position_pb2, snapshot_pb2
@@ -89,7 +89,7 @@ class SyncedDb:
         self._sender = Sender(self._file, remote, pendings, self._now_ms, self._clock, self._reader.rewound)
         self._row_check = RowCheck(self._reader)
         self._loop: SyncLoop | None = None
-        self._checks: dict[str, Checks] = {}
+        self._checks: dict[str, WriteChecks] = {}
         self._builder: BatchBuilder | None = None
         self._owner = Owner(self._file, remote.token, self._ask_whose)
         self._listeners.state.append(self._owner.heed)

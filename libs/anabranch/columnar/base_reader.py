@@ -27,7 +27,7 @@ _BUFFER_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RowPlace:
     """After ``rows`` rows of bucket ``bucket``, and all of the buckets before."""
 
     bucket: int = 0
@@ -51,7 +51,7 @@ class BaseReader:
         self._names = [column.file_name for column in files.columns.columns]
         self._own = [f"{OWN}.exact"] if any(map(may_need_text, self._table.columns)) else []
 
-    def batches(self, after: Place) -> Generator[tuple[pa.RecordBatch, Place], None, None]:
+    def batches(self, after: RowPlace) -> Generator[tuple[pa.RecordBatch, RowPlace], None, None]:
         """The rows after a place, each batch with the place after it; none is empty.
 
         Raises:
@@ -62,7 +62,7 @@ class BaseReader:
             with closing(self.bucket(number, done)) as batches:
                 for batch in batches:
                     done += batch.num_rows
-                    yield batch, Place(number, done)
+                    yield batch, RowPlace(number, done)
 
     def bucket(self, number: int, skip: int = 0) -> Generator[pa.RecordBatch, None, None]:
         """The rows of one bucket after the first ``skip``; no batch is empty. Raises as ``batches``."""

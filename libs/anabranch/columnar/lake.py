@@ -91,7 +91,7 @@ class LakeTable:
         found = (_change(of.table, *row) for row in self._rows(of, files, key))
         return sorted((change for change in found if of.has(change.position)), key=lambda change: change.place)
 
-    def base(self, of: Registration, *, key: Key | None = None) -> row_states.Base | None:
+    def base(self, of: Registration, *, key: Key | None = None) -> row_states.BaseRows | None:
         """The rows of a registration's base, of one key or all; None where it has none."""
         if of.base is None:
             return None
@@ -100,7 +100,7 @@ class LakeTable:
             found = _key(of.table, cells)
             if found not in latest or latest[found][0] < own["position"]:
                 latest[found] = own["position"], None if own["deleted"] else cells
-        return row_states.Base({key: row for key, (_, row) in latest.items() if row is not None}, of.as_of)
+        return row_states.BaseRows({key: row for key, (_, row) in latest.items() if row is not None}, of.as_of)
 
     def rows(self) -> dict[Key, Row]:
         """The rows at the manifest's position, by key; none where there is no base."""

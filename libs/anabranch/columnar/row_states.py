@@ -43,14 +43,14 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class BaseRows:
     """A table's rows at ``position``, by key."""
 
     rows: Mapping[Key, Row]
     position: int
 
 
-def states(table: Table, key: Key, changes: Sequence[Change], base: Base | None) -> list[Row | None]:
+def states(table: Table, key: Key, changes: Sequence[Change], base: BaseRows | None) -> list[Row | None]:
     """A row before its first change, and after each of them; None where there was none. ``changes`` are all of one
     registration, in the order of the log."""
     in_base = None if base is None else base.rows.get(key)
@@ -101,7 +101,7 @@ def _going_back(change: Change, before: Row | None, after: Row | None) -> Row | 
     return {**{name: cell for name, cell in after.items() if name not in change.changed}, **before}
 
 
-def told(table: Table, changes: Iterable[Change], base: Base | None) -> list[Change]:
+def told(table: Table, changes: Iterable[Change], base: BaseRows | None) -> list[Change]:
     """Changes of one registration, each with all that is known of its row, in the order in which they come."""
     given = list(changes)
     of_key: dict[Key, list[int]] = {}
@@ -116,7 +116,7 @@ def told(table: Table, changes: Iterable[Change], base: Base | None) -> list[Cha
 
 
 def _steps(
-    table: Table, key: Key, changes: Sequence[Change], base: Base | None
+    table: Table, key: Key, changes: Sequence[Change], base: BaseRows | None
 ) -> Iterable[tuple[Change, Row | None, Row | None]]:
     found = states(table, key, changes, base)
     return zip(changes, found[:-1], found[1:], strict=True)
@@ -130,7 +130,7 @@ def _told(table: Table, change: Change, before: Row | None, after: Row | None) -
     return replace(change, row=after, before=known, complete=whole)
 
 
-def as_of(table: Table, base: Base | None, changes: Iterable[Change], position: int) -> dict[Key, Row]:
+def as_of(table: Table, base: BaseRows | None, changes: Iterable[Change], position: int) -> dict[Key, Row]:
     """A table's rows at ``position``, by key, each with the columns that are known. ``changes`` are all of one
     registration, in the order of the log.
 
@@ -154,7 +154,7 @@ def _put(rows: dict[Key, Row], key: Key, row: Row | None) -> None:
         rows[key] = row
 
 
-def _at(table: Table, key: Key, changes: Sequence[Change], base: Base | None, position: int) -> Row | None:
+def _at(table: Table, key: Key, changes: Sequence[Change], base: BaseRows | None, position: int) -> Row | None:
     count = sum(change.position <= position for change in changes)
     last = next((change for change in reversed(changes[:count]) if change.type != NONE), None)
     if last is not None and (last.type in (INSERT, DELETE) or last.complete):

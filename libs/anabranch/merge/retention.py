@@ -63,7 +63,7 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RetentionPlan:
     """``target``: where the floor may be put, at least where it is. ``bounds``: the strictest first. ``kept_since_ms``:
     verdicts and tombstones from before that may go, as far as the log that they belong to has gone.
     ``absent_since_ms``: nodes that were last seen before that may be forgotten, since they hold nothing back any more.
@@ -91,7 +91,7 @@ def proven_until(floor: int, runs: Iterable[tuple[int, int]]) -> int:
     return reached
 
 
-def plan(facts: Facts) -> Plan:
+def plan(facts: Facts) -> RetentionPlan:
     """What may go."""
     window = facts.now_ms - facts.retention_days * _DAY_MS
     bounds = [
@@ -108,7 +108,7 @@ def plan(facts: Facts) -> Plan:
         bounds.append(Bound(Hold.NODE, node.acknowledged, detail))
     bounds.sort(key=lambda bound: (bound.position, bound.hold))
     kept_since_ms = facts.now_ms - max(LEAST_KEPT_DAYS, facts.retention_days) * _DAY_MS
-    return Plan(
+    return RetentionPlan(
         max(facts.floor, bounds[0].position),
         tuple(bounds),
         kept_since_ms,

@@ -20,7 +20,7 @@ DELTA, MERGED = "delta", "merged"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TaskPlace:
     """Where a run's files go (``folder``: that of the epoch, as Hadoop takes it), and what position they are of."""
 
     folder: str
@@ -32,7 +32,7 @@ class Place:
 class TaskFiles:
     """``number``: that of the unit; ``prefix``: no other attempt has it."""
 
-    place: Place
+    place: TaskPlace
     filesystem: fs.FileSystem
     folder: str
     number: int
@@ -61,7 +61,7 @@ class TaskFiles:
         return f"{self.folder}/{file}"
 
 
-def task_files(place: Place, number: int) -> TaskFiles:
+def task_files(place: TaskPlace, number: int) -> TaskFiles:
     """Those of the task that this runs in."""
     context = TaskContext.get()
     assert context is not None

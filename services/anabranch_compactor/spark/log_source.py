@@ -7,7 +7,7 @@ never changes. Rows are decoded to columns where they are read, and packed for t
 
 Options: ``url`` (which Spark keeps out of what it prints), ``database`` (its number), ``after`` (the position before
 the first), ``cuts`` (the last position of each stretch, with commas between them), ``what`` (``changes``,
-``conflicts``, or both with a comma), ``batchBytes``, and ``read``: how, as ``Reading.to_text`` gives it.
+``conflicts``, or both with a comma), ``batchBytes``, and ``read``: how, as ``TaskReading.to_text`` gives it.
 
 Spark starts a process of its own for each question that it has while it plans (which sources there are, what schema,
 which partitions), on its own terms. So this module loads nothing but what answers those: what a read needs is loaded by
@@ -37,7 +37,7 @@ _DEFAULT_BATCH_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class TaskReading:
     """The ways of changes and of conflicts to their parts, by the table's number, and the trace that tasks go on
     with."""
 
@@ -50,14 +50,14 @@ class Reading:
         return b64encode(pickle.dumps(self)).decode()
 
     @staticmethod
-    def from_text(text: str) -> Reading:
+    def from_text(text: str) -> TaskReading:
         """The inverse of ``to_text``; only for what this run's own driver has written."""
         found = pickle.loads(b64decode(text))
-        assert isinstance(found, Reading)
+        assert isinstance(found, TaskReading)
         return found
 
 
-class Stretch(InputPartition):
+class TaskStretch(InputPartition):
     """Changes or conflicts (``what``) above position ``after`` and up to ``upto``."""
 
     def __init__(self, what: str, after: int, upto: int) -> None:
@@ -82,11 +82,11 @@ class LogReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """One a stretch, of each that is to be read."""
         stretches = list(zip([self._after, *self._cuts], self._cuts, strict=False))
-        return [Stretch(what, *bounds) for what in self._what for bounds in stretches]
+        return [TaskStretch(what, *bounds) for what in self._what for bounds in stretches]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one stretch, packed."""
-        if not isinstance(partition, Stretch):
+        if not isinstance(partition, TaskStretch):
             # Where there is none, Spark asks once all the same.
             return
         from anabranch.store.lake import log_files
@@ -94,7 +94,7 @@ class LogReader(DataSourceReader):
         from anabranch_compactor.spark.packing import pack
         from anabranch_compactor.spark.tracing import in_task_span
 
-        reading = Reading.from_text(self._reading)
+        reading = TaskReading.from_text(self._reading)
         stretch = (self._url, self._database, partition.after, partition.upto, self._batch_bytes)
         if partition.what == "conflicts":
             rows, routes, decoder = log_files.read_conflicts(*stretch), reading.conflicts, conflict_decoder

@@ -19,7 +19,7 @@ from anabranch.store.catalog.databases import load_database
 from anabranch.store.catalog.drift import drift, stopped_tables
 from anabranch.store.catalog.gather import add_tables, restart_captures
 from anabranch.store.catalog.out_of_sync import capture_off
-from anabranch.store.catalog.refusals import Refusal
+from anabranch.store.catalog.refusals import TableRefusal
 from anabranch.store.catalog.registration import (
     RegistrationError,
     RegistrationLimits,
@@ -270,20 +270,20 @@ def test_a_table_that_is_changed_meanwhile_is_refused(
         monkeypatch.setattr(gather, "_add", change_and_add)
         with pytest.raises(RegistrationError) as caught:
             add_tables(tables, "d", ["t"], now_ms=NOW_MS, limits=SOON)
-    assert caught.value.reasons in ([Refusal.BUSY], [Refusal.UNKNOWN_TABLE])
+    assert caught.value.reasons in ([TableRefusal.BUSY], [TableRefusal.UNKNOWN_TABLE])
     assert load_database(tables, "d").tables == {}
     assert tables.execute("select count(*) from anabranch.captured").fetchone() == (0,)
 
 
 def test_two_at_once_are_one_and_a_refusal(tables: Session, writer: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    def too() -> list[Refusal]:
+    def too() -> list[TableRefusal]:
         with pytest.raises(RegistrationError) as caught:
             add_tables(writer, "d", ["t"], now_ms=NOW_MS, limits=SOON)
         return caught.value.reasons
 
     done = while_reading(monkeypatch, too)
     add_tables(tables, "d", ["t"], now_ms=NOW_MS)
-    assert done == [[Refusal.BUSY]]
+    assert done == [[TableRefusal.BUSY]]
     agrees(tables, "t")
 
 
@@ -295,7 +295,7 @@ def test_somebody_who_holds_the_table_is_waited_for_in_short_attempts(
         began = time.monotonic()
         with pytest.raises(RegistrationError) as caught:
             add_tables(tables, "d", ["t"], now_ms=NOW_MS, limits=SOON)
-        assert caught.value.reasons == [Refusal.BUSY]
+        assert caught.value.reasons == [TableRefusal.BUSY]
         assert time.monotonic() - began < 10
         assert tables.execute(OURS, ("app.t",)).fetchone() == (0,)
 

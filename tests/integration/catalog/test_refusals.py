@@ -3,17 +3,22 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from anabranch.store.catalog.refusals import Refusal
+from anabranch.store.catalog.refusals import TableRefusal
 from anabranch.store.catalog.registration import RegistrationError, add_table, create_database
 from anabranch.store.session.engine import Session, connect
 
 OK = "id text primary key"
 
-REFUSED: list[tuple[str, str, list[Refusal], str]] = [
-    ("no key", "create table app.t (id text)", [Refusal.NO_PRIMARY_KEY], "no primary key"),
-    ("unique is no key", "create table app.t (id text not null unique)", [Refusal.NO_PRIMARY_KEY], "no primary key"),
+REFUSED: list[tuple[str, str, list[TableRefusal], str]] = [
+    ("no key", "create table app.t (id text)", [TableRefusal.NO_PRIMARY_KEY], "no primary key"),
+    (
+        "unique is no key",
+        "create table app.t (id text not null unique)",
+        [TableRefusal.NO_PRIMARY_KEY],
+        "no primary key",
+    ),
     *(
-        (f"key {kind}", f"create table app.t (id {kind} primary key)", [Refusal.KEY_TYPE], 'key column "id" is')
+        (f"key {kind}", f"create table app.t (id {kind} primary key)", [TableRefusal.KEY_TYPE], 'key column "id" is')
         for kind in (
             "real",
             "double precision",
@@ -35,25 +40,25 @@ REFUSED: list[tuple[str, str, list[Refusal], str]] = [
     (
         "second key column",
         "create table app.t (a text, b float, primary key (a, b))",
-        [Refusal.KEY_TYPE],
+        [TableRefusal.KEY_TYPE],
         'key column "b"',
     ),
     (
         "domain over citext",
         "create domain app.d as public.citext; create table app.t (id app.d primary key)",
-        [Refusal.KEY_TYPE],
+        [TableRefusal.KEY_TYPE],
         "citext",
     ),
     (
         "domain over char",
         "create domain app.d as char(3); create table app.t (id app.d primary key)",
-        [Refusal.KEY_TYPE],
+        [TableRefusal.KEY_TYPE],
         "char(n)",
     ),
     (
         "domain over timestamp(3)",
         "create domain app.d as timestamp(3); create table app.t (id app.d primary key)",
-        [Refusal.KEY_TYPE],
+        [TableRefusal.KEY_TYPE],
         "rounded",
     ),
     (
@@ -62,81 +67,91 @@ REFUSED: list[tuple[str, str, list[Refusal], str]] = [
         "create collation app.ci (locale = 'C');"
         "update pg_collation set collisdeterministic = false where collname = 'ci';"
         "create table app.t (id text collate app.ci primary key)",
-        [Refusal.KEY_TYPE],
+        [TableRefusal.KEY_TYPE],
         "nondeterministic",
     ),
     (
         "identity key",
         "create table app.t (id int generated always as identity primary key)",
-        [Refusal.KEY_NOT_WRITABLE],
+        [TableRefusal.KEY_NOT_WRITABLE],
         "always generated",
     ),
     (
         "generated key",
         "create table app.t (a int, id int generated always as (a + 1) stored primary key)",
-        [Refusal.KEY_NOT_WRITABLE],
+        [TableRefusal.KEY_NOT_WRITABLE],
         "always generated",
     ),
     (
         "columns by case",
         f'create table app.t ({OK}, "Name" text, name text)',
-        [Refusal.NAME_CLASH],
+        [TableRefusal.NAME_CLASH],
         'columns "Name" and "name"',
     ),
-    ("reserved column", f'create table app.t ({OK}, "_DB_audience" text)', [Refusal.RESERVED_NAME], "_DB_audience"),
-    ("view", "create view app.t as select 'a'::text as id", [Refusal.NOT_A_TABLE], "a view"),
+    (
+        "reserved column",
+        f'create table app.t ({OK}, "_DB_audience" text)',
+        [TableRefusal.RESERVED_NAME],
+        "_DB_audience",
+    ),
+    ("view", "create view app.t as select 'a'::text as id", [TableRefusal.NOT_A_TABLE], "a view"),
     (
         "materialized view",
         "create materialized view app.t as select 'a'::text as id",
-        [Refusal.NOT_A_TABLE],
+        [TableRefusal.NOT_A_TABLE],
         "a materialized view",
     ),
-    ("sequence", "create sequence app.t", [Refusal.NOT_A_TABLE], "a sequence"),
-    ("unlogged", f"create unlogged table app.t ({OK})", [Refusal.NOT_PERMANENT], "unlogged"),
-    ("partitioned", f"create table app.t ({OK}) partition by hash (id)", [Refusal.PARTITIONED], "partitioned"),
+    ("sequence", "create sequence app.t", [TableRefusal.NOT_A_TABLE], "a sequence"),
+    ("unlogged", f"create unlogged table app.t ({OK})", [TableRefusal.NOT_PERMANENT], "unlogged"),
+    ("partitioned", f"create table app.t ({OK}) partition by hash (id)", [TableRefusal.PARTITIONED], "partitioned"),
     (
         "a partition",
         f"create table app.whole ({OK}) partition by hash (id);"
         "create table app.t partition of app.whole for values with (modulus 1, remainder 0)",
-        [Refusal.PARTITIONED],
+        [TableRefusal.PARTITIONED],
         "a partition of app.whole",
     ),
-    ("parent", f"create table app.t ({OK}); create table app.u () inherits (app.t)", [Refusal.INHERITANCE], "app.u"),
+    (
+        "parent",
+        f"create table app.t ({OK}); create table app.u () inherits (app.t)",
+        [TableRefusal.INHERITANCE],
+        "app.u",
+    ),
     (
         "child",
         f"create table app.u (x int); create table app.t ({OK}) inherits (app.u)",
-        [Refusal.INHERITANCE],
+        [TableRefusal.INHERITANCE],
         "app.u",
     ),
     (
         "other schema",
         "create schema other; create table other.p (id text primary key);"
         f'create table app.t ({OK}, p text constraint "to p" references other.p)',
-        [Refusal.FOREIGN_KEY_OUTSIDE],
+        [TableRefusal.FOREIGN_KEY_OUTSIDE],
         'foreign key "to p" points outside the schema, to other.p',
     ),
     (
         "instead rule",
         f"create table app.t ({OK}); create rule skip as on delete to app.t do instead nothing",
-        [Refusal.RULES],
+        [TableRefusal.RULES],
         "skip",
     ),
     (
         "also rule",
         f"create table app.t ({OK}); create rule more as on insert to app.t do also notify x",
-        [Refusal.RULES],
+        [TableRefusal.RULES],
         "more",
     ),
     (
         "forced row security",
         f"create table app.t ({OK}); alter table app.t enable row level security, force row level security",
-        [Refusal.ROW_SECURITY],
+        [TableRefusal.ROW_SECURITY],
         "row-level security",
     ),
     (
         "all at once",
         'create unlogged table app.t (id float primary key, p float, "P" int)',
-        [Refusal.NOT_PERMANENT, Refusal.KEY_TYPE, Refusal.NAME_CLASH],
+        [TableRefusal.NOT_PERMANENT, TableRefusal.KEY_TYPE, TableRefusal.NAME_CLASH],
         "unlogged",
     ),
 ]
@@ -144,7 +159,7 @@ REFUSED: list[tuple[str, str, list[Refusal], str]] = [
 
 @pytest.mark.parametrize(("setup", "reasons", "told"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED])
 def test_a_table_that_cant_be_synced_is_refused_by_name(
-    undone: Session, setup: str, reasons: list[Refusal], told: str
+    undone: Session, setup: str, reasons: list[TableRefusal], told: str
 ) -> None:
     create_database(undone, "d", "app")
     undone.execute(setup.encode())
@@ -163,7 +178,7 @@ def test_names_of_the_device_are_refused(undone: Session, name: str) -> None:
     undone.execute(f'create table app."{name}" ({OK})'.encode())
     with pytest.raises(RegistrationError) as caught:
         add_table(undone, "d", name)
-    assert caught.value.reasons == [Refusal.RESERVED_NAME]
+    assert caught.value.reasons == [TableRefusal.RESERVED_NAME]
 
 
 def test_a_table_that_differs_only_in_case_from_a_synced_one_is_refused(undone: Session) -> None:
@@ -175,7 +190,7 @@ def test_a_table_that_differs_only_in_case_from_a_synced_one_is_refused(undone: 
     add_table(undone, "d", "Order")
     with pytest.raises(RegistrationError) as caught:
         add_table(undone, "d", "order")
-    assert caught.value.reasons == [Refusal.NAME_CLASH]
+    assert caught.value.reasons == [TableRefusal.NAME_CLASH]
     # SQLite folds A to Z and nothing else.
     add_table(undone, "d", "ÄRGER")
     add_table(undone, "d", "ärger")
@@ -188,7 +203,7 @@ def test_virtual_columns_are_refused(undone: Session) -> None:
     undone.execute(f"create table app.t ({OK}, v int generated always as (1) virtual)".encode())
     with pytest.raises(RegistrationError) as caught:
         add_table(undone, "d", "t")
-    assert caught.value.reasons == [Refusal.VIRTUAL_COLUMN]
+    assert caught.value.reasons == [TableRefusal.VIRTUAL_COLUMN]
 
 
 def test_a_foreign_table_is_refused(undone: Session) -> None:
@@ -199,7 +214,7 @@ def test_a_foreign_table_is_refused(undone: Session) -> None:
     )
     with pytest.raises(RegistrationError) as caught:
         add_table(undone, "d", "t")
-    assert caught.value.reasons == [Refusal.NOT_A_TABLE]
+    assert caught.value.reasons == [TableRefusal.NOT_A_TABLE]
 
 
 def test_a_role_without_rights_is_told_which(migrated_url: str, conn: Session) -> None:
@@ -217,7 +232,7 @@ def test_a_role_without_rights_is_told_which(migrated_url: str, conn: Session) -
                 add_table(poor, "d", "t")
     finally:
         conn.execute(f'drop owned by "{role}"; drop role "{role}"'.encode())
-    assert caught.value.reasons == [Refusal.MISSING_PRIVILEGE, Refusal.NOT_OWNED]
+    assert caught.value.reasons == [TableRefusal.MISSING_PRIVILEGE, TableRefusal.NOT_OWNED]
     assert "lacks INSERT, UPDATE, DELETE" in str(caught.value)
 
 
@@ -238,28 +253,28 @@ def test_a_policy_that_does_not_fit_is_refused(undone: Session, setup: str, poli
     undone.execute(setup.encode())
     with pytest.raises(RegistrationError) as caught:
         add_table(undone, "d", "t", policy)
-    assert caught.value.reasons == [Refusal.INVALID_POLICY]
+    assert caught.value.reasons == [TableRefusal.INVALID_POLICY]
 
 
 @pytest.mark.parametrize(
     ("name", "schema", "policy", "reason"),
     [
-        ("", "app", {}, Refusal.INVALID_NAME),
-        ("a/b", "app", {}, Refusal.INVALID_NAME),
-        (".hidden", "app", {}, Refusal.INVALID_NAME),
-        ("x" * 64, "app", {}, Refusal.INVALID_NAME),
-        ("d\n", "app", {}, Refusal.INVALID_NAME),
-        ("d", "nowhere", {}, Refusal.UNKNOWN_SCHEMA),
-        ("d", "anabranch", {}, Refusal.RESERVED_SCHEMA),
-        ("d", "pg_catalog", {}, Refusal.RESERVED_SCHEMA),
-        ("d", "information_schema", {}, Refusal.RESERVED_SCHEMA),
-        ("d", "app", {"park": 1}, Refusal.INVALID_POLICY),
-        ("taken", "app", {}, Refusal.DATABASE_EXISTS),
-        ("d", "public", {}, Refusal.SCHEMA_TAKEN),
+        ("", "app", {}, TableRefusal.INVALID_NAME),
+        ("a/b", "app", {}, TableRefusal.INVALID_NAME),
+        (".hidden", "app", {}, TableRefusal.INVALID_NAME),
+        ("x" * 64, "app", {}, TableRefusal.INVALID_NAME),
+        ("d\n", "app", {}, TableRefusal.INVALID_NAME),
+        ("d", "nowhere", {}, TableRefusal.UNKNOWN_SCHEMA),
+        ("d", "anabranch", {}, TableRefusal.RESERVED_SCHEMA),
+        ("d", "pg_catalog", {}, TableRefusal.RESERVED_SCHEMA),
+        ("d", "information_schema", {}, TableRefusal.RESERVED_SCHEMA),
+        ("d", "app", {"park": 1}, TableRefusal.INVALID_POLICY),
+        ("taken", "app", {}, TableRefusal.DATABASE_EXISTS),
+        ("d", "public", {}, TableRefusal.SCHEMA_TAKEN),
     ],
 )
 def test_a_database_that_cant_be_is_refused(
-    undone: Session, name: str, schema: str, policy: dict[str, object], reason: Refusal
+    undone: Session, name: str, schema: str, policy: dict[str, object], reason: TableRefusal
 ) -> None:
     create_database(undone, "taken", "public")
     with pytest.raises(RegistrationError) as caught:
@@ -271,11 +286,11 @@ def test_a_database_that_cant_be_is_refused(
 def test_unknown_names_are_refused(undone: Session) -> None:
     with pytest.raises(RegistrationError) as caught:
         add_table(undone, "nowhere", "t")
-    assert caught.value.reasons == [Refusal.UNKNOWN_DATABASE]
+    assert caught.value.reasons == [TableRefusal.UNKNOWN_DATABASE]
     create_database(undone, "d", "app")
     with pytest.raises(RegistrationError) as caught:
         add_table(undone, "d", "'; drop schema app; --")
-    assert caught.value.reasons == [Refusal.UNKNOWN_TABLE]
+    assert caught.value.reasons == [TableRefusal.UNKNOWN_TABLE]
 
 
 def test_twice_is_refused(undone: Session) -> None:
@@ -284,7 +299,7 @@ def test_twice_is_refused(undone: Session) -> None:
     add_table(undone, "d", "t")
     with pytest.raises(RegistrationError) as caught:
         add_table(undone, "d", "t")
-    assert caught.value.reasons == [Refusal.ALREADY_SYNCED]
+    assert caught.value.reasons == [TableRefusal.ALREADY_SYNCED]
 
 
 @pytest.mark.parametrize(
@@ -334,10 +349,10 @@ def test_a_table_that_a_subscription_feeds_is_refused(undone: Session) -> None:
     )
     with pytest.raises(RegistrationError) as caught:
         add_table(undone, "d", "t")
-    assert caught.value.reasons == [Refusal.SUBSCRIPTION]
+    assert caught.value.reasons == [TableRefusal.SUBSCRIPTION]
     assert "subscriptions feed the table (s)" in str(caught.value)
 
 
 def test_errors_are_values_that_programs_can_tell_apart() -> None:
-    assert len({r.value for r in Refusal}) == len(Refusal)
+    assert len({r.value for r in TableRefusal}) == len(TableRefusal)
     assert not issubclass(RegistrationError, psycopg.Error)

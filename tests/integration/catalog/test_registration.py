@@ -9,7 +9,7 @@ import pytest
 
 from anabranch.store.catalog import sums
 from anabranch.store.catalog.databases import Database, aload_database, load_database, load_databases, schema_versions
-from anabranch.store.catalog.refusals import Refusal
+from anabranch.store.catalog.refusals import TableRefusal
 from anabranch.store.catalog.registration import (
     RegistrationError,
     RegistrationLimits,
@@ -191,7 +191,7 @@ def test_a_table_that_somebody_writes_to_for_long_is_busy(conn: Session, migrate
         writer.execute("insert into app.t values (2)")
         with pytest.raises(RegistrationError) as caught:
             add_table(conn, "d", "t", limits=SOON)
-    assert caught.value.reasons == [Refusal.BUSY]
+    assert caught.value.reasons == [TableRefusal.BUSY]
     assert add_table(conn, "d", "t", limits=SOON).rows == 1
     assert conn.execute("show lock_timeout").fetchone() == ("10s",)
 
@@ -208,7 +208,7 @@ def test_the_catalog_does_not_change_inside_a_group(
         resolver.execute("select pg_advisory_xact_lock(%s, %s)", (CLAIM_LOCK_CLASS, database.id))
         with pytest.raises(RegistrationError) as caught:
             change(conn, "d", "t", limits=SOON)
-        assert caught.value.reasons == [Refusal.BUSY]
+        assert caught.value.reasons == [TableRefusal.BUSY]
     change(conn, "d", "t", limits=SOON)
 
 
@@ -246,7 +246,7 @@ def test_every_change_has_a_version_and_is_told_when_it_is_committed(conn: Sessi
         assert schema_versions(conn) == {"d": 3}
         with pytest.raises(RegistrationError) as caught:
             remove_table(admin, "d", "t")
-    assert caught.value.reasons == [Refusal.NOT_SYNCED]
+    assert caught.value.reasons == [TableRefusal.NOT_SYNCED]
     assert schema_versions(conn) == {"d": 3}
 
 

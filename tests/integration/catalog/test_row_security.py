@@ -8,7 +8,7 @@ import pytest
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.catalog.drift import drift, fingerprint, stopped_tables
 from anabranch.store.catalog.gather import add_tables, restart_captures
-from anabranch.store.catalog.refusals import Refusal
+from anabranch.store.catalog.refusals import TableRefusal
 from anabranch.store.catalog.registration import RegistrationError, add_table, create_database
 from anabranch.store.catalog.set_policy import set_table_policy
 from anabranch.store.log.reader import Sums
@@ -40,10 +40,10 @@ def test_row_security_that_binds_others_is_refused(secured: Session, more: str) 
     secured.execute(more.encode())
     with pytest.raises(RegistrationError) as caught:
         add_table(secured, "d", "t")
-    assert caught.value.reasons == [Refusal.ROW_SECURITY_OF_OTHERS]
+    assert caught.value.reasons == [TableRefusal.ROW_SECURITY_OF_OTHERS]
     with pytest.raises(RegistrationError) as caught:
         add_tables(secured, "d", ["t"], now_ms=1)
-    assert caught.value.reasons == [Refusal.ROW_SECURITY_OF_OTHERS]
+    assert caught.value.reasons == [TableRefusal.ROW_SECURITY_OF_OTHERS]
 
 
 def test_who_says_that_every_device_sees_every_row_may_sync_it_and_that_is_kept(secured: Session) -> None:
@@ -58,7 +58,7 @@ def test_row_security_that_binds_ourselves_is_refused_whatever_is_said(secured: 
     secured.execute("alter table app.t force row level security")
     with pytest.raises(RegistrationError) as caught:
         add_table(secured, "d", "t", SEEN)
-    assert caught.value.reasons == [Refusal.ROW_SECURITY]
+    assert caught.value.reasons == [TableRefusal.ROW_SECURITY]
 
 
 def test_row_security_that_comes_later_is_told_and_stops_nothing(conn: Session) -> None:

@@ -21,7 +21,7 @@ from anabranch_compactor.spark.session import spark_session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from anabranch_compactor.compact import Outcome
+    from anabranch_compactor.compact import RunOutcome
 
 
 @pytest.fixture(scope="session")
@@ -63,7 +63,7 @@ class Lake:
         with connect(self.url, application_name="test", autocommit=True) as conn:
             registration.add_table(conn, "app", name)
 
-    def compact(self, *, orphan_grace_ms: int = 86_400_000) -> Outcome:
+    def compact(self, *, orphan_grace_ms: int = 86_400_000) -> RunOutcome:
         """One run."""
         from anabranch_compactor.compact import Options, compact
 

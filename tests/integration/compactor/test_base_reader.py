@@ -9,7 +9,7 @@ import pytest
 from tests.integration.compactor.conftest import TODO, Lake
 
 from anabranch.columnar.base_proof import BaseProver, PublishedBase
-from anabranch.columnar.base_reader import Place
+from anabranch.columnar.base_reader import RowPlace
 from anabranch.columnar.evidence import EvidenceError
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.session.engine import connect
@@ -42,7 +42,7 @@ def test_a_base_of_spark_is_read_and_proven_without_it(make_lake: Callable[..., 
     prover = BaseProver(threading.Event())
     prover.prove(base, prover.unproven(base, ["todo", "odd"]))
     assert prover.unproven(base, ["todo", "odd"]) == []
-    batches = [batch for batch, _ in base.reader("todo", 10_000).batches(Place())]
+    batches = [batch for batch, _ in base.reader("todo", 10_000).batches(RowPlace())]
     assert {batch.schema for batch in batches} == {arrow_schema(database.tables["todo"])}
     found = sorted(row for batch in batches for row in zip(*(c.to_pylist() for c in batch.columns), strict=True))
     assert found == sorted(lake.sql("select * from todo"))

@@ -15,7 +15,7 @@ from psycopg import sql
 from tests.integration.compactor.conftest import Lake
 
 from anabranch.columnar.lake import LakeTable
-from anabranch.columnar.row_states import Base, Change, as_of
+from anabranch.columnar.row_states import BaseRows, Change, as_of
 from anabranch.testkit.log_writer import Logged, LogWriter
 from anabranch.values import Cell, Column, Table, key_text
 from anabranch.values.cells import Literal
@@ -158,7 +158,7 @@ class Model:
         for name, rows in self.rows.items():
             table = self.writer.table(name)
             lake = LakeTable(self.lake.root, manifest, name, file_codecs)
-            base, changes = Base(lake.rows(), manifest.to_position), lake.told(lake.registrations[-1])
+            base, changes = BaseRows(lake.rows(), manifest.to_position), lake.told(lake.registrations[-1])
             assert shown(base.rows, table.column_names) == {same(key): same(row) for key, row in rows.items()}, name
             assert [told(change, table.column_names) for change in changes] == list(map(same, self.told[name])), name
             assert all(change.complete for change in changes if change.type != "none"), name

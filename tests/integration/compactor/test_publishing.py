@@ -172,14 +172,14 @@ def test_a_base_that_is_not_the_table_publishes_nothing(lake: Lake) -> None:
 
 
 def test_of_two_runs_over_one_stretch_one_is_published(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    from anabranch_compactor.compact import Outcome
+    from anabranch_compactor.compact import RunOutcome
 
     lake.writer().insert("todo", [("a", "t", None, 1)])
-    inner: list[Outcome] = []
+    inner: list[RunOutcome] = []
 
     def reach(point: str) -> None:
         if point == "before_publish" and not inner:
-            inner.append(Outcome(None, 0, 0))
+            inner.append(RunOutcome(None, 0, 0))
             inner[0] = lake.compact()
 
     monkeypatch.setattr(faults, "reach", reach)

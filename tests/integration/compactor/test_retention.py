@@ -12,7 +12,7 @@ from anabranch.clock import Clock
 from anabranch.runtime.config import load_settings
 from anabranch.store.session.engine import connect
 from anabranch_retention_janitor.config import JanitorSettings
-from anabranch_retention_janitor.sweep import Memory, Swept, run_once
+from anabranch_retention_janitor.sweep import SweepMemory, Swept, run_once
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 DAY_MS = 86_400_000
@@ -20,7 +20,7 @@ DAY_MS = 86_400_000
 
 def sweep(lake: Lake) -> Swept:
     """A sweep forty days from now."""
-    memory = Memory(load_settings(JanitorSettings, postgres_url=lake.url))
+    memory = SweepMemory(load_settings(JanitorSettings, postgres_url=lake.url))
     swept = run_once(memory, Clock().now_ms() + 40 * DAY_MS, threading.Event(), "app")
     assert swept is not None
     return swept[0]

@@ -15,7 +15,7 @@ from anabranch.store.catalog import registration
 from anabranch.store.session.engine import Session, connect
 from anabranch.testkit.log_writer import LogWriter
 from anabranch_retention_janitor.config import JanitorSettings
-from anabranch_retention_janitor.sweep import Memory, Swept, run_once
+from anabranch_retention_janitor.sweep import SweepMemory, Swept, run_once
 
 DAY_MS = 86_400_000
 
@@ -35,7 +35,7 @@ class Ground:
     conn: Session
     now_ms: int
     settings: dict[str, Any] = field(default_factory=dict)
-    memory: Memory | None = None
+    memory: SweepMemory | None = None
 
     def __post_init__(self) -> None:
         make_database(self.conn, "app")
@@ -49,7 +49,7 @@ class Ground:
     def sweep(self, days: float = 0, name: str | None = None) -> list[Swept] | None:
         """A sweep as of so many days later."""
         if self.memory is None:
-            self.memory = Memory(load_settings(JanitorSettings, postgres_url=self.url, **self.settings))
+            self.memory = SweepMemory(load_settings(JanitorSettings, postgres_url=self.url, **self.settings))
         return run_once(self.memory, self.now_ms + round(days * DAY_MS), threading.Event(), name)
 
     def swept(self, days: float = 0) -> Swept:

@@ -15,9 +15,9 @@ from anabranch.runtime import metrics
 from anabranch.runtime.config import load_settings
 from anabranch.runtime.fleet import free_port
 from anabranch.store.capture.backlog import CapturedBacklog, Moments
-from anabranch.store.catalog.census import SEEN, Waiting
+from anabranch.store.catalog.census import SEEN, WaitingBatches
 from anabranch.store.catalog.out_of_sync import capture_off
-from anabranch.store.catalog.unsynced import Why
+from anabranch.store.catalog.unsynced import WhyUnsynced
 from anabranch.testkit.exposition import page
 from anabranch_retention_janitor.census import Census, Counted, count, tell
 from anabranch_retention_janitor.config import JanitorSettings
@@ -106,7 +106,7 @@ def test_what_waits_is_told_when_no_resolver_runs(ground: Ground) -> None:
             (ground.id, f"{number:026}", ground.now_ms - arrived, deadline),
         )
     found = counted(ground)
-    assert found.waiting["app"] == Waiting(2, 1, ground.now_ms - 9_000)
+    assert found.waiting["app"] == WaitingBatches(2, 1, ground.now_ms - 9_000)
     tell(found)
     try:
         assert metrics._levels["anabranch_inbox_age"]["app",] == 9.0
@@ -127,7 +127,7 @@ def test_what_was_captured_is_told_with_the_time_since_it_was_first_seen(ground:
 
 
 def test_tables_that_are_not_synced_are_counted_by_why(ground: Ground) -> None:
-    none = {("app", why.value): 0 for why in Why}
+    none = {("app", why.value): 0 for why in WhyUnsynced}
     assert counted(ground).unsynced == none
     capture_off(ground.conn, "app", "todo")
     assert counted(ground).unsynced == {**none, ("app", "capture_off"): 1}
@@ -146,7 +146,7 @@ def test_what_is_gone_is_shown_no_more() -> None:
             epochs={"a": 0, "b": 0},
             bounds={("a", "node"): 5},
             behind={"a": 7},
-            waiting={"a": Waiting(1, 2, 3)},
+            waiting={"a": WaitingBatches(1, 2, 3)},
             captured=[CapturedBacklog("a", 1, 2.0)],
             unsynced={("a", "torn"): 1},
         )

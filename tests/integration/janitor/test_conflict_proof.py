@@ -19,7 +19,7 @@ from anabranch.store.lake.conflict_proof import conflicts_sum
 from anabranch.testkit.log_writer import Logged
 from anabranch.v1 import value_pb2
 from anabranch_retention_janitor.config import JanitorSettings
-from anabranch_retention_janitor.sweep import Memory, Swept, run_once
+from anabranch_retention_janitor.sweep import SweepMemory, Swept, run_once
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 __all__ = ["make_lake", "spark"]
@@ -37,7 +37,7 @@ VALUES = {
 
 def sweep(lake: Lake) -> Swept:
     """A sweep forty days from now."""
-    memory = Memory(load_settings(JanitorSettings, postgres_url=lake.url))
+    memory = SweepMemory(load_settings(JanitorSettings, postgres_url=lake.url))
     swept = run_once(memory, Clock().now_ms() + 40 * DAY_MS, threading.Event(), "app")
     assert swept is not None
     return swept[0]

@@ -18,7 +18,7 @@ from anabranch.store.retention.rows import VERDICTS, _delete, remove
 from anabranch.store.retention.status import look, status
 from anabranch.store.session.engine import connect
 from anabranch.testkit.log_writer import Logged, LogWriter
-from anabranch_retention_janitor.pace import Pace, Turn, in_pieces
+from anabranch_retention_janitor.pace import SweepPace, SweepTurn, in_pieces
 
 
 def test_nothing_young_goes(ground: Ground) -> None:
@@ -312,8 +312,8 @@ def test_pieces_shrink_when_they_take_too_long(ground: Ground) -> None:
             left -= gone
             return gone
 
-        turn = Turn(lambda: None, threading.Event(), time.monotonic() + 60, 0.1, 15)
-        removed, done = in_pieces(turn, Pace(64), piece)
+        turn = SweepTurn(lambda: None, threading.Event(), time.monotonic() + 60, 0.1, 15)
+        removed, done = in_pieces(turn, SweepPace(64), piece)
     assert (removed, done, left) == (40, True, 0)
     assert asked[:2] == [64, 32]
     assert min(asked) <= 8

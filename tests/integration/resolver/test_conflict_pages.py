@@ -75,7 +75,7 @@ def test_no_page_of_conflicts_looks_at_everything(
     monkeypatch.setattr(conflicts, "MOST_LOOKED_AT", 3)
     tables = [table.id for table in rig.database.tables.values()]
     for key in (None, "x"):
-        wanted = conflicts.Wanted(rig.database.id, tables, key, node_id=c.id)
+        wanted = conflicts.WantedConflicts(rig.database.id, tables, key, node_id=c.id)
         place, pages = None, []
         while True:
             listed = conflicts.page(rig.conn, wanted, place, items=10, max_bytes=1_000)
@@ -96,7 +96,7 @@ def test_the_conflicts_of_a_row_are_found_by_their_index(rig: ResolverRig) -> No
         )
         rig.sql("analyze anabranch.conflicts")
         plans: list[str] = []
-        steps = conflicts._page(conflicts.Wanted(rig.database.id, [table], "x"), None, 10, 1_000)
+        steps = conflicts._page(conflicts.WantedConflicts(rig.database.id, [table], "x"), None, 10, 1_000)
         for statement in (next(steps), steps.send([])):
             sql = f"explain (analyze, timing off) {statement.sql}".encode()
             plans.append("\n".join(row[0] for row in rig.conn.execute(sql, statement.parameters).fetchall()))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from anabranch.limits import MAX_KEY_BYTES
 from anabranch.store.cells.index_keys import index_key, index_keys
 from anabranch.store.log import conflicts
-from anabranch.store.log.conflicts import Wanted
+from anabranch.store.log.conflicts import WantedConflicts
 from anabranch.testkit.oracle import read_server, replay
 from anabranch.testkit.resolver_rig import ResolverRig
 
@@ -34,7 +34,7 @@ def test_devices_and_sql_meet_on_a_row_with_a_long_key(make_rig: Any) -> None:
     assert (table, key, column, value) == ("t", LONG.hex(), "a", "by sql")
     number = rig.database.tables["t"].id
     for one, found in ((LONG, 1), (LONG[:-1], 0), (b"\x01", 0)):
-        wanted = Wanted(rig.database.id, [number], key=one.hex())
+        wanted = WantedConflicts(rig.database.id, [number], key=one.hex())
         assert len(conflicts.page(rig.conn, wanted, None, items=10, max_bytes=1_000_000).lost) == found
     unseen = b.delete("t", {"id": LONG})
     b.see()

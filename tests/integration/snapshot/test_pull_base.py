@@ -15,13 +15,13 @@ from tests.integration.snapshot.pulled import MIB, Pulled, apply, pull_and_cut, 
 from tests.integration.snapshot.test_types import ODD_TABLE, make_every_type, pulled_cells, require_same
 from ulid import ULID
 
-from anabranch.columnar.base_reader import Place
+from anabranch.columnar.base_reader import RowPlace
 from anabranch.columnar.chunks import from_ipc
 from anabranch.runtime.errors import Failure
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.catalog.registration import add_table
 from anabranch.store.cells.binary_cells import quote
-from anabranch.store.log.history import Known
+from anabranch.store.log.history import SeenGroup
 from anabranch.store.log.seal import open_content, seal_content
 from anabranch.store.session.engine import connect
 from anabranch.testkit.base_writer import BaseWriter, FileRows
@@ -31,7 +31,7 @@ from anabranch.testkit.snapshot_reader import Reader, whole_groups
 from anabranch.testkit.snapshot_rig import SnapshotRig
 from anabranch.testkit.waiting import until
 from anabranch.v1 import errors_pb2
-from anabranch_snapshot.resume_tokens import BasePlace, Progress, from_token, to_token
+from anabranch_snapshot.resume_tokens import BasePlace, PullProgress, from_token, to_token
 
 SETTINGS = {
     "ANABRANCH_PULL_BATCH_BYTES": str(64 * 1024),
@@ -219,9 +219,9 @@ def test_a_token_of_another_form_is_none_that_was_given(place: Any) -> None:
     """An older or newer release's, say."""
     database = load_database(place.conn, place.name)
     table, key = database.tables["item"], database.seal_key
-    place_of = Progress(None, 7, 3, BasePlace("run", Place(2, 5)))
+    place_of = PullProgress(None, 7, 3, BasePlace("run", RowPlace(2, 5)))
     assert from_token(database, table, to_token(database, table, place_of)) == place_of
-    keyed = Progress(("k",), 7, 3, Known(5, b"chain"))
+    keyed = PullProgress(("k",), 7, 3, SeenGroup(5, b"chain"))
     assert from_token(database, table, to_token(database, table, keyed)) == keyed
     # A release that knows of no places, or of no moments, opens what is sealed as "resume".
     old, new = f"resume\0{database.epoch}", f"resume-key\0{database.epoch}"

@@ -6,11 +6,11 @@ import pytest
 
 from anabranch.runtime.errors import Failure
 from anabranch.v1 import errors_pb2
-from anabranch_ingest.quota import Memory
+from anabranch_ingest.quota import HeldBytes
 
 
 def test_beyond_the_limit_calls_are_told_to_come_later() -> None:
-    memory = Memory(100)
+    memory = HeldBytes(100)
     memory.take(60)
     memory.take(40)
     with pytest.raises(Failure) as caught:
@@ -22,7 +22,7 @@ def test_beyond_the_limit_calls_are_told_to_come_later() -> None:
 
 
 def test_what_is_larger_than_the_limit_goes_when_nothing_else_is_held() -> None:
-    memory = Memory(10)
+    memory = HeldBytes(10)
     memory.take(50)
     memory.give_back(50)
     assert memory.held == 0

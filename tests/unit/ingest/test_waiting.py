@@ -7,23 +7,23 @@ import time
 
 import pytest
 
-from anabranch.store.inbox.verdicts import Decided
+from anabranch.store.inbox.verdicts import DecidedBatch
 from anabranch.store.session.listening import Heard
 from anabranch.v1 import errors_pb2, verdict_pb2
 from anabranch_ingest import waiting as waiting_module
-from anabranch_ingest.waiting import Ticket, Waiting
+from anabranch_ingest.waiting import Ticket, WatchedBatches
 
 SHA = b"s"
 DB = 1
 
 
-def decided(verdict: bytes = b"v", *, sha: bytes = SHA, principal: str = "p") -> Decided:
-    return Decided(sha, principal, verdict)
+def decided(verdict: bytes = b"v", *, sha: bytes = SHA, principal: str = "p") -> DecidedBatch:
+    return DecidedBatch(sha, principal, verdict)
 
 
 def test_what_is_named_is_looked_up_and_delivered_to_all() -> None:
     async def run() -> None:
-        waiting, tickets = Waiting(), [Ticket("p"), Ticket("p")]
+        waiting, tickets = WatchedBatches(), [Ticket("p"), Ticket("p")]
         for ticket in tickets:
             waiting.watch(ticket, DB, {"a": SHA, "b": SHA})
         waiting.hear(Heard(DB, 1, ("b", "other")))
@@ -41,7 +41,7 @@ def test_a_name_that_came_before_the_watch_is_remembered(monkeypatch: pytest.Mon
     monkeypatch.setattr(waiting_module, "REMEMBERED_IDS", 10)
 
     async def run() -> None:
-        waiting, ticket = Waiting(), Ticket("p")
+        waiting, ticket = WatchedBatches(), Ticket("p")
         waiting.hear(Heard(DB, 1, ("early",)))
         for number in range(10):
             waiting.hear(Heard(DB, 1, (f"x{number}",)))
@@ -56,7 +56,7 @@ def test_a_name_that_came_before_the_watch_is_remembered(monkeypatch: pytest.Mon
 
 def test_polling_looks_up_what_was_watched_for_a_whole_interval() -> None:
     async def run() -> None:
-        waiting, ticket = Waiting(), Ticket("p")
+        waiting, ticket = WatchedBatches(), Ticket("p")
         waiting.watch(ticket, DB, {"a": SHA})
         waiting.poll()
         waiting.watch(ticket, DB, {"b": SHA})
@@ -72,7 +72,7 @@ def test_polling_looks_up_what_was_watched_for_a_whole_interval() -> None:
 
 def test_a_new_listener_has_everything_looked_up() -> None:
     async def run() -> None:
-        waiting, ticket = Waiting(), Ticket("p")
+        waiting, ticket = WatchedBatches(), Ticket("p")
         waiting.watch(ticket, DB, {str(n): SHA for n in range(25)})
         waiting.look_at_all()
         taken = [await waiting.due(10), await waiting.due(10), await waiting.due(10)]
@@ -84,7 +84,7 @@ def test_a_new_listener_has_everything_looked_up() -> None:
 
 def test_a_closed_ticket_leaves_nothing_behind() -> None:
     async def run() -> None:
-        waiting, gone, stays = Waiting(), Ticket("p"), Ticket("p")
+        waiting, gone, stays = WatchedBatches(), Ticket("p"), Ticket("p")
         waiting.watch(gone, DB, {"a": SHA, "b": SHA})
         waiting.watch(stays, DB, {"b": SHA})
         waiting.look_at_all()
@@ -101,9 +101,9 @@ def test_a_closed_ticket_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("other", [decided(sha=b"other"), decided(principal="q")])
-def test_a_verdict_on_other_content_or_of_another_is_told_as_a_reuse(other: Decided) -> None:
+def test_a_verdict_on_other_content_or_of_another_is_told_as_a_reuse(other: DecidedBatch) -> None:
     """Two processes may append one id in the same moment; the resolver decides one of them."""
-    waiting, ticket = Waiting(), Ticket("p")
+    waiting, ticket = WatchedBatches(), Ticket("p")
     waiting.watch(ticket, DB, {"a": SHA})
     waiting.decide((DB, "a"), other)
     verdict = verdict_pb2.Verdict.FromString(ticket.found["a"])
@@ -112,7 +112,7 @@ def test_a_verdict_on_other_content_or_of_another_is_told_as_a_reuse(other: Deci
 
 
 def test_a_reuse_under_an_id_that_is_watched_takes_no_place() -> None:
-    waiting, ticket = Waiting(), Ticket("p")
+    waiting, ticket = WatchedBatches(), Ticket("p")
     waiting.watch(ticket, DB, {"a": SHA})
     ticket.refuse("a", b"reuse")
     assert (ticket.placeless, set(ticket.missing)) == ([b"reuse"], {"a"})
@@ -124,7 +124,7 @@ def test_a_reuse_under_an_id_that_is_watched_takes_no_place() -> None:
 
 def test_a_ticket_is_waited_for_until_it_is_complete_given_up_or_late() -> None:
     async def run() -> None:
-        waiting, ticket = Waiting(), Ticket("p")
+        waiting, ticket = WatchedBatches(), Ticket("p")
         await ticket.complete(0)
         waiting.watch(ticket, DB, {"a": SHA, "b": SHA})
         loop = asyncio.get_running_loop()

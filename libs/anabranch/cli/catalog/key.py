@@ -57,7 +57,7 @@ def create(
             key = api_keys.create(
                 conn, subject=subject, role=role, database=database, now_ms=now_ms, expires_ms=expires_ms
             )
-        except api_keys.UnknownDatabaseError:
+        except api_keys.KeyOfNoDatabaseError:
             fail(f"there is no database {database!r}; `anabranch database create` makes one")
     typer.echo(key)
 

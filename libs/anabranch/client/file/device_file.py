@@ -127,11 +127,11 @@ class Tx:
             forget()
 
 
-class _Connection(sqlite3.Connection):
+class _ReadConnection(sqlite3.Connection):
     """Can be referred to weakly."""
 
 
-class _AppConnection(_Connection):
+class _AppConnection(_ReadConnection):
     """Takes its cursors along when it is closed: one that was left open would hold on to its moment, and its pages."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -318,7 +318,7 @@ class DeviceFile:
     def reader(self) -> sqlite3.Connection:
         """A connection for reads of ours: the thread's own, or the open transaction's. Every cursor is read to its end
         at once."""
-        return self._read_with("ours", _Connection)
+        return self._read_with("ours", _ReadConnection)
 
     def app_reader(self) -> sqlite3.Connection:
         """A connection for the app's queries, likewise; what becomes of its cursors is the app's affair."""
@@ -340,7 +340,7 @@ class DeviceFile:
     @contextmanager
     def private_reader(self) -> Iterator[sqlite3.Connection]:
         """A connection to read with for one piece of work, beside what the thread's own are used for."""
-        with closing(self._connect(_Connection)) as conn:
+        with closing(self._connect(_ReadConnection)) as conn:
             conn.execute("PRAGMA query_only = ON")
             yield conn
 

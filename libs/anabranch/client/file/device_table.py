@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from anabranch.client.writes.sure import Sure, sure_of
+from anabranch.client.writes.sure import SureOfColumn, sure_of
 from anabranch.merge.model import Policy
 from anabranch.v1 import snapshot_pb2, value_pb2
 from anabranch.values import Cell, Column, Kind, Table, key_text
@@ -55,7 +55,7 @@ class DeviceTable:
     """Statements and conversions of one table. Rows are in the order of ``table.columns``: as *cells*, or *stored*, as
     SQLite holds them. ``key`` is always the stored form of the key, in the key's order."""
 
-    def __init__(self, table: Table, sure: Mapping[str, Sure] = MappingProxyType({})) -> None:
+    def __init__(self, table: Table, sure: Mapping[str, SureOfColumn] = MappingProxyType({})) -> None:
         self.table = table
         self.sure = sure
         self.name = table.name

@@ -11,7 +11,7 @@ from anabranch.client.file.device_file import DeviceFile
 from anabranch.client.file.device_table import DeviceTable
 from anabranch.client.queue.settle import shown_key
 from anabranch.client.remote import RemoteDb
-from anabranch.client.writes.local import BatchBuilder, Checks
+from anabranch.client.writes.local import BatchBuilder, WriteChecks
 from anabranch.v1 import resolver_pb2, value_pb2
 from anabranch.wire.plain import plain_value
 
@@ -53,7 +53,7 @@ def request(db_name: str, wanted: Filter, tables: Mapping[str, DeviceTable]) -> 
         table = tables.get(wanted.table or "")
         if table is None:
             raise ValueError(f"a key needs a synced table, not {wanted.table!r}")
-        cells = Checks(table).key(wanted.key)
+        cells = WriteChecks(table).key(wanted.key)
         index = table.table.index
         key = [table.writers[index[name]](cells[name]) for name in table.table.key_columns]
     return resolver_pb2.ListConflictsRequest(

@@ -81,7 +81,7 @@ def envelope(conn: sqlite3.Connection, batch_id: str) -> Queued | None:
     return None if row is None else Queued(*row)
 
 
-class Found(NamedTuple):
+class InQueue(NamedTuple):
     """A batch of the queue as the overlay needs it. ``position_ms``: that of its verdict, None before."""
 
     value: bytes
@@ -89,10 +89,10 @@ class Found(NamedTuple):
     position_ms: int | None
 
 
-def find(conn: sqlite3.Connection, ids: Iterable[str]) -> dict[str, Found]:
+def find(conn: sqlite3.Connection, ids: Iterable[str]) -> dict[str, InQueue]:
     """Those of ``ids`` that are in the queue."""
     sql = "SELECT id, value, seen, server_timestamp_ms FROM _db_mutations_queue WHERE id IN {in}"
-    return {i: Found(value, bool(seen), position) for i, value, seen, position in select_in(conn, sql, ids)}
+    return {i: InQueue(value, bool(seen), position) for i, value, seen, position in select_in(conn, sql, ids)}
 
 
 def which(conn: sqlite3.Connection, ids: Iterable[str]) -> list[str]:

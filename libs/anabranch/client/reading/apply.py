@@ -18,7 +18,7 @@ _NEVER = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class AppliedPage:
     """What a page led to. ``asked_twice``: own batches whose verdicts the log passed without showing them, twice."""
 
     cursor_ms: int
@@ -40,7 +40,7 @@ class Applier:
         """Forget the parts of a group: the next page begins after the cursor."""
         self._spool.clear()
 
-    def page(self, page: change_pb2.Page, sums_at_end: Sequence[position_pb2.TableSum] = ()) -> Applied:
+    def page(self, page: change_pb2.Page, sums_at_end: Sequence[position_pb2.TableSum] = ()) -> AppliedPage:
         """Apply the groups that are complete with ``page``, which must follow the last one given or the cursor.
         ``sums_at_end``: sums of tables at the position that the page reaches.
 
@@ -76,7 +76,7 @@ class Applier:
         batches: Sequence[str],
         reached: position_pb2.Position,
         sums_at_end: Sequence[position_pb2.TableSum],
-    ) -> Applied:
+    ) -> AppliedPage:
         cursor = tx.state.cursor_ms
         skip: dict[str, int] = {}
         lenient: dict[str, int] = {}
@@ -118,4 +118,4 @@ class Applier:
         twice = statements.ask_again(tx.conn, passed) if passed else []
         if passed:
             tx.events.append(State("error", f"the log passed the verdict of {passed[0]} without showing it"))
-        return Applied(end, bool(twice))
+        return AppliedPage(end, bool(twice))

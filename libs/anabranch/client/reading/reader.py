@@ -23,7 +23,7 @@ from anabranch.client.letters.dead_counts import DeadLetterCounts
 from anabranch.client.overlay.pendings import Pendings
 from anabranch.client.queue import settle
 from anabranch.client.reading import rewind, seen, sums
-from anabranch.client.reading.apply import Applied, Applier
+from anabranch.client.reading.apply import AppliedPage, Applier
 from anabranch.client.reading.bootstrap import Bootstrap, Progress
 from anabranch.client.reading.repair import PullInstead, Repaired, repair
 from anabranch.client.remote import RemoteDb, Stream, applying
@@ -253,7 +253,7 @@ class Reader:
         if not taken:
             raise CallFailed("ABORTED", "INVALID_TOKEN", "a new epoch has begun during the call", again=True)
 
-    def _look(self, applied: Applied, server: position_pb2.ServerState) -> bool:
+    def _look(self, applied: AppliedPage, server: position_pb2.ServerState) -> bool:
         """What a page asks for beside its rows: new tables, tables to be pulled again, a new snapshot."""
         current = self._file.current()
         if applied.asked_twice:

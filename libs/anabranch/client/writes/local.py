@@ -31,7 +31,7 @@ Ask = Callable[[Tx, str], DeviceTable | None]
 """Asks the server what a table is like now; None where it can't be asked, or the table's columns are others."""
 
 
-class Checks:
+class WriteChecks:
     """What a table takes from an app: cells by column name, or a ValueError that names table and column. Where that is
     only as sure as what the device knows of the table, it is a SurelyRefusedError."""
 
@@ -104,7 +104,7 @@ class BatchBuilder:
     """A batch while its transaction is open. Each method checks everything first: where it raises, nothing of that
     call was written."""
 
-    def __init__(self, tx: Tx, checks: dict[str, Checks], ask: Ask | None = None) -> None:
+    def __init__(self, tx: Tx, checks: dict[str, WriteChecks], ask: Ask | None = None) -> None:
         self.tx = tx
         self._checks = checks
         self._ask = ask
@@ -113,7 +113,7 @@ class BatchBuilder:
         self._rows = 0
         self.limits = snapshot_pb2.Limits.FromString(tx.state.limits)
 
-    def _table(self, name: str) -> tuple[DeviceTable, Checks]:
+    def _table(self, name: str) -> tuple[DeviceTable, WriteChecks]:
         table = self.tx.tables.get(name)
         if table is None:
             if not self.tx.state.pulls:
@@ -124,7 +124,7 @@ class BatchBuilder:
             raise NotReady(f"{name} has not been pulled yet")
         checks = self._checks.get(name)
         if checks is None or checks._table is not table:
-            checks = self._checks[name] = Checks(table)
+            checks = self._checks[name] = WriteChecks(table)
         return table, checks
 
     def _named(self, table: DeviceTable, rows: Sequence[Cells]) -> tuple[dict[str, Cells], dict[str, tuple[Any, ...]]]:
@@ -142,7 +142,9 @@ class BatchBuilder:
             raise ValueError(f"{table.name}: no rows were given")
         return by_text, keys
 
-    def _checked(self, checks: Checks, rows: Sequence[Any], check: Callable[[Checks, Any], Cells]) -> list[Cells]:
+    def _checked(
+        self, checks: WriteChecks, rows: Sequence[Any], check: Callable[[WriteChecks, Any], Cells]
+    ) -> list[Cells]:
         """The rows' cells. What would be refused for what the device may know no longer is held against what the server
         says now, where that can be asked. Raises ValueError."""
         try:
@@ -151,7 +153,7 @@ class BatchBuilder:
             now = None if self._ask is None else self._ask(self.tx, checks.table_name)
             if now is None:
                 raise
-        return [check(Checks(now), row) for row in rows]
+        return [check(WriteChecks(now), row) for row in rows]
 
     @contextmanager
     def call(self) -> Iterator[None]:
@@ -168,7 +170,7 @@ class BatchBuilder:
     def insert(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Add rows. Raises ValueError, RowExists, NotReady."""
         table, checks = self._table(name)
-        by_text, keys = self._named(table, self._checked(checks, rows, Checks.whole))
+        by_text, keys = self._named(table, self._checked(checks, rows, WriteChecks.whole))
         most = self.limits.max_key_bytes or limits.MAX_KEY_BYTES
         for text in keys:
             if len(text) * 4 > most and len(text.encode()) > most:
@@ -186,7 +188,7 @@ class BatchBuilder:
     def update(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Change columns of rows that are shown; each row names its key. Raises ValueError, RowMissing, NotReady."""
         table, checks = self._table(name)
-        by_text, keys = self._named(table, self._checked(checks, rows, Checks.row))
+        by_text, keys = self._named(table, self._checked(checks, rows, WriteChecks.row))
         names = table.table.key_columns
         for text, row in by_text.items():
             if len(row) == len(names):

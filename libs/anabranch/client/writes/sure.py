@@ -41,7 +41,7 @@ class SurelyRefusedError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Sure:
+class SureOfColumn:
     """Of one column. ``needed``: an insert that leaves it out is refused, as NULL is."""
 
     refuses_null: bool = False
@@ -49,9 +49,9 @@ class Sure:
     judge: Judge | None = None
 
 
-def sure_of(message: snapshot_pb2.Table, columns: tuple[Column, ...]) -> dict[str, Sure]:
+def sure_of(message: snapshot_pb2.Table, columns: tuple[Column, ...]) -> dict[str, SureOfColumn]:
     """What is sure of a table's columns, as Describe told it; a column of which nothing is sure is left out."""
-    sure: dict[str, Sure] = {}
+    sure: dict[str, SureOfColumn] = {}
     for told, column in zip(message.columns, columns, strict=True):
         if column.generated or column.policy != "lww":
             continue
@@ -59,7 +59,7 @@ def sure_of(message: snapshot_pb2.Table, columns: tuple[Column, ...]) -> dict[st
         # Of a key every NULL is refused, sure or not.
         refuses_null = told.refuses_null and column.name not in message.key_columns
         if judge is not None or refuses_null:
-            sure[column.name] = Sure(refuses_null, refuses_null and not column.has_default, judge)
+            sure[column.name] = SureOfColumn(refuses_null, refuses_null and not column.has_default, judge)
     return sure
 
 

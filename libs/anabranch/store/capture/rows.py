@@ -85,7 +85,7 @@ class UndecodableError(ValueError):
         self.sqlstate = sqlstate
 
 
-class _Shape(NamedTuple):
+class _ImageShape(NamedTuple):
     """A table of today: its row type's oid, its columns' names and type oids in order, and whether somebody has locked
     it against everybody, or waits to, and this session may make a type. ``binary``: of each column, whether its type
     has a binary form; the oids are those in images, of text where it has none."""
@@ -134,7 +134,7 @@ def _put_back(table: Table, row: Row, image: LargeImage) -> None:
             row[place] = cell
 
 
-def _decode(conn: Connection, schema_name: str, table: Table, shape: _Shape, images: Sequence[bytes]) -> list[Row]:
+def _decode(conn: Connection, schema_name: str, table: Table, shape: _ImageShape, images: Sequence[bytes]) -> list[Row]:
     if not _is_current(shape, images):
         images = [_made_current(table, shape, image) for image in images]
     if shape.locked or not all(shape.binary):
@@ -162,7 +162,7 @@ def _rows(conn: Connection, table: Table, row_type: int, type_name: str, images:
 
 
 @contextmanager
-def _stand_in(conn: Connection, shape: _Shape) -> Iterator[int]:
+def _stand_in(conn: Connection, shape: _ImageShape) -> Iterator[int]:
     """A type with the columns of the table, which nobody else knows; its oid."""
     types = conn.execute(_COLUMN_TYPES, [shape.row_type])
     columns = ", ".join(
@@ -177,11 +177,11 @@ def _stand_in(conn: Connection, shape: _Shape) -> Iterator[int]:
     conn.execute(f"do $$ begin drop type {_STAND_IN}; end $$".encode(), prepare=False)
 
 
-def _shape(conn: Connection, schema_name: str, table: Table) -> _Shape:
+def _shape(conn: Connection, schema_name: str, table: Table) -> _ImageShape:
     found = conn.execute(_SHAPE, (schema_name, table.name)).fetchone()
     if found is None:
         raise UndecodableError(table.name, "the table is gone")
-    shape = _Shape(*found)
+    shape = _ImageShape(*found)
     shape.oids[:] = [oid if has_binary else _TEXT for oid, has_binary in zip(shape.oids, shape.binary, strict=True)]
     for place, column in enumerate(table.columns):
         if place >= len(shape.names) or shape.names[place] != column.name:
@@ -189,7 +189,7 @@ def _shape(conn: Connection, schema_name: str, table: Table) -> _Shape:
     return shape
 
 
-def _is_current(shape: _Shape, images: Sequence[bytes]) -> bool:
+def _is_current(shape: _ImageShape, images: Sequence[bytes]) -> bool:
     """Whether Postgres takes all of them as they are. Types change under a lock that keeps writers out: where the first
     image and the last one hold today's, those between them do, if they have as many columns."""
     count = _length(len(shape.oids))
@@ -209,7 +209,7 @@ def _fields(image: bytes) -> Iterator[tuple[int, bytes | None]]:
         at += max(size, 0)
 
 
-def _made_current(table: Table, shape: _Shape, image: bytes) -> bytes:
+def _made_current(table: Table, shape: _ImageShape, image: bytes) -> bytes:
     """``image`` with the columns and the oids of today."""
     fields = list(_fields(image))[: len(table.columns)]
     if len(fields) < len(table.columns):

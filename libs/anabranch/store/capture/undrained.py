@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from anabranch.store.capture.rows import decode
 from anabranch.store.catalog.databases import Database
 from anabranch.store.cells.binary_cells import Row
-from anabranch.store.log.history import Known
+from anabranch.store.log.history import SeenGroup
 from anabranch.store.session.binary import Connection, run
 from anabranch.store.session.engine import AsyncSession
 from anabranch.values import Table, key_text
@@ -69,8 +69,8 @@ class OtherHistoryError(Exception):
 
 
 async def head_when_drained(
-    conn: AsyncSession, database_id: int, table_id: int, newest: int, shown: Known
-) -> Known | None:
+    conn: AsyncSession, database_id: int, table_id: int, newest: int, shown: SeenGroup
+) -> SeenGroup | None:
     """Position and chain of the head, where no change of the table up to the number ``newest`` waits any more.
     ``shown`` is the moment in which those were seen.
 
@@ -85,7 +85,7 @@ async def head_when_drained(
     head, chain, found, floor = row
     if shown.is_lost(found, floor, head):
         raise OtherHistoryError
-    return Known(head, bytes(chain))
+    return SeenGroup(head, bytes(chain))
 
 
 @dataclass

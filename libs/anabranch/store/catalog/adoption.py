@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.sums import scan_sum, sum_to_bytes
-from anabranch.store.cells.binary_cells import Row, Sender, literal_sender, quote, sender
+from anabranch.store.cells.binary_cells import CellSender, Row, literal_sender, quote, sender
 from anabranch.store.session.binary import Connection, run
 from anabranch.store.session.channels import CLAIM_LOCK_CLASS, INBOX_CHANNEL
 from anabranch.values import Column, Kind, Table
@@ -107,5 +107,5 @@ def _capture(conn: Connection, database: Database, table: Table, found: Sequence
     run(conn, statement.encode(), [logged, *(s.build(cells) for s, cells in zip(senders, columns, strict=True))])
 
 
-def _sender(column: Column, cells: Sequence[object]) -> Sender:
+def _sender(column: Column, cells: Sequence[object]) -> CellSender:
     return literal_sender(column) if column.kind is Kind.TIMESTAMP and Literal in map(type, cells) else sender(column)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from anabranch.store.catalog.databases import load_databases
-from anabranch.store.catalog.unsynced import Why, look
+from anabranch.store.catalog.unsynced import WhyUnsynced, look
 from anabranch.store.session.engine import Session
 
 _HOUR_MS = 3_600_000
@@ -59,7 +59,7 @@ def count_dead_letters(conn: Session, names: list[str]) -> dict[tuple[str, str],
     return {(name, reason): count for name, reason, count in rows if name in names}
 
 
-class Waiting(NamedTuple):
+class WaitingBatches(NamedTuple):
     """Batches of one database in the inbox. ``oldest_ms``: when the oldest came that could be decided."""
 
     ready: int
@@ -67,14 +67,14 @@ class Waiting(NamedTuple):
     oldest_ms: int | None
 
 
-def count_waiting(conn: Session, names: list[str]) -> dict[str, Waiting]:
+def count_waiting(conn: Session, names: list[str]) -> dict[str, WaitingBatches]:
     """What waits in the inbox, for each of ``names``. Raises psycopg.Error."""
-    return {name: Waiting(*rest) for name, *rest in conn.execute(WAITING).fetchall() if name in names}
+    return {name: WaitingBatches(*rest) for name, *rest in conn.execute(WAITING).fetchall() if name in names}
 
 
 def count_unsynced(conn: Session, names: list[str]) -> dict[tuple[str, str], int]:
     """Tables that are not synced by database and reason, for each of ``names``. Raises psycopg.Error."""
-    found = {(name, why.value): 0 for name in names for why in Why}
+    found = {(name, why.value): 0 for name in names for why in WhyUnsynced}
     for name, database in load_databases(conn).items():
         if name in names:
             for one in look(conn, database).unsynced:

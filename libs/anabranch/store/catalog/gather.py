@@ -32,7 +32,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 from anabranch.store.capture import triggers
 from anabranch.store.capture.rows import UndecodableError, decode
 from anabranch.store.catalog.databases import Database, load_database
-from anabranch.store.catalog.refusals import Refusal
+from anabranch.store.catalog.refusals import TableRefusal
 from anabranch.store.catalog.registration import (
     Added,
     Connection,
@@ -71,7 +71,7 @@ _FEW = 200
 _PASSES = 50
 """After so many the rest is added while writers wait, however much it is."""
 
-_KNOWN_BEFORE = frozenset({Refusal.ROW_SECURITY_OF_OTHERS})
+_KNOWN_BEFORE = frozenset({TableRefusal.ROW_SECURITY_OF_OTHERS})
 """What a table that is synced already is not refused for: its rows are on devices, and ``drift`` tells of it."""
 
 _OWN = "select pg_try_advisory_lock(%s, hashtext(%s))"
@@ -92,7 +92,7 @@ returning c.old, c.new, pg_visible_in_snapshot(c.xid, %(moment)s::pg_snapshot)
 
 
 @dataclass(slots=True)
-class _Sum:
+class _GatheredSum:
     """Of a table: how many rows, and the sum of their hashes, not reduced."""
 
     count: int = 0
@@ -111,8 +111,8 @@ class _Gathering:
     number: int
     was: int | None
     moment: str = ""
-    sum: _Sum = field(default_factory=_Sum)
-    kept: _Sum = field(default_factory=_Sum)
+    sum: _GatheredSum = field(default_factory=_GatheredSum)
+    kept: _GatheredSum = field(default_factory=_GatheredSum)
 
 
 def add_tables(
@@ -127,8 +127,8 @@ def add_tables(
     """Sync tables from now on, all or none. The session must be in autocommit, outside of a transaction.
 
     Raises:
-        RegistrationError: with every reason why one can't be synced, see ``Refusal``; BUSY also where its table was
-            changed meanwhile, or somebody else registers it.
+        RegistrationError: with every reason why one can't be synced, see ``TableRefusal``; BUSY also where its table
+            was changed meanwhile, or somebody else registers it.
     """
     return _register(conn, database, tables, policy or {}, now_ms, limits, anew=False)
 
@@ -195,7 +195,7 @@ def _begin(
         was = found.tables[name].id if name in found.tables else None
         if anew:
             if was is None:
-                raise refuse(what, Refusal.NOT_SYNCED, f'"{name}" is no synced table of "{database}"')
+                raise refuse(what, TableRefusal.NOT_SYNCED, f'"{name}" is no synced table of "{database}"')
             policy = found.table_policies[name].given()
         registered = (
             lock_and_judge(conn, what, _without(found, name), name, policy, _KNOWN_BEFORE)
@@ -228,13 +228,13 @@ def _read(conn: Connection, one: _Gathering, limits: RegistrationLimits) -> None
         conn.execute(f"lock table {quote(schema_name)}.{quote(table.name)} in access share mode".encode())
         [(one.moment,)] = conn.execute(_MOMENT).fetchall()
         one.kept = _kept(conn, one)
-        one.sum = _Sum(*scan_sum(conn, schema_name, table))
+        one.sum = _GatheredSum(*scan_sum(conn, schema_name, table))
 
 
-def _kept(conn: Connection, one: _Gathering) -> _Sum:
+def _kept(conn: Connection, one: _Gathering) -> _GatheredSum:
     """The sum that the log carries of the registration before."""
     rows = conn.execute(_KEPT, (one.was,)).fetchall() if one.was is not None else []
-    return _Sum(rows[0][0], int.from_bytes(rows[0][1], "big")) if rows else _Sum()
+    return _GatheredSum(rows[0][0], int.from_bytes(rows[0][1], "big")) if rows else _GatheredSum()
 
 
 def _add(conn: Connection, one: _Gathering, chunks: int | None = None) -> int:
@@ -284,7 +284,7 @@ def _enter_one(conn: Connection, one: _Gathering, now_ms: int) -> None:
     number = found.tables[name].id if name in found.tables else None
     faults = run(conn, triggers.trigger_faults(schema_name, -found.id, {name: one.number}))
     if now != one.table or number != one.was or faults:
-        raise refuse(one.what, Refusal.BUSY, "it was changed while its rows were read; try again")
+        raise refuse(one.what, TableRefusal.BUSY, "it was changed while its rows were read; try again")
     claim(conn, found.id)
     _add(conn, one)
     if one.was is not None:
@@ -343,7 +343,7 @@ def _patiently(limits: RegistrationLimits, table: str, work: Callable[[], _R]) -
         return retrying(work)
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
         what = f'table "{table}" can\'t be registered'
-        raise refuse(what, Refusal.BUSY, "somebody else holds a lock on it; try again") from error
+        raise refuse(what, TableRefusal.BUSY, "somebody else holds a lock on it; try again") from error
 
 
 @contextmanager
@@ -352,9 +352,9 @@ def _clear(what: str) -> Iterator[None]:
     try:
         yield
     except psycopg.errors.UndefinedTable as error:
-        raise refuse(what, Refusal.UNKNOWN_TABLE, "the table is there no more") from error
+        raise refuse(what, TableRefusal.UNKNOWN_TABLE, "the table is there no more") from error
     except UndecodableError as error:
-        raise refuse(what, Refusal.BUSY, f"{error}: it was changed while its rows were read; try again") from error
+        raise refuse(what, TableRefusal.BUSY, f"{error}: it was changed while its rows were read; try again") from error
 
 
 @contextmanager
@@ -367,7 +367,7 @@ def _alone(conn: Connection, database: str, tables: Sequence[str]) -> Iterator[N
             [(ours,)] = conn.execute(_OWN, (REGISTRATION_LOCK_CLASS, name)).fetchall()
             if not ours:
                 what = f"tables of {database} can't be registered"
-                raise refuse(what, Refusal.BUSY, "somebody else is registering one of them")
+                raise refuse(what, TableRefusal.BUSY, "somebody else is registering one of them")
             held.append(name)
         yield
     finally:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import psycopg
 
 from anabranch.store.capture import triggers
-from anabranch.store.catalog.refusals import Refusal
+from anabranch.store.catalog.refusals import TableRefusal
 from anabranch.store.catalog.registration import (
     Connection,
     RegistrationLimits,
@@ -49,13 +49,13 @@ def capture_off(
             limit(conn, limits)
             found = find_database(conn, what, database)
             if table not in found.tables:
-                raise refuse(what, Refusal.NOT_SYNCED, f'"{table}" is no synced table of "{database}"')
+                raise refuse(what, TableRefusal.NOT_SYNCED, f'"{table}" is no synced table of "{database}"')
             triggers.lock(conn, found.schema_name, table)
             triggers.switch(conn, found.schema_name, table, on=False)
             conn.execute(_CAPTURE_OFF, (at_ms(now_ms), found.id, table))
             tell(conn, found.id)
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
-        raise refuse(what, Refusal.BUSY, "somebody else holds a lock on it; try again") from error
+        raise refuse(what, TableRefusal.BUSY, "somebody else holds a lock on it; try again") from error
 
 
 def tear(conn: Connection, database_id: int, table: str, *, now_ms: int | None = None) -> None:

@@ -31,7 +31,7 @@ where ctid = any(array(select ctid from anabranch.{table} where {column} = %(num
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class OwnerlessKind:
     """Rows of ``table`` whose ``column`` has the number of a row of ``owners``."""
 
     table: str
@@ -39,18 +39,18 @@ class Kind:
     owners: str
 
 
-KINDS = (Kind(DEFAULT, "database_id", "databases"), Kind("row_versions", "table_id", "synced_tables"))
+KINDS = (OwnerlessKind(DEFAULT, "database_id", "databases"), OwnerlessKind("row_versions", "table_id", "synced_tables"))
 
 
-def ownerless(conn: Session, kind: Kind) -> list[int]:
+def ownerless(conn: Session, kind: OwnerlessKind) -> list[int]:
     """The numbers whose owners are gone."""
     return [number for (number,) in conn.execute(_of(kind, NUMBERS)).fetchall()]
 
 
-def forget(conn: Session, kind: Kind, number: int, most: int) -> int:
+def forget(conn: Session, kind: OwnerlessKind, number: int, most: int) -> int:
     """Remove rows of a number whose owner is gone; gives how many."""
     return conn.execute(_of(kind, FORGET), {"number": number, "limit": most}).rowcount
 
 
-def _of(kind: Kind, statement: str) -> bytes:
+def _of(kind: OwnerlessKind, statement: str) -> bytes:
     return statement.format(table=quote(kind.table), column=quote(kind.column), owners=quote(kind.owners)).encode()

@@ -29,7 +29,7 @@ from anabranch.store.capture import triggers
 from anabranch.store.catalog import former_tables
 from anabranch.store.catalog.databases import Database, UnknownDatabaseError, columns_to_json, load_database
 from anabranch.store.catalog.policy import PolicyError, TablePolicy, database_policy, table_policy
-from anabranch.store.catalog.refusals import Refusal, Refused, name_clashes, why_not
+from anabranch.store.catalog.refusals import Refused, TableRefusal, name_clashes, why_not
 from anabranch.store.catalog.relation import relations_of
 from anabranch.store.catalog.sums import scan_sum, sum_to_bytes
 from anabranch.store.session.channels import CATALOG_CHANNEL, CLAIM_LOCK_CLASS
@@ -83,13 +83,13 @@ with changed as (
 select pg_notify(%s, id::text) from changed
 """
 
-_CONSTRAINTS: Mapping[str, tuple[Refusal, str]] = {
-    "databases_name_key": (Refusal.DATABASE_EXISTS, 'there is a database "{name}" already'),
+_CONSTRAINTS: Mapping[str, tuple[TableRefusal, str]] = {
+    "databases_name_key": (TableRefusal.DATABASE_EXISTS, 'there is a database "{name}" already'),
     "databases_schema_name_key": (
-        Refusal.SCHEMA_TAKEN,
+        TableRefusal.SCHEMA_TAKEN,
         'schema "{schema}" belongs to another database already',
     ),
-    "synced_tables_name_key": (Refusal.ALREADY_SYNCED, 'table "{table}" is synced already'),
+    "synced_tables_name_key": (TableRefusal.ALREADY_SYNCED, 'table "{table}" is synced already'),
 }
 """Our own constraints that a registration may run into, and what it means."""
 
@@ -105,7 +105,7 @@ class RegistrationError(ValueError):
         self.about = about
 
     @property
-    def reasons(self) -> list[Refusal]:
+    def reasons(self) -> list[TableRefusal]:
         """The names of the reasons."""
         return [refused.reason for refused in self.refusals]
 
@@ -137,7 +137,7 @@ class RegistrationLimits:
     statement_timeout_ms: int = 600_000
 
 
-def refuse(what: str, reason: Refusal, text: str) -> RegistrationError:
+def refuse(what: str, reason: TableRefusal, text: str) -> RegistrationError:
     """The error for one reason."""
     return RegistrationError(what, [Refused(reason, text)])
 
@@ -160,19 +160,19 @@ def create_database(
     what = f'database "{name}" can\'t be created'
     if not _NAME.fullmatch(name):
         text = "a name has 1 to 63 letters, digits, underscores, dots and dashes, the last two not in front"
-        raise refuse(what, Refusal.INVALID_NAME, text)
+        raise refuse(what, TableRefusal.INVALID_NAME, text)
     if schema in (OWN_SCHEMA, "information_schema") or schema.startswith("pg_"):
-        raise refuse(what, Refusal.RESERVED_SCHEMA, f'schema "{schema}" is not the application\'s')
+        raise refuse(what, TableRefusal.RESERVED_SCHEMA, f'schema "{schema}" is not the application\'s')
     given = policy or {}
     try:
         database_policy(given)
     except PolicyError as error:
-        raise refuse(what, Refusal.INVALID_POLICY, str(error)) from error
+        raise refuse(what, TableRefusal.INVALID_POLICY, str(error)) from error
     now = at_ms(now_ms)
     try:
         with conn.transaction():
             if conn.execute(_SCHEMA, (schema,)).fetchone() is None:
-                raise refuse(what, Refusal.UNKNOWN_SCHEMA, f'there is no schema "{schema}"')
+                raise refuse(what, TableRefusal.UNKNOWN_SCHEMA, f'there is no schema "{schema}"')
             epoch = str(ULID.from_timestamp(now / 1000))
             seal_key = secrets.token_bytes(_SEAL_KEY_BYTES)
             conn.execute(_INSERT_DATABASE, (name, schema, epoch, Jsonb(dict(given)), seal_key, now))
@@ -196,7 +196,7 @@ def add_table(
     Writers of the table wait until the transaction ends; the rows are read once for their sum.
 
     Raises:
-        RegistrationError: with every reason why the table can't be synced, see ``Refusal``.
+        RegistrationError: with every reason why the table can't be synced, see ``TableRefusal``.
     """
     what = f'table "{table}" can\'t be synced'
     given = policy or {}
@@ -213,9 +213,9 @@ def add_table(
     except psycopg.errors.UniqueViolation as error:
         raise _taken(what, error, table=table) from error
     except psycopg.errors.UndefinedTable as error:
-        raise refuse(what, Refusal.UNKNOWN_TABLE, f'there is no table "{table}" any more') from error
+        raise refuse(what, TableRefusal.UNKNOWN_TABLE, f'there is no table "{table}" any more') from error
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
-        raise refuse(what, Refusal.BUSY, "somebody else holds a lock on it; try again") from error
+        raise refuse(what, TableRefusal.BUSY, "somebody else holds a lock on it; try again") from error
     return Added(after.tables[table], count, tuple(warnings(after, table)))
 
 
@@ -286,12 +286,12 @@ def remove_table(conn: Connection, database: str, table: str, *, limits: Registr
             claim(conn, found.id)
             number = leave(conn, found, table)
             if number is None:
-                raise refuse(what, Refusal.NOT_SYNCED, f'"{table}" is no synced table of "{database}"')
+                raise refuse(what, TableRefusal.NOT_SYNCED, f'"{table}" is no synced table of "{database}"')
             triggers.remove(conn, found.id, number)
             triggers.end_gathering(conn, found.schema_name, table, found.id)
             tell(conn, found.id)
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
-        raise refuse(what, Refusal.BUSY, "the database is being written to; try again") from error
+        raise refuse(what, TableRefusal.BUSY, "the database is being written to; try again") from error
 
 
 def leave(conn: Connection, database: Database, table: str) -> int | None:
@@ -310,7 +310,7 @@ def lock_and_judge(
     database: Database,
     name: str,
     policy: Mapping[str, Any],
-    waived: Collection[Refusal] = (),
+    waived: Collection[TableRefusal] = (),
 ) -> Table:
     """The table as it is once its lock is held. ``waived`` are reasons that don't count."""
     # Judged before the lock, too: what is no table can't be locked, and nobody is made to wait for a refusal.
@@ -356,30 +356,30 @@ def _may_be_added(
     database: Database,
     name: str,
     policy: Mapping[str, Any],
-    waived: Collection[Refusal] = (),
+    waived: Collection[TableRefusal] = (),
 ) -> TablePolicy:
     if name in database.tables:
-        raise refuse(what, Refusal.ALREADY_SYNCED, f'table "{name}" is synced already')
+        raise refuse(what, TableRefusal.ALREADY_SYNCED, f'table "{name}" is synced already')
     try:
         own_policy = table_policy(policy)
     except PolicyError as error:
-        raise refuse(what, Refusal.INVALID_POLICY, str(error)) from error
+        raise refuse(what, TableRefusal.INVALID_POLICY, str(error)) from error
     _judge(conn, what, database, name, own_policy, waived)
     return own_policy
 
 
 def _judge(
-    conn: Connection, what: str, database: Database, name: str, policy: TablePolicy, waived: Collection[Refusal]
+    conn: Connection, what: str, database: Database, name: str, policy: TablePolicy, waived: Collection[TableRefusal]
 ) -> Table:
     found, known = run(conn, relations_of(database.schema_name, [name]))
     if name not in found:
         text = f'there is no table "{name}" in schema "{database.schema_name}"'
-        raise refuse(what, Refusal.UNKNOWN_TABLE, text)
+        raise refuse(what, TableRefusal.UNKNOWN_TABLE, text)
     relation = found[name]
     found_wrong = [one for one in why_not(relation, known, policy, database.tables) if one.reason not in waived]
     if relation.kind == "r" and not relation.owned:
         text = f"role {relation.role} does not own the table, and could make no triggers that always fire"
-        found_wrong.append(Refused(Refusal.NOT_OWNED, text))
+        found_wrong.append(Refused(TableRefusal.NOT_OWNED, text))
     if found_wrong:
         raise RegistrationError(what, found_wrong)
     return Table(name, relation.snapshot(known), relation.key_columns)
@@ -390,7 +390,7 @@ def find_database(conn: Connection, what: str, name: str) -> Database:
     try:
         return load_database(conn, name)
     except UnknownDatabaseError as error:
-        raise refuse(what, Refusal.UNKNOWN_DATABASE, str(error)) from error
+        raise refuse(what, TableRefusal.UNKNOWN_DATABASE, str(error)) from error
 
 
 def warnings(database: Database, table: str) -> Iterator[str]:

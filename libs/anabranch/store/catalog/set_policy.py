@@ -16,7 +16,7 @@ from psycopg.types.json import Jsonb
 from anabranch.merge import function_of
 from anabranch.store.catalog.databases import Database, UnknownDatabaseError, load_database
 from anabranch.store.catalog.policy import PolicyError, changed, database_policy, table_policy
-from anabranch.store.catalog.refusals import Refusal, Refused, policy_refusals
+from anabranch.store.catalog.refusals import Refused, TableRefusal, policy_refusals
 from anabranch.store.catalog.registration import RegistrationError
 from anabranch.store.session.channels import CATALOG_CHANNEL, CLAIM_LOCK_CLASS
 
@@ -52,9 +52,9 @@ def set_database_policy(conn: psycopg.Connection[Any], name: str, changes: Mappi
             conn.execute(_SET_DATABASE, (Jsonb(after), number))
             return _told(conn, number, name)
     except PolicyError as error:
-        raise _refuse(what, Refusal.INVALID_POLICY, str(error)) from error
+        raise _refuse(what, TableRefusal.INVALID_POLICY, str(error)) from error
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
-        raise _refuse(what, Refusal.BUSY, "the database is being written to; try again") from error
+        raise _refuse(what, TableRefusal.BUSY, "the database is being written to; try again") from error
 
 
 def set_table_policy(
@@ -77,7 +77,7 @@ def set_table_policy(
             found = load_database(conn, database)
             row = conn.execute(_TABLE_POLICY, (number, table)).fetchone()
             if row is None:
-                raise _refuse(what, Refusal.NOT_SYNCED, f'"{table}" is no synced table of "{database}"')
+                raise _refuse(what, TableRefusal.NOT_SYNCED, f'"{table}" is no synced table of "{database}"')
             after = changed(row[0], changes)
             policy = table_policy(after)
             synced = found.tables[table]
@@ -88,9 +88,9 @@ def set_table_policy(
             conn.execute(_SET_TABLE, (Jsonb(after), number, table))
             return _told(conn, number, database)
     except PolicyError as error:
-        raise _refuse(what, Refusal.INVALID_POLICY, str(error)) from error
+        raise _refuse(what, TableRefusal.INVALID_POLICY, str(error)) from error
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
-        raise _refuse(what, Refusal.BUSY, "the database is being written to; try again") from error
+        raise _refuse(what, TableRefusal.BUSY, "the database is being written to; try again") from error
 
 
 def unknown_functions(columns: Mapping[str, str], functions: Collection[str]) -> list[Refused]:
@@ -98,7 +98,7 @@ def unknown_functions(columns: Mapping[str, str], functions: Collection[str]) ->
     known = ", ".join(sorted(functions)) or "none"
     return [
         Refused(
-            Refusal.INVALID_POLICY,
+            TableRefusal.INVALID_POLICY,
             f'the policy of column "{column}" names merge function "{name}", which is not installed (there: {known})',
         )
         for column, policy in columns.items()
@@ -111,11 +111,11 @@ def _claimed(conn: psycopg.Connection[Any], what: str, name: str) -> tuple[int, 
     try:
         number = load_database(conn, name).id
     except UnknownDatabaseError as error:
-        raise _refuse(what, Refusal.UNKNOWN_DATABASE, str(error)) from error
+        raise _refuse(what, TableRefusal.UNKNOWN_DATABASE, str(error)) from error
     conn.execute(_CLAIM, (CLAIM_LOCK_CLASS, number))
     row = conn.execute(_DATABASE_POLICY, (name,)).fetchone()
     if row is None:
-        raise _refuse(what, Refusal.UNKNOWN_DATABASE, f'there is no database "{name}" any more')
+        raise _refuse(what, TableRefusal.UNKNOWN_DATABASE, f'there is no database "{name}" any more')
     return row[0], row[1]
 
 
@@ -124,5 +124,5 @@ def _told(conn: psycopg.Connection[Any], number: int, name: str) -> Database:
     return load_database(conn, name)
 
 
-def _refuse(what: str, reason: Refusal, text: str) -> RegistrationError:
+def _refuse(what: str, reason: TableRefusal, text: str) -> RegistrationError:
     return RegistrationError(what, [Refused(reason, text)])

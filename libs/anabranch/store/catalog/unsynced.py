@@ -14,7 +14,7 @@ from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.drift import Drift, drift
 
 
-class Why(StrEnum):
+class WhyUnsynced(StrEnum):
     """Why a table is not synced."""
 
     TORN = "torn"
@@ -27,7 +27,7 @@ class Unsynced:
     """A table that is not synced: why, and in words with what to do."""
 
     table: str
-    why: Why
+    why: WhyUnsynced
     text: str
 
 
@@ -49,24 +49,24 @@ def look(conn: psycopg.Connection[Any], database: Database) -> Tables:
     found: dict[str, Unsynced] = {}
     for table in sorted(database.torn & database.tables.keys()):
         text = "what was written to it by SQL could not be brought into the log; remove it and add it anew"
-        found[table] = Unsynced(table, Why.TORN, text)
+        found[table] = Unsynced(table, WhyUnsynced.TORN, text)
     for one in differences:
         if one.stops:
             text = f"{one.text}; it is not what was registered: remove it and add it anew"
-            found.setdefault(one.table, Unsynced(one.table, Why.CHANGED, text))
+            found.setdefault(one.table, Unsynced(one.table, WhyUnsynced.CHANGED, text))
     for table in sorted(database.uncaptured & database.tables.keys()):
         text = "what is written to it by SQL reaches no device: turn its capture on again"
-        found.setdefault(table, Unsynced(table, Why.CAPTURE_OFF, text))
+        found.setdefault(table, Unsynced(table, WhyUnsynced.CAPTURE_OFF, text))
     notes = tuple(one for one in differences if not one.stops)
     return Tables(tuple(found[table] for table in sorted(found)), notes)
 
 
 _ANEW = ("anabranch table remove {database} {table}", "anabranch table add {database} {table}")
-COMMANDS: Mapping[Why, tuple[str, ...]] = MappingProxyType(
+COMMANDS: Mapping[WhyUnsynced, tuple[str, ...]] = MappingProxyType(
     {
-        Why.TORN: _ANEW,
-        Why.CHANGED: _ANEW,
-        Why.CAPTURE_OFF: ("anabranch table capture on {database} {table}",),
+        WhyUnsynced.TORN: _ANEW,
+        WhyUnsynced.CHANGED: _ANEW,
+        WhyUnsynced.CAPTURE_OFF: ("anabranch table capture on {database} {table}",),
     }
 )
 """What puts an end to it; names are put in as a shell takes them."""

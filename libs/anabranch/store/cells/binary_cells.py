@@ -68,7 +68,7 @@ def is_built_in(postgres_type: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Sender:
+class CellSender:
     """``array_type`` of the parameter, what to make it from, and the ``cast`` ("" or ``::type``) of one element."""
 
     array_type: str
@@ -76,38 +76,38 @@ class Sender:
     cast: str = ""
 
 
-def sender(column: Column) -> Sender:
+def sender(column: Column) -> CellSender:
     """How the cells of ``column`` are sent. Literals in a TIMESTAMP column are not: see ``literal_sender``."""
     kind, name, carried = column.kind, column.name, carried_type(column)
     match kind:
         case Kind.BOOL:
-            return Sender("bool[]", postgres_binary.bool_array)
+            return CellSender("bool[]", postgres_binary.bool_array)
         case Kind.INT64:
-            return Sender("int8[]", postgres_binary.int8_array)
+            return CellSender("int8[]", postgres_binary.int8_array)
         case Kind.DOUBLE:
-            return Sender("float8[]", postgres_binary.float8_array)
+            return CellSender("float8[]", postgres_binary.float8_array)
         case Kind.BYTES:
-            return Sender("bytea[]", postgres_binary.bytea_array)
+            return CellSender("bytea[]", postgres_binary.bytea_array)
         case Kind.DATE:
-            return Sender("date[]", postgres_binary.date_array)
+            return CellSender("date[]", postgres_binary.date_array)
         case Kind.TIME:
-            return Sender("time[]", postgres_binary.time_array)
+            return CellSender("time[]", postgres_binary.time_array)
         case Kind.TIMESTAMP:
             zone = has_zone(column)
-            return Sender(
+            return CellSender(
                 "timestamptz[]" if zone else "timestamp[]", partial(postgres_binary.timestamp_array, zone=zone)
             )
         case Kind.ARRAY:
-            return Sender("text[]", _array_builder(column), "::" + carried)
+            return CellSender("text[]", _array_builder(column), "::" + carried)
     if kind not in TEXT_KINDS:
         raise NoForm(kind, __name__)
     if kind is not Kind.LITERAL and not is_built_in(carried):
-        return Sender(carried + "[]", partial(postgres_binary.typed_text_array, column=name))
+        return CellSender(carried + "[]", partial(postgres_binary.typed_text_array, column=name))
     cast = "" if kind is Kind.STRING else "::" + carried
-    return Sender("text[]", partial(postgres_binary.text_array, column=name), cast)
+    return CellSender("text[]", partial(postgres_binary.text_array, column=name), cast)
 
 
-def literal_sender(column: Column) -> Sender:
+def literal_sender(column: Column) -> CellSender:
     """How cells of a TIMESTAMP column are sent where some are Literals."""
     cast = "::timestamptz" if has_zone(column) else "::timestamp"
     show = partial(cell_timestamp_text, zone=has_zone(column))
@@ -116,7 +116,7 @@ def literal_sender(column: Column) -> Sender:
         texts = [None if c is None else show(c) for c in cells]  # type: ignore[arg-type]
         return postgres_binary.text_array(texts, column.name)
 
-    return Sender("text[]", build, cast)
+    return CellSender("text[]", build, cast)
 
 
 def _array_builder(column: Column) -> ArrayBuilder:

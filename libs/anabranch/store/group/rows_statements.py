@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from anabranch.store.cells.binary_cells import Sender, literal_sender, quote, read_expression, sender
+from anabranch.store.cells.binary_cells import CellSender, literal_sender, quote, read_expression, sender
 from anabranch.values import Cell, Column, Kind, Table
 from anabranch.values.cells import Literal
 from anabranch.values.postgres_binary import Parameter
@@ -26,7 +26,7 @@ class Sent:
 
     column: Column
     alias: str
-    sender: Sender
+    sender: CellSender
 
     @property
     def expression(self) -> str:

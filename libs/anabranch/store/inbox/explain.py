@@ -106,7 +106,7 @@ async def find_verdicts(
     }
 
 
-class Known(NamedTuple):
+class KnownOfBatch(NamedTuple):
     """What is known of a batch and of the node that asks. ``principal`` is the one that sent the batch, ``owner`` the
     one that the node belongs to; None where there is no such batch or node. ``missing`` as in
     ``store.inbox.take.Taken``. ``waiting_…``: the same of a batch that has no verdict yet, and
@@ -124,9 +124,9 @@ class Known(NamedTuple):
     waits_for: str
 
 
-def known(conn: Connection, database_id: int, batch_id: str, prev: str, node_id: str) -> Known:
+def known(conn: Connection, database_id: int, batch_id: str, prev: str, node_id: str) -> KnownOfBatch:
     """What is known of a batch, of the one before it (``prev``, "" for none), and of a node."""
     parameters = {"db": database_id, "id": batch_id, "prev": prev, "node": node_id}
     row = conn.execute(KNOWN, parameters).fetchone()
     assert row is not None
-    return Known._make(row)
+    return KnownOfBatch._make(row)

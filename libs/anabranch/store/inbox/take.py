@@ -310,7 +310,7 @@ def databases_with_work(conn: Connection, now_ms: int) -> list[int]:
     return [row[0] for row in conn.execute(HAS_WORK, {"now": now_ms})]
 
 
-class Backlog(NamedTuple):
+class InboxBacklog(NamedTuple):
     """How many batches of a database are ready and how many are parked, each counted up to a limit."""
 
     database_id: int
@@ -319,9 +319,9 @@ class Backlog(NamedTuple):
     parked: int
 
 
-def backlogs(conn: Connection, most: int) -> list[Backlog]:
+def backlogs(conn: Connection, most: int) -> list[InboxBacklog]:
     """The backlog of every database, counted up to ``most``."""
-    return [Backlog._make(row) for row in conn.execute(BACKLOG, {"most": most})]
+    return [InboxBacklog._make(row) for row in conn.execute(BACKLOG, {"most": most})]
 
 
 class Standing(NamedTuple):

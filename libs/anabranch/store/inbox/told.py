@@ -17,7 +17,7 @@ import struct
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from anabranch.store.inbox.verdicts import Decided
+from anabranch.store.inbox.verdicts import DecidedBatch
 from anabranch.store.log.seal import CHAIN_BYTES, open_content, seal_content
 
 _length = struct.Struct(">H")
@@ -54,7 +54,7 @@ def tell(
 
 def believe(
     seal_key: bytes, database_id: int, position: int, text: str
-) -> tuple[bytes, list[tuple[str, Decided]]] | None:
+) -> tuple[bytes, list[tuple[str, DecidedBatch]]] | None:
     """The chain's hash after the group, and its verdicts by batch id; None for what was not sealed so."""
     try:
         sealed = base64.b64decode(text, validate=True)
@@ -75,7 +75,7 @@ def believe(
         batch_id, principal, verdict = parts
         payload_sha256 = content[at : at + _SHA256_BYTES]
         at += _SHA256_BYTES
-        found.append((batch_id.decode(), Decided(payload_sha256, principal.decode(), verdict, position)))
+        found.append((batch_id.decode(), DecidedBatch(payload_sha256, principal.decode(), verdict, position)))
     return content[:CHAIN_BYTES], found
 
 

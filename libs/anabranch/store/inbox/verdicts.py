@@ -46,7 +46,7 @@ cross join lateral (
 """
 
 
-class Known(NamedTuple):
+class SentBatch(NamedTuple):
     """A batch that was sent before. ``verdict`` is a serialized ``anabranch.v1.Verdict``, of one that waits for a row
     beyond its park time a pending one, and ``position`` that of its group in milliseconds; None while it waits
     otherwise."""
@@ -57,7 +57,7 @@ class Known(NamedTuple):
     position: int | None
 
 
-class Decided(NamedTuple):
+class DecidedBatch(NamedTuple):
     """A verdict (a serialized ``anabranch.v1.Verdict``) at a position in milliseconds, and for which content of whom it
     was given."""
 
@@ -67,7 +67,7 @@ class Decided(NamedTuple):
     position: int = 0
 
 
-class Head(NamedTuple):
+class SettledHead(NamedTuple):
     """A database's last group: its position in milliseconds, and the chain there."""
 
     database_id: int
@@ -82,24 +82,24 @@ def _columns(keys: Sequence[Key]) -> list[postgres_binary.Parameter]:
     ]
 
 
-async def find(session: Session, keys: Sequence[Key]) -> dict[Key, Known]:
+async def find(session: Session, keys: Sequence[Key]) -> dict[Key, SentBatch]:
     """What is known of each batch, decided or waiting; nothing of one that is neither."""
     rows = await run(session, FIND, _columns(keys))
-    found: dict[Key, Known] = {}
+    found: dict[Key, SentBatch] = {}
     for number, batch_id, sha256, principal, verdict, position, awaits, table, row_key, until_ms in rows:
         if verdict is None and awaits:
             verdict = awaiting_row(batch_id, table, row_key, until_ms)
-        found[number, batch_id] = Known(sha256, principal, verdict, position)
+        found[number, batch_id] = SentBatch(sha256, principal, verdict, position)
     return found
 
 
-async def decided(session: Session, keys: Sequence[Key]) -> tuple[list[tuple[Key, Decided]], list[Head]]:
+async def decided(session: Session, keys: Sequence[Key]) -> tuple[list[tuple[Key, DecidedBatch]], list[SettledHead]]:
     """The verdicts of those batches that have one, and the heads of their databases, which no verdict is beyond."""
-    found: list[tuple[Key, Decided]] = []
-    heads: list[Head] = []
+    found: list[tuple[Key, DecidedBatch]] = []
+    heads: list[SettledHead] = []
     for number, batch_id, sha256, principal, verdict, position in await run(session, DECIDED, _columns(keys)):
         if batch_id:
-            found.append(((number, batch_id), Decided(sha256, principal, verdict, position)))
+            found.append(((number, batch_id), DecidedBatch(sha256, principal, verdict, position)))
         else:
-            heads.append(Head(number, position, sha256))
+            heads.append(SettledHead(number, position, sha256))
     return found, heads

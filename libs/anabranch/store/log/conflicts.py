@@ -87,7 +87,7 @@ def _key_columns(table: Table) -> list[tuple[str, Kind]]:
     return [(name, table.by_name[name].kind) for name in table.key_columns]
 
 
-class Place(NamedTuple):
+class ConflictPlace(NamedTuple):
     """Where a listing goes on: before this conflict, or, with an ``offset``, in its value from that byte on."""
 
     position: int
@@ -97,7 +97,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedConflicts:
     """What is listed: of the tables with these numbers, of the row with this key text (of one table then, in whatever
     registrations), won or lost by this node ("" for all), decided in ``[from_ms, until_ms)``."""
 
@@ -131,11 +131,11 @@ class Listed:
 
     lost: Sequence[Lost]
     incomplete: bool
-    after: Place | None
+    after: ConflictPlace | None
 
 
-def _page(wanted: Wanted, place: Place | None, items: int, max_bytes: int) -> Steps[Listed]:
-    start = place or Place(_AFTER_ALL if wanted.until_ms is None else wanted.until_ms, "", -1, 0)
+def _page(wanted: WantedConflicts, place: ConflictPlace | None, items: int, max_bytes: int) -> Steps[Listed]:
+    start = place or ConflictPlace(_AFTER_ALL if wanted.until_ms is None else wanted.until_ms, "", -1, 0)
     parameters: dict[str, Any] = {
         "db": wanted.database_id,
         "from": wanted.from_ms,
@@ -170,18 +170,25 @@ def _page(wanted: Wanted, place: Place | None, items: int, max_bytes: int) -> St
     return Listed(lost, False, after)
 
 
-def _place(row: Sequence[Any], offset: int) -> Place:
-    return Place(row[0], row[1], row[2], offset)
+def _place(row: Sequence[Any], offset: int) -> ConflictPlace:
+    return ConflictPlace(row[0], row[1], row[2], offset)
 
 
-def page(conn: psycopg.Connection[Any], wanted: Wanted, place: Place | None, *, items: int, max_bytes: int) -> Listed:
+def page(
+    conn: psycopg.Connection[Any], wanted: WantedConflicts, place: ConflictPlace | None, *, items: int, max_bytes: int
+) -> Listed:
     """The page that begins at ``place`` (None: with the newest): at most ``items`` conflicts and, but for a value that
     is larger alone and comes in parts, ``max_bytes``."""
     return run(conn, _page(wanted, place, items, max_bytes))
 
 
 async def apage(
-    conn: psycopg.AsyncConnection[Any], wanted: Wanted, place: Place | None, *, items: int, max_bytes: int
+    conn: psycopg.AsyncConnection[Any],
+    wanted: WantedConflicts,
+    place: ConflictPlace | None,
+    *,
+    items: int,
+    max_bytes: int,
 ) -> Listed:
     """``page`` for asyncio."""
     return await arun(conn, _page(wanted, place, items, max_bytes))

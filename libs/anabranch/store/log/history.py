@@ -82,7 +82,7 @@ class Seen:
         return not self.epoch and not self.position and not self.token
 
 
-class Known(NamedTuple):
+class SeenGroup(NamedTuple):
     """A position, in milliseconds, that a history must have, with its chain: a node has seen it, or an earlier read was
     of a moment that had it. Chains go on from each other, so that it stands for all positions before it."""
 
@@ -126,10 +126,10 @@ def judge(history: History, seen: Seen) -> Judgement:
     return Judgement.LOST if lost else Judgement.FITS
 
 
-def known_of(seal_key: bytes, seen: Seen) -> Known | None:
+def known_of(seal_key: bytes, seen: Seen) -> SeenGroup | None:
     """What a position that a node has seen says of the history; None where it is not sealed with this key."""
     chain = chain_of(seal_key, seen.epoch, seen.position, seen.token) if seen.token else None
-    return None if chain is None else Known(seen.position, chain)
+    return None if chain is None else SeenGroup(seen.position, chain)
 
 
 async def _rows(

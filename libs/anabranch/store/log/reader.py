@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import psycopg
 
 from anabranch.store.catalog.databases import UnknownDatabaseError
-from anabranch.store.log.history import Known
+from anabranch.store.log.history import SeenGroup
 from anabranch.store.log.reader_statements import FLOOR, STRETCH, SUMS
 from anabranch.store.log.seal import EMPTY_CHAIN
 from anabranch.store.session import binary
@@ -111,7 +111,7 @@ class Stretch:
     head: int
     head_chain: bytes
     known_base: bool
-    lost: Sequence[Known]
+    lost: Sequence[SeenGroup]
     epoch: str
     floor: int
     schema_version: int
@@ -158,7 +158,7 @@ async def read_stretch(
     *,
     max_bytes: int,
     up_to: int = NO_LIMIT,
-    known: Sequence[Known] = (),
+    known: Sequence[SeenGroup] = (),
 ) -> Stretch:
     """The items from ``cursor`` on, of positions up to ``up_to``.
 
@@ -200,7 +200,7 @@ def _stretch(
     base: int,
     cursor: Cursor,
     up_to: int,
-    known: Sequence[Known],
+    known: Sequence[SeenGroup],
 ) -> Stretch:
     epoch, floor, schema_version = state
     head, head_chain, base_chain = rows[0][:3]
@@ -254,7 +254,7 @@ def _loser(row: tuple[Any, ...], value: bytes | None) -> Loser:
 
 
 @dataclass(frozen=True, slots=True)
-class SumRow:
+class LoggedSum:
     """The sum of a table: number of rows, and 16 bytes. It has been so since ``position``."""
 
     table: str
@@ -272,7 +272,7 @@ class Sums:
     epoch: str
     floor: int
     schema_version: int
-    rows: Sequence[SumRow]
+    rows: Sequence[LoggedSum]
 
 
 async def read_sums(conn: AsyncSession, database_id: int) -> Sums:
@@ -297,5 +297,5 @@ def sums_of(database_id: int, rows: Sequence[tuple[Any, ...]]) -> Sums:
     if not rows:
         raise UnknownDatabaseError(f"database number {database_id} is gone")
     head, chain, epoch, floor, schema_version = rows[0][:5]
-    sums = [SumRow(*row[5:]) for row in rows if row[6] is not None]
+    sums = [LoggedSum(*row[5:]) for row in rows if row[6] is not None]
     return Sums(head, chain or EMPTY_CHAIN, epoch, floor, schema_version, sums)

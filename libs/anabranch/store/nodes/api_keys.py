@@ -57,7 +57,7 @@ class ApiKey:
         return self.revoked_ms is not None or (self.expires_ms is not None and now_ms >= self.expires_ms)
 
 
-class UnknownDatabaseError(LookupError):
+class KeyOfNoDatabaseError(LookupError):
     """There is no database of that name."""
 
 
@@ -125,7 +125,7 @@ def create(
         },
     )
     if cursor.rowcount != 1:
-        raise UnknownDatabaseError(database)
+        raise KeyOfNoDatabaseError(database)
     return f"ak_{key_id}_{secret}"
 
 

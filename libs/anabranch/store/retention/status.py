@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from anabranch.columnar.evidence import EvidenceError
-from anabranch.merge.retention import Bound, Facts, Hold, Plan, plan
+from anabranch.merge.retention import Bound, Facts, Hold, RetentionPlan, plan
 from anabranch.store.lake.compactions import Published
 from anabranch.store.log.partitions import DEFAULT, Leaf, leaves, passed
 from anabranch.store.retention.floor import Kept, last_group, read_facts
@@ -26,7 +26,7 @@ class Look:
 
     kept: Kept
     facts: Facts
-    plan: Plan
+    plan: RetentionPlan
     target: int
     bounds: tuple[Bound, ...]
     newest: Published | None
@@ -46,7 +46,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class RetentionStatus:
     """``removes``: by kind, how many rows would go (at most COUNTED of each are counted)."""
 
     look: Look
@@ -78,7 +78,7 @@ def broken(floor: int, error: EvidenceError) -> Bound:
     return Bound(Hold.PROOF, floor, str(error))
 
 
-def status(conn: Session, kept: Kept, now_ms: int) -> Status:
+def status(conn: Session, kept: Kept, now_ms: int) -> RetentionStatus:
     """What would go of a database, counted.
 
     Raises:
@@ -92,7 +92,7 @@ def status(conn: Session, kept: Kept, now_ms: int) -> Status:
     for name in (DEFAULT, *(leaf.name for leaf in passed(conn, kept.id, limits.floor, now_ms))):
         log += count_log(conn, name, limits, COUNTED - log) if log < COUNTED else 0
     removes = {"log": log, **{what: count(conn, what, limits, COUNTED) for what in ROWS}}
-    return Status(found, {what: rows for what, rows in removes.items() if rows}, partitions)
+    return RetentionStatus(found, {what: rows for what, rows in removes.items() if rows}, partitions)
 
 
 def at(kept: Kept, floor: int) -> Kept:
