@@ -1,1 +1,1 @@
-"""Arrow: type mapping and codecs between Postgres rows, record batches and cells."""
+"""The lake: its files, how they are read, and what proves them; values in them: ``anabranch.values.parquet``."""

@@ -4,7 +4,6 @@ the canonical encoding in which both sides are compared."""
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
@@ -16,9 +15,11 @@ from anabranch.store.session.availability import is_unavailable
 from anabranch.store.session.engine import Session
 from anabranch.values import Cell, Column, Kind, Table, key_text
 from anabranch.values.canonical import value_encoder
+from anabranch.values.postgres_text import element_printer
 from anabranch.values.python import converter
 
 _TEMPORAL = frozenset({Kind.DATE, Kind.TIME, Kind.TIMESTAMP})
+_double_text, _bytes_text = element_printer(Kind.DOUBLE), element_printer(Kind.BYTES)
 _WORDS = {"yes": True, "on": True, "no": False, "off": False}
 
 
@@ -45,11 +46,9 @@ def to_text(value: Any, kind: Kind | None = None) -> str | None:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
-        if math.isfinite(value):
-            return repr(value)
-        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+        return _double_text(value)
     if isinstance(value, bytes):
-        return f"\\x{value.hex()}"
+        return _bytes_text(value)
     if isinstance(value, list):
         return "{" + ",".join(_element(v) for v in value) + "}"
     return to_json(value) if isinstance(value, Mapping) else str(value)

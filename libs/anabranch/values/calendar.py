@@ -180,6 +180,18 @@ def parse_timestamp(text: str, *, zone: bool = True) -> int | Literal:
     return us if us < TIMESTAMP_INFINITY else Literal(text)
 
 
+def without_offset(text: str) -> str:
+    """A timestamp without time zone: the text, and without its offset where it has one, which does not count."""
+    try:
+        us = timestamp_us(text, zone=False)
+    except ValueError:
+        return text  # What it is, is for Postgres to say.
+    with suppress(OutOfRange):
+        if us == timestamp_us(text):
+            return text
+    return timestamp_text(us, zone=False)
+
+
 def moment_rank(text: str) -> tuple[int, int]:
     """Where a timestamp stands among the others, also those that 64 bits don't hold, as (-1, 0 or 1: before, among or
     after all dates; microseconds since 1970). Raises ValueError."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from anabranch.v1 import value_pb2
+from anabranch.values.calendar import without_offset
 from anabranch.values.cells import Cell, Literal
 from anabranch.values.kinds import ByKind, Kind
-from anabranch.values.table import Column
+from anabranch.values.table import Column, has_zone
 
 ARMS: ByKind[str] = ByKind(
     __name__,
@@ -39,8 +40,9 @@ class NotGiven(ValueError):
     """A Value without an arm: the row does not give this column."""
 
 
-def value_reader(kind: Kind, element_kind: Kind | None = None) -> Reader:
-    """The function that takes a Value of ``kind`` (of an array: with elements of ``element_kind``) to its cell.
+def value_reader(kind: Kind, element_kind: Kind | None = None, *, zone: bool = True) -> Reader:
+    """The function that takes a Value of ``kind`` (of an array: with elements of ``element_kind``) to its cell. Without
+    ``zone`` a moment in words loses its offset, as it does in Postgres where a timestamp has no time zone.
 
     It raises NotGiven for a Value without an arm and ValueError for an arm that does not carry the kind.
     """
@@ -75,7 +77,7 @@ def value_reader(kind: Kind, element_kind: Kind | None = None) -> Reader:
         if have == "null_value":
             return None
         if have == "text_literal" and kind is Kind.TIMESTAMP:
-            return Literal(value.text_literal)
+            return Literal(value.text_literal if zone else without_offset(value.text_literal))
         raise _misfit(have, arm)
 
     if kind is not Kind.UUID:
@@ -128,7 +130,7 @@ def value_writer(kind: Kind, element_kind: Kind | None = None) -> Writer:
 
 def column_reader(column: Column) -> Reader:
     """``value_reader`` for a column."""
-    return value_reader(column.kind, column.element_kind)
+    return value_reader(column.kind, column.element_kind, zone=has_zone(column))
 
 
 def column_writer(column: Column) -> Writer:

@@ -1,1 +1,1 @@
-"""Between the contract's messages and cells: the only place that knows which arm of Value holds which kind."""
+"""Between the contract's messages and what rules and log take; single values: ``anabranch.values.messages``."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from anabranch.testkit.resolver_rig import ResolverRig
-from anabranch.v1 import change_pb2, verdict_pb2
+from anabranch.v1 import change_pb2, value_pb2, verdict_pb2
 
 X = {"id": "x"}
 MILK = {"id": "x", "title": "milk", "done": False}
@@ -199,6 +199,24 @@ def test_counters_add_up_and_max_keeps_the_larger(make_rig: Any) -> None:
     over = b.send(b.make(("update", "stock", [{"id": "x", "n": 2**63 - 1}]), undo={"n": 0}))
     rig.group()
     assert rig.outcome(over) == "CONSTRAINT"
+
+
+def test_max_of_a_timestamp_without_time_zone_leaves_an_offset_out_as_postgres_does(make_rig: Any) -> None:
+    table = "create table seen (id text primary key, wall timestamp, at timestamptz)"
+    rig: ResolverRig = make_rig(table, {"seen": {"columns": {"wall": "max", "at": "max"}}})
+    a, b = rig.node("a"), rig.node("b")
+    at = 1_704_067_200_000_000  # 2024-01-01 00:00:00
+    a.insert("seen", *({"id": id_, "wall": at - 1, "at": at - 1} for id_ in "xy"))
+    rig.group()
+    a.see()
+    b.see()
+    earlier, later = (value_pb2.Value(text_literal=f"2024-01-01 00:00:00{offset}") for offset in ("+05", "-05"))
+    a.update("seen", {"id": "x", "wall": earlier, "at": earlier}, {"id": "y", "wall": later, "at": later})
+    rig.group()
+    assert rig.sql("select id, wall::text, at::text from app.seen order by id") == [
+        ("x", "2024-01-01 00:00:00", "2023-12-31 23:59:59.999999+00"),
+        ("y", "2024-01-01 00:00:00", "2024-01-01 05:00:00+00"),
+    ]
 
 
 def test_one_batch_that_touches_a_row_again_and_again(rig: ResolverRig) -> None:

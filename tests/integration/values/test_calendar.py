@@ -288,3 +288,14 @@ def test_made_texts_are_taken_by_both_or_by_none(conn: Session, kind: str) -> No
             with pytest.raises(OutOfRange):
                 reader(kind)(text)
     assert 1_000 < taken < 3_990, "the texts that are made are nearly all good, or nearly all bad"
+
+
+def test_an_offset_that_does_not_count_is_left_out(conn: Session) -> None:
+    texts = [*TIMESTAMPS, *NO_TIMESTAMPS, *NEITHER, "294276-12-31 23:00:00-05", "4714-11-24 01:00:00+05 BC"]
+    for text, told in zip(texts, ask(conn, "timestamp", texts), strict=True):
+        kept = calendar.without_offset(text)
+        assert kept == text or (kept == told[0] and "+" not in kept)
+        if told[2] is None:
+            assert calendar.moment_rank(kept) == calendar.moment_rank(str(told[0]))
+        else:
+            assert kept == text

@@ -1,1 +1,1 @@
-"""Cells as Postgres takes and gives them: parameters, text, types, and keys in our indexes."""
+"""Cells in SQL: parameters and expressions, texts that people write, and keys in our indexes."""
