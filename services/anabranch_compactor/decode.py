@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from anabranch.v1 import value_pb2
 from anabranch.values import Cell, Table, key_cells, key_text
-from anabranch.values.messages import NotGiven, column_reader, column_writer
+from anabranch.values.messages import NotGivenError, column_reader, column_writer
 from anabranch.values.parquet import FileCodec, file_codecs, file_type, may_need_text
 from anabranch_compactor.effect_columns import EffectDecoder, exact_columns
 from anabranch_compactor.encode import NAME_SEPARATOR
@@ -102,7 +102,7 @@ def conflict_decoder(table: Table) -> Decoder:
             values, exact = codecs[place].write([read(value_pb2.Value.FromString(one)) for one in data])
             cells = codecs[place].read(values, exact)
             written = [writers[place](cell).SerializeToString() for cell in cells]
-        except (NotGiven, DecodeError, ValueError, OverflowError, TypeError, pa.ArrowException):
+        except (NotGivenError, DecodeError, ValueError, OverflowError, TypeError, pa.ArrowException):
             # One of them, or more: they are looked at one by one.
             return [[]] if len(data) == 1 else [typed(place, read, [one])[0] for one in data]
         return [[cell] if back == one else [] for cell, back, one in zip(cells, written, data, strict=True)]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.store.catalog.databases import Database
 from anabranch.store.log.conflicts import ConflictPlace, Listed, Lost, WantedConflicts, named
 from anabranch.store.log.seal import open_content, seal_content
@@ -28,7 +28,7 @@ def read_request(
     """What is asked for of ``tables`` (``listed_tables``), from where on, and the most conflicts on the page.
 
     Raises:
-        Failure: INVALID_REQUEST, UNKNOWN_TABLE, INVALID_TOKEN.
+        CallError: INVALID_REQUEST, UNKNOWN_TABLE, INVALID_TOKEN.
     """
     if request.page_size < 0 or request.from_ms < 0 or request.until_ms < 0:
         raise _invalid("page_size, from_ms and until_ms are not negative")
@@ -39,7 +39,7 @@ def read_request(
     if request.table:
         chosen = [table for table in tables if table.name == request.table]
         if not chosen:
-            raise Failure(errors_pb2.REASON_UNKNOWN_TABLE, f'there is no synced table "{request.table[:80]}"')
+            raise CallError(errors_pb2.REASON_UNKNOWN_TABLE, f'there is no synced table "{request.table[:80]}"')
         if request.key:
             key, chosen = _key(chosen[0], request), named(chosen, request.table)
     elif request.key:
@@ -110,10 +110,10 @@ def _from_token(database: Database, request: resolver_pb2.ListConflictsRequest) 
     content = open_content(database.seal_key, _purpose(database, request), request.page_token)
     if content is None:
         text = "page_token is not one that was given for this database and these filters: start again"
-        raise Failure(errors_pb2.REASON_INVALID_TOKEN, text)
+        raise CallError(errors_pb2.REASON_INVALID_TOKEN, text)
     found: list[Any] = json.loads(content)
     return ConflictPlace(*found)
 
 
-def _invalid(message: str) -> Failure:
-    return Failure(errors_pb2.REASON_INVALID_REQUEST, message)
+def _invalid(message: str) -> CallError:
+    return CallError(errors_pb2.REASON_INVALID_REQUEST, message)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from threading import Lock
 
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.store.capture.captured import UndecodableError
 from anabranch.store.inbox import take
 from anabranch.store.inbox.claim import open_session
@@ -63,13 +63,13 @@ class DryRuns:
         """The answer, without the server's state.
 
         Raises:
-            Failure: OVERLOADED while another dry run takes long, or more waits to enter the log than a dry run counts;
+            CallError: OVERLOADED while another dry run takes long, or more waits to enter the log than one counts;
                 LIMIT_EXCEEDED for a batch that causes more changes than it shows; WRONG_PRINCIPAL for somebody else's
                 node; UNKNOWN_DATABASE.
             psycopg.Error: what Postgres refused.
         """
         if not self._lock.acquire(timeout=WAIT_S):
-            raise Failure(errors_pb2.REASON_OVERLOADED, "another dry run is under way")
+            raise CallError(errors_pb2.REASON_OVERLOADED, "another dry run is under way")
         try:
             if self._session is None or self._session.closed:
                 self._session = open_session(self.url, self.options)
@@ -92,7 +92,7 @@ class DryRuns:
         envelope, database_id = question.envelope, question.database_id
         standing = take.standing(conn, database_id)
         if standing is None:
-            raise Failure(errors_pb2.REASON_UNKNOWN_DATABASE, "the database is gone")
+            raise CallError(errors_pb2.REASON_UNKNOWN_DATABASE, "the database is gone")
         memory = self._memories.setdefault(database_id, Memory())
         synced = current(conn, memory, standing)
         oldest = least_id(now_ms - synced.database.policy.retention_days * _DAY_MS)
@@ -104,7 +104,7 @@ class DryRuns:
             return _rejected(received.shown_id, *received.refusal)
         facts = known(conn, database_id, batch_id, envelope.prev, question.node_id)
         if facts.owner is not None and facts.owner != question.principal:
-            raise Failure(errors_pb2.REASON_WRONG_PRINCIPAL, "the node belongs to another principal")
+            raise CallError(errors_pb2.REASON_WRONG_PRINCIPAL, "the node belongs to another principal")
         digest = received.payload_sha256
         own = (question.principal, digest)
         if facts.verdict is not None and (facts.principal, facts.payload_sha256) == own:
@@ -145,15 +145,15 @@ class DryRuns:
                 results = decide_group(group, candidates, at_hand=[batch_id], restarts=1).results
         except Backlog:
             text = "more changes that were made by SQL wait to enter the log than a dry run counts"
-            raise Failure(errors_pb2.REASON_OVERLOADED, text) from None
+            raise CallError(errors_pb2.REASON_OVERLOADED, text) from None
         except UndecodableError as error:
             synced.unreadable.add(error.table)
-            raise Failure(errors_pb2.REASON_OVERLOADED, str(error)) from error
+            raise CallError(errors_pb2.REASON_OVERLOADED, str(error)) from error
         result = results[0]
         if isinstance(result, Applied) and result.candidate.spills:
             # Asking again changes nothing.
             text = "the batch changes more rows beside those that it names than a dry run shows"
-            raise Failure(errors_pb2.REASON_LIMIT_EXCEEDED, text)
+            raise CallError(errors_pb2.REASON_LIMIT_EXCEEDED, text)
         answer = _answer(synced, group.position, result)
         answer.undrained = len(group.drained.ids) if group.drained is not None else 0
         return answer

@@ -9,7 +9,7 @@ import grpc
 
 from anabranch import limits
 from anabranch.clock import Clock
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.runtime.principal import require_database
 from anabranch.store.catalog.databases import Database, UnknownDatabaseError, aload_database
 from anabranch.store.catalog.former_tables import aall_former
@@ -111,7 +111,7 @@ class ResolverServicer(resolver_pb2_grpc.ConflictResolverServiceServicer):
             try:
                 kept = await aload_database(conn, state.name)
             except UnknownDatabaseError as error:
-                raise Failure(errors_pb2.REASON_UNKNOWN_DATABASE, str(error)) from error
+                raise CallError(errors_pb2.REASON_UNKNOWN_DATABASE, str(error)) from error
             self._databases[state.id] = kept
         return kept
 
@@ -131,12 +131,12 @@ class ResolverServicer(resolver_pb2_grpc.ConflictResolverServiceServicer):
 
 def _found(name: str, state: DatabaseState | None) -> DatabaseState:
     if state is None:
-        raise Failure(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {name!r}")
+        raise CallError(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {name!r}")
     return state
 
 
-def _invalid(message: str) -> Failure:
-    return Failure(errors_pb2.REASON_INVALID_REQUEST, message)
+def _invalid(message: str) -> CallError:
+    return CallError(errors_pb2.REASON_INVALID_REQUEST, message)
 
 
 def register(server: grpc.aio.Server, servicer: ResolverServicer) -> None:

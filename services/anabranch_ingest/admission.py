@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.store.inbox.session import Session
 from anabranch.store.nodes import tokens
 from anabranch.store.nodes.tokens import Call
@@ -31,7 +31,7 @@ class Admission:
     """Who is let in, who is not and why, and who has to come again, because somebody held the node's row."""
 
     admitted: list[Submission]
-    refused: list[tuple[Submission, Failure]]
+    refused: list[tuple[Submission, CallError]]
     busy: list[Submission]
 
 
@@ -58,7 +58,7 @@ async def look(session: Session, strangers: Sequence[Submission], now_ms: int) -
             continue
         ruling = judge(call, of[call.number].unanswered, row)
         if ruling in _REFUSED:
-            admission.refused.append((of[call.number], Failure(*_REFUSED[ruling])))
+            admission.refused.append((of[call.number], CallError(*_REFUSED[ruling])))
             continue
         admission.admitted.append(of[call.number])
         if ruling is TokenRuling.IN:

@@ -34,7 +34,7 @@ import tenacity
 from anabranch import faults
 from anabranch.clock import Clock
 from anabranch.runtime import metrics
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.store.inbox import append, verdicts
 from anabranch.store.inbox.append import NOTHING, Appended, Arrival
 from anabranch.store.inbox.session import Session, names_missing_database
@@ -73,13 +73,13 @@ class Appender:
         """Have a submission appended; what has a verdict already is on its ticket then, the rest is watched.
 
         Raises:
-            Failure: WRONG_PRINCIPAL, NODE_FORKED, UNKNOWN_DATABASE, OVERLOADED; UNAVAILABLE where Postgres could not
+            CallError: WRONG_PRINCIPAL, NODE_FORKED, UNKNOWN_DATABASE, OVERLOADED; UNAVAILABLE where Postgres could not
             take it, or not within ``timeout_s`` seconds. psycopg.Error: Postgres refused it for a reason that nobody
             foresaw.
         """
         try:
             self._queue.put(submission)
-        except Failure:
+        except CallError:
             submission.leave()
             raise
         try:
@@ -290,11 +290,11 @@ async def _append(session: Session, statement: AppendStatement, now_ms: int) -> 
 
 def _fail_alone(submission: Submission, error: Exception) -> None:
     if names_missing_database(error):
-        submission.fail(Failure(errors_pb2.REASON_UNKNOWN_DATABASE, "the database was removed"))
+        submission.fail(CallError(errors_pb2.REASON_UNKNOWN_DATABASE, "the database was removed"))
         return
     _log.error("a call's batches can't be appended", exc_info=error)
     submission.fail(error)
 
 
-def _unavailable(message: str) -> Failure:
-    return Failure(errors_pb2.REASON_UNAVAILABLE, message)
+def _unavailable(message: str) -> CallError:
+    return CallError(errors_pb2.REASON_UNAVAILABLE, message)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from anabranch import limits
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.store.inbox.append import Arrival
 from anabranch.store.inbox.heads import DatabaseHead
 from anabranch.store.nodes.tokens import Call, Mode
@@ -75,7 +75,7 @@ def open_call(
     """Check what a call says of itself. ``position``: the settled one; no node can have acknowledged more.
 
     Raises:
-        Failure: INVALID_REQUEST, naming the field; LIMIT_EXCEEDED.
+        CallError: INVALID_REQUEST, naming the field; LIMIT_EXCEEDED.
     """
     node = request.node_state.node
     if not is_ulid(node.id):
@@ -108,16 +108,16 @@ def check_size(request: ingest_pb2.SendRequest | ingest_pb2.SendStreamRequest) -
     """Check the number of envelopes of a request, and its bytes, and give these.
 
     Raises:
-        Failure: MESSAGE_TOO_LARGE.
+        CallError: MESSAGE_TOO_LARGE.
     """
     if len(request.envelopes) > limits.MAX_REQUEST_ENVELOPES:
-        raise Failure(
+        raise CallError(
             errors_pb2.REASON_MESSAGE_TOO_LARGE,
             f"{len(request.envelopes)} envelopes; a request has at most {limits.MAX_REQUEST_ENVELOPES}",
         )
     size = request.ByteSize()
     if size > limits.MAX_REQUEST_BYTES:
-        raise Failure(
+        raise CallError(
             errors_pb2.REASON_MESSAGE_TOO_LARGE,
             f"{size} bytes; a request has at most {limits.MAX_REQUEST_BYTES}: send more of them, or large "
             "batches in parts over SendStream",
@@ -125,9 +125,9 @@ def check_size(request: ingest_pb2.SendRequest | ingest_pb2.SendStreamRequest) -
     return size
 
 
-def invalid(message: str) -> Failure:
+def invalid(message: str) -> CallError:
     """A request that can't be served as it is."""
-    return Failure(errors_pb2.REASON_INVALID_REQUEST, message)
+    return CallError(errors_pb2.REASON_INVALID_REQUEST, message)
 
 
 @dataclass(slots=True, eq=False)

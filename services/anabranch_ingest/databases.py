@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import structlog
 
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.runtime.look_again import LookAgain
 from anabranch.store.inbox.heads import DatabaseHead, read_heads
 from anabranch.store.inbox.verdicts import SettledHead
@@ -60,12 +60,12 @@ class Databases:
         """The database of that name; one that was made a moment ago as well.
 
         Raises:
-            Failure: UNKNOWN_DATABASE.
+            CallError: UNKNOWN_DATABASE.
             psycopg.Error: they can't be read.
         """
         found = await self._again.until(lambda: self._by_name.get(name))
         if found is None:
-            raise Failure(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {name!r}")
+            raise CallError(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {name!r}")
         return found
 
     def by_id(self, number: int) -> DatabaseHead | None:

@@ -13,7 +13,7 @@ import tenacity
 
 from anabranch.clock import Clock
 from anabranch.runtime import metrics
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.store.inbox.append import Arrival
 from anabranch.store.inbox.told import believe
 from anabranch.store.inbox.verdicts import Key, SettledHead, decided
@@ -130,7 +130,7 @@ class Ingest:
             submission.on_leaving = functools.partial(self._quota.settle, database.id, opening.principal, len(arrivals))
         try:
             await self._appender.submit(submission, timeout_s)
-        except Failure as failure:
+        except CallError as failure:
             if failure.reason == errors_pb2.REASON_UNKNOWN_DATABASE:
                 self.databases.look()
             raise

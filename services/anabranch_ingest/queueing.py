@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.store.inbox.append import Arrival
 from anabranch.store.nodes.tokens import Call, Mode
 from anabranch.v1 import errors_pb2
@@ -113,14 +113,14 @@ class FairQueue:
         """Add to the end of the principal's line.
 
         Raises:
-            Failure: OVERLOADED, the queue or the principal's share of it is full.
+            CallError: OVERLOADED, the queue or the principal's share of it is full.
         """
         most, most_bytes = self._max_batches, self._max_bytes
         own = self._of.get(submission.principal)
         full = bool(self._batches) and not _fits(submission, self._batches, self._bytes, most, most_bytes)
         share, share_bytes = most // PRINCIPALS_SHARE, most_bytes // PRINCIPALS_SHARE
         if full or (own is not None and not _fits(submission, own.batches, own.size, share, share_bytes)):
-            raise Failure(
+            raise CallError(
                 errors_pb2.REASON_OVERLOADED,
                 "the server takes in batches more slowly than they come: send again in a second",
                 retry_after_ms="1000",

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.store.inbox.append import count_waiting
 from anabranch.v1 import errors_pb2
 from anabranch_ingest.sessions import SessionSource
@@ -42,7 +42,7 @@ class Quota:
         """Let so many batches in: they are under way until ``settle``.
 
         Raises:
-            Failure: OVERLOADED.
+            CallError: OVERLOADED.
             psycopg.Error: they can't be counted.
         """
         key = (database_id, principal)
@@ -73,7 +73,7 @@ class Quota:
         free = self._limit - waiting - under_way
         self._keep(key, min(max(free, 0), max(batches, self._limit // _SHARE)))
         if free < batches:
-            raise Failure(
+            raise CallError(
                 errors_pb2.REASON_OVERLOADED,
                 f"{waiting} batches of this principal wait for their verdicts, {under_way} are being taken in, and at "
                 f"most {self._limit} may be: send again when some have their verdicts",
@@ -98,10 +98,10 @@ class HeldBytes:
         """Hold so many bytes more; one request or part in any case.
 
         Raises:
-            Failure: OVERLOADED.
+            CallError: OVERLOADED.
         """
         if self.held and self.held + size > self._limit:
-            raise Failure(
+            raise CallError(
                 errors_pb2.REASON_OVERLOADED,
                 "the server holds as many bytes as it may: send again in a second",
                 retry_after_ms="1000",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from anabranch.clock import Clock
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.runtime.rewind import check_seen
 from anabranch.store.inbox.heads import DatabaseHead
 from anabranch.store.log.history import History
@@ -54,7 +54,7 @@ class SeenPositions:
         """Check the greatest position that a node ever saw; gives the database in today's epoch.
 
         Raises:
-            Failure: HISTORY_REWOUND, INVALID_POSITION, UNKNOWN_DATABASE.
+            CallError: HISTORY_REWOUND, INVALID_POSITION, UNKNOWN_DATABASE.
             psycopg.Error: the history can't be read.
         """
         position = (database.id, seen.epoch, seen.server_timestamp_ms, seen.token)
@@ -65,7 +65,7 @@ class SeenPositions:
         generation = self._generation
         try:
             history = await self._look(database, seen)
-        except Failure:
+        except CallError:
             # A new epoch may have begun, in which the next call's token is judged.
             await self._databases.read_all()
             raise

@@ -38,7 +38,7 @@ async def serve_stream(ingest: Ingest, requests: Requests, remaining_s: float | 
     """The responses of a stream. ``remaining_s``: seconds until its deadline, None for none.
 
     Raises:
-        Failure: as ``Ingest.append`` and ``SeenPositions.check``, and INVALID_REQUEST.
+        CallError: as ``Ingest.append`` and ``SeenPositions.check``, and INVALID_REQUEST.
     """
     longest_s = ingest.settings.stream_max_ms / 1000
     if remaining_s is not None:
@@ -105,7 +105,7 @@ class _Flow:
         self._token = call.new_token
 
     async def read(self, requests: Requests) -> None:
-        """Append the further requests. Raises as ``Ingest.append``, and Failure INVALID_REQUEST."""
+        """Append the further requests. Raises as ``Ingest.append``, and CallError INVALID_REQUEST."""
         window = self._ingest.settings.stream_window_batches
         async for request in requests:
             if request.db_name not in ("", self._opening.database.name):

@@ -9,7 +9,7 @@ from typing import Any, cast
 import grpc
 
 from anabranch.merge.retention import Bound
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.runtime.principal import require_admin, require_database
 from anabranch.store.inbox.explain import DatabaseState, read_state
 from anabranch.store.retention.floor import databases
@@ -63,14 +63,14 @@ class JanitorServicer(retention_pb2_grpc.RetentionJanitorServiceServicer):
         try:
             swept = await self._janitor.sweep(request.db_name)
         except ClockError as error:
-            raise Failure(errors_pb2.REASON_UNAVAILABLE, str(error)) from None
+            raise CallError(errors_pb2.REASON_UNAVAILABLE, str(error)) from None
         except StoppedError:
-            raise Failure(errors_pb2.REASON_UNAVAILABLE, "this janitor is stopping: call another one") from None
+            raise CallError(errors_pb2.REASON_UNAVAILABLE, "this janitor is stopping: call another one") from None
         if swept is None:
-            raise Failure(errors_pb2.REASON_UNAVAILABLE, "another janitor is sweeping: call again")
+            raise CallError(errors_pb2.REASON_UNAVAILABLE, "another janitor is sweeping: call again")
         state = await self._state(request.db_name)
         if not swept:
-            raise Failure(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {request.db_name!r}")
+            raise CallError(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {request.db_name!r}")
         (one,) = swept
         return retention_pb2.RunSweepResponse(
             floor_before=one.floor_before,
@@ -87,14 +87,14 @@ class JanitorServicer(retention_pb2_grpc.RetentionJanitorServiceServicer):
         async with self._pool.connection() as conn:
             state = await read_state(conn, name)
         if state is None:
-            raise Failure(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {name!r}")
+            raise CallError(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {name!r}")
         return state
 
     async def _look(self, name: str) -> tuple[DatabaseState, RetentionStatus]:
         state = await self._state(name)
         found = await asyncio.to_thread(self._status, name)
         if found is None:
-            raise Failure(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {name!r}")
+            raise CallError(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {name!r}")
         return state, found
 
     def _status(self, name: str) -> RetentionStatus | None:

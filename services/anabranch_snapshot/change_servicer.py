@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from anabranch.runtime import metrics
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.runtime.principal import require_database
 from anabranch.store.log.history import SeenGroup
 from anabranch.v1 import change_pb2, errors_pb2
@@ -44,7 +44,7 @@ class ChangeServicer:
         else:
             place = _place(request.after, head)
         if request.max_bytes < 0:
-            raise Failure(errors_pb2.REASON_INVALID_REQUEST, "max_bytes is negative")
+            raise CallError(errors_pb2.REASON_INVALID_REQUEST, "max_bytes is negative")
         max_bytes = max(LEAST_PAGE_BYTES, min(request.max_bytes or settings.page_bytes, settings.page_max_bytes))
         reading = await snapshot.log.read(database, place, max_bytes, known=known, resumed=resumed)
         stretch = reading.stretch
@@ -78,7 +78,7 @@ class ChangeServicer:
         snapshot = self._snapshot
         principal = require_database(request.db_name)
         if len(request.seen) > MOST_SEEN:
-            raise Failure(errors_pb2.REASON_INVALID_REQUEST, f"seen has more than {MOST_SEEN} positions")
+            raise CallError(errors_pb2.REASON_INVALID_REQUEST, f"seen has more than {MOST_SEEN} positions")
         database = await snapshot.databases.read(request.db_name)
         await snapshot.nodes.admit(database, principal.subject, request.node_state)
         # In this order: were the server restored in between, what is common is what the later one has.
@@ -94,10 +94,10 @@ def _place(after: int, head: int) -> Place:
     """Where a reader stands that has applied ``after``.
 
     Raises:
-        Failure: INVALID_POSITION.
+        CallError: INVALID_POSITION.
     """
     if after < 0:
-        raise Failure(errors_pb2.REASON_INVALID_POSITION, "after is negative: take a new snapshot")
+        raise CallError(errors_pb2.REASON_INVALID_POSITION, "after is negative: take a new snapshot")
     if after > head:
         raise beyond_head(after, head)
     return place_after(after)

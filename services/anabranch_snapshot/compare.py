@@ -19,7 +19,7 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 
 from anabranch.ranges import FAN_OUT, FINEST_BITS, WHOLE, KeyRange, RangeSum, RangeSums
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.store.capture.rows import UndecodableError
 from anabranch.store.capture.undrained import UndrainedError
 from anabranch.store.catalog.databases import Database, UnknownDatabaseError
@@ -53,7 +53,7 @@ async def compare(
     its history has at the positions ``past``; it checks both, and gives the state that goes into the first response.
 
     Raises:
-        Failure: what ``began`` raises; OVERLOADED, UNKNOWN_DATABASE, UNAVAILABLE, TABLE_CHANGED, INVALID_REQUEST.
+        CallError: what ``began`` raises; OVERLOADED, UNKNOWN_DATABASE, UNAVAILABLE, TABLE_CHANGED, INVALID_REQUEST.
         psycopg.Error: what Postgres refused.
     """
     reader = MomentReader(settings.postgres_url.get_secret_value(), turns.source.options, database, table)
@@ -81,11 +81,11 @@ async def compare(
                             yield response
                 yield snapshot_pb2.CompareResponse(done=True)
     except UnknownDatabaseError:
-        raise Failure(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {database.name!r}") from None
+        raise CallError(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {database.name!r}") from None
     except UndrainedError as error:
-        raise Failure(errors_pb2.REASON_UNAVAILABLE, f"{error}: compare later", retry_after_ms="1000") from None
+        raise CallError(errors_pb2.REASON_UNAVAILABLE, f"{error}: compare later", retry_after_ms="1000") from None
     except UndecodableError as error:
-        raise Failure(errors_pb2.REASON_TABLE_CHANGED, str(error)) from None
+        raise CallError(errors_pb2.REASON_TABLE_CHANGED, str(error)) from None
     except Exception as error:
         if session.cut_off is not None and error is not session.cut_off:
             raise session.cut_off from error
@@ -101,7 +101,7 @@ async def _in_time(
     """The requests; the comparison is cut off where one is waited for too long.
 
     Raises:
-        Failure: the comparison was cut off; INVALID_REQUEST, where there are too many.
+        CallError: the comparison was cut off; INVALID_REQUEST, where there are too many.
     """
     count = 0
     while True:
@@ -117,18 +117,18 @@ async def _in_time(
             return
         count += 1
         if count > MOST_REQUESTS:
-            raise Failure(errors_pb2.REASON_INVALID_REQUEST, f"more than {MOST_REQUESTS} requests: begin anew")
+            raise CallError(errors_pb2.REASON_INVALID_REQUEST, f"more than {MOST_REQUESTS} requests: begin anew")
         yield request
 
 
 def _ranges(wanted: Sequence[snapshot_pb2.KeyRange], most_bits: int) -> list[KeyRange]:
-    """Raises Failure: INVALID_REQUEST."""
+    """Raises CallError: INVALID_REQUEST."""
     ranges = [KeyRange(one.bits, one.prefix) for one in wanted]
     for one in ranges:
         if not one.is_valid or one.bits > most_bits:
-            raise Failure(errors_pb2.REASON_INVALID_REQUEST, f"there is no key range of {one.bits} bits {one.prefix}")
+            raise CallError(errors_pb2.REASON_INVALID_REQUEST, f"there is no key range of {one.bits} bits {one.prefix}")
     if len(set(ranges)) != len(ranges) or len(ranges) > FAN_OUT * FAN_OUT:
-        raise Failure(errors_pb2.REASON_INVALID_REQUEST, "a request names a key range twice")
+        raise CallError(errors_pb2.REASON_INVALID_REQUEST, "a request names a key range twice")
     return ranges
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 import structlog
 
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.runtime.look_again import LookAgain
 from anabranch.store.catalog.databases import Database, UnknownDatabaseError, aload_database, aload_databases
 from anabranch.store.session.availability import is_unavailable
@@ -45,12 +45,12 @@ class ServedDatabases:
         """The database of that name; one that was made a moment ago as well.
 
         Raises:
-            Failure: UNKNOWN_DATABASE.
+            CallError: UNKNOWN_DATABASE.
             psycopg.Error: they can't be read.
         """
         found = await self._again.until(lambda: self._by_name.get(name))
         if found is None:
-            raise Failure(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {name!r}")
+            raise CallError(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {name!r}")
         return found
 
     async def read(self, name: str) -> Database:
@@ -59,7 +59,7 @@ class ServedDatabases:
             async with self._pool.connection() as conn:
                 database = await aload_database(conn, name)
         except UnknownDatabaseError:
-            raise Failure(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {name!r}") from None
+            raise CallError(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {name!r}") from None
         known = self._by_id.get(database.id)
         if known is None or known.schema_version != database.schema_version or known.epoch != database.epoch:
             self.look()

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from anabranch.clock import Clock
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.runtime.rewind import check_seen, seen_of
 from anabranch.store.catalog.databases import Database, UnknownDatabaseError
 from anabranch.store.log.history import History, Judgement, SeenGroup, judge, read_history
@@ -67,7 +67,7 @@ class Log:
         the page token that the place is from.
 
         Raises:
-            Failure: BEHIND_FLOOR, INVALID_POSITION, INVALID_TOKEN, UNAVAILABLE, UNKNOWN_DATABASE.
+            CallError: BEHIND_FLOOR, INVALID_POSITION, INVALID_TOKEN, UNAVAILABLE, UNKNOWN_DATABASE.
             psycopg.Error: the log can't be read.
         """
         wanted = [*known, *([] if resumed is None else [resumed])]
@@ -80,14 +80,14 @@ class Log:
             raise self._gone(database) from None
         self._check_history(database, stretch.epoch, stretch.schema_version)
         if resumed in stretch.lost:
-            raise Failure(
+            raise CallError(
                 errors_pb2.REASON_INVALID_TOKEN, "the server was restored to a time before page_token: start again"
             )
         if stretch.lost:
             # Who calls again presents what it has seen, and is told.
-            raise Failure(errors_pb2.REASON_UNAVAILABLE, "the log is no longer what was read of it: call again")
+            raise CallError(errors_pb2.REASON_UNAVAILABLE, "the log is no longer what was read of it: call again")
         if stretch.floor >= place.cursor.least_needed:
-            raise Failure(
+            raise CallError(
                 errors_pb2.REASON_BEHIND_FLOOR,
                 f"the log goes back to {stretch.floor}; take a new snapshot",
                 floor=str(stretch.floor),
@@ -95,7 +95,7 @@ class Log:
         if place.cursor.position > stretch.head:
             raise beyond_head(place.cursor.position, stretch.head)
         if not stretch.known_base:
-            raise Failure(
+            raise CallError(
                 errors_pb2.REASON_INVALID_POSITION, f"no group was ever committed at {place.base}: take a new snapshot"
             )
         current = self._databases.current(database)
@@ -109,7 +109,7 @@ class Log:
         """Head and sums of one moment.
 
         Raises:
-            Failure: UNAVAILABLE, UNKNOWN_DATABASE.
+            CallError: UNAVAILABLE, UNKNOWN_DATABASE.
             psycopg.Error: they can't be read.
         """
         try:
@@ -124,13 +124,13 @@ class Log:
         """Check the greatest position that a node ever saw. Gives the history that has it.
 
         Raises:
-            Failure: HISTORY_REWOUND, INVALID_POSITION, UNKNOWN_DATABASE.
+            CallError: HISTORY_REWOUND, INVALID_POSITION, UNKNOWN_DATABASE.
             psycopg.Error: the history can't be read.
         """
         async with self._session() as conn:
             try:
                 return await check_seen(conn, database.id, database.name, seen, self._clock)
-            except Failure:
+            except CallError:
                 # The epoch may just have moved.
                 self._databases.look()
                 raise
@@ -139,7 +139,7 @@ class Log:
         """The greatest of these positions that the history has, sealed in its epoch; the position 0 where it has none.
 
         Raises:
-            Failure: UNKNOWN_DATABASE.
+            CallError: UNKNOWN_DATABASE.
             psycopg.Error: the history can't be read.
         """
         candidates = list(map(seen_of, seen))
@@ -170,13 +170,13 @@ class Log:
         if epoch != database.epoch:
             self._databases.look()
             # Who calls again is judged anew, and goes on where its position lies in this history as well.
-            raise Failure(errors_pb2.REASON_UNAVAILABLE, "a new epoch has begun: call again")
+            raise CallError(errors_pb2.REASON_UNAVAILABLE, "a new epoch has begun: call again")
 
-    def _gone(self, database: Database) -> Failure:
+    def _gone(self, database: Database) -> CallError:
         self._databases.look()
-        return Failure(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {database.name!r}")
+        return CallError(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {database.name!r}")
 
 
-def beyond_head(position: int, head: int) -> Failure:
+def beyond_head(position: int, head: int) -> CallError:
     """The failure of a reader that stands where the log has not come to."""
-    return Failure(errors_pb2.REASON_INVALID_POSITION, f"{position} is beyond the head {head}: take a new snapshot")
+    return CallError(errors_pb2.REASON_INVALID_POSITION, f"{position} is beyond the head {head}: take a new snapshot")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.runtime.rewind import seen_of
 from anabranch.store.catalog.databases import Database
 from anabranch.store.log.history import SeenGroup, known_of
@@ -58,15 +58,15 @@ async def require(
     """The moment has all of ``past``.
 
     Raises:
-        Failure: INVALID_TOKEN where it lacks what earlier parts of a pull have shown; HISTORY_REWOUND, INVALID_POSITION
-        where the server has lost what the node has seen; UNAVAILABLE where only this moment lacks it.
+        CallError: INVALID_TOKEN where it lacks what earlier parts of a pull have shown; HISTORY_REWOUND,
+        INVALID_POSITION where the server has lost what the node has seen; UNAVAILABLE where only this moment lacks it.
         psycopg.Error: the history can't be read.
     """
     if moment.lacks(past.seen):
         await log.check_seen(database, greatest_seen)
-        raise Failure(errors_pb2.REASON_UNAVAILABLE, "what was read has not all that this node has seen: call again")
+        raise CallError(errors_pb2.REASON_UNAVAILABLE, "what was read has not all that this node has seen: call again")
     if moment.lacks(past.shown):
-        raise Failure(
+        raise CallError(
             errors_pb2.REASON_INVALID_TOKEN,
             "the server was restored to a time before what this pull has brought: pull these tables from their start",
         )

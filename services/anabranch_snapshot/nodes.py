@@ -16,7 +16,7 @@ import structlog
 
 from anabranch import limits
 from anabranch.clock import Clock
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.store.catalog.databases import Database
 from anabranch.store.nodes.reports import NOTHING, NodeKey, NodeOwner, NodeReport, find_nodes, write_reports
 from anabranch.store.session.availability import is_unavailable
@@ -55,18 +55,18 @@ class Nodes:
         leaves no trace.
 
         Raises:
-            Failure: INVALID_REQUEST, naming the field; WRONG_PRINCIPAL.
+            CallError: INVALID_REQUEST, naming the field; WRONG_PRINCIPAL.
             psycopg.Error: the node can't be looked up.
         """
         node = state.node
         if state.acknowledged < 0:
-            raise Failure(errors_pb2.REASON_INVALID_REQUEST, "node_state.acknowledged is negative")
+            raise CallError(errors_pb2.REASON_INVALID_REQUEST, "node_state.acknowledged is negative")
         if not node.id:
             return
         if not _ULID.fullmatch(node.id):
-            raise Failure(errors_pb2.REASON_INVALID_REQUEST, "node_state.node.id is not a ULID in its canonical form")
+            raise CallError(errors_pb2.REASON_INVALID_REQUEST, "node_state.node.id is not a ULID in its canonical form")
         if len(node.name.encode()) > limits.MAX_NODE_NAME_BYTES or "\0" in node.name:
-            raise Failure(
+            raise CallError(
                 errors_pb2.REASON_INVALID_REQUEST,
                 f"node_state.node.name has more than {limits.MAX_NODE_NAME_BYTES} bytes or a NUL character",
             )
@@ -76,7 +76,7 @@ class Nodes:
             # What is remembered may be a node that was retired since: nobody is refused without a look.
             owner = (await self._find({key})).get(key)
         if not self._may_speak_for(key, owner, principal):
-            raise Failure(errors_pb2.REASON_WRONG_PRINCIPAL, "this node belongs to another principal")
+            raise CallError(errors_pb2.REASON_WRONG_PRINCIPAL, "this node belongs to another principal")
         self._disagreements.hear(database, state)
         self._dead_letters.hear(database, principal, state, self._clock.now_ms())
         self.note(database, principal, node, NOTHING if head is None else min(state.acknowledged, head))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.store.catalog.databases import Database
 from anabranch.store.log.history import SeenGroup
 from anabranch.store.log.reader import Cursor, after
@@ -42,11 +42,11 @@ def from_token(database: Database, token: bytes) -> tuple[Place, SeenGroup]:
     """The place of a token, and what the history that it is a place of must have.
 
     Raises:
-        Failure: INVALID_TOKEN.
+        CallError: INVALID_TOKEN.
     """
     content = open_content(database.seal_key, _purpose(database), token)
     if content is None or len(content) < _numbers.size:
-        raise Failure(
+        raise CallError(
             errors_pb2.REASON_INVALID_TOKEN, "page_token is not one that was given for this database: start again"
         )
     base, position, ordinal, offset, head, chain = _numbers.unpack_from(content)

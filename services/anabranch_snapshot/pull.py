@@ -25,7 +25,7 @@ import structlog
 
 from anabranch.columnar.chunks import to_ipc
 from anabranch.runtime import metrics
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.store.catalog.databases import Database, UnknownDatabaseError
 from anabranch.store.log.history import SeenGroup
 from anabranch.store.log.pull_reader import PullReader, PullUnavailableError, key_of_last
@@ -62,7 +62,7 @@ async def pull(
     response.
 
     Raises:
-        Failure: what ``began`` raises; OVERLOADED, UNKNOWN_DATABASE, UNAVAILABLE.
+        CallError: what ``began`` raises; OVERLOADED, UNKNOWN_DATABASE, UNAVAILABLE.
         adbc_driver_manager.Error: what Postgres refused.
     """
     reader = PullReader(turns.source, database.id, database.schema_name)
@@ -85,13 +85,13 @@ async def pull(
                     with session.taken_within(settings.pull_stall_ms):
                         yield with_ipc(response, ipc)
     except UnknownDatabaseError:
-        raise Failure(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {database.name!r}") from None
+        raise CallError(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {database.name!r}") from None
     except Exception as error:
         if session.cut_off is not None and error is not session.cut_off:
             raise session.cut_off from error
         if isinstance(error, PullUnavailableError):
             _log.warning("pull without its database", detail=str(error))
-            raise Failure(errors_pb2.REASON_UNAVAILABLE, "the tables can't be read now: resume the pull") from error
+            raise CallError(errors_pb2.REASON_UNAVAILABLE, "the tables can't be read now: resume the pull") from error
         raise
     finally:
         oldest.cancel()

@@ -16,7 +16,7 @@ from anabranch.columnar.base_reader import RowPlace
 from anabranch.columnar.chunks import to_ipc
 from anabranch.columnar.evidence import EvidenceError
 from anabranch.runtime import metrics
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.store.catalog.databases import Database
 from anabranch.v1 import errors_pb2, position_pb2, snapshot_pb2
 from anabranch_snapshot.bases import Served
@@ -70,8 +70,8 @@ async def pull_base(
     is told of a file that is not what was proven.
 
     Raises:
-        Failure: OVERLOADED; UNAVAILABLE where the client was cut off; INVALID_TOKEN where the base is broken: what was
-        sent of a table can't be gone on from.
+        CallError: OVERLOADED; UNAVAILABLE where the client was cut off; INVALID_TOKEN where the base is broken: what
+        was sent of a table can't be gone on from.
     """
     rows = _Rows(served, settings.pull_batch_bytes)
     session = PullSession(rows, turns, await turns.take())
@@ -87,7 +87,7 @@ async def pull_base(
                         yield with_ipc(response, ipc)
     except EvidenceError as error:
         await broke(error)
-        raise Failure(
+        raise CallError(
             errors_pb2.REASON_INVALID_TOKEN,
             "the files that this pull was served from have changed: pull these tables from their start",
         ) from error

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 import structlog
 
 from anabranch.runtime import metrics
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.store.capture.undrained import OtherHistoryError, head_when_drained
 from anabranch.store.log.history import SeenGroup
 from anabranch.store.log.pull_reader import PullSource, end_session
@@ -47,10 +47,10 @@ class Turns:
         """Wait for a turn; it is for the session that reads, which gives it back.
 
         Raises:
-            Failure: OVERLOADED.
+            CallError: OVERLOADED.
         """
         if self._turns.locked() and self._waiting >= self._most_waiting:
-            raise Failure(
+            raise CallError(
                 errors_pb2.REASON_OVERLOADED,
                 f"{self._waiting} pulls wait for their turn: come again later",
                 retry_after_ms="5000",
@@ -93,7 +93,7 @@ class Turns:
         undrained; gives the head's position and chain.
 
         Raises:
-            Failure: UNAVAILABLE, where it takes too long, or the server was restored meanwhile.
+            CallError: UNAVAILABLE, where it takes too long, or the server was restored meanwhile.
             psycopg.Error: it can't be looked at.
         """
         deadline = time.monotonic() + _DRAIN_S
@@ -103,13 +103,13 @@ class Turns:
                 async with self._pool.connection() as conn:
                     head = await head_when_drained(conn, database_id, table_id, newest, shown)
             except OtherHistoryError:
-                raise Failure(
+                raise CallError(
                     errors_pb2.REASON_UNAVAILABLE, "the server was restored while its tables were read: call again"
                 ) from None
             if head is not None:
                 return head
             if time.monotonic() > deadline:
-                raise Failure(
+                raise CallError(
                     errors_pb2.REASON_UNAVAILABLE,
                     f"direct writes have waited {_DRAIN_S:g} s for the resolver: resume the pull",
                 )
@@ -154,10 +154,10 @@ class PullSession:
         self._turn = turn
         self._under_way: asyncio.Future[object] | None = None
         self._ending: asyncio.Task[None] | None = None
-        self.cut_off: Failure | None = None
+        self.cut_off: CallError | None = None
 
     def start(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
-        """Have the reader do something; nothing else is under way. Raises the Failure with which it was cut off.
+        """Have the reader do something; nothing else is under way. Raises the CallError with which it was cut off.
 
         Who waits for it may be cancelled; the thread goes on all the same, and the reader must not be closed under it.
         """
@@ -172,7 +172,7 @@ class PullSession:
         """The client takes a response in the block; it is cut off where it does not for so long.
 
         Raises:
-            Failure: the session was cut off, by this or otherwise.
+            CallError: the session was cut off, by this or otherwise.
         """
         stalled = asyncio.get_running_loop().call_later(
             stall_ms / 1000, self.cut, f"nothing was taken for {stall_ms} ms: resume the pull"
@@ -188,7 +188,7 @@ class PullSession:
         """End it because of its client."""
         if self._ending is None:
             _log.warning("pull cut off", detail=message)
-            self.cut_off = Failure(errors_pb2.REASON_UNAVAILABLE, message)
+            self.cut_off = CallError(errors_pb2.REASON_UNAVAILABLE, message)
             self._ending = asyncio.create_task(self._end())
 
     async def close(self) -> None:

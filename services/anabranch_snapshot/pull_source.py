@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import structlog
 
 from anabranch.runtime import metrics
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.store.catalog.databases import Database
 from anabranch.store.lake.published_bases import read_floor
 from anabranch.v1 import errors_pb2, position_pb2
@@ -28,7 +28,7 @@ async def choose_source(
     """The published base that serves a pull, with the log kept from its position on for the node; None: Postgres does.
 
     Raises:
-        Failure: INVALID_TOKEN, where the pull goes on from a base that is not to be had any more.
+        CallError: INVALID_TOKEN, where the pull goes on from a base that is not to be had any more.
         psycopg.Error: what decides can't be read.
     """
     runs = {one.progress.base.run_id for one in wanted if one.progress is not None and one.progress.base is not None}
@@ -43,7 +43,7 @@ async def choose_source(
         metrics.count("anabranch_pull_sources", database=database.name, source="parquet", why="")
         return chosen
     if runs:
-        raise Failure(
+        raise CallError(
             errors_pb2.REASON_INVALID_TOKEN,
             f"this pull can't go on from where it broke ({chosen}): pull these tables from their start",
         )

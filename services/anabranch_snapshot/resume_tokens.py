@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from anabranch.columnar.base_reader import RowPlace
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.store.catalog.databases import Database
 from anabranch.store.log.history import SeenGroup
 from anabranch.store.log.seal import open_content, seal_content
@@ -70,7 +70,7 @@ def from_token(database: Database, table: Table, token: bytes) -> PullProgress:
     """The progress that a token tells of.
 
     Raises:
-        Failure: INVALID_TOKEN.
+        CallError: INVALID_TOKEN.
     """
     parsed: list[Any] = []
     for kind, parts in (_BY_KEY, _BY_PLACE):
@@ -79,7 +79,7 @@ def from_token(database: Database, table: Table, token: bytes) -> PullProgress:
         if isinstance(found, list) and len(found) == parts:
             parsed = found
     if not parsed or parsed[0] != table.id:
-        raise Failure(
+        raise CallError(
             errors_pb2.REASON_INVALID_TOKEN,
             f"resume is not one that was given for table {table.name!r}: pull that table from its start",
         )

@@ -80,7 +80,7 @@ class Snapshot:
         """The database that a call may use, and its head; what the node says of itself is checked and noted.
 
         Raises:
-            Failure: PERMISSION_DENIED, UNKNOWN_DATABASE, INVALID_REQUEST, WRONG_PRINCIPAL, INVALID_POSITION,
+            CallError: PERMISSION_DENIED, UNKNOWN_DATABASE, INVALID_REQUEST, WRONG_PRINCIPAL, INVALID_POSITION,
             HISTORY_REWOUND.
             psycopg.Error: the database can't be read.
         """

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.runtime.principal import require_database
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.sure import sure_refusals
@@ -81,7 +81,7 @@ class SnapshotServicer:
             await self._unchanged(database, moment, chains, past, request.node_state)
             earliest = min([moment.head, *(one.progress.earliest for one in wanted if one.progress is not None)])
             if earliest < moment.floor:
-                raise Failure(
+                raise CallError(
                     errors_pb2.REASON_INVALID_TOKEN,
                     "the log no longer goes back to where this pull began: pull these tables from their start",
                 )
@@ -101,7 +101,7 @@ class SnapshotServicer:
         snapshot = self._snapshot
         request = await anext(requests, None)
         if request is None:
-            raise Failure(errors_pb2.REASON_INVALID_REQUEST, "the stream has no request")
+            raise CallError(errors_pb2.REASON_INVALID_REQUEST, "the stream has no request")
         database = await self._fresh(request.db_name, request.node_state)
         (wanted,) = _wanted(database, [snapshot_pb2.RequiredTable(table=request.table)])
 
@@ -130,7 +130,7 @@ class SnapshotServicer:
         )
         if moment.epoch != database.epoch or moment.schema_version != database.schema_version:
             self._snapshot.databases.look()
-            raise Failure(errors_pb2.REASON_UNAVAILABLE, "the tables have just changed: call again")
+            raise CallError(errors_pb2.REASON_UNAVAILABLE, "the tables have just changed: call again")
 
     async def _fresh(self, db_name: str, state: position_pb2.NodeState) -> Database:
         """The database that a call may use, as the catalog has it now. A node that comes for a new snapshot because
@@ -147,16 +147,16 @@ def _wanted(database: Database, required: Sequence[snapshot_pb2.RequiredTable]) 
     """The tables that a pull asks for, in its order; all of them where it names none.
 
     Raises:
-        Failure: UNKNOWN_TABLE, INVALID_REQUEST, INVALID_TOKEN.
+        CallError: UNKNOWN_TABLE, INVALID_REQUEST, INVALID_TOKEN.
     """
     if not required:
         return [Wanted(database.tables[name], None) for name in database.table_order]
     names = [one.table for one in required]
     for name in names:
         if name not in database.tables:
-            raise Failure(errors_pb2.REASON_UNKNOWN_TABLE, f"there is no synced table {name!r}")
+            raise CallError(errors_pb2.REASON_UNKNOWN_TABLE, f"there is no synced table {name!r}")
     if len(set(names)) != len(names):
-        raise Failure(errors_pb2.REASON_INVALID_REQUEST, "required names a table twice")
+        raise CallError(errors_pb2.REASON_INVALID_REQUEST, "required names a table twice")
     return [
         Wanted(table, from_token(database, table, one.resume) if one.resume else None)
         for one in required

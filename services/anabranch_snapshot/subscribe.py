@@ -19,7 +19,7 @@ async def follow(
     ``known`` is what the reader has seen: every page is of a history that has it, and all that was read before.
 
     Raises:
-        Failure: as ``Log.read``, or what the tail failed with.
+        CallError: as ``Log.read``, or what the tail failed with.
         psycopg.Error: the log can't be read.
     """
     said_where = False

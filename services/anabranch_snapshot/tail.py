@@ -28,7 +28,7 @@ import structlog
 
 from anabranch.clock import Clock
 from anabranch.runtime import metrics
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.runtime.telemetry import current_traceparent, span
 from anabranch.store.catalog.databases import Database
 from anabranch.store.log.history import SeenGroup
@@ -124,17 +124,17 @@ class Tail:
                 await self._follow()
                 failing_since = None
                 await self._rest()
-            except Failure as failure:
+            except CallError as failure:
                 self._fail(failure)
             except Exception as error:
                 if not is_unavailable(error):
                     _log.error("tail failed", database=self.database.name, exc_info=error)
-                    self._fail(Failure(errors_pb2.REASON_SERVER_FAULT, "the log can't be followed"))
+                    self._fail(CallError(errors_pb2.REASON_SERVER_FAULT, "the log can't be followed"))
                     break
                 now = time.monotonic()
                 failing_since = failing_since or now
                 if now - failing_since >= self._settings.outage_ms / 1000:
-                    self._fail(Failure(errors_pb2.REASON_UNAVAILABLE, "the database is not available now"))
+                    self._fail(CallError(errors_pb2.REASON_UNAVAILABLE, "the database is not available now"))
                     break
                 await asyncio.sleep(_RETRY_S)
         # Nothing was awaited since the last look at the subscribers: who comes from now on starts it anew.
@@ -222,7 +222,7 @@ class Tail:
         self._offer(Shared(place, place, response.SerializeToString(), head))
         return True
 
-    def _fail(self, failure: Failure) -> None:
+    def _fail(self, failure: CallError) -> None:
         for subscriber in self._subscribers:
             subscriber.fail(failure)
         self._subscribers.clear()

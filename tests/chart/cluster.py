@@ -74,7 +74,7 @@ class Cluster:
         match = SECRET.fullmatch(bare)
         if match is not None and (match[1], match[2]) in self.secrets:
             return 200, self.secrets[match[1], match[2]]
-        status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}
+        status = {"kind": "Status", "apiVersion": "v1", "status": "CallError", "reason": "NotFound", "code": 404}
         return 404, status
 
 

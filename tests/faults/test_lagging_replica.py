@@ -22,7 +22,7 @@ from anabranch.embedded.postgres import EmbeddedPostgres
 from anabranch.store import migrate
 from anabranch.store.catalog import registration
 from anabranch.store.session.engine import connect
-from anabranch.testkit.ingest_rig import Failed
+from anabranch.testkit.ingest_rig import FailedCallError
 from anabranch.testkit.log_writer import LogWriter
 from anabranch.testkit.snapshot_reader import Reader, whole_groups
 from anabranch.testkit.snapshot_rig import SnapshotRig
@@ -112,7 +112,7 @@ def made(folder: Path) -> Path:
 
 
 def refused(reader: Reader) -> str:
-    with pytest.raises(Failed) as caught:
+    with pytest.raises(FailedCallError) as caught:
         reader.get(reader.seen.server_timestamp_ms if reader.seen is not None else 0)
     return caught.value.reason
 

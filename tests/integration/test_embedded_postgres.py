@@ -21,7 +21,7 @@ import pytest
 
 from anabranch.embedded import binaries
 from anabranch.embedded.binaries import find_binaries
-from anabranch.embedded.postgres import EmbeddedPostgres, PostgresUnavailable, free_port
+from anabranch.embedded.postgres import EmbeddedPostgres, PostgresUnavailableError, free_port
 from anabranch.embedded.process import account_for, data_argument, environment, recorded_pid
 from anabranch.store import migrate
 from anabranch.testkit.databases import TestDatabases, create_database
@@ -164,7 +164,7 @@ def test_it_lives_on_when_the_thread_that_started_it_ends(folder: Path) -> None:
 
 def test_a_folder_has_one_owner(owner: Owner, folder: Path) -> None:
     process, url = owner
-    with pytest.raises(PostgresUnavailable, match=f"in use by process {process.pid}$"):
+    with pytest.raises(PostgresUnavailableError, match=f"in use by process {process.pid}$"):
         EmbeddedPostgres(folder).start()
     write(url, "the first is unharmed")
 
@@ -206,19 +206,19 @@ def test_a_taken_port_is_named(folder: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         server = EmbeddedPostgres(folder, port=port)
-        with pytest.raises(PostgresUnavailable, match=f"port {port} is taken"):
+        with pytest.raises(PostgresUnavailableError, match=f"port {port} is taken"):
             server.start()
     assert server.start().endswith(f":{port}/postgres")
     server.stop()
 
 
 def test_a_bad_setting_is_reported_with_the_servers_words(folder: Path) -> None:
-    with pytest.raises(PostgresUnavailable, match="no_such_setting"):
+    with pytest.raises(PostgresUnavailableError, match="no_such_setting"):
         EmbeddedPostgres(folder, settings={"no_such_setting": "1"}).start()
 
 
 def test_a_version_that_is_not_there_is_refused(folder: Path) -> None:
-    with pytest.raises(PostgresUnavailable, match="no Postgres 9 in"):
+    with pytest.raises(PostgresUnavailableError, match="no Postgres 9 in"):
         EmbeddedPostgres(folder, major=9).start()
 
 

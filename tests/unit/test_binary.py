@@ -25,7 +25,7 @@ from anabranch.values.calendar import (
     parse_timestamp,
 )
 from anabranch.values.cells import DATE_INFINITY, DATE_MINUS_INFINITY, TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY
-from anabranch.values.postgres_binary import NulInText, Parameter
+from anabranch.values.postgres_binary import NulInTextError, Parameter
 from anabranch.values.postgres_text import (
     array_parser,
     array_printer,
@@ -151,7 +151,7 @@ def test_infinities_stay_and_no_other_value_becomes_one() -> None:
 @pytest.mark.parametrize("cells", [["a\0"], ["ok", None, "\0"], ["x" * 2_000 + "\0"], ["é\0"]])
 def test_nul_is_refused_by_the_columns_name(cells: list[str | None]) -> None:
     for build in (postgres_binary.text_array, postgres_binary.typed_text_array):
-        with pytest.raises(NulInText, match='column "note"'):
+        with pytest.raises(NulInTextError, match='column "note"'):
             build(cells, "note")
 
 

@@ -40,7 +40,7 @@ from anabranch.cli.installation import (
     write_endpoints,
     write_private,
 )
-from anabranch.embedded.binaries import PostgresUnavailable
+from anabranch.embedded.binaries import PostgresUnavailableError
 from anabranch.runtime.fleet import HOST, SERVICES, Fleet, FleetError, is_free
 from anabranch.runtime.fleet_watch import FleetWatch
 from anabranch.store import migrate, revisions
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 POSTGRES_CHECK_S = 1.0
 READY_TIMEOUT_S = 60.0
-FORESEEN = (PostgresUnavailable, migrate.MigrationError, FleetError, TimeoutError)
+FORESEEN = (PostgresUnavailableError, migrate.MigrationError, FleetError, TimeoutError)
 """What can go wrong at the start through no fault of this program; told in words, without a traceback."""
 PORT_NAMES = (*SERVICES, "postgres", *(f"{name}-metrics" for name in SERVICES))
 """What listens, in the order of the ports from --port-base on."""
@@ -155,7 +155,7 @@ def _embedded(folder: Path, port: int | None) -> EmbeddedPostgres:
     except ModuleNotFoundError as error:
         if error.name != "psutil":
             raise
-        raise PostgresUnavailable(
+        raise PostgresUnavailableError(
             "embedded Postgres needs the package psutil, which anabranch-server[embedded] brings; or point "
             f"{POSTGRES_VARIABLE} at a server"
         ) from error

@@ -84,7 +84,7 @@ def tell(folder: Path, seed: int, console: Console) -> Outcome:
         TabletError: a tablet failed.
         CompactorError: the compactor failed.
         grpc.RpcError: the janitor's sweep failed.
-        psycopg.Error, FleetError, PostgresUnavailable: the server side could not be had.
+        psycopg.Error, FleetError, PostgresUnavailableError: the server side could not be had.
     """
     outcome = Outcome()
     started = time.perf_counter()

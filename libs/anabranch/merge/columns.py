@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
 from anabranch.merge.model import Cell, Policy
-from anabranch.values.calendar import OutOfRange, moment_rank
+from anabranch.values.calendar import OutOfRangeError, moment_rank
 from anabranch.values.cells import TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY
 
 Compute = Callable[[Cell, Cell, Cell], Cell]
@@ -59,7 +59,7 @@ def _rank(cell: Cell) -> tuple[int, int]:
         try:
             return moment_rank(cell)
         except ValueError as error:
-            raise ComputeError("22008" if isinstance(error, OutOfRange) else "22007", str(error)) from None
+            raise ComputeError("22008" if isinstance(error, OutOfRangeError) else "22007", str(error)) from None
     return 0, cell
 
 

@@ -2,7 +2,7 @@
 
 A service is ``server.main(SettingsSubclass, "name", build)``, where ``build`` takes a
 ``service.ServiceContext`` and gives a ``service.Service``. Its servicers are plain async methods (streams:
-async generators); they ask ``principal.current_principal`` who calls, raise ``errors.Failure`` (or ``await
+async generators); they ask ``principal.current_principal`` who calls, raise ``errors.CallError`` (or ``await
 errors.abort``) to fail a call, count through ``metrics`` and open spans with ``telemetry.span``. Nothing is
 imported here, because devices use some of the modules without the others' requirements.
 """

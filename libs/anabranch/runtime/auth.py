@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from anabranch.clock import Clock
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.runtime.keys import KeyDirectory
 from anabranch.runtime.principal import Principal
 from anabranch.runtime.tokens import TokenVerifier
@@ -31,10 +31,10 @@ class Authenticator:
         self._clock = clock
 
     async def identify(self, authorization: str | bytes | None) -> Identity:
-        """Who shows these credentials. Raises Failure: UNAUTHENTICATED, CREDENTIALS_EXPIRED, UNAVAILABLE,
+        """Who shows these credentials. Raises CallError: UNAUTHENTICATED, CREDENTIALS_EXPIRED, UNAVAILABLE,
         OVERLOADED."""
         if not isinstance(authorization, str) or authorization[:7].lower() != "bearer ":
-            raise Failure(
+            raise CallError(
                 errors_pb2.REASON_UNAUTHENTICATED, "no credentials: send authorization: Bearer <key or token>"
             )
         credentials = authorization[7:].strip()
@@ -45,9 +45,9 @@ class Authenticator:
         key = await self._keys.find(key_id)
         # The same answer for no key and for another secret: ids are not told from one another.
         if key is None or not api_keys.proves(key, secret):
-            raise Failure(errors_pb2.REASON_UNAUTHENTICATED, "the API key is not valid")
+            raise CallError(errors_pb2.REASON_UNAUTHENTICATED, "the API key is not valid")
         if key.ended(self._clock.now_ms()):
-            raise Failure(errors_pb2.REASON_CREDENTIALS_EXPIRED, "the API key has expired or was revoked")
+            raise CallError(errors_pb2.REASON_CREDENTIALS_EXPIRED, "the API key has expired or was revoked")
         return Identity(Principal(key.subject, key.role, key.database, key.expires_ms), key_id)
 
     async def ended(self, identities: Iterable[Identity]) -> set[Identity]:

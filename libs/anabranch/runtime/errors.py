@@ -1,6 +1,6 @@
 """How a call fails: a gRPC status with exactly one ErrorInfo, whose reason is one of ``anabranch.v1.Reason``.
 
-Code below a servicer raises ``Failure``; the interceptor turns it into the status. Where a context is at
+Code below a servicer raises ``CallError``; the interceptor turns it into the status. Where a context is at
 hand, ``abort`` does the same. The gRPC code follows from the reason, by the table here, so that it is the
 same everywhere.
 """
@@ -52,7 +52,7 @@ CODES: dict[Reason.ValueType, grpc.StatusCode] = {
 _RPC_CODES = {code: getattr(code_pb2, code.name) for code in set(CODES.values())}
 
 
-class Failure(Exception):
+class CallError(Exception):
     """A call fails for ``reason``, which must be in ``CODES``. ``message`` is for people; ``metadata`` goes
     into ErrorInfo."""
 
@@ -68,7 +68,7 @@ def reason_name(reason: Reason.ValueType) -> str:
     return errors_pb2.Reason.Name(reason).removeprefix(_PREFIX)
 
 
-def to_status(failure: Failure) -> grpc.Status:
+def to_status(failure: CallError) -> grpc.Status:
     """The gRPC status of a failure. Raises KeyError where no call fails for its reason."""
     info = error_details_pb2.ErrorInfo(reason=reason_name(failure.reason), domain=DOMAIN, metadata=failure.metadata)
     detail = any_pb2.Any()
@@ -81,9 +81,9 @@ def to_status(failure: Failure) -> grpc.Status:
 async def abort(
     context: grpc.aio.ServicerContext[Any, Any], reason: Reason.ValueType, message: str, **metadata: str
 ) -> NoReturn:
-    """End the call with the status of ``Failure(reason, message, **metadata)``. Raises grpc.aio.AbortError,
+    """End the call with the status of ``CallError(reason, message, **metadata)``. Raises grpc.aio.AbortError,
     always."""
-    status = to_status(Failure(reason, message, **metadata))
+    status = to_status(CallError(reason, message, **metadata))
     metrics.count("anabranch_failures", reason=reason_name(reason))
     await context.abort(status.code, status.details, tuple(status.trailing_metadata))
     raise AssertionError("abort returned")

@@ -22,7 +22,7 @@ from opentelemetry import trace
 
 from anabranch.runtime import metrics, telemetry
 from anabranch.runtime.auth import Authenticator, Identity
-from anabranch.runtime.errors import CODES, Failure, abort, reason_name
+from anabranch.runtime.errors import CODES, CallError, abort, reason_name
 from anabranch.runtime.limits import RateLimit
 from anabranch.runtime.principal import set_principal
 from anabranch.runtime.streams import OpenStream, Streams, moving
@@ -40,7 +40,7 @@ REFLECTION_PREFIX = "/grpc.reflection."
 class Unreadable:
     """Stands for a request that was not taken in."""
 
-    failure: Failure
+    failure: CallError
 
 
 def measured(deserialize: Callable[[bytes], Any] | None, max_bytes: int) -> Callable[[bytes], Any]:
@@ -49,7 +49,7 @@ def measured(deserialize: Callable[[bytes], Any] | None, max_bytes: int) -> Call
     def read(raw: bytes) -> Any:
         if len(raw) > max_bytes:
             return Unreadable(
-                Failure(
+                CallError(
                     errors_pb2.REASON_MESSAGE_TOO_LARGE,
                     f"a message of {len(raw)} bytes; at most {max_bytes} are taken",
                     max_bytes=str(max_bytes),
@@ -58,7 +58,7 @@ def measured(deserialize: Callable[[bytes], Any] | None, max_bytes: int) -> Call
         try:
             return raw if deserialize is None else deserialize(raw)
         except DecodeError:
-            return Unreadable(Failure(errors_pb2.REASON_INVALID_REQUEST, "the request is no message of this call"))
+            return Unreadable(CallError(errors_pb2.REASON_INVALID_REQUEST, "the request is no message of this call"))
 
     return read
 
@@ -137,7 +137,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             return None
         try:
             identity = await self._authenticator.identify(authorization)
-        except Failure as failure:
+        except CallError as failure:
             metrics.count("anabranch_refused_credentials", reason=reason_name(failure.reason))
             raise
         set_principal(identity.principal)
@@ -163,7 +163,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 with telemetry.call_span(method):
                     try:
                         answer = await behaviour(request, context)
-                    except (Failure, grpc.aio.AbortError):
+                    except (CallError, grpc.aio.AbortError):
                         raise
                     except Exception as error:
                         # Judged inside the span, whose id then stands in the log.
@@ -212,7 +212,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                                 answer = await _serve_stream(behaviour, requests, context)
                         else:
                             answer = await _serve_stream(behaviour, request, context)
-                    except (Failure, grpc.aio.AbortError):
+                    except (CallError, grpc.aio.AbortError):
                         raise
                     except grpc.aio.InternalError as error:
                         # How a write ends whose reader is gone, where the cancellation has not come through yet.
@@ -253,7 +253,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         except StopAsyncIteration:
             return
         except TimeoutError:
-            raise Failure(
+            raise CallError(
                 errors_pb2.REASON_INVALID_REQUEST, f"the stream's first request did not come within {waited_s:g} s"
             ) from None
         yield _readable(request)
@@ -268,7 +268,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _readable(request: Any) -> Any:
-    """The request. Raises the Failure of one that was not taken in."""
+    """The request. Raises the CallError of one that was not taken in."""
     if isinstance(request, Unreadable):
         raise request.failure
     return request
@@ -287,18 +287,18 @@ def _name(code: Any) -> str:
     return code.name if isinstance(code, grpc.StatusCode) else "UNKNOWN"
 
 
-def foreseen(method: str, error: Exception) -> Failure:
+def foreseen(method: str, error: Exception) -> CallError:
     """How a call that raised ``error`` fails. What nobody foresaw is logged in full and told by its trace id
     alone."""
-    if isinstance(error, Failure):
+    if isinstance(error, CallError):
         return error
     if is_unavailable(error):
         _log.warning("call without its database", method=method, error=type(error).__name__, detail=str(error))
-        return Failure(errors_pb2.REASON_UNAVAILABLE, "the database is not available now")
+        return CallError(errors_pb2.REASON_UNAVAILABLE, "the database is not available now")
     trace_id = telemetry.fault_id()
     _log.error("call failed", method=method, fault_trace_id=trace_id, exc_info=error)
     trace.get_current_span().record_exception(error)
-    return Failure(
+    return CallError(
         errors_pb2.REASON_SERVER_FAULT,
         f"the server failed; its log has more under {trace_id}",
         trace_id=trace_id,

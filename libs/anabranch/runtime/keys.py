@@ -15,7 +15,7 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.store.nodes import api_keys
 from anabranch.store.nodes.api_keys import ApiKey
 from anabranch.store.session.availability import is_unavailable
@@ -56,14 +56,14 @@ class KeyDirectory:
         return entry.key
 
     async def find(self, key_id: str) -> ApiKey | None:
-        """The key, or None where there is none. Raises Failure UNAVAILABLE or OVERLOADED."""
+        """The key, or None where there is none. Raises CallError UNAVAILABLE or OVERLOADED."""
         key = self.cached(key_id)
         if key is not None:
             return key
         future = self._waiting.get(key_id)
         if future is None:
             if len(self._waiting) >= WAITING_CAPACITY:
-                raise Failure(errors_pb2.REASON_OVERLOADED, "too many unknown keys are being looked up")
+                raise CallError(errors_pb2.REASON_OVERLOADED, "too many unknown keys are being looked up")
             future = self._waiting[key_id] = asyncio.get_running_loop().create_future()
         if self._look_up is None or self._look_up.done():
             self._look_up = asyncio.create_task(self._look_up_waiting())
@@ -77,7 +77,7 @@ class KeyDirectory:
                 found = await self._read(list(waiting))
             except Exception as error:
                 failure = (
-                    Failure(errors_pb2.REASON_UNAVAILABLE, "credentials can't be checked now: no database")
+                    CallError(errors_pb2.REASON_UNAVAILABLE, "credentials can't be checked now: no database")
                     if is_unavailable(error) or isinstance(error, TimeoutError)
                     else error
                 )

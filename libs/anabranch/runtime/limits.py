@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.v1 import errors_pb2
 
 CAPACITY = 10_000
@@ -37,11 +37,11 @@ class RateLimit:
         return 0.0 if taken else (1.0 - tokens) / self._rate
 
     def take(self, subject: str) -> None:
-        """Take one token. Raises Failure OVERLOADED, whose metadata ``retry_after_ms`` says when to come
+        """Take one token. Raises CallError OVERLOADED, whose metadata ``retry_after_ms`` says when to come
         again."""
         wait_s = self.wait_s(subject)
         if wait_s:
-            raise Failure(
+            raise CallError(
                 errors_pb2.REASON_OVERLOADED,
                 "this principal calls too often",
                 retry_after_ms=str(max(1, round(wait_s * 1000))),

@@ -6,7 +6,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Literal
 
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.v1 import errors_pb2
 
 Role = Literal["device", "admin"]
@@ -38,19 +38,19 @@ def set_principal(principal: Principal) -> None:
 
 
 def require_database(name: str) -> Principal:
-    """The caller, if it may use the database. Raises Failure PERMISSION_DENIED, whether or not there is one
+    """The caller, if it may use the database. Raises CallError PERMISSION_DENIED, whether or not there is one
     of that name."""
     principal = current_principal()
     if not name:
-        raise Failure(errors_pb2.REASON_INVALID_REQUEST, "db_name is empty")
+        raise CallError(errors_pb2.REASON_INVALID_REQUEST, "db_name is empty")
     if principal.database is not None and principal.database != name:
-        raise Failure(errors_pb2.REASON_PERMISSION_DENIED, f"these credentials do not open database {name!r}")
+        raise CallError(errors_pb2.REASON_PERMISSION_DENIED, f"these credentials do not open database {name!r}")
     return principal
 
 
 def require_admin() -> Principal:
-    """The caller, if it has the role admin. Raises Failure PERMISSION_DENIED."""
+    """The caller, if it has the role admin. Raises CallError PERMISSION_DENIED."""
     principal = current_principal()
     if principal.role != "admin":
-        raise Failure(errors_pb2.REASON_PERMISSION_DENIED, "this call needs the role admin")
+        raise CallError(errors_pb2.REASON_PERMISSION_DENIED, "this call needs the role admin")
     return principal

@@ -7,7 +7,7 @@ import structlog
 from ulid import ULID
 
 from anabranch.clock import Clock
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.store.log.history import History, Judgement, Seen, confirm, judge, read_history
 from anabranch.store.session.engine import AsyncSession
 from anabranch.v1 import errors_pb2, position_pb2
@@ -27,13 +27,13 @@ async def check_seen(
     rewind begins a new epoch.
 
     Raises:
-        Failure: HISTORY_REWOUND, INVALID_POSITION; UNKNOWN_DATABASE.
+        CallError: HISTORY_REWOUND, INVALID_POSITION; UNKNOWN_DATABASE.
         psycopg.Error: the history can't be read.
     """
     seen = seen_of(position)
     history = await read_history(conn, database_id, [seen.position])
     if history is None:
-        raise Failure(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {name!r}")
+        raise CallError(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {name!r}")
     judgement = judge(history, seen)
     if judgement is Judgement.FITS:
         return history
@@ -45,11 +45,11 @@ async def check_seen(
         return history
     if judgement is Judgement.LOST:
         _log.warning("history was rewound", database=name, seen=seen.position, seen_epoch=seen.epoch, head=history.head)
-        raise Failure(
+        raise CallError(
             errors_pb2.REASON_HISTORY_REWOUND,
             f"the server was restored to a time before {seen.position}: ask for the last common position",
         )
-    raise Failure(
+    raise CallError(
         errors_pb2.REASON_INVALID_POSITION,
         f"greatest_seen ({seen.position}) is not a position of this history, which is at {history.head}: it is damaged,"
         " or was given by another server",

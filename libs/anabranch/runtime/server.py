@@ -39,7 +39,7 @@ from anabranch.runtime import metrics, telemetry
 from anabranch.runtime.auth import Authenticator
 from anabranch.runtime.config import S, ServiceSettings, SettingsError, is_loopback, load_settings
 from anabranch.runtime.drain import drain
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.runtime.health_states import HealthStates
 from anabranch.runtime.interceptor import HEALTH_PREFIX, REFLECTION_PREFIX, CallInterceptor
 from anabranch.runtime.keys import KeyDirectory
@@ -355,11 +355,11 @@ async def _watch_credentials(authenticator: Authenticator, streams: Streams) -> 
         try:
             ended = await authenticator.ended(streams.identities())
         except Exception as error:
-            if not (isinstance(error, TimeoutError | Failure) or is_unavailable(error)):
+            if not (isinstance(error, TimeoutError | CallError) or is_unavailable(error)):
                 raise
             _log.warning("credentials can't be looked at now", detail=str(error))
             continue
         if ended:
-            failure = Failure(errors_pb2.REASON_CREDENTIALS_EXPIRED, "the credentials have expired or were revoked")
+            failure = CallError(errors_pb2.REASON_CREDENTIALS_EXPIRED, "the credentials have expired or were revoked")
             count = streams.end_of(ended, failure)
             _log.info("streams ended with their credentials", streams=count)

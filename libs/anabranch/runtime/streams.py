@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from anabranch.runtime import metrics
 from anabranch.runtime.auth import Identity
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.v1 import errors_pb2
 
 
@@ -25,9 +25,9 @@ class OpenStream:
     method: str
     identity: Identity | None
     task: asyncio.Task[object]
-    failure: Failure | None = None
+    failure: CallError | None = None
 
-    def end(self, failure: Failure) -> None:
+    def end(self, failure: CallError) -> None:
         """Have it end with ``failure``, unless it was told so before."""
         if self.failure is None:
             self.failure = failure
@@ -59,7 +59,7 @@ class Streams:
             await self.told.wait()
 
     def add(self, method: str, identity: Identity | None) -> OpenStream:
-        """Note that the current task serves a stream. Raises Failure OVERLOADED, or UNAVAILABLE while
+        """Note that the current task serves a stream. Raises CallError OVERLOADED, or UNAVAILABLE while
         draining."""
         task = asyncio.current_task()
         assert task is not None
@@ -69,7 +69,7 @@ class Streams:
         if identity is not None:
             subject = identity.principal.subject
             if self._of[subject] >= self._limit:
-                raise Failure(errors_pb2.REASON_OVERLOADED, "this principal has too many streams open")
+                raise CallError(errors_pb2.REASON_OVERLOADED, "this principal has too many streams open")
             self._of[subject] += 1
         self._open.add(stream)
         metrics.gauge("anabranch_open_streams", len(self._open))
@@ -89,14 +89,14 @@ class Streams:
         """Whose streams are open."""
         return {stream.identity for stream in self._open if stream.identity is not None}
 
-    def end(self, which: Callable[[OpenStream], bool], failure: Failure) -> int:
+    def end(self, which: Callable[[OpenStream], bool], failure: CallError) -> int:
         """End those that ``which`` picks; how many."""
         picked = [stream for stream in self._open if which(stream)]
         for stream in picked:
             stream.end(failure)
         return len(picked)
 
-    def end_of(self, identities: set[Identity], failure: Failure) -> int:
+    def end_of(self, identities: set[Identity], failure: CallError) -> int:
         """End the streams of these identities; how many."""
         return self.end(lambda stream: stream.identity in identities, failure)
 
@@ -114,6 +114,6 @@ class Streams:
         return len(self.unary) + self.move(lambda stream: True)
 
 
-def moving() -> Failure:
+def moving() -> CallError:
     """How a stream or call ends because this server stops."""
-    return Failure(errors_pb2.REASON_UNAVAILABLE, "this server is stopping: connect again")
+    return CallError(errors_pb2.REASON_UNAVAILABLE, "this server is stopping: connect again")

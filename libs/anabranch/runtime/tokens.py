@@ -23,7 +23,7 @@ import structlog
 
 from anabranch.clock import Clock
 from anabranch.runtime.config import ServiceSettings
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.runtime.principal import Principal, Role
 from anabranch.v1 import errors_pb2
 
@@ -39,8 +39,8 @@ _SET_ALGORITHMS = ("ES256", "RS256")
 _log = structlog.get_logger()
 
 
-def _refused(message: str) -> Failure:
-    return Failure(errors_pb2.REASON_UNAUTHENTICATED, message)
+def _refused(message: str) -> CallError:
+    return CallError(errors_pb2.REASON_UNAUTHENTICATED, message)
 
 
 class TokenVerifier:
@@ -55,7 +55,7 @@ class TokenVerifier:
         self._reading = asyncio.Lock()
 
     async def principal(self, token: str) -> Principal:
-        """The principal of a token. Raises Failure: UNAUTHENTICATED, CREDENTIALS_EXPIRED, or UNAVAILABLE for
+        """The principal of a token. Raises CallError: UNAUTHENTICATED, CREDENTIALS_EXPIRED, or UNAVAILABLE for
         no key set."""
         if len(token) > MAX_TOKEN_BYTES:
             raise _refused("the token is too long")
@@ -70,7 +70,7 @@ class TokenVerifier:
                 self._known.popitem(last=False)
         elif known.expires_ms is not None and self._clock.now_ms() >= known.expires_ms:
             del self._known[digest]
-            raise Failure(errors_pb2.REASON_CREDENTIALS_EXPIRED, "the token has expired")
+            raise CallError(errors_pb2.REASON_CREDENTIALS_EXPIRED, "the token has expired")
         return known
 
     async def _verify(self, token: str) -> Principal:
@@ -119,7 +119,7 @@ class TokenVerifier:
             raise _refused("the token's exp or nbf is no number") from error
         now_ms = self._clock.now_ms()
         if now_ms >= expires_ms:
-            raise Failure(errors_pb2.REASON_CREDENTIALS_EXPIRED, "the token has expired")
+            raise CallError(errors_pb2.REASON_CREDENTIALS_EXPIRED, "the token has expired")
         if now_ms < starts_ms:
             raise _refused("the token does not hold yet")
         if not isinstance(subject, str) or not _can_be_kept(subject):
@@ -151,7 +151,7 @@ class TokenVerifier:
             except (OSError, jwt.PyJWTError, json.JSONDecodeError, UnicodeDecodeError) as error:
                 _log.error("key set can't be read", error=str(error))
                 if self._keys_read is None:
-                    raise Failure(errors_pb2.REASON_UNAVAILABLE, "the key set can't be read now") from error
+                    raise CallError(errors_pb2.REASON_UNAVAILABLE, "the key set can't be read now") from error
                 # The old set holds until the next try.
                 self._keys_read = time.monotonic()
                 return

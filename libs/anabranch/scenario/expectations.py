@@ -12,7 +12,7 @@ from anabranch.scenario.model import ConflictSpec, DeadSpec, Expectations, LogSp
 from anabranch.scenario.rows import check_node, check_same, check_server, match
 from anabranch.scenario.syncing import drained
 from anabranch.scenario.verdicts import verdicts_of
-from anabranch.scenario.world import FellShort, NotYetError, World
+from anabranch.scenario.world import FellShortError, NotYetError, World
 from anabranch.store.catalog.sums import scan_sum, sum_to_bytes
 from anabranch.v1 import errors_pb2, verdict_pb2
 from anabranch.values import Table, key_text
@@ -29,7 +29,7 @@ join anabranch.synced_tables t on t.id = s.table_id join anabranch.databases d o
 
 
 def check(world: World, given: Expectations) -> None:
-    """Look at everything that is given. Raises FellShort with all that is not so, NotYetError."""
+    """Look at everything that is given. Raises FellShortError with all that is not so, NotYetError."""
     wrong: list[str] = []
     later: list[NotYetError] = []
     for name, function in _FUNCTIONS.items():
@@ -41,7 +41,7 @@ def check(world: World, given: Expectations) -> None:
         except NotYetError as error:
             later.append(error)
     if wrong:
-        raise FellShort("; ".join([*wrong, *map(str, later)]))
+        raise FellShortError("; ".join([*wrong, *map(str, later)]))
     if later:
         raise later[0]
 

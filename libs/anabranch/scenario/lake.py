@@ -11,7 +11,7 @@ from anabranch.columnar.lake import LakeError
 from anabranch.columnar.row_states import Row
 from anabranch.runtime.compactor_job import program
 from anabranch.scenario.rows import differences, server_cells
-from anabranch.scenario.world import FellShort, World
+from anabranch.scenario.world import FellShortError, World
 from anabranch.store.lake import compactions
 from anabranch.store.lake.source import open_lake
 from anabranch.values import Table
@@ -21,7 +21,7 @@ _TOLD = 1_500
 
 
 def compact(world: World) -> None:
-    """Run the compactor once over the scenario's database, at the servers' time. Raises FellShort where it fails."""
+    """Run the compactor once over the scenario's database, at the servers' time. FellShortError where it fails."""
     stack = world.ground.stack
     arguments, environment = program(stack.database_url, str(world.folder / "lake"), database=world.name)
     environment["ANABRANCH_CLOCK_FILE"] = str(stack.clock_file)
@@ -31,10 +31,10 @@ def compact(world: World) -> None:
             arguments, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_RUN_S
         )
     except subprocess.TimeoutExpired:
-        raise FellShort(f"the compactor was not done after {_RUN_S:g} s") from None
+        raise FellShortError(f"the compactor was not done after {_RUN_S:g} s") from None
     world.lend(time.monotonic() - began)
     if done.returncode:
-        raise FellShort(f"the compactor ended with {done.returncode}: {done.stderr[-_TOLD:]}")
+        raise FellShortError(f"the compactor ended with {done.returncode}: {done.stderr[-_TOLD:]}")
 
 
 def published_positions(world: World) -> set[int]:

@@ -29,7 +29,7 @@ _SUFFIXES = ("", "-wal")
 _LOG_TAIL_BYTES = 2_000
 
 
-class Raised(Exception):
+class RaisedError(Exception):
     """A call on a node raised. ``again``: the same call may succeed later."""
 
     def __init__(self, node: str, raised: Mapping[str, Any]) -> None:
@@ -44,7 +44,7 @@ class Raised(Exception):
         return self.reason == "WRONG_PRINCIPAL"
 
 
-class NodeDied(Exception):
+class NodeDiedError(Exception):
     """A node's process is gone."""
 
 
@@ -99,7 +99,7 @@ class Nursery:
     def _answer(self) -> dict[str, int]:
         line = self._lines.readline()
         if not line:
-            raise NodeDied("the process that starts nodes is gone")
+            raise NodeDiedError("the process that starts nodes is gone")
         answer: dict[str, int] = json.loads(line)
         return answer
 
@@ -177,11 +177,11 @@ class Node:
 
         Raises:
             Raised: the call raised there.
-            NodeDied: it died meanwhile; there is no process now.
+            NodeDiedError: it died meanwhile; there is no process now.
             TimeoutError: it did not answer in time, and was killed.
         """
         if self._peer is None or self._lines is None:
-            raise NodeDied(f"{self.name} has no process")
+            raise NodeDiedError(f"{self.name} has no process")
         try:
             send(self._peer, {"do": do, "with": arguments})
             answer = self._lines.next(ANSWER_S)
@@ -192,10 +192,10 @@ class Node:
             raise TimeoutError(f"{self.name} did not answer {do} in {ANSWER_S:g} s") from None
         if answer is None:
             self._gone()
-            raise NodeDied(f"{self.name} died at {do}")
+            raise NodeDiedError(f"{self.name} died at {do}")
         self._note(answer)
         if "raised" in answer:
-            raise Raised(self.name, answer["raised"])
+            raise RaisedError(self.name, answer["raised"])
         return answer["gives"]
 
     def _note(self, answer: Mapping[str, Any]) -> None:
@@ -231,7 +231,7 @@ class Node:
         """Have its process let go of the file and end."""
         if self._peer is None:
             return
-        with suppress(Raised, NodeDied):
+        with suppress(RaisedError, NodeDiedError):
             self.ask("stop")
         self.kill()
 
@@ -242,14 +242,14 @@ class Node:
         return closing(sqlite3.connect(f"file:{self.file}?mode=ro", uri=True, timeout=10.0))
 
     def run_foreign(self, sql: str) -> None:
-        """Run SQL on its file as a program that knows nothing of us would. Raises Raised."""
+        """Run SQL on its file as a program that knows nothing of us would. Raises RaisedError."""
         with closing(sqlite3.connect(self.file, timeout=10.0)) as conn:
             try:
                 with conn:
                     conn.execute(sql)
             except sqlite3.Error as error:
                 told = {"type": type(error).__name__, "message": str(error), "code": "", "reason": "", "again": False}
-                raise Raised(self.name, told) from error
+                raise RaisedError(self.name, told) from error
 
     def look_for_batches(self) -> int:
         """Note the batches in the queue that were not there before, with their bytes; gives how many."""

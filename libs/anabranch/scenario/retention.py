@@ -6,7 +6,7 @@ import time
 
 import grpc
 
-from anabranch.scenario.world import FellShort, World
+from anabranch.scenario.world import FellShortError, World
 from anabranch.v1 import retention_pb2, retention_pb2_grpc
 
 _SWEEP_S = 60.0
@@ -14,7 +14,7 @@ _AGAIN_S = 0.05
 
 
 def sweep(world: World) -> None:
-    """Have the janitor sweep the scenario's database to the end. Raises FellShort where it fails."""
+    """Have the janitor sweep the scenario's database to the end. Raises FellShortError where it fails."""
     stack = world.ground.stack
     request = retention_pb2.RunSweepRequest(db_name=world.name)
     metadata = (("authorization", f"Bearer {stack.key}"),)
@@ -27,9 +27,9 @@ def sweep(world: World) -> None:
             except grpc.RpcError as error:
                 # One that it began by itself, or that it was killed in.
                 if error.code() is not grpc.StatusCode.UNAVAILABLE:
-                    raise FellShort(f"the sweep failed: {error.details()}") from None
+                    raise FellShortError(f"the sweep failed: {error.details()}") from None
                 time.sleep(_AGAIN_S)
                 continue
             if not response.unfinished:
                 return
-    raise FellShort(f"the sweep was not done after {_SWEEP_S:g} s")
+    raise FellShortError(f"the sweep was not done after {_SWEEP_S:g} s")

@@ -9,7 +9,7 @@ from typing import Any
 
 from anabranch.scenario.cells import accepted, encoded, to_text
 from anabranch.scenario.node import Node
-from anabranch.scenario.world import FellShort, World
+from anabranch.scenario.world import FellShortError, World
 from anabranch.store.cells.binary_cells import quote, read_expression, row_loader
 from anabranch.store.session import binary
 from anabranch.values import Kind, Table
@@ -81,13 +81,13 @@ def _stored_texts(world: World, types: Mapping[str, str], row: Mapping[str, Any]
 
 
 def device_cells(node: Node, table: Table) -> list[tuple[Any, ...]]:
-    """The rows that a node shows, as cells. Raises FellShort where it does not have the table and its columns."""
+    """The rows that a node shows, as cells. Raises FellShortError where it does not have the table and its columns."""
     columns = ", ".join(quote(c) for c in table.column_names)
     try:
         with node.reader() as conn:
             stored = conn.execute(f"SELECT {columns} FROM {quote(table.name)}").fetchall()
     except sqlite3.OperationalError as error:
-        raise FellShort(f"{node.name} can't show {table.name}: {error}") from None
+        raise FellShortError(f"{node.name} can't show {table.name}: {error}") from None
     load = RowCodec(table).load
     return [load(row) for row in stored]
 

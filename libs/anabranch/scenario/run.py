@@ -12,10 +12,10 @@ from pathlib import Path
 from anabranch.scenario import expectations, steps, syncing
 from anabranch.scenario.ground import Ground
 from anabranch.scenario.model import SERVER, Expectations, Scenario
-from anabranch.scenario.node import Nursery, Raised
+from anabranch.scenario.node import Nursery, RaisedError
 from anabranch.scenario.parse import read_scenario
 from anabranch.scenario.values import FormatError
-from anabranch.scenario.world import FellShort, NotYetError, World
+from anabranch.scenario.world import FellShortError, NotYetError, World
 
 _SUFFIXES = (".yaml", ".yml")
 
@@ -120,8 +120,8 @@ def tell(world: World) -> str:
         place = "the end"
         unreached = world.never_reached()
         if unreached:
-            raise FellShort(f"armed, and never reached: {', '.join(unreached)}")
-    except (FellShort, Raised, NotYetError, ValueError, world.conn.Error) as error:
+            raise FellShortError(f"armed, and never reached: {', '.join(unreached)}")
+    except (FellShortError, RaisedError, NotYetError, ValueError, world.conn.Error) as error:
         return world.ids.told(f"{place}: {error}")
     finally:
         world.close()
@@ -132,7 +132,7 @@ def _expect(world: World, expect: Expectations) -> None:
     if not expect.as_is:
         try:
             syncing.sync_all(world)
-        except Raised as error:
+        except RaisedError as error:
             if not error.is_of_another_principal:
                 raise
     expectations.check(world, expect)

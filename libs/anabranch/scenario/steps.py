@@ -10,10 +10,10 @@ from anabranch.scenario import expectations, model, syncing
 from anabranch.scenario.cells import key_to_write, to_write
 from anabranch.scenario.lake import compact
 from anabranch.scenario.model import NODE_PREFIX, SERVER, Step
-from anabranch.scenario.node import Node, Raised
+from anabranch.scenario.node import Node, RaisedError
 from anabranch.scenario.retention import sweep
 from anabranch.scenario.verdicts import remember
-from anabranch.scenario.world import FellShort, NotYetError, World
+from anabranch.scenario.world import FellShortError, NotYetError, World
 
 _LEAVES = ("sync", "flush", "read", "login", "crash", "copy", "rewind")
 """Steps that a file which belongs to somebody else refuses, without the story ending there."""
@@ -23,13 +23,13 @@ def take(world: World, step: Step) -> None:
     """Do a step.
 
     Raises:
-        FellShort: something that must hold does not.
+        FellShortError: something that must hold does not.
         Raised: a call on a node raised.
         NotYetError: it needs what does not exist yet.
     """
     try:
         _FUNCTIONS[step.name](world, step.given)
-    except Raised as error:
+    except RaisedError as error:
         if step.name not in _LEAVES or not error.is_of_another_principal:
             raise
 
@@ -90,14 +90,14 @@ def _fails(world: World, given: model.Fails) -> None:
     before = {name: world.attempt(node, "status", again=True)["queued"] for name, node in world.nodes.items()}
     try:
         _FUNCTIONS[given.step.name](world, given.step.given)
-    except Raised as error:
+    except RaisedError as error:
         if _plain(given.error) not in _plain(f"{error} {error.code} {error.reason}"):
-            raise FellShort(f"it failed with {error}, which does not say {given.error!r}") from None
+            raise FellShortError(f"it failed with {error}, which does not say {given.error!r}") from None
     else:
-        raise FellShort(f"{given.step.name} did not fail")
+        raise FellShortError(f"{given.step.name} did not fail")
     after = {name: world.attempt(node, "status", again=True)["queued"] for name, node in world.nodes.items()}
     if any(after[name] > before[name] for name in before):
-        raise FellShort(f"{given.step.name} failed, and queued something all the same")
+        raise FellShortError(f"{given.step.name} failed, and queued something all the same")
 
 
 def _plain(text: str) -> str:
@@ -267,7 +267,7 @@ def _dead(world: World, given: model.Dead) -> None:
     letters = world.attempt(node, "dead_letters", again=True)
     number = given.discard if given.replay is None else given.replay
     if number is None or number > len(letters):
-        raise FellShort(f"{node.name} has {len(letters)} dead letters, not {number}")
+        raise FellShortError(f"{node.name} has {len(letters)} dead letters, not {number}")
     letter = letters[number - 1]
     if given.discard is not None:
         world.attempt(node, "discard", letter_id=letter["id"])
@@ -294,7 +294,7 @@ def _restore(world: World, given: model.Restore) -> None:
     finally:
         node.look_for_batches()
     if found is not None and given.conflict > found:
-        raise FellShort(f"there are {found} conflicts, not {given.conflict}")
+        raise FellShortError(f"there are {found} conflicts, not {given.conflict}")
 
 
 def _check(world: World, given: model.Expectations) -> None:
@@ -342,5 +342,5 @@ def start_nodes(world: World, names: Sequence[str]) -> list[Node]:
     for node in nodes:
         world.start(node)
         if not node.started:
-            raise FellShort(f"{node.name} could not take its first pull")
+            raise FellShortError(f"{node.name} could not take its first pull")
     return nodes

@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 
 from anabranch.scenario.model import ALL
-from anabranch.scenario.node import Made, Node, Raised
-from anabranch.scenario.world import FellShort, World
+from anabranch.scenario.node import Made, Node, RaisedError
+from anabranch.scenario.world import FellShortError, World
 
 _STANDING = ("node_id", "cursor", "unsent", "queued", "dead", "pulls", "disagreeing")
 _ROUNDS = 20
@@ -39,9 +39,9 @@ def named(world: World, given: str | Sequence[str]) -> list[Node]:
 
 
 def sync(world: World, given: str | Sequence[str], *, flush: bool = True, read: bool = True) -> None:
-    """Each in turn sends and reads; ``all`` again until nothing changes. Raises Raised, FellShort."""
+    """Each in turn sends and reads; ``all`` again until nothing changes. Raises RaisedError, FellShortError."""
     names = [given] if isinstance(given, str) else given
-    refused: list[Raised] = []
+    refused: list[RaisedError] = []
     for name in names:
         if name == ALL and flush and read:
             sync_all(world)
@@ -49,7 +49,7 @@ def sync(world: World, given: str | Sequence[str], *, flush: bool = True, read: 
         for node in named(world, name):
             try:
                 sync_node(world, node, flush=flush, read=read)
-            except Raised as error:
+            except RaisedError as error:
                 # A file of somebody else's: those that come after it are synced all the same.
                 if not error.is_of_another_principal:
                     raise
@@ -59,8 +59,8 @@ def sync(world: World, given: str | Sequence[str], *, flush: bool = True, read: 
 
 
 def sync_all(world: World) -> None:
-    """Every node that has a network, until nothing changes. Raises Raised, FellShort."""
-    refused: list[Raised] = []
+    """Every node that has a network, until nothing changes. Raises RaisedError, FellShortError."""
+    refused: list[RaisedError] = []
     before: dict[str, object] = {}
     for _ in range(_ROUNDS):
         before = _state(world)
@@ -68,7 +68,7 @@ def sync_all(world: World) -> None:
         for node in world.online():
             try:
                 sync_node(world, node)
-            except Raised as error:
+            except RaisedError as error:
                 if not error.is_of_another_principal:
                     raise
                 refused.append(error)
@@ -79,7 +79,7 @@ def sync_all(world: World) -> None:
     changes = "; ".join(
         f"{name}: {before[name]} to {now}" for name, now in _state(world).items() if before[name] != now
     )
-    raise FellShort(f"something still changes after {_ROUNDS} rounds of syncing: {changes}")
+    raise FellShortError(f"something still changes after {_ROUNDS} rounds of syncing: {changes}")
 
 
 def _state(world: World) -> dict[str, object]:
@@ -94,7 +94,7 @@ def _standing(world: World, node: Node) -> dict[str, object]:
 
 def sync_node(world: World, node: Node, *, flush: bool = True, read: bool = True) -> None:
     """Send what is queued and wait for the verdicts, the park time and a little at most; then read the log to its head.
-    While the network is cut nothing comes of it, and nothing is lost. Raises Raised, FellShort."""
+    While the network is cut nothing comes of it, and nothing is lost. Raises RaisedError, FellShortError."""
     world.left_s()
     if node.network.is_cut:
         _sync_in_vain(world, node)
@@ -116,12 +116,12 @@ def _sync_in_vain(world: World, node: Node) -> None:
     for do, arguments in (("flush", {"timeout_s": 1.0}), ("read", {})):
         try:
             world.attempt(node, do, again=True, **arguments)
-        except Raised as error:
+        except RaisedError as error:
             if error.code != "UNAVAILABLE":
                 raise
     after = _standing(world, node)
     if after != before:
-        raise FellShort(f"{node.name}: a sync without a network changed {before} to {after}")
+        raise FellShortError(f"{node.name}: a sync without a network changed {before} to {after}")
 
 
 def _flush(world: World, node: Node) -> None:
@@ -139,7 +139,7 @@ def _again(world: World, node: Node, do: str, deadline: float | None = None) -> 
         try:
             world.attempt(node, do, again=True, **arguments)
             return
-        except Raised as error:
+        except RaisedError as error:
             if (lost and not node.network.loses_answer) or (cut is not None and node.network.cut_pull is None):
                 return
             if not error.again or (deadline is not None and time.monotonic() > deadline):
@@ -147,7 +147,7 @@ def _again(world: World, node: Node, do: str, deadline: float | None = None) -> 
         world.heal()
         # The channel to a service that was dead tries again by itself, a little later.
         time.sleep(_PAUSE_S)
-    raise FellShort(f"{node.name}: {do} found no service in {_TRIES} tries")
+    raise FellShortError(f"{node.name}: {do} found no service in {_TRIES} tries")
 
 
 def drained(world: World) -> None:
@@ -161,12 +161,12 @@ def drained(world: World) -> None:
 
 def send(world: World, node: Node, order: Sequence[int]) -> None:
     """Send unsent batches, by number, one call each, in that order, without waiting for verdicts. One that the server
-    has is not unsent, whether or not its verdict has come back. Raises FellShort."""
+    has is not unsent, whether or not its verdict has come back. Raises FellShortError."""
     waiting = node.unsent()
     sent = {batch_id for (batch_id,) in world.conn.execute(_SENT, {"db": world.name, "ids": waiting}).fetchall()}
     unsent = [batch_id for batch_id in waiting if batch_id not in sent]
     if max(order) > len(unsent):
-        raise FellShort(f"{node.name} has {len(unsent)} unsent batches, not {max(order)}")
+        raise FellShortError(f"{node.name} has {len(unsent)} unsent batches, not {max(order)}")
     if node.network.is_cut:
         return
     for number in order:
@@ -178,7 +178,7 @@ def _send_one(world: World, node: Node, batch_id: str) -> None:
         lost = node.network.loses_answer
         try:
             world.attempt(node, "send_one", again=True, batch_id=batch_id, timeout_s=_SEND_S * 2**attempt)
-        except Raised as error:
+        except RaisedError as error:
             if not error.again:
                 raise
             if lost and not node.network.loses_answer:
@@ -187,13 +187,13 @@ def _send_one(world: World, node: Node, batch_id: str) -> None:
         # A call that was too short for a busy machine may not have got so far.
         if world.conn.execute(_SENT, {"db": world.name, "ids": [batch_id]}).fetchone() is not None:
             return
-    raise FellShort(f"{node.name}: the server did not take in the batch in {_SENDS} calls")
+    raise FellShortError(f"{node.name}: the server did not take in the batch in {_SENDS} calls")
 
 
 def resend(world: World, node: Node, number: int, times: int) -> None:
-    """Send a batch again, the bytes as made. Every answer must be the verdict that it has. Raises FellShort."""
+    """Send a batch again, the bytes as made. Every answer must be the verdict that it has. Raises FellShortError."""
     if number > len(node.made):
-        raise FellShort(f"{node.name} has made {len(node.made)} batches, not {number}")
+        raise FellShortError(f"{node.name} has made {len(node.made)} batches, not {number}")
     if node.network.is_cut:
         return
     world.start(node)
@@ -203,7 +203,7 @@ def resend(world: World, node: Node, number: int, times: int) -> None:
         answers += _resend_once(world, node, made)
     decided = [answer for answer in answers if "PENDING" not in answer]
     if len(set(decided)) > 1:
-        raise FellShort(f"{node.name}: batch {number}, sent again, was answered {', '.join(decided)}")
+        raise FellShortError(f"{node.name}: batch {number}, sent again, was answered {', '.join(decided)}")
 
 
 def _resend_once(world: World, node: Node, made: Made) -> list[str]:
@@ -214,11 +214,11 @@ def _resend_once(world: World, node: Node, made: Made) -> list[str]:
                 node, "resend", again=True, batch_id=made.id, payload=made.payload, basis=made.basis
             )
             return answers or []
-        except Raised as error:
+        except RaisedError as error:
             if lost and not node.network.loses_answer:
                 return []
             if not error.again:
                 raise
         world.heal()
         time.sleep(_PAUSE_S)
-    raise FellShort(f"{node.name}: the batch could not be sent again in {_SENDS} calls")
+    raise FellShortError(f"{node.name}: the batch could not be sent again in {_SENDS} calls")

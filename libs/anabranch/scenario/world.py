@@ -16,7 +16,7 @@ from anabranch import faults
 from anabranch.runtime.fleet import FleetError
 from anabranch.scenario.ground import Ground
 from anabranch.scenario.model import Scenario
-from anabranch.scenario.node import Network, Node, NodeDied, Raised
+from anabranch.scenario.node import Network, Node, NodeDiedError, RaisedError
 from anabranch.scenario.values import Ids
 from anabranch.store.catalog import databases, registration
 from anabranch.store.cells.binary_cells import quote
@@ -38,7 +38,7 @@ _LONGEST_S = 120.0
 """A story that is told for longer than that falls short."""
 
 
-class FellShort(Exception):
+class FellShortError(Exception):
     """Something is not as the file says."""
 
 
@@ -72,10 +72,10 @@ class World:
         self.conn = ground.session()
 
     def left_s(self) -> float:
-        """The seconds that are left to tell the story. Raises FellShort where there are none."""
+        """The seconds that are left to tell the story. Raises FellShortError where there are none."""
         left = self._deadline - time.monotonic()
         if left <= 0:
-            raise FellShort(f"the story was not at its end after {_LONGEST_S:g} s")
+            raise FellShortError(f"the story was not at its end after {_LONGEST_S:g} s")
         return left
 
     def lend(self, seconds: float) -> None:
@@ -170,36 +170,37 @@ class World:
         return node
 
     def start(self, node: Node) -> None:
-        """Have a node running and, if it can reach the server as far as it needs, started. Raises Raised, FellShort."""
+        """Have a node running and, if it can reach the server as far as it needs, started. Raises RaisedError,
+        FellShortError."""
         node.open()
         if node.started:
             return
         try:
             self.attempt(node, "start", again=True)
             node.started = True
-        except Raised as error:
+        except RaisedError as error:
             # Without a network, or with a pull that was cut, it begins when it is synced.
             if not error.again:
                 raise
 
     def attempt(self, node: Node, do: str, *, again: bool = False, **arguments: Any) -> Any:
         """Have a node do something. Where it dies because that was armed, it is started again, and then, if ``again``,
-        does it once more. Raises Raised; FellShort where it died for no such reason."""
+        does it once more. Raises RaisedError; FellShortError where it died for no such reason."""
         for _ in range(len(faults.armed(node.fault_file)) + 1):
             before = faults.armed(node.fault_file)
             try:
                 return node.ask(do, **arguments)
-            except NodeDied as error:
+            except NodeDiedError as error:
                 if faults.armed(node.fault_file) == before:
-                    raise FellShort(f"{error}, and nobody had armed that: {node.log_tail}") from None
+                    raise FellShortError(f"{error}, and nobody had armed that: {node.log_tail}") from None
             except TimeoutError as error:
-                raise FellShort(str(error)) from None
+                raise FellShortError(str(error)) from None
             node.open()
             if do != "start":
                 self.start(node)
             if not again:
                 return None
-        raise FellShort(f"{node.name} dies again and again at {do}")
+        raise FellShortError(f"{node.name} dies again and again at {do}")
 
     def online(self) -> list[Node]:
         """The nodes that have a network."""

@@ -63,7 +63,7 @@ class IngestRig(ServiceRig):
 
 
 @dataclass
-class Failed(Exception):
+class FailedCallError(Exception):
     """A call failed: its code and the reason in its one ErrorInfo."""
 
     code: grpc.StatusCode
@@ -133,7 +133,7 @@ class Device:
         """Send, and take the new token unless ``keep_token``.
 
         Raises:
-            Failed: the call failed.
+            FailedCallError: the call failed.
         """
         request = self.request(envelopes, token=token, unanswered=unanswered)
         try:
@@ -175,11 +175,11 @@ def envelope(content: batch_pb2.Envelope | bytes) -> batch_pb2.Envelope:
     return batch_pb2.Envelope(payload=content) if isinstance(content, bytes) else content
 
 
-def failed(error: grpc.RpcError) -> Failed:
+def failed(error: grpc.RpcError) -> FailedCallError:
     """What a failed call came to."""
     info = error_info(error)
     code, details = error.code(), error.details()
-    return Failed(code, info.reason if info is not None else "", str(details))
+    return FailedCallError(code, info.reason if info is not None else "", str(details))
 
 
 def batch_id(payload: bytes) -> str:

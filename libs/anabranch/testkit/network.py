@@ -17,7 +17,7 @@ _PULL = "/anabranch.v1.SnapshotService/Pull"
 _SENDS = ("/anabranch.v1.IngestService/Send", "/anabranch.v1.IngestService/SendStream")
 
 
-class Unreachable(grpc.RpcError):
+class UnreachableError(grpc.RpcError):
     """What a device gets where the network is cut, or where an answer is lost."""
 
     def code(self) -> grpc.StatusCode:
@@ -68,7 +68,7 @@ class _Cut:
         if self._left <= 0:
             self._cut()
             self._call.cancel()
-            raise Unreachable
+            raise UnreachableError
         response = next(self._call)
         if not response.arrow_ipc_incomplete and response.table:
             before = self._rows_done.get(response.table, 0)
@@ -144,7 +144,7 @@ class Network(
     def _pass(self) -> None:
         with self._lock:
             if self._down:
-                raise Unreachable
+                raise UnreachableError
 
     def _loses(self, method: str, carries: bool) -> bool:
         with self._lock:
@@ -165,7 +165,7 @@ class Network(
         call = continuation(details, request)
         response = call.result()
         if self._loses(details.method, bool(getattr(request, "envelopes", ()))):
-            raise Unreachable
+            raise UnreachableError
         self._note(response)
         return call
 
@@ -186,5 +186,5 @@ class Network(
         if self._loses(details.method, True):
             for _ in call:  # the server decides everything, and nothing of it arrives
                 pass
-            raise Unreachable
+            raise UnreachableError
         return _Noting(call, self._note)

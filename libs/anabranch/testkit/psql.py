@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from anabranch.embedded.binaries import PostgresUnavailable, find_binaries
+from anabranch.embedded.binaries import PostgresUnavailableError, find_binaries
 
 _TIME = re.compile(r"^Time: ([0-9.]+) ms", re.MULTILINE)
 _LATENCY = re.compile(r"^latency average = ([0-9.]+) ms", re.MULTILINE)
@@ -18,11 +18,11 @@ def program(name: str) -> Path:
     """``psql`` or ``pgbench``: of the embedded Postgres, else the machine's.
 
     Raises:
-        PostgresUnavailable: neither is there.
+        PostgresUnavailableError: neither is there.
     """
     try:
         return Path(find_binaries(for_root=os.geteuid() == 0).program(name))
-    except PostgresUnavailable:
+    except PostgresUnavailableError:
         found = shutil.which(name)
         if found is None:
             raise
@@ -40,7 +40,7 @@ def copy_s(url: str, copy: str, *, timeout_s: float = 900.0) -> float:
     """Seconds that ``psql`` takes to read a ``copy … to stdout``, which it throws away; its start is not among them.
 
     Raises:
-        PostgresUnavailable: there is no psql.
+        PostgresUnavailableError: there is no psql.
         RuntimeError: it failed; the message is its own.
     """
     printed = _run(
@@ -57,7 +57,7 @@ def transaction_s(url: str, script: Path, transactions: int, *, timeout_s: float
     statements.
 
     Raises:
-        PostgresUnavailable: there is no pgbench.
+        PostgresUnavailableError: there is no pgbench.
         RuntimeError: it failed; the message is its own.
     """
     options = ["-n", "-c", "1", "-M", "prepared", "-t", str(transactions), "-f", str(script)]

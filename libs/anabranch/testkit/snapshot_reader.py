@@ -60,7 +60,7 @@ class Reader:
         return position_pb2.NodeState(node=self.node, greatest_seen=self.seen, acknowledged=self.acknowledged)
 
     def get(self, after: int = 0, token: bytes = b"", max_bytes: int = 0) -> change_pb2.GetResponse:
-        """``Get``. Raises Failed."""
+        """``Get``. Raises FailedCallError."""
         request = change_pb2.GetRequest(
             db_name=self.db_name, node_state=self._state, after=after, page_token=token, max_bytes=max_bytes
         )
@@ -73,7 +73,7 @@ class Reader:
         return answer
 
     def find_common(self, seen: Sequence[position_pb2.Position]) -> change_pb2.FindCommonResponse:
-        """``FindCommon``. Raises Failed."""
+        """``FindCommon``. Raises FailedCallError."""
         request = change_pb2.FindCommonRequest(db_name=self.db_name, node_state=self._state, seen=seen)
         try:
             answer: change_pb2.FindCommonResponse = change_pb2_grpc.ChangeServiceStub(self.channel).FindCommon(
@@ -84,7 +84,7 @@ class Reader:
         return answer
 
     def pages(self, after: int = 0, max_bytes: int = 0) -> Iterator[change_pb2.Page]:
-        """All pages up to the head. Raises Failed."""
+        """All pages up to the head. Raises FailedCallError."""
         token = b""
         while True:
             answer = self.get(after, token, max_bytes)
@@ -105,7 +105,7 @@ class Reader:
         return change_pb2_grpc.ChangeServiceStub(self.channel).Subscribe(request, metadata=self.credentials)
 
     def describe(self) -> snapshot_pb2.DescribeResponse:
-        """``Describe``. Raises Failed."""
+        """``Describe``. Raises FailedCallError."""
         request = snapshot_pb2.DescribeRequest(db_name=self.db_name, node_state=self._state)
         try:
             answer: snapshot_pb2.DescribeResponse = snapshot_pb2_grpc.SnapshotServiceStub(self.channel).Describe(

@@ -14,7 +14,7 @@ timestamp  a date; a date, a space or ``T``, and a time; behind the time perhaps
            timestamp without time zone the offset is read and does not count, as for Postgres
 =========  =========================================================================================================
 
-Out of range for Postgres is out of range here (``OutOfRange``): a month 13, 24:00:01, the year 0, days before
+Out of range for Postgres is out of range here (``OutOfRangeError``): a month 13, 24:00:01, the year 0, days before
 4714-11-24 BC, dates from 5874898 on, timestamps from 294277 on.
 
 Postgres reads more than it prints, and we refuse that (ValueError): words whose moment depends on when they are read
@@ -65,7 +65,7 @@ _ERA_DAYS = 146_097
 _MARCH_FIRST_YEAR_0 = -719_468
 
 
-class OutOfRange(ValueError):
+class OutOfRangeError(ValueError):
     """A text has the form of a date or time, and Postgres has no such date or time."""
 
 
@@ -93,9 +93,9 @@ def _days(text: str, year: str, month: str, day: str, bc: str | None) -> int:
     if bc:
         y = 1 - y
     if not (0 < m <= 12 and 0 < d <= _MONTH_DAYS[m] and int(year)):
-        raise OutOfRange(f"no such day: {text[:60]!r}")
+        raise OutOfRangeError(f"no such day: {text[:60]!r}")
     if d == 29 and m == 2 and (y % 4 or (not y % 100 and y % 400)):
-        raise OutOfRange(f"no such day, in a year without a leap day: {text[:60]!r}")
+        raise OutOfRangeError(f"no such day, in a year without a leap day: {text[:60]!r}")
     return days_of(y, m, d)
 
 
@@ -106,14 +106,14 @@ def _of_day(text: str, hour: str, minute: str, second: str | None, fraction: str
         # As a float, and to the nearest even one, as Postgres does.
         us += int(fraction.ljust(6, "0")) if len(fraction) <= 6 else round(float(f".{fraction}") * 1_000_000)
     if m > 59 or s > 60 or us > DAY_US:
-        raise OutOfRange(f"no such time of day: {text[:60]!r}")
+        raise OutOfRangeError(f"no such time of day: {text[:60]!r}")
     return us
 
 
 def _offset(text: str, sign: str, hour: str, minute: str | None, second: str | None, minute_alone: str | None) -> int:
     h, m, s = int(hour), int(minute or minute_alone or 0), int(second or 0)
     if h > _LAST_OFFSET_HOUR or m > 59 or s > 59:
-        raise OutOfRange(f"no such offset of a time zone: {text[:60]!r}")
+        raise OutOfRangeError(f"no such offset of a time zone: {text[:60]!r}")
     us = ((h * 60 + m) * 60 + s) * 1_000_000
     return -us if sign == "-" else us
 
@@ -134,7 +134,7 @@ def parse_date(text: str) -> int:
     year, month, day, bc = found.groups()
     days = _days(text, year, month, day, bc)
     if not FIRST_DAY <= days <= LAST_DAY:
-        raise OutOfRange(f"a date that Postgres doesn't hold: {text[:60]!r}")
+        raise OutOfRangeError(f"a date that Postgres doesn't hold: {text[:60]!r}")
     return days
 
 
@@ -166,7 +166,7 @@ def timestamp_us(text: str, *, zone: bool = True) -> int:
             east = _offset(text, sign, *offset)
             us -= east if zone else 0
     if not FIRST_US <= us < END_US:
-        raise OutOfRange(f"a timestamp that Postgres doesn't hold: {text[:60]!r}")
+        raise OutOfRangeError(f"a timestamp that Postgres doesn't hold: {text[:60]!r}")
     return us
 
 

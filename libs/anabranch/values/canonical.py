@@ -29,7 +29,7 @@ from operator import itemgetter
 from typing import Any
 
 from anabranch.values.cells import Cell, Literal
-from anabranch.values.kinds import ByKind, Kind, NoForm
+from anabranch.values.kinds import ByKind, Kind, NoFormError
 from anabranch.values.pieces import Pieces
 from anabranch.values.table import Table
 
@@ -142,7 +142,7 @@ def value_encoder(kind: Kind, element_kind: Kind | None = None, prefix: bytes = 
             return _bytes(prefix)
         case Kind.ARRAY:
             return _array(value_encoder(element_kind or Kind.STRING), prefix)
-    raise NoForm(kind, __name__)
+    raise NoFormError(kind, __name__)
 
 
 def _name(name: str) -> bytes:

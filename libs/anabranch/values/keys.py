@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from anabranch.values.cells import Cell, Literal
-from anabranch.values.kinds import TEXT_KINDS, Kind, NoForm
+from anabranch.values.kinds import TEXT_KINDS, Kind, NoFormError
 from anabranch.values.table import Table
 
 
@@ -48,7 +48,7 @@ def _key_cell(kind: Kind, part: str) -> Cell:
             return int(part)
     if kind in TEXT_KINDS:
         return part
-    raise NoForm(kind, __name__)
+    raise NoFormError(kind, __name__)
 
 
 def key_cells(table: Table, key: str) -> tuple[Cell, ...]:

@@ -31,7 +31,7 @@ TEXT_KINDS = frozenset({Kind.STRING, Kind.DECIMAL, Kind.JSON, Kind.UUID, Kind.LI
 """The kinds whose cells are text."""
 
 
-class NoForm(LookupError):
+class NoFormError(LookupError):
     """A kind has no form where one is asked for: a mistake of ours, and never a value's."""
 
     def __init__(self, kind: Kind, form: str) -> None:
@@ -39,11 +39,12 @@ class NoForm(LookupError):
 
 
 class ByKind(dict[Kind, _T]):
-    """What a form, named by its module, has for each kind. None is taken for another: what a kind lacks is NoForm."""
+    """What a form, named by its module, has for each kind. None is taken for another: a kind that lacks one is
+    NoFormError."""
 
     def __init__(self, form: str, entries: Mapping[Kind, _T]) -> None:
         super().__init__(entries)
         self._form = form
 
     def __missing__(self, kind: Kind) -> _T:
-        raise NoForm(kind, self._form)
+        raise NoFormError(kind, self._form)

@@ -36,7 +36,7 @@ _which = value_pb2.Value.WhichOneof
 _NULL = value_pb2.Value(null_value=0)  # type: ignore[arg-type]
 
 
-class NotGiven(ValueError):
+class NotGivenError(ValueError):
     """A Value without an arm: the row does not give this column."""
 
 
@@ -44,7 +44,7 @@ def value_reader(kind: Kind, element_kind: Kind | None = None, *, zone: bool = T
     """The function that takes a Value of ``kind`` (of an array: with elements of ``element_kind``) to its cell. Without
     ``zone`` a moment in words loses its offset, as it does in Postgres where a timestamp has no time zone.
 
-    It raises NotGiven for a Value without an arm and ValueError for an arm that does not carry the kind.
+    It raises NotGivenError for a Value without an arm and ValueError for an arm that does not carry the kind.
     """
     arm = ARMS[kind]
     if kind is Kind.ARRAY:
@@ -60,7 +60,7 @@ def value_reader(kind: Kind, element_kind: Kind | None = None, *, zone: bool = T
                         read_array(v) if _which(v, "kind") == "array_value" else element(v)
                         for v in value.array_value.elements
                     )
-                except NotGiven:
+                except NotGivenError:
                     # Of an element it says nothing about the column, which is given.
                     raise ValueError("an element of the array has no value") from None
             if have == "text_literal":
@@ -92,7 +92,7 @@ def value_reader(kind: Kind, element_kind: Kind | None = None, *, zone: bool = T
 
 def _misfit(have: str | None, arm: str) -> ValueError:
     if have is None:
-        return NotGiven("the value is not given")
+        return NotGivenError("the value is not given")
     return ValueError(f"the value is a {have}, the column takes a {arm}")
 
 

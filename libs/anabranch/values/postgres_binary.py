@@ -64,7 +64,7 @@ _LENGTH_TEXTS = tuple(raw.decode("latin-1") for raw in _LENGTHS)
 _TRUE, _FALSE = b"\x00\x00\x00\x01\x01", b"\x00\x00\x00\x01\x00"
 
 
-class NulInText(ValueError):
+class NulInTextError(ValueError):
     """Text holds a NUL character, which Postgres can't store. ``column`` names the column."""
 
     def __init__(self, column: str) -> None:
@@ -192,14 +192,14 @@ def bytea_array(cells: Column) -> Parameter:
 
 def _refuse_nul(text: str, column: str) -> None:
     if "\0" in text:
-        raise NulInText(column)
+        raise NulInTextError(column)
 
 
 def text_array(cells: Column, column: str) -> Parameter:
     """Texts as text[].
 
     Raises:
-        NulInText: a cell holds a NUL; ``column`` is the name to blame.
+        NulInTextError: a cell holds a NUL; ``column`` is the name to blame.
     """
     count = len(cells)
     if _is_constant(cells):
@@ -236,7 +236,7 @@ def typed_text_array(cells: Column, column: str) -> Parameter:
     whose oids are not fixed, so that each element goes through its type's input function.
 
     Raises:
-        NulInText: as ``text_array``.
+        NulInTextError: as ``text_array``.
     """
     elements = ["NULL" if c is None else '"' + c.replace("\\", "\\\\").replace('"', '\\"') + '"' for c in cells]
     joined = "{" + ",".join(elements) + "}"

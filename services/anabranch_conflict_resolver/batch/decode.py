@@ -20,7 +20,7 @@ from anabranch.store.catalog.databases import Database
 from anabranch.v1 import batch_pb2, errors_pb2, value_pb2
 from anabranch.values import Cell, Kind, Table, key_text
 from anabranch.values.cells import Literal
-from anabranch.values.messages import ARMS, NotGiven, Reader, column_reader
+from anabranch.values.messages import ARMS, NotGivenError, Reader, column_reader
 
 RowKey = tuple[str, str]
 """Table name and key text."""
@@ -167,7 +167,7 @@ class _Shape:
         for i, (read, value) in enumerate(zip(self.readers, given, strict=True)):
             try:
                 cells.append(read(value))
-            except NotGiven:
+            except NotGivenError:
                 cells.append(None)
                 missing.append(i)
             except _GeneratedGiven:
@@ -194,7 +194,7 @@ class _Shape:
                 continue
             try:
                 shown[name] = read(value)
-            except NotGiven:
+            except NotGivenError:
                 continue
             except ValueError as error:
                 text = f"column {_quoted(name)} of the undo: {error}"
@@ -208,7 +208,7 @@ class _GeneratedGiven(ValueError):
 
 def _generated(value: value_pb2.Value) -> Cell:
     if value.WhichOneof("kind") is None:
-        raise NotGiven("the value is not given")
+        raise NotGivenError("the value is not given")
     raise _GeneratedGiven
 
 

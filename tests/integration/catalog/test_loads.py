@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from anabranch.cli.app import app
-from anabranch.embedded.binaries import PostgresUnavailable, find_binaries
+from anabranch.embedded.binaries import PostgresUnavailableError, find_binaries
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.catalog.drift import drift
 from anabranch.store.catalog.registration import add_table, create_database
@@ -34,7 +34,7 @@ def program(name: str, server_version: int) -> str:
     major = server_version // 10_000
     try:
         return find_binaries(major, for_root=os.geteuid() == 0).program(name)
-    except PostgresUnavailable as error:
+    except PostgresUnavailableError as error:
         found = shutil.which(name)
         told = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout if found else ""
         if found is None or int(re.search(r"(\d+)", told)[1]) < major:  # type: ignore[index]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.store.session.engine import connect
-from anabranch.testkit.ingest_rig import Device, Failed, IngestRig, batch_id
+from anabranch.testkit.ingest_rig import Device, FailedCallError, IngestRig, batch_id
 from anabranch.testkit.verdict_writer import VerdictWriter
 from anabranch.v1 import verdict_pb2
 
@@ -47,7 +47,7 @@ def test_promises_1_and_3_a_kill_at_any_point_loses_nothing_and_repeats_nothing(
         device.send(device.payload())
         payload, later = device.payload(), device.payload()
         deaths = rig.arm(point)
-        with pytest.raises(Failed) as caught:
+        with pytest.raises(FailedCallError) as caught:
             device.send(payload, later)
         assert caught.value.code.name == "UNAVAILABLE"
         rig.wait_died(deaths)
@@ -65,7 +65,7 @@ def test_promise_1_what_was_appended_is_there_after_the_kill(module_url: str, tm
         device.address = rig.addresses[0]
         payload = device.payload()
         deaths = rig.arm("after_append")
-        with pytest.raises(Failed):
+        with pytest.raises(FailedCallError):
             device.send(payload)
         rig.wait_died(deaths)
         kept = rows(module_url, "select payload from anabranch.inbox where batch_id = %s", batch_id(payload))
@@ -181,7 +181,7 @@ def test_one_callers_trouble_in_a_shared_commit_is_its_own(
                 envelope.basis = 666 if kind == "poisoned" else 1
                 status = one.send(envelope).verdicts[0].status
                 outcomes[kind].append(verdict_pb2.VerdictStatus.Name(status))
-            except Failed as error:
+            except FailedCallError as error:
                 outcomes[kind].append(error.reason)
 
     threads = [threading.Thread(target=send, args=(one, "neighbours")) for one in neighbours]
@@ -226,7 +226,7 @@ def test_a_database_that_was_removed_fails_only_its_own_calls(
     orphan.db_name = gone
     orphan.send(orphan.payload())
     rows(rig.url, "delete from anabranch.databases where name = %s returning 1", gone)
-    with pytest.raises(Failed) as caught:
+    with pytest.raises(FailedCallError) as caught:
         orphan.send(orphan.payload())
     assert (caught.value.code.name, caught.value.reason) == ("NOT_FOUND", "UNKNOWN_DATABASE")
     assert neighbour.send(neighbour.payload()).verdicts[0].status == APPLIED
@@ -244,7 +244,7 @@ def test_a_principal_with_too_much_waiting_is_told_to_come_later(
         verdicts = busy.send(*waiting, timeout_s=1.0).verdicts
         assert {v.status for v in verdicts} == {PENDING}
         token = busy.token
-        with pytest.raises(Failed) as caught:
+        with pytest.raises(FailedCallError) as caught:
             busy.send(busy.payload())
         assert (caught.value.code.name, caught.value.reason) == ("RESOURCE_EXHAUSTED", "OVERLOADED")
         assert "20 batches of this principal wait" in caught.value.details

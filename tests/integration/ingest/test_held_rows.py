@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from anabranch.store.session.engine import connect
-from anabranch.testkit.ingest_rig import Device, Failed, IngestRig, batch_id
+from anabranch.testkit.ingest_rig import Device, FailedCallError, IngestRig, batch_id
 from anabranch.testkit.verdict_writer import VerdictWriter
 from anabranch.v1 import ingest_pb2, verdict_pb2
 
@@ -41,7 +41,7 @@ def in_background(call: Callable[[], object]) -> tuple[threading.Thread, list[ob
     def run() -> None:
         try:
             outcome.append(call())
-        except Failed as error:
+        except FailedCallError as error:
             outcome.append(error.reason)
 
     thread = threading.Thread(target=run)
@@ -71,7 +71,7 @@ def test_a_node_that_stays_held_is_given_up_at_the_deadline(
 ) -> None:
     device.send(device.payload())
     payload = device.payload()
-    with holding_node(rig, device), pytest.raises(Failed) as caught:
+    with holding_node(rig, device), pytest.raises(FailedCallError) as caught:
         device.send(payload, timeout_s=1)
     assert (caught.value.code, caught.value.reason) == (grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE")
     # Nothing was done, and the token is still the current one.
@@ -155,7 +155,7 @@ def test_nodes_that_are_written_all_the_time_lose_no_call(
         for _ in range(40):
             try:
                 outcomes.append(one.send(one.payload()).verdicts[0].status)
-            except Failed as error:
+            except FailedCallError as error:
                 outcomes.append(error.reason)
 
     writer = threading.Thread(target=write)

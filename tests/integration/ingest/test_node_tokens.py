@@ -10,7 +10,7 @@ import pytest
 from ulid import ULID
 
 from anabranch.store.session.engine import connect
-from anabranch.testkit.ingest_rig import Device, Failed, IngestRig, batch_id
+from anabranch.testkit.ingest_rig import Device, FailedCallError, IngestRig, batch_id
 from anabranch.v1 import verdict_pb2
 
 APPLIED = verdict_pb2.VERDICT_STATUS_APPLIED
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("resolver")
 
 
 def refused(device: Device, *payloads: bytes, **how: object) -> tuple[grpc.StatusCode, str]:
-    with pytest.raises(Failed) as caught:
+    with pytest.raises(FailedCallError) as caught:
         device.send(*payloads, **how)  # type: ignore[arg-type]
     return caught.value.code, caught.value.reason
 
@@ -222,7 +222,7 @@ def test_of_many_calls_at_once_with_one_token_one_is_let_in(device: Device) -> N
         barrier.wait(10)
         try:
             outcomes.append(verdict_pb2.VerdictStatus.Name(one.send(payload).verdicts[0].status))
-        except Failed as error:
+        except FailedCallError as error:
             outcomes.append(error.reason)
 
     threads = [threading.Thread(target=send) for _ in range(5)]

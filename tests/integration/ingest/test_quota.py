@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from anabranch.store.session.engine import connect
-from anabranch.testkit.ingest_rig import Device, Failed, IngestRig
+from anabranch.testkit.ingest_rig import Device, FailedCallError, IngestRig
 from anabranch.testkit.verdict_writer import VerdictWriter
 from anabranch.v1 import verdict_pb2
 
@@ -50,7 +50,7 @@ def send_all_at_once(devices: list[Device]) -> list[str]:
         payloads = [device.payload() for _ in range(EACH)]
         try:
             device.send(*payloads, timeout_s=4.0)
-        except Failed as failure:
+        except FailedCallError as failure:
             return failure.reason
         return ""
 
@@ -67,7 +67,7 @@ def test_the_limit_holds_when_many_calls_come_at_once(rig: IngestRig, new_device
     # then gets in.
     while waiting(rig, db_name) < LIMIT:
         devices[0].send(*[devices[0].payload() for _ in range(EACH)], timeout_s=SHORT_S)
-    with pytest.raises(Failed) as caught:
+    with pytest.raises(FailedCallError) as caught:
         devices[0].send(devices[0].payload(), timeout_s=SHORT_S)
     assert caught.value.reason == "OVERLOADED"
     with VerdictWriter(rig.url):
@@ -96,7 +96,7 @@ def test_batches_that_wait_already_take_nothing_of_the_limit(rig: IngestRig, dev
 def test_what_a_refused_call_took_is_given_back(rig: IngestRig, device: Device, db_name: str) -> None:
     device.send(device.payload(), timeout_s=SHORT_S)
     for _ in range(2 * LIMIT // EACH):
-        with pytest.raises(Failed) as caught:
+        with pytest.raises(FailedCallError) as caught:
             device.send(*[device.payload() for _ in range(EACH)], token=bytes(16), timeout_s=SHORT_S)
         assert caught.value.reason == "NODE_FORKED"
     device.send(*[device.payload() for _ in range(LIMIT - 1)], timeout_s=SHORT_S)

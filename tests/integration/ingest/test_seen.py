@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from anabranch.store.session.engine import connect
-from anabranch.testkit.ingest_rig import Device, Failed, IngestRig, batch_id, failed
+from anabranch.testkit.ingest_rig import Device, FailedCallError, IngestRig, batch_id, failed
 from anabranch.testkit.verdict_writer import VerdictWriter
 from anabranch.v1 import position_pb2, verdict_pb2
 
@@ -34,7 +34,7 @@ def sql(rig: IngestRig, db_name: str) -> Iterator[Sql]:
 
 
 def refusal(device: Device, *payloads: bytes) -> str:
-    with pytest.raises(Failed) as caught:
+    with pytest.raises(FailedCallError) as caught:
         device.send(*payloads)
     return caught.value.reason
 

@@ -12,7 +12,7 @@ from ulid import ULID
 
 from anabranch import limits
 from anabranch.store.session.engine import connect
-from anabranch.testkit.ingest_rig import Device, Failed, IngestRig, batch_id, envelope, failed
+from anabranch.testkit.ingest_rig import Device, FailedCallError, IngestRig, batch_id, envelope, failed
 from anabranch.testkit.verdict_writer import VerdictWriter
 from anabranch.v1 import batch_pb2, errors_pb2, ingest_pb2, ingest_pb2_grpc, verdict_pb2
 
@@ -330,7 +330,7 @@ def test_a_key_of_another_database_opens_nothing(rig: IngestRig, device: Device,
     other = f"{db_name}x"
     rig.new_database(other)
     stranger = Device(device.address, rig.new_key("someone", other), db_name)
-    with pytest.raises(Failed) as caught:
+    with pytest.raises(FailedCallError) as caught:
         stranger.send(stranger.payload())
     assert caught.value.reason == "PERMISSION_DENIED"
 
@@ -344,7 +344,7 @@ def test_a_database_made_a_moment_ago_is_known(rig: IngestRig, device: Device, r
     while found == "UNKNOWN_DATABASE" and time.monotonic() < deadline:
         try:
             found = verdict_pb2.VerdictStatus.Name(fresh.send(fresh.payload()).verdicts[0].status)
-        except Failed as error:
+        except FailedCallError as error:
             found = error.reason
     assert found == "VERDICT_STATUS_APPLIED"
 

@@ -14,7 +14,7 @@ import pytest
 
 from anabranch import limits
 from anabranch.store.session.engine import connect
-from anabranch.testkit.ingest_rig import Device, Failed, IngestRig, batch_id, failed
+from anabranch.testkit.ingest_rig import Device, FailedCallError, IngestRig, batch_id, failed
 from anabranch.testkit.verdict_writer import VerdictWriter
 from anabranch.v1 import batch_pb2, errors_pb2, ingest_pb2, verdict_pb2
 
@@ -135,7 +135,7 @@ def test_a_stream_that_is_not_valid_fails_with_its_reason(device: Device, resolv
         else:
             yield ingest_pb2.SendStreamRequest(db_name="another")
 
-    with pytest.raises(Failed) as caught:
+    with pytest.raises(FailedCallError) as caught:
         flush(device, requests())
     assert caught.value.reason == "INVALID_REQUEST"
     if case != "nothing":
@@ -184,7 +184,7 @@ def test_at_the_deadline_the_rest_is_pending(device: Device, resolver: VerdictWr
 def test_a_stream_checks_its_token(device: Device, resolver: VerdictWriter) -> None:
     device.send(device.payload())
     device.token = bytes(16)
-    with pytest.raises(Failed) as caught:
+    with pytest.raises(FailedCallError) as caught:
         flush(device, iter([device.stream_request(device.payload(), first=True)]))
     assert caught.value.reason == "NODE_FORKED"
 
@@ -312,14 +312,14 @@ def test_streams_that_hold_too_many_bytes_are_told_to_come_later(
             while reason != "OVERLOADED" and time.monotonic() < deadline:
                 try:
                     other.send(bytes(3_900_000))
-                except Failed as error:
+                except FailedCallError as error:
                     reason = error.reason
             assert reason == "OVERLOADED"
             responses.cancel()
             hold.put(None)
         status = -1
         while status != APPLIED and time.monotonic() < deadline:
-            with contextlib.suppress(Failed):
+            with contextlib.suppress(FailedCallError):
                 status = other.send(other.payload(), bytes(3_900_000)).verdicts[0].status
         assert status == APPLIED
 

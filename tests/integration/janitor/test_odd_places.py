@@ -12,7 +12,7 @@ from tests.integration.janitor.conftest import DAY_MS, Ground, make_database
 
 from anabranch.clock import Clock
 from anabranch.runtime.config import load_settings
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.store.log import partitions
 from anabranch.store.retention.status import Look, look
 from anabranch.testkit.log_writer import LogWriter
@@ -60,7 +60,7 @@ def test_who_asks_for_a_sweep_is_told_of_the_clock(ground: Ground, monkeypatch: 
         return None
 
     monkeypatch.setattr(servicer, "_state", state)
-    with pytest.raises(Failure) as caught:
+    with pytest.raises(CallError) as caught:
         asyncio.run(servicer.RunSweep(retention_pb2.RunSweepRequest(db_name="app"), None))  # type: ignore[arg-type]
     assert caught.value.reason == errors_pb2.REASON_UNAVAILABLE
     assert "2.0 h ahead of Postgres's" in str(caught.value)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from anabranch.merge import SERVER_NODE
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.store.capture import captured
 from anabranch.store.group.chain import next_link
 from anabranch.store.inbox.claim import session_options
@@ -236,7 +236,7 @@ def test_a_dry_run_says_what_it_cannot_show_and_tells_a_rejection_all_the_same(m
         return runs.explain(Question(rig.database.id, node.principal, node.id, envelope), rig.time_ms, 0)
 
     try:
-        with pytest.raises(Failure) as told:
+        with pytest.raises(CallError) as told:
             explain(node.make(("delete", "list", [{"id": "l"}])))
         # It will be so however often it is asked.
         assert told.value.reason == errors_pb2.REASON_LIMIT_EXCEEDED

@@ -22,7 +22,7 @@ from anabranch.values.cells import (
     TIMESTAMP_MINUS_INFINITY,
     Literal,
 )
-from anabranch.values.postgres_binary import NulInText
+from anabranch.values.postgres_binary import NulInTextError
 
 Register = Callable[[str, str], Table]
 
@@ -314,7 +314,7 @@ def test_nul_in_text_is_refused_by_name_before_anything_is_sent(
         first: list[Cell] = [1, None]
         second: list[Cell] = [2, cell]
         for rows in ([second], [first, second]):
-            with pytest.raises(NulInText, match='column "v"') as refused:
+            with pytest.raises(NulInTextError, match='column "v"') as refused:
                 sql.insert(conn, ("id", "v"), rows)()
             assert refused.value.column == "v"
             assert isinstance(refused.value, ValueError)

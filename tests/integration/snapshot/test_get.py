@@ -11,7 +11,7 @@ import pytest
 from ulid import ULID
 
 from anabranch.store.log.seal import position_token
-from anabranch.testkit.ingest_rig import Failed
+from anabranch.testkit.ingest_rig import FailedCallError
 from anabranch.testkit.log_writer import Logged, LogWriter
 from anabranch.testkit.snapshot_reader import Reader, whole_groups
 from anabranch.v1 import change_pb2, position_pb2, value_pb2
@@ -29,7 +29,7 @@ def rows(count: int, size: int = 20) -> list[tuple[Any, ...]]:
 
 
 def refusal(reader: Reader, **request: Any) -> tuple[grpc.StatusCode, str]:
-    with pytest.raises(Failed) as caught:
+    with pytest.raises(FailedCallError) as caught:
         reader.get(**request)
     return caught.value.code, caught.value.reason
 
@@ -272,7 +272,7 @@ def test_behind_the_floor_is_told_and_at_the_floor_is_served(place: Any, writer:
     place.conn.execute(
         "delete from anabranch.groups where database_id = %s and position <= %s", (writer.database.id, positions[1])
     )
-    with pytest.raises(Failed) as caught:
+    with pytest.raises(FailedCallError) as caught:
         reader.get(positions[0])
     assert (caught.value.code, caught.value.reason) == (grpc.StatusCode.OUT_OF_RANGE, "BEHIND_FLOOR")
     answer = reader.get(positions[1])

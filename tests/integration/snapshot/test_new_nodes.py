@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from anabranch.testkit.ingest_rig import Failed
+from anabranch.testkit.ingest_rig import FailedCallError
 from anabranch.testkit.snapshot_reader import Reader
 
 
@@ -38,7 +38,7 @@ def test_the_first_report_is_not_overwritten(place: Any, writer: Any, reader: Re
     reader.acknowledged = writer.insert("item", [("a", "a", 1, b"")])
     other.acknowledged = writer.insert("item", [("b", "b", 1, b"")])
     reader.get()
-    with pytest.raises(Failed) as caught:
+    with pytest.raises(FailedCallError) as caught:
         other.get()
     assert (caught.value.code, caught.value.reason) == (grpc.StatusCode.PERMISSION_DENIED, "WRONG_PRINCIPAL")
     assert stored(place, reader) is None

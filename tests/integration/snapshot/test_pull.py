@@ -17,7 +17,7 @@ from anabranch.columnar.chunks import from_ipc
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.catalog.registration import add_table
 from anabranch.store.session.engine import connect
-from anabranch.testkit.ingest_rig import Failed, failed
+from anabranch.testkit.ingest_rig import FailedCallError, failed
 from anabranch.testkit.log_writer import LogWriter
 from anabranch.testkit.snapshot_reader import Reader, whole_groups
 from anabranch.testkit.waiting import until
@@ -268,7 +268,7 @@ def test_tokens_and_tables_that_are_no_good_are_told(place: Any, writer: LogWrit
     assert reason(("item", token)) == "INVALID_TOKEN"
     reader.db_name = "nowhere"
     assert reason() == "UNKNOWN_DATABASE"
-    with pytest.raises(Failed) as caught:
+    with pytest.raises(FailedCallError) as caught:
         reader.describe()
     assert caught.value.reason == "UNKNOWN_DATABASE"
 

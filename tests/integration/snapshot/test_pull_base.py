@@ -17,7 +17,7 @@ from ulid import ULID
 
 from anabranch.columnar.base_reader import RowPlace
 from anabranch.columnar.chunks import from_ipc
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.catalog.registration import add_table
 from anabranch.store.cells.binary_cells import quote
@@ -230,7 +230,7 @@ def test_a_token_of_another_form_is_none_that_was_given(place: Any) -> None:
     contents: list[Any] = [[table.id, None, 7, 3, "run", 2, 5], [table.id, None, 7], [table.id], [], {}, 7, None]
     for purpose, content in [*((new, content) for content in contents), (old, [table.id, ["k"], 7, 3])]:
         token = seal_content(key, purpose, json.dumps(content).encode())
-        with pytest.raises(Failure) as caught:
+        with pytest.raises(CallError) as caught:
             from_token(database, table, token)
         assert caught.value.reason == errors_pb2.REASON_INVALID_TOKEN
 

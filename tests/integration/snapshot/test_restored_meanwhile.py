@@ -15,7 +15,7 @@ from tests.integration.snapshot.test_compare import Comparison
 
 from anabranch.store.session.engine import connect
 from anabranch.testkit.base_writer import BaseWriter
-from anabranch.testkit.ingest_rig import Failed, failed
+from anabranch.testkit.ingest_rig import FailedCallError, failed
 from anabranch.testkit.log_writer import LogWriter
 from anabranch.testkit.snapshot_reader import Reader
 from anabranch.testkit.waiting import until
@@ -175,10 +175,10 @@ def test_a_page_is_of_the_history_that_the_call_was_let_in_for(place: Any, write
             waits(answer)
             restored(place, lost)
             writer.insert("item", rows(1))
-        with pytest.raises(Failed) as caught:
+        with pytest.raises(FailedCallError) as caught:
             answer.result(30)
     assert caught.value.reason == "UNAVAILABLE"
-    with pytest.raises(Failed) as caught:
+    with pytest.raises(FailedCallError) as caught:
         again.get(common)
     assert caught.value.reason == "HISTORY_REWOUND"
 
@@ -222,7 +222,7 @@ def test_a_group_that_comes_in_parts_is_of_one_history(place: Any, writer: LogWr
     assert part.page.reached.server_timestamp_ms == common
     reader.seen = part.page.reached
     restored(place, lost)
-    with pytest.raises(Failed) as caught:
+    with pytest.raises(FailedCallError) as caught:
         reader.get(common, part.next_page_token, max_bytes=16 * 1024)
     assert caught.value.reason == "INVALID_TOKEN"
 

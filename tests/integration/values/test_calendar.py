@@ -12,7 +12,7 @@ import pytest
 from anabranch.store.session.engine import Session, connect
 from anabranch.testkit.databases import TestDatabases
 from anabranch.values import calendar
-from anabranch.values.calendar import OutOfRange, moment_rank, parse_date, parse_time, parse_timestamp
+from anabranch.values.calendar import OutOfRangeError, moment_rank, parse_date, parse_time, parse_timestamp
 from anabranch.values.cells import (
     DATE_INFINITY,
     DATE_MINUS_INFINITY,
@@ -233,7 +233,7 @@ def test_what_is_out_of_range_is_so_for_both(conn: Session, kind: str) -> None:
     for text, (shown, _, refused) in zip(texts, ask(conn, kind, texts), strict=True):
         # An offset out of range has a number of its own.
         assert refused in ("22008", "22009"), f"{kind} {text!r}: Postgres says {shown or refused}"
-        with pytest.raises(OutOfRange):
+        with pytest.raises(OutOfRangeError):
             reader(kind)(text)
 
 
@@ -285,7 +285,7 @@ def test_made_texts_are_taken_by_both_or_by_none(conn: Session, kind: str) -> No
             taken += 1
             require_same(conn, kind, text, told)
         else:
-            with pytest.raises(OutOfRange):
+            with pytest.raises(OutOfRangeError):
                 reader(kind)(text)
     assert 1_000 < taken < 3_990, "the texts that are made are nearly all good, or nearly all bad"
 

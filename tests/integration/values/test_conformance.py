@@ -55,7 +55,7 @@ from anabranch.values.cells import (
     Literal,
 )
 from anabranch.values.decimals import add_decimals
-from anabranch.values.kinds import NoForm
+from anabranch.values.kinds import NoFormError
 from anabranch.values.postgres_types import REFUSED_KEYS, kinds_of
 from anabranch.wire.effects import EffectBuilder
 from anabranch_compactor.effect_columns import EffectDecoder
@@ -474,7 +474,7 @@ LACKING: dict[str, Callable[[Column], object]] = {
 
 @pytest.mark.parametrize("module", LACKING)
 def test_a_form_says_which_kind_it_lacks(module: str) -> None:
-    with pytest.raises(NoForm, match=f"the kind INTERVAL has no form in anabranch.{module}: give it one there"):
+    with pytest.raises(NoFormError, match=f"the kind INTERVAL has no form in anabranch.{module}: give it one there"):
         LACKING[module](NEW)
 
 
@@ -495,7 +495,7 @@ def test_a_form_says_which_kind_it_lacks(module: str) -> None:
     ],
 )
 def test_an_array_of_a_kind_that_a_form_lacks_is_no_array_of_texts(lacking: Callable[[Column], object]) -> None:
-    with pytest.raises(NoForm, match="the kind INTERVAL has no form in"):
+    with pytest.raises(NoFormError, match="the kind INTERVAL has no form in"):
         lacking(MANY)
 
 
@@ -512,5 +512,5 @@ def test_an_array_of_a_kind_that_a_form_lacks_is_no_array_of_texts(lacking: Call
     ],
 )
 def test_no_way_of_a_form_takes_a_new_kind_for_text(lacking: Callable[[Column], object]) -> None:
-    with pytest.raises(NoForm, match="the kind INTERVAL has no form in"):
+    with pytest.raises(NoFormError, match="the kind INTERVAL has no form in"):
         lacking(NEW)

@@ -17,7 +17,7 @@ from anabranch.client import add_decimals
 from anabranch.client.file.device_table import DeviceTable
 from anabranch.testkit.cell_strategies import cells
 from anabranch.values import Column, Kind, Table
-from anabranch.values.calendar import OutOfRange, parse_date, parse_timestamp
+from anabranch.values.calendar import OutOfRangeError, parse_date, parse_timestamp
 from anabranch.values.canonical import RowEncoder
 from anabranch.values.cells import Literal
 from anabranch.values.postgres_text import element_parser
@@ -178,7 +178,7 @@ def test_texts_beyond_python() -> None:
     assert parse_date("5874897-12-31") == 2_145_042_905
     assert parse_timestamp("infinity") == 2**63 - 1
     assert isinstance(parse_timestamp("294276-12-31 00:00:00"), Literal)
-    with pytest.raises(OutOfRange):
+    with pytest.raises(OutOfRangeError):
         parse_timestamp("294277-01-10 00:00:00")
     assert element_parser(Kind.BYTES)("\\xdead") == b"\xde\xad"
     with pytest.raises(ValueError, match="not a date"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.v1 import errors_pb2
 from anabranch_ingest.quota import HeldBytes
 
@@ -13,7 +13,7 @@ def test_beyond_the_limit_calls_are_told_to_come_later() -> None:
     memory = HeldBytes(100)
     memory.take(60)
     memory.take(40)
-    with pytest.raises(Failure) as caught:
+    with pytest.raises(CallError) as caught:
         memory.take(1)
     assert caught.value.reason == errors_pb2.REASON_OVERLOADED
     memory.give_back(60)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from anabranch.runtime.errors import Failure
+from anabranch.runtime.errors import CallError
 from anabranch.store.inbox.append import Arrival
 from anabranch.v1 import errors_pb2
 from anabranch_ingest.queueing import FairQueue, Submission
@@ -75,7 +75,7 @@ def test_a_full_queue_refuses(batches: int, size: int) -> None:
     async def run() -> None:
         queue = FairQueue(10, 1_000)
         queue.put(submission("p", batches=1, size=1))
-        with pytest.raises(Failure) as caught:
+        with pytest.raises(CallError) as caught:
             queue.put(submission("q", batches=batches, size=size))
         assert caught.value.reason == errors_pb2.REASON_OVERLOADED
         await queue.take(100, 10_000)
@@ -102,7 +102,7 @@ def test_calls_without_batches_count_as_well() -> None:
         queue = FairQueue(3, 1_000)
         for number in range(3):
             queue.put(submission(f"p{number}", batches=0))
-        with pytest.raises(Failure):
+        with pytest.raises(CallError):
             queue.put(submission("p", batches=0))
 
     asyncio.run(run())
@@ -113,7 +113,7 @@ def test_one_principal_leaves_room_for_others() -> None:
         queue = FairQueue(100, 1_000)
         for _ in range(5):
             queue.put(submission("busy", batches=10, size=1))
-        with pytest.raises(Failure) as caught:
+        with pytest.raises(CallError) as caught:
             queue.put(submission("busy"))
         assert caught.value.reason == errors_pb2.REASON_OVERLOADED
         queue.put(submission("quiet", batches=50, size=1))
@@ -122,7 +122,7 @@ def test_one_principal_leaves_room_for_others() -> None:
         # By bytes as well; and what is larger than a share goes when nothing of its principal waits.
         queue = FairQueue(100, 1_000)
         queue.put(submission("busy", batches=1, size=600))
-        with pytest.raises(Failure):
+        with pytest.raises(CallError):
             queue.put(submission("busy", size=1))
         queue.put(submission("quiet", size=400))
 

@@ -18,7 +18,7 @@ from anabranch import clock, faults
 from anabranch.cli.app import COMMANDS
 from anabranch.runtime import metrics
 from anabranch.runtime.children import Child, Program
-from anabranch.runtime.errors import CODES, Failure, reason_name, to_status
+from anabranch.runtime.errors import CODES, CallError, reason_name, to_status
 from anabranch.runtime.limits import RateLimit
 from anabranch.v1 import errors_pb2
 
@@ -34,7 +34,7 @@ def test_every_reason_of_a_call_has_a_code() -> None:
 
 @pytest.mark.parametrize("reason", list(CODES), ids=reason_name)
 def test_a_failure_is_a_status_with_exactly_one_error_info(reason: errors_pb2.Reason.ValueType) -> None:
-    status = to_status(Failure(reason, "in words", floor="7"))
+    status = to_status(CallError(reason, "in words", floor="7"))
     assert status.code is CODES[reason]
     ((name, content),) = status.trailing_metadata
     assert name == "grpc-status-details-bin"
@@ -55,7 +55,7 @@ def test_a_bucket_gives_its_burst_and_then_its_rate() -> None:
     assert limit.wait_s("a") == 0
     for _ in range(3):
         limit.wait_s("a")
-    with pytest.raises(Failure) as caught:
+    with pytest.raises(CallError) as caught:
         limit.take("a")
     assert caught.value.reason == errors_pb2.REASON_OVERLOADED
     assert int(caught.value.metadata["retry_after_ms"]) >= 1

@@ -28,7 +28,7 @@ from anabranch.values.canonical import RowEncoder
 FILE_TIMEOUT_S = 30.0
 
 
-class NotComparable(Exception):
+class NotComparableError(Exception):
     """The file, or a table of it, can't be compared; the message says why."""
 
 
@@ -47,46 +47,48 @@ def check_device(conn: Session, database: Database, file: Path, only: str | None
     """Each table of the file, or one.
 
     Raises:
-        NotComparable: see there.
+        NotComparableError: see there.
         sqlite3.Error: it is no file of a device.
     """
     with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True, timeout=FILE_TIMEOUT_S)) as device:
         device.isolation_level = None
         current = state.load(device)
         if current.db_name != database.name:
-            raise NotComparable(f"{file} holds the database {current.db_name!r}")
+            raise NotComparableError(f"{file} holds the database {current.db_name!r}")
         if current.greatest_epoch not in ("", database.epoch):
-            raise NotComparable(f"{file} has followed another history: it has to take a new snapshot")
+            raise NotComparableError(f"{file} has followed another history: it has to take a new snapshot")
         if current.cursor_ms < database.floor_ms:
-            raise NotComparable(f"{file} has read to {current.cursor_ms}, and the log goes back to {database.floor_ms}")
+            raise NotComparableError(
+                f"{file} has read to {current.cursor_ms}, and the log goes back to {database.floor_ms}"
+            )
         rows = device.execute("SELECT name, value, stage, last_ms FROM _db_tables ORDER BY ordinal").fetchall()
         for name, value, stage, last_ms in rows:
             if only not in (None, name):
                 continue
             if stage != "live" or last_ms > current.cursor_ms:
-                raise NotComparable(f"{name} is not completely pulled: have the device sync first")
+                raise NotComparableError(f"{name} is not completely pulled: have the device sync first")
             yield _check(conn, database, device, DeviceTable(table_of(snapshot_pb2.Table.FromString(value))))
         if only is not None and only not in (name for name, *_ in rows):
-            raise NotComparable(f"{file} has no table {only!r}")
+            raise NotComparableError(f"{file} has no table {only!r}")
 
 
 def _check(conn: Session, database: Database, device: sqlite3.Connection, here: DeviceTable) -> DeviceCheck:
     table = database.tables.get(here.name)
     if table is None:
-        raise NotComparable(f"{here.name} is not synced any more")
+        raise NotComparableError(f"{here.name} is not synced any more")
     if [(c.name, c.kind, c.element_kind) for c in table.columns] != [
         (c.name, c.kind, c.element_kind) for c in here.table.columns
     ]:
-        raise NotComparable(f"the columns of {here.name} have changed: have the device sync first")
+        raise NotComparableError(f"the columns of {here.name} have changed: have the device sync first")
     with sums.one_moment(device), moment(conn, database, table) as server:
         cursor = state.load(device).cursor_ms
         if cursor > server.head:
-            raise NotComparable(f"the file has read to {cursor}, beyond the server's head {server.head}")
+            raise NotComparableError(f"the file has read to {cursor}, beyond the server's head {server.head}")
         changed = keys_since(conn, database.id, table.id, cursor, server.head)
         try:
             mine = _sums(here.table, sums.base_rows(device, here), changed)
         except sums.UNREADABLE as error:
-            raise NotComparable(f"a row of {here.name} can't be read: {error}; repair pulls the table") from error
+            raise NotComparableError(f"a row of {here.name} can't be read: {error}; repair pulls the table") from error
         theirs = _sums(table, (row for rows in rows_at(conn, database, table) for row in rows), changed)
         wanted = differing_ranges(mine, theirs)
         differences: list[str] = []

@@ -14,7 +14,7 @@ import typer
 
 from anabranch.cli.catalog.session import catalog_session, refuse
 from anabranch.cli.installation import DataDir, PostgresUrl
-from anabranch.cli.verify.device import NotComparable, check_device
+from anabranch.cli.verify.device import NotComparableError, check_device
 from anabranch.cli.verify.log import RowComparison, contradictions
 from anabranch.store.capture.rows import UndecodableError
 from anabranch.store.capture.triggers import gathering
@@ -168,7 +168,7 @@ def _device(conn: Session, database: Database, file: Path, only: str | None) -> 
             if len(check.differences) > MOST_SHOWN:
                 typer.echo(f"  and {len(check.differences) - MOST_SHOWN} more rows")
             differs |= bool(check.differences)
-    except NotComparable as error:
+    except NotComparableError as error:
         raise refuse("NOT_COMPARABLE", str(error)) from error
     except UndrainedError as error:
         raise refuse("UNDRAINED", str(error)) from error

@@ -29,7 +29,7 @@ from anabranch.values.cells import (
     TIMESTAMP_MINUS_INFINITY,
     Literal,
 )
-from anabranch.values.kinds import TEXT_KINDS, NoForm
+from anabranch.values.kinds import TEXT_KINDS, NoFormError
 from anabranch.values.postgres_binary import EPOCH_DAYS, EPOCH_US, ArrayBuilder, Parameter
 from anabranch.values.table import has_zone
 
@@ -100,7 +100,7 @@ def sender(column: Column) -> CellSender:
         case Kind.ARRAY:
             return CellSender("text[]", _array_builder(column), "::" + carried)
     if kind not in TEXT_KINDS:
-        raise NoForm(kind, __name__)
+        raise NoFormError(kind, __name__)
     if kind is not Kind.LITERAL and not is_built_in(carried):
         return CellSender(carried + "[]", partial(postgres_binary.typed_text_array, column=name))
     cast = "" if kind is Kind.STRING else "::" + carried
@@ -143,7 +143,7 @@ def read_expression(column: Column, relation: str) -> str:
             return output_text(reference)
         case Kind.BOOL | Kind.INT64 | Kind.DOUBLE | Kind.STRING | Kind.BYTES | Kind.TIMESTAMP | Kind.DATE | Kind.TIME:
             return reference
-    raise NoForm(column.kind, __name__)
+    raise NoFormError(column.kind, __name__)
 
 
 def output_text(expression: str) -> str:

@@ -34,8 +34,8 @@ class TableSql:
     lists of cells in the order of ``table.columns``. Every method sends one statement on one connection, whatever the
     number of rows, with the rows in key order (no rows, no statement), and gives what gives its answer: within a
     pipeline others can be sent, or something else be done, before it is asked for. A key named twice in one call is a
-    ValueError, and NUL in text a NulInText, both before anything is sent. What Postgres refuses is a ``psycopg.Error``
-    with its SQLSTATE and ``diag.constraint_name``. Fewer rows in the result than were named: Postgres did nothing for
+    ValueError, and NUL in text a NulInTextError, both before anything is sent. What Postgres refuses is a
+    ``psycopg.Error`` with its SQLSTATE and ``diag.constraint_name``. Fewer rows in the result than were named: Postgres did nothing for
     those.
     """
 

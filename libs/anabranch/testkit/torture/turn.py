@@ -21,7 +21,7 @@ _INSERT, _UPDATE, _DELETE = 1, 2, 3
 _FUNCTION = "function:"
 
 
-class _Refused(Exception):
+class _RefusedError(Exception):
     pass
 
 
@@ -69,7 +69,7 @@ class Turn:
                 if stages:
                     # Also what a later mutation would have mended: each is a statement of its own.
                     self.stages.append({at: line.row for at, line in self.after.items()})
-        except _Refused as refused:
+        except _RefusedError as refused:
             return str(refused), []
         return "MERGE_FUNCTION" if self._failed else "", outcomes
 
@@ -89,13 +89,13 @@ class Turn:
             full = {**dict.fromkeys(table.column_names), **defaults, **handed_out, **given}
             return self._insert(at, line, full, given)
         if line is None or (line.cells is None and line.buried_by is None):
-            raise _Refused("ROW_NOT_FOUND")
+            raise _RefusedError("ROW_NOT_FOUND")
         if mutation.type == _DELETE:
             return self._delete(at, line)
         if line.cells is None:
             if self._behind_own_grave(line):
                 return SUPERSEDED
-            raise _Refused("ROW_DELETED")
+            raise _RefusedError("ROW_DELETED")
         before: dict[str, Cell] = {}
         if mutation.HasField("undo"):
             for name, value in zip(mutation.undo.columns, mutation.undo.rows[number].values, strict=True):
@@ -145,7 +145,7 @@ class Turn:
     def _insert(self, at: At, line: Line | None, full: Row, given: Row) -> str:
         if line is not None and line.cells is not None:
             if not self._behind_own(line):
-                raise _Refused("ROW_EXISTS")
+                raise _RefusedError("ROW_EXISTS")
             return self._late_insert(at, line, line.cells, full, given)
         if line is not None and line.buried_by is not None:
             if self._behind_own_grave(line):
@@ -154,7 +154,7 @@ class Turn:
             mine = line.buried_by.node == self.node and line.buried_by.batch <= self.sent.id
             back = self._rules(at).resurrect and not self._wrote_later(line)
             if not seen and not mine and not back:
-                raise _Refused("ROW_DELETED")
+                raise _RefusedError("ROW_DELETED")
         history = line.history if line is not None else []
         born = self._register(at, None)
         self._wrote(at, Line({c: self._register(at, v) for c, v in full.items()}, born, history))
@@ -179,7 +179,7 @@ class Turn:
         if line.cells is None:
             if self._behind_own_grave(line) or (wins and self._wrote_later(line)):
                 return SUPERSEDED
-            raise _Refused("ALREADY_DELETED")
+            raise _RefusedError("ALREADY_DELETED")
         if self._behind_own(line) or (wins and self._wrote_later(line)):
             return SUPERSEDED
         outcome = APPLIED
@@ -187,7 +187,7 @@ class Turn:
             unseen = {column: register for column, register in line.cells.items() if self._foreign(register)}
             guarded = any(self._rules(at).columns.get(column) == "reject" for column in unseen)
             if guarded or not wins:
-                raise _Refused("CONCURRENT_UPDATE")
+                raise _RefusedError("CONCURRENT_UPDATE")
             for column, register in unseen.items():
                 self._loses(at, column, register.value, register.batch, self.sent.id)
             outcome = OVERWROTE if unseen else MERGED
@@ -209,7 +209,7 @@ class Turn:
 
     def _update(self, at: At, line: Line, cells: dict[str, Register], changes: Row, before: Row) -> str:
         if line.born.node != self.node and line.born.position > self.basis:
-            raise _Refused("ROW_DELETED")
+            raise _RefusedError("ROW_DELETED")
         mine, policies = self._order(at[0]), self._rules(at).columns
         outcome = MERGED if self._others_since(line) else APPLIED
         wrote = False
@@ -218,7 +218,7 @@ class Turn:
             policy = policies.get(column, "lww")
             limit = stored
             if policy == "reject" and self._foreign(stored):
-                raise _Refused("CONCURRENT_UPDATE")
+                raise _RefusedError("CONCURRENT_UPDATE")
             if policy.startswith(_FUNCTION):
                 if mine < line.born.order:
                     limit = line.born
