@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from google.protobuf.message import DecodeError
 
+from anabranch.errors import ServerError
 from anabranch.v1 import change_pb2, value_pb2
 from anabranch.values import Cell, Column, Kind, Table
 from anabranch.values.message_bytes import LENGTH_DELIMITED, field_number
@@ -36,7 +37,7 @@ _UNREADABLE = (DecodeError, ValueError, OverflowError)
 """What bytes that are no effect of the table's raise; anything else is a fault of the program, or of the machine."""
 
 
-class MalformedEffectError(ValueError):
+class MalformedEffectError(ServerError, ValueError):
     """A row of the log is no effect of the table's."""
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from anabranch.columnar.file_columns import file_table
 from anabranch.columnar.manifest import Base, EndedRegistration, Manifest, TableFiles, from_json
 from anabranch.columnar.proof import Sum
+from anabranch.errors import ServerError
 from anabranch.runtime.telemetry import span
 from anabranch.store.capture.rows import UndecodableError
 from anabranch.store.capture.undrained import UndrainedError, rows_before
@@ -32,7 +33,7 @@ _HOUR_MS = 3_600_000
 _OPTIONS = SessionOptions(statement_timeout_ms=_HOUR_MS, idle_in_transaction_session_timeout_ms=6 * _HOUR_MS)
 
 
-class PlanError(Exception):
+class PlanError(ServerError):
     """The log can't be compacted as it is; the message says why."""
 
 

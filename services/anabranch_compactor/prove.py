@@ -19,6 +19,7 @@ from anabranch.columnar.file_columns import OWN
 from anabranch.columnar.lake import file_system
 from anabranch.columnar.manifest import File
 from anabranch.columnar.proof import Sum
+from anabranch.errors import ServerError
 from anabranch.runtime.telemetry import span
 from anabranch.store.lake.compactions import CONFLICT_FIELDS, conflict_bytes
 from anabranch.values.messages import column_writer
@@ -41,7 +42,7 @@ _NONE, _BETWEEN = pa.scalar(b"\x00", pa.binary()), pa.scalar(b"\x1f", pa.binary(
 _TASKS_PER_CORE = 8
 
 
-class ProofError(Exception):
+class ProofError(ServerError):
     """What was written is not what the log, or the table sum, says. Nothing is published."""
 
 

@@ -16,13 +16,14 @@ from dataclasses import dataclass
 import structlog
 
 from anabranch import faults
+from anabranch.errors import ServerError
 from anabranch.store.retention.floor import is_timeout
 
 _log = structlog.get_logger()
 _TRIES_AT_LEAST = 3
 
 
-class StoppedError(Exception):
+class StoppedError(ServerError):
     """The process is about to end: the sweep ends where it is."""
 
 

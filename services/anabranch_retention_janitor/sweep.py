@@ -35,6 +35,7 @@ from functools import partial
 import structlog
 
 from anabranch import faults
+from anabranch.errors import ServerError
 from anabranch.merge.retention import Bound
 from anabranch.store.catalog import ownerless
 from anabranch.store.log import partitions
@@ -55,7 +56,7 @@ CLOCK_AHEAD_MS = 3_600_000
 _log = structlog.get_logger()
 
 
-class ClockError(Exception):
+class ClockError(ServerError):
     """This machine's clock is not to be believed; the message says by how much."""
 
 

@@ -18,8 +18,9 @@ PLAIN = (
     *("calendar", "canonical", "cells", "decimals", "keys", "kinds", "pieces", "postgres_binary", "postgres_text"),
     *("postgres_types", "python", "sqlite", "table"),
 )
-VALUES = {"anabranch.values", *(f"anabranch.values.{name}" for name in PLAIN)}
+VALUES = {"anabranch.errors", "anabranch.values", *(f"anabranch.values.{name}" for name in PLAIN)}
 PURE = {
+    "errors.py": set(),
     "merge": {"anabranch.merge", *VALUES},
     "values/__init__.py": VALUES,
     **{f"values/{name}.py": VALUES for name in PLAIN},

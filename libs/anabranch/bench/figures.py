@@ -14,13 +14,14 @@ from statistics import median
 from typing import Any
 
 from anabranch.bench.benches import BENCHES
+from anabranch.errors import AnabranchError
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 Found = Mapping[str, Any]
 """One object that ``--json`` prints."""
 
 
-class FiguresError(ValueError):
+class FiguresError(AnabranchError, ValueError):
     """The runs, or the document that is to take their table, are not as they have to be; the message says how."""
 
 

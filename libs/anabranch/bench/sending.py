@@ -11,13 +11,14 @@ from dataclasses import dataclass
 import grpc
 
 from anabranch.bench.workload import DATABASE, Client, Made
+from anabranch.errors import AnabranchError
 from anabranch.v1 import batch_pb2, errors_pb2, ingest_pb2, ingest_pb2_grpc, position_pb2, verdict_pb2
 
 CALL_TIMEOUT_S = 30.0
 MAX_ATTEMPTS = 20
 
 
-class NotAppliedError(Exception):
+class NotAppliedError(AnabranchError):
     """A batch of the workload did not get the verdict that it was to get: the figure would mean nothing."""
 
 

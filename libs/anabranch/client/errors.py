@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 
+from anabranch.errors import AnabranchError
 
-class ClientError(Exception):
+
+class ClientError(AnabranchError):
     """Base of everything that this package raises on its own account, but for ValueError."""
 
 
@@ -61,6 +63,8 @@ class CallFailed(ClientError):
 
 class WrongPrincipal(CallFailed):
     """The file belongs to another principal. Log in as that one, or call ``clear()``."""
+
+    REASON = "WRONG_PRINCIPAL"
 
     def __init__(self, message: str) -> None:
         super().__init__("PERMISSION_DENIED", "WRONG_PRINCIPAL", message, again=False)

@@ -21,6 +21,7 @@ from anabranch.columnar.base_reader import BaseReader
 from anabranch.columnar.evidence import Codecs, EvidenceError, manifest_folder, require_manifest
 from anabranch.columnar.manifest import Base, Bucket, Manifest, TableFiles
 from anabranch.columnar.proof import Prover, Sum
+from anabranch.errors import ServerError
 
 _KEPT = 100_000
 """Buckets that are remembered as proven."""
@@ -118,7 +119,7 @@ def _base_of(files: TableFiles) -> Base:
     return files.base
 
 
-class ProofStoppedError(Exception):
+class ProofStoppedError(ServerError):
     """Nothing was found out: the process ends."""
 
 

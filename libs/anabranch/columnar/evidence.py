@@ -18,6 +18,7 @@ from anabranch.columnar.file_columns import OWN
 from anabranch.columnar.lake import file_system
 from anabranch.columnar.manifest import File, Manifest, TableFiles, epoch_folder, from_json, manifest_path
 from anabranch.columnar.proof import Prover, Sum
+from anabranch.errors import ServerError
 from anabranch.values import Cell, Column
 from anabranch.values.parquet import FileCodec
 
@@ -27,7 +28,7 @@ Codecs = Callable[[Iterable[Column]], Sequence[FileCodec]]
 _ROWS = 50_000
 
 
-class EvidenceError(Exception):
+class EvidenceError(ServerError):
     """What stands for the log is not there, can't be read, or is not what was published. The message names the file."""
 
 

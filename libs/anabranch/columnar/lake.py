@@ -20,6 +20,7 @@ from anabranch.columnar import row_states
 from anabranch.columnar.file_columns import OWN, FileTable
 from anabranch.columnar.manifest import Base, File, Manifest, TableFiles, epoch_folder
 from anabranch.columnar.row_states import DELETE, NONE, UPDATE, Change, Key, Row
+from anabranch.errors import ServerError
 from anabranch.values import Cell, Column, Table
 from anabranch.values.parquet import FileCodec
 
@@ -27,7 +28,7 @@ Codecs = Callable[[Iterable[Column]], Sequence[FileCodec]]
 _AFTER_ALL = 2**63 - 1
 
 
-class LakeError(LookupError):
+class LakeError(ServerError, LookupError):
     """The lake has no such table."""
 
 

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from anabranch.columnar.file_columns import FileColumn, FileTable
 from anabranch.columnar.proof import Sum
+from anabranch.errors import ServerError
 from anabranch.values import Column, Kind, Table
 
 FORMAT = 2
@@ -22,7 +23,7 @@ _READ = (1, 2)
 MANIFESTS = "_manifests"
 
 
-class ManifestError(ValueError):
+class ManifestError(ServerError, ValueError):
     """A manifest that this release can't read."""
 
 

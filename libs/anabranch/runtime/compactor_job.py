@@ -13,12 +13,14 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from anabranch.errors import ServerError
+
 _POSTGRES_VARIABLE = "ANABRANCH_POSTGRES_URL"
 ROOT_VARIABLE = "ANABRANCH_LAKE_ROOT"
 Event = Mapping[str, Any]
 
 
-class CompactorError(Exception):
+class CompactorError(ServerError):
     """The job ended with ``code``; the message is what it said last."""
 
     def __init__(self, code: int, text: str) -> None:

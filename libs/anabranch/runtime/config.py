@@ -17,11 +17,13 @@ from pydantic import Field, SecretStr, ValidationError, field_validator, model_v
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from anabranch.errors import ServerError
+
 PREFIX = "ANABRANCH_"
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
-class SettingsError(Exception):
+class SettingsError(ServerError):
     """The settings do not fit together, or one is missing or wrong. The message names the variables, never a
     value."""
 

@@ -18,6 +18,7 @@ from google.rpc import (  # type: ignore[import-untyped]
 )
 from grpc_status import rpc_status
 
+from anabranch.errors import ServerError
 from anabranch.runtime import metrics
 from anabranch.v1 import errors_pb2
 from anabranch.v1.errors_pb2 import Reason
@@ -52,7 +53,7 @@ CODES: dict[Reason.ValueType, grpc.StatusCode] = {
 _RPC_CODES = {code: getattr(code_pb2, code.name) for code in set(CODES.values())}
 
 
-class CallError(Exception):
+class CallError(ServerError):
     """A call fails for ``reason``, which must be in ``CODES``. ``message`` is for people; ``metadata`` goes
     into ErrorInfo."""
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import grpc
 
+from anabranch.errors import ServerError
 from anabranch.runtime.children import Child, Program
 from anabranch.runtime.health import PROBE_OPTIONS, becomes_ready
 
@@ -34,7 +35,7 @@ READY_TIMEOUT_S = 30.0
 STOP_PATIENCE_S = 15.0
 
 
-class FleetError(Exception):
+class FleetError(ServerError):
     """A service did not get ready. The message has the end of its log."""
 
 

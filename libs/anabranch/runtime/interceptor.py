@@ -20,6 +20,7 @@ import structlog
 from google.protobuf.message import DecodeError
 from opentelemetry import trace
 
+from anabranch.errors import AnabranchError
 from anabranch.runtime import metrics, telemetry
 from anabranch.runtime.auth import Authenticator, Identity
 from anabranch.runtime.errors import CODES, CallError, abort, reason_name
@@ -292,6 +293,10 @@ def foreseen(method: str, error: Exception) -> CallError:
     alone."""
     if isinstance(error, CallError):
         return error
+    if isinstance(error, AnabranchError) and error.REASON:
+        reason = errors_pb2.Reason.Value(f"REASON_{error.REASON}")
+        if reason in CODES:
+            return CallError(reason, str(error) or error.__doc__ or error.REASON)
     if is_unavailable(error):
         _log.warning("call without its database", method=method, error=type(error).__name__, detail=str(error))
         return CallError(errors_pb2.REASON_UNAVAILABLE, "the database is not available now")

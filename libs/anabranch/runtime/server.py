@@ -35,6 +35,7 @@ from grpc_reflection.v1alpha import reflection
 
 from anabranch import limits
 from anabranch.clock import Clock
+from anabranch.errors import ServerError
 from anabranch.runtime import metrics, telemetry
 from anabranch.runtime.auth import Authenticator
 from anabranch.runtime.config import S, ServiceSettings, SettingsError, is_loopback, load_settings
@@ -63,7 +64,7 @@ CLOSE_TIMEOUT_S = 5.0
 _log = structlog.get_logger()
 
 
-class NotReadyError(Exception):
+class NotReadyError(ServerError):
     """Postgres or its schema is not what the service needs."""
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from anabranch import clock, faults
+from anabranch.errors import AnabranchError
 from anabranch.scenario.lines import Lines, send
 
 ANSWER_S = 90.0
@@ -29,7 +30,7 @@ _SUFFIXES = ("", "-wal")
 _LOG_TAIL_BYTES = 2_000
 
 
-class RaisedError(Exception):
+class RaisedError(AnabranchError):
     """A call on a node raised. ``again``: the same call may succeed later."""
 
     def __init__(self, node: str, raised: Mapping[str, Any]) -> None:
@@ -44,7 +45,7 @@ class RaisedError(Exception):
         return self.reason == "WRONG_PRINCIPAL"
 
 
-class NodeDiedError(Exception):
+class NodeDiedError(AnabranchError):
     """A node's process is gone."""
 
 

@@ -9,11 +9,13 @@ from typing import Any
 
 from ulid import ULID
 
+from anabranch.errors import AnabranchError
+
 _NAME = re.compile(r"\$([A-Za-z0-9_-]+)")
 _IN_SQL = re.compile(r"'(\$[A-Za-z0-9_-]+)'")
 
 
-class FormatError(ValueError):
+class FormatError(AnabranchError, ValueError):
     """A file is not in the format; the message says where and why."""
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from anabranch import faults
+from anabranch.errors import AnabranchError
 from anabranch.runtime.fleet import FleetError
 from anabranch.scenario.ground import Ground
 from anabranch.scenario.model import Scenario
@@ -38,11 +39,11 @@ _LONGEST_S = 120.0
 """A story that is told for longer than that falls short."""
 
 
-class FellShortError(Exception):
+class FellShortError(AnabranchError):
     """Something is not as the file says."""
 
 
-class NotYetError(Exception):
+class NotYetError(AnabranchError):
     """A step that needs a part that does not exist yet."""
 
     def __init__(self, step: str) -> None:

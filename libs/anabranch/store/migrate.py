@@ -29,6 +29,7 @@ from sqlalchemy import Connection, NullPool, create_engine, inspect, text
 from sqlalchemy.exc import DBAPIError
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random
 
+from anabranch.errors import ServerError
 from anabranch.store.revisions import CODE_TABLE, SCHEMA, VERSION_TABLE, head, revisions
 from anabranch.store.session.channels import MIGRATION_LOCK
 from anabranch.store.session.engine import SessionOptions, connect
@@ -47,7 +48,7 @@ _IS_SERVED = f"select exists (select from {SCHEMA}.{CODE_TABLE} where revision =
 _one_at_a_time = threading.Lock()
 
 
-class MigrationError(RuntimeError):
+class MigrationError(ServerError, RuntimeError):
     """The upgrade can't be made on this server; the message says why and what to do."""
 
 

@@ -17,6 +17,7 @@ from ulid import ULID
 
 from anabranch import faults
 from anabranch.clock import set_offset
+from anabranch.errors import AnabranchError
 from anabranch.runtime.errors import error_info
 from anabranch.store.catalog.registration import create_database
 from anabranch.store.nodes import api_keys
@@ -63,7 +64,7 @@ class IngestRig(ServiceRig):
 
 
 @dataclass
-class FailedCallError(Exception):
+class FailedCallError(AnabranchError):
     """A call failed: its code and the reason in its one ErrorInfo."""
 
     code: grpc.StatusCode

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
+from anabranch.errors import AnabranchError
 from anabranch.store.session.engine import SessionOptions, connection_arguments
 from anabranch.values.postgres_binary import Parameter
 
@@ -22,7 +23,7 @@ Prepared = tuple[bytes, Sequence[Parameter]]
 _DONE = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK)
 
 
-class LibpqError(RuntimeError):
+class LibpqError(AnabranchError, RuntimeError):
     """Postgres refused the session or a statement; the message is Postgres's own."""
 
 

@@ -13,11 +13,13 @@ from typing import Any
 
 import grpc
 
+from anabranch.errors import AnabranchError
+
 _PULL = "/anabranch.v1.SnapshotService/Pull"
 _SENDS = ("/anabranch.v1.IngestService/Send", "/anabranch.v1.IngestService/SendStream")
 
 
-class UnreachableError(grpc.RpcError):
+class UnreachableError(AnabranchError, grpc.RpcError):
     """What a device gets where the network is cut, or where an answer is lost."""
 
     def code(self) -> grpc.StatusCode:

@@ -32,6 +32,7 @@ import re
 from contextlib import suppress
 from datetime import date, datetime
 
+from anabranch.errors import AnabranchError
 from anabranch.values.cells import (
     DATE_INFINITY,
     DATE_MINUS_INFINITY,
@@ -65,7 +66,7 @@ _ERA_DAYS = 146_097
 _MARCH_FIRST_YEAR_0 = -719_468
 
 
-class OutOfRangeError(ValueError):
+class OutOfRangeError(AnabranchError, ValueError):
     """A text has the form of a date or time, and Postgres has no such date or time."""
 
 
@@ -186,7 +187,7 @@ def without_offset(text: str) -> str:
         us = timestamp_us(text, zone=False)
     except ValueError:
         return text  # What it is, is for Postgres to say.
-    with suppress(OutOfRange):
+    with suppress(OutOfRangeError):
         if us == timestamp_us(text):
             return text
     return timestamp_text(us, zone=False)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import TypeVar
 
+from anabranch.errors import AnabranchError
+
 _T = TypeVar("_T")
 
 
@@ -31,7 +33,7 @@ TEXT_KINDS = frozenset({Kind.STRING, Kind.DECIMAL, Kind.JSON, Kind.UUID, Kind.LI
 """The kinds whose cells are text."""
 
 
-class NoFormError(LookupError):
+class NoFormError(AnabranchError, LookupError):
     """A kind has no form where one is asked for: a mistake of ours, and never a value's."""
 
     def __init__(self, kind: Kind, form: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from anabranch.errors import AnabranchError
 from anabranch.v1 import value_pb2
 from anabranch.values.calendar import without_offset
 from anabranch.values.cells import Cell, Literal
@@ -36,7 +37,7 @@ _which = value_pb2.Value.WhichOneof
 _NULL = value_pb2.Value(null_value=0)  # type: ignore[arg-type]
 
 
-class NotGivenError(ValueError):
+class NotGivenError(AnabranchError, ValueError):
     """A Value without an arm: the row does not give this column."""
 
 

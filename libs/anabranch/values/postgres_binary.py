@@ -15,6 +15,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from anabranch.errors import AnabranchError
 from anabranch.values.cells import (
     DATE_INFINITY,
     DATE_MINUS_INFINITY,
@@ -64,8 +65,10 @@ _LENGTH_TEXTS = tuple(raw.decode("latin-1") for raw in _LENGTHS)
 _TRUE, _FALSE = b"\x00\x00\x00\x01\x01", b"\x00\x00\x00\x01\x00"
 
 
-class NulInTextError(ValueError):
+class NulInTextError(AnabranchError, ValueError):
     """Text holds a NUL character, which Postgres can't store. ``column`` names the column."""
+
+    REASON = "NUL_IN_TEXT"
 
     def __init__(self, column: str) -> None:
         super().__init__(f'column "{column}": text can not hold a NUL character')

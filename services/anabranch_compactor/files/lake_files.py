@@ -8,12 +8,13 @@ from pyarrow import fs
 from ulid import ULID
 
 from anabranch.columnar.lake import file_system
+from anabranch.errors import ServerError
 
 _AT_ONCE = {"s3", "gcs", "abfs"}
 """File systems in which a file is there as a whole, once it is closed, or not at all."""
 
 
-class RootError(Exception):
+class RootError(ServerError):
     """The root is no place to put files into; the message says why."""
 
 

@@ -18,6 +18,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from anabranch.errors import ServerError
+
 OLDEST = 17
 _VECTOR = "jdk.incubator.vector"
 _PATIENCE_S = 30
@@ -31,7 +33,7 @@ exec {{java}} "$@"
 """
 
 
-class JavaError(RuntimeError):
+class JavaError(ServerError, RuntimeError):
     """There is no Java that Spark runs on; the message says what was found and what to do."""
 
 

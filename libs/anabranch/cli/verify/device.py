@@ -16,6 +16,7 @@ from anabranch.cli.verify.log import RowComparison
 from anabranch.client.file import state
 from anabranch.client.file.device_table import DeviceTable, table_of
 from anabranch.client.reading import sums
+from anabranch.errors import ServerError
 from anabranch.ranges import RangeSums, differing_ranges, in_ranges
 from anabranch.store.catalog.databases import Database
 from anabranch.store.log.moment import moment, rows_at
@@ -28,7 +29,7 @@ from anabranch.values.canonical import RowEncoder
 FILE_TIMEOUT_S = 30.0
 
 
-class NotComparableError(Exception):
+class NotComparableError(ServerError):
     """The file, or a table of it, can't be compared; the message says why."""
 
 

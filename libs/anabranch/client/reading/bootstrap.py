@@ -38,6 +38,7 @@ from anabranch.client.reading.arrow_rows import ArrowRows
 from anabranch.client.reading.prefetch import prefetched
 from anabranch.client.reading.rewind import REASONS, RECOVERING
 from anabranch.client.remote import RemoteDb
+from anabranch.errors import AnabranchError
 from anabranch.v1 import position_pb2, snapshot_pb2
 
 log = get_logger(__name__)
@@ -66,7 +67,9 @@ class Progress:
         return 1.0 if self.done else min(_NOT_YET, self.rows_done / max(1, self.estimated_rows))
 
 
-class _NotWholeError(Exception):
+class _NotWholeError(AnabranchError):
+    """The rows that a pull brought are not those whose sum the server told."""
+
     def __init__(self, table: str, count: int) -> None:
         super().__init__(f"the pull of {table} did not bring its {count} rows, or is older than the cursor")
         self.table = table

@@ -29,6 +29,7 @@ from anabranch.client.reading import sums
 from anabranch.client.reading.effects import Folded
 from anabranch.client.reading.prefetch import prefetched
 from anabranch.client.remote import RemoteDb
+from anabranch.errors import AnabranchError
 from anabranch.ranges import WHOLE, KeyRange, RangeSum, RangeSums
 from anabranch.v1 import position_pb2, snapshot_pb2, value_pb2
 from anabranch.values import Cell
@@ -52,7 +53,7 @@ class Repaired:
     agrees: bool
 
 
-class PullInstead(Exception):
+class PullInstead(AnabranchError):
     """The table is better pulled as a whole."""
 
 

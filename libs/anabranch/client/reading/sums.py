@@ -23,6 +23,7 @@ from google.protobuf.message import DecodeError
 from anabranch.client.events import State
 from anabranch.client.file.device_file import DeviceFile, Tx
 from anabranch.client.file.device_table import DeviceTable
+from anabranch.errors import AnabranchError
 from anabranch.v1 import position_pb2
 from anabranch.values import Cell
 from anabranch.values.canonical import SUM_MODULUS, table_sum
@@ -131,8 +132,8 @@ class _Drift:
     pulls: int
 
 
-class _Stopped(Exception):
-    pass
+class _Stopped(AnabranchError):
+    """Nobody wants the sum any more."""
 
 
 def verify(file: DeviceFile, name: str, now_ms: int, stopped: Callable[[], bool] = lambda: False) -> bool | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Any
 
+from anabranch.errors import AnabranchError
 from anabranch.v1 import snapshot_pb2
 from anabranch.values import Cell, Column, Kind
 from anabranch.values.calendar import FIRST_DAY, FIRST_US, LAST_DAY
@@ -36,7 +37,7 @@ _BITS = re.compile(r"[01]*")
 _DIGITS = 160_000
 
 
-class SurelyRefusedError(ValueError):
+class SurelyRefusedError(AnabranchError, ValueError):
     """The server refuses it, unless the table has changed since the device last asked."""
 
 

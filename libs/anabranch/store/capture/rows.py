@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 
+from anabranch.errors import ServerError
 from anabranch.store.capture.large_images import LargeImage
 from anabranch.store.cells.binary_cells import Row, quote, read_expression, row_loader
 from anabranch.store.session import binary
@@ -75,9 +76,11 @@ _field_of = struct.Struct(">Ii").unpack_from
 _field = struct.Struct(">Ii").pack
 
 
-class UndecodableError(ValueError):
+class UndecodableError(ServerError, ValueError):
     """Images of ``table`` can't be read as rows of it: it has drifted. ``sqlstate`` is what Postgres said, "" where it
     was not asked."""
+
+    REASON = "TABLE_CHANGED"
 
     def __init__(self, table: str, why: str, sqlstate: str = "") -> None:
         super().__init__(f'rows captured of table "{table}" can\'t be read: {why}')

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from anabranch.errors import ServerError
 from anabranch.store.capture.rows import decode
 from anabranch.store.catalog.databases import Database
 from anabranch.store.cells.binary_cells import Row
@@ -56,16 +57,20 @@ where database_id = $1::int8::int and table_id = $2::int8::int limit $3::int8
 """
 
 
-class UndrainedError(Exception):
+class UndrainedError(ServerError):
     """More than ``MOST`` changes of the table wait for the resolver, or more than ``MOST_BYTES``: the same may be asked
     again when it has come to them."""
+
+    REASON = "UNAVAILABLE"
 
     def __init__(self, table: str) -> None:
         super().__init__(f"more than {MOST} changes of {table!r}, or {MOST_BYTES >> 20} MiB, wait for the resolver")
 
 
-class OtherHistoryError(Exception):
+class OtherHistoryError(ServerError):
     """The history has not what was read before: the server was restored meanwhile."""
+
+    REASON = "UNAVAILABLE"
 
 
 async def head_when_drained(

@@ -15,6 +15,7 @@ from typing import Any
 
 import psycopg
 
+from anabranch.errors import ServerError
 from anabranch.merge.model import Policy
 from anabranch.store.catalog.policy import DatabasePolicy, TablePolicy, database_policy, effective, table_policy
 from anabranch.store.catalog.relation import Constraints, base_types_of, constraints_of
@@ -23,8 +24,10 @@ from anabranch.store.session.steps import Statement, Steps, arun, run
 from anabranch.values import Column, Kind, Table
 
 
-class UnknownDatabaseError(LookupError):
+class UnknownDatabaseError(ServerError, LookupError):
     """No such database."""
+
+    REASON = "UNKNOWN_DATABASE"
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
+from anabranch.errors import ServerError
 from anabranch.merge import COMPUTED, FUNCTION, check_policy, function_of
 from anabranch.merge.model import Policy
 from anabranch.values import Kind
@@ -47,7 +48,7 @@ POLICY_KINDS: Mapping[str, frozenset[Kind]] = MappingProxyType(
 """The kinds of column that a policy fits; one that is not listed fits all."""
 
 
-class PolicyError(ValueError):
+class PolicyError(ServerError, ValueError):
     """A policy that can't be: the message names every wrong key."""
 
 

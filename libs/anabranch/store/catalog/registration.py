@@ -25,6 +25,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 from ulid import ULID
 
+from anabranch.errors import ServerError
 from anabranch.store.capture import triggers
 from anabranch.store.catalog import former_tables
 from anabranch.store.catalog.databases import Database, UnknownDatabaseError, columns_to_json, load_database
@@ -94,7 +95,7 @@ _CONSTRAINTS: Mapping[str, tuple[TableRefusal, str]] = {
 """Our own constraints that a registration may run into, and what it means."""
 
 
-class RegistrationError(ValueError):
+class RegistrationError(ServerError, ValueError):
     """Something can't be registered; ``refusals`` holds every reason, ``about`` the name of the table, where it is
     one."""
 

@@ -35,8 +35,8 @@ class TableSql:
     number of rows, with the rows in key order (no rows, no statement), and gives what gives its answer: within a
     pipeline others can be sent, or something else be done, before it is asked for. A key named twice in one call is a
     ValueError, and NUL in text a NulInTextError, both before anything is sent. What Postgres refuses is a
-    ``psycopg.Error`` with its SQLSTATE and ``diag.constraint_name``. Fewer rows in the result than were named: Postgres did nothing for
-    those.
+    ``psycopg.Error`` with its SQLSTATE and ``diag.constraint_name``. Fewer rows in the result than were named: Postgres
+    did nothing for those.
     """
 
     __slots__ = ("_key_columns", "_load", "_load_key", "_statements", "_text_of", "schema_name", "table")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from anabranch.columnar.proof import Sum
+from anabranch.errors import ServerError
 from anabranch.store.cells.binary_cells import quote
 from anabranch.store.session.engine import Session
 
@@ -120,7 +121,7 @@ select pg_relation_size(t) / current_setting('block_size')::int, pg_table_size(t
 """
 
 
-class NotPublishedError(Exception):
+class NotPublishedError(ServerError):
     """Another run has published the same stretch, or the database's epoch has moved: this run's files are nobody's."""
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from anabranch.columnar.lake import LakeTable
 from anabranch.columnar.manifest import from_json
 from anabranch.columnar.row_states import Change, Key
+from anabranch.errors import ServerError
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.ended_registrations import with_ended
 from anabranch.store.lake import compactions
@@ -23,11 +24,11 @@ MOST_TAIL_ROWS = 1_000_000
 _TYPES = {1: "insert", 2: "update", 3: "delete", 4: "none"}
 
 
-class NotCompactedError(Exception):
+class NotCompactedError(ServerError):
     """What is asked for is not in the lake yet; the message says why."""
 
 
-class TailTooLongError(Exception):
+class TailTooLongError(ServerError):
     """The log has too much that is not in the lake yet."""
 
 

@@ -28,6 +28,7 @@ from adbc_driver_manager import dbapi as driver
 from adbc_driver_postgresql import dbapi as postgres
 from psycopg.conninfo import make_conninfo
 
+from anabranch.errors import ServerError
 from anabranch.store.capture.undrained import NEWEST
 from anabranch.store.cells.binary_cells import carried_type, quote
 from anabranch.store.log.pull_columns import mender, select_list
@@ -50,8 +51,10 @@ _SETTING = "anabranch.after_{}"
 """Session settings that hold the key after which to go on: a COPY takes no parameters."""
 
 
-class PullUnavailableError(Exception):
+class PullUnavailableError(ServerError):
     """Postgres is not to be had, or a table's lock was not to be had in time: the same pull may succeed later."""
+
+    REASON = "UNAVAILABLE"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,8 @@ from typing import Any, Literal
 
 import psycopg
 
+from anabranch.errors import ServerError
+
 Role = Literal["device", "admin"]
 Row = tuple[Any, ...]
 
@@ -57,8 +59,10 @@ class ApiKey:
         return self.revoked_ms is not None or (self.expires_ms is not None and now_ms >= self.expires_ms)
 
 
-class KeyOfNoDatabaseError(LookupError):
+class KeyOfNoDatabaseError(ServerError, LookupError):
     """There is no database of that name."""
+
+    REASON = "UNKNOWN_DATABASE"
 
 
 def split_key(text: str) -> tuple[str, str] | None:

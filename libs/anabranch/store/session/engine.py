@@ -19,6 +19,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool
 
+from anabranch.errors import ServerError
 from anabranch.store.session.patience import PatientAsyncConnection, PatientConnection, enroll
 from anabranch.store.session.settings import FIXED, LATER, PUT_RIGHT
 
@@ -120,7 +121,7 @@ def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace(" ", "\\ ")
 
 
-class UnfitSettingError(psycopg.OperationalError):
+class UnfitSettingError(ServerError, psycopg.OperationalError):
     """A server, a database or a role has a setting that this role may not put right."""
 
 

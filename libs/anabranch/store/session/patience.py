@@ -30,6 +30,8 @@ from psycopg.abc import PQGen
 from psycopg.pq import TransactionStatus
 from psycopg.waiting import Ready
 
+from anabranch.errors import ServerError
+
 _TICK_S = 0.1
 _READABLE = int(Ready.R)
 DOUBT_S = 2.0
@@ -40,7 +42,7 @@ SILENCE_S = 15.0
 """How long a session that was not told otherwise waits in silence."""
 
 
-class SilentServerError(psycopg.OperationalError):
+class SilentServerError(ServerError, psycopg.OperationalError):
     """The server did not answer, or another one has taken its place; the session is closed."""
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import psycopg
 
+from anabranch.errors import ServerError
 from anabranch.store.revisions import CODE_TABLE, SCHEMA, VERSION_TABLE
 from anabranch.store.session.engine import CONNECT_S, FIXED_SETTINGS, AsyncSession, SessionOptions, aconnect, connect
 
@@ -25,7 +26,7 @@ IS_SERVED = f"select exists (select from {SCHEMA}.{CODE_TABLE} where revision = 
 _ANSWER_MS = 2_000
 
 
-class PoolerError(Exception):
+class PoolerError(ServerError):
     """Something between us and Postgres keeps sessions from being what they were opened as."""
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from anabranch.errors import AnabranchError
 from anabranch.testkit.torture.registers import At, Line, Lost, Order, Register, Row, Rules, Sent, Written
 from anabranch.v1 import batch_pb2
 from anabranch.values import Cell, key_text
@@ -21,8 +22,8 @@ _INSERT, _UPDATE, _DELETE = 1, 2, 3
 _FUNCTION = "function:"
 
 
-class _RefusedError(Exception):
-    pass
+class _RefusedError(AnabranchError):
+    """The rules refuse the batch."""
 
 
 def _time_ms(ulid: str) -> int:

@@ -28,6 +28,7 @@ from typing import Any
 
 import psycopg
 
+from anabranch.errors import AnabranchError
 from anabranch.testkit.torture.records import open_record
 from anabranch.testkit.torture.side_effects import CHECKED, NUMBERED, REFUSED, TALLY
 from anabranch.testkit.torture.tables import CODES, NAME, SHARED, WRITTEN
@@ -54,11 +55,11 @@ _SETTINGS = "-c statement_timeout=10s -c lock_timeout=3s"
 Conn = psycopg.Connection[Any]
 
 
-class _Enough(Exception):
+class _Enough(AnabranchError):
     """The transaction is to be rolled back."""
 
 
-class _TakenBack(Exception):
+class _TakenBack(AnabranchError):
     """The savepoint is to be rolled back to."""
 
 
