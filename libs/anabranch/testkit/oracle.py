@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from google.protobuf import text_format
+from google.protobuf import message, text_format
 
 from anabranch.store.catalog.databases import Database
 from anabranch.store.cells.binary_cells import quote
@@ -229,14 +229,17 @@ def _as_answered(verdict: bytes) -> bytes:
     """A stored verdict as answers carry it: one of more than ``ANSWERED_BYTES`` without the rows of the server."""
     if len(verdict) <= ANSWERED_BYTES:
         return verdict
-    message = verdict_pb2.Verdict.FromString(verdict)
-    for mutation in message.mutations:
+    cut = verdict_pb2.Verdict.FromString(verdict)
+    for mutation in cut.mutations:
         mutation.ClearField("server_row")
-    return message.SerializeToString()
+    return cut.SerializeToString()
 
 
-def _as_texts(told: Iterable[bytes]) -> list[str]:
-    return [text_format.MessageToString(verdict_pb2.Verdict.FromString(raw), as_one_line=True) for raw in sorted(told)]
+def _as_text(verdict: bytes) -> str:
+    try:
+        return text_format.MessageToString(verdict_pb2.Verdict.FromString(verdict), as_one_line=True)
+    except message.DecodeError:
+        return f"no verdict: {verdict.hex()}"
 
 
 def check_once(server: Server, recorded: Sequence[Recorded], answers: Mapping[str, bytes]) -> int:
@@ -253,7 +256,9 @@ def check_once(server: Server, recorded: Sequence[Recorded], answers: Mapping[st
         for batch_id, payload in device.made.items():
             assert server.digests[batch_id] == hashlib.sha256(payload).digest(), f"{batch_id}: other bytes were judged"
             told = {*device.told.get(batch_id, []), _as_answered(server.verdicts[batch_id]), answers[batch_id]}
-            assert len(told) == 1, f"{batch_id} got {len(told)} different verdicts: {_as_texts(told)}"
+            assert len(told) == 1, (
+                f"{batch_id} got {len(told)} different verdicts: {[_as_text(raw) for raw in sorted(told)]}"
+            )
             reports += len(device.told.get(batch_id, []))
     return reports
 
