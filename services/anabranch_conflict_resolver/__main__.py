@@ -2,26 +2,55 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from functools import partial
+from threading import Event
 
 from anabranch.runtime.server import main
 from anabranch.runtime.service import Service, ServiceContext
-from anabranch_conflict_resolver.config import ResolverSettings
+from anabranch_conflict_resolver.config import ResolverSettings, explain_options, group_options
+from anabranch_conflict_resolver.explain import DryRuns
 from anabranch_conflict_resolver.functions.child import Functions
+from anabranch_conflict_resolver.group.commit import commit_group
+from anabranch_conflict_resolver.group.outcome import GroupLimits
 from anabranch_conflict_resolver.loop import garbage
+from anabranch_conflict_resolver.loop.known import Known
 from anabranch_conflict_resolver.loop.resolver import Resolver
+from anabranch_conflict_resolver.loop.wakeups import Wakeups
+from anabranch_conflict_resolver.loop.worker import Worker
 from anabranch_conflict_resolver.servicer import SERVICE, ResolverServicer, register
 
 
 async def build(context: ServiceContext[ResolverSettings]) -> Service:
     """Put the service together."""
     garbage.collect_only_when_told()
-    functions = Functions(context.settings.function_timeout_ms)
-    resolver = Resolver(context.settings, functions, context.clock)
-    servicer = ResolverServicer(context.settings, functions, context.pool, context.clock)
+    settings, clock = context.settings, context.clock
+    url = settings.postgres_url.get_secret_value()
+    functions = Functions(settings.function_timeout_ms)
+    wakeups, known, stopping = Wakeups(), Known(), Event()
+    limits = GroupLimits(settings.group_max_bytes, settings.busy_ms, alone_ms=settings.group_alone_timeout_ms)
+    workers = [
+        Worker(
+            url,
+            group_options(settings),
+            partial(commit_group, limits=limits, functions=functions),
+            clock,
+            wakeups,
+            known,
+            stopping,
+            most_batches=settings.group_max_batches,
+            target_ms=settings.group_target_ms,
+            rest_ms=settings.rest_ms,
+        )
+        for _ in range(settings.resolver_workers)
+    ]
+    resolver = Resolver(settings, workers, wakeups, stopping, clock)
+    dry_runs = DryRuns(url, explain_options(settings), functions)
+    servicer = ResolverServicer(context.pool, clock, dry_runs.explain)
 
     async def close() -> None:
-        await servicer.close()
+        await asyncio.to_thread(dry_runs.close)
         functions.close()
 
     return Service(

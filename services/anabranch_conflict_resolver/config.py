@@ -5,6 +5,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from anabranch.runtime.config import ServiceSettings
+from anabranch.store.inbox.claim import session_options
+from anabranch.store.session.engine import SessionOptions
 
 
 class ResolverSettings(ServiceSettings):
@@ -43,3 +45,21 @@ class ResolverSettings(ServiceSettings):
     """The longest that a dry run waits for somebody else's lock."""
     explain_timeout_ms: int = Field(2_000, ge=10)
     """The longest that one statement of a dry run may run."""
+
+
+def group_options(settings: ResolverSettings) -> SessionOptions:
+    """How long statements of groups may take, and wait."""
+    return session_options(
+        statement_timeout_ms=settings.group_statement_timeout_ms,
+        lock_timeout_ms=settings.group_lock_timeout_ms,
+        idle_timeout_ms=settings.claim_idle_ms,
+    )
+
+
+def explain_options(settings: ResolverSettings) -> SessionOptions:
+    """The same of dry runs."""
+    return session_options(
+        statement_timeout_ms=settings.explain_timeout_ms,
+        lock_timeout_ms=settings.explain_lock_timeout_ms,
+        idle_timeout_ms=settings.claim_idle_ms,
+    )

@@ -16,36 +16,26 @@ from anabranch.runtime.errors import CallError
 from anabranch.store.capture.captured import UndecodableError
 from anabranch.store.inbox import take
 from anabranch.store.inbox.claim import open_session
-from anabranch.store.inbox.explain import known
+from anabranch.store.inbox.explain import KnownOfBatch, known
 from anabranch.store.inbox.take import Taken
 from anabranch.store.session.engine import Session, SessionOptions
-from anabranch.v1 import batch_pb2, change_pb2, errors_pb2, resolver_pb2, value_pb2, verdict_pb2
-from anabranch.wire.envelopes import least_id, receive
+from anabranch.v1 import change_pb2, errors_pb2, resolver_pb2, value_pb2, verdict_pb2
+from anabranch.wire.envelopes import Received, least_id, receive
 from anabranch_conflict_resolver.batch.results import Applied, Rejection, Result
 from anabranch_conflict_resolver.batch.verdicts import applied_verdict, rejected_verdict, waiting_verdict
-from anabranch_conflict_resolver.captured.drain import Backlog
-from anabranch_conflict_resolver.functions.ask import Asking
-from anabranch_conflict_resolver.functions.child import Functions
+from anabranch_conflict_resolver.functions.child import Asking, Functions
 from anabranch_conflict_resolver.group.attempt import decide_group
-from anabranch_conflict_resolver.group.cache import Memory, current
-from anabranch_conflict_resolver.group.commit import sort_out
-from anabranch_conflict_resolver.group.context import Group
+from anabranch_conflict_resolver.group.cache import Cache, current
+from anabranch_conflict_resolver.group.candidates import sort_out
+from anabranch_conflict_resolver.group.context import Context
+from anabranch_conflict_resolver.group.next_try import Attempt
 from anabranch_conflict_resolver.group.tables import SyncedDatabase
+from anabranch_conflict_resolver.question import Question
 
 _BUSY_MS = 100
 _DAY_MS = 86_400_000
 WAIT_S = 2.0
 """How long a dry run waits for another one of this process."""
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """Who asks, and what."""
-
-    database_id: int
-    principal: str
-    node_id: str
-    envelope: batch_pb2.Envelope
 
 
 @dataclass(slots=True)
@@ -57,7 +47,7 @@ class DryRuns:
     functions: Functions
     _lock: Lock = field(default_factory=Lock)
     _session: Session | None = None
-    _memories: dict[int, Memory] = field(default_factory=dict)
+    _caches: dict[int, Cache] = field(default_factory=dict)
 
     def explain(self, question: Question, now_ms: int, clock_offset_ms: int) -> resolver_pb2.ExplainResponse:
         """The answer, without the server's state.
@@ -90,11 +80,11 @@ class DryRuns:
         self, conn: Session, question: Question, now_ms: int, clock_offset_ms: int
     ) -> resolver_pb2.ExplainResponse:
         envelope, database_id = question.envelope, question.database_id
-        standing = take.standing(conn, database_id)
-        if standing is None:
+        head = take.read_head(conn, database_id)
+        if head is None:
             raise CallError(errors_pb2.REASON_UNKNOWN_DATABASE, "the database is gone")
-        memory = self._memories.setdefault(database_id, Memory())
-        synced = current(conn, memory, standing)
+        cache = self._caches.setdefault(database_id, Cache())
+        synced = current(conn, cache, head)
         oldest = least_id(now_ms - synced.database.policy.retention_days * _DAY_MS)
         received = receive(envelope.payload, envelope.basis, envelope.prev, synced.database.name, oldest)
         batch_id = received.batch_id
@@ -105,8 +95,7 @@ class DryRuns:
         facts = known(conn, database_id, batch_id, envelope.prev, question.node_id)
         if facts.owner is not None and facts.owner != question.principal:
             raise CallError(errors_pb2.REASON_WRONG_PRINCIPAL, "the node belongs to another principal")
-        digest = received.payload_sha256
-        own = (question.principal, digest)
+        own = (question.principal, received.payload_sha256)
         if facts.verdict is not None and (facts.principal, facts.payload_sha256) == own:
             return resolver_pb2.ExplainResponse(verdict=verdict_pb2.Verdict.FromString(facts.verdict))
         if facts.verdict is None and (facts.waiting_principal, facts.waiting_sha256) == own:
@@ -116,47 +105,65 @@ class DryRuns:
             return _rejected(batch_id, errors_pb2.REASON_ID_REUSED, text)
         if received.refusal is not None:
             return _rejected(batch_id, *received.refusal)
-        taken = Taken(
-            batch_id=batch_id,
-            node_id=question.node_id,
-            principal=question.principal,
-            basis=envelope.basis,
-            prev=envelope.prev or None,
-            payload=envelope.payload,
-            payload_sha256=digest,
-            traceparent=None,
-            arrived_ms=now_ms,
-            attempts=0,
-            failure=None,
-            refusal=None,
-            refusal_message=None,
-            decided=False,
-            prev_decided=facts.prev_decided,
-            last_accepted=facts.last_accepted,
-            missing=facts.missing,
-            size=len(envelope.payload),
-        )
-        position = max(standing.clock_ms + clock_offset_ms, standing.position + 1)
-        group = Group(conn, synced, position, now_ms, _BUSY_MS, asking=Asking(self.functions))
-        group.draining, group.loud = standing.any_captured, synced.loud
-        results, candidates = sort_out(group, memory, [taken])
-        try:
-            if candidates:
-                results = decide_group(group, candidates, at_hand=[batch_id], restarts=1).results
-        except Backlog:
-            text = "more changes that were made by SQL wait to enter the log than a dry run counts"
-            raise CallError(errors_pb2.REASON_OVERLOADED, text) from None
-        except UndecodableError as error:
-            synced.unreadable.add(error.table)
-            raise CallError(errors_pb2.REASON_OVERLOADED, str(error)) from error
-        result = results[0]
-        if isinstance(result, Applied) and result.candidate.spills:
-            # Asking again changes nothing.
-            text = "the batch changes more rows beside those that it names than a dry run shows"
-            raise CallError(errors_pb2.REASON_LIMIT_EXCEEDED, text)
-        answer = _answer(synced, group.position, result)
-        answer.undrained = len(group.drained.ids) if group.drained is not None else 0
-        return answer
+        taken = _as_taken(question, received, facts, now_ms)
+        position = max(head.clock_ms + clock_offset_ms, head.position + 1)
+        asking = Asking(self.functions)
+        context = Context(conn, synced, position, now_ms, _BUSY_MS, [batch_id], synced.may_cause, asking)
+        return _tried(context, cache, taken, drains=head.any_captured)
+
+
+def _as_taken(question: Question, received: Received, facts: KnownOfBatch, now_ms: int) -> Taken:
+    """The batch as it would be taken if it arrived now."""
+    envelope = question.envelope
+    return Taken(
+        batch_id=received.batch_id,
+        node_id=question.node_id,
+        principal=question.principal,
+        basis=envelope.basis,
+        prev=envelope.prev or None,
+        payload=envelope.payload,
+        payload_sha256=received.payload_sha256,
+        traceparent=None,
+        arrived_ms=now_ms,
+        attempts=0,
+        failure=None,
+        refusal=None,
+        refusal_message=None,
+        decided=False,
+        prev_decided=facts.prev_decided,
+        last_accepted=facts.last_accepted,
+        missing=facts.missing,
+        size=len(envelope.payload),
+    )
+
+
+def _tried(context: Context, cache: Cache, taken: Taken, *, drains: bool) -> resolver_pb2.ExplainResponse:
+    """What the tries of a group of this one batch come to. ``drains``: captured changes wait.
+
+    Raises:
+        CallError: OVERLOADED, LIMIT_EXCEEDED.
+        psycopg.Error: what Postgres refused.
+    """
+    made = sort_out(context, [taken], cache.read)
+    if not made.candidates:
+        return _answer(context.synced, context.position, made.results[0])
+    try:
+        decided = decide_group(context, Attempt(drains=drains, held=made.held, restarts=1), made.candidates)
+    except UndecodableError as error:
+        context.synced.unreadable.add(error.table)
+        raise CallError(errors_pb2.REASON_OVERLOADED, str(error)) from error
+    if decided is None:
+        text = "more changes that were made by SQL wait to enter the log than a dry run counts"
+        raise CallError(errors_pb2.REASON_OVERLOADED, text)
+    [result] = decided.results
+    if isinstance(result, Applied) and result.spills:
+        # Asking again changes nothing.
+        text = "the batch changes more rows beside those that it names than a dry run shows"
+        raise CallError(errors_pb2.REASON_LIMIT_EXCEEDED, text)
+    answer = _answer(context.synced, context.position, result)
+    drained = decided.progress.drained
+    answer.undrained = len(drained.ids) if drained is not None else 0
+    return answer
 
 
 def _rejected(batch_id: str, reason: errors_pb2.Reason.ValueType, message: str) -> resolver_pb2.ExplainResponse:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -13,18 +14,17 @@ from anabranch.runtime.errors import CallError
 from anabranch.runtime.principal import require_database
 from anabranch.store.catalog.databases import Database, UnknownDatabaseError, aload_database
 from anabranch.store.catalog.former_tables import aall_former
-from anabranch.store.inbox.claim import session_options
 from anabranch.store.inbox.explain import DatabaseState, find_verdicts, read_state
 from anabranch.store.log.conflicts import apage, listed_tables
 from anabranch.store.session.engine import AsyncPool, AsyncSession
 from anabranch.v1 import errors_pb2, position_pb2, resolver_pb2, resolver_pb2_grpc, verdict_pb2
 from anabranch_conflict_resolver.batch.verdicts import shorten, waiting_verdict
-from anabranch_conflict_resolver.config import ResolverSettings
 from anabranch_conflict_resolver.conflicts import MAX_PAGE_BYTES, answer, read_request
-from anabranch_conflict_resolver.explain import DryRuns, Question
-from anabranch_conflict_resolver.functions.child import Functions
+from anabranch_conflict_resolver.question import Question
 
 Context = grpc.aio.ServicerContext[Any, Any]
+Explain = Callable[[Question, int, int], resolver_pb2.ExplainResponse]
+"""Takes the question, this process's clock in milliseconds, and by how much it is off; blocks."""
 SERVICE = "anabranch.v1.ConflictResolverService"
 MAX_IDS = 1_000
 MAX_ANSWER_BYTES = 3_000_000
@@ -35,16 +35,11 @@ _ID_CHARACTERS = 26
 class ResolverServicer(resolver_pb2_grpc.ConflictResolverServiceServicer):
     """Answers about verdicts and conflicts."""
 
-    def __init__(self, settings: ResolverSettings, functions: Functions, pool: AsyncPool, clock: Clock) -> None:
+    def __init__(self, pool: AsyncPool, clock: Clock, explain: Explain) -> None:
         self._pool = pool
         self._clock = clock
+        self._explain = explain
         self._databases: dict[int, Database] = {}
-        options = session_options(
-            statement_timeout_ms=settings.explain_timeout_ms,
-            lock_timeout_ms=settings.explain_lock_timeout_ms,
-            idle_timeout_ms=settings.claim_idle_ms,
-        )
-        self._dry_runs = DryRuns(settings.postgres_url.get_secret_value(), options, functions)
 
     async def GetVerdict(  # noqa: N802 - the contract's name
         self, request: resolver_pb2.GetVerdictRequest, context: Context
@@ -85,7 +80,7 @@ class ResolverServicer(resolver_pb2_grpc.ConflictResolverServiceServicer):
             state = _found(request.db_name, await read_state(conn, request.db_name))
         question = Question(state.id, principal.subject, node_id, envelope)
         now_ms = self._clock.now_ms()
-        answer = await asyncio.to_thread(self._dry_runs.explain, question, now_ms, now_ms - Clock().now_ms())
+        answer = await asyncio.to_thread(self._explain, question, now_ms, now_ms - Clock().now_ms())
         answer.state.CopyFrom(self._server_state(state))
         return answer
 
@@ -114,10 +109,6 @@ class ResolverServicer(resolver_pb2_grpc.ConflictResolverServiceServicer):
                 raise CallError(errors_pb2.REASON_UNKNOWN_DATABASE, str(error)) from error
             self._databases[state.id] = kept
         return kept
-
-    async def close(self) -> None:
-        """End its sessions."""
-        await asyncio.to_thread(self._dry_runs.close)
 
     def _server_state(self, state: DatabaseState) -> position_pb2.ServerState:
         settled = position_pb2.Position(epoch=state.epoch, server_timestamp_ms=state.position, token=state.token)

@@ -19,9 +19,10 @@ from anabranch.store.session.errors import PostgresError
 from anabranch.testkit.oracle import read_server, replay
 from anabranch.testkit.resolver_rig import ResolverRig, RigNode
 from anabranch_conflict_resolver.group import attempt as deciding
-from anabranch_conflict_resolver.group import commit as committing
-from anabranch_conflict_resolver.group.cache import Memory
-from anabranch_conflict_resolver.group.commit import GroupLimits, commit_group
+from anabranch_conflict_resolver.group import records, waves
+from anabranch_conflict_resolver.group.cache import Cache
+from anabranch_conflict_resolver.group.commit import commit_group
+from anabranch_conflict_resolver.group.outcome import GroupLimits
 
 INTERLEAVINGS = int(os.environ.get("ANABRANCH_INTERLEAVINGS", "300"))
 _FIXTURES = 6
@@ -54,7 +55,7 @@ class Play:
         self.random = random.Random(0)
         options = session_options(statement_timeout_ms=10_000, lock_timeout_ms=30, idle_timeout_ms=5_000)
         self.session = open_session(url, options)
-        self.memory = Memory()
+        self.cache = Cache()
         self.rig = ResolverRig(url, TABLES, NAMES, commit=self._commit)
         self.nodes: list[RigNode] = [self.rig.node(name) for name in ("a", "b", "c")]
         self.open: list[Session] = []
@@ -72,7 +73,7 @@ class Play:
     def _commit(self, database_id: int, most: int, offset_ms: int) -> int:
         outcome = commit_group(
             self.session,
-            self.memory,
+            self.cache,
             database_id,
             most=most,
             now_ms=Clock(offset_ms).now_ms(),
@@ -244,10 +245,10 @@ def play(migrated_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
 
         monkeypatch.setattr(module, name, with_others)
 
-    into(deciding, "run_wave")
+    into(waves, "run_wave")
     into(deciding, "_load")
     into(deciding, "finish")
-    into(committing, "gather")
+    into(records, "gather")
     yield made
     made.close()
 

@@ -56,13 +56,13 @@ class _Refuse(Exception):
 @dataclass(slots=True)
 class Decoded:
     """A batch, read. ``keys`` holds the key's cells of every row that it touches; ``twice``: it touches one of them
-    more than once; ``leaning``: the rows that it updates or deletes. With ``refusal`` the rest is empty."""
+    more than once; ``expects_rows``: those that it updates or deletes. With ``refusal`` the rest is empty."""
 
     time_ms: int = 0
     mutations: list[Mutation] = field(default_factory=list)
     keys: dict[RowKey, tuple[Cell, ...]] = field(default_factory=dict)
     twice: bool = False
-    leaning: bool = False
+    expects_rows: bool = False
     refusal: Refusal | None = None
 
 
@@ -275,7 +275,7 @@ class Decoder:
                 keys[at] = cells
             rows.append(RowChange(key, values) if undo is None else RowChange(key, values, undo(i)))
         if shape.kind is not MutationType.INSERT:
-            decoded.leaning = True
+            decoded.expects_rows = True
         decoded.mutations.append(Mutation(table, shape.kind, rows))
 
     def _shape(self, table: str, kind: int, names: tuple[str, ...]) -> _Shape:

@@ -15,19 +15,25 @@ from anabranch.wire.effects import Effect
 from anabranch_conflict_resolver.batch.decode import Decoded
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
     """A batch that the rules decide. ``may_wait``: its park time is not over. ``may_await_row``: nor is the time for
-    which it waits for a row that an earlier batch of its node may bring. ``batch`` is made when it is resolved;
-    ``spills`` is what it then caused beyond what can be held."""
+    which it waits for a row that an earlier batch of its node may bring."""
 
     taken: Taken
     decoded: Decoded
     place: int
     may_wait: bool
     may_await_row: bool
-    batch: Batch | None = None
-    spills: list[Spill] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Accepting:
+    """A batch that the rules accept: as they took it, and what they have it write."""
+
+    candidate: Candidate
+    batch: Batch
+    decision: Accepted
 
 
 @dataclass(slots=True)
@@ -43,7 +49,7 @@ class Spill:
     sum_changes: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Change:
     """A write that was carried out, and its effect."""
 
@@ -52,17 +58,40 @@ class Change:
 
 
 @dataclass(slots=True)
+class Made:
+    """What came of a batch's statements so far. ``spills``: what they caused beyond what can be held."""
+
+    changes: list[Change] = field(default_factory=list)
+    spills: list[Spill] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
 class Applied:
     """The batch is in the tables. ``superseded``: by mutation, the row as it then stands (None: there is none) where a
     value of the mutation lost."""
 
-    candidate: Candidate
-    decision: Accepted
+    accepting: Accepting
     changes: Sequence[Change]
+    spills: Sequence[Spill]
     superseded: Mapping[int, Row | None]
 
+    @property
+    def candidate(self) -> Candidate:
+        """The batch."""
+        return self.accepting.candidate
 
-@dataclass(slots=True)
+    @property
+    def decision(self) -> Accepted:
+        """What the rules had it write."""
+        return self.accepting.decision
+
+    @property
+    def taken(self) -> Taken:
+        """The batch as it was taken."""
+        return self.accepting.candidate.taken
+
+
+@dataclass(frozen=True, slots=True)
 class Rejection:
     """Nothing of the batch is. ``reason`` is an ``anabranch.v1.Reason``; ``table`` is "" where no mutation is to blame,
     ``key`` empty where no row is; ``server_row`` the row as it stands, where there is one. ``by_itself``: it would be
@@ -81,7 +110,7 @@ class Rejection:
     by_itself: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Waiting:
     """The batch stays in the inbox. ``why`` says in words what for."""
 

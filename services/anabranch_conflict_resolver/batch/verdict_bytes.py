@@ -11,7 +11,6 @@ from anabranch.merge import MutationOutcome, Outcome
 from anabranch.v1 import verdict_pb2
 from anabranch.values import Cell, Table
 from anabranch.values.message_bytes import LENGTH_DELIMITED, delimited, field_number, value_writer, varint
-from anabranch_conflict_resolver.batch.decode import RowKey
 
 Head = Callable[[Sequence[Cell]], bytes]
 _VERDICT, _MUTATION = verdict_pb2.Verdict, verdict_pb2.MutationVerdict
@@ -40,7 +39,7 @@ def applied_as_written(
     batch_id: str,
     position: int,
     outcomes: Sequence[MutationOutcome],
-    keys: Mapping[RowKey, Sequence[Cell]],
+    keys: Mapping[tuple[str, str], Sequence[Cell]],
     writers: Mapping[str, Head],
 ) -> bytes | None:
     """The serialized verdict; None where something else than APPLIED is to be told of a mutation."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from anabranch.merge import Outcome
 from anabranch.v1 import errors_pb2, verdict_pb2
 from anabranch_conflict_resolver.batch.results import Applied, Rejection
-from anabranch_conflict_resolver.group.tables import SyncedTable
+from anabranch_conflict_resolver.group.table import SyncedTable
 
 _APPLIED = Outcome.APPLIED
 

@@ -15,7 +15,7 @@ from anabranch.merge import MutationType, Write
 from anabranch.store.group.value_probe import refused_column
 from anabranch.store.session.errors import BatchReason, Fault
 from anabranch.values import Cell, Table
-from anabranch_conflict_resolver.group.context import Group
+from anabranch_conflict_resolver.group.context import Context
 
 _NAME_CHARACTERS = 63
 """As long as a name in Postgres; the application's functions may put longer ones into their errors."""
@@ -38,22 +38,22 @@ _VALUES: Mapping[str, str] = MappingProxyType(
 _NO_NULL, _FOREIGN_KEY, _UNIQUE, _CHECK, _EXCLUSION = "23502", "23503", "23505", "23514", "23P01"
 
 
-def column_of(group: Group, write: Write, fault: Fault) -> str:
+def column_of(context: Context, write: Write, fault: Fault) -> str:
     """The column that a refusal is about: the one that Postgres names, else the one whose value alone is refused, or
     the only one of the type that is named. "" where it is not known."""
-    synced = group.synced.tables[write.table]
+    synced = context.synced.tables[write.table]
     if fault.column:
         return fault.column[:_NAME_CHARACTERS]
     if fault.data_type:
         of_type = [c.name for c in synced.table.columns if _last_name(c.postgres_type) == fault.data_type]
         return of_type[0] if len(of_type) == 1 else ""
     if fault.sqlstate in _VALUES:
-        schema_name = group.synced.database.schema_name
-        return refused_column(group.conn, schema_name, synced.table, write.values, fault.sqlstate) or ""
+        schema_name = context.synced.database.schema_name
+        return refused_column(context.conn, schema_name, synced.table, write.values, fault.sqlstate) or ""
     return ""
 
 
-def message(group: Group, write: Write, fault: Fault, column: str) -> str:
+def message(context: Context, write: Write, fault: Fault, column: str) -> str:
     """What to say. ``column``: as ``column_of`` gives it."""
     name, table = fault.constraint[:_NAME_CHARACTERS], (fault.table or write.table)[:_NAME_CHARACTERS]
     code = f"(SQLSTATE {fault.sqlstate})"
@@ -63,7 +63,7 @@ def message(group: Group, write: Write, fault: Fault, column: str) -> str:
         if not column:
             what = _VALUES[fault.sqlstate].replace("type {type}", "its type")
             return f'a value in this change of table "{table}" {what} {code}'
-        return f"{_value(group.synced.tables[write.table].table, write, column, fault.sqlstate)} {code}"
+        return f"{_value(context.synced.tables[write.table].table, write, column, fault.sqlstate)} {code}"
     if fault.data_type and (name or fault.sqlstate == _NO_NULL):
         rule = f'constraint "{name}" of type "{fault.data_type}"' if name else f'type "{fault.data_type}", not null,'
         at = f' in column "{column}" of table "{write.table}"' if column else f' in table "{write.table}"'
@@ -71,19 +71,19 @@ def message(group: Group, write: Write, fault: Fault, column: str) -> str:
     if fault.sqlstate == _NO_NULL and column:
         return f'column "{column}" of table "{table}" takes no NULL {code}'
     if name:
-        return f"{_constraint(group, write, fault.sqlstate, name, table)} {code}"
+        return f"{_constraint(context, write, fault.sqlstate, name, table)} {code}"
     if fault.sqlstate[:2] == "P0":
         return f'a function or trigger of the application refuses this change of table "{table}" {code}'
     return f'the database refuses this change of table "{table}" {code}'
 
 
-def _constraint(group: Group, write: Write, sqlstate: str, name: str, table: str) -> str:
+def _constraint(context: Context, write: Write, sqlstate: str, name: str, table: str) -> str:
     if sqlstate == _FOREIGN_KEY:
         if write.type is MutationType.DELETE or write.table != table:
             return f'rows of table "{table}" still refer to this row (foreign key "{name}")'
         return f'the row that foreign key "{name}" of table "{table}" refers to is not there'
     if sqlstate == _UNIQUE:
-        known = group.synced.database.constraints.get(table)
+        known = context.synced.database.constraints.get(table)
         columns = next((one.columns for one in known.unique if one.name == name), ()) if known else ()
         of = f" of column{'s' if len(columns) > 1 else ''} {', '.join(map(_quoted, columns))}" if columns else ""
         return f'another row of table "{table}" has this value{of} already (constraint "{name}")'

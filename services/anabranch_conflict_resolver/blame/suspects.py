@@ -10,24 +10,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
-from anabranch.merge import Accepted, MutationType, Write, applied
+from anabranch.merge import MutationType, Write, applied
 from anabranch.store.catalog.relation import ForeignKey, UniqueKey
 from anabranch.store.group import suspects as store
 from anabranch.store.group.waves import DatabaseError, wave
+from anabranch.store.session.engine import Session
 from anabranch.values import Cell, Table
 from anabranch_conflict_resolver.batch.decode import RowKey
-from anabranch_conflict_resolver.batch.results import Candidate
-from anabranch_conflict_resolver.group.context import Group
+from anabranch_conflict_resolver.batch.results import Accepting, Candidate, Rejection, Result
+from anabranch_conflict_resolver.group.context import Context, Progress
+from anabranch_conflict_resolver.group.rules import decide
+from anabranch_conflict_resolver.group.tables import SyncedDatabase
 from anabranch_conflict_resolver.group.view import View
-from anabranch_conflict_resolver.group.waves import decide
 
 Values = Mapping[str, Cell]
 
 
 @dataclass(slots=True, eq=False)
-class _After:
+class After:
     """A row as a write would leave it, as far as that is known: columns that get a default are not in ``values``.
     ``before``: what it is now; nothing where it is not there. ``behind``: the batches of the group that write it
     before."""
@@ -40,6 +43,8 @@ class _After:
     behind: tuple[str, ...]
 
 
+Rows = dict[str, list[After]]
+"""By table."""
 Link = tuple[str, tuple[Cell, ...]]
 """The name of a foreign key or of a unique one, and the values that two batches have in common."""
 
@@ -58,8 +63,8 @@ class Broken(NamedTuple):
 class _Double:
     """Two rows of a group with the same values of a unique key. ``stays``: the group writes the first one's once."""
 
-    first: _After
-    second: _After
+    first: After
+    second: After
     link: Link
     stays: bool
 
@@ -95,7 +100,7 @@ class Suspects:
             for batch_id in (first.batch_id, second.batch_id):
                 self.links.setdefault(batch_id, set()).add(double.link)
 
-    def add(self, row: _After, broken: Broken, *, sure: bool) -> None:
+    def add(self, row: After, broken: Broken, *, sure: bool) -> None:
         """``row`` is suspected. A write that surely fails comes before one that perhaps does."""
         batch_id, write = row.batch_id, row.write
         self.batches.add(batch_id)
@@ -115,89 +120,100 @@ def _comes_before(write: Write, sure: bool, other: Write, other_sure: bool) -> b
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
-    """``ask`` sends it and gives how its answer is had: places; ``suspect`` is told of each of them."""
+class Look:
+    """``ask`` sends it and gives how its answer is had: places; ``suspect`` takes each of them."""
 
-    ask: Callable[[], store.Places]
+    ask: Callable[[Session], store.Places]
     suspect: Callable[[int], None]
 
 
-def suspects_of(group: Group, view: View, candidates: Sequence[Candidate], *, apart: bool) -> Suspects:
-    """The suspects among candidates, as they would be decided on ``view``, which stays as it is. ``apart``: each look
+def suspects_of(context: Context, progress: Progress, candidates: Sequence[Candidate], *, apart: bool) -> Suspects:
+    """The suspects among candidates, as they would be decided on the view, which stays as it is. ``apart``: each look
     has a savepoint of its own, so that one that Postgres can't do is left out; else all go together.
 
     Raises:
         DatabaseError: Postgres can't do a look, unless ``apart``.
     """
+    conn, synced = context.conn, context.synced
+    after, gone = outlook(context, progress, candidates)
+    checks = store.checks(conn, context.synced.database.schema_name, [synced.tables[name].table for name in after])
     suspects = Suspects()
-    after, gone = _after(group, view, candidates)
-    questions: list[_Question] = []
-    checks = store.checks(
-        group.conn, group.synced.database.schema_name, [group.synced.tables[name].table for name in after]
-    )
-    for name, rows in after.items():
-        questions += _look(group, suspects, view, group.synced.tables[name].table, checks.get(name), rows)
-    for name, rows in after.items():
-        for key in group.synced.database.constraints[name].foreign_keys:
-            brought = after.get(key.to_table, ()) if key.to_schema == group.synced.database.schema_name else ()
-            questions += _orphans(group, suspects, key, group.synced.tables[name].table, rows, brought)
-    for name in group.synced.tables:
-        for key in group.synced.database.constraints[name].foreign_keys:
-            deleted = gone.get(key.to_table, ())
-            if deleted and key.to_schema == group.synced.database.schema_name and key.on_delete in "ar":
-                questions += _still_referred_to(group, suspects, key, group.synced.tables[name].table, deleted)
-    for question, places in zip(questions, _answers(group, questions, apart=apart), strict=True):
+    asked = questions(synced, suspects, progress.view, after, gone, checks)
+    for question, places in zip(asked, _answers(context, asked, apart=apart), strict=True):
         for place in places:
             question.suspect(place)
     suspects.weigh()
     return suspects
 
 
-def _answers(group: Group, questions: Sequence[_Question], *, apart: bool) -> list[list[int]]:
+def questions(
+    synced: SyncedDatabase,
+    suspects: Suspects,
+    view: View,
+    after: Rows,
+    gone: Rows,
+    checks: Mapping[str, store.Checks],
+) -> list[Look]:
+    """What to ask Postgres of rows as they would be ``after`` the group, and of those that would be ``gone``. Who needs
+    no question is suspected at once."""
+    asked: list[Look] = []
+    own = synced.database.schema_name
+    for name, rows in after.items():
+        asked += _look(synced, suspects, view, synced.tables[name].table, checks.get(name), rows)
+    for name, rows in after.items():
+        for key in synced.database.constraints[name].foreign_keys:
+            brought = after.get(key.to_table, ()) if key.to_schema == own else ()
+            asked += _orphans(suspects, key, synced.tables[name].table, rows, brought)
+    for name in synced.tables:
+        for key in synced.database.constraints[name].foreign_keys:
+            deleted = gone.get(key.to_table, ())
+            if deleted and key.to_schema == own and key.on_delete in "ar":
+                asked += _still_referred_to(synced, suspects, key, synced.tables[name].table, deleted)
+    return asked
+
+
+def _answers(context: Context, asked: Sequence[Look], *, apart: bool) -> list[list[int]]:
     if apart:
-        return [_tried(group, question) for question in questions]
-    with group.conn.pipeline():
-        asked = [question.ask() for question in questions]
-        return [answer() for answer in asked]
+        return [_tried(context, question) for question in asked]
+    with context.conn.pipeline():
+        sent = [question.ask(context.conn) for question in asked]
+        return [answer() for answer in sent]
 
 
-def _tried(group: Group, question: _Question) -> list[int]:
+def _tried(context: Context, question: Look) -> list[int]:
     """What a question gives; nothing where Postgres can't say it."""
     try:
-        with wave(group.conn, group.synced.database.schema_name, question.ask) as answer:
-            return answer()
+        with wave(context.conn, context.synced.database.schema_name, partial(question.ask, context.conn)) as opened:
+            return opened.begun()
     except DatabaseError:
         # It is looked for by running into it; where the session is lost, the next statement says so.
         return []
 
 
-def _after(
-    group: Group, view: View, candidates: Sequence[Candidate]
-) -> tuple[dict[str, list[_After]], dict[str, list[_After]]]:
+def outlook(context: Context, progress: Progress, candidates: Sequence[Candidate]) -> tuple[Rows, Rows]:
     """Rows as inserts and updates would leave them, and rows that would be deleted, as they were, by table."""
-    after: dict[str, list[_After]] = {}
-    gone: dict[str, list[_After]] = {}
-    trial = view.copy()
+    after: dict[str, list[After]] = {}
+    gone: dict[str, list[After]] = {}
+    view, trial = progress.view, progress.copy()
     # What the batches before have made of a row, as far as it is known: what follows is decided on that.
     made: dict[RowKey, Values] = {}
     by: dict[RowKey, tuple[str, ...]] = {}
     # What an insert leaves to no default is NULL.
     blanks = {
         name: {column.name: None for column in synced.table.columns if not (column.has_default or column.generated)}
-        for name, synced in group.synced.tables.items()
+        for name, synced in context.synced.tables.items()
     }
     for candidate in candidates:
-        decision = decide(group, trial, candidate)
-        if not isinstance(decision, Accepted):
+        decided = decide(context, trial, candidate)
+        if not isinstance(decided, Accepting):
             continue
-        batch = candidate.batch
-        assert batch is not None
-        for write in decision.writes:
+        batch = decided.batch
+        for write in decided.decision.writes:
             at: RowKey = (write.table, write.key)
             before, row_by = made.get(at), by.get(at, ())
             if before is None:
                 row = view.rows.get(at)
-                before = {} if row is None else dict(zip(group.synced.tables[write.table].names, row, strict=True))
+                before = {} if row is None else dict(zip(context.synced.tables[write.table].names, row, strict=True))
             values = {**blanks[write.table], **write.values}
             if write.type is MutationType.UPDATE:
                 values = {**before, **write.values}
@@ -207,14 +223,14 @@ def _after(
                 continue
             to = gone if write.type is MutationType.DELETE else after
             key = candidate.decoded.keys[at]
-            to.setdefault(write.table, []).append(_After(batch.id, write, key, before, values, row_by))
+            to.setdefault(write.table, []).append(After(batch.id, write, key, before, values, row_by))
             made[at] = values
             by[at] = (*row_by, batch.id)
-            trial.states[at] = applied(trial.states.get(at), batch, write)
+            trial.view.states[at] = applied(trial.view.states.get(at), batch, write)
     return after, gone
 
 
-def _changes(row: _After, columns: Sequence[str]) -> bool:
+def _changes(row: After, columns: Sequence[str]) -> bool:
     """Whether a write gives one of ``columns`` another value than the row has."""
     if row.write.type is MutationType.INSERT:
         return True
@@ -223,8 +239,13 @@ def _changes(row: _After, columns: Sequence[str]) -> bool:
 
 
 def _look(
-    group: Group, suspects: Suspects, view: View, table: Table, checks: store.Checks | None, rows: Sequence[_After]
-) -> Iterator[_Question]:
+    synced: SyncedDatabase,
+    suspects: Suspects,
+    view: View,
+    table: Table,
+    checks: store.Checks | None,
+    rows: Sequence[After],
+) -> Iterator[Look]:
     """Not-null, checks and unique values of one table."""
     for column in table.columns:
         if column.not_null and not column.generated:
@@ -237,16 +258,16 @@ def _look(
     if checks is not None:
         known = [(row, cells) for row in rows if (cells := _cells(row, checks.columns)) is not None]
         if known:
-            yield _Question(
-                lambda: store.unchecked(group.conn, table, checks, [cells for _, cells in known]),
+            yield Look(
+                lambda conn: store.unchecked(conn, table, checks, [cells for _, cells in known]),
                 lambda place: suspects.add(known[place][0], Broken(CHECK), sure=True),
             )
-    for unique in group.synced.database.constraints[table.name].unique:
+    for unique in synced.database.constraints[table.name].unique:
         if not unique.primary:
-            yield from _doubles(group, suspects, view, table, unique, rows)
+            yield from _doubles(synced, suspects, view, table, unique, rows)
 
 
-def _cells(row: _After, columns: Sequence[str]) -> tuple[Cell, ...] | None:
+def _cells(row: After, columns: Sequence[str]) -> tuple[Cell, ...] | None:
     """The row's cells in these columns; None where one is not known."""
     values = row.values
     try:
@@ -256,13 +277,13 @@ def _cells(row: _After, columns: Sequence[str]) -> tuple[Cell, ...] | None:
 
 
 def _doubles(
-    group: Group, suspects: Suspects, view: View, table: Table, unique: UniqueKey, rows: Sequence[_After]
-) -> Iterator[_Question]:
+    synced: SyncedDatabase, suspects: Suspects, view: View, table: Table, unique: UniqueKey, rows: Sequence[After]
+) -> Iterator[Look]:
     given = _given([row for row in rows if _changes(row, unique.columns)], unique.columns)
     if not given:
         return
     times = Counter(row.key for row, _ in given)
-    seen: dict[tuple[Cell, ...], _After] = {}
+    seen: dict[tuple[Cell, ...], After] = {}
     for row, values in given:
         first = seen.setdefault(values, row)
         if first.key != row.key:
@@ -270,31 +291,30 @@ def _doubles(
     # A row that the group touches may make room for another one.
     places = [table.index[name] for name in unique.columns]
     moving = {tuple([row[i] for i in places]) for (name, _), row in view.rows.items() if name == table.name}
-    schema_name = group.synced.database.schema_name
+    schema_name = synced.database.schema_name
 
     def suspect(place: int) -> None:
         row, values = given[place]
         suspects.add(row, Broken(UNIQUE, unique.name), sure=values not in moving)
 
-    yield _Question(
-        lambda: store.taken_values(
-            group.conn, schema_name, table, unique, [row.key for row, _ in given], [values for _, values in given]
+    yield Look(
+        lambda conn: store.taken_values(
+            conn, schema_name, table, unique, [row.key for row, _ in given], [values for _, values in given]
         ),
         suspect,
     )
 
 
 def _orphans(
-    group: Group,
     suspects: Suspects,
     key: ForeignKey,
     table: Table,
-    rows: Sequence[_After],
-    brought: Sequence[_After],
-) -> Iterator[_Question]:
+    rows: Sequence[After],
+    brought: Sequence[After],
+) -> Iterator[Look]:
     """Rows that refer to none, also not to one that the group brings (``brought``)."""
     coming = {values: row for row, values in _given(brought, key.to_columns)}
-    referring: dict[tuple[Cell, ...], list[_After]] = {}
+    referring: dict[tuple[Cell, ...], list[After]] = {}
     for row, values in _given([row for row in rows if _changes(row, key.columns)], key.columns):
         parent = coming.get(values)
         if parent is None:
@@ -310,24 +330,24 @@ def _orphans(
         for row in referring[asked[place]]:
             suspects.add(row, Broken(FOREIGN_KEY, key.name), sure=True)
 
-    yield _Question(lambda: store.without_parent(group.conn, key, columns, asked), suspect)
+    yield Look(lambda conn: store.without_parent(conn, key, columns, asked), suspect)
 
 
 def _still_referred_to(
-    group: Group, suspects: Suspects, key: ForeignKey, table: Table, deleted: Sequence[_After]
-) -> Iterator[_Question]:
+    synced: SyncedDatabase, suspects: Suspects, key: ForeignKey, table: Table, deleted: Sequence[After]
+) -> Iterator[Look]:
     given = _given(deleted, key.to_columns)
-    to = group.synced.tables[key.to_table].table
-    schema_name = group.synced.database.schema_name
+    to = synced.tables[key.to_table].table
+    schema_name = synced.database.schema_name
     if given:
         values = [values for _, values in given]
-        yield _Question(
-            lambda: store.with_children(group.conn, key, schema_name, table, to, values),
+        yield Look(
+            lambda conn: store.with_children(conn, key, schema_name, table, to, values),
             lambda place: suspects.add(given[place][0], Broken(FOREIGN_KEY, key.name), sure=False),
         )
 
 
-def _given(rows: Iterable[_After], columns: Sequence[str]) -> list[tuple[_After, tuple[Cell, ...]]]:
+def _given(rows: Iterable[After], columns: Sequence[str]) -> list[tuple[After, tuple[Cell, ...]]]:
     """The rows that have all of ``columns``, none of them NULL, with their cells."""
     given = []
     for row in rows:
@@ -335,6 +355,12 @@ def _given(rows: Iterable[_After], columns: Sequence[str]) -> list[tuple[_After,
         if values is not None and None not in values:
             given.append((row, values))
     return given
+
+
+def is_as_sure(suspects: Suspects, result: Result) -> bool:
+    """Whether what became of a suspect alone is what was sure, where something was."""
+    surely_bad = result.taken.batch_id in suspects.sure
+    return not surely_bad or (isinstance(result, Rejection) and result.by_itself)
 
 
 def stages(

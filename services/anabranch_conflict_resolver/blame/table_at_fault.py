@@ -21,9 +21,10 @@ from anabranch.store.inbox.claim import allow, claim
 from anabranch.store.log.seal import EMPTY_CHAIN
 from anabranch.store.session.engine import Session
 from anabranch.store.session.errors import is_nobodys
-from anabranch_conflict_resolver.captured.backlog import Outstanding, drain_backlog
-from anabranch_conflict_resolver.group.cache import Memory, current
-from anabranch_conflict_resolver.group.context import Group
+from anabranch_conflict_resolver.captured.backlog import drain_backlog
+from anabranch_conflict_resolver.captured.outstanding import Outstanding
+from anabranch_conflict_resolver.group.cache import Cache, current
+from anabranch_conflict_resolver.group.context import Context
 from anabranch_conflict_resolver.group.records import gather, new_sums, write
 from anabranch_conflict_resolver.group.tables import SyncedDatabase
 
@@ -39,70 +40,69 @@ class AtFault:
     why: str
 
 
-class _NobodysError(Exception):
-    """Nothing can be told now."""
-
-
-def table_at_fault(
-    conn: Session, memory: Memory, database_id: int, now_ms: int, clock_offset_ms: int
-) -> AtFault | None:
+def table_at_fault(conn: Session, cache: Cache, database_id: int, now_ms: int, clock_offset_ms: int) -> AtFault | None:
     """The table whose captured changes can't be drained; None where none is shown to be at fault. Nothing is written.
 
     Raises:
         psycopg.Error: the session is lost.
     """
-    trials = _Trials(conn, memory, database_id, now_ms, clock_offset_ms)
-    try:
-        tables = trials.tables()
-        for name in sorted(tables):
-            if trials.fails({name}) and (why := trials.fails({name})):
-                return AtFault(name, why)
-        together = trials.fails(tables) if len(tables) > 1 else ""
-        for name in sorted(tables) if together else ():
-            if not trials.fails(tables - {name}):
-                return AtFault(name, together)
-    except _NobodysError:
-        pass
+    trials = _Trials(conn, cache, database_id, now_ms, clock_offset_ms)
+    tables = trials.tables()
+    for name in sorted(tables):
+        why = trials.fails({name}) and trials.fails({name})
+        if why is None:
+            return None
+        if why:
+            return AtFault(name, why)
+    together = trials.fails(tables) if len(tables) > 1 else ""
+    for name in sorted(tables) if together else ():
+        without = trials.fails(tables - {name})
+        if without is None:
+            return None
+        if not without:
+            return AtFault(name, str(together))
     return None
 
 
 @dataclass(slots=True)
 class _Trials:
     conn: Session
-    memory: Memory
+    cache: Cache
     database_id: int
     now_ms: int
     clock_offset_ms: int
 
     def tables(self) -> set[str]:
-        """The synced tables that the first transaction has changed."""
+        """The synced tables that the first transaction has changed; none where nothing can be said now."""
         try:
-            group, outstanding = self._begin(None)
+            begun = self._begin(None)
+            if begun is None:
+                return set()
+            context, outstanding = begun
             outstanding.scan(self.conn, self.database_id)
             transactions = outstanding.next_ones()
             found = tables_of(self.conn, self.database_id, transactions[0]) if transactions else []
-            synced = group.synced
+            synced = context.synced
             names = {synced.database.tables_by_id[number].name for number in found if number in _known(synced)}
             return names - synced.unreadable
         finally:
             self._end()
 
-    def fails(self, only: Set[str]) -> str:
-        """Why the changes of some tables can't be drained without the others; "" where they can."""
+    def fails(self, only: Set[str]) -> str | None:
+        """Why the changes of some tables can't be drained without the others; "" where they can, None where nothing can
+        be said now."""
         if not control.passes(self.conn, self.database_id):
-            raise _NobodysError
+            return None
         try:
-            group, outstanding = self._begin(only)
+            begun = self._begin(only)
+            if begun is None:
+                return None
             try:
-                self._drain(group, outstanding)
-            except _NobodysError:
-                raise
+                self._drain(*begun)
             except UndecodableError as error:
                 return str(error)
             except DatabaseError as error:
-                if self.conn.closed or is_nobodys(error):
-                    raise _NobodysError from error
-                return f"{error.sqlstate}: {error}"
+                return None if self.conn.closed or is_nobodys(error) else f"{error.sqlstate}: {error}"
             except Exception as error:
                 # A fault of this program, which some value brings out.
                 return repr(error)
@@ -110,45 +110,30 @@ class _Trials:
         finally:
             self._end()
 
-    def _begin(self, only: Set[str] | None) -> tuple[Group, Outstanding]:
+    def _begin(self, only: Set[str] | None) -> tuple[Context, Outstanding] | None:
         claimed = claim(self.conn, self.database_id, lambda: lambda: None)
-        standing = claimed.standing
-        if not claimed.ours or standing is None:
-            raise _NobodysError
+        head = claimed.head
+        if not claimed.ours or head is None:
+            return None
         allow(self.conn, TRIAL_MS)
-        synced = current(self.conn, self.memory, standing)
+        synced = current(self.conn, self.cache, head)
         if only is not None:
             synced = replace(synced, unreadable=synced.unreadable | (synced.tables.keys() - only))
-        position = max(standing.clock_ms + self.clock_offset_ms, standing.position + 1)
-        group = Group(self.conn, synced, position + 1, self.now_ms, 0)
-        return group, Outstanding(one_by_one=True)
+        position = max(head.clock_ms + self.clock_offset_ms, head.position + 1)
+        return Context(self.conn, synced, position + 1, self.now_ms, 0), Outstanding(one_by_one=True)
 
     def _end(self) -> None:
-        self.memory.sums.clear()
+        self.cache.sums.clear()
         if not self.conn.closed:
             self.conn.rollback()
 
-    def _drain(self, group: Group, outstanding: Outstanding) -> None:
-        view = drain_backlog(group, outstanding).view
-        synced = group.synced
-        records = gather(synced, group.position, (), group.drained)
-        known = take.read_sums(self.conn, {synced.tables[name].table.id for name in records.sum_changes})
-        write(
-            self.conn,
-            synced.tables,
-            database_id=self.database_id,
-            position=group.position,
-            now_ms=self.now_ms,
-            previous_link=EMPTY_CHAIN,
-            seal_key=synced.database.seal_key,
-            records=records,
-            view=view,
-            sums=new_sums(synced.tables, records, known),
-            dropped=(),
-            any_parked=True,
-            drained=group.drained,
-            while_waiting=lambda: None,
-        )
+    def _drain(self, context: Context, outstanding: Outstanding) -> None:
+        progress = drain_backlog(context, outstanding)
+        tables = context.synced.tables
+        records = gather(context.synced, context.position, (), progress.drained)
+        known = take.read_sums(self.conn, {tables[name].table.id for name in records.sum_changes})
+        sums = new_sums(tables, records, known)
+        write(context, records, progress.view, sums, progress.drained, EMPTY_CHAIN, (), True, lambda: None)
 
 
 def _known(synced: SyncedDatabase) -> Set[int]:

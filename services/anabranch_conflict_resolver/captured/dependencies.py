@@ -1,8 +1,8 @@
-"""What the group's own batches lean on, of what others committed after the group had drained.
+"""What the group's own batches depend on, of what others committed after the group had drained. Nothing is asked here.
 
 Postgres holds a statement to its constraints against all that is committed by then: a child may refer to a parent, a
 parent may be without children, a key or a unique value may be free, only because of a change that came since. Rows that
-the group has touched are locked, and these are not. In the log such a change has to stand before the batch that leans
+the group has touched are locked, and these are not. In the log such a change has to stand before the batch that depends
 on it, or whoever has read up to that batch has rows that no constraint would let stand. So the group, before it is
 recorded, looks at the changes that came to tables which its own writes have to do with, and starts again from the locks
 where one of them is of a value that they need, or need to be free.
@@ -10,30 +10,27 @@ where one of them is of a value that they need, or need to be free.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from anabranch.merge import MutationType
-from anabranch.store.capture import captured
 from anabranch.store.catalog.relation import ForeignKey
 from anabranch.store.group.rows import Row
 from anabranch.values import Cell
 from anabranch_conflict_resolver.batch.decode import RowKey
 from anabranch_conflict_resolver.batch.results import Applied, Change, Result
-from anabranch_conflict_resolver.captured.server_batches import Drained, Step
-from anabranch_conflict_resolver.group.context import Group
+from anabranch_conflict_resolver.captured.server_batches import Step
 from anabranch_conflict_resolver.group.tables import SyncedDatabase
 from anabranch_conflict_resolver.group.view import View
-from anabranch_conflict_resolver.side_effects.large import MOST_ARRIVED, arrived_steps
-from anabranch_conflict_resolver.side_effects.row import Again
 
 _INSERT, _UPDATE, _DELETE = MutationType.INSERT, MutationType.UPDATE, MutationType.DELETE
+Key = tuple[Cell, ...]
 _Place = tuple[str, tuple[str, ...]]
 """A table and some of its columns."""
 
 
 @dataclass(slots=True)
-class LeanedOn:
+class Dependencies:
     """Values of some columns of a table, by place: ``there`` must be in a row, ``free`` in none. ``whatever``: places
     where it is not known which values must be in none."""
 
@@ -43,7 +40,7 @@ class LeanedOn:
     whatever: set[_Place] = field(default_factory=set)
 
     def add(self, change: Change, row: Row | None, key: Sequence[Cell] | None) -> None:
-        """Add what a write leans on, after which ``row`` stands (None: there is none). ``key``: the cells of its key,
+        """Add what a write depends on, after which ``row`` stands (None: there is none). ``key``: the cells of its key,
         where they are known."""
         write = change.write
         table = write.table
@@ -80,6 +77,11 @@ class LeanedOn:
         cells = dict(zip(key_columns, key, strict=True))
         self.free.setdefault(place, set()).add(tuple([cells[name] for name in reference.to_columns]))
 
+    def tables(self) -> tuple[set[int], set[int]]:
+        """The numbers of the tables in which something must be there, and of those in which something must be free."""
+        there = {self.synced.tables[name].table.id for name, _ in self.there}
+        return there, {self.synced.tables[name].table.id for name, _ in {*self.free, *self.whatever}}
+
     def places(self) -> dict[str, list[_Place]]:
         """All places, by table."""
         found: dict[str, list[_Place]] = {}
@@ -87,7 +89,12 @@ class LeanedOn:
             found.setdefault(place[0], []).append(place)
         return found
 
-    def needs(self, step: Step, places: Iterable[_Place]) -> bool:
+    def need_any(self, steps: Iterable[Step]) -> bool:
+        """Whether one of ``steps``, changes of others, has brought or taken away what is needed."""
+        places = self.places()
+        return any(self._needs(step, places.get(step.table.table.name, ())) for step in steps)
+
+    def _needs(self, step: Step, places: Iterable[_Place]) -> bool:
         """Whether a change of others has brought a value that must be there, or taken one away that must be free;
         ``places``: those of its table."""
         index = step.table.table.index
@@ -105,27 +112,15 @@ class LeanedOn:
         return False
 
 
-def check_leaned_on(group: Group, view: View, drained: Drained, results: Sequence[Result]) -> None:
-    """Look at what came since the group drained.
-
-    Raises:
-        Again: the group's writes lean on some of it, or it is too much to be looked at.
-    """
-    synced = group.synced
-    if not captured.read_arrived(group.conn, synced.database.id, drained.ids, 1):
-        return
-    found = LeanedOn(synced)
+def needed_by(
+    synced: SyncedDatabase, view: View, caused: Mapping[RowKey, Key], results: Sequence[Result]
+) -> Dependencies:
+    """What the accepted batches of a group need. ``caused``: the keys of rows that were changed without being named."""
+    found = Dependencies(synced)
     for result in results:
         if isinstance(result, Applied):
+            keys = result.candidate.decoded.keys
             for change in result.changes:
                 at: RowKey = (change.write.table, change.write.key)
-                key = result.candidate.decoded.keys.get(at) or group.caused.get(at)
-                found.add(change, view.rows.get(at), key)
-    there = {synced.tables[name].table.id for name, _ in found.there}
-    free = {synced.tables[name].table.id for name, _ in {*found.free, *found.whatever}}
-    if not there and not free:
-        return
-    rows = captured.read_leaned_on(group.conn, synced.database.id, there, free, drained.ids, MOST_ARRIVED)
-    places = found.places()
-    if any(found.needs(step, places.get(step.table.table.name, ())) for step in arrived_steps(group, rows)):
-        raise Again
+                found.add(change, view.rows.get(at), keys.get(at) or caused.get(at))
+    return found

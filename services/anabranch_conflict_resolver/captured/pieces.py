@@ -52,6 +52,11 @@ _Place = tuple[int, tuple[bytes, ...]]
 """Number of the table, and key bytes."""
 
 
+def in_pieces(conn: Session, synced: SyncedDatabase, transaction: Transaction) -> Iterator[list[Step]]:
+    """The changes that a group's own transaction has caused, cut as they may be."""
+    return (in_capture_order if transaction.once else by_row)(conn, synced, transaction)
+
+
 def in_capture_order(conn: Session, synced: SyncedDatabase, transaction: Transaction) -> Iterator[list[Step]]:
     """The changes in the order of their capture.
 

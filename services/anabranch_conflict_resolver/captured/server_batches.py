@@ -27,7 +27,7 @@ from anabranch.wire.effects import Effect, EffectBuilder
 from anabranch.wire.large_effects import LargeEffect, LargeEffectBuilder
 from anabranch_conflict_resolver.batch.decode import RowKey
 from anabranch_conflict_resolver.captured.order import Link
-from anabranch_conflict_resolver.group.tables import SyncedTable
+from anabranch_conflict_resolver.group.table import SyncedTable
 
 PRINCIPAL = "sql:"
 """What stands before the role in the principal of such a batch."""
@@ -41,7 +41,7 @@ def server_batch_id(position: int, number: int) -> str:
     return str(ULID.from_bytes(bytes(6) + position.to_bytes(6, "big") + number.to_bytes(4, "big")))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Step:
     """A change of one row: the row before and after, None where there is none. ``link``: the same as captured;
     ``depth``: how deep inside other statements it was made; ``rekeyed``: whether it is half of an update of the key."""
@@ -192,7 +192,7 @@ class ServerBatch:
         )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Drained:
     """What a group has drained: its batches in their order; the numbers of the captured rows in them that are still to
     be deleted; and the greatest number that was read."""

@@ -13,7 +13,8 @@ from anabranch.store.session.engine import Session
 from anabranch.values import key_text
 from anabranch_conflict_resolver.batch.decode import RowKey
 from anabranch_conflict_resolver.captured.server_batches import Step
-from anabranch_conflict_resolver.group.tables import SyncedDatabase, SyncedTable
+from anabranch_conflict_resolver.group.table import SyncedTable
+from anabranch_conflict_resolver.group.tables import SyncedDatabase
 from anabranch_conflict_resolver.group.view import View
 
 

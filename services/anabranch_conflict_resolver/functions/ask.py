@@ -14,27 +14,18 @@ from __future__ import annotations
 import json
 import marshal
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from anabranch import limits
 from anabranch.merge import Accepted, Asked, Batch, Parked, Question, Rejected, View, resolve
 from anabranch.values import Cell, Column, Kind
 from anabranch.values.messages import column_reader, column_writer
-from anabranch_conflict_resolver.functions.child import Answer, Functions, NotNowError, plain
+from anabranch_conflict_resolver.functions.child import Asking, NotNowError, plain
 from anabranch_conflict_resolver.group.tables import SyncedDatabase
 
 GROUP_S = 1.0
 ROUNDS_AT_MOST = 64
 """How often one batch may change a row that asks each time."""
-
-
-@dataclass(slots=True)
-class Asking:
-    """What a group keeps of its questions: the answers by what was asked, and the time that they took."""
-
-    functions: Functions | None = None
-    answers: dict[bytes, Answer] = field(default_factory=dict)
-    spent_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

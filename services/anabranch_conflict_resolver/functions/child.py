@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
@@ -193,6 +193,15 @@ class Functions:
         process.wait()
         os.close(self._answers)
         self._answers = -1
+
+
+@dataclass(slots=True)
+class Asking:
+    """What a group keeps of its questions: the answers by what was asked, and the time that they took."""
+
+    functions: Functions | None = None
+    answers: dict[bytes, Answer] = field(default_factory=dict)
+    spent_s: float = 0.0
 
 
 def plain(cell: Cell) -> Cell:

@@ -1,8 +1,9 @@
-"""What is kept of a database from one group to the next, and the look whether it is still so."""
+"""What a resolver caches of a database from one group to the next, and the look whether it is still so."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -10,10 +11,10 @@ import structlog
 from anabranch.store.capture.captured import tables_with_code
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.catalog.drift import drift, fingerprint, stopped_tables
-from anabranch.store.inbox.take import Standing
+from anabranch.store.inbox.take import Head, Taken
 from anabranch.store.session.engine import Session
 from anabranch_conflict_resolver.batch.decode import Decoded
-from anabranch_conflict_resolver.captured.backlog import Outstanding
+from anabranch_conflict_resolver.captured.outstanding import Outstanding
 from anabranch_conflict_resolver.group.records import Sums
 from anabranch_conflict_resolver.group.tables import SyncedDatabase, compile_database
 
@@ -54,47 +55,72 @@ class DrainTrouble:
         self.failures = self.allowed_ms = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Undertaken:
+    """What a group sets out to do, for whoever has to know where it failed. ``batches``: the ids of those that it is to
+    decide. ``drains_alone``: it decides none and drains a backlog. ``long``: its one batch has ``alone_ms``."""
+
+    batches: Sequence[str] = ()
+    drains_alone: bool = False
+    long: bool = False
+
+
+NOTHING = Undertaken()
+
+
 @dataclass(slots=True)
-class Memory:
-    """What is kept of a database between groups. None of it is trusted without a look: ``synced`` counts while
-    the schema version is its own, ``sums`` while the chain's last link is ``link``, a decoded batch while the payload's
-    hash is its own. ``more``: the last group was full. ``last_principal``: whose batch it took last. ``wary``: any
-    table may have got a trigger that causes other changes since its schema was read. ``shape`` is what the tables
-    looked like when they were compiled, and ``looked_s`` when that was last looked at (``time.monotonic``): after a
-    failure, and every ``_LOOK_S``. ``hopeful``: the last group caused no changes beside what it wrote. ``poisoned``: it
-    had batches that a constraint refused. ``outstanding``: the backlog of captured changes, while there is one."""
+class Cache:
+    """What is kept of a database between groups. None of it is trusted without a look: ``synced`` counts while the
+    schema version is its own, ``sums`` while the chain's last link is ``link``, a batch that was ``read_ahead`` while
+    the payload's hash is its own. ``shape`` is what the tables looked like when they were compiled, and ``looked_s``
+    when that was last looked at (``time.monotonic``): after a failure, and every ``_LOOK_S``.
+
+    How the next group goes about it: ``more``: the last one was full. ``last_principal``: whose batch it took last.
+    ``all_may_cause``: any table may have got a trigger that causes other changes since its schema was read.
+    ``optimistic``: the last one caused no changes beside what it wrote. ``expects_bad``: it had batches that a
+    constraint refused. ``outstanding``: the backlog of captured changes, while there is one. ``undertaken``: what the
+    group that runs has set out to do, or the last one had."""
 
     synced: SyncedDatabase | None = None
     link: bytes = b""
     sums: Sums = field(default_factory=dict)
     read_ahead: dict[tuple[str, bytes], Decoded] = field(default_factory=dict)
-    last_principal: str = ""
-    more: bool = False
-    wary: bool = False
     shape: str = ""
     looked_s: float | None = None
-    hopeful: bool = True
+    last_principal: str = ""
+    more: bool = False
+    all_may_cause: bool = False
+    optimistic: bool = True
+    expects_bad: bool = False
     outstanding: Outstanding = field(default_factory=Outstanding)
-    poisoned: bool = False
-    attempted: list[str] = field(default_factory=list)
-    """The ids of the batches that the last group was to decide, whatever became of it."""
-    draining: bool = False
-    """The last group was to decide none: it drained a backlog."""
-    tried_long: bool = False
-    """The last group's one batch had ``alone_ms``."""
+    undertaken: Undertaken = NOTHING
     trouble: DrainTrouble = field(default_factory=DrainTrouble)
 
+    def read(self, taken: Taken) -> Decoded:
+        """The batch, read now or ahead."""
+        decoded = self.read_ahead.pop((taken.batch_id, taken.payload_sha256), None)
+        if decoded is None:
+            assert self.synced is not None
+            decoded = self.synced.decoder.decode(taken.batch_id, taken.payload)
+        return decoded
 
-def current(conn: Session, memory: Memory, standing: Standing) -> SyncedDatabase:
+    def begin_anew(self) -> None:
+        """Trust nothing of what the tables look like, and read nothing ahead: a batch would be blamed for another one
+        that was only read."""
+        self.more = False
+        self.looked_s = None
+
+
+def current(conn: Session, cache: Cache, head: Head) -> SyncedDatabase:
     """The database as it is now: its schema may have changed since the last group, and its tables may have been changed
     behind our back."""
-    synced = memory.synced
-    current = synced is not None and synced.database.schema_version == standing.schema_version
-    if synced is not None and current and _looked(memory):
+    synced = cache.synced
+    current = synced is not None and synced.database.schema_version == head.schema_version
+    if synced is not None and current and _looked(cache):
         return synced
-    shape = fingerprint(conn, standing.name)
-    if synced is None or not current or shape != memory.shape:
-        database = load_database(conn, standing.name)
+    shape = fingerprint(conn, head.name)
+    if synced is None or not current or shape != cache.shape:
+        database = load_database(conn, head.name)
         differences = drift(conn, database)
         for one in differences:
             if not one.stops:
@@ -103,16 +129,16 @@ def current(conn: Session, memory: Memory, standing: Standing) -> SyncedDatabase
         stopped = stopped_tables(differences)
         for text in stopped.values():
             _log.error("a table is not synced", database=database.name, detail=text)
-        synced = memory.synced = compile_database(
+        synced = cache.synced = compile_database(
             database, with_code=tables_with_code(conn, database.schema_name), stopped=stopped
         )
-        memory.wary = False
-        memory.sums.clear()
-        memory.read_ahead.clear()
-    memory.shape = shape
-    memory.looked_s = time.monotonic()
+        cache.all_may_cause = False
+        cache.sums.clear()
+        cache.read_ahead.clear()
+    cache.shape = shape
+    cache.looked_s = time.monotonic()
     return synced
 
 
-def _looked(memory: Memory) -> bool:
-    return memory.looked_s is not None and time.monotonic() - memory.looked_s < _LOOK_S
+def _looked(cache: Cache) -> bool:
+    return cache.looked_s is not None and time.monotonic() - cache.looked_s < _LOOK_S

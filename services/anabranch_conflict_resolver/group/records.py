@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import partial
 
 from anabranch.merge import MutationType
@@ -15,9 +16,11 @@ from anabranch.store.capture import captured
 from anabranch.store.catalog.sums import sum_to_bytes
 from anabranch.store.group import records as store
 from anabranch.store.group.chain import Joined, next_link
-from anabranch.store.group.records import BatchRow, ConflictRow, GroupRow, LogRow, SumRow, VersionRow
+from anabranch.store.group.records import BatchRow, ConflictRow, GroupRow, LogRow, SumRow
 from anabranch.store.inbox import take, told
 from anabranch.store.inbox.claim import patient
+from anabranch.store.inbox.take import Head
+from anabranch.store.log.seal import EMPTY_CHAIN
 from anabranch.store.session.at_once import together
 from anabranch.store.session.binary import Cursor
 from anabranch.store.session.engine import Session
@@ -27,7 +30,10 @@ from anabranch_conflict_resolver.batch.results import Applied, Rejection, Result
 from anabranch_conflict_resolver.batch.verdict_bytes import applied_as_written
 from anabranch_conflict_resolver.batch.verdicts import applied_verdict, rejected_verdict
 from anabranch_conflict_resolver.captured.server_batches import Drained
-from anabranch_conflict_resolver.group.tables import SyncedDatabase, SyncedTable
+from anabranch_conflict_resolver.group.context import Context, Progress
+from anabranch_conflict_resolver.group.table import SyncedTable
+from anabranch_conflict_resolver.group.tables import SyncedDatabase
+from anabranch_conflict_resolver.group.versions import changed_versions
 from anabranch_conflict_resolver.group.view import View
 
 _APPLIED, _REJECTED = int(verdict_pb2.VERDICT_STATUS_APPLIED), int(verdict_pb2.VERDICT_STATUS_REJECTED)
@@ -59,12 +65,14 @@ class Records:
         return [row.batch_id for row in self.batches]
 
 
-class CapturedBetween(Exception):
-    """Changes were captured that the group does not know of. ``own``: its own statements have caused them."""
+class Between(Enum):
+    """Changes that were captured while the group ran and that it does not know of."""
 
-    def __init__(self, *, own: bool) -> None:
-        super().__init__("changes were captured that the group does not know of")
-        self.own = own
+    NONE = auto()
+    OF_OTHERS = auto()
+    """They have to come first."""
+    OWN = auto()
+    """The group's own statements have caused them: they belong to a batch."""
 
 
 def gather(synced: SyncedDatabase, position: int, results: Sequence[Result], drained: Drained | None = None) -> Records:
@@ -109,7 +117,7 @@ def _gather_applied(records: Records, synced: SyncedDatabase, position: int, res
     batch_id, node_id = taken.batch_id, taken.node_id
     hashes: list[bytes] = []
     log, sums = records.log, records.sum_changes
-    spills = candidate.spills
+    spills = result.spills
     for ordinal, change in enumerate(result.changes) if not spills else numbered(result.changes, spills):
         write, effect = change.write, change.effect
         name = write.table
@@ -165,17 +173,6 @@ def _gather_applied(records: Records, synced: SyncedDatabase, position: int, res
         )
 
 
-def changed_versions(tables: Mapping[str, SyncedTable], view: View) -> tuple[list[VersionRow], list[VersionRow]]:
-    """The histories that the group began, and those that it changed."""
-    new: list[VersionRow] = []
-    old: list[VersionRow] = []
-    for at in view.changed:
-        version = view.states[at].version
-        assert version is not None
-        (old if at in view.versioned else new).append(VersionRow(tables[at[0]].table.id, at[1], version))
-    return new, old
-
-
 def new_sums(tables: Mapping[str, SyncedTable], records: Records, sums: Sums) -> Sums:
     """The sums after the group of the tables that it changed."""
     after: Sums = {}
@@ -186,68 +183,96 @@ def new_sums(tables: Mapping[str, SyncedTable], records: Records, sums: Sums) ->
     return after
 
 
-def write(
-    conn: Session,
-    tables: Mapping[str, SyncedTable],
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """``link``: the chain's last one. ``sums``: those of the tables that the group has changed. ``any_parked``: batches
+    of it wait."""
+
+    link: bytes
+    sums: Sums
+    between: Between
+    any_parked: bool
+
+
+def record(
+    context: Context,
+    head: Head,
+    results: Sequence[Result],
+    progress: Progress,
+    known_sums: Sums,
     *,
-    database_id: int,
-    position: int,
-    now_ms: int,
-    previous_link: bytes,
-    seal_key: bytes,
+    dropped: Sequence[str],
+    while_waiting: Callable[[], None],
+) -> Recorded:
+    """Write what a group leaves behind. ``known_sums``: as many as are known, and get those that are read.
+    ``dropped``: batches that had their verdicts before. ``while_waiting`` is called while Postgres works.
+
+    Raises:
+        psycopg.Error: what Postgres refused; no batch is to blame for it.
+    """
+    conn, database_id, drained = context.conn, context.synced.database.id, progress.drained
+    records = gather(context.synced, context.position, results, drained)
+    parked = bool(records.parkings)
+    link = head.chain or EMPTY_CHAIN
+    if records.batches or records.server:
+        tables = context.synced.tables
+        unknown = {tables[name].table.id for name in records.sum_changes} - known_sums.keys()
+        if unknown:
+            known_sums.update(take.read_sums(conn, unknown))
+        sums = new_sums(tables, records, known_sums)
+        parked_before = head.any_parked
+        link, between = write(
+            context, records, progress.view, sums, drained, link, dropped, parked_before, while_waiting
+        )
+        return Recorded(link, sums, between, parked)
+    if dropped:
+        store.delete_inbox(conn, database_id, dropped)
+        store.notify_group(conn, database_id, head.position, dropped)
+    if records.parkings:
+        take.park(conn, database_id, records.parkings)
+    caused = look_between(conn, database_id, drained).fetchone() and drained is not None
+    return Recorded(link, {}, Between.OWN if caused else Between.NONE, parked)
+
+
+def write(
+    context: Context,
     records: Records,
     view: View,
     sums: Sums,
+    drained: Drained | None,
+    previous_link: bytes,
     dropped: Sequence[str],
     any_parked: bool,
-    drained: Drained | None,
     while_waiting: Callable[[], None],
-) -> bytes:
-    """Write the records of a group that decided something; gives the chain's new link. ``sums``: those after the
-    group of the tables that it changed. ``dropped``: batches that had their verdicts before. ``while_waiting`` is
-    called when everything has been sent, while Postgres works.
+) -> tuple[bytes, Between]:
+    """Write the records of a group that decided something; gives the chain's new link, and whether the group may be
+    committed. ``sums``: those after the group of the tables that it changed. ``dropped``: batches that had their
+    verdicts before. ``while_waiting`` is called when everything has been sent, while Postgres works.
 
     Raises:
-        CapturedBetween: what was captured meanwhile has to come first, or belongs to a batch.
         psycopg.Error: what Postgres refused; no batch is to blame for it.
     """
+    conn, database_id, position = context.conn, context.synced.database.id, context.position
     link = next_link(previous_link, position, records.links)
-    names = {table.table.id: name for name, table in tables.items()}
-    serialized = [
-        position_pb2.TableSum(table=names[number], count=count, hash=sum_to_bytes(total)).SerializeToString()
-        for number, (count, total) in sorted(sums.items())
-    ]
-    begun, changed = changed_versions(tables, view)
+    begun, changed = changed_versions(context.synced.tables, view)
     decided = records.decided
-    changes = records.logged + len(records.log)
     few = len(records.log) + len(decided) <= FEW
     patient(conn)
     with together(conn, few=few) as send:
         store.write_log(conn, database_id, position, records.log)
         store.insert_versions(conn, begun)
         store.update_versions(conn, changed)
-        store.write_batches(conn, database_id, position, now_ms, [*records.server, *records.batches])
+        store.write_batches(conn, database_id, position, context.now_ms, [*records.server, *records.batches])
         store.write_conflicts(conn, database_id, position, records.conflicts)
         store.write_sums(conn, position, [SumRow(n, count, sum_to_bytes(total)) for n, (count, total) in sums.items()])
-        store.write_group(conn, database_id, position, GroupRow(len(records.links), changes, link, serialized))
+        store.write_group(conn, database_id, position, _group_row(context, records, sums, link))
         store.accept(conn, database_id, sorted(records.greatest.items()))
         store.delete_inbox(conn, database_id, [*decided, *dropped])
-        store.notify_group(
-            conn,
-            database_id,
-            position,
-            [*decided, *dropped],
-            current_traceparent() or "",
-            partial(
-                told.tell,
-                seal_key,
-                database_id,
-                position,
-                link,
-                # No further than they have room.
-                (told.Verdict(r.batch_id, r.payload_sha256, r.principal, r.verdict) for r in records.batches),
-            ),
-        )
+        # Verdicts are told no further than they have room.
+        verdicts = (told.Verdict(r.batch_id, r.payload_sha256, r.principal, r.verdict) for r in records.batches)
+        tell = partial(told.tell, context.synced.database.seal_key, database_id, position, link, verdicts)
+        traceparent = current_traceparent() or ""
+        store.notify_group(conn, database_id, position, [*decided, *dropped], traceparent, tell)
         send()
         if records.parkings:
             take.park(conn, database_id, records.parkings)
@@ -255,10 +280,19 @@ def write(
             take.free(conn, database_id, decided=decided, rows=records.came)
         unknown = look_between(conn, database_id, drained)
         while_waiting()
-    if unknown.fetchone():
-        own = captured.ask_for_own(conn, database_id, drained.up_to if drained is not None else 0)
-        raise CapturedBetween(own=bool(own.fetchone()))
-    return link
+    if not unknown.fetchone():
+        return link, Between.NONE
+    own = captured.ask_for_own(conn, database_id, drained.up_to if drained is not None else 0)
+    return link, Between.OWN if own.fetchone() else Between.OF_OTHERS
+
+
+def _group_row(context: Context, records: Records, sums: Sums, link: bytes) -> GroupRow:
+    names = {table.table.id: name for name, table in context.synced.tables.items()}
+    serialized = [
+        position_pb2.TableSum(table=names[number], count=count, hash=sum_to_bytes(total)).SerializeToString()
+        for number, (count, total) in sorted(sums.items())
+    ]
+    return GroupRow(len(records.links), records.logged + len(records.log), link, serialized)
 
 
 def look_between(conn: Session, database_id: int, drained: Drained | None) -> Cursor:

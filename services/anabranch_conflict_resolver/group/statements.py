@@ -11,19 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from anabranch.merge import MutationType, RowState, Write, applied
+from anabranch.merge import MutationType, Outcome, RowState, Write, applied
 from anabranch.store.group.rows import Answer, Row
 from anabranch.store.inbox.claim import hurry
 from anabranch.store.session.engine import Session
 from anabranch.values import Cell
 from anabranch.wire.effects import Effect
 from anabranch_conflict_resolver.batch.decode import RowKey
-from anabranch_conflict_resolver.batch.results import Candidate, Change
-from anabranch_conflict_resolver.group.tables import SyncedTable
+from anabranch_conflict_resolver.batch.results import Accepting, Applied, Change, Made
+from anabranch_conflict_resolver.group.setback import Setback, Why
+from anabranch_conflict_resolver.group.table import SyncedTable
 from anabranch_conflict_resolver.group.view import View
 
 _INSERT, _UPDATE, _DELETE = MutationType.INSERT, MutationType.UPDATE, MutationType.DELETE
-Job = tuple[Candidate, Sequence[Write]]
+Job = tuple[Accepting, Sequence[Write]]
+"""A batch, and those of its writes that are to be carried out."""
 Key = tuple[Cell, ...]
 Shape = tuple[str, tuple[str, ...], tuple[str, ...]]
 """Table, columns that are given, columns that get their default."""
@@ -31,15 +33,6 @@ Shape = tuple[str, tuple[str, ...], tuple[str, ...]]
 
 _Sent = tuple[list[tuple[str, Answer[dict[str, Row]]]], list[tuple[str, Answer[set[str]]]]]
 """The answers to what was sent: of inserts and updates, and of deletes, each with its table."""
-
-
-class Swallowed(Exception):
-    """Statements changed fewer rows than they named. ``culprits``: a write of each batch that this befell, by batch
-    id."""
-
-    def __init__(self, culprits: Mapping[str, Write]) -> None:
-        super().__init__(f"{len(culprits)} batches had no effect")
-        self.culprits = culprits
 
 
 _Step = tuple[RowKey, Write, Row | None, Effect | None, RowState | None]
@@ -53,29 +46,28 @@ def carry_out(
     view: View,
     jobs: Sequence[Job],
     judge: Callable[[], None] | None = None,
-) -> list[list[Change]]:
+) -> list[list[Change]] | Setback:
     """Write, and carry ``view`` forward. No row may be named twice. ``judge`` is called when all has been sent, and
-    may send what belongs behind it. Gives the changes of each job.
+    may send what belongs behind it. Gives the changes of each job, or says that writes had no effect: then, and where
+    Postgres refuses something, ``view`` is still as it was, and the statements' savepoint has to be rolled back.
 
     Raises:
-        Swallowed: a write had no effect.
-        psycopg.Error: what Postgres refused. In both cases ``view`` is still as it was, and the statements' savepoint
-            has to be rolled back.
+        psycopg.Error: what Postgres refused.
     """
     with conn.pipeline():
         hurry(conn)
         pending, deleted = _send(conn, tables, jobs)
         if judge is not None:
             judge()
-        expected = [_expect(tables, view, candidate, writes) for candidate, writes in jobs]
+        expected = [_expect(tables, view, accepting, writes) for accepting, writes in jobs]
         # The first answer waits for all that was sent.
         stored: dict[str, dict[str, Row]] = {}
         for table, rows in pending:
             stored.setdefault(table, {}).update(rows())
         gone = {table: keys() for table, keys in deleted}
-    swallowed: dict[str, Write] = {}
+    ineffective: dict[str, Write] = {}
     done: list[list[_Step]] = []
-    for (candidate, _), steps in zip(jobs, expected, strict=True):
+    for (accepting, _), steps in zip(jobs, expected, strict=True):
         done.append([])
         for step in steps:
             write = step[1]
@@ -91,12 +83,12 @@ def carry_out(
                 if row is not None and (
                     expected_row is None or row != expected_row or tables[write.table].effects.differ(row, expected_row)
                 ):
-                    step = _derive(tables, view, candidate, write, row, stored=True)
+                    step = _derive(tables, view, accepting, write, row, stored=True)
             if not came:
-                swallowed.setdefault(candidate.taken.batch_id, write)
+                ineffective.setdefault(accepting.batch.id, write)
             done[-1].append(step)
-    if swallowed:
-        raise Swallowed(swallowed)
+    if ineffective:
+        return Setback(Why.INEFFECTIVE, frozenset(ineffective), ineffective)
     return [_forward(view, steps) for steps in done]
 
 
@@ -115,8 +107,8 @@ def _send(conn: Session, tables: Mapping[str, SyncedTable], jobs: Sequence[Job])
     inserts: dict[tuple[str, tuple[str, ...]], list[list[Cell]]] = {}
     updates: dict[Shape, tuple[list[Key], list[list[Cell]]]] = {}
     deletes: dict[str, list[Key]] = {}
-    for candidate, writes in jobs:
-        keys = candidate.decoded.keys
+    for accepting, writes in jobs:
+        keys = accepting.candidate.decoded.keys
         for write in writes:
             kind, table = write.type, write.table
             if kind is _INSERT:
@@ -141,11 +133,10 @@ def _send(conn: Session, tables: Mapping[str, SyncedTable], jobs: Sequence[Job])
 
 
 def _expect(
-    tables: Mapping[str, SyncedTable], view: View, candidate: Candidate, writes: Sequence[Write]
+    tables: Mapping[str, SyncedTable], view: View, accepting: Accepting, writes: Sequence[Write]
 ) -> list[_Step]:
     """What follows from writes if Postgres stores what they say."""
-    rows, states, batch = view.rows, view.states, candidate.batch
-    assert batch is not None
+    rows, states, batch = view.rows, view.states, accepting.batch
     steps: list[_Step] = []
     for write in writes:
         kind, values = write.type, write.values
@@ -169,7 +160,7 @@ def _expect(
             steps.append(
                 (at, write, None, None, None)
                 if known_later
-                else _derive(tables, view, candidate, write, None, stored=False)
+                else _derive(tables, view, accepting, write, None, stored=False)
             )
             continue
         steps.append((at, write, row, effect, applied(states.get(at), batch, write)))
@@ -179,7 +170,7 @@ def _expect(
 def _derive(
     tables: Mapping[str, SyncedTable],
     view: View,
-    candidate: Candidate,
+    accepting: Accepting,
     write: Write,
     row: Row | None,
     *,
@@ -187,20 +178,18 @@ def _derive(
 ) -> _Step:
     """What follows from a write that leaves ``row``; ``stored``: that is what Postgres says, and not what was
     written."""
-    batch = candidate.batch
-    assert batch is not None
     at = (write.table, write.key)
     table = tables[write.table]
     if write.type is _DELETE:
         effect = table.effects.delete(view.rows[at])
     elif row is None:
-        effect = table.effects.none(candidate.decoded.keys[at])
+        effect = table.effects.none(accepting.candidate.decoded.keys[at])
     elif write.type is _INSERT:
         effect = table.effects.insert(row)
     else:
         effect = table.effects.update(view.rows[at], row)
     known = dict(zip(table.names, row, strict=True)) if stored and row is not None else None
-    return (at, write, row, effect, applied(view.states.get(at), batch, write, known))
+    return (at, write, row, effect, applied(view.states.get(at), accepting.batch, write, known))
 
 
 def _forward(view: View, steps: Sequence[_Step]) -> list[Change]:
@@ -218,3 +207,13 @@ def _forward(view: View, steps: Sequence[_Step]) -> list[Change]:
             changed.add(at)
         changes.append(Change(write, effect))
     return changes
+
+
+def applied_result(view: View, accepting: Accepting, made: Made) -> Applied:
+    """The result of a batch that was carried out."""
+    superseded: dict[int, Row | None] = {
+        number: view.rows.get((outcome.table, outcome.key))
+        for number, outcome in enumerate(accepting.decision.outcomes)
+        if outcome.outcome is Outcome.SUPERSEDED
+    }
+    return Applied(accepting, made.changes, made.spills, superseded)

@@ -10,39 +10,16 @@ from anabranch.merge import MutationType, function_of
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.relation import ForeignKey
 from anabranch.store.group.rows import TableSql
-from anabranch.v1 import value_pb2
-from anabranch.values import Cell, Table
-from anabranch.values.messages import Writer, column_writer
+from anabranch.values.messages import column_writer
 from anabranch.wire.effects import EffectBuilder
 from anabranch_conflict_resolver.batch.decode import Decoder
 from anabranch_conflict_resolver.batch.verdict_bytes import Head, mutation_writer
+from anabranch_conflict_resolver.group.table import SyncedTable
 
+Kinds = Mapping[str, frozenset[MutationType]]
+"""By table, some types of changes."""
 _ACTIONS = frozenset("cnd")
 """Cascade, set null, set default."""
-
-
-@dataclass(frozen=True, slots=True)
-class SyncedTable:
-    """A synced table and all that is compiled for it. ``rank`` is its place in the order of foreign keys: who is
-    pointed to has the lower one."""
-
-    table: Table
-    rank: int
-    sql: TableSql
-    effects: EffectBuilder
-    writers: Mapping[str, Writer]
-    primary_key: str
-    names: tuple[str, ...]
-    """The columns' names, in the table's order."""
-
-    def key_values(self, key: Sequence[Cell]) -> list[value_pb2.Value]:
-        """A key's cells as Values."""
-        return [self.writers[name](cell) for name, cell in zip(self.table.key_columns, key, strict=True)]
-
-    def named_row(self, row: Sequence[Cell]) -> value_pb2.NamedRow:
-        """A whole row with its column names."""
-        values = [self.writers[name](cell) for name, cell in zip(self.names, row, strict=True)]
-        return value_pb2.NamedRow(columns=self.names, values=values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +37,7 @@ class SyncedDatabase:
     """Tables with a foreign key that old rows may break (``not valid``): a group touches a row of theirs once only."""
     asks: bool
     """Whether any column is decided by a function of the application's own."""
-    loud: Mapping[str, frozenset[MutationType]]
+    may_cause: Mapping[str, frozenset[MutationType]]
     """Tables of which some changes may cause others, by the application's code or by the actions of foreign keys; and
     which."""
     referrers: Mapping[str, Sequence[tuple[str, ForeignKey]]] = field(default_factory=dict)
@@ -100,26 +77,30 @@ def compile_database(
     )
     writers = {name: mutation_writer(table) for name, table in database.tables.items()}
     asks = any(function_of(column.policy) for table in database.tables.values() for column in table.columns)
-    loud = _loud(database, with_code)
     decoder = Decoder(database, stopped)
     referrers: dict[str, list[tuple[str, ForeignKey]]] = {}
     for name in database.tables:
         for key in database.constraints[name].foreign_keys:
             if key.to_schema == database.schema_name and key.to_table in database.tables:
                 referrers.setdefault(key.to_table, []).append((name, key))
+    may_cause = _may_cause(database, with_code)
     torn = set(database.torn)
-    return SyncedDatabase(database, decoder, tables, primary_keys, writers, once_a_group, asks, loud, referrers, torn)
+    return SyncedDatabase(
+        database, decoder, tables, primary_keys, writers, once_a_group, asks, may_cause, referrers, torn
+    )
 
 
-def _loud(database: Database, with_code: Mapping[str, frozenset[MutationType]]) -> dict[str, frozenset[MutationType]]:
-    loud = {name: set(with_code.get(name, ())) for name in database.tables}
+def _may_cause(
+    database: Database, with_code: Mapping[str, frozenset[MutationType]]
+) -> dict[str, frozenset[MutationType]]:
+    may_cause = {name: set(with_code.get(name, ())) for name in database.tables}
     for name in database.tables:
         for key in database.constraints[name].foreign_keys:
-            if key.to_table not in loud or key.to_schema != database.schema_name:
+            if key.to_table not in may_cause or key.to_schema != database.schema_name:
                 continue
             if key.on_delete in _ACTIONS:
-                loud[key.to_table].add(MutationType.DELETE)
+                may_cause[key.to_table].add(MutationType.DELETE)
             # Nobody updates a key.
             if key.on_update in _ACTIONS and not set(key.to_columns) <= set(database.tables[key.to_table].key_columns):
-                loud[key.to_table].add(MutationType.UPDATE)
-    return {name: frozenset(kinds) for name, kinds in loud.items() if kinds}
+                may_cause[key.to_table].add(MutationType.UPDATE)
+    return {name: frozenset(kinds) for name, kinds in may_cause.items() if kinds}

@@ -15,16 +15,14 @@ from anabranch.store.group.rows import Row
 from anabranch.store.session.engine import Session
 from anabranch.values import Cell
 from anabranch_conflict_resolver.batch.decode import RowKey
-from anabranch_conflict_resolver.captured.server_batches import Drained
-from anabranch_conflict_resolver.group.tables import SyncedTable
+from anabranch_conflict_resolver.group.table import SyncedTable
 
 
 @dataclass(slots=True)
 class View:
     """``rows``: the rows in their tables, cells in the table's order. ``states``: what the rules see, by row; one that
     is not in it is unknown. ``versioned``: rows that have a history in Postgres. ``changed``: rows whose history this
-    group has changed. ``held``: batches of this group that wait, and their nodes. ``arrived``: what was drained after
-    the group had drained."""
+    group has changed. ``held``: batches of this group that wait, and their nodes."""
 
     rows: dict[RowKey, Row] = field(default_factory=dict)
     states: dict[RowKey, RowState] = field(default_factory=dict)
@@ -32,18 +30,16 @@ class View:
     busy: frozenset[RowKey] = frozenset()
     changed: set[RowKey] = field(default_factory=set)
     held: dict[str, str] = field(default_factory=dict)
-    arrived: tuple[Drained, ...] = ()
 
     def copy(self) -> View:
         """Another view that can be carried forward without this one."""
         rows, states, changed, held = dict(self.rows), dict(self.states), set(self.changed), dict(self.held)
-        return View(rows, states, self.versioned, self.busy, changed, held, self.arrived)
+        return View(rows, states, self.versioned, self.busy, changed, held)
 
     def become(self, other: View) -> None:
         """Take the state of ``other``, a copy that was carried forward."""
         self.rows, self.states = other.rows, other.states
         self.changed, self.held, self.versioned = other.changed, other.held, other.versioned
-        self.arrived = other.arrived
 
 
 def load_view(

@@ -1,19 +1,21 @@
-"""The resolver's background work: workers that commit groups, and a listener that rings for them.
+"""The resolver's background work: workers that commit groups, and a listener that wakes them.
 
 The listener's session hears notifications as they come; every ``poll_interval_ms`` it also looks which databases have
 batches that are ready or due, for notifications that were missed, for other resolvers that died, and for batches whose
 time is up, and more often for captured changes, of which nothing tells (``captured.watch``); and it ends claims that
 their holders have left lying (see ``store.inbox.claim``). A listener without a session opens a new one; until then the
-workers are rung by nobody, and readiness says so.
+workers are woken by nobody, and readiness says so.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Event
+from typing import Protocol
 
 import structlog
 
@@ -27,16 +29,12 @@ from anabranch.store.inbox.claim import (
     end_session,
     heard,
     open_listener,
-    session_options,
     silent_claims,
 )
 from anabranch.store.session.engine import Session
 from anabranch_conflict_resolver.captured.watch import CapturedWatch
-from anabranch_conflict_resolver.config import ResolverSettings
-from anabranch_conflict_resolver.functions.child import Functions
-from anabranch_conflict_resolver.group.commit import GroupLimits
-from anabranch_conflict_resolver.loop.wakeups import Bell
-from anabranch_conflict_resolver.loop.worker import Known, Worker
+from anabranch_conflict_resolver.config import ResolverSettings, group_options
+from anabranch_conflict_resolver.loop.wakeups import Wakeups
 
 _log = structlog.get_logger()
 _PAUSE_S = 0.5
@@ -48,42 +46,34 @@ _SLICE_S = 0.25
 """The longest that a thread does not look whether it shall stop."""
 
 
-class Resolver:
-    """Threads and their state; ``run`` is the service's background work."""
+class Body(Protocol):
+    """A worker, as its thread runs it. ``broken`` says why it can't work, None where it can."""
 
-    def __init__(self, settings: ResolverSettings, functions: Functions, clock: Clock) -> None:
+    broken: str | None
+
+    def run(self) -> None:
+        """Work until told to stop."""
+        ...
+
+
+class Resolver:
+    """Threads and their state; ``run`` is the service's background work. ``workers`` are woken by ``wakeups`` and stop
+    when ``stopping`` is set."""
+
+    def __init__(
+        self, settings: ResolverSettings, workers: Sequence[Body], wakeups: Wakeups, stopping: Event, clock: Clock
+    ) -> None:
         self._url = settings.postgres_url.get_secret_value()
         self._clock = clock
         self._poll_s = settings.poll_interval_ms / 1000
         self._captured_poll_s = settings.captured_poll_interval_ms / 1000
         self._claim_idle_s = settings.claim_idle_ms / 1000
         self._silent: dict[SilentClaim, float] = {}
-        self._options = session_options(
-            statement_timeout_ms=settings.group_statement_timeout_ms,
-            lock_timeout_ms=settings.group_lock_timeout_ms,
-            idle_timeout_ms=settings.claim_idle_ms,
-        )
-        self._stopping = Event()
-        self._bell = Bell()
-        known = Known()
-        limits = GroupLimits(settings.group_max_bytes, settings.busy_ms, alone_ms=settings.group_alone_timeout_ms)
-        self._workers = [
-            Worker(
-                self._url,
-                self._options,
-                limits,
-                clock,
-                self._bell,
-                known,
-                functions,
-                self._stopping,
-                most_batches=settings.group_max_batches,
-                target_ms=settings.group_target_ms,
-                rest_ms=settings.rest_ms,
-            )
-            for _ in range(settings.resolver_workers)
-        ]
-        self._deaf: str | None = "starting"
+        self._options = group_options(settings)
+        self._stopping = stopping
+        self._wakeups = wakeups
+        self._workers = workers
+        self._without_listener: str | None = "starting"
 
     async def run(self) -> None:
         """Work until cancelled; a thread that fails ends it."""
@@ -102,7 +92,7 @@ class Resolver:
 
     async def ready(self) -> str | None:
         """Why groups can't be committed now, or None."""
-        return self._deaf or next((w.broken for w in self._workers if w.broken), None)
+        return self._without_listener or next((w.broken for w in self._workers if w.broken), None)
 
     def _listen(self) -> None:
         while not self._stopping.is_set():
@@ -113,7 +103,7 @@ class Resolver:
                 finally:
                     session.close()
             except DatabaseError as error:
-                self._deaf = f"the listener has no session: {error}"
+                self._without_listener = f"the listener has no session: {error}"
                 _log.warning("the listener has no session", detail=str(error))
                 self._stopping.wait(_PAUSE_S)
 
@@ -126,7 +116,7 @@ class Resolver:
             if now - polled >= self._poll_s:
                 polled = now
                 for number in take.databases_with_work(session, self._clock.now_ms()):
-                    self._bell.ring(number)
+                    self._wakeups.wake(number)
                 self._end_silent_claims(session, now)
             if now - gauged >= _GAUGE_INTERVAL_S:
                 gauged = now
@@ -137,11 +127,11 @@ class Resolver:
                     metrics.gauge("anabranch_captured_backlog", waiting.changes, database=waiting.name)
                     metrics.gauge("anabranch_captured_age", waiting.age_s, database=waiting.name)
             if watch.due_in(now) <= 0:
-                for number in watch.look(session, now, self._bell.busy()):
-                    self._bell.ring(number)
-            self._deaf = None
+                for number in watch.look(session, now, self._wakeups.busy()):
+                    self._wakeups.wake(number)
+            self._without_listener = None
             for number in heard(session, min(_SLICE_S, self._poll_s, watch.due_in(now))):
-                self._bell.ring(number)
+                self._wakeups.wake(number)
                 now = time.monotonic()
                 if now - polled >= self._poll_s or watch.due_in(now) <= 0:
                     break

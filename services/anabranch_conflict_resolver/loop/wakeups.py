@@ -1,10 +1,10 @@
 """Which databases have work, and which worker has which.
 
-Each database is in one of four states: *quiet*; *rung* (something came, nobody is on it); *worked on* by one worker of
-this process; *worked on and rung again*, so that it is looked at once more. ``take`` moves a rung one to worked on,
-``done`` back to quiet or rung. A database may also be due at times, each of which rings it then; beyond
+Each database is in one of four states: *quiet*; *woken* (something came, nobody is on it); *worked on* by one worker of
+this process; *worked on and woken again*, so that it is looked at once more. ``take`` moves a woken one to worked on,
+``done`` back to quiet or woken. A database may also be due at times, each of which wakes it then; beyond
 ``_MOST_DUE`` of them all together, those that are added are left to whoever looks now and then. A database whose group
-failed *rests*: it is rung, and not given out before its pause is over, however often it is rung meanwhile.
+failed *rests*: it is woken, and not given out before its pause is over, however often it is woken meanwhile.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from threading import Condition
 _MOST_DUE = 10_000
 
 
-class Bell:
-    """Shared by the listener, which rings, and the workers, which take."""
+class Wakeups:
+    """Shared by the listener, which wakes, and the workers, which take."""
 
     def __init__(self) -> None:
         self._condition = Condition()
-        self._rung: dict[int, None] = {}
+        self._woken: dict[int, None] = {}
         self._worked_on: set[int] = set()
         self._due: list[tuple[float, int]] = []
         self._rests: dict[int, float] = {}
 
-    def ring(self, database_id: int) -> None:
+    def wake(self, database_id: int) -> None:
         """There is something to do in the database."""
         with self._condition:
-            self._rung[database_id] = None
+            self._woken[database_id] = None
             if database_id not in self._worked_on:
                 self._condition.notify()
 
-    def ring_in(self, database_id: int, delay_s: float) -> None:
+    def wake_in(self, database_id: int, delay_s: float) -> None:
         """There will be something to do in ``delay_s`` seconds."""
         at = time.monotonic() + delay_s
         with self._condition:
@@ -42,39 +42,39 @@ class Bell:
                 self._condition.notify()
 
     def take(self, timeout_s: float) -> int | None:
-        """A database with something to do that nobody is on, the longest rung first; None after ``timeout_s``."""
+        """A database with something to do that nobody is on, the longest woken first; None after ``timeout_s``."""
         end = time.monotonic() + timeout_s
         with self._condition:
             while True:
                 now = time.monotonic()
                 while self._due and self._due[0][0] <= now:
-                    self._rung[heapq.heappop(self._due)[1]] = None
-                for number in self._rung:
+                    self._woken[heapq.heappop(self._due)[1]] = None
+                for number in self._woken:
                     if number not in self._worked_on and self._rests.get(number, 0.0) <= now:
-                        del self._rung[number]
+                        del self._woken[number]
                         self._rests.pop(number, None)
                         self._worked_on.add(number)
                         return number
                 if now >= end:
                     return None
-                over = [at for number in self._rung if (at := self._rests.get(number, 0.0)) > now]
+                over = [at for number in self._woken if (at := self._rests.get(number, 0.0)) > now]
                 self._condition.wait(min(end, *over, self._due[0][0] if self._due else end) - now)
 
     def busy(self) -> frozenset[int]:
         """The databases that a worker is on, or will be on next."""
         with self._condition:
-            return frozenset(self._worked_on | self._rung.keys())
+            return frozenset(self._worked_on | self._woken.keys())
 
     def done(self, database_id: int) -> None:
         """The worker has left the database."""
         with self._condition:
             self._worked_on.discard(database_id)
-            if database_id in self._rung:
+            if database_id in self._woken:
                 self._condition.notify()
 
     def rest(self, database_id: int, pause_s: float) -> None:
         """There is something to do in the database, by whoever is free then, once a pause is over."""
         with self._condition:
             self._rests[database_id] = time.monotonic() + pause_s
-            self._rung[database_id] = None
+            self._woken[database_id] = None
             self._condition.notify()

@@ -2,155 +2,196 @@
 
 Such rows are captured in the group's own transaction, and are effects of the batch that caused them: they get further
 ordinals in its log entry and count in histories and sums like what it wrote itself. Which batch it was is known by
-having it alone between two looks: a batch whose changes can cause others (``loud``) has a wave of its own, and is
-decided only when what was caused before it is in the view. Batches that can't share waves as ever.
+having it alone between two looks: a batch whose changes can cause others (``Context.may_cause``) has a wave of its own,
+and is decided only when what was caused before it is in the view. Batches that can't share waves as ever.
 
-Most triggers cause nothing that is synced, and most groups hold nothing that cascades. So a group is first run as if
-all were quiet, in hope (``hoping``), and one look at its end tells whether anything was caused (``Caused``); only then
-it is run again with the loud ones apart, and the next groups are run so at once until nothing was caused any more. A
-batch that is alone has caused it all.
+Most triggers cause nothing that is synced, and most groups hold nothing that cascades. So a group is first tried
+optimistically, as if nothing were caused, and one look at its end tells whether anything was (``UNFORESEEN``); only
+then it is tried again with such batches apart, and the next groups are tried so at once until nothing was caused any
+more. A batch that is alone has caused it all.
 
 A row that a batch named itself and that a trigger changed besides has an effect for each.
 
 Three things are found out late, and each has its way:
 
 * What a constraint trigger that waits does is caused when the constraints are judged, for all batches together. Where
-  there were several (``Entangled``), the group is cut down to the first one.
-* A caused row may have a captured change of somebody else that was not there when the group drained (``Again``): it
+  there were several (``ENTANGLED``), the group is cut down to the first one.
+* A caused row may have a captured change of somebody else that was not there when the group drained (``OVERTAKEN``): it
   stands before this one in the order of the row, so the group starts again from the locks, with that row locked, too.
-* A table that was taken for quiet may have got a trigger since. ``records`` looks before it commits
-  (``CapturedBetween``), and the next try takes every table for loud.
+* A table that was taken to cause nothing may have got a trigger since. ``records`` looks before the group is committed,
+  and from then on every table is taken to cause something.
+
+Where it is too much to be held (``large``), the rows are too many to be locked before the group drains, or to be
+remembered for a look at its end. So before they are logged what was captured of others is drained once more: whoever
+changed one of the rows before it was caused to change has committed by then, because that had to wait for him, and
+whoever comes later waits for this transaction. His batch stands before those of devices, where it belongs. Only where
+he changed a row that the group's own batches touch, or where there is too much of it, the group starts again from the
+locks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from dataclasses import replace
 
-from anabranch.merge import MutationType, Write
+from anabranch.merge import Write
 from anabranch.store.capture import captured
+from anabranch.store.capture import large as store
+from anabranch.store.capture.captured import Captured
 from anabranch_conflict_resolver.batch.decode import RowKey
-from anabranch_conflict_resolver.batch.results import Applied, Candidate, Change, Result
-from anabranch_conflict_resolver.captured.dependencies import check_leaned_on
-from anabranch_conflict_resolver.captured.server_batches import Step
+from anabranch_conflict_resolver.batch.results import Accepting, Applied, Made, Result
+from anabranch_conflict_resolver.captured.dependencies import needed_by
+from anabranch_conflict_resolver.captured.intake import log_rows
+from anabranch_conflict_resolver.captured.pieces import in_pieces
+from anabranch_conflict_resolver.captured.server_batches import Drained, Step
 from anabranch_conflict_resolver.captured.steps import know, steps_of
-from anabranch_conflict_resolver.group.context import Group
+from anabranch_conflict_resolver.group.context import Context, Progress
+from anabranch_conflict_resolver.group.cuts import is_watched
+from anabranch_conflict_resolver.group.setback import Setback, Why
 from anabranch_conflict_resolver.group.statements import carry_out
-from anabranch_conflict_resolver.group.view import View
-from anabranch_conflict_resolver.side_effects.large import MOST_ARRIVED, check_none_of, spill, with_arrived
+from anabranch_conflict_resolver.side_effects.large import spill
 from anabranch_conflict_resolver.side_effects.row import carry_over, key_of, rows_now
 
 MOST_HELD = 2_500
 """Captured changes that one step of a batch may cause and that are held until the group is recorded."""
 MOST_BYTES = captured.MOST_BYTES
 """The bytes of their images, likewise."""
-_INSERT, _UPDATE, _DELETE = MutationType.INSERT, MutationType.UPDATE, MutationType.DELETE
-_BECOMES = {_INSERT: {_INSERT, _UPDATE}, _UPDATE: {_UPDATE}, _DELETE: {_DELETE}}
-"""What a mutation is written as: a late insert of a live row is an update."""
+MOST_ARRIVED = 1_000
+"""Captured changes of others that are looked at once the group has drained."""
+_DELETE = 3
 
 
-class Caused(Exception):
-    """Rows were changed by a group that was run as if that could not be."""
-
-
-class Entangled(Exception):
-    """Rows were changed when the constraints were judged, and several batches may have caused it."""
-
-
-def is_loud(group: Group, candidate: Candidate) -> bool:
-    """Whether what a batch writes may change other rows."""
-    if group.hoping or not group.loud:
-        return False
-    return any(
-        not _BECOMES[mutation.type].isdisjoint(group.loud.get(mutation.table, ()))
-        for mutation in candidate.decoded.mutations
-    )
-
-
-def apart(group: Group, waves: Sequence[list[Candidate]]) -> Sequence[list[Candidate]]:
-    """The waves, with each loud batch in one of its own, in the order of the ids within each."""
-    if group.hoping or not group.loud:
-        return waves
-    result: list[list[Candidate]] = []
-    for wave in waves:
-        quiet: list[Candidate] = []
-        for candidate in wave:
-            if not is_loud(group, candidate):
-                quiet.append(candidate)
-                continue
-            if quiet:
-                result.append(quiet)
-                quiet = []
-            result.append([candidate])
-        if quiet:
-            result.append(quiet)
-    return result
-
-
-def write_step(group: Group, view: View, candidate: Candidate, step: Sequence[Write], place: int) -> list[Change]:
-    """Write a step of one batch; gives its changes, and those that it caused. ``place``: how many changes the steps
-    before it have given.
+def write_step(
+    context: Context, progress: Progress, accepting: Accepting, step: Sequence[Write], made: Made
+) -> Setback | None:
+    """Write a step of one batch, and take what it caused where that is watched; both go behind what is ``made``.
 
     Raises:
-        Swallowed: a write had no effect.
         psycopg.Error: what Postgres refused.
     """
-    changes = carry_out(group.conn, group.synced.tables, view, [(candidate, step)])[0]
-    if not is_loud(group, candidate):
-        return changes
-    return [*changes, *absorb(group, view, candidate, place + len(changes))]
+    written = carry_out(context.conn, context.synced.tables, progress.view, [(accepting, step)])
+    if isinstance(written, Setback):
+        return written
+    made.changes += written[0]
+    if not is_watched(progress.watched, accepting.candidate):
+        return None
+    return absorb(context, progress, accepting, made)
 
 
-def absorb(group: Group, view: View, candidate: Candidate, place: int) -> list[Change]:
-    """Take what was caused since the last look, as changes of ``candidate``: for each row one, from what it was, or
-    what the batch itself had made of it, to what it is. Where it is too much to be held it is logged at once (see
-    ``side_effects.large``). ``place``: how many changes of the candidate are held that stand before it."""
-    number = group.synced.database.id
-    own = captured.take_own(group.conn, number, max(group.drained_up_to, group.absorbed_up_to), MOST_HELD, MOST_BYTES)
+def absorb(context: Context, progress: Progress, accepting: Accepting, made: Made) -> Setback | None:
+    """Take what was caused since the last look, as changes of a batch: for each row one, from what it was, or what the
+    batch itself had made of it, to what it is."""
+    conn, synced, view = context.conn, context.synced, progress.view
+    own = captured.take_own(conn, context.synced.database.id, progress.looked_up_to, MOST_HELD, MOST_BYTES)
     if own is None:
-        spill(group, view, candidate, place)
-        return []
+        return _absorb_large(context, progress, accepting, made)
     if not own:
-        return []
+        return None
     rows: dict[RowKey, list[Step]] = {}
-    for steps in steps_of(group.conn, group.synced, own).values():
+    for steps in steps_of(conn, synced, own).values():
         for step in steps:
             rows.setdefault(step.at, []).append(step)
-    know(group.conn, group.synced, view, rows)
+    know(conn, synced, view, rows)
     keys = {at: key_of(steps[0]) for at, steps in rows.items()}
-    group.caused.update(keys)
-    stand = rows_now(group.conn, group.synced.tables, keys)
-    policy_of = group.synced.database.table_policy
-    changes = [
-        carry_over(policy_of(at[0]), view, view, candidate, at, steps, stand.get(at)) for at, steps in rows.items()
-    ]
-    return [change for change in changes if change is not None]
+    progress.caused.update(keys)
+    stand = rows_now(conn, synced.tables, keys)
+    for at, steps in rows.items():
+        policy = synced.database.table_policy(at[0])
+        change = carry_over(policy, view, view, accepting, at, steps, stand.get(at))
+        if isinstance(change, Setback):
+            return change
+        if change is not None:
+            made.changes.append(change)
+    return None
 
 
-def finish(group: Group, view: View, results: Sequence[Result]) -> None:
+def _absorb_large(context: Context, progress: Progress, accepting: Accepting, made: Made) -> Setback | None:
+    conn, synced = context.conn, context.synced
+    transaction = store.own(conn, context.synced.database.id, progress.absorbed_up_to)
+    if transaction is None:
+        return None
+    before = with_arrived(progress) or Drained((), (), 0)
+    rows = captured.read_arrived(conn, context.synced.database.id, before.ids, MOST_ARRIVED)
+    if _has_any_of(context, rows, progress.touched | progress.caused.keys()):
+        return overtaken(progress)
+    progress.arrived = (*progress.arrived, log_rows(context, progress.view, rows, first=len(before.batches)))
+    gone = transaction.once and transaction.least == _DELETE
+    setback = spill(context, progress, accepting, made, in_pieces(conn, synced, transaction), gone=gone)
+    progress.absorbed_up_to = max(progress.absorbed_up_to, transaction.last)
+    return setback
+
+
+def finish(context: Context, progress: Progress, results: Sequence[Result]) -> list[Result] | Setback:
     """When the constraints have been judged: take what that caused; then look whether anything that was caused in this
-    group came before its turn.
+    group came before its turn, or rests on what others did. Gives the results as they are then.
 
     Raises:
-        Caused, Entangled, Again: see above.
+        psycopg.Error: what Postgres refused.
     """
-    number, after = group.synced.database.id, max(group.drained_up_to, group.absorbed_up_to)
-    if group.loud and captured.ask_for_own(group.conn, number, after).fetchone():
-        accepted = [result for result in results if isinstance(result, Applied)]
-        if group.hoping and (len(results) != 1 or accepted[0].candidate.decoded.twice):
-            raise Caused
+    results = list(results)
+    number = context.synced.database.id
+    if context.may_cause and captured.ask_for_own(context.conn, number, progress.looked_up_to).fetchone():
+        accepted = [(place, result) for place, result in enumerate(results) if isinstance(result, Applied)]
+        if not progress.watched and (len(results) != 1 or accepted[0][1].candidate.decoded.twice):
+            return Setback(Why.UNFORESEEN)
         if len(accepted) != 1:
-            raise Entangled
-        only = accepted[0]
-        only.changes = [*only.changes, *absorb(group, view, only.candidate, len(only.changes))]
-    group.drained = with_arrived(group.drained, view)
-    if group.caused:
-        _check_turn(group)
-    if group.drained is not None:
-        # Where nothing was drained, any change at all is looked for in the end (``records``).
-        check_leaned_on(group, view, group.drained, results)
+            return Setback(Why.ENTANGLED)
+        [(place, only)] = accepted
+        made = Made(list(only.changes), list(only.spills))
+        setback = absorb(context, progress, only.accepting, made)
+        if setback is not None:
+            return setback
+        results[place] = replace(only, changes=made.changes, spills=made.spills)
+    progress.drained, progress.arrived = with_arrived(progress), ()
+    drained = progress.drained.ids if progress.drained is not None else ()
+    if progress.caused:
+        rows = captured.read_arrived(context.conn, number, drained, MOST_ARRIVED)
+        if _has_any_of(context, rows, progress.caused):
+            return overtaken(progress)
+    # Where nothing was drained, any change at all is looked for in the end (``records``).
+    if progress.drained is not None and _needed(context, progress, drained, results):
+        return overtaken(progress)
+    return results
 
 
-def _check_turn(group: Group) -> None:
-    drained = group.drained.ids if group.drained is not None else ()
-    rows = captured.read_arrived(group.conn, group.synced.database.id, drained, MOST_ARRIVED)
-    check_none_of(group, rows, group.caused)
+def overtaken(progress: Progress) -> Setback:
+    """Others came first, somewhere where the try can't see it any more."""
+    return Setback(Why.OVERTAKEN, caused=dict(progress.caused))
+
+
+def with_arrived(progress: Progress) -> Drained | None:
+    """What the try has drained, with what it drained later."""
+    drained = progress.drained
+    if not progress.arrived:
+        return drained
+    all_of_it = ([drained] if drained is not None else []) + list(progress.arrived)
+    batches = [batch for one in all_of_it for batch in one.batches]
+    # What the group's own statements cause has greater numbers than what was there when it drained first.
+    return Drained(batches, [n for one in all_of_it for n in one.ids], drained.up_to if drained is not None else 0)
+
+
+def _arrived_steps(context: Context, rows: Sequence[Captured]) -> list[Step] | None:
+    """What captured changes of others did, of which ``MOST_ARRIVED`` are read at most; None where they are too many to
+    be looked at."""
+    if len(rows) >= MOST_ARRIVED or captured.size(rows) > captured.MOST_BYTES:
+        return None
+    return [step for steps in steps_of(context.conn, context.synced, rows).values() for step in steps]
+
+
+def _has_any_of(context: Context, rows: Sequence[Captured], keys: Container[RowKey]) -> bool:
+    """Whether captured changes of others are of one of these rows, or too many to be looked at."""
+    steps = _arrived_steps(context, rows)
+    return steps is None or any(step.at in keys for step in steps)
+
+
+def _needed(context: Context, progress: Progress, drained: Sequence[int], results: Sequence[Result]) -> bool:
+    """Whether batches of the group need what came since it drained, or it is too much to be looked at."""
+    conn, number = context.conn, context.synced.database.id
+    if not captured.read_arrived(conn, number, drained, 1):
+        return False
+    needed = needed_by(context.synced, progress.view, progress.caused, results)
+    there, free = needed.tables()
+    if not there and not free:
+        return False
+    steps = _arrived_steps(context, captured.read_leaned_on(conn, number, there, free, drained, MOST_ARRIVED))
+    return steps is None or needed.need_any(steps)

@@ -4,105 +4,61 @@ Such changes are logged at once, piece by piece (``captured.pieces``), in the tr
 which they were caused, with the ordinals that they have in their batch; of each only its hash is kept (``Spill``). The
 histories of their rows are written with them, except for rows that the view of the group has, or that its own batches
 touch: those go on there.
-
-The rows are too many to be locked before the group drains, or to be remembered for a look at its end. So before they
-are logged what was captured of others is drained once more: whoever changed one of the rows before it was caused to
-change has committed by then, because that had to wait for him, and whoever comes later waits for this transaction. His
-batch stands before those of devices, where it belongs. Only where he changed a row that the group's own batches touch,
-or where there is too much of it, the group starts again from the locks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from anabranch.merge import MutationType
-from anabranch.store.capture import captured, large
-from anabranch.store.capture.captured import Captured
 from anabranch.store.group import records as store
 from anabranch.store.group.records import LogRow
 from anabranch.store.inbox import take
 from anabranch.store.session.at_once import together
 from anabranch_conflict_resolver.batch.decode import RowKey
-from anabranch_conflict_resolver.batch.results import Candidate, Spill
-from anabranch_conflict_resolver.captured.drain import log_rows
-from anabranch_conflict_resolver.captured.pieces import PIECE_ROWS, by_row, in_capture_order
-from anabranch_conflict_resolver.captured.server_batches import Drained, Step
-from anabranch_conflict_resolver.captured.steps import know, steps_of
-from anabranch_conflict_resolver.group.context import Group
-from anabranch_conflict_resolver.group.records import changed_versions
+from anabranch_conflict_resolver.batch.results import Accepting, Made, Spill
+from anabranch_conflict_resolver.captured.server_batches import Step
+from anabranch_conflict_resolver.captured.steps import know
+from anabranch_conflict_resolver.group.context import Context, Progress
+from anabranch_conflict_resolver.group.setback import Setback
+from anabranch_conflict_resolver.group.versions import changed_versions
 from anabranch_conflict_resolver.group.view import View
-from anabranch_conflict_resolver.side_effects.row import Again, carry_over, key_of, rows_now
+from anabranch_conflict_resolver.side_effects.row import carry_over, key_of, rows_now
 
-MOST_ARRIVED = 1_000
-"""Captured changes of others that are looked at once the group has drained."""
-_DELETE = 3
+PIECE_ROWS = 2_500
+"""Rows that are logged at a time."""
 
 
-def spill(group: Group, view: View, candidate: Candidate, place: int) -> None:
-    """Take what was caused since the last look as effects of ``candidate``, and log it. ``place``: how many changes of
-    the candidate are held that stand before it.
+def spill(
+    context: Context,
+    progress: Progress,
+    accepting: Accepting,
+    made: Made,
+    pieces: Iterable[Sequence[Step]],
+    *,
+    gone: bool,
+) -> Setback | None:
+    """Log what a batch has caused, which comes in ``pieces``, behind what is ``made`` of it already. ``gone``: none of
+    the rows is there any more.
 
     Raises:
-        Again: others have changed what the group was decided on.
         psycopg.Error: what Postgres refused.
     """
-    conn, synced = group.conn, group.synced
-    transaction = large.own(conn, synced.database.id, group.absorbed_up_to)
-    if transaction is None:
-        return
-    _drain_arrived(group, view)
-    made = Spill(place, place + sum(one.count for one in candidate.spills))
-    candidate.spills.append(made)
-    cut = in_capture_order if transaction.once else by_row
-    gone = transaction.once and transaction.least == _DELETE
-    for steps in cut(conn, synced, transaction):
-        for rows in _pieces(steps):
-            _log(group, view, candidate, made, rows, gone=gone)
-    group.absorbed_up_to = max(group.absorbed_up_to, transaction.last)
+    place = len(made.changes)
+    spilled = Spill(place, place + sum(one.count for one in made.spills))
+    made.spills.append(spilled)
+    for steps in pieces:
+        for rows in _by_row(steps):
+            setback = _log(context, progress, accepting, spilled, rows, gone=gone)
+            if setback is not None:
+                return setback
+            del rows
+        # Not held while the next ones are read.
+        del steps
+    return None
 
 
-def with_arrived(drained: Drained | None, view: View) -> Drained | None:
-    """What a group has drained, with what it drained later."""
-    if not view.arrived:
-        return drained
-    all_of_it = ([drained] if drained is not None else []) + list(view.arrived)
-    batches = [batch for one in all_of_it for batch in one.batches]
-    # What the group's own statements cause has greater numbers than what was there when it drained first.
-    return Drained(batches, [n for one in all_of_it for n in one.ids], drained.up_to if drained is not None else 0)
-
-
-def arrived_steps(group: Group, rows: Sequence[Captured]) -> list[Step]:
-    """What captured changes of others did, of which ``MOST_ARRIVED`` are read at most.
-
-    Raises:
-        Again: they are too many to be looked at.
-    """
-    if len(rows) >= MOST_ARRIVED or captured.size(rows) > captured.MOST_BYTES:
-        raise Again
-    return [step for steps in steps_of(group.conn, group.synced, rows).values() for step in steps]
-
-
-def check_none_of(group: Group, rows: Sequence[Captured], keys: Container[RowKey]) -> None:
-    """Look at captured changes of others.
-
-    Raises:
-        Again: they are of rows that may have none, or too many to be looked at.
-    """
-    if any(step.at in keys for step in arrived_steps(group, rows)):
-        raise Again
-
-
-def _drain_arrived(group: Group, view: View) -> None:
-    """Drain what others have committed since the group drained."""
-    conn, synced = group.conn, group.synced
-    before = with_arrived(group.drained, view) or Drained((), (), 0)
-    rows = captured.read_arrived(conn, synced.database.id, before.ids, MOST_ARRIVED)
-    check_none_of(group, rows, group.touched | group.caused.keys())
-    view.arrived = (*view.arrived, log_rows(group, view, rows, first=len(before.batches)))
-
-
-def _pieces(steps: Sequence[Step]) -> Iterator[Mapping[RowKey, list[Step]]]:
+def _by_row(steps: Sequence[Step]) -> Iterator[Mapping[RowKey, list[Step]]]:
     """Steps by row, some rows at a time."""
     rows: dict[RowKey, list[Step]] = {}
     for step in steps:
@@ -113,29 +69,37 @@ def _pieces(steps: Sequence[Step]) -> Iterator[Mapping[RowKey, list[Step]]]:
 
 
 def _log(
-    group: Group, view: View, candidate: Candidate, made: Spill, rows: Mapping[RowKey, list[Step]], *, gone: bool
-) -> None:
-    """Log what was caused in ``rows``. ``gone``: none of them is there any more."""
-    conn, synced, tables = group.conn, group.synced, group.synced.tables
+    context: Context,
+    progress: Progress,
+    accepting: Accepting,
+    spilled: Spill,
+    rows: Mapping[RowKey, list[Step]],
+    *,
+    gone: bool,
+) -> Setback | None:
+    """Log what was caused in ``rows``."""
+    conn, synced, tables, view = context.conn, context.synced, context.synced.tables, progress.view
     apart = View()
-    held = {at for at in rows if at in view.states or at in group.touched}
+    held = {at for at in rows if at in view.states or at in progress.touched}
     know(conn, synced, view, held)
     know(conn, synced, apart, rows.keys() - held)
     stand = {} if gone else rows_now(conn, tables, {at: key_of(steps[0]) for at, steps in rows.items()})
     log: list[LogRow] = []
     came: list[tuple[int, str]] = []
-    batch_id, node_id = candidate.taken.batch_id, candidate.taken.node_id
+    taken = accepting.candidate.taken
     for at, steps in rows.items():
-        policy = group.synced.database.table_policy(at[0])
-        change = carry_over(policy, view if at in held else apart, view, candidate, at, steps, stand.get(at))
+        policy = synced.database.table_policy(at[0])
+        change = carry_over(policy, view if at in held else apart, view, accepting, at, steps, stand.get(at))
+        if isinstance(change, Setback):
+            return change
         if change is None:
             continue
         effect, number = change.effect, tables[at[0]].table.id
         log.append(
             LogRow(
-                batch_id,
-                made.ordinal + made.count + len(log),
-                node_id,
+                taken.batch_id,
+                spilled.ordinal + spilled.count + len(log),
+                taken.node_id,
                 number,
                 at[1],
                 effect.type,
@@ -144,16 +108,17 @@ def _log(
                 effect.hash,
             )
         )
-        count, total = made.sum_changes.get(at[0], (0, 0))
-        made.sum_changes[at[0]] = (count + effect.count_change, total + effect.hash_change)
+        count, total = spilled.sum_changes.get(at[0], (0, 0))
+        spilled.sum_changes[at[0]] = (count + effect.count_change, total + effect.hash_change)
         if change.write.type is MutationType.INSERT:
             came.append((number, at[1]))
-    made.count += len(log)
-    made.hashes.append(b"".join([row.effect_hash for row in log]))
+    spilled.count += len(log)
+    spilled.hashes.append(b"".join([row.effect_hash for row in log]))
     begun, changed = changed_versions(tables, apart)
     with together(conn):
-        store.write_log(conn, synced.database.id, group.position, log)
+        store.write_log(conn, synced.database.id, context.position, log)
         store.insert_versions(conn, begun)
         store.update_versions(conn, changed)
         if came:
             take.free(conn, synced.database.id, decided=(), rows=came)
+    return None

@@ -1,36 +1,24 @@
 """What was caused in one row, as a change of the batch that caused it: from what it was, or what the batch itself had
-made of it, to what it is."""
+made of it, to what it is.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from anabranch.merge import MutationType, Policy, RowState, Write, applied
+from anabranch.merge import Batch, MutationType, Policy, RowState, Write, applied
 from anabranch.store.group.rows import Row
 from anabranch.store.session.engine import Session
 from anabranch.values import Cell
 from anabranch.values.pieces import whole
 from anabranch.wire import effects
 from anabranch_conflict_resolver.batch.decode import RowKey
-from anabranch_conflict_resolver.batch.results import Candidate, Change
+from anabranch_conflict_resolver.batch.results import Accepting, Change
 from anabranch_conflict_resolver.captured.order import end_to_end
 from anabranch_conflict_resolver.captured.server_batches import Step
-from anabranch_conflict_resolver.group.tables import SyncedTable
+from anabranch_conflict_resolver.group.setback import Setback, Why
+from anabranch_conflict_resolver.group.table import SyncedTable
 from anabranch_conflict_resolver.group.view import View
-
-
-class Again(Exception):
-    """Rows that were caused have earlier changes that are not drained: start again from the locks."""
-
-
-class OutOfTurn(Exception):
-    """A batch caused a change of a row that a batch of the same group with a higher id had written, or names a row that
-    one with a higher id has caused to change: waves had let that one go first, as neither names a row of the other. In
-    the log, and for whoever reads it, the order of the ids counts. So the group ends with the batch ``batch_id``."""
-
-    def __init__(self, batch_id: str) -> None:
-        super().__init__(f"{batch_id} comes before what was written already")
-        self.batch_id = batch_id
 
 
 def key_of(step: Step) -> tuple[Cell, ...]:
@@ -52,20 +40,17 @@ def rows_now(
 
 
 def carry_over(
-    policy: Policy, view: View, known: View, candidate: Candidate, at: RowKey, steps: Sequence[Step], last: Row | None
-) -> Change | None:
+    policy: Policy, view: View, known: View, accepting: Accepting, at: RowKey, steps: Sequence[Step], last: Row | None
+) -> Change | Setback | None:
     """Carry ``view`` forward over ``steps``, which were caused in one row and led to ``last``; None where they come to
-    nothing. ``policy`` is that of the row's table, ``known`` the view that the batch was decided on.
-
-    Raises:
-        OutOfTurn: see there.
-    """
-    of_batch = at in known.rows or at in candidate.decoded.keys
+    nothing, a setback where the batch is out of turn. ``policy`` is that of the row's table, ``known`` the view that
+    the batch was decided on."""
+    of_batch = at in known.rows or at in accepting.candidate.decoded.keys
     first = known.rows.get(at) if of_batch else _first(steps, last)
     if first is not None and last is not None:
         # The rules may come to see it.
         first = whole(first)
-    return _forward(policy, view, candidate, steps[0].table, at, first, last)
+    return _forward(policy, view, accepting.batch, steps[0].table, at, first, last)
 
 
 def _first(steps: Sequence[Step], last: Row | None) -> Row | None:
@@ -80,18 +65,16 @@ def _first(steps: Sequence[Step], last: Row | None) -> Row | None:
 def _forward(
     policy: Policy,
     view: View,
-    candidate: Candidate,
+    batch: Batch,
     table: SyncedTable,
     at: RowKey,
     before: Row | None,
     after: Row | None,
-) -> Change | None:
-    batch = candidate.batch
-    assert batch is not None
+) -> Change | Setback | None:
     state = view.states.get(at)
     version = state.version if state is not None else None
     if version is not None and version.last_position == batch.position and version.last_batch > batch.id:
-        raise OutOfTurn(batch.id)
+        return Setback(Why.OUT_OF_TURN, frozenset({batch.id}))
     names, index = table.names, table.table.index
     values: dict[str, Cell] = {}
     if after is None:

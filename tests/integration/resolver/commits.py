@@ -13,8 +13,9 @@ from anabranch.store.capture import large
 from anabranch.store.capture.large_images import CARRIED_BYTES
 from anabranch.store.inbox.claim import open_session, session_options
 from anabranch.store.session.engine import Session
-from anabranch_conflict_resolver.group.cache import Memory
-from anabranch_conflict_resolver.group.commit import GroupLimits, commit_group
+from anabranch_conflict_resolver.group.cache import Cache
+from anabranch_conflict_resolver.group.commit import commit_group
+from anabranch_conflict_resolver.group.outcome import GroupLimits
 
 Commit = Callable[[int, int, int], int]
 """Commits one group: database id, most batches, offset of the clock; it gives how many were taken."""
@@ -27,12 +28,12 @@ def session(url: str) -> Session:
 
 def on(conn: Session) -> Commit:
     """Commits on a session."""
-    memories: dict[int, Memory] = {}
+    caches: dict[int, Cache] = {}
 
     def commit(database_id: int, most: int, offset_ms: int) -> int:
         outcome = commit_group(
             conn,
-            memories.setdefault(database_id, Memory()),
+            caches.setdefault(database_id, Cache()),
             database_id,
             most=most,
             now_ms=Clock(offset_ms).now_ms(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from anabranch.clock import Clock
 from anabranch.store.inbox.claim import session_options
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch_conflict_resolver.functions.child import Functions
-from anabranch_conflict_resolver.group.commit import GroupLimits
-from anabranch_conflict_resolver.loop.wakeups import Bell
-from anabranch_conflict_resolver.loop.worker import Known, Worker
+from anabranch_conflict_resolver.group.commit import commit_group
+from anabranch_conflict_resolver.group.outcome import GroupLimits
+from anabranch_conflict_resolver.loop.known import Known
+from anabranch_conflict_resolver.loop.wakeups import Wakeups
+from anabranch_conflict_resolver.loop.worker import Worker
 
 TODO = "create table todo (id text primary key, title text, done boolean)"
 
@@ -67,15 +70,14 @@ def worker_of(migrated_url: str) -> Iterator[Any]:
     threads: list[threading.Thread] = []
 
     def start(rig: ResolverRig, most_batches: int = 500, rest_ms: int = 20) -> Worker:
-        bell = Bell()
+        wakeups = Wakeups()
         worker = Worker(
             migrated_url,
             options,
-            GroupLimits(busy_ms=20),
+            partial(commit_group, limits=GroupLimits(busy_ms=20), functions=Functions(500)),
             Clock(),
-            bell,
+            wakeups,
             Known(),
-            Functions(500),
             stopping,
             most_batches=most_batches,
             target_ms=250,
@@ -83,7 +85,7 @@ def worker_of(migrated_url: str) -> Iterator[Any]:
         )
         threads.append(threading.Thread(target=worker.run))
         threads[-1].start()
-        bell.ring(rig.database.id)
+        wakeups.wake(rig.database.id)
         return worker
 
     yield start

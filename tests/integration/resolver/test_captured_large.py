@@ -14,9 +14,10 @@ from anabranch.store.inbox.claim import open_session, session_options
 from anabranch.store.session.engine import Session
 from anabranch.testkit.oracle import read_server, replay
 from anabranch.testkit.resolver_rig import ResolverRig
-from anabranch_conflict_resolver.captured import backlog, drain, pieces
-from anabranch_conflict_resolver.group.cache import Memory
-from anabranch_conflict_resolver.group.commit import GroupLimits, commit_group
+from anabranch_conflict_resolver.captured import backlog, limits, pieces
+from anabranch_conflict_resolver.group.cache import Cache
+from anabranch_conflict_resolver.group.commit import commit_group
+from anabranch_conflict_resolver.group.outcome import GroupLimits
 
 MOST, PIECE = 40, 15
 _LOOKED_AT = """
@@ -28,7 +29,7 @@ where schemaname = 'anabranch' and relname = 'captured'
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups hold few captured changes."""
-    monkeypatch.setattr(drain, "MOST_ROWS", MOST)
+    monkeypatch.setattr(limits, "MOST_ROWS", MOST)
     monkeypatch.setattr(pieces, "HELD_ROWS", MOST)
     monkeypatch.setattr(pieces, "PIECE_ROWS", PIECE)
     monkeypatch.setattr(pieces, "BUCKET_ROWS", PIECE)
@@ -69,10 +70,10 @@ def another_session(rig: ResolverRig, *, statement_timeout_ms: int = 10_000) -> 
 
 def commit_groups(rig: ResolverRig, session: Session, most: int) -> None:
     """So many groups of a resolver that knows nothing yet, or fewer, where nothing waits any more."""
-    memory = Memory()
+    cache = Cache()
     for _ in range(most):
         outcome = commit_group(
-            session, memory, rig.database.id, most=100, now_ms=rig.time_ms, clock_offset_ms=0, limits=GroupLimits()
+            session, cache, rig.database.id, most=100, now_ms=rig.time_ms, clock_offset_ms=0, limits=GroupLimits()
         )
         if not outcome.taken and not outcome.drained:
             break
@@ -285,12 +286,12 @@ def test_the_scan_of_a_backlog_has_a_time_limit_of_its_own(rig: ResolverRig, mon
     scan = large.FIRST_TO_END.replace(b"where database_id", slow)
     assert scan != large.FIRST_TO_END
     monkeypatch.setattr(large, "FIRST_TO_END", scan)
-    limits: list[Any] = []
+    timeouts: list[Any] = []
     read_whole = large.read_whole
 
     def and_look(conn: Any, *arguments: Any) -> Any:
         asked = "select current_setting('statement_timeout'), current_setting('transaction_timeout', true)"
-        limits.append(conn.execute(asked).fetchone())
+        timeouts.append(conn.execute(asked).fetchone())
         return read_whole(conn, *arguments)
 
     monkeypatch.setattr(backlog, "read_whole", and_look)
@@ -300,7 +301,7 @@ def test_the_scan_of_a_backlog_has_a_time_limit_of_its_own(rig: ResolverRig, mon
         commit_groups(rig, session, 4)
     check(rig)
     assert groups(rig) == [(3, 36), (3, 36), (3, 36), (1, 12)]
-    assert set(limits) == {("2s", "6s" if rig.conn.info.server_version >= 170000 else None)}
+    assert set(timeouts) == {("2s", "6s" if rig.conn.info.server_version >= 170000 else None)}
 
 
 @pytest.mark.usefixtures("small")
@@ -359,7 +360,7 @@ def test_memory_does_not_follow_the_size_of_a_transaction(rig: ResolverRig) -> N
 
 
 def test_large_rows_are_taken_by_their_bytes(rig: ResolverRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drain, "MOST_BYTES", 2_000)
+    monkeypatch.setattr(limits, "MOST_BYTES", 2_000)
     monkeypatch.setattr(pieces, "PIECE_BYTES", 2_000)
     sizes: list[int] = []
     for module, name in ((captured, "read"), (large, "read_of"), (large, "read_whole")):

@@ -11,8 +11,8 @@ from anabranch.store.session.engine import Session
 from anabranch.store.session.errors import PostgresError
 from anabranch.testkit.oracle import read_server, replay
 from anabranch.testkit.resolver_rig import ResolverRig
-from anabranch_conflict_resolver.captured import drain
-from anabranch_conflict_resolver.group import attempt, statements
+from anabranch_conflict_resolver.captured import limits
+from anabranch_conflict_resolver.group import attempt, next_try, statements
 
 UNIQUE = "create table todo (id text primary key, title text unique, done boolean)"
 
@@ -139,7 +139,7 @@ def test_a_table_that_somebody_locks_holds_up_only_its_own_batches(make_rig: Any
 def test_a_resolver_that_just_began_drains_a_table_that_somebody_locks(
     make_rig: Any, monkeypatch: pytest.MonkeyPatch, most_rows: int
 ) -> None:
-    monkeypatch.setattr(drain, "MOST_ROWS", most_rows)
+    monkeypatch.setattr(limits, "MOST_ROWS", most_rows)
     rig: ResolverRig = make_rig("create table t (id text primary key); create table u (id text primary key)", U)
     for key in "abcd":
         rig.sql("insert into app.t values (%s)", [key])
@@ -187,7 +187,7 @@ def test_a_batch_that_changes_what_others_change_all_the_time_waits_and_is_not_b
     rig.sql("insert into app.item values ('by sql')")
     assert rig.commit is not None
     rig.commit(rig.database.id, 100, 0)
-    assert len(loads) > attempt._AGAIN_AT_MOST
+    assert len(loads) > next_try.OVERTAKEN_AT_MOST
     assert rig.outcome(made) == "PENDING"
     monkeypatch.undo()
     writer.close()

@@ -16,9 +16,10 @@ from anabranch.testkit.oracle import read_server, replay
 from anabranch.testkit.resolver_rig import Made, ResolverRig, RigNode
 from anabranch.v1 import batch_pb2, change_pb2, errors_pb2, resolver_pb2
 from anabranch_conflict_resolver.captured import pieces
-from anabranch_conflict_resolver.explain import DryRuns, Question
+from anabranch_conflict_resolver.explain import DryRuns
 from anabranch_conflict_resolver.functions.child import Functions
 from anabranch_conflict_resolver.group import attempt
+from anabranch_conflict_resolver.question import Question
 from anabranch_conflict_resolver.side_effects import cascades, large
 
 TABLES = """
@@ -201,7 +202,7 @@ def test_who_made_a_row_that_the_group_inserts_has_it_begin_again(
 
 
 def test_too_much_of_others_has_the_group_begin_again(make_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(large, "MOST_ARRIVED", 5)
+    monkeypatch.setattr(cascades, "MOST_ARRIVED", 5)
     rig, node = filled(make_rig)
     made = node.delete("list", {"id": "l"})
     loads = after_the_locks(

@@ -12,7 +12,7 @@ from anabranch.store.catalog.databases import load_database
 from anabranch.store.catalog.drift import drift, stopped_tables
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch_conflict_resolver.blame.evidence import FAILURES_AT_MOST
-from anabranch_conflict_resolver.captured import drain
+from anabranch_conflict_resolver.captured import limits
 from anabranch_conflict_resolver.captured.server_batches import ServerBatch
 
 TABLES = "".join(f"create table {name} (id text primary key, n int);" for name in ("bad", "good", "other"))
@@ -83,7 +83,7 @@ def test_trouble_that_is_nobodys_sets_no_table_aside_and_blames_no_batch(
     batch = a.insert("good", {"id": "device", "n": 1})
     worker = worker_of(rig)
     end = time.monotonic() + 60
-    while not (memory := worker._known.memories.get(rig.database.id)) or memory.trouble.failures <= FAILURES_AT_MOST:
+    while not (cache := worker._known.caches.get(rig.database.id)) or cache.trouble.failures <= FAILURES_AT_MOST:
         assert time.monotonic() < end
         rig.sql("select pg_sleep(0.02)")
     assert rig.outcome(batch) == "PENDING"
@@ -118,7 +118,7 @@ def test_changes_that_this_program_stumbles_over_set_their_table_aside(
     rig: ResolverRig, worker_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where it is one piece of a large transaction."""
-    monkeypatch.setattr(drain, "MOST_ROWS", 20)
+    monkeypatch.setattr(limits, "MOST_ROWS", 20)
     real = ServerBatch.add
 
     def stumbles(batch: ServerBatch, view: Any, steps: Any, remembering: Any) -> None:

@@ -19,12 +19,12 @@ from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch_conflict_resolver.batch.decode import Decoded, Decoder
 from anabranch_conflict_resolver.blame.evidence import FAILURES_AT_MOST
 from anabranch_conflict_resolver.captured.backlog import drain_backlog
-from anabranch_conflict_resolver.captured.drain import Backlog
-from anabranch_conflict_resolver.group import commit, waves
+from anabranch_conflict_resolver.group import commit, rules
 from anabranch_conflict_resolver.group.attempt import decide_group
-from anabranch_conflict_resolver.group.cache import Memory
-from anabranch_conflict_resolver.group.commit import GroupLimits, commit_group
-from anabranch_conflict_resolver.group.context import Group
+from anabranch_conflict_resolver.group.cache import Cache
+from anabranch_conflict_resolver.group.commit import commit_group
+from anabranch_conflict_resolver.group.context import Context
+from anabranch_conflict_resolver.group.outcome import GroupLimits
 
 OPTIONS = session_options(statement_timeout_ms=5_000, lock_timeout_ms=250, idle_timeout_ms=2_000)
 
@@ -83,13 +83,13 @@ def test_a_batch_that_runs_out_of_time_is_tried_alone_with_more(make_rig: Any) -
     """Neither the limit of a statement nor that of the transaction, which is three times as long, ends it then."""
     rig: ResolverRig = make_rig(SLOW, {"t": None})
     made = [rig.node(name).insert("t", {"id": name, "a": a}) for name, a in (("b", "quick"), ("c", "slow"))]
-    memory, limits = Memory(), GroupLimits(alone_ms=20_000)
+    cache, limits = Cache(), GroupLimits(alone_ms=20_000)
     options = session_options(statement_timeout_ms=500, lock_timeout_ms=100, idle_timeout_ms=5_000)
     with open_session(rig.url, options) as session:
 
         def group(now_ms: int) -> int:
             return commit_group(
-                session, memory, rig.database.id, most=10, now_ms=now_ms, clock_offset_ms=0, limits=limits
+                session, cache, rig.database.id, most=10, now_ms=now_ms, clock_offset_ms=0, limits=limits
             ).taken
 
         now_ms = Clock().now_ms()
@@ -127,7 +127,7 @@ def test_a_session_that_has_lost_its_statements_is_replaced(rig: ResolverRig, wo
         time.sleep(0.005)
     lost.pgconn.exec_(b"deallocate all")
     made = node.insert("todo", {"id": "1"})
-    worker._bell.ring(rig.database.id)
+    worker._wakeups.wake(rig.database.id)
     until(rig)
     assert rig.outcome(made) == ["APPLIED"]
     assert lost.closed
@@ -141,15 +141,15 @@ def test_batches_have_no_part_in_a_backlog_that_can_not_be_drained(
 
     def decide_behind(*arguments: Any, **more: Any) -> Any:
         if failures < 2 * FAILURES_AT_MOST:
-            raise Backlog
+            return None
         return decide_group(*arguments, **more)
 
-    def drain_in_vain(group: Group, *more: Any) -> Any:
+    def drain_in_vain(context: Context, *more: Any) -> Any:
         nonlocal failures
         if failures < 2 * FAILURES_AT_MOST:
             failures += 1
-            group.conn.execute("do $$ begin raise exception using errcode = '57014'; end $$")
-        return drain_backlog(group, *more)
+            context.conn.execute("do $$ begin raise exception using errcode = '57014'; end $$")
+        return drain_backlog(context, *more)
 
     monkeypatch.setattr(commit, "decide_group", decide_behind)
     monkeypatch.setattr(commit, "drain_backlog", drain_in_vain)
@@ -164,14 +164,14 @@ def test_batches_have_no_part_in_a_backlog_that_can_not_be_drained(
 def test_a_batch_that_the_program_stumbles_over_holds_up_nobody(
     rig: ResolverRig, worker_of: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = waves.resolve  # type: ignore[attr-defined]
+    real = rules.resolve  # type: ignore[attr-defined]
 
     def stumbles(batch: Batch, *more: Any) -> Any:
         if batch.mutations[0].rows[0].key == "stumble":
             raise KeyError("a fault of the program")
         return real(batch, *more)
 
-    monkeypatch.setattr(waves, "resolve", stumbles)
+    monkeypatch.setattr(rules, "resolve", stumbles)
     a, b = rig.node("a"), rig.node("b")
     bad = a.insert("todo", {"id": "stumble"})
     good = [b.insert("todo", {"id": f"{i}"}) for i in range(10)]
@@ -313,14 +313,14 @@ def test_a_lost_session_is_replaced(rig: ResolverRig, worker_of: Any) -> None:
     worker = worker_of(rig)
     for i in range(5):
         a.insert("todo", {"id": f"{i}"})
-        worker._bell.ring(rig.database.id)
+        worker._wakeups.wake(rig.database.id)
         until(rig)
         rig.sql(
             "select pg_terminate_backend(pid) from pg_stat_activity"
             " where application_name = 'anabranch-conflict-resolver' and datname = current_database()"
         )
     a.insert("todo", {"id": "last"})
-    worker._bell.ring(rig.database.id)
+    worker._wakeups.wake(rig.database.id)
     until(rig)
     rig.check()
     assert len(rig.rows("todo")) == 6
@@ -381,7 +381,7 @@ def test_a_commit_whose_answer_is_lost_is_found_out_by_looking(
     with pytest.raises(DatabaseError):
         commit_group(
             session,
-            Memory(),
+            Cache(),
             rig.database.id,
             most=100,
             now_ms=Clock().now_ms(),

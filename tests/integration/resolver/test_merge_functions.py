@@ -14,8 +14,9 @@ from anabranch.store.inbox.claim import open_session, session_options
 from anabranch.testkit.merge_functions import install
 from anabranch.testkit.resolver_rig import Made, ResolverRig, RigNode
 from anabranch_conflict_resolver.functions.child import Functions
-from anabranch_conflict_resolver.group.cache import Memory
-from anabranch_conflict_resolver.group.commit import GroupLimits, commit_group
+from anabranch_conflict_resolver.group.cache import Cache
+from anabranch_conflict_resolver.group.commit import commit_group
+from anabranch_conflict_resolver.group.outcome import GroupLimits
 
 NOTES = (
     "create table notes (id text primary key, body text, n int, tags text[], doc jsonb, seen timestamptz, "
@@ -37,13 +38,13 @@ def make(migrated_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     options = session_options(statement_timeout_ms=10_000, lock_timeout_ms=250, idle_timeout_ms=5_000)
     session = open_session(migrated_url, options)
     functions = Functions(timeout_ms=400)
-    memory = Memory()
+    cache = Cache()
     rigs: list[ResolverRig] = []
 
     def commit(database_id: int, most: int, offset_ms: int) -> int:
         return commit_group(
             session,
-            memory,
+            cache,
             database_id,
             most=most,
             now_ms=Clock(offset_ms).now_ms(),

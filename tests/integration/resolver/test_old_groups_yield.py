@@ -10,7 +10,7 @@ import pytest
 from anabranch.store.inbox.claim import open_session, session_options
 from anabranch.store.session.errors import PostgresError
 from anabranch.testkit.resolver_rig import ResolverRig
-from anabranch_conflict_resolver.group import waves
+from anabranch_conflict_resolver.group import rules, waves
 
 UNIQUE = "create table todo (id text primary key, title text unique, done boolean)"
 
@@ -32,7 +32,7 @@ def test_a_writer_that_has_waited_for_long_is_not_the_victim(make_rig: Any, monk
     writer = rig.session()
     writer.execute("insert into app.todo values ('other', 'wanted', false)")
     [(deadlock_s,)] = rig.sql("select setting::int / 1000.0 from pg_settings where name = 'deadlock_timeout'")
-    decide, failed = waves.decide, list[PostgresError]()
+    decide, failed = rules.decide, list[PostgresError]()
 
     def write_the_row() -> None:
         try:
@@ -72,7 +72,7 @@ def test_an_old_group_waits_for_a_row_of_ours_that_an_append_holds(
     append = rig.session()
     append.execute("select 1 from anabranch.nodes where node_id = %s for update", [node.id])
     [(deadlock_s,)] = rig.sql("select setting::int / 1000.0 from pg_settings where name = 'deadlock_timeout'")
-    decide = waves.decide
+    decide = rules.decide
 
     def decide_slowly(*arguments: Any) -> Any:
         rig.sql("select pg_sleep(%s)", [float(deadlock_s) / 3])

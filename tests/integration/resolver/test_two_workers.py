@@ -7,19 +7,20 @@ from typing import Any
 from anabranch.clock import Clock
 from anabranch.store.inbox.claim import open_session, session_options
 from anabranch.testkit.resolver_rig import ResolverRig
-from anabranch_conflict_resolver.group.cache import Memory
-from anabranch_conflict_resolver.group.commit import GroupLimits, commit_group
+from anabranch_conflict_resolver.group.cache import Cache
+from anabranch_conflict_resolver.group.commit import commit_group
+from anabranch_conflict_resolver.group.outcome import GroupLimits
 
 
 def test_a_group_that_decides_nothing_leaves_no_old_sums_behind(rig: ResolverRig) -> None:
     options = session_options(statement_timeout_ms=10_000, lock_timeout_ms=250, idle_timeout_ms=5_000)
     sessions = [open_session(rig.url, options) for _ in range(2)]
-    memories = [Memory(), Memory()]
+    caches = [Cache(), Cache()]
 
     def commit(number: int) -> Any:
         return commit_group(
             sessions[number],
-            memories[number],
+            caches[number],
             rig.database.id,
             most=100,
             now_ms=Clock().now_ms(),

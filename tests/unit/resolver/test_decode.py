@@ -70,13 +70,13 @@ def test_rows_are_read_with_their_keys_and_what_they_give() -> None:
     assert (updated.key, updated.values) == (UUID, {"n": None})
     assert deleted.values == {}
     assert decoded.keys == {("t", UUID): (UUID,), ("t", UUID[:-1] + "2"): (UUID[:-1] + "2",)}
-    assert (decoded.twice, decoded.leaning) == (True, True)
+    assert (decoded.twice, decoded.expects_rows) == (True, True)
 
 
 def test_a_key_of_several_columns_stands_in_the_keys_order() -> None:
     decoded = decode(mutation(1, ["a", "b"], [text("x"), Value(int64_value=7)], table="p"))
     assert decoded.keys == {("p", '["7","x"]'): (7, "x")}
-    assert (decoded.twice, decoded.leaning) == (False, False)
+    assert (decoded.twice, decoded.expects_rows) == (False, False)
 
 
 def test_a_counters_value_before_comes_from_the_undo() -> None:

@@ -11,8 +11,8 @@ from anabranch.merge import MutationType, Write
 from anabranch.store.inbox.take import Taken
 from anabranch_conflict_resolver.batch.decode import Decoded
 from anabranch_conflict_resolver.batch.results import Candidate
-from anabranch_conflict_resolver.blame.bisect import up_to
 from anabranch_conflict_resolver.blame.suspects import Suspects, stages
+from anabranch_conflict_resolver.group.cuts import up_to
 
 
 def candidate(number: int, node: str, rows: Sequence[str]) -> Candidate:

@@ -13,10 +13,9 @@ from anabranch.merge import MutationType, Write
 from anabranch.store.inbox.take import Taken
 from anabranch_conflict_resolver.batch.decode import Decoded
 from anabranch_conflict_resolver.batch.results import Candidate
-from anabranch_conflict_resolver.blame.bisect import plans
-from anabranch_conflict_resolver.group.waves import by_mutation, levels, runs
+from anabranch_conflict_resolver.group.cuts import by_mutation, levels, plans, runs
 from anabranch_conflict_resolver.loop.pace import FIRST, Pace
-from anabranch_conflict_resolver.loop.wakeups import Bell
+from anabranch_conflict_resolver.loop.wakeups import Wakeups
 
 
 def candidate(number: int, node: str, rows: Sequence[str], *, twice: bool = False) -> Candidate:
@@ -124,32 +123,32 @@ def test_groups_grow_while_they_are_full_and_quick_and_shrink_when_they_fail() -
     assert (pace.most, pace.failures) == (2, 0)
 
 
-def test_a_database_is_worked_on_by_one_worker_and_looked_at_again_when_rung_meanwhile() -> None:
-    bell = Bell()
-    bell.ring(1)
-    bell.ring(2)
-    bell.ring(1)
-    assert bell.take(0) == 1
-    assert bell.take(0) == 2
-    bell.ring(1)
-    assert bell.take(0) is None
-    bell.done(1)
-    assert bell.take(0) == 1
-    bell.done(1)
-    bell.done(2)
-    assert bell.take(0) is None
+def test_a_database_is_worked_on_by_one_worker_and_looked_at_again_when_woken_meanwhile() -> None:
+    wakeups = Wakeups()
+    wakeups.wake(1)
+    wakeups.wake(2)
+    wakeups.wake(1)
+    assert wakeups.take(0) == 1
+    assert wakeups.take(0) == 2
+    wakeups.wake(1)
+    assert wakeups.take(0) is None
+    wakeups.done(1)
+    assert wakeups.take(0) == 1
+    wakeups.done(1)
+    wakeups.done(2)
+    assert wakeups.take(0) is None
 
 
 def test_a_bell_wakes_who_waits_now_or_at_its_time() -> None:
-    bell = Bell()
+    wakeups = Wakeups()
     taken: list[int | None] = []
-    waiter = threading.Thread(target=lambda: taken.append(bell.take(10)))
+    waiter = threading.Thread(target=lambda: taken.append(wakeups.take(10)))
     waiter.start()
-    bell.ring(7)
+    wakeups.wake(7)
     waiter.join(10)
     assert taken == [7]
     started = time.monotonic()
-    bell.ring_in(8, 0.05)
-    bell.ring_in(8, 5)
-    assert bell.take(10) == 8
+    wakeups.wake_in(8, 0.05)
+    wakeups.wake_in(8, 5)
+    assert wakeups.take(10) == 8
     assert 0.04 < time.monotonic() - started < 5

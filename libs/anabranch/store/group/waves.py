@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 import psycopg
@@ -40,29 +40,47 @@ RELEASE = b"release savepoint anabranch_wave"
 UNDO = b"rollback to savepoint anabranch_wave; release savepoint anabranch_wave"
 
 
+class Wave(Generic[T]):
+    """A wave that is open. ``begun`` is what its first call gave."""
+
+    __slots__ = ("_conn", "begun", "undone")
+
+    def __init__(self, conn: Connection, begun: T) -> None:
+        self._conn = conn
+        self.begun = begun
+        self.undone = False
+
+    def undo(self) -> None:
+        """Undo as a whole what ran inside, though Postgres refused nothing of it."""
+        self.undone = True
+        _undo(self._conn, None)
+
+
 @contextmanager
-def wave(conn: Connection, schema_name: str, first: Callable[[], T], *, judged: bool = False) -> Iterator[T]:
-    """What runs inside is kept as a whole, with its constraints judged, or undone as a whole. ``schema_name``: the
-    database's schema. ``first`` is called within, in the pipeline that opens the wave; the body gets what it gives.
-    ``judged``: the body judges (``judge``), and nothing but records comes after it, so that the savepoint may stay
-    until the transaction ends.
+def wave(conn: Connection, schema_name: str, first: Callable[[], T], *, judged: bool = False) -> Iterator[Wave[T]]:
+    """What runs inside is kept as a whole, with its constraints judged, or undone as a whole: where it raises, or says
+    so (``Wave.undo``). ``schema_name``: the database's schema. ``first`` is called within, in the pipeline that opens
+    the wave. ``judged``: the body judges (``judge``), and nothing but records comes after it, so that the savepoint may
+    stay until the transaction ends.
 
     Raises:
         psycopg.Error: what the body raised, or what a constraint says; undone, unless the session is lost.
     """
+    opened: Wave[T] | None = None
     try:
         with conn.pipeline():
             run(conn, SAVEPOINT, ())
             run(conn, DEFER, ())
             run(conn, SETTINGS, [text(f"pg_catalog, {quote(schema_name)}, public, pg_temp")])
             begun = first()
-        yield begun
-        if not judged:
+        opened = Wave(conn, begun)
+        yield opened
+        if not judged and not opened.undone:
             with conn.pipeline():
                 run(conn, JUDGE, ())
                 run(conn, RELEASE, ())
     except BaseException as error:
-        if not conn.closed:
+        if not conn.closed and (opened is None or not opened.undone):
             _undo(conn, error)
         raise
 
@@ -91,7 +109,7 @@ _undone: WeakKeyDictionary[Connection, int] = WeakKeyDictionary()
 _FORGET_EVERY = 200
 
 
-def _undo(conn: Connection, error: BaseException) -> None:
+def _undo(conn: Connection, error: BaseException | None) -> None:
     # Not through the driver's cursor: at every ROLLBACK, also one to a savepoint, that forgets its prepared statements,
     # and all would have to be planned anew. Now and then it shall: a statement that fails the first time that it runs
     # stays with Postgres, and the driver does not know it.

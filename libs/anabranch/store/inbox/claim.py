@@ -33,7 +33,7 @@ from weakref import WeakKeyDictionary
 
 import psycopg
 
-from anabranch.store.inbox.take import STANDING, Standing
+from anabranch.store.inbox.take import HEAD, Head
 from anabranch.store.session.binary import devote, run
 from anabranch.store.session.channels import CATALOG_CHANNEL, CLAIM_LOCK_CLASS, INBOX_CHANNEL
 from anabranch.store.session.engine import CONNECT_S, SessionOptions, connect
@@ -47,11 +47,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Claimed(Generic[T]):
-    """``ours``: whether the claim is this session's; if not, another one has it. ``standing``: where the database
+    """``ours``: whether the claim is this session's; if not, another one has it. ``head``: where the database
     stands, None if there is none of that number. ``answer`` gives what else was asked for."""
 
     ours: bool
-    standing: Standing | None
+    head: Head | None
     answer: Callable[[], T]
 
 
@@ -176,11 +176,11 @@ def claim(conn: Connection, database_id: int, then: Callable[[], Callable[[], T]
     # Statements with a snapshot each, sent together.
     with conn.pipeline():
         claimed = conn.execute(CLAIM, (CLAIM_LOCK_CLASS, database_id))
-        standing = conn.execute(STANDING, {"db": database_id})
+        head = conn.execute(HEAD, {"db": database_id})
         answer = then()
         [(ours,)] = claimed.fetchall()
-        row = standing.fetchone()
-    return Claimed(bool(ours), Standing._make(row) if row else None, answer)
+        row = head.fetchone()
+    return Claimed(bool(ours), Head._make(row) if row else None, answer)
 
 
 _young_s: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()

@@ -179,7 +179,7 @@ from anabranch.databases d
 """
 
 # What a group starts from. Read by a statement after the claim's own, so that it is the last holder's work.
-STANDING = """
+HEAD = """
 select coalesce(g.position, 0), g.chain, d.name, d.schema_version,
        (extract(epoch from clock_timestamp()) * 1000)::bigint,
        (select true from anabranch.inbox i
@@ -324,8 +324,8 @@ def backlogs(conn: Connection, most: int) -> list[InboxBacklog]:
     return [InboxBacklog._make(row) for row in conn.execute(BACKLOG, {"most": most})]
 
 
-class Standing(NamedTuple):
-    """Where a database stands: its last group (position 0 and no chain where there is none), its name and schema
+class Head(NamedTuple):
+    """The head of a database: its last group (position 0 and no chain where there is none), its name and schema
     version, Postgres's clock in milliseconds, whether a batch of it is parked, and whether captured changes wait."""
 
     position: int
@@ -337,10 +337,10 @@ class Standing(NamedTuple):
     any_captured: bool
 
 
-def standing(conn: Connection, database_id: int) -> Standing | None:
-    """Where the database stands; None where there is none of that number any more."""
-    row = conn.execute(STANDING, {"db": database_id}).fetchone()
-    return Standing._make(row) if row else None
+def read_head(conn: Connection, database_id: int) -> Head | None:
+    """The head of the database; None where there is none of that number any more."""
+    row = conn.execute(HEAD, {"db": database_id}).fetchone()
+    return Head._make(row) if row else None
 
 
 def read_sums(conn: Connection, table_ids: Collection[int]) -> dict[int, tuple[int, int]]:

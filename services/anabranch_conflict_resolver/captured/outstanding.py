@@ -1,0 +1,54 @@
+"""Which transactions wait to be drained, kept from one group to the next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from anabranch.store.capture.large import Transaction, first_to_end
+from anabranch.store.session.engine import Session
+from anabranch_conflict_resolver.captured import limits
+
+MOST_TRANSACTIONS = 100_000
+"""How many transactions one scan tells of."""
+
+
+@dataclass(slots=True)
+class Outstanding:
+    """The transactions that one scan has found, the next one last. ``taken``: how many of them the group that runs has
+    drained; they are gone with its commit (``committed``), and all is forgotten where somebody else has drained.
+    ``one_by_one``: groups take one transaction each, since one of them can't be drained."""
+
+    waiting: list[Transaction] = field(default_factory=list)
+    taken: int = 0
+    one_by_one: bool = False
+
+    def scan(self, conn: Session, database_id: int) -> None:
+        """Find those that end first."""
+        self.waiting = first_to_end(conn, database_id, MOST_TRANSACTIONS)
+        self.waiting.reverse()
+        self.taken = 0
+
+    def committed(self) -> None:
+        """The group that runs was committed, and has drained some. What is left is forgotten where it is no more than a
+        group takes that has batches, too."""
+        del self.waiting[len(self.waiting) - self.taken :]
+        self.taken = 0
+        if len(self.waiting) <= limits.MOST_ROWS and len(self.next_ones()) == len(self.waiting):
+            self.waiting.clear()
+
+    def forget(self) -> None:
+        """Begin with a new scan."""
+        self.waiting.clear()
+        self.taken = 0
+
+    def next_ones(self) -> list[Transaction]:
+        """Those that a group takes: one that is larger, or as many as fit; none where nothing waits."""
+        taken: list[Transaction] = []
+        changes = size = 0
+        for transaction in reversed(self.waiting):
+            changes += transaction.changes
+            size += transaction.size
+            if taken and (self.one_by_one or changes > limits.MOST_ROWS or size > limits.MOST_BYTES):
+                break
+            taken.append(transaction)
+        return taken

@@ -1,0 +1,99 @@
+"""Which of the batches that were taken the rules have to decide: the others are refused, or wait for one before
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from anabranch.limits import BATCH_EXPIRY_MS
+from anabranch.store.inbox import take
+from anabranch.store.inbox.take import Parking, Taken
+from anabranch.v1 import errors_pb2
+from anabranch_conflict_resolver.batch.decode import Decoded, Refusal
+from anabranch_conflict_resolver.batch.results import Candidate, Rejection, Result, Waiting
+from anabranch_conflict_resolver.blame.evidence import FAILURES_AT_MOST, given_up
+from anabranch_conflict_resolver.group.context import Context
+
+_DAY_MS = 86_400_000
+
+
+@dataclass(slots=True)
+class Sorted:
+    """``results`` of those that need no rules, and the ``candidates``, both in the order of the ids. ``held``: those
+    that wait, and their nodes."""
+
+    results: list[Result] = field(default_factory=list)
+    candidates: list[Candidate] = field(default_factory=list)
+    held: dict[str, str] = field(default_factory=dict)
+
+
+def sort_out(context: Context, taken: Sequence[Taken], read: Callable[[Taken], Decoded]) -> Sorted:
+    """Refuse what needs no rules, let wait what waits for its ``prev``, ``read`` the rest. ``taken`` is in the order of
+    ids."""
+    policy = context.synced.database.policy
+    oldest_ms = context.now_ms - policy.retention_days * _DAY_MS
+    done = _patient(context, taken)
+    made = Sorted()
+    for one in taken:
+        until_ms = one.arrived_ms + policy.park_ms
+        may_wait = context.now_ms < until_ms
+        decoded = None
+        refusal = _refusal_unread(one)
+        if refusal is None:
+            decoded = read(one)
+            refusal = _refusal(decoded, oldest_ms)
+        if refusal is not None:
+            made.results.append(
+                Rejection(
+                    one, refusal.reason, refusal.message, refusal.mutation, refusal.table, sqlstate=refusal.sqlstate
+                )
+            )
+        elif may_wait and not one.prev_decided and one.prev not in done and (one.prev or "") < one.batch_id:
+            made.results.append(Waiting(one, Parking(one.batch_id, until_ms, one.prev), one.prev or ""))
+            made.held[one.batch_id] = one.node_id
+            continue
+        else:
+            assert decoded is not None
+            may_await_row = context.now_ms < one.arrived_ms + BATCH_EXPIRY_MS
+            made.candidates.append(Candidate(one, decoded, context.position, may_wait, may_await_row))
+        done.add(one.batch_id)
+    made.candidates = _placed(context, made.candidates)
+    return made
+
+
+def _placed(context: Context, candidates: list[Candidate]) -> list[Candidate]:
+    """The candidates, with those that come after a later one of their nodes was accepted in their place before it."""
+    takens = [one.taken for one in candidates]
+    late = [(one.batch_id, one.node_id) for one in takens if one.last_accepted and one.last_accepted > one.batch_id]
+    if not late:
+        return candidates
+    places = take.places(context.conn, context.synced.database.id, late)
+    return [replace(one, place=places.get(one.taken.batch_id, context.position)) for one in candidates]
+
+
+def _patient(context: Context, taken: Sequence[Taken]) -> set[str]:
+    """Batches before these of their nodes that nobody waits for any longer: they have waited for a row for the park
+    time, and go on for days if need be."""
+    named = {t.prev for t in taken if t.prev and not t.prev_decided} - {t.batch_id for t in taken}
+    if not named:
+        return set()
+    return take.awaiting_rows(context.conn, context.synced.database.id, named)
+
+
+def _refusal_unread(taken: Taken) -> Refusal | None:
+    """Why a batch is refused whatever is in it."""
+    if taken.refusal:
+        return Refusal(taken.refusal, taken.refusal_message or "")
+    if taken.attempts >= FAILURES_AT_MOST:
+        # Not read any more: that may be where it fails.
+        return given_up(taken.failure or take.PROGRAM)
+    return None
+
+
+def _refusal(decoded: Decoded, oldest_ms: int) -> Refusal | None:
+    if decoded.time_ms and decoded.time_ms < oldest_ms:
+        text = "made longer ago than verdicts are kept: it could not be told from a repeat"
+        return Refusal(errors_pb2.REASON_EXPIRED, text)
+    return decoded.refusal

@@ -1,0 +1,39 @@
+"""What a group may take, and what it came to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from anabranch_conflict_resolver.batch.results import Result, Waiting
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLimits:
+    """``most_bytes``: payload bytes of one group. ``busy_ms``: how long a batch rests whose row somebody else holds.
+    ``restarts``: how often a group starts again because rows appeared in between. ``alone_ms``: how long a group
+    may take of one batch that has failed alone before."""
+
+    most_bytes: int = 8 * 1024 * 1024
+    busy_ms: int = 100
+    restarts: int = 3
+    alone_ms: int = 60_000
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a group came to. ``taken`` batches were looked at, and ``drained`` captured changes taken; none where it
+    could not be claimed or nothing was there. ``all_heard``: whatever there is to do beside, the listener rings for."""
+
+    claimed: bool
+    position: int = 0
+    name: str = ""
+    taken: int = 0
+    results: Sequence[Result] = ()
+    drained: int = 0
+    all_heard: bool = False
+
+    @property
+    def decided(self) -> int:
+        """How many batches got a verdict."""
+        return sum(not isinstance(result, Waiting) for result in self.results)

@@ -1,0 +1,131 @@
+"""What the rules say of a batch, on the view that the group has been carried forward to. No statement is run here."""
+
+from __future__ import annotations
+
+from anabranch.limits import BATCH_EXPIRY_MS
+from anabranch.merge import Accepted, Asked, Batch, Parked, Rejected, resolve
+from anabranch.store.inbox.take import Parking
+from anabranch.v1 import errors_pb2
+from anabranch_conflict_resolver.batch.results import Accepting, Candidate, Rejection, Waiting
+from anabranch_conflict_resolver.functions.ask import PutOff, Unanswered, with_answers
+from anabranch_conflict_resolver.group.context import Context, Progress
+from anabranch_conflict_resolver.group.setback import Setback, Why
+from anabranch_conflict_resolver.group.view import View
+
+
+def decide(context: Context, progress: Progress, candidate: Candidate) -> Accepting | Rejection | Waiting | Setback:
+    """What the rules say of a batch, with all that were decided before it in the view. It may be out of turn: what a
+    batch with a higher id has caused stands in its way."""
+    view = progress.view
+    taken, decoded = candidate.taken, candidate.decoded
+    node, batch_id = taken.node_id, taken.batch_id
+    if (progress.caused or progress.absorbed_up_to) and _out_of_turn(context, view, candidate):
+        return Setback(Why.OUT_OF_TURN, frozenset({batch_id}))
+    if view.busy and not view.busy.isdisjoint(decoded.keys):
+        return wait(
+            view, candidate, Parking(batch_id, context.now_ms + context.busy_ms), "a row that somebody else holds"
+        )
+    if candidate.may_wait and taken.prev in view.held:
+        parking = Parking(batch_id, taken.arrived_ms + context.park_ms, taken.prev)
+        return wait(view, candidate, parking, taken.prev or "")
+    before = _pending_before(progress, candidate) if candidate.may_await_row else None
+    batch = Batch(
+        batch_id,
+        node,
+        # Nobody has seen what is being decided now, whatever a node says of itself.
+        min(taken.basis, context.position - 1),
+        decoded.time_ms,
+        context.position,
+        candidate.place,
+        decoded.mutations,
+        before is not None,
+    )
+    decision = resolve(batch, view.states, context.synced.database.table_policy)
+    if isinstance(decision, Accepted):
+        return Accepting(candidate, batch, decision)
+    if isinstance(decision, Asked):
+        answered = with_answers(context.asking, context.synced, batch, view.states, decision)
+        if isinstance(answered, PutOff):
+            parking = Parking(batch_id, context.now_ms + context.busy_ms)
+            return wait(view, candidate, parking, "a merge function that has no time yet")
+        if isinstance(answered, Unanswered):
+            return _unanswered(view, candidate, answered)
+        if isinstance(answered, Accepted):
+            return Accepting(candidate, batch, answered)
+        decision = answered
+    if isinstance(decision, Parked):
+        number = context.synced.tables[decision.table].table.id
+        # Looked at once more at the park time: from then on nobody waits for it any longer.
+        most_ms = context.park_ms if candidate.may_wait else BATCH_EXPIRY_MS
+        parking = Parking(batch_id, taken.arrived_ms + most_ms, before, number, decision.key)
+        return wait(view, candidate, parking, f"row {decision.key} of {decision.table}, or batch {before}")
+    return _rejection(view, candidate, decision)
+
+
+def _out_of_turn(context: Context, view: View, candidate: Candidate) -> bool:
+    """Who touches a row comes after the lower ids that do, except for rows that are changed without being named."""
+    for at in candidate.decoded.keys:
+        state = view.states.get(at)
+        version = state.version if state is not None else None
+        if version is None or version.last_position != context.position:
+            continue
+        if version.last_batch > candidate.taken.batch_id:
+            return True
+    return False
+
+
+def wait(view: View, candidate: Candidate, parking: Parking, why: str) -> Waiting:
+    """The batch waits, and so do those that wait for it."""
+    view.held[candidate.taken.batch_id] = candidate.taken.node_id
+    return Waiting(candidate.taken, parking, why)
+
+
+def _pending_before(progress: Progress, candidate: Candidate) -> str | None:
+    """An earlier batch of the node that has no verdict yet."""
+    node, batch_id = candidate.taken.node_id, candidate.taken.batch_id
+    for earlier in (progress.missing.get(node), progress.pending.get(node)):
+        if earlier is not None and earlier < batch_id:
+            return earlier
+    if not progress.view.held:
+        return None
+    return next((held for held, of in progress.view.held.items() if of == node and held < batch_id), None)
+
+
+_MESSAGES = {
+    errors_pb2.REASON_ROW_EXISTS: "the row exists already",
+    errors_pb2.REASON_ROW_DELETED: "another node deleted the row",
+    errors_pb2.REASON_ROW_NOT_FOUND: "there is no such row",
+    errors_pb2.REASON_ALREADY_DELETED: "the row was deleted already",
+    errors_pb2.REASON_CONCURRENT_UPDATE: "another node changed the row, unseen by this one",
+}
+
+
+def _rejection(view: View, candidate: Candidate, decision: Rejected) -> Rejection:
+    at = (decision.table, decision.key)
+    reason = errors_pb2.Reason.ValueType(decision.reason)
+    return Rejection(
+        candidate.taken,
+        int(decision.reason),
+        decision.text or _MESSAGES[reason],
+        decision.mutation,
+        decision.table,
+        candidate.decoded.keys[at],
+        decision.columns,
+        view.rows.get(at),
+        sqlstate=decision.sqlstate,
+    )
+
+
+def _unanswered(view: View, candidate: Candidate, unanswered: Unanswered) -> Rejection:
+    question = unanswered.question
+    at = (question.table, question.key)
+    return Rejection(
+        candidate.taken,
+        errors_pb2.REASON_MERGE_FUNCTION,
+        f'merge function "{question.function}" of column "{question.column}": {unanswered.why}',
+        question.mutation,
+        question.table,
+        candidate.decoded.keys[at],
+        (question.column,),
+        view.rows.get(at),
+    )

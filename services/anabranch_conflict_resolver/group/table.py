@@ -1,0 +1,36 @@
+"""A synced table: its statements, encoders and writers, made once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from anabranch.store.group.rows import TableSql
+from anabranch.v1 import value_pb2
+from anabranch.values import Cell, Table
+from anabranch.values.messages import Writer
+from anabranch.wire.effects import EffectBuilder
+
+
+@dataclass(frozen=True, slots=True)
+class SyncedTable:
+    """A synced table and all that is compiled for it. ``rank`` is its place in the order of foreign keys: who is
+    pointed to has the lower one."""
+
+    table: Table
+    rank: int
+    sql: TableSql
+    effects: EffectBuilder
+    writers: Mapping[str, Writer]
+    primary_key: str
+    names: tuple[str, ...]
+    """The columns' names, in the table's order."""
+
+    def key_values(self, key: Sequence[Cell]) -> list[value_pb2.Value]:
+        """A key's cells as Values."""
+        return [self.writers[name](cell) for name, cell in zip(self.table.key_columns, key, strict=True)]
+
+    def named_row(self, row: Sequence[Cell]) -> value_pb2.NamedRow:
+        """A whole row with its column names."""
+        values = [self.writers[name](cell) for name, cell in zip(self.names, row, strict=True)]
+        return value_pb2.NamedRow(columns=self.names, values=values)
