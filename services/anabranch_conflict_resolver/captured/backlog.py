@@ -20,7 +20,7 @@ from anabranch.store.capture.large import Transaction, first_of, read_whole
 from anabranch_conflict_resolver.captured import limits
 from anabranch_conflict_resolver.captured.intake import NOTHING_CAUSED, log_pieces, log_rows
 from anabranch_conflict_resolver.captured.outstanding import Outstanding
-from anabranch_conflict_resolver.captured.pieces import KeyChangedError, by_row, in_capture_order
+from anabranch_conflict_resolver.captured.pieces import UntilRekeyed, by_row, in_capture_order
 from anabranch_conflict_resolver.captured.server_batches import Drained, Origin
 from anabranch_conflict_resolver.group.context import Context, Progress
 from anabranch_conflict_resolver.group.view import View
@@ -64,10 +64,11 @@ def drain_large(context: Context, transaction: Transaction, origin: Origin) -> D
     """
     conn, synced = context.conn, context.synced
     if transaction.one_by_one:
-        try:
+        pieces = UntilRekeyed(in_capture_order(conn, synced, transaction))
+        with conn.transaction() as trial:
+            drained = log_pieces(context, origin, pieces)
             # What was logged and deleted is undone where it can't go on.
-            with conn.transaction():
-                return log_pieces(context, origin, in_capture_order(conn, synced, transaction))
-        except KeyChangedError:
-            pass
+            trial.force_rollback = pieces.stopped
+        if not pieces.stopped:
+            return drained
     return log_pieces(context, origin, by_row(conn, synced, transaction))

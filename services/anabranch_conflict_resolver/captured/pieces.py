@@ -58,17 +58,10 @@ def in_pieces(conn: Session, synced: SyncedDatabase, transaction: Transaction) -
 
 
 def in_capture_order(conn: Session, synced: SyncedDatabase, transaction: Transaction) -> Iterator[list[Step]]:
-    """The changes in the order of their capture.
-
-    Raises:
-        KeyChangedError: a key was updated, so that this need not be the order in which rows were changed.
-    """
+    """The changes in the order of their capture."""
     after = transaction.first - 1
     for rows in _read(conn, synced, transaction):
         [steps] = steps_of(conn, synced, rows).values()
-        # Counting would not tell: a row of a table that can't be read is no change.
-        if any(step.rekeyed for step in steps):
-            raise KeyChangedError
         yield steps
         large.delete_of(conn, synced.database.id, transaction.xid, after, rows[-1].id)
         after = rows[-1].id
@@ -77,8 +70,23 @@ def in_capture_order(conn: Session, synced: SyncedDatabase, transaction: Transac
         renew(conn)
 
 
-class KeyChangedError(Exception):
-    """A key was updated: the order of capture need not be that of the changes."""
+@dataclass(slots=True)
+class UntilRekeyed:
+    """Pieces in the order of capture, up to one in which a key was updated: from there on that need not be the order in
+    which rows were changed. ``stopped``: there was one."""
+
+    pieces: Iterable[list[Step]]
+    stopped: bool = False
+
+    def __iter__(self) -> Iterator[list[Step]]:
+        for steps in self.pieces:
+            # Counting would not tell: a row of a table that can't be read is no change.
+            if any(step.rekeyed for step in steps):
+                # Nor is any held then.
+                self.stopped, self.pieces = True, ()
+                return
+            yield steps
+            del steps
 
 
 def by_row(conn: Session, synced: SyncedDatabase, transaction: Transaction) -> Iterator[list[Step]]:
