@@ -70,6 +70,7 @@ class Applied:
     """The batch is in the tables. ``superseded``: by mutation, the row as it then stands (None: there is none) where a
     value of the mutation lost."""
 
+    taken: Taken
     accepting: Accepting
     changes: Sequence[Change]
     spills: Sequence[Spill]
@@ -84,11 +85,6 @@ class Applied:
     def decision(self) -> Accepted:
         """What the rules had it write."""
         return self.accepting.decision
-
-    @property
-    def taken(self) -> Taken:
-        """The batch as it was taken."""
-        return self.accepting.candidate.taken
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,8 @@ def gather(synced: SyncedDatabase, position: int, results: Sequence[Result], dra
 
 def _gather_applied(records: Records, synced: SyncedDatabase, position: int, result: Applied) -> None:
     tables = synced.tables
-    candidate, taken = result.candidate, result.candidate.taken
+    accepting, taken = result.accepting, result.taken
+    candidate, decision = accepting.candidate, accepting.decision
     batch_id, node_id = taken.batch_id, taken.node_id
     hashes: list[bytes] = []
     log, sums = records.log, records.sum_changes
@@ -148,13 +149,11 @@ def _gather_applied(records: Records, synced: SyncedDatabase, position: int, res
             _APPLIED,
             0,
             candidate.place,
-            applied_as_written(
-                batch_id, position, result.decision.outcomes, candidate.decoded.keys, synced.mutation_writers
-            )
+            applied_as_written(batch_id, position, decision.outcomes, candidate.decoded.keys, synced.mutation_writers)
             or applied_verdict(tables, position, result).SerializeToString(),
         )
     )
-    for number, conflict in enumerate(result.decision.conflicts):
+    for number, conflict in enumerate(decision.conflicts):
         table = tables[conflict.table]
         value = table.writers[conflict.column](conflict.losing_value).SerializeToString()
         records.conflicts.append(

@@ -216,4 +216,4 @@ def applied_result(view: View, accepting: Accepting, made: Made) -> Applied:
         for number, outcome in enumerate(accepting.decision.outcomes)
         if outcome.outcome is Outcome.SUPERSEDED
     }
-    return Applied(accepting, made.changes, made.spills, superseded)
+    return Applied(accepting.candidate.taken, accepting, made.changes, made.spills, superseded)

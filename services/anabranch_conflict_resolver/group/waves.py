@@ -52,7 +52,8 @@ def run_wave(
             accepted.append(decided)
         else:
             results.append(decided)
-    alone = {one for one in accepted if one.candidate.decoded.twice or is_watched(progress.watched, one.candidate)}
+    watched = progress.watched
+    alone = {one for one in accepted if one.candidate.decoded.twice or (watched and is_watched(watched, one.candidate))}
     together: list[Job] = [(one, one.decision.writes) for one in accepted if one not in alone]
     conn, tables, view = context.conn, context.synced.tables, progress.view
     at_end = partial(judge, conn) if last else None

@@ -31,7 +31,7 @@ def needed(kind: MutationType, table: str, row: Mapping[str, Cell], stood: Row, 
         tried.view.rows.pop(at, None)
     effect = SYNCED.tables[table].effects.none(candidate.decoded.keys[at])
     changes = [Change(write, effect) for write in accepting.decision.writes]
-    return needed_by(SYNCED, tried.view, {}, [Applied(accepting, changes, (), {})])
+    return needed_by(SYNCED, tried.view, {}, [Applied(candidate.taken, accepting, changes, (), {})])
 
 
 def step(table: str, key: str, before: Row, after: Row) -> Step:
