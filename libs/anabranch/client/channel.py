@@ -1,8 +1,8 @@
 """A channel that another thread may close at any moment.
 
-A call that is begun on a channel closed a moment ago has to fail as calls do. gRPC raises ValueError instead; and where
-the method is only looked up then, as interceptors make every call do, it ends the whole process. So methods are looked
-up under the lock that closing takes.
+A call that begins on a channel which was closed a moment ago has to fail as other calls fail. gRPC raises ValueError
+instead; where the method is only looked up at that moment, as interceptors make every call do, gRPC ends the whole
+process. So methods are looked up under the lock that closing takes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SharedChannel(grpc.Channel):
             return make(*args, **options)
 
     def unary_unary(self, *args: Any, **options: Any) -> Any:
-        """As all four: the method. Raises ValueError once it is closed."""
+        """Return the method, as all four do. Raises ValueError once the channel is closed."""
         return self._method(self._channel.unary_unary, args, options)
 
     def unary_stream(self, *args: Any, **options: Any) -> Any:
@@ -45,15 +45,15 @@ class SharedChannel(grpc.Channel):
         return self._method(self._channel.stream_stream, args, options)
 
     def subscribe(self, callback: Callable[[grpc.ChannelConnectivity], None], try_to_connect: bool = False) -> None:
-        """Have ``callback`` told of the connection's state."""
+        """Call ``callback`` with every state of the connection."""
         self._channel.subscribe(callback, try_to_connect)
 
     def unsubscribe(self, callback: Callable[[grpc.ChannelConnectivity], None]) -> None:
-        """Have it told no longer."""
+        """Stop calling ``callback``."""
         self._channel.unsubscribe(callback)
 
     def close(self) -> None:
-        """End all its calls, with the code CANCELLED, and let none begin."""
+        """End all calls of the channel, with the code CANCELLED, and let none begin."""
         with self._lock:
             self.closed = True
             self._channel.close()

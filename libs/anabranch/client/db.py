@@ -1,4 +1,4 @@
-"""What an app uses: SyncedDb."""
+"""SyncedDb, the class that an app uses."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from anabranch.v1 import position_pb2, snapshot_pb2
 
 _FLUSH_S = 60.0
 _ASK_S = 3.0
-"""A write that would be refused for what may have changed waits so long for the server's word."""
+"""Seconds that a write waits for the server's answer before it is refused because of a rule that may have changed."""
 _ENDS_TRANSACTION = re.compile(
     r"(?:[\s;]|--[^\n]*\n|/\*.*?\*/)*(?:begin|commit|end|rollback|savepoint|release)\b", re.IGNORECASE | re.DOTALL
 )
@@ -52,15 +52,15 @@ _ENDS_TRANSACTION = re.compile(
 class SyncedDb:
     """A database of the server in a SQLite file, readable and writable at any time.
 
-    ``path`` is made where it is missing, ``node_name`` is for people, ``now_ms`` is the device's clock in milliseconds
+    ``path`` is created if it is missing, ``node_name`` is for people, ``now_ms`` is the device's clock in milliseconds
     since 1970. Usable from any thread, and from several processes at once, of which one syncs.
 
-    ``refuse_foreign_writes``: what is written to a synced table otherwise than by ``table`` (a plain SQLite connection,
-    an ORM's commit, a shell) is not sent, and a repair would take it back. It raises sqlite3.IntegrityError there,
-    unless this is False. The file keeps the choice of whoever opened it last.
+    ``refuse_foreign_writes``: a write to a synced table otherwise than by ``table`` (a plain SQLite connection, an
+    ORM's commit, a shell) is not sent, and a repair would undo it. Such a write raises sqlite3.IntegrityError, unless
+    this is False. The file keeps the choice of the process that opened it last.
 
-    ``reached`` is for tests: it is called with a name where a process that ends there must lose nothing, after a local
-    commit (``after_local_commit``) and around a page of the log (``before_apply``, ``after_apply``).
+    ``reached`` is for tests: it is called with the name of a point at which the process may end and must lose nothing:
+    after a local commit (``after_local_commit``) and around a page of the log (``before_apply``, ``after_apply``).
 
     Raises:
         ClientError: the file holds another database.
@@ -102,13 +102,13 @@ class SyncedDb:
         progress: Callable[[Progress], None] | None = None,
         timeout_s: float = 3600.0,
     ) -> None:
-        """Begin to sync. The first start waits until the tables are pulled, ``progress`` being told; later ones return
-        at once, and catch up and flush in the background. Without ``background`` nothing happens but by ``sync``,
-        ``flush`` and ``read``. Where another process syncs the file, this one takes over when that one ends.
+        """Begin to sync. The first start waits until the tables are pulled, and calls ``progress`` meanwhile; later
+        ones return at once, and catch up and flush in the background. Without ``background`` only ``sync``, ``flush``
+        and ``read`` sync. Where another process syncs the file, this one takes over when that one ends.
 
         Raises:
             WrongPrincipal: the file belongs to another principal.
-            CallFailed: the first pull could not be done; call again, and it goes on where it was.
+            CallFailed: the first pull failed; call again, and it goes on where it stopped.
             SyncedElsewhere: another process syncs the file, and ``background`` is False or ``timeout_s`` passed
                 before it had pulled the tables.
         """
@@ -126,7 +126,7 @@ class SyncedDb:
             self._loop.start()
 
     def _ask_whose(self, current: FileState) -> None:
-        # Of positions nothing is said: a server that was restored would answer to those, and not whose the node is.
+        # No positions are sent: a server that was restored would refuse those instead of saying whose the node is.
         state = position_pb2.NodeState(node=current.node)
         self._remote.describe(snapshot_pb2.DescribeRequest(db_name=current.db_name, node_state=state))
 
@@ -174,7 +174,7 @@ class SyncedDb:
         self.close()
 
     def network_up(self) -> None:
-        """Tell that the network is back: what waits for its next attempt makes it now."""
+        """Report that the network is back: a call that waits for its next attempt is made now."""
         if self._loop is not None:
             self._loop.network_up()
 
@@ -198,8 +198,8 @@ class SyncedDb:
 
     def read(self) -> None:
         """Read the log to its head. Tables' sums are compared with the server's at every page. A table's rows are
-        compared with its sum in a thread of its own, after a pull and then once a day: what that finds is told by
-        ``on_state``, ``status`` and the next call. Raises CallFailed, SyncedElsewhere, BatchState."""
+        compared with its sum in a thread of its own, after a pull and then once a day: ``on_state``, ``status`` and the
+        next call report the result. Raises CallFailed, SyncedElsewhere, BatchState."""
         self._sync_here()
         with self._owner.heeding():
             self._reader.read()
@@ -214,8 +214,8 @@ class SyncedDb:
 
     def verify(self, table: str | None = None) -> tuple[str, ...]:
         """Read all rows of a table, or of every one, and compare them with the sum that is kept while the log is read:
-        finds what a disk, or another program, changed in the file. Gives the names of the tables that now are known to
-        differ from the server's, these and others; ``repair`` mends them. Pending writes don't count.
+        this finds changes that a disk, or another program, made in the file. Return the names of all tables that are
+        now known to differ from the server's, these and others; ``repair`` mends them. Pending writes don't count.
 
         Raises:
             ValueError: there is no such table.
@@ -250,16 +250,17 @@ class SyncedDb:
             raise ValueError(f"there is no table {name!r}")
 
     def _require_pulled(self, what: str) -> None:
-        """Raises NotReady before the first pull is complete: nothing can be said of tables and rows."""
+        """Raise NotReady before the first pull is complete: which tables and rows there are is not known."""
         if self._file.current().pulls == 0:
             raise NotReady(f"{what}: the first pull is not complete; start() waits for it, on_state tells of it")
 
     def clear(self) -> None:
-        """Make the file empty and a new node, whoever logs in next: rows, queues and dead letters are gone for good.
+        """Make the file empty and a new node, for any principal that logs in next. Rows, queues and dead letters are
+        gone for good.
 
         Raises:
             SyncedElsewhere: another process syncs the file.
-            ClientError: another process reads it, so that what is gone can still be read there; call again.
+            ClientError: another process reads the file, so that the removed rows can still be read there; call again.
         """
         self._sync_here()
         self.stop()
@@ -269,21 +270,21 @@ class SyncedDb:
     # Writing
 
     def table(self, name: str) -> SyncedTable:
-        """The synced table ``name``; whether it exists is seen when it is used."""
+        """The synced table ``name``; its first use checks whether it exists."""
         return SyncedTable(name, self._write)
 
     @contextmanager
     def batch(self) -> Iterator[Batch]:
-        """What is written inside is one batch: all of it or, where the block raises, nothing. A batch inside a batch is
-        an error.
+        """All writes inside the block are one batch; if the block raises, none of them is made. A batch inside a batch
+        is an error.
 
         The block belongs to the code that opened it: to its thread, its asyncio task, and the generator that it stands
         in, unless that is a context manager's. Other threads, the sync and other processes wait until it ends, for two
-        minutes at most; others in the same thread, which it could never end for, are refused by BatchState. So don't
-        await or yield inside: gather first, then write. Reads of others show what was committed before.
+        minutes at most; other code in the same thread, for which the block could never end, gets BatchState. So don't
+        await or yield inside: gather first, then write. Reads by other code show the rows as committed before.
 
         Raises:
-            BatchState: one is open here, or where it has to end first.
+            BatchState: a batch is open here, or one that has to end first.
             ValueError: the batch is above a limit.
             DiskFull: there is no room. FileFailed: the file could not be written otherwise. The whole batch was undone,
                 also where the block caught the error and went on.
@@ -305,7 +306,8 @@ class SyncedDb:
         self._committed(batch)
 
     def _ask(self, tx: Tx, table: str) -> DeviceTable | None:
-        """What the server says of a table now, where it can be asked at once: the batch holds up all other writers."""
+        """The server's present description of a table, None where it can't be asked at once: the batch holds up all
+        other writers."""
         if self._loop is None or not self._loop.is_online:
             return None
         return ask(tx, table, lambda request: self._remote.describe(request, timeout_s=_ASK_S))
@@ -318,7 +320,7 @@ class SyncedDb:
 
     @contextmanager
     def _write(self) -> Iterator[tuple[BatchBuilder, Batch]]:
-        """The open batch, where a failing call is undone alone, or a batch for this one call."""
+        """The open batch, in which a failing call is undone alone, or a batch for this one call."""
         builder = self._builder
         if builder is not None and self._file.in_transaction:
             with builder.call():
@@ -331,12 +333,12 @@ class SyncedDb:
     # Reading
 
     def execute(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> sqlite3.Cursor:
-        """Run a query. It sees what is committed and, inside a batch, what that has written.
+        """Run a query. It sees the committed rows and, inside a batch, the rows that the batch has written.
 
         Raises:
             sqlite3.OperationalError: the SQL is wrong, or writes.
-            NotReady: it failed, and the first pull is not complete: the table may only not be here yet.
-            BatchState: it would end the open batch half done.
+            NotReady: it failed before the first pull is complete: the table may not have arrived yet.
+            BatchState: the SQL would end the open batch before its block ends.
             WrongPrincipal: the file belongs to another principal.
         """
         self._owner.require()
@@ -360,7 +362,7 @@ class SyncedDb:
             conn.execute("PRAGMA query_only = OFF")
 
     def status(self) -> Status:
-        """How the file stands."""
+        """The state of the file: queue, sync and tables."""
         return status.of_file(self._file, leader=self._lease.held, clock_skew_ms=self._clock.skew_ms)
 
     def table_sums(self) -> dict[str, tuple[int, bytes]]:
@@ -370,20 +372,20 @@ class SyncedDb:
     # What happened
 
     def on_change(self, callback: Callable[[Change], None]) -> Callable[[], None]:
-        """Be told of every change of a shown row, once, after its commit, from the thread that made it. Register before
-        ``start`` to be told of the first pull's rows, too. It is told in the process that makes the change: what the
-        server sends in the one that syncs the file, a local write in the one that writes. The others hear that
-        something was changed as the state "changed_elsewhere".
-        What this gives ends it, as that of the other two does; it
-        may be called from a callback, from any thread, and again."""
+        """Call ``callback`` for every change of a shown row, once, after its commit, from the thread that made it.
+        Register before ``start`` to get the first pull's rows, too. The process that makes the change calls back: for
+        changes from the server the one that syncs the file, for a local write the one that writes. The other processes
+        get the state "changed_elsewhere". The function that this and the other two return ends the calls; it may be
+        called from a callback, from any thread, and more than once."""
         return self._listeners.listen(self._listeners.change, callback)
 
     def on_conflict(self, callback: Callable[[ConflictEvent], None]) -> Callable[[], None]:
-        """Be told where an own batch met what others did: a value lost, the batch was merged, or it was rejected."""
+        """Call ``callback`` where an own batch met others' changes: a value lost, the batch was merged, or it was
+        rejected."""
         return self._listeners.listen(self._listeners.conflict, callback)
 
     def on_state(self, callback: Callable[[State], None]) -> Callable[[], None]:
-        """Be told how the sync fares."""
+        """Call ``callback`` with every state of the sync: see ``STATE_KINDS``."""
         return self._listeners.listen(self._listeners.state, callback)
 
     def dead_letters(self) -> list[DeadLetter]:
@@ -415,12 +417,12 @@ class SyncedDb:
             dead.discard(tx, letter_id)
 
     def verdict(self, batch_id: str) -> BatchVerdict | None:
-        """What became of an own batch, as far as the file knows; None of one that it has forgotten."""
+        """The verdict on an own batch, as far as the file knows it; None for a batch that the file has forgotten."""
         self._owner.require()
         return verdicts.of_batch(self._file.reader(), self._file.tables(), batch_id, self._sender.awaiting)
 
     def explain(self, batch_id: str) -> Explanation:
-        """Ask the server what would become of a queued batch if it arrived now. Nothing is done.
+        """Ask the server for the verdict that a queued batch would get if it arrived now. Nothing is changed.
 
         Raises:
             ValueError: no such batch is in the queue.
@@ -438,8 +440,8 @@ class SyncedDb:
         until_ms: int | None = None,
     ) -> Iterator[Conflict]:
         """The values that lost a conflict, the newest first: of all tables or one, of all rows or that of ``key`` (in
-        one of the forms that ``delete`` takes), of all nodes or what one won or lost, decided at ``from_ms`` or later
-        and before ``until_ms``, in milliseconds since 1970. Pages are read from the server as they are needed.
+        one of the forms that ``delete`` takes), of all nodes or those that one node won or lost, decided at ``from_ms``
+        or later and before ``until_ms``, in milliseconds since 1970. Pages are read from the server as they are needed.
 
         Raises:
             ValueError: the key does not fit the table.

@@ -1,4 +1,4 @@
-"""What can go wrong on a device. Every class says what the app can do about it."""
+"""Errors of a device. The docstring of each class says what the app can do about it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from anabranch.errors import AnabranchError
 
 
 class ClientError(AnabranchError):
-    """Base of everything that this package raises on its own account, but for ValueError."""
+    """Base of all errors that this package itself raises, except ValueError."""
 
 
 class NotReady(ClientError):
@@ -30,18 +30,18 @@ class BatchState(ClientError):
 
 
 class FileFailed(ClientError, sqlite3.OperationalError):
-    """SQLite could not read or write the file, and what was being done was undone whole: a batch, a page of the log, a
-    part of a pull. Do it again when the cause, which the message names, is gone."""
+    """SQLite could not read or write the file, and the work under way was undone whole: a batch, a page of the log, a
+    part of a pull. Repeat it when the cause, which the message names, is gone."""
 
 
 class DiskFull(FileFailed):
-    """There is no room for the file to grow: a full disk, a quota or a limit on files. What was being done was undone
-    whole. Make room, then do it again."""
+    """There is no room for the file to grow: a full disk, a quota or a limit on files. The work under way was undone
+    whole. Make room, then repeat it."""
 
 
 class TriggerWrites(ClientError):
-    """A trigger of the app would write to a synced table, and what a trigger writes is not sent. Nothing was written;
-    while the trigger is there the rows that fire it can't be changed, by the sync neither. Drop it, or let it write to
+    """A trigger of the app would write to a synced table, and a trigger's writes are not sent. Nothing was written;
+    while the trigger exists, neither the app nor the sync can change the rows that fire it. Drop it, or let it write to
     a table of the app's own."""
 
 

@@ -1,4 +1,4 @@
-"""What an app is told, and how: in commit order, after the commit, one callback at a time."""
+"""The events that an app gets, and their delivery: in commit order, after the commit, one callback at a time."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Kind: TypeAlias = Literal["insert", "update", "delete"]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One row now shows something else. ``key`` holds the key's values in the key's order, ``columns`` names what
-    changed, ``row`` is the row as a read gives it (None after a delete). ``origin`` says where it came from: a write
-    on this file, the log, a pull, or a rejected batch that shows no more."""
+    """A shown row has changed. ``key`` holds the key's values in the key's order, ``columns`` names the changed
+    columns, ``row`` is the row as a read gives it (None after a delete). ``origin`` says where it came from: a write on
+    this file, the log, a pull, or a rejected batch that is no longer shown."""
 
     table: str
     type: Kind
@@ -41,7 +41,7 @@ ConflictOutcome: TypeAlias = Literal["lost", "overwrote", "merged", "rejected"]
 
 @dataclass(frozen=True, slots=True)
 class ConflictEvent:
-    """An own batch met what others did. ``outcome``:
+    """An own batch met others' changes. ``outcome``:
 
     * "lost": the own value lost, ``losing_value`` is it;
     * "overwrote": the own value stands, ``losing_value`` is the other's;
@@ -66,7 +66,7 @@ class ConflictEvent:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Something about the sync itself. ``kind`` is one of ``STATE_KINDS``; ``position`` is in milliseconds."""
+    """A state or an event of the sync itself. ``kind`` is one of ``STATE_KINDS``; ``position`` is in milliseconds."""
 
     kind: str
     detail: str = ""
@@ -98,10 +98,11 @@ STATE_KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A batch that ended in the dead queue. ``mutations`` holds what was tried: (type, table, rows) with rows as dicts.
+    """A batch that ended in the dead queue. ``mutations`` holds its mutations: (type, table, rows) with rows as dicts.
     ``table``, ``key`` and ``server_row`` (the server's row when it refused) belong to the refused mutation where the
     server named one, else to the batch's first row; ``server_row_now`` is that row as the log has brought it since.
-    ``still_shown`` is True where what the batch showed could not be taken back. Times are milliseconds since 1970."""
+    ``still_shown`` is True if the batch's changes could not be removed from the shown rows. Times are milliseconds
+    since 1970."""
 
     id: str
     reason: str
@@ -125,12 +126,12 @@ Event: TypeAlias = Change | ConflictEvent | State
 class Listeners:
     """Callbacks and the events that wait for them.
 
-    State model: events are put in commit order, under the file's write lock. Whoever committed then tries for
-    ``_turn`` and delivers what is there; a thread that does not get it leaves its events to the one that has it, which
-    looks again after letting go, so that none is left. So callbacks never overlap, never run under a lock that a
-    callback may want, and may write themselves. A callback that raises is logged and takes nothing from the others.
-    More than ``_LIMIT`` waiting events hold their writers back, for ``_PATIENCE_S`` at most: a slow callback slows
-    the sync down, one that hangs can't stop it.
+    State model: events are put in commit order, under the file's write lock. The thread that committed then tries for
+    ``_turn`` and delivers the queued events; a thread that does not get ``_turn`` leaves its events to the one that has
+    it, which looks again after letting go, so that none is left. So callbacks never overlap, never run under a lock
+    that a callback may want, and may write themselves. If a callback raises, the error is logged and the other
+    callbacks are still called. More than ``_LIMIT`` waiting events hold their writers back, for ``_PATIENCE_S`` at
+    most: a slow callback slows the sync down, one that hangs can't stop it.
     """
 
     change: list[Callable[[Change], None]] = field(default_factory=list)
@@ -142,8 +143,9 @@ class Listeners:
     _delivering: int | None = None
 
     def listen(self, callbacks: list[Callable[[T], None]], callback: Callable[[T], None]) -> Callable[[], None]:
-        """Have ``callback`` called; gives what ends that: from anywhere, itself included, and also twice.
-        It is called no more for what comes after; a call under way in another thread goes on to its end."""
+        """Have ``callback`` called; return the function that ends this. That may be called from anywhere, the callback
+        included, and also twice. Later events are not delivered to the callback; a call under way in another thread
+        goes on to its end."""
         # One object a registration: the same callback may be registered twice.
         registered: Callable[[T], None] = partial(callback)
         callbacks.append(registered)
@@ -159,7 +161,7 @@ class Listeners:
         self._waiting.extend(events)
 
     def deliver(self) -> None:
-        """Call back for everything queued, unless another thread, or this one, is at it."""
+        """Call back for every queued event, unless another thread, or this one, is already delivering."""
         while self._waiting and self._turn.acquire(blocking=False):
             self._delivering = threading.get_ident()
             try:

@@ -1,4 +1,4 @@
-"""Whose token: as far as the device can tell by itself."""
+"""The principal of a token, as far as the device can tell by itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import json
 
 def subject_of(token: str | None) -> str | None:
     """The subject that a JWT names, unverified (the server verifies); None for an API key, which names nobody. It only
-    serves to notice another login before a call is made; the server's word decides."""
+    serves to notice another login before a call is made; the server's answer decides."""
     parts = (token or "").split(".")
     if len(parts) != 3:
         return None

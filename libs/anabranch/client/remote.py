@@ -1,4 +1,4 @@
-"""The server as a device reaches it: channels, credentials, deadlines, and failures as one kind of error."""
+"""A device's access to the server: channels, credentials, deadlines, and failures as one kind of error."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PAGE_TIMEOUT_S = 120.0
 SEND_TIMEOUT_S = 45.0
 STREAM_TIMEOUT_S = 3600.0
 SLOWEST_BYTES_PER_S = 16_384
-"""What even a poor network carries: a deadline that leaves less would fail the same call for ever."""
+"""The rate that even a poor network carries: with a shorter deadline the same call would fail for ever."""
 
 _DETAILS = "grpc-status-details-bin"
 _OPTIONS = (
@@ -42,10 +42,10 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 500),
     ("grpc.min_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # A server, or the way to it, that is gone without a word would be believed until a call's deadline.
+    # Without pings a server, or a network, that is silently gone would be noticed only at a call's deadline.
     ("grpc.keepalive_time_ms", limits.DEVICE_PING_AFTER_MS),
     ("grpc.keepalive_timeout_ms", limits.PING_ANSWER_MS),
-    # What the answer is waited for where TCP itself still answers; a minute if nothing is said.
+    # How long a ping's answer is waited for where TCP itself still answers; a minute by default.
     ("grpc.http2.ping_timeout_ms", limits.PING_ANSWER_MS),
     # Else pings become rarer on an idle connection.
     ("grpc.http2.max_pings_without_data", 0),
@@ -75,7 +75,8 @@ class Tls:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether "host:port" stays on this machine, by what it says: a name that only begins like one does not."""
+    """Whether "host:port" stays on this machine, judged by the text: a name that only begins like a loopback one does
+    not."""
     if address.startswith("unix:"):
         return True
     host = address.rpartition(":")[0].strip("[]")
@@ -88,7 +89,7 @@ def is_loopback(address: str) -> bool:
 
 
 class RemoteDb:
-    """Where the services are: ``address`` ("host:port") for all, or one for each; ``changes`` is ``snapshot`` unless
+    """The services' addresses: ``address`` ("host:port") for all, or one for each; ``changes`` is ``snapshot`` unless
     given. ``token`` is an API key or JWT, or a function that gives one and is asked for every call.
 
     TLS is used, except to loopback without ``tls``; elsewhere plaintext needs ``allow_plaintext``. ``interceptors`` are
@@ -134,7 +135,7 @@ class RemoteDb:
         return self._token() if callable(self._token) else self._token
 
     def _channel(self, service: str) -> tuple[grpc.Channel, SharedChannel]:
-        """The service's channel as the interceptors have it, and as it is."""
+        """The service's channel with the interceptors, and the bare one."""
         address = self._addresses[service]
         with self._lock:
             channels = self._channels.get(address)
@@ -222,7 +223,7 @@ class RemoteDb:
         return self._call("get_verdict", "resolver", lambda c: _Resolver(c).GetVerdict, request, CALL_TIMEOUT_S)
 
     def explain(self, request: resolver_pb2.ExplainRequest) -> resolver_pb2.ExplainResponse:
-        """What would become of a batch."""
+        """The verdict that a batch would get."""
         return self._call("explain", "resolver", lambda c: _Resolver(c).Explain, request, CALL_TIMEOUT_S)
 
     def list_conflicts(self, request: resolver_pb2.ListConflictsRequest) -> resolver_pb2.ListConflictsResponse:
@@ -231,7 +232,7 @@ class RemoteDb:
 
 
 def applying(traceparent: str) -> contextlib.AbstractContextManager[object]:
-    """A span around what is done with a page, which goes on from the server's; none where the page was not traced."""
+    """A span around the work on a page, a child of the server's span; none where the page was not traced."""
     if not traceparent:
         return contextlib.nullcontext()
     context = propagate.extract({"traceparent": traceparent})

@@ -1,4 +1,4 @@
-"""The server's clock, as recent answers tell it, and how far the device's is from it."""
+"""The server's clock, as recent answers give it, and how far the device's clock is from it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from anabranch.client.events import State
 
 _RECENT_S = 60.0
 _SKEW_MS = 60_000
-"""Less is the way of an answer, and of clocks."""
+"""A smaller difference, in milliseconds, comes from an answer's travel time and the clocks' precision."""
 
 
 class ServerClock:
-    """Told the time by every answer, on any thread. What it was told is good for a minute, or until a call fails.
-    ``device_ms`` is the device's clock. Nothing rests on that one but the times in ids, which the server takes for no
-    later than their batch's arrival; but whose clock is wrong wants to know."""
+    """Takes the time from every answer, on any thread. A time is good for a minute, or until a call fails.
+    ``device_ms`` is the device's clock. Only the times in ids depend on that clock, and the server takes them for no
+    later than their batch's arrival; but a user wants to know that the clock is wrong."""
 
     def __init__(self, device_ms: Callable[[], int]) -> None:
         self._device_ms = device_ms
@@ -27,7 +27,7 @@ class ServerClock:
         """The device's clock less the server's, in milliseconds, when an answer last came; None before."""
 
     def told(self, server_ms: int) -> None:
-        """An answer said so (milliseconds since 1970)."""
+        """Note the time of an answer (milliseconds since 1970)."""
         if not server_ms:
             return
         self._told = (server_ms, time.monotonic())
@@ -41,18 +41,18 @@ class ServerClock:
         )
 
     def events(self) -> list[State]:
-        """What is to be told of that, once."""
+        """The events to publish about the difference, each once."""
         events = []
         while self._events:
             events.append(self._events.popleft())
         return events
 
     def forget(self) -> None:
-        """A call failed: who knows how long the device has been away when the next one succeeds."""
+        """Forget the time after a failed call: how long the device will be away until the next success is not known."""
         self._told = None
 
     def now_ms(self) -> int | None:
-        """The time there now, or None where no recent answer told it."""
+        """The server's time now, or None if no recent answer gave it."""
         if self._told is None:
             return None
         server_ms, at = self._told

@@ -1,4 +1,4 @@
-"""How a file stands, in numbers."""
+"""The state of a file, in numbers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from anabranch.client.reading import sums
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How the file stands. Positions are in milliseconds. ``unsent``: batches without a verdict; ``queued``: those
+    """The state of a file. Positions are in milliseconds. ``unsent``: batches without a verdict; ``queued``: those
     included that have one and wait for the log; ``pulls``: snapshots taken; ``disagreeing``: tables whose sums are not
-    the server's; ``clock_skew_ms``: how far the device's clock is ahead of the server's, as the last answer told this
-    process, None before one did."""
+    the server's; ``clock_skew_ms``: how far the device's clock is ahead of the server's, as of the last answer to this
+    process, None before the first one."""
 
     node_id: str
     cursor: int
@@ -28,7 +28,7 @@ class Status:
 
 
 def of_file(file: DeviceFile, *, leader: bool, clock_skew_ms: int | None) -> Status:
-    """How ``file`` stands; what only the process knows is given."""
+    """The state of ``file``; the arguments hold the parts that only the process knows."""
     conn = file.reader()
     current = file.current()
     (unsent,) = conn.execute("SELECT count(*) FROM _db_mutations_queue WHERE server_timestamp_ms IS NULL").fetchone()

@@ -14,7 +14,7 @@ leader         the file belongs to another principal             stopped       "
 =============  ================================================  ============  =========================================
 
 A leader's connection has two halves, reading and sending, that fail apart from each other. Each is *unknown*, *good* or
-*in trouble*, and the two together are told once for each change:
+*in trouble*, and the two together are published once for each change:
 
 =============  ================================================  ============  =========================================
 from           what happens to a half                            to            told
@@ -31,8 +31,8 @@ in trouble     an answer; the other half still is                good          n
 
 A half in trouble tries again after a backoff: somewhere up to 1 s, then 2 s, 4 s and so on up to 60 s. It starts anew
 after a success: a flush, or a subscription that stood for a while, however it ended. ``network_up`` ends the wait at
-once, also where it came while the call was still failing, and hangs up on what has been silent for a while. A half that
-comes out of its trouble ends the other's wait: the network is likely to be back.
+once, also where it came while the call was still failing, and cancels a connection that has been silent for a while. A
+half that comes out of its trouble ends the other's wait: the network is likely to be back.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from anabranch.client.reading.reader import Reader
 log = get_logger(__name__)
 
 Half: TypeAlias = Literal["read", "send", "watch"]
-"""What fails apart: the two halves of the connection, and the look at the file itself."""
+"""The parts that fail apart from each other: the two halves of the connection, and the look at the file itself."""
 
 _LEASE_S = 1.0
 _POLL_S = 0.5
@@ -82,7 +82,7 @@ class _StopWhen(stop_base):
 
 
 def _kind(error: CallFailed) -> str:
-    """The state that a failed call is told as."""
+    """The kind of state that is published for a failed call."""
     if error.code == "UNAUTHENTICATED":
         return "unauthenticated"
     return "offline" if error.again else "error"
@@ -139,7 +139,7 @@ class SyncLoop:
         return self._told == "online"
 
     def wake(self) -> None:
-        """There is something to send; and where the disk was full, room has been found for it."""
+        """End the sender's wait: there is something to send; if the disk was full, there is room again."""
         self._wake.set()
         if any(kind == "disk_full" for kind, _ in tuple(self._trouble.values())):
             self._end_waits()
@@ -150,7 +150,7 @@ class SyncLoop:
             self._network.notify_all()
 
     def network_up(self) -> None:
-        """Try again at once. What has gone quiet is likely to hang on the network that was before."""
+        """Try again at once. A connection that has gone quiet is likely to belong to the network that was before."""
         self._end_waits()
         self._wake.set()
         now = time.monotonic()
@@ -161,7 +161,7 @@ class SyncLoop:
             self._sender.hang_up()
 
     def _tell(self, half: Half, kind: str = "", detail: str = "") -> None:
-        """A half of the connection is in trouble of this kind, or, without one, good."""
+        """Note and publish that a half of the connection is in trouble of this ``kind``, or, without one, good."""
         with self._told_lock:
             if kind:
                 self._trouble[half] = (kind, detail)
@@ -279,7 +279,7 @@ class SyncLoop:
         self._wake.clear()
         if not self._sender.has_work():
             if "send" in self._trouble and not statements.has_unsent(self._file.reader()):
-                # What could not be sent has ended otherwise.
+                # Batches that could not be sent have ended otherwise.
                 self._tell("send")
             self._wake.wait()
             return

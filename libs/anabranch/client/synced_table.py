@@ -1,4 +1,4 @@
-"""What an app uses: SyncedTable, and the batch that its writes belong to."""
+"""SyncedTable, by which an app writes, and the batch that its writes belong to."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ class Batch:
 
 
 Write: TypeAlias = Callable[[], AbstractContextManager[tuple[BatchBuilder, Batch]]]
-"""Opens what one call writes to: the open batch, or one for the call alone."""
+"""Opens the batch that one call writes to: the open batch, or one for the call alone."""
 
 
 class SyncedTable:
-    """Writes of one table. Rows are dicts by column; what a read gives is taken, and the Python types in ``convert``.
+    """Writes of one table. Rows are dicts by column; values are those that a read gives, or of the Python types in
+    ``anabranch.values.python``.
 
-    Every method queues what it did, inside ``SyncedDb.batch`` together with the block's other writes, and raises before
+    Every method queues its changes, inside ``SyncedDb.batch`` together with the block's other writes, and raises before
     anything is written:
 
     * ValueError: there is no such table or column, a value does not fit, the key is incomplete, a limit is passed, or

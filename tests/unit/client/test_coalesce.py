@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from anabranch.client import SyncedDb
 from anabranch.client.overlay import pendings
-from anabranch.client.overlay.coalesce import Squeezed
+from anabranch.client.overlay.coalesce import Coalesced
 from anabranch.client.overlay.rebase import release
 from anabranch.client.queue import statements
 from anabranch.client.writes.payload import RowPart
@@ -46,7 +46,7 @@ bases = st.none() | st.fixed_dictionaries({"a": numbers, "b": numbers, "n": numb
 def test_what_is_coalesced_shows_the_same_over_any_base_whoever_leaves(
     history: list[list[Pending]], base: dict[str, Any] | None, gone: list[int]
 ) -> None:
-    kept = Squeezed(POLICY.columns)
+    kept = Coalesced(POLICY.columns)
     left: dict[str, list[RowPart]] = {}
     for number, batch in enumerate(history):
         name = f"b{number}"

@@ -1,1 +1,1 @@
-"""A device's file: its connections and transactions, its tables, its layout, and whose it is."""
+"""A device's file: its connections and transactions, its tables, its layout, and its owner."""

@@ -1,4 +1,4 @@
-"""What the server's Describe says, made into tables of the file."""
+"""Make tables of the file from the server's Describe."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from anabranch.values.sqlite import declared_type
 
 def apply_description(tx: Tx, response: snapshot_pb2.DescribeResponse) -> None:
     """Make the tables that are new, change those that have changed, drop those that are no longer synced; rows that are
-    so shown no more are told of. A new table, and one that has changed, waits to be pulled."""
+    no longer shown because of it are reported as changes. A new table, and one that has changed, waits to be pulled."""
     known: dict[str, bytes] = dict(tx.conn.execute("SELECT name, value FROM _db_tables").fetchall())
     changed = False
     for ordinal, message in enumerate(response.tables):
@@ -48,8 +48,8 @@ def apply_description(tx: Tx, response: snapshot_pb2.DescribeResponse) -> None:
 def ask(
     tx: Tx, name: str, describe: Callable[[snapshot_pb2.DescribeRequest], snapshot_pb2.DescribeResponse]
 ) -> DeviceTable | None:
-    """What the server says of a table now, noted where its columns are still those of the file; None where they are
-    not, or where it can't be asked. What else has changed is for the reader to notice."""
+    """Ask the server for its present description of a table and keep it if its columns are still those of the file;
+    None if they are not, or if the server can't be asked. The reader notices all other changes."""
     try:
         response = describe(snapshot_pb2.DescribeRequest(db_name=tx.state.db_name, node_state=tx.state.node_state))
     except CallFailed:
@@ -65,7 +65,7 @@ def ask(
 
 
 def _tell_gone(tx: Tx, name: str) -> None:
-    """Every row of a table is about to be shown no more."""
+    """Report a delete for every row of a table, before the rows are removed."""
     if tx.wants_rows:
         keys = ", ".join(quote(k) for k in tx.tables[name].table.key_columns)
         gone = tx.conn.execute(f"SELECT {keys} FROM {quote(name)}")
@@ -73,7 +73,7 @@ def _tell_gone(tx: Tx, name: str) -> None:
 
 
 def _columns(value: bytes) -> tuple[list[tuple[str, int, int]], list[str]]:
-    """What decides how a table is held: names, kinds and key, not policies and defaults."""
+    """The parts that decide how a table is held: names, kinds and key, not policies and defaults."""
     message = snapshot_pb2.Table.FromString(value)
     return [(c.name, c.kind, c.element_kind) for c in message.columns], list(message.key_columns)
 
@@ -97,7 +97,7 @@ def _create(tx: Tx, message: snapshot_pb2.Table, value: bytes, ordinal: int) -> 
 
 
 def _change(tx: Tx, old: DeviceTable, message: snapshot_pb2.Table, value: bytes) -> None:
-    """Columns that were added stand empty until the table was pulled again; any other change makes the table anew."""
+    """Added columns stay empty until the table is pulled again; for any other change the table is created anew."""
     new = DeviceTable(table_of(message))
     drop_pull(tx, new.name)
     before, after = old.table.columns, new.table.columns
@@ -131,7 +131,7 @@ def drop_pull(tx: Tx, name: str) -> None:
     if staged is not None:
         tx.conn.execute(f"DROP TABLE IF EXISTS {quote(staged)}")
     elif stage == "new":
-        # They were told of as they came, and will be again.
+        # The rows were reported as they came, and will be again.
         _tell_gone(tx, name)
         with tx.writing(name, guards.MANY):
             tx.conn.execute(f"DELETE FROM {quote(name)}")

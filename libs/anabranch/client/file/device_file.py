@@ -2,13 +2,13 @@
 
 State model. One connection writes, for every thread of the process, under ``_lock``; a transaction begins IMMEDIATE, so
 that another process waits for it in ``busy_timeout``, and reads ``_db_state`` first: nothing that another process may
-change is kept in memory but the compiled tables, which ``tables_version`` guards. ``_holder`` is whose transaction is
-open (see ``holder``): code of another thread waits for it, for ``WAIT_S`` at most; code for which the holder would have
-to wait itself is refused at once. Reads use ``query_only`` connections of their thread, or the writing one inside the
-holder's own transaction: one for the app's queries, and another for our own, because a cursor that the app has not read
-to its end holds its connection at the moment of its query. They go with their thread. Events that a transaction has
-are put up for delivery before the lock is let go, so that they keep the order of commits. A transaction that SQLite has
-ended by itself is over (see ``write_connection``).
+change is kept in memory but the compiled tables, which ``tables_version`` guards. ``_holder`` identifies the code whose
+transaction is open (see ``holder``): code of another thread waits for it, for ``WAIT_S`` at most; code for which the
+holder would have to wait itself is refused at once. Reads use ``query_only`` connections of their thread, or the
+writing one inside the holder's own transaction: one for the app's queries, and another for our own, because a cursor
+that the app has not read to its end holds its connection at the moment of its query. They are closed with their thread.
+The events of a transaction are queued for delivery before the lock is released, so that they keep the order of commits.
+A transaction that SQLite has ended by itself is over (see ``write_connection``).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from anabranch.values.decimals import add_decimals
 
 BUSY_TIMEOUT_MS = 30_000
 WAIT_S = 120.0
-"""So long a writer waits for another thread's transaction."""
+"""Seconds that a writer waits for another thread's transaction at most."""
 _STATEMENTS_CACHED = 512
 _OURS = frozenset({__file__, str(Path(__file__).parents[1] / "db.py")})
 """Where a batch is begun for the app."""
@@ -64,9 +64,9 @@ class Tx:
         self.tables = tables
         self.events: list[Event] = []
         self.on_undo: list[Callable[[], None]] = []
-        """Called where the transaction, or a part of it, is undone: what was kept in memory may not hold."""
+        """Called where the transaction, or a part of it, is undone: values kept in memory may no longer hold."""
         self.wants_rows = wants_rows
-        """Whether anybody listens to changes, so that telling them is worth the work."""
+        """Whether a callback listens to changes, so that reporting them is worth the work."""
 
     def set(self, **changes: Any) -> None:
         """Change fields of the file's state."""
@@ -74,8 +74,8 @@ class Tx:
 
     @contextmanager
     def writing(self, table: str, rows: int) -> Iterator[None]:
-        """Inside, about so many rows of a synced table are written, which only we may. Where it raises, the
-        transaction, or a part of it, is to be undone."""
+        """Let the block write about ``rows`` rows of a synced table, past the triggers that refuse foreign writes.
+        Where it raises, the transaction, or a part of it, is to be undone."""
         if rows >= guards.MANY:
             guards.take(self.conn, table)
             yield
@@ -87,13 +87,13 @@ class Tx:
         yield
 
     def close(self) -> None:
-        """Nothing more is written before the commit."""
+        """End the permission to write rows, before the commit."""
         if self._opened:
             self.conn.execute("UPDATE _db_writer SET open = 0")
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """What happens inside is undone, alone, where it raises; or the whole transaction, where the part can't be."""
+        """Undo the block's writes alone if it raises; or the whole transaction, if the part can't be undone."""
         kept, before = len(self.events), self.state
         self.conn.execute("SAVEPOINT part")
         try:
@@ -116,23 +116,23 @@ class Tx:
             self.conn.execute("ROLLBACK TO part")
             self.conn.execute("RELEASE part")
         except (sqlite3.Error, MemoryError):
-            # Half of it may be there: nothing of the transaction may be committed.
+            # The part may be half undone: nothing of the transaction may be committed.
             self.conn.abandon(error)
             raise
 
     def undone(self) -> None:
-        """The transaction, or a part of it, was."""
+        """Note that the transaction, or a part of it, was undone."""
         self._let_in = False
         for forget in self.on_undo:
             forget()
 
 
 class _ReadConnection(sqlite3.Connection):
-    """Can be referred to weakly."""
+    """A connection that allows weak references."""
 
 
 class _AppConnection(_ReadConnection):
-    """Takes its cursors along when it is closed: one that was left open would hold on to its moment, and its pages."""
+    """Closes its cursors when it is closed: an open cursor would keep its snapshot, and the WAL's pages, in use."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -150,9 +150,9 @@ class _AppConnection(_ReadConnection):
 
 
 class DeviceFile:
-    """``path`` is made where it is missing. ``refuse_foreign``: whether what others write to synced tables is refused
+    """``path`` is created if it is missing. ``refuse_foreign``: whether foreign writes to synced tables are refused
     from now on; None leaves that as it is. Raises ClientError where the file belongs to another database or to a later
-    version of this package, and sqlite3.Error where it is no SQLite file."""
+    version of this package, and sqlite3.Error where the file is not one of SQLite."""
 
     def __init__(
         self,
@@ -263,7 +263,7 @@ class DeviceFile:
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """Inside, nobody else uses the connection that writes. Raises BatchState where it stays in use."""
+        """Hold the connection that writes, alone, for the block. Raises BatchState where it stays in use."""
         if not self._lock.acquire(blocking=False):
             self.require_free()
             if not self._lock.acquire(timeout=WAIT_S):
@@ -321,7 +321,8 @@ class DeviceFile:
         return self._read_with("ours", _ReadConnection)
 
     def app_reader(self) -> sqlite3.Connection:
-        """A connection for the app's queries, likewise; what becomes of its cursors is the app's affair."""
+        """A connection for the app's queries: the thread's own, or the open transaction's. The app handles its
+        cursors."""
         return self._read_with("app", _AppConnection)
 
     def _read_with(self, name: str, factory: type[sqlite3.Connection]) -> sqlite3.Connection:
@@ -339,7 +340,7 @@ class DeviceFile:
 
     @contextmanager
     def private_reader(self) -> Iterator[sqlite3.Connection]:
-        """A connection to read with for one piece of work, beside what the thread's own are used for."""
+        """A connection for one piece of reading, beside the thread's own connections."""
         with closing(self._connect(_ReadConnection)) as conn:
             conn.execute("PRAGMA query_only = ON")
             yield conn
@@ -360,7 +361,7 @@ class DeviceFile:
                 name: device_table(snapshot_pb2.Table.FromString(value))
                 for name, value in conn.execute("SELECT name, value FROM _db_tables ORDER BY ordinal")
             }
-            # One assignment: a thread that comes between compiles the same once more, and nothing else.
+            # One assignment: at worst another thread compiles the same tables once more.
             self._compiled_tables = (current.tables_version, tables)
         return tables
 
@@ -374,7 +375,7 @@ class DeviceFile:
         """Make the file empty, as a new node: synced tables, queues, everything. Cursors of the app end.
 
         Raises:
-            ClientError: another process reads the file, so that its pages still hold what was there; call again.
+            ClientError: another process reads the file, so that its pages still hold the removed data; call again.
         """
         self._close_readers()
         with self.transaction() as tx:
@@ -390,7 +391,7 @@ class DeviceFile:
                 "INSERT INTO _db_state (one, db_name, node_id, node_name, tables_version) VALUES (1, ?, ?, ?, ?)",
                 (self._db_name, next_id("", self._now_ms(), 0), tx.state.node_name, version + 1),
             )
-        # What was there is another person's: not even the free pages keep it.
+        # The removed data is another person's: not even the free pages keep it.
         with self._held():
             try:
                 self._write.execute("VACUUM")

@@ -1,4 +1,4 @@
-"""A synced table as the device holds it: its columns, its statements, its conversions, compiled once."""
+"""A synced table on the device: its columns, its statements, its conversions, compiled once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def quote(name: str) -> str:
 
 
 def table_of(message: snapshot_pb2.Table) -> Table:
-    """The table that a Describe message tells of."""
+    """The table that a Describe message describes."""
     return Table(
         message.name,
         tuple(
@@ -46,7 +46,7 @@ def table_of(message: snapshot_pb2.Table) -> Table:
 
 
 def device_table(message: snapshot_pb2.Table) -> DeviceTable:
-    """The table that a Describe message tells of, with what is sure to be refused in it."""
+    """The table that a Describe message describes, with the values that the server is sure to refuse in it."""
     table = table_of(message)
     return DeviceTable(table, sure_of(message, table.columns))
 
@@ -71,7 +71,7 @@ class DeviceTable:
         self.exact_sql = ", ".join(
             f"{quote(c.name)} COLLATE BINARY" if c.kind is Kind.DECIMAL else quote(c.name) for c in table.columns
         )
-        """``columns_sql`` for comparisons that tell 1.10 from 1.1."""
+        """``columns_sql`` for comparisons that distinguish 1.10 from 1.1."""
         self._key_names = [quote(n) for n in table.key_columns]
         self._values = ", ".join("?" * len(names))
         rest = [quote(c.name) for c in table.columns if c.name not in table.key_columns]

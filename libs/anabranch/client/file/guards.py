@@ -1,17 +1,18 @@
-"""Triggers that refuse what others write to synced tables: a plain SQLite connection (an ORM's, a shell's, another
-program's) changes the rows, but nothing would be queued, so that the server would never hear of it and a repair would
-take it back.
+"""Triggers that refuse foreign writes to synced tables: a plain SQLite connection (an ORM's, a shell's, another
+program's) would change the rows, but nothing would be queued, so that the server would never get the change and a
+repair would undo it.
 
-``_db_writer.open`` tells our own writes from all others. A transaction of ours sets it before its first write of rows
-and clears it before its COMMIT: SQLite has one writer at a time, and nobody else ever sees it set; a crash undoes it
-with the rest. Work of many rows takes the triggers down and puts them up again inside its transaction, which is cheaper
-than to pass them row by row. ``_db_writer.refuse`` is what the app has chosen.
+``_db_writer.open`` distinguishes our own writes from all others. A transaction of ours sets it before its first write
+of rows and clears it before its COMMIT: SQLite has one writer at a time, and nobody else ever sees it set; a crash
+undoes it with the rest. A write of many rows drops the triggers and creates them again inside its transaction, which is
+cheaper than to pass them row by row. ``_db_writer.refuse`` holds the app's choice.
 
-Inside our own transactions the triggers of the app run as they do for anybody, and what they write to tables of their
-own is theirs. What one writes to a synced table would be queued no more than a foreign write: ``Authorizer`` refuses
-the statement that would run it.
+Inside our own transactions the triggers of the app run as for any connection, and may write to the app's own tables. A
+trigger's write to a synced table would not be queued, like a foreign write: ``Authorizer`` refuses the statement that
+would fire the trigger.
 
-No trigger sees DROP or ALTER TABLE, or that a trigger is dropped: ``client.file.mend`` does, when the file is opened.
+No trigger fires for DROP or ALTER TABLE, or when a trigger is dropped: ``client.file.mend`` finds those when the file
+is opened.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from anabranch.client.errors import TriggerWrites
 from anabranch.client.file import layout
 
 MANY = 500
-"""From so many rows on, taking the triggers down costs less than passing them."""
+"""From this number of rows on, dropping the triggers costs less than passing them."""
 _OPERATIONS = ("INSERT", "UPDATE", "DELETE")
 _WRITES = frozenset({sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE})
 
@@ -49,7 +50,7 @@ def statements(table: str) -> dict[str, str]:
 
 
 def put(conn: sqlite3.Connection, table: str) -> None:
-    """Put the table's triggers up, where the app has not chosen otherwise; they must not be there."""
+    """Create the table's triggers, unless the app has chosen otherwise; they must not exist yet."""
     (refuse,) = conn.execute("SELECT refuse FROM _db_writer").fetchone()
     if refuse:
         for sql in statements(table).values():
@@ -57,14 +58,14 @@ def put(conn: sqlite3.Connection, table: str) -> None:
 
 
 def take(conn: sqlite3.Connection, table: str) -> None:
-    """Take the table's triggers down."""
+    """Drop the table's triggers."""
     for name in statements(table):
         conn.execute(f"DROP TRIGGER IF EXISTS {_quote(name)}")
 
 
 class Authorizer:
     """Refuses, on the connection that writes, every statement by which a trigger of the app would write to a synced
-    table or to one of ours. Asked when a statement is prepared, and not for its rows."""
+    table or to one of ours. SQLite asks it when a statement is prepared, not for each row."""
 
     def __init__(self) -> None:
         self._known: Collection[str] = ()
@@ -72,7 +73,7 @@ class Authorizer:
         self._refused = ("", "")
 
     def know(self, tables: Collection[str]) -> None:
-        """These are the synced tables."""
+        """Take ``tables`` for the synced tables from now on."""
         if tables is not self._known:
             self._known = tables
             self._synced = frozenset(name.lower() for name in tables)
@@ -89,7 +90,8 @@ class Authorizer:
         return sqlite3.SQLITE_DENY
 
     def explain(self, error: BaseException) -> BaseException:
-        """What an app can do something with, where ``error`` is SQLite's word for a refusal from here; else itself."""
+        """Return TriggerWrites if ``error`` is SQLite's error for a refusal by this authorizer; else ``error``
+        itself."""
         if not isinstance(error, sqlite3.Error) or getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_AUTH:
             return error
         trigger, table = self._refused

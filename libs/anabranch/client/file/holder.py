@@ -1,11 +1,12 @@
-"""Who has the file's transaction open: a thread, in it an asyncio task, in that a context, and where the block stands
-in a generator, that generator.
+"""The holder of the file's open transaction: a thread, in it an asyncio task, in that a context, and where the block
+stands in a generator, that generator.
 
-A block in a coroutine or a generator can be left half done, and others run meanwhile in the same thread; what they
-write must not join it. No one mark tells them apart: a task that is begun inside the block inherits its context, as
-``asyncio.to_thread`` does; a generator shares context and task with whoever asks it for its next value. So all four
-are compared. A generator that is a context manager (``contextlib``) lends its block to the ``with`` that entered it,
-and so is looked through; one that is driven by anything else keeps the block to itself.
+A block in a coroutine or a generator can be left half done while other code runs in the same thread; the writes of that
+code must not join the block. No single mark distinguishes the two: a task that is begun inside the block inherits its
+context, as ``asyncio.to_thread`` does; a generator shares context and task with the code that asks it for its next
+value. So all four are compared. A generator that is a context manager (``contextlib``) lends its block to the ``with``
+that entered it, and so is skipped in the search; a generator that is driven by any other code keeps the block to
+itself.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ def _task() -> asyncio.Task[object] | None:
 
 
 def _generator(ours: frozenset[str]) -> FrameType | None:
-    """The generator that the calling code's block stands in, if it is none that lends it out. ``ours``: files whose
-    frames are the block's own."""
+    """The innermost generator that the calling code's block stands in, those that lend it out skipped; None if there is
+    none. ``ours``: files whose frames are the block's own."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         driver = frame.f_back
@@ -83,7 +84,7 @@ class Holder:
         return self.thread == threading.get_ident() or self._mark in _opened.get()
 
     def let_go(self) -> None:
-        """The transaction is over, wherever this is called: a generator may be closed by another thread."""
+        """Note that the transaction is over. Any thread may call this: a generator may be closed by another thread."""
         if self._mark in _opened.get():
             _opened.set(_opened.get() - {self._mark})
         self._generator = None

@@ -1,4 +1,4 @@
-"""The tables of ours in a device's file. Names start with ``_db_``; no synced table's may."""
+"""Our own tables in a device's file. Their names start with ``_db_``; no synced table's name may."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ FORMAT = 6
 """Kept in ``PRAGMA user_version``; a file of a later format is refused."""
 
 PLAIN_DECIMALS = 4
-"""Up to this format columns of decimals had no collation: ``redeclare`` gives them theirs."""
+"""Up to this format columns of decimals had no collation: ``redeclare`` adds it."""
 
 PREFIX = "_db_"
 
@@ -22,12 +22,12 @@ _WRITER = """CREATE TABLE _db_writer (
 _ONE_WRITER = "INSERT INTO _db_writer (one) VALUES (1)"
 
 STATEMENTS = (
-    # One row: who this file is and how far it has come. Times and positions are milliseconds. ``greatest_*`` is the
-    # greatest Position seen with its token, ``seen_ms`` the greatest position seen anywhere, or the server's time
-    # where that is an hour later; ``tables_version`` grows when ``_db_tables`` changes, so that every process notices;
-    # ``credential`` holds digests of the API keys that the file was last used with, see ``owner``; ``pruned_ms`` is
-    # when old batches were last removed, by the server's clock; ``snapshot_due``: the log can't be read from the
-    # cursor, all tables are to be pulled; 2: into another history, see ``rewind``.
+    # One row: the node that this file is and how far it has come. Times and positions are milliseconds. ``greatest_*``
+    # is the greatest Position seen with its token, ``seen_ms`` the greatest position seen anywhere, or the server's
+    # time where that is an hour later; ``tables_version`` grows when ``_db_tables`` changes, so that every process
+    # notices; ``credential`` holds digests of the API keys that the file was last used with, see ``owner``;
+    # ``pruned_ms`` is when old batches were last removed, by the server's clock; ``snapshot_due``: the log can't be
+    # read from the cursor, all tables are to be pulled; 2: into another history, see ``rewind``.
     """CREATE TABLE _db_state (
         one INTEGER PRIMARY KEY CHECK (one = 1),
         db_name TEXT NOT NULL,
@@ -97,8 +97,8 @@ STATEMENTS = (
     # The base image of every row that a batch in the queue touches: a serialized Row, NULL where the base has none.
     "CREATE TABLE _db_base (tbl TEXT NOT NULL, key TEXT NOT NULL, row BLOB, PRIMARY KEY (tbl, key)) WITHOUT ROWID",
     # Rejected and expired batches. ``verdict``: the serialized Verdict. ``first_shown_ms``: when the app first saw it,
-    # by the device's clock, 0 before. ``shown_from_ms``: the same by the server's clock, or when that was first told
-    # afterwards, 0 before; from then on the letter is kept for two weeks.
+    # by the device's clock, 0 before. ``shown_from_ms``: the same by the server's clock, or the first known time of
+    # that clock afterwards, 0 before; from then on the letter is kept for two weeks.
     """CREATE TABLE _db_mutations_queue_dead (
         id TEXT PRIMARY KEY,
         value BLOB NOT NULL,
@@ -109,24 +109,24 @@ STATEMENTS = (
         shown_from_ms INTEGER NOT NULL DEFAULT 0,
         still_shown INTEGER NOT NULL DEFAULT 0)""",
     # Accepted batches that have left the queue, kept for as long as a restored server may have lost them. ``verdict``:
-    # the serialized Verdict, NULL where the log told of the batch before its verdict came.
+    # the serialized Verdict, NULL where the log showed the batch before its verdict came.
     """CREATE TABLE _db_confirmed (
         id TEXT PRIMARY KEY, value BLOB NOT NULL, position INTEGER NOT NULL, basis INTEGER NOT NULL, verdict BLOB)""",
     # The first batch of every call whose answer has not come.
     "CREATE TABLE _db_unanswered (id TEXT PRIMARY KEY) WITHOUT ROWID",
     # Positions seen with their tokens, ever sparser the older they are: see ``seen``.
     _SEEN,
-    # One row. ``open``: a transaction of ours is writing rows; never seen but in it. ``refuse``: whether the writes of
-    # all others are refused. See ``guards``.
+    # One row. ``open``: a transaction of ours is writing rows; no other transaction ever sees it set. ``refuse``:
+    # whether foreign writes are refused. See ``guards``.
     _WRITER,
     _ONE_WRITER,
 )
 
 OF_TABLES = {"_db_tables": "name", "_db_base": "tbl", "_db_pending_rows": "tbl"}
-"""Tables of ours with rows about synced tables, and the column that names the synced table."""
+"""Our own tables with rows about synced tables, and the column that names the synced table."""
 
-_NOBODYS = frozenset({"_db_writer"})
-"""Tables of ours that hold nothing of whoever uses the file, and without whose row it can't be written."""
+_OWNERLESS = frozenset({"_db_writer"})
+"""Our own tables that hold nothing of the file's user; without their rows the file can't be written."""
 
 UPGRADES = {
     1: ("ALTER TABLE _db_confirmed ADD COLUMN verdict BLOB",),
@@ -139,11 +139,11 @@ UPGRADES = {
     4: (),
     5: ("ALTER TABLE _db_state ADD COLUMN credential BLOB",),
 }
-"""What makes a file of each older format one of the next."""
+"""The statements that turn a file of each older format into one of the next format."""
 
 
 def emptied(conn: sqlite3.Connection) -> list[str]:
-    """The tables of ours that are emptied when the file gets another owner: as the file has them, so that none that
-    came with a later format is forgotten."""
+    """The own tables to empty when the file gets another owner. The list is read from the file, so that it includes the
+    tables of later formats."""
     names = conn.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name").fetchall()
-    return [name for (name,) in names if name.startswith(PREFIX) and name not in _NOBODYS]
+    return [name for (name,) in names if name.startswith(PREFIX) and name not in _OWNERLESS]

@@ -1,8 +1,8 @@
-"""Who syncs a file, where several processes have it open: the one that holds a lock, which its death frees.
+"""The lock that decides which of several processes syncs a file; the end of the process that holds it frees it.
 
 The lock is SQLite's own, on a file of its own beside the device's: the same code on every system that SQLite runs on,
-where the modules for locks of files differ. Nothing is ever written to it. What is taken is RESERVED (BEGIN IMMEDIATE):
-of several who come at one moment exactly one gets it, where they could refuse each other EXCLUSIVE.
+where the modules for locks of files differ. Nothing is ever written to it. The lock is RESERVED (BEGIN IMMEDIATE): of
+several processes that try at one moment exactly one gets it, whereas with EXCLUSIVE they could refuse each other.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 from anabranch.client.errors import FileFailed
 
 _PRIMARY = 0xFF
-"""Where SQLite's plain error code is in an extended one."""
+"""Mask of SQLite's primary error code in an extended one."""
 
 
 class Lease:
-    """A lock on a file beside the device's. The operating system frees it when the process ends, however it does."""
+    """A lock on a file beside the device's. The operating system frees it when the process ends, in whatever way."""
 
     def __init__(self, path: Path) -> None:
         self._path = path.with_name(path.name + "-sync")
@@ -31,7 +31,7 @@ class Lease:
         return self._lock is not None
 
     def acquire(self) -> bool:
-        """Take it if nobody else has it; gives whether it is held now.
+        """Take the lock if no other process has it; return whether it is held now.
 
         Raises:
             FileFailed: the file can't be opened or locked.
@@ -50,11 +50,11 @@ class Lease:
 
 
 def _locked(path: Path) -> sqlite3.Connection | None:
-    """A connection that holds the lock, None where another has it."""
+    """A connection that holds the lock, None if another process has it."""
     lock: sqlite3.Connection | None = None
     try:
         lock = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
-        # Else a journal would lie beside it while it is held.
+        # Otherwise a journal would lie beside the lock's file while the lock is held.
         lock.execute("pragma journal_mode = memory")
         lock.execute("begin immediate")
     except sqlite3.Error as error:

@@ -1,9 +1,9 @@
-"""What another program did to the shape of a device's file, put right when the file is opened: synced tables that it
-dropped or took columns from, triggers of ``guards`` that it dropped.
+"""Mend the shape of a device's file, when it is opened, after another program has changed it: synced tables that were
+dropped or lost columns, triggers of ``guards`` that were dropped.
 
-A table that is not what it was is made anew, empty, and pulled again; pending writes stay in the queue and are shown
-on top of what comes. A table whose triggers are put up again may have been written to meanwhile: its rows are compared
-with their sum by the next look at them (``sums.due``).
+A changed table is created anew, empty, and pulled again; pending writes stay in the queue and are shown on top of the
+pulled rows. A table whose triggers are created again may have been written to meanwhile: the next check of the rows
+compares them with their sum (``sums.due``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _CHANGED = "another program has changed or dropped the table in the file"
 
 
 def mend(conn: sqlite3.Connection, refuse: bool | None) -> None:
-    """Inside a transaction. ``refuse``: whether foreign writes are refused from now on; None leaves that as it is."""
+    """Mend the file, inside a transaction. ``refuse``: whether foreign writes are refused from now on; None leaves that
+    as it is."""
     conn.execute("UPDATE _db_writer SET open = 0 WHERE open")
     if refuse is not None:
         conn.execute("UPDATE _db_writer SET refuse = ? WHERE refuse != ?", (refuse, refuse))
@@ -43,7 +44,7 @@ def mend(conn: sqlite3.Connection, refuse: bool | None) -> None:
         guards.take(conn, name)
         guards.put(conn, name)
         if wanted:
-            # Without all of them somebody may have written to it.
+            # While a trigger was missing, another program may have written to the table.
             conn.execute("UPDATE _db_tables SET verified = 0 WHERE name = ? AND stage = 'live'", (name,))
 
 
@@ -58,7 +59,7 @@ def _make_anew(conn: sqlite3.Connection, table: DeviceTable) -> None:
     for name in (table.name, staged):
         if name is not None:
             conn.execute(f"DROP TABLE IF EXISTS {quote(name)}")
-    # One that was renamed has taken them along.
+    # A renamed table has kept the triggers.
     guards.take(conn, table.name)
     conn.execute(table.create_sql())
     guards.put(conn, table.name)

@@ -1,10 +1,10 @@
-"""Whose a file is: nothing of it is shown to, nor queued for, somebody of whom it is not known that it is theirs.
+"""The owner of a file: rows are shown to a user, and queued for one, only if the file is known to be theirs.
 
 A JWT names its subject, and changes by the hour: the file keeps the subject. An API key names nobody: the file keeps
 digests of the last few that the server knows as its principal's, keyed by random bytes of the file's own, and never a
-key. A key that is none of those may be the same principal's next key or another person's: the server knows, and is
-asked before anything is shown; out of its reach such a key is refused. All this keeps people who share a device apart;
-who can read the file itself is not kept from it.
+key. Any other key may be the same principal's next key or another person's: the server knows, and is asked before
+anything is shown; without a connection such a key is refused. All this separates people who share a device; it does not
+protect the file from a person who can read it directly.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _digest(token: str, salt: bytes) -> bytes:
 
 
 def _digests(kept: bytes) -> list[bytes]:
-    """Those that the file keeps behind their salt, the last one used first."""
+    """The digests that the file keeps behind their salt, the last one used first."""
     return [kept[at : at + _DIGEST_BYTES] for at in range(_SALT_BYTES, len(kept), _DIGEST_BYTES)]
 
 
@@ -52,9 +52,9 @@ def _with(kept: bytes | None, token: str) -> bytes:
     return b"".join([salt, digest, *others[: _KEYS_KEPT - 1]])
 
 
-def _stranger(current: FileState, token: str | None) -> str | None:
-    """Why the file may not be the token's, as far as the device knows by itself: "" where it is, None where only the
-    server can tell."""
+def _why_not_owner(current: FileState, token: str | None) -> str | None:
+    """The reason why the file does not belong to the token's principal, as far as the device knows by itself: "" where
+    it does, None where only the server knows."""
     subject = subject_of(token)
     if subject is not None and current.principal is not None:
         return "" if subject == current.principal else f"the file belongs to {current.principal}, not to {subject}"
@@ -67,32 +67,32 @@ def _stranger(current: FileState, token: str | None) -> str | None:
 
 
 class Owner:
-    """What is known of the one who uses the file now, by the token or by what the server says. ``ask`` makes a call by
-    which the server says whether the node is theirs."""
+    """The knowledge about the file's present user, from the token or from the server's answers. ``ask`` makes a call by
+    which the server says whether the node belongs to the user."""
 
     def __init__(self, file: DeviceFile, token: Callable[[], str | None], ask: Callable[[FileState], object]) -> None:
         self._file = file
         self._token = token
         self._ask = ask
-        self._stranger: str | None = None
-        """None: not looked at since the file was opened or stopped."""
+        self._refusal: str | None = None
+        """None: not checked since the file was opened or stopped."""
 
     def claim(self) -> None:
-        """Have the file belong to whom the token names. Raises WrongPrincipal where it is another's, or where only the
-        server can tell and does not."""
+        """Make the principal that the token names the file's owner. Raises WrongPrincipal where the file is another's,
+        or where only the server knows and can't be asked."""
         token = self._token()
         current = self._file.current()
-        self._stranger = _stranger(current, token)
-        if self._stranger is None:
-            self._stranger = _UNKNOWN
+        self._refusal = _why_not_owner(current, token)
+        if self._refusal is None:
+            self._refusal = _UNKNOWN
             try:
                 self._ask(current)
             except WrongPrincipal as error:
-                self._stranger = error.message
+                self._refusal = error.message
                 raise
             except CallFailed as error:
                 raise WrongPrincipal(f"{_UNKNOWN} ({error})") from error
-            self._stranger = ""
+            self._refusal = ""
         self.require()
         subject = subject_of(token)
         with self._file.transaction() as tx:
@@ -103,32 +103,33 @@ class Owner:
 
     @contextmanager
     def heeding(self) -> Iterator[None]:
-        """What the server says of whose file it is decides, where the token itself says nothing."""
+        """Let the server's answer to the block's call decide whose the file is, where the token itself does not say
+        it."""
         try:
             yield
         except WrongPrincipal as error:
-            self._stranger = error.message
+            self._refusal = error.message
             raise
-        self._stranger = ""
+        self._refusal = ""
 
     def heed(self, state: State) -> None:
-        """What the sync in the background was told."""
+        """Take the background sync's state into account."""
         if state.kind == "wrong_principal":
-            self._stranger = state.detail
+            self._refusal = state.detail
 
     def require(self) -> None:
-        """Raises WrongPrincipal where the file is known to be another's, or may be."""
-        if self._stranger is None:
-            found = _stranger(self._file.current(), self._token())
-            self._stranger = _UNKNOWN if found is None else found
-        if self._stranger:
-            raise WrongPrincipal(self._stranger)
+        """Raise WrongPrincipal if the file is known to be another's, or may be."""
+        if self._refusal is None:
+            found = _why_not_owner(self._file.current(), self._token())
+            self._refusal = _UNKNOWN if found is None else found
+        if self._refusal:
+            raise WrongPrincipal(self._refusal)
 
     def leave(self) -> None:
-        """Whoever comes next is looked at anew, unless it is known whose the file is not."""
-        if not self._stranger:
-            self._stranger = None
+        """Have the next user checked anew, unless the present one is known not to own the file."""
+        if not self._refusal:
+            self._refusal = None
 
     def forget(self) -> None:
-        """The file is empty, and anybody's."""
-        self._stranger = ""
+        """Note that the file is empty, and may be anybody's."""
+        self._refusal = ""

@@ -1,5 +1,5 @@
-"""Columns of decimals in files from before they had a collation: see ``decimals``. What is stored stays as it is; only
-the declaration changes, and indexes of the app's on such a column are sorted anew."""
+"""Give columns of decimals their collation in files from before they had one: see ``decimals``. Stored values stay as
+they are; only the declaration changes, and the app's indexes on such a column are sorted anew."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COPY = "_db_copy"
 
 
 def redeclare(conn: sqlite3.Connection) -> None:
-    """Inside the transaction that makes a file of the next format."""
+    """Declare the columns anew, inside the transaction that brings the file to the next format."""
     for (value,) in conn.execute("SELECT value FROM _db_tables").fetchall():
         table = DeviceTable(table_of(snapshot_pb2.Table.FromString(value)))
         row = conn.execute("SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?", (table.name,)).fetchone()
@@ -26,8 +26,8 @@ def redeclare(conn: sqlite3.Connection) -> None:
 
 
 def _in_place(conn: sqlite3.Connection, name: str, sql: str, columns: list[str]) -> bool:
-    """Change the text of the schema, as SQLite's documentation of ALTER TABLE has it for what changes no stored value;
-    False where that can't be."""
+    """Change the text of the schema, as SQLite's documentation of ALTER TABLE describes for changes that affect no
+    stored value; False where that is not possible."""
     for column in columns:
         declared = re.escape(f"{quote(column)} TEXT")
         changed = f"{quote(column)} {declared_type(Kind.DECIMAL)}"
@@ -40,7 +40,7 @@ def _in_place(conn: sqlite3.Connection, name: str, sql: str, columns: list[str])
         conn.execute("UPDATE sqlite_master SET sql = ? WHERE type = 'table' AND name = ?", (sql, name))
         conn.execute(f"PRAGMA schema_version = {version + 1}")
     except sqlite3.OperationalError:
-        return False  # Some builds of SQLite never let anybody write to it.
+        return False  # Some builds of SQLite never allow a write to the schema.
     finally:
         conn.execute("PRAGMA writable_schema = RESET")
     conn.execute(f"REINDEX {COLLATION}")
@@ -48,7 +48,7 @@ def _in_place(conn: sqlite3.Connection, name: str, sql: str, columns: list[str])
 
 
 def _by_copy(conn: sqlite3.Connection, table: DeviceTable) -> None:
-    """The table anew, with what the app has put on it."""
+    """Create the table anew, with the app's indexes and triggers on it."""
     on_it = conn.execute(
         "SELECT sql FROM sqlite_master WHERE tbl_name = ? AND type IN ('index', 'trigger') AND sql IS NOT NULL",
         (table.name,),
@@ -56,7 +56,7 @@ def _by_copy(conn: sqlite3.Connection, table: DeviceTable) -> None:
     conn.execute(table.create_sql(_COPY))
     conn.execute(f"INSERT INTO {_COPY} ({table.columns_sql}) SELECT {table.columns_sql} FROM {table.quoted}")
     conn.execute(f"DROP TABLE {table.quoted}")
-    # Without it the renaming would look for the table in views and triggers that name it.
+    # Without this, the renaming would look for the table in views and triggers that name it.
     conn.execute("PRAGMA legacy_alter_table = ON")
     try:
         conn.execute(f"ALTER TABLE {_COPY} RENAME TO {table.quoted}")

@@ -12,7 +12,8 @@ _CHUNK = 512
 def select_in(
     conn: sqlite3.Connection, sql: str, values: Iterable[Any], before: Sequence[Any] = ()
 ) -> list[tuple[Any, ...]]:
-    """All rows of ``sql``, whose ``{in}`` stands for a list of ``values``; ``before`` are those ahead of it."""
+    """All rows of ``sql``, whose ``{in}`` stands for a list of ``values``; ``before`` holds the parameters ahead of
+    it."""
     rows: list[tuple[Any, ...]] = []
     for sql_part, parameters in _parts(sql, values, before):
         rows += conn.execute(sql_part, parameters).fetchall()
@@ -20,7 +21,7 @@ def select_in(
 
 
 def change_in(conn: sqlite3.Connection, sql: str, values: Iterable[Any], before: Sequence[Any] = ()) -> None:
-    """The same for a statement that changes rows and gives none."""
+    """Run ``sql``, which changes rows and returns none, for all ``values``; the rest is as in ``select_in``."""
     for sql_part, parameters in _parts(sql, values, before):
         conn.execute(sql_part, parameters)
 

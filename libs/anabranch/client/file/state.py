@@ -1,4 +1,4 @@
-"""``_db_state``: who the file is and how far it has come, read at the start of every transaction."""
+"""``_db_state``: the file's node and how far it has come, read at the start of every transaction."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class FileState:
 
     @property
     def node_state(self) -> position_pb2.NodeState:
-        """What the node says of itself in every call."""
+        """The node's report on itself, part of every call."""
         return position_pb2.NodeState(
             node=self.node,
             greatest_seen=position_pb2.Position(
@@ -70,7 +70,7 @@ def load(conn: sqlite3.Connection) -> FileState:
 
 
 def store(conn: sqlite3.Connection, state: FileState, changes: dict[str, Any]) -> FileState:
-    """Change fields of the state; gives the new one. Only what differs is written."""
+    """Change fields of the state; return the new one. Only fields that differ are written."""
     changes = {name: value for name, value in changes.items() if getattr(state, name) != value}
     if not changes:
         return state
@@ -80,7 +80,7 @@ def store(conn: sqlite3.Connection, state: FileState, changes: dict[str, Any]) -
 
 def told_time(state: FileState, server_ms: int) -> dict[str, Any]:
     """The changes to ``state`` that come from the server's clock, hourly: ids that are made offline are no older than
-    that, however far the device's clock is behind."""
+    that time, however far the device's clock is behind."""
     return {"seen_ms": server_ms} if server_ms > state.seen_ms + _HOUR_MS else {}
 
 

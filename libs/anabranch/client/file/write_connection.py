@@ -33,14 +33,14 @@ class WriteConnection(sqlite3.Connection):
     _why: BaseException | None = None
 
     def begin(self) -> None:
-        """Begin a transaction, IMMEDIATE. One that could not be rolled back before is."""
+        """Begin a transaction, IMMEDIATE. An earlier one that could not be rolled back is rolled back first."""
         if self.in_transaction:
             super().execute("ROLLBACK")
         super().execute("BEGIN IMMEDIATE")
         self._guarded, self._why = True, None
 
     def finish(self) -> None:
-        """The transaction is over: undone, where it was not committed."""
+        """End the transaction: undo it, if it was not committed."""
         self._guarded, self._why = False, None
         if self.in_transaction:
             super().execute("ROLLBACK")
@@ -56,7 +56,7 @@ class WriteConnection(sqlite3.Connection):
             self._why = error
 
     def abandon(self, error: BaseException) -> None:
-        """Undo the transaction now: from here on it has ended."""
+        """Undo the transaction now; from then on it counts as ended."""
         super().execute("ROLLBACK")
         self.failed(error)
 
@@ -77,8 +77,8 @@ class WriteConnection(sqlite3.Connection):
 
 
 def explained(error: BaseException, path: Path, has_ended: bool) -> BaseException:
-    """What an app can do something with, where ``error`` says that SQLite could not use the file at ``path``; else
-    itself. ``has_ended``: it has ended the transaction, too."""
+    """Return FileFailed or DiskFull with the cause and a remedy if ``error`` says that SQLite could not use the file at
+    ``path``; else ``error`` itself. ``has_ended``: SQLite has ended the transaction, too."""
     if isinstance(error, FileFailed):
         return error
     code = _code(error)

@@ -19,7 +19,7 @@ _SURELY_IN_RANGE = 1 << 32
 """Counters that change by more than this in all may pass their type's limits on the way."""
 
 
-class Squeezed:
+class Coalesced:
     """The pending changes of one row up to the batch ``upto``. ``policies``: those of its table's columns.
 
     Invariant: ``parts`` over any base shows what the changes themselves show over it, in their order."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from anabranch.client.file.device_file import Tx
-from anabranch.client.overlay.coalesce import Squeezed
+from anabranch.client.overlay.coalesce import Coalesced
 from anabranch.client.queue import statements
 from anabranch.client.writes.payload import PayloadCache, RowPart
 from anabranch.merge.overlay import Pending
@@ -31,7 +31,7 @@ class Pendings:
     def __init__(self, cache: PayloadCache, term: Callable[[], int]) -> None:
         self._cache = cache
         self._term = term
-        self._kept: dict[tuple[str, str], Squeezed] = {}
+        self._kept: dict[tuple[str, str], Coalesced] = {}
         self._good_for: tuple[int, int] = (-1, -1)
 
     def load(self, tx: Tx, table: str, keys: Iterable[str], base_ms: int | None = None) -> dict[str, list[RowPart]]:
@@ -103,7 +103,7 @@ class Pendings:
     def _keep(
         self, tx: Tx, table: str, key: str, parts_of: Sequence[tuple[str, Sequence[RowPart]]]
     ) -> list[RowPart] | None:
-        kept = Squeezed(tx.tables[table].policy.columns)
+        kept = Coalesced(tx.tables[table].policy.columns)
         if not all(kept.add(batch, parts) for batch, parts in parts_of):
             return None
         self._usable(tx)
