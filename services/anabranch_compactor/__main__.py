@@ -71,7 +71,7 @@ def run() -> bool:
                 return session
 
             if submitted():
-                # Whoever submits a job waits for its session, whether it has work or not.
+                # spark-submit waits for the job's session, whether the job has work or not.
                 spark()
             options = Options(
                 url,
@@ -100,8 +100,8 @@ def _tell(error: Exception) -> None:
 
 
 def main() -> int:
-    """Exit code 2 for what somebody can do something about, with one line that says what for each database; 1 for
-    anything else."""
+    """Run the job. Exit code 2 for a failure that a person can correct, with one line for each database that names it;
+    1 for any other failure."""
     try:
         return 0 if run() else REFUSED
     except tuple(REASONS) as error:

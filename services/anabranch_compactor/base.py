@@ -45,8 +45,8 @@ def live_sums(what: str, files: Iterable[Proven]) -> dict[int, Sum]:
 
 
 def require_gone(what: str, files: Iterable[Proven], told: Iterable[Replaced]) -> None:
-    """Raises ProofError where deltas don't have just the rows as deleted that were found deleted: no sum of rows that
-    are there says so."""
+    """Raises ProofError where the rows that deltas mark as deleted are not exactly those that were found deleted: the
+    sums of live rows do not show that."""
     wanted: dict[int, Sum] = {}
     for one in told:
         wanted[one.bucket] = wanted.get(one.bucket, Sum()) + Sum(one.gone, int(one.gone_total, 16))

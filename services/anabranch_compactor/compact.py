@@ -1,13 +1,13 @@
 """The verb: one run.
 
-States of a run, in order; a run that ends in any of them before *published* has changed nothing that anybody reads:
+States of a run, in order; a run that ends in any of them before *published* has changed nothing that readers see:
 
 1. *planned*: the stretch, the sums to prove it by, and the manifest to go on from, as of one moment.
 2. *written*: files under the run's own id. No other run writes there.
 3. *proven*: the files were read again, and their sums are those of the log and of the tables.
 4. *published*: one row in ``anabranch.compactions``. Of two runs over one stretch one gets there.
-5. *told*: the manifest is put beside the files, for readers without Postgres. A run that dies before is told by the
-   next one.
+5. *told*: the manifest is put beside the files, for readers without Postgres. If a run dies before, the next one puts
+   its manifest there.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ DAY_MS = 86_400_000
 
 
 def _nothing(**_event: Any) -> None:
-    """For whoever does not listen."""
+    """Ignore the event: for callers that need none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,9 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """What a run did. ``run_id`` is None where there was nothing to do. ``rows``, ``bytes`` and ``files`` are what it
-    wrote and published. ``without_base``: tables whose first base waits for the next run, because too many changes past
-    the services are in no group yet. ``removed``: files that nobody needed any more."""
+    """The outcome of a run. ``run_id`` is None where there was nothing to do. ``rows``, ``bytes`` and ``files`` count
+    what it wrote and published. ``without_base``: tables whose first base waits for the next run, because too many
+    changes past the services are in no group yet. ``removed``: the number of unneeded files that were removed."""
 
     run_id: str | None
     from_position: int
@@ -82,14 +82,14 @@ class RunOutcome:
 
 
 def compact(spark: Callable[[], SparkSession], db_name: str, options: Options) -> RunOutcome:
-    """Compact what the log of a database has since the last published run. ``spark`` gives the session, and is asked
+    """Compact the log of a database since the last published run. ``spark`` gives the session, and is asked
     only where there is something to write.
 
     Raises:
         UnknownDatabaseError: there is no such database.
         PlanError: the log can't be compacted as it is.
         RootError: there can be no files below the root.
-        ProofError: what was written is not what the log says.
+        ProofError: the written files are not what the log says.
         NotPublishedError: another run was published meanwhile.
     """
     with span("compact") as whole:
@@ -115,7 +115,7 @@ def compact(spark: Callable[[], SparkSession], db_name: str, options: Options) -
 
 
 def _written(run: Run, say: Say) -> Manifest:
-    """Everything written and proven."""
+    """Write and prove all files; gives the manifest that names them."""
     plan = run.plan
     units = units_of(plan, run.spark.sparkContext.defaultParallelism)
     parts = write(run, units) if units else Parts()
@@ -132,7 +132,7 @@ def _written(run: Run, say: Say) -> Manifest:
 def _with_former(
     run: Run, tables: Mapping[str, TableFiles], units: Sequence[Unit], proven: Sequence[Proven]
 ) -> dict[str, TableFiles]:
-    """The files of tables with what the run has written of registrations that have ended.
+    """The files of tables, with those that the run has written for registrations that have ended.
 
     Raises:
         ProofError: it is not what the log says.
@@ -143,7 +143,7 @@ def _with_former(
         name = former.shape.table.name
         written = _history(f"{name} as it was", former, units, proven)
         require_positions(f"the history of {name}", chain(*written.values()), plan.after + 1, former.last_position)
-        # Where no other registration has followed, what is published has a base that nothing keeps up any more.
+        # Where no other registration has followed, the published files have a base that no run updates any more.
         before = done[name] if name in followed else plan.files_before(former)
         done[name] = _going_on(before, former.log, written)
         followed.add(name)
@@ -216,7 +216,7 @@ def _table(run: Run, name: str, units: Sequence[Unit], parts: Parts, proven: Seq
 def _history(
     name: str, table: TablePlan | FormerPlan, units: Sequence[Unit], proven: Sequence[Proven]
 ) -> dict[str, list[Proven]]:
-    """What was written of a table's changes and conflicts.
+    """The files that were written of a table's changes and conflicts.
 
     Raises:
         ProofError: it is not what Postgres says.

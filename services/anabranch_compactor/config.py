@@ -8,7 +8,7 @@ from anabranch.runtime.config import ServiceSettings
 
 
 class CompactorSettings(ServiceSettings):
-    """What the compactor needs to know."""
+    """The settings of the compactor."""
 
     lake_root: str
     """Where the lake lies: a folder of this machine, or a path of Hadoop's (``file:/data/lake``,

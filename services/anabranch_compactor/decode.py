@@ -90,8 +90,8 @@ def as_batch(table: Table, rows: Sequence[Sequence[Cell]]) -> pa.RecordBatch:
 
 def conflict_decoder(table: Table) -> Decoder:
     """Conflicts to rows that give the key and the losing value alone. ``untyped`` has a value as it is where its column
-    does not give it back byte by byte: what lost has never been in Postgres, and may be written otherwise (``1e2``), or
-    be what the column could not hold; and it may be of a column that the table no longer has, or not be given."""
+    does not give it back byte by byte: a losing value has never been in Postgres, so it may be written otherwise
+    (``1e2``), or be one that the column can't hold; or its column may be gone from the table, or it is not given."""
     codecs = file_codecs(table.columns)
     readers = {c.name: (i, column_reader(c)) for i, c in enumerate(table.columns) if i not in table.key_index}
     writers = [column_writer(column) for column in table.columns]

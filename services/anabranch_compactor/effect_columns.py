@@ -1,9 +1,9 @@
 """Effects to columns of cells, without looking at any value by itself.
 
-Effects of one form (the same type and the same columns) begin with the same bytes. What such a beginning says is read
-with the contract's own class, once; behind it stand the values, in the same order in every effect of that form, and are
-read column by column (``scan``). An effect that is written in another way than ours (fields in another order, say) is
-read with the contract's class as a whole, and so is what the columns have no form for; arrays always are.
+Effects of one form (the same type and the same columns) begin with the same bytes. Such a beginning is parsed with the
+contract's own class, once; the values stand behind it, in the same order in every effect of that form, and are read
+column by column (``scan``). An effect that is written in another way than ours (fields in another order, say) is parsed
+with the contract's class as a whole, and so is a value that the columns have no form for; arrays always are.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LITERAL = field_number(value_pb2.Value, "text_literal") << 3 | LENGTH_DELIMITED
 _NUMBERS = {Kind.INT64, Kind.TIMESTAMP, Kind.DATE, Kind.TIME}
 _MOST_COLUMNS = 2_000
 _UNREADABLE = (DecodeError, ValueError, OverflowError)
-"""What bytes that are no effect of the table's raise; anything else is a fault of the program, or of the machine."""
+"""Exceptions for bytes that are no effect of the table's; any other is a fault of the program, or of the machine."""
 
 
 class MalformedEffectError(ServerError, ValueError):

@@ -1,6 +1,6 @@
 """The canonical encoding (``anabranch.values.canonical``) of whole columns, and sums of the hashes of rows and effects.
 
-Takes the columns of files: what a proof adds up comes from what was read, typed, and from nothing else.
+Takes the columns of files: a proof adds up the typed values that were read, and nothing else.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a row was before and after each change, for all changes of a part at once.
+"""Computes each row before and after each change, for all changes of a part at once.
 
 An effect gives what it changed. Put in order behind the row as it was before the run (kind OLD, where known), each
 column has the last value that any change gave it: what counts is where that value stands, and such places are found for
@@ -26,7 +26,7 @@ ORDER = ("position", "batch", "ordinal")
 SLICE_BYTES = 16 * 1024 * 1024
 SLICE_ROWS = 131_072
 _ROW_BYTES, _CELL_BYTES = 80, 16
-"""What a row takes beside its texts and bytes, and what each of its columns does, about: after the change, and before
+"""About how many bytes a row takes beside its texts and bytes, and each of its columns: after the change, and before
 it."""
 _KIND_NAMES = pa.array([None, *KINDS.values()], pa.string())
 
@@ -128,7 +128,7 @@ def replaced(history: Filled, chosen: Places) -> Places:
 
 
 def rows_left(shape: Shape, history: Filled, chosen: Places) -> pa.RecordBatch:
-    """What some changes left, as rows of a base: ``c…`` and ``x…``, ``position`` and ``deleted``."""
+    """The rows that some changes left, as rows of a base: ``c…`` and ``x…``, ``position`` and ``deleted``."""
     cells = {f"c{i}": _values(history, "c", i, chosen) for i in range(shape.width)}
     texts = {f"x{i}": _values(history, "x", i, chosen) for i in shape.with_text}
     position = history.rows.column("position").take(pa.array(chosen))

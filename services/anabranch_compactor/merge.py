@@ -1,4 +1,4 @@
-"""Small files of earlier runs put together: history's by their size, a base's by bucket."""
+"""Merges small files of earlier runs: history's by their size, a base's by bucket."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _ROW_GROUP_BYTES = 16 * 1024 * 1024
 
 
 def merged(run: Run, shapes: Mapping[str, Shape], tables: Mapping[str, TableFiles]) -> dict[str, TableFiles]:
-    """The files of all tables after what was due was put together.
+    """The files of all tables after the due files were merged.
 
     Raises:
         ProofError: new files are not what the old ones were.
@@ -90,7 +90,7 @@ def _merged_history(run: Run, shape: Shape, what: str, files: tuple[File, ...], 
     """The files of ``changes/`` or ``conflicts/`` of a table after small ones were put together. Sorted by Spark's own
     operators, since they may be more than fits in memory."""
     chosen = to_merge(of_registration(files, since))
-    # What this run alone has written was only just sorted.
+    # Files that this run alone has written were only just sorted.
     if all(f"/{run.run_id}/" in file.path for file in chosen):
         return files
     folder = f"{table_folder(what, shape.table.name)}/{MERGED}/{run.run_id}"
@@ -115,7 +115,7 @@ def _merged_history(run: Run, shape: Shape, what: str, files: tuple[File, ...], 
 
 
 def _as_it_is(path: str) -> str:
-    """A path for Spark to read, in which no character stands for others."""
+    """A path for Spark to read, with its wildcard characters escaped."""
     return re.sub(r"([\\*?\[\]{}])", r"\\\1", path)
 
 

@@ -1,4 +1,4 @@
-"""What a run has to do, as of one moment.
+"""Plans the work of a run, as of one moment.
 
 The session that takes the moment stays open while a table's first base is pulled, since executors join its snapshot;
 else it is closed at once.
@@ -54,7 +54,7 @@ class TablePlan:
 
 @dataclass(frozen=True, slots=True)
 class FormerPlan:
-    """What the stretch has of a registration that has ended; ``last_position``: the head when it did."""
+    """The stretch's part of a registration that has ended; ``last_position``: the head when it ended."""
 
     shape: Shape
     log: store.LogSum | None
@@ -90,7 +90,7 @@ class Plan:
         return known.base if known is not None and known.table_id == table.id else None
 
     def files_before(self, former: FormerPlan) -> TableFiles:
-        """What is published of the table that a registration was of, without a base: nothing is known of its rows by
+        """The published files of the table that a registration was of, without a base: nothing is known of its rows by
         now."""
         table = former.shape.table
         known = None if self.last is None else self.last.tables.get(table.name)
@@ -100,7 +100,7 @@ class Plan:
         return replace(known, table_id=table.id, columns=former.shape.file_table, base=None, ended=ended)
 
     def files_of(self, name: str) -> TableFiles:
-        """What is published of a table, as its files go on from it."""
+        """The published files of a table, to which the run adds its own."""
         shape = self.tables[name].shape
         known = None if self.last is None else self.last.tables.get(name)
         ended = self._ended(name, shape.table.id)
@@ -138,7 +138,7 @@ def planned(url: str, db_name: str) -> Iterator[Plan]:
 
     Raises:
         UnknownDatabaseError: there is no such database.
-        PlanError: the log was cut above what is published.
+        PlanError: the log was cut above the published position.
     """
     with connect(url, application_name="anabranch-compactor", autocommit=True, options=_OPTIONS) as conn:
         # Which tables get their first base is looked at beforehand, because their locks go before the moment.
@@ -154,8 +154,9 @@ def planned(url: str, db_name: str) -> Iterator[Plan]:
 
 
 def _to_pull(conn: Session, database: Database, last: Manifest | None) -> list[str]:
-    """The tables that get their first base. One that is no longer what was registered can't be pulled, or adds up to
-    nothing known: it waits until it is registered anew, and neither what the log has of it nor another table waits."""
+    """The tables that get their first base. A table that is no longer as it was registered can't be pulled, or its rows
+    add up to no known sum: it waits until it is registered anew, but its part of the log and other tables do not wait.
+    """
     lacking = _without_base(database, last)
     stopped = stopped_tables(drift(conn, database)) if lacking else {}
     return [name for name in lacking if name not in stopped]
@@ -188,7 +189,7 @@ def _plan(conn: Session, db_name: str, locked: Sequence[str]) -> Plan:
         )
     upto = store.read_head(conn, number)
     if last is None and upto == 0 and database.tables:
-        # Rows that were there at registration are worth a base before anybody has written: it is as of position 0, and
+        # Rows that were there at registration are worth a base before the first write: it is as of position 0, and
         # its stretch has to end after it begins.
         after = -1
     logs = store.read_log_sums(conn, number, after, upto)

@@ -1,4 +1,4 @@
-"""Proof: what was written is read again from the files, its typed cells are encoded anew, and hashes are added up.
+"""Proof: the written files are read again, their typed cells are encoded anew, and hashes are added up.
 
 Nothing that the decoding has made is taken over: what is compared are sums over files and sums that Postgres keeps.
 """
@@ -43,12 +43,12 @@ _TASKS_PER_CORE = 8
 
 
 class ProofError(ServerError):
-    """What was written is not what the log, or the table sum, says. Nothing is published."""
+    """The written files are not what the log, or the table sum, says. Nothing is published."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileSum:
-    """What a file adds up to, and the first and last position of its rows. ``live``: those of a base's rows that are
+    """The sum of a file, and the first and last position of its rows. ``live``: the sum of a base's rows that are
     not deleted. ``astray``: rows of a base that are not of the file's bucket. ``content``: whole rows,
     where asked for."""
 
@@ -72,7 +72,7 @@ class FileSum:
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """A file, and what it adds up to."""
+    """A file and its sums."""
 
     written: Written
     found: FileSum
@@ -145,7 +145,7 @@ def _sum_of(row: Mapping[str, Any]) -> FileSum:
 
 
 def file_sum(what: str, shape: Shape, file: pq.ParquetFile, bucket: int = 0, buckets: int = 1) -> FileSum:
-    """What a file of changes, conflicts or a base (``what``) adds up to."""
+    """The sums of a file of changes, conflicts or a base (``what``)."""
     reading, total = _READING[what], FileSum()
     there = set(file.schema_arrow.names)
     own = [f"{OWN}.{name}" for name in (*reading.own, "exact")]
@@ -209,7 +209,7 @@ def _losers(shape: Shape, cells: pa.RecordBatch, own: Mapping[str, pa.Array], _:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """What is read of our struct, beside exact texts, and how rows are added up."""
+    """The fields that are read of our struct, beside exact texts, and the function that adds rows up."""
 
     own: tuple[str, ...]
     add: Callable[[Shape, pa.RecordBatch, Mapping[str, pa.Array], Bucketed], FileSum]
@@ -237,7 +237,7 @@ def _field(batch: pa.RecordBatch, name: str) -> pa.Array | None:
 
 
 def _texts(field: pa.Field, values: pa.Array | None) -> Iterator[pa.Array | pa.Scalar]:
-    """What a column's values are, as bytes, of each leaf. One that is younger than its file is NULL."""
+    """A column's values as bytes, leaf by leaf. A column that is younger than its file is NULL."""
     kind = field.type
     if pa.types.is_struct(kind):
         parts = {} if values is None else dict(zip([f.name for f in values.type], values.flatten(), strict=True))

@@ -1,4 +1,4 @@
-"""What the steps of a run share: the session, the root, and what the log is read by."""
+"""The state that the steps of a run share: the session, the root, and the reader of the log."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Protobuf read by columns: the same field of many messages at once, with numpy, where they lie in an Arrow column.
 
 The wire format: a field is a varint ``number << 3 | type`` and its content; type 0 is a varint, 1 eight bytes
-little-endian, 2 a varint of length and that many bytes. Places are indexes into the column's data; what was asked of a
-place that holds something else is nonsense, and never beyond the data, so that whoever calls looks at the tags first.
+little-endian, 2 a varint of length and that many bytes. Places are indexes into the column's data. A read at a place
+that holds something else gives nonsense, but never goes beyond the data: callers check the tags first.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Messages:
         Raises:
             pyarrow.ArrowInvalid: a string is not UTF-8.
         """
-        # An Arrow column of what is wanted and what lies between, of which every other value is taken.
+        # An Arrow column of the wanted stretches and the gaps between them, of which every other value is taken.
         bounds = np.empty(2 * len(starts) + 1, np.int32)
         bounds[0:-1:2], bounds[1::2] = starts, ends
         bounds[-1] = bounds[-2] if len(starts) else 0

@@ -22,7 +22,7 @@ from anabranch.values.parquet import may_need_text
 KINDS = {1: "insert", 2: "update", 3: "delete", 4: "none"}
 """Numbers of ``anabranch.v1.EffectType`` to what files say."""
 OLD, INSERT, UPDATE, DELETE, NONE = range(5)
-"""OLD is none of the log: what a row was before the run."""
+"""OLD is no effect of the log: it marks the row as it was before the run."""
 EXACT_TEXTS = pa.map_(pa.string(), pa.string())
 
 
@@ -59,7 +59,7 @@ class Shape:
 
     @cached_property
     def keys(self) -> list[str]:
-        """What tells rows apart."""
+        """The columns that identify a row: the key's cells, and their exact texts."""
         index = self.table.key_index
         return [f"c{i}" for i in index] + [f"x{i}" for i in index if i in self.with_text]
 
@@ -70,7 +70,7 @@ class Shape:
 
     @cached_property
     def sorting(self) -> list[str]:
-        """What rows are sorted by in files: the key's cells, then their exact texts."""
+        """The columns by which rows are sorted in files: the key's cells, then their exact texts."""
         return [*self.key_columns, *(name for name in self.keys if name not in self.key_columns)]
 
     @cached_property

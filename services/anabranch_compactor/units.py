@@ -1,4 +1,4 @@
-"""What a run writes, dealt into parts: all of one kind for one table is a unit, and each part of it one task's work.
+"""Deals a run's writes into parts: all of one kind for one table is a unit, and each part of it is one task's work.
 
 All units of a run are written by one Spark job, so that a table more costs a few tasks and no job of its own. The hash
 of a row's key says its part, and its bucket where the table has a base. Numbers of parts and of buckets are powers of
@@ -27,7 +27,8 @@ SMALL_ROWS = 50_000
 _UNPACKED = 4
 """About how often more a row takes in memory than in a file."""
 _CELL_BYTES = 24
-"""What each column of a row takes beside what it holds: a number at least, and where its value before and after is."""
+"""Bytes that each column of a row takes beside its value: a number at least, and the places of its values before and
+after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Unit:
 
 
 def units_of(plan: Plan, cores: int) -> list[Unit]:
-    """What a run has to write."""
+    """The units that a run has to write."""
     units: list[Unit] = []
     first = 0
     for name, table in plan.tables.items():
@@ -103,7 +104,7 @@ def rows_before(changes: int, known: TableFiles) -> tuple[int, int]:
 
 
 def parts_of(count: int, size: int, cores: int) -> int:
-    """How many parts rows are written in: what one task holds in memory, and work for every core."""
+    """The number of parts for rows: one task must hold a part in memory, and every core should have work."""
     enough = max(math.ceil(count / PART_ROWS), math.ceil(size / PART_BYTES), min(cores, math.ceil(count / SMALL_ROWS)))
     return _power_of_two(enough)
 

@@ -1,6 +1,6 @@
-"""The job that writes: what is new in the log, and rows for first bases, read, dealt into parts, and written as files.
+"""The job that writes: it reads the log's new changes and the rows for first bases, and writes them as files by parts.
 
-One task writes one part, and tells of each file of its own, so that what another attempt of the task wrote is in no
+One task writes one part, and reports each file of its own, so that files of another attempt of the task are in no
 manifest.
 """
 
@@ -52,7 +52,7 @@ def write(run: Run, units: Sequence[Unit]) -> Parts:
     with span("write") as one:
         one.set_attribute("anabranch.folder", run.folder)
         work = traced("write task", writer(units, TaskPlace(run.folder, run.run_id, run.plan.upto)))
-        # What is read is read while it is written.
+        # Rows are read while they are written.
         with span("read"):
             rows = _packages(run, units).repartitionById(sum(unit.parts for unit in units), F.col("part"))
             for (told,) in rows.mapInArrow(work, "told string").collect():

@@ -28,21 +28,21 @@ _REFUSED = {
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Who is let in, who is not and why, and who has to come again, because somebody held the node's row."""
+    """The calls that are let in, those refused and why, and those to try again, because the node's row was locked."""
 
     admitted: list[Submission]
     refused: list[tuple[Submission, CallError]]
     busy: list[Submission]
 
 
-async def look(session: Session, strangers: Sequence[Submission], now_ms: int) -> Admission:
+async def look(session: Session, unadmitted: Sequence[Submission], now_ms: int) -> Admission:
     """Decide about calls, with their nodes' rows locked, and give the new tokens. In the caller's transaction:
     nothing of it holds before that is committed.
 
     Raises:
         psycopg.Error: Postgres refused it.
     """
-    of = {s.call.number: s for s in strangers if s.call is not None}
+    of = {s.call.number: s for s in unadmitted if s.call is not None}
     calls = sorted((s.call for s in of.values() if s.call), key=lambda call: (call.database_id, call.node_id))
     made = await tokens.create(session, calls, now_ms)
     rows = await tokens.lock(session, [call for call in calls if call.number not in made])

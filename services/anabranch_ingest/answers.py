@@ -60,8 +60,8 @@ def pending(batch_id: str) -> bytes:
 
 
 def in_place(places: Iterable[bytes | str], found: Mapping[str, bytes]) -> list[bytes]:
-    """A verdict for each place: the place's own, or what was found under its id, or PENDING. So is what would make the
-    answer too large: sent again, it is found."""
+    """Return a verdict for each place: the place's own, or the one found under its id, or PENDING. A verdict that would
+    make the answer too large is given as PENDING, too: when the batch is sent again, it is found."""
     verdicts: list[bytes] = []
     room = MAX_VERDICTS_BYTES
     for place in places:
@@ -90,7 +90,7 @@ def unreadable(received: Received, refusal: Refusal) -> bytes:
 
 
 def reused(batch_id: str) -> bytes:
-    """The verdict on other content under a known id. It tells nothing of the batch that has the id."""
+    """The verdict on other content under a known id. It reveals nothing about the batch that has the id."""
     return verdict_pb2.Verdict(
         batch_id=batch_id,
         status=verdict_pb2.VERDICT_STATUS_REJECTED,

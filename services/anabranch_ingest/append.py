@@ -8,17 +8,17 @@ most ``MAX_PASSES`` before what is left rests; in each, with set statements only
    appends what is new of them and of calls let in before. This is all that happens to an ordinary call.
 2. *admit*: calls that were not let in by 1 are looked at with their node's row locked, and their batches appended, in
    one transaction.
-3. *find*: batches of calls let in that 1 left out have a verdict already, or wait already; or they were
-   appended by somebody else a moment ago, and the next pass sees more.
+3. *find*: batches of calls let in that 1 left out have a verdict already, or wait already; or another session appended
+   them a moment ago, and the next pass sees them.
 
 A submission is done when its call is let in and every batch waits or has its verdict. A new token is never committed
 without the call's batches. Where its answer gets lost, the call that comes again names them.
 
-Nothing here waits for a row that somebody holds: a group commit holds the rows of its nodes and batches until its end.
-Such a submission *rests* a moment and goes back into the queue, so that it holds up nobody else.
+Nothing here waits for a locked row: a group commit locks the rows of its nodes and batches until its end.
+Such a submission *rests* a moment and goes back into the queue, so that it does not delay others.
 
-Trouble is kept from neighbours: a group that Postgres refuses is settled in halves, down to the one submission that
-is at fault. What passes by itself (a lost connection, a deadlock, a full disk) is tried again with all of them;
+One submission's fault does not hit others: a group that Postgres refuses is settled in halves, down to the one that
+is at fault. A passing failure (a lost connection, a deadlock, a full disk) is tried again with all of them;
 whether the lost commit had happened shows in the tokens and in the inbox.
 """
 
@@ -52,9 +52,9 @@ from anabranch_ingest.waiting import WatchedBatches
 
 MAX_PASSES = 4
 AGAIN_S = 0.005
-"""After this time a submission comes again whose node or batches somebody else was busy with."""
+"""The pause, in seconds, before a submission is tried again whose node or batches were locked by another session."""
 ATTEMPTS = 6
-"""How often a group is tried where Postgres is not to be had; with the waits in between about two seconds."""
+"""How often a group is tried where Postgres is not available; with the waits in between about two seconds."""
 _log = structlog.get_logger()
 
 
@@ -74,8 +74,7 @@ class Appender:
 
         Raises:
             CallError: WRONG_PRINCIPAL, NODE_FORKED, UNKNOWN_DATABASE, OVERLOADED; UNAVAILABLE where Postgres could not
-            take it, or not within ``timeout_s`` seconds. psycopg.Error: Postgres refused it for a reason that nobody
-            foresaw.
+            take it, or not within ``timeout_s`` seconds. psycopg.Error: Postgres refused it for an unforeseen reason.
         """
         try:
             self._queue.put(submission)
@@ -203,10 +202,10 @@ class Appender:
                     # Added, or no longer the node's current token: another call has come since.
                     submission.call = None
             self._note(ready, statement, appended)
-        strangers = [s for s in ready if not s.admitted and s not in busy]
-        if strangers:
-            busy += await self._admit(session, strangers, now_ms)
-        known = [s for s in ready if s.admitted and s.open and s not in strangers]
+        unadmitted = [s for s in ready if not s.admitted and s not in busy]
+        if unadmitted:
+            busy += await self._admit(session, unadmitted, now_ms)
+        known = [s for s in ready if s.admitted and s.open and s not in unadmitted]
         if known:
             await self._find(session, known)
         for submission in ready:
@@ -218,13 +217,13 @@ class Appender:
             self._later([s for s in busy if not s.done.done()])
         return left
 
-    async def _admit(self, session: Session, strangers: list[Submission], now_ms: int) -> list[Submission]:
+    async def _admit(self, session: Session, unadmitted: list[Submission], now_ms: int) -> list[Submission]:
         """Look at calls that did not carry their node's current token, and append what is let in, in one
-        transaction: a batch that Postgres refuses leaves its node's token as it was. Gives those whose node somebody
-        held."""
+        transaction: a batch that Postgres refuses leaves its node's token as it was. Gives the submissions whose node's
+        row was locked."""
         faults.reach("before_append")
         async with session.conn.transaction():
-            admission = await look(session, strangers, now_ms)
+            admission = await look(session, unadmitted, now_ms)
             statement = statement_of(admission.admitted, admitted=True)
             appended = NOTHING
             if statement.arrivals:
@@ -238,7 +237,7 @@ class Appender:
         return admission.busy
 
     def _note(self, group: list[Submission], statement: AppendStatement, appended: Appended) -> None:
-        """What was appended is watched from now on."""
+        """Watch the batches that were appended, from now on."""
         new, doubled = appended.batches, statement.doubled
         for submission in group:
             if not submission.admitted or not submission.open:

@@ -1,4 +1,4 @@
-"""What a call says of itself, checked and put in order."""
+"""Checks the fields of a call and puts its batches in order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOKEN_BYTES = 16
 
 @dataclass(slots=True, eq=False)
 class Opening:
-    """Who calls, for which database. ``unanswered``: batch ids of calls whose answer was lost.
+    """The caller and its database. ``unanswered``: batch ids of calls whose answer was lost.
     ``acknowledged`` as in ``store.nodes.tokens.Call``."""
 
     database: DatabaseHead
@@ -72,7 +72,7 @@ def open_call(
     position: int,
     traceparent: str,
 ) -> Opening:
-    """Check what a call says of itself. ``position``: the settled one; no node can have acknowledged more.
+    """Check the fields of a call. ``position``: the settled one; no node can have acknowledged more.
 
     Raises:
         CallError: INVALID_REQUEST, naming the field; LIMIT_EXCEEDED.
@@ -97,8 +97,8 @@ def open_call(
         node_name=node.name,
         token=request.node_token,
         unanswered=frozenset(request.unanswered_batch_ids),
-        # One that has read nothing yet needs nothing of the log: it has what it is answered, and begins with a pull.
-        # Whether one has begun, the node's row says.
+        # A node that has read nothing yet needs nothing of the log: it begins with a pull. The node's row says whether
+        # it has begun.
         acknowledged=min(request.node_state.acknowledged, position) or -position,
         traceparent=traceparent,
     )

@@ -8,7 +8,7 @@ from anabranch.runtime.config import ServiceSettings
 
 
 class IngestSettings(ServiceSettings):
-    """What ingest needs to know."""
+    """The settings of ingest."""
 
     append_sessions: int = Field(1, ge=1, le=16)
     """Sessions that append: while one commits, the next collects."""
@@ -33,10 +33,10 @@ class IngestSettings(ServiceSettings):
     wait_max_ms: int = Field(60_000, ge=1)
     """The longest that any call waits for its verdicts."""
     answer_margin_ms: int = Field(100, ge=1)
-    """So long before a call's deadline it is answered, PENDING where there is no verdict; for short deadlines
-    a tenth of the time that was left."""
+    """A call is answered so long before its deadline, PENDING where there is no verdict; for short deadlines a tenth of
+    the time that was left."""
     poll_interval_ms: int = Field(1_000, ge=10)
-    """How often verdicts are looked for that no notification has told of."""
+    """How often ingest looks for verdicts that no notification has reported."""
 
     stream_window_batches: int = Field(5_000, ge=1)
     """Batches of one stream without a verdict; beyond, nothing more is read from it."""

@@ -1,4 +1,4 @@
-"""The databases and their heads, as every call needs them: kept in memory, renewed when something is heard of them."""
+"""The databases and their heads, as every call needs them: kept in memory, renewed when a notification names them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from anabranch_ingest import answers
 from anabranch_ingest.sessions import SessionSource
 
 _PAUSE_S = 0.05
-"""Between two looks at the heads: answers may tell of a settled position that is so much old."""
+"""Seconds between two reads of the heads: the settled position in an answer may be so much old."""
 _UNKNOWN_PAUSE_S = 0.2
-"""Between two looks for a name that is not known."""
+"""Seconds between two reads for a name that is not known."""
 _RETRY_S = 0.5
 _log = structlog.get_logger()
 
@@ -39,7 +39,7 @@ class Databases:
         self._all = False
         self._again = LookAgain(self.read_all, _UNKNOWN_PAUSE_S)
         self.on_head: Callable[[DatabaseHead], None] = lambda _: None
-        """Is told every head that answers bring."""
+        """Called with every head that answers bring."""
 
     async def read_all(self) -> None:
         """Read every database anew.
@@ -90,7 +90,7 @@ class Databases:
             self.on_head(moved)
 
     async def reach(self, database: DatabaseHead, position: int) -> None:
-        """See to it that the head is at ``position`` at least, which is that of a verdict: an answer's settled position
+        """Bring the head to ``position`` at least, which is that of a verdict: an answer's settled position
         is the proof of what its verdicts say, should the server lose them.
 
         Raises:

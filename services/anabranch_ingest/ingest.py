@@ -35,12 +35,12 @@ FETCH_MOST = 5_000
 """Verdicts looked up by one statement."""
 MARGIN_SHARE = 0.1
 UNSEALED_S = 60.0
-"""How often notifications that nobody believes are told of at most."""
+"""Seconds between two log lines about notifications that are not sealed by the resolver, at least."""
 _log = structlog.get_logger()
 
 
 class Ingest:
-    """What the servicer works with. ``start`` first, then ``run`` beside the calls."""
+    """The parts that the servicer works with. ``start`` first, then ``run`` beside the calls."""
 
     def __init__(self, settings: IngestSettings, clock: Clock, stopping: asyncio.Event) -> None:
         url = settings.postgres_url.get_secret_value()
@@ -72,7 +72,7 @@ class Ingest:
         await self.databases.read_all()
 
     async def ready(self) -> str | None:
-        """Why calls can't be served now, or None."""
+        """Return why calls can't be served now, or None."""
         return None if self._listening else "notifications of verdicts are not heard"
 
     def wait_s(self, remaining_s: float | None) -> float:
@@ -156,7 +156,7 @@ class Ingest:
             try:
                 self._listening = True
                 self.seen.remember(True)
-                # What was told before the session listened is looked up.
+                # Notifications that were sent before the session listened are made up for by a look.
                 self.databases.look()
                 self.waiting.look_at_all()
                 async with contextlib.aclosing(hear(conn, self.settings.poll_interval_ms / 1000)) as notifications:
@@ -173,7 +173,7 @@ class Ingest:
             await _insist(listen)
 
     def _take_verdicts(self, heard: Heard) -> None:
-        """Deliver what a notification brings along; the rest is looked up."""
+        """Deliver the verdicts in a notification; the others are looked up."""
         head = self.databases.by_id(heard.database_id) if heard.told else None
         if head is None:
             return
@@ -187,7 +187,7 @@ class Ingest:
             self.waiting.decide((head.id, batch_id), verdict)
 
     def _tell_of_unsealed(self, database: str) -> None:
-        """Whoever has a session with the database can send as many as it likes: they are told of now and then."""
+        """Log unsealed notifications, at most every ``UNSEALED_S``: any session can send as many as it likes."""
         self._unsealed += 1
         now = time.monotonic()
         if now - self._unsealed_told >= UNSEALED_S:
@@ -217,7 +217,7 @@ class Ingest:
             self.databases.look()
 
     async def _answer_when_stopping(self) -> None:
-        """When the drain begins, whoever still waits is answered with what there is."""
+        """Answer every call that still waits with the verdicts that there are, when the drain begins."""
         await self.stopping.wait()
         for ticket in list(self._tickets):
             ticket.give_up()
@@ -225,7 +225,7 @@ class Ingest:
 
 
 async def _insist(work: Callable[[], Awaitable[None]]) -> None:
-    """Do the work, again and again while Postgres is not to be had."""
+    """Do the work; repeat it while Postgres is not available."""
     try:
         return await work()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What waits to be appended: in turns over principals, so that a busy one delays itself and nobody else."""
+"""The queue of submissions: principals take turns, so that a busy one delays itself and no other."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Submission:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is left to do for it. A call that only extends is taken off when that is done."""
+        """Whether nothing is left to do for it. A call that only extends is removed when that is done."""
         extends = self.call is not None and self.call.mode is Mode.EXTEND
         return self.admitted and not self.open and not extends
 
@@ -78,7 +78,7 @@ PRINCIPALS_SHARE = 2
 
 @dataclass(slots=True, eq=False)
 class Line:
-    """What waits of one principal."""
+    """The submissions of one principal that wait."""
 
     waiting: deque[Submission] = field(default_factory=deque)
     batches: int = 0

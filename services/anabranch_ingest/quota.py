@@ -1,4 +1,4 @@
-"""What may be under way at once: batches of one principal that wait for a verdict, and bytes in this process.
+"""Limits what is under way at once: batches of one principal that wait for a verdict, and bytes in this process.
 
 Counting the inbox at every call would cost more than the call. So a count is taken as an allowance: as many batches as
 the count left free may come before it is taken again. A call takes its batches from the allowance before they are
@@ -22,7 +22,7 @@ from anabranch.v1 import errors_pb2
 from anabranch_ingest.sessions import SessionSource
 
 PRINCIPALS = 10_000
-"""Principals whose allowance is remembered; who is forgotten is counted anew."""
+"""Principals whose allowance is remembered; a principal that is forgotten is counted anew."""
 _SHARE = 4
 """An allowance is at most this part of the limit, so that a count is not trusted for ever."""
 
@@ -48,7 +48,7 @@ class Quota:
         key = (database_id, principal)
         if self._left.get(key, 0) < batches:
             async with self._turn:
-                # Whoever counted before may have left enough.
+                # An earlier count may have left enough.
                 if self._left.get(key, 0) < batches:
                     await self._count(key, batches)
         self._keep(key, self._left[key] - batches)
@@ -64,8 +64,8 @@ class Quota:
             self._keep(key, self._left.get(key, 0) + batches - appended)
 
     async def _count(self, key: tuple[int, str], batches: int) -> None:
-        # Nobody takes from the old allowance while the new one is counted. What is settled meanwhile may be in the
-        # count or not: it is taken off, and at worst the next count comes sooner.
+        # No call takes from the old allowance while the new one is counted. Batches that are settled meanwhile may or
+        # may not be in the count: they are subtracted, and at worst the next count comes sooner.
         self._left.pop(key, None)
         under_way = self._under_way.get(key, 0)
         counts = await self._source.again(lambda session: count_waiting(session, [key], self._limit))

@@ -1,8 +1,9 @@
-"""The positions that nodes have seen, as their calls present them, held against the history before a call goes on.
+"""Compares the positions that nodes have seen, as their calls present them, with the history before a call goes on.
 
-Nearly every call presents one that this process has told of, or has looked up, a moment ago: these are remembered, and
-cost no statement. What is remembered holds for as long as the server is the same: a restored one has ended every
-session, so that the loss of the session that listens forgets it all, and without such a session nothing is remembered.
+Nearly every call presents a position that this process has sent in an answer, or has looked up, a moment ago: these are
+remembered, and cost no statement. A remembered position holds for as long as the server is the same: a restored one has
+ended every session, so that all are forgotten when the session that listens is lost, and without such a session nothing
+is remembered.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class SeenPositions:
         self._known.clear()
 
     def told(self, head: DatabaseHead) -> None:
-        """This head goes out with answers from now on."""
+        """Note that this head goes out with answers from now on."""
         if self._remembering:
             self._add((head.id, head.epoch, head.position, head.token))
 

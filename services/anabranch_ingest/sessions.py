@@ -35,8 +35,8 @@ class SessionSource:
             yield self._session
 
     async def again(self, work: Callable[[Session], Awaitable[T]]) -> T:
-        """What ``work`` gives, with the session; a second time on a new one where the first broke: nobody knows that a
-        server has gone from an idle session until it is used. ``work`` must bear being done twice.
+        """Return the result of ``work`` with the session; run it a second time on a new one where the first broke: only
+        the use of an idle session shows that its server has gone. ``work`` must be safe to run twice.
 
         Raises:
             psycopg.OperationalError: it can't be opened, or broke twice.

@@ -1,4 +1,4 @@
-"""What goes into one statement, of the submissions of a group."""
+"""Builds the statement that appends the submissions of a group."""
 
 from __future__ import annotations
 

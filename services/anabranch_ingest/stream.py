@@ -76,7 +76,7 @@ async def serve_stream(ingest: Ingest, requests: Requests, remaining_s: float | 
             if reader is not None:
                 reader.cancel()
                 await asyncio.wait({reader})
-                # What it came to was told above, or the stream had ended for another reason first.
+                # Its result was raised above, or the stream had ended for another reason first.
                 _ = reader.cancelled() or reader.exception()
             flow.close()
 

@@ -1,4 +1,4 @@
-"""Whose node: what a call that does not carry its node's current token may do."""
+"""Rules about calls that do not carry their node's current token."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def judge(call: Call, unanswered: Collection[str], node: NodeRow) -> TokenRuling
     """Decide about a call of a node that is known. ``unanswered``: the ids that the call names beside its batches.
 
     A token from before the node's last answer shows one of two things: that answer was lost, or the device's file was
-    copied or restored. Only who sent the call of the lost answer can name a batch of it. Where that call had no batch
-    there is nothing to name, and nothing that a copy could have sent twice.
+    copied or restored. Only the sender of the call of the lost answer can name a batch of it. Where that call had no
+    batch there is nothing to name, and nothing that a copy could have sent twice.
     """
     if node.principal != call.principal:
         return TokenRuling.WRONG_PRINCIPAL

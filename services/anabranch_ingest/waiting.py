@@ -1,14 +1,14 @@
-"""Who waits for which verdicts, and how the verdicts come to them.
+"""Tracks which calls wait for which verdicts, and delivers the verdicts to them.
 
-A *ticket* is what one call waits with. A batch is put on a ticket when it was appended by this call, or was found to
+A *ticket* is the wait of one call. A batch is put on a ticket when it was appended by this call, or was found to
 wait with the same content and principal. From then on it is *watched*, until a verdict is delivered or the ticket is
-closed. What is delivered is looked at again, because two processes may append the same id at the same moment: who sent
-other content, or is another principal, gets the verdict of a reuse.
+closed. A verdict is compared with the ticket when it is delivered, because two processes may append the same id at the
+same moment: a caller that sent other content, or is another principal, gets the verdict of a reuse.
 
 A watched batch becomes *due* when a notification names it, or had named it before it was watched (the last of those are
 remembered), or when it was watched for the whole of a poll interval. The fetcher looks up all that is due with one
-statement; what has no verdict yet is watched on. A lost notification, a lost connection and a slow start so cost time
-and never a verdict.
+statement; batches without a verdict are still watched. A lost notification, a lost connection and a slow start so cost
+time and never a verdict.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REMEMBERED_IDS = 20_000
 class Ticket:
     """The verdicts of one call, serialized. ``found`` holds those delivered and not yet taken, by batch id;
     ``placeless`` those that belong to no id, or to an id that is watched for other content; ``missing`` the batches
-    watched, with the SHA-256 of their payloads. ``given_up``: nobody is to wait any longer. ``newest``: the greatest
+    watched, with the SHA-256 of their payloads. ``given_up``: no call is to wait any longer. ``newest``: the greatest
     position of a verdict that was delivered, in milliseconds."""
 
     __slots__ = ("_changed", "found", "given_up", "missing", "newest", "placeless", "principal")
@@ -64,7 +64,7 @@ class Ticket:
             self.deliver(batch_id, verdict)
 
     def give_up(self) -> None:
-        """Have nobody wait any longer."""
+        """End every wait on this ticket."""
         self.given_up = True
         self.wake()
 

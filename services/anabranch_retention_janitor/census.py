@@ -1,6 +1,6 @@
-"""Looks at all databases every now and then, for the metrics: nodes, epochs, what holds the floor, and what must be
-known above all where those who see to it don't run: how far the compactor is behind, what waits for the resolver, and
-which tables are not synced. Every janitor does so, whoever sweeps."""
+"""Reads all databases at intervals, for the metrics: nodes, epochs, the holds of the floor, and facts that matter most
+where the responsible service does not run: how far the compactor is behind, what waits for the resolver, and which
+tables are not synced. Every janitor does so, whichever of them sweeps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _COUNT_AT_MOST = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What was found. ``nodes`` by database and time of the last call, ``bounds``, in milliseconds, by database and
+    """The numbers found. ``nodes`` by database and time of the last call, ``bounds``, in milliseconds, by database and
     hold, the others by database; ``behind`` only where the log is compacted, in milliseconds."""
 
     nodes: dict[tuple[str, str], int]

@@ -11,7 +11,7 @@ _HOUR_MS = 3_600_000
 
 
 class JanitorSettings(ServiceSettings):
-    """What the janitor needs to know."""
+    """The settings of the janitor."""
 
     sweep_interval_ms: int = Field(600_000, ge=100)
     """From the end of a sweep to the begin of the next one."""

@@ -1,5 +1,6 @@
-"""What registrations that were cut off have left goes: first the triggers that gather for nobody, then what they have
-gathered. A table that somebody holds, or whose owner has to do it, is left for a later sweep, and told of."""
+"""Removes what registrations that were cut off have left: first the triggers that still gather changes, then the
+changes that they gathered. A table that another session has locked, or whose owner has to act, is logged and left for a
+later sweep."""
 
 from __future__ import annotations
 

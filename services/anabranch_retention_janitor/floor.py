@@ -1,4 +1,4 @@
-"""The floor forward, step by step: each is proven, then committed. Nothing is removed here."""
+"""Moves the floor forward, step by step: each step is proven, then committed. Nothing is removed here."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Janitor:
         self._stopping = threading.Event()
 
     async def sweep(self, name: str | None = None) -> list[Swept] | None:
-        """One sweep of all databases, or of one. None where another janitor is at it.
+        """Do one sweep of all databases, or of one. None where another janitor is sweeping.
 
         Raises:
             ClockError: this machine's clock is far ahead.

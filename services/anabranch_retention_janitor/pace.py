@@ -91,7 +91,7 @@ class SweepTurn:
             raise lost[0]
 
     def rest(self, took_s: float) -> None:
-        """Let others go first."""
+        """Pause as long as a statement took, so that other sessions go first."""
         self.stopping.wait(min(took_s, self.timeout_s))
 
 

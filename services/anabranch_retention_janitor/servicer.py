@@ -25,7 +25,7 @@ SERVICE = "anabranch.v1.RetentionJanitorService"
 
 
 class JanitorServicer(retention_pb2_grpc.RetentionJanitorServiceServicer):
-    """Answers about what goes, and has it go now. For admins."""
+    """Answers which rows expire, and runs a sweep at once. For admins."""
 
     def __init__(self, janitor: Janitor, pool: AsyncPool) -> None:
         self._janitor = janitor

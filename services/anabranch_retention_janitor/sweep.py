@@ -7,14 +7,14 @@ States, in order; every one may be the last, by a kill or because the time is up
 2. *ahead*: partitions of the log for the slots to come are there.
 3. for each database, in turns, so that a large one does not keep the others waiting for ever:
    a. *looked*: facts are read, the plan made, the files looked for.
-   b. *moved*: the floor is committed, step by step, each proven right before. From each commit on readers below it are
-      told so.
+   b. *moved*: the floor is committed, step by step, each proven right before. From each commit on a reader below it
+      gets BEHIND_FLOOR.
    c. *emptied*: what is at or below the **committed** floor goes, in pieces that commit by themselves: the log's rows
       where their partition can't go as a whole, conflicts, groups; then what is old beside it: verdicts, leftovers of
       the inbox, nodes; then tombstones.
-   d. *cleared up*: what registrations that were cut off have left.
-4. *behind*: partitions that no database needs are emptied, and dropped where that needs no waiting. What has no owner
-   any more goes, too.
+   d. *cleared up*: what registrations that were cut off have left is removed.
+4. *behind*: partitions that no database needs are emptied, and dropped where that needs no waiting. Rows that have no
+   owner any more are removed, too.
 
 Nothing at all is done while this machine's clock is far ahead of Postgres's: what is a month old by a wrong clock may
 be a minute old, and what was removed is gone.
@@ -57,13 +57,13 @@ _log = structlog.get_logger()
 
 
 class ClockError(ServerError):
-    """This machine's clock is not to be believed; the message says by how much."""
+    """This machine's clock is too far ahead to be trusted; the message says by how much."""
 
 
 @dataclass(slots=True)
 class Swept:
-    """What a sweep did for one database. ``removed``: rows by kind. ``unfinished``: more may go, and the time was
-    up."""
+    """The result of a sweep of one database. ``removed``: rows by kind. ``unfinished``: more rows may be removed, and
+    the time was up."""
 
     name: str
     floor_before: int
@@ -75,7 +75,7 @@ class Swept:
 
 @dataclass(slots=True)
 class SweepMemory:
-    """What saves time from sweep to sweep: by kind of row, how large pieces may be; the look for tombstones."""
+    """The memory that saves time from sweep to sweep: by kind of row, how large pieces may be; the tombstone walk."""
 
     settings: JanitorSettings
     paces: dict[str, SweepPace] = field(default_factory=dict)
@@ -106,7 +106,7 @@ def open_session(settings: JanitorSettings, name: str) -> Iterator[Session]:
 def run_once(
     memory: SweepMemory, now_ms: int, stopping: threading.Event, name: str | None = None
 ) -> list[Swept] | None:
-    """Sweep all databases, or the one of that name, as of ``now_ms``. None where another janitor is at it.
+    """Sweep all databases, or the one of that name, as of ``now_ms``. None where another janitor is sweeping.
 
     Raises:
         ClockError: this machine's clock is far ahead.
@@ -158,7 +158,7 @@ def _ahead(conn: Session, memory: SweepMemory, now_ms: int) -> None:
 
 
 def _unless_late(text: str, leaf: Leaf, do: Callable[[], bool]) -> bool:
-    """Do something that may wait for a later sweep; whether it was done."""
+    """Do a step that may wait for a later sweep; gives whether it was done."""
     try:
         return do()
     except Exception as error:

@@ -1,16 +1,16 @@
-"""Whether a pull is served from Parquet: from which published base, or why not.
+"""Decides whether a pull is served from Parquet: from which published base, or why not.
 
 States of a base, for one process:
 
-* *unproven*: nobody here has held its rows against their sums. The first pull that would be served from it has it
+* *unproven*: this process has not compared its rows with their sums. The first pull that would be served from it has it
   proven, in a thread beside those that read, and waits for ``base_proof_wait_ms``; then it goes to Postgres, and a
   later one finds it proven. Buckets that an earlier base had as well, in the same files, are proven already.
-* *proven*: each pull still looks whether its files are the same, by name, size and time of change.
-* *broken*: a file is missing, or not what was published. It is said once, pulls go to Postgres, and after
-  ``base_retry_ms`` it is looked at again. Only the newest base can be: files of an older one are removed in time, and
-  who comes to go on with it is told to begin anew.
+* *proven*: each pull still checks that its files are the same, by name, size and time of change.
+* *broken*: a file is missing, or not what was published. It is logged once, pulls go to Postgres, and after
+  ``base_retry_ms`` it is checked again. Only the newest base can be broken: files of an older one are removed in time,
+  and a pull that would go on with it has to begin anew.
 
-What a base is not good for, whatever its state, is decided by ``why_not``, pull by pull.
+``why_not`` decides, pull by pull, whether a base fits the pull, whatever the base's state.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Served:
 def why_not(
     found: FoundBase, database: Database, state: position_pb2.NodeState, now_ms: int, *, resumed: bool
 ) -> Why | None:
-    """Why a published base is not good for a pull, but for what its manifest and its files say. A pull that is
+    """Return why a published base does not fit a pull, its manifest and its files left aside. A pull that is
     ``resumed`` goes on with an old one, of a node that may write meanwhile."""
     if any(one.is_lost(found.seen_chain, found.floor, found.head) for one in seen_by(database, state.greatest_seen)):
         return Why.NODE
@@ -109,7 +109,7 @@ def lacks(manifest: Manifest, database: Database, tables: Sequence[Table]) -> bo
 
 
 def _form(column: Column) -> tuple[str, Kind, Kind | None, str]:
-    """What a manifest says of a column."""
+    """The properties of a column that a manifest records."""
     return column.name, column.kind, column.element_kind, column.postgres_type
 
 
@@ -207,7 +207,7 @@ class Bases:
         return opened
 
     def _mend(self, database: Database, found: FoundBase) -> None:
-        """The newest base is as published: of those before it nobody begins with one any more."""
+        """Note that the newest base is as published: no pull begins with an older one any more."""
         if found.newest:
             for key in [key for key in self._broken if key[0] == database.id]:
                 del self._broken[key]

@@ -28,7 +28,7 @@ MOST_SEEN = 1_000
 
 
 class ChangeServicer:
-    """``subscribe`` gives bytes: what all subscribers get is serialized once."""
+    """``subscribe`` gives bytes: a response for all subscribers is serialized once."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
@@ -81,7 +81,7 @@ class ChangeServicer:
             raise CallError(errors_pb2.REASON_INVALID_REQUEST, f"seen has more than {MOST_SEEN} positions")
         database = await snapshot.databases.read(request.db_name)
         await snapshot.nodes.admit(database, principal.subject, request.node_state)
-        # In this order: were the server restored in between, what is common is what the later one has.
+        # In this order: were the server restored in between, the common position is one that the later history has.
         sums = await snapshot.log.sums(database)
         common = await snapshot.log.find_common(database, request.seen)
         return change_pb2.FindCommonResponse(
@@ -91,7 +91,7 @@ class ChangeServicer:
 
 
 def _place(after: int, head: int) -> Place:
-    """Where a reader stands that has applied ``after``.
+    """Return the place of a reader that has applied ``after``.
 
     Raises:
         CallError: INVALID_POSITION.

@@ -49,12 +49,13 @@ async def compare(
     past: Sequence[int],
     began: Callable[[Sums, Mapping[int, bytes]], Awaitable[position_pb2.ServerState]],
 ) -> AsyncGenerator[snapshot_pb2.CompareResponse, None]:
-    """The responses. ``requests`` are those after the first one; ``began`` is told of the moment, with the chains that
-    its history has at the positions ``past``; it checks both, and gives the state that goes into the first response.
+    """The responses. ``requests`` are those after the first one; ``began`` is called with the moment and the chains
+    that its history has at the positions ``past``; it checks both, and gives the state that goes into the first
+    response.
 
     Raises:
-        CallError: what ``began`` raises; OVERLOADED, UNKNOWN_DATABASE, UNAVAILABLE, TABLE_CHANGED, INVALID_REQUEST.
-        psycopg.Error: what Postgres refused.
+        CallError: as ``began``; OVERLOADED, UNKNOWN_DATABASE, UNAVAILABLE, TABLE_CHANGED, INVALID_REQUEST.
+        psycopg.Error: Postgres refused a statement.
     """
     reader = MomentReader(settings.postgres_url.get_secret_value(), turns.source.options, database, table)
     loop = asyncio.get_running_loop()

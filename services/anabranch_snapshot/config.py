@@ -8,10 +8,10 @@ from anabranch.runtime.config import ServiceSettings
 
 
 class SnapshotSettings(ServiceSettings):
-    """What snapshot needs to know."""
+    """The settings of snapshot."""
 
     log_sessions: int = Field(4, ge=1, le=64)
-    """Sessions that read the log; who needs one when all are busy waits."""
+    """Sessions that read the log; a call that needs one when all are busy waits."""
     log_statement_timeout_ms: int = Field(10_000, ge=100)
     """The longest that one read of the log may run."""
     page_bytes: int = Field(1024 * 1024, ge=16 * 1024, le=2 * 1024 * 1024)
@@ -20,7 +20,7 @@ class SnapshotSettings(ServiceSettings):
     """The most bytes of a page, whatever the caller says."""
 
     poll_interval_ms: int = Field(1_000, ge=10)
-    """How often the log is looked at where no notification tells of it."""
+    """How often the log is looked at where no notification reports a change."""
     heartbeat_ms: int = Field(3_000, ge=50)
     """How often a subscriber hears of the settled position and the sums."""
     subscriber_queue_bytes: int = Field(4 * 1024 * 1024, ge=1)
@@ -35,7 +35,7 @@ class SnapshotSettings(ServiceSettings):
     """How long subscribers are kept while the log can't be read; then they are sent away."""
 
     node_report_ms: int = Field(1_000, ge=10)
-    """How often what nodes acknowledged is stored."""
+    """How often the acknowledged positions of nodes are stored."""
 
     pull_sessions: int = Field(4, ge=1, le=64)
     """Pulls that read at once; others wait."""

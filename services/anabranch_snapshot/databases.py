@@ -20,7 +20,7 @@ _log = structlog.get_logger()
 
 
 class ServedDatabases:
-    """All databases. What is kept may be a moment old; what has to be exact is read with the rows that it is about."""
+    """All databases. The kept state may be a moment old; a state that must be exact is read together with its rows."""
 
     def __init__(self, pool: AsyncPool) -> None:
         self._pool = pool

@@ -1,6 +1,7 @@
-"""What nodes tell of their dead letters: read with bounds, kept in memory, and stored with what else they said.
+"""The dead letters that nodes report: read with bounds, kept in memory, and stored with the nodes' other reports.
 
-A node says the same in every call until something changes; it is stored when it differs, and again after ``AGAIN_S``.
+A node reports the same in every call until something changes; a report is stored when it differs, and again after
+``AGAIN_S`` seconds.
 """
 
 from __future__ import annotations
@@ -45,15 +46,15 @@ def _table(name: str) -> str:
 
 
 class DeadLetterReports:
-    """Of all nodes of all databases, as far as this process has heard of them."""
+    """The reports of all nodes of all databases that called this process."""
 
     def __init__(self) -> None:
         self.waiting: dict[NodeKey, DeadReport] = {}
-        """What is to be stored."""
+        """The reports that are to be stored."""
         self._stored: OrderedDict[NodeKey, tuple[str, _Said, float]] = OrderedDict()
 
     def hear(self, database: Database, principal: str, state: position_pb2.NodeState, now_ms: int) -> None:
-        """Note what an admitted node tells, if it does."""
+        """Note the dead letters of an admitted node, if it reports them."""
         if not state.HasField("dead_letters"):
             return
         key = (database.id, state.node.id)
@@ -66,7 +67,7 @@ class DeadLetterReports:
             self.waiting[key] = DeadReport(database.id, state.node.id, principal, now_ms, *said)
 
     async def flush(self, conn: AsyncSession) -> None:
-        """Store what nodes told since the last time.
+        """Store the reports of nodes since the last time.
 
         Raises:
             psycopg.Error: it can't be stored; it is kept.

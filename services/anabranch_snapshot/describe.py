@@ -25,7 +25,7 @@ _NOTHING = Sure(False, "", ())
 
 
 def describe(database: Database, sums: Sums, sure: Mapping[tuple[str, str], Sure]) -> snapshot_pb2.DescribeResponse:
-    """What the database looks like, without the server's state. ``sums`` give the numbers of rows, ``sure`` what
+    """Describe the database, without the server's state. ``sums`` give the numbers of rows, ``sure`` the values that
     Postgres refuses today."""
     policy = database.policy
     return snapshot_pb2.DescribeResponse(

@@ -1,7 +1,8 @@
-"""What nodes say of tables whose rows they found not to be the server's: counted and logged, once each.
+"""Reports of nodes about tables whose rows they found not to be the server's: counted and logged, once each.
 
-A node says it in every call until the table agrees again. What it said last is remembered, for ``KEPT`` nodes that
-disagree; the metric counts what is new. Other processes, and this one after a start, count it once more.
+A node reports it in every call until the table agrees again. Its last report is remembered, for ``KEPT`` nodes that
+disagree; the metric counts tables that are new in a report. Other processes, and this one after a start, count it once
+more.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ _log = structlog.get_logger()
 
 
 class Disagreements:
-    """Those of all nodes, as far as this process has been told."""
+    """The disagreements of all nodes that called this process."""
 
     def __init__(self) -> None:
         self._last: OrderedDict[NodeKey, frozenset[str]] = OrderedDict()
 
     def hear(self, database: Database, state: position_pb2.NodeState) -> None:
-        """Take in what an admitted node says. Tables that the database doesn't have are passed over."""
+        """Take in the report of an admitted node. Tables that the database doesn't have are ignored."""
         key = (database.id, state.node.id)
         before = self._last.pop(key, frozenset())
         now = {d.table: d.position for d in state.disagreements if d.table in database.tables}

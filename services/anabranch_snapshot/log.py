@@ -84,7 +84,7 @@ class Log:
                 errors_pb2.REASON_INVALID_TOKEN, "the server was restored to a time before page_token: start again"
             )
         if stretch.lost:
-            # Who calls again presents what it has seen, and is told.
+            # A caller that calls again presents what it has seen, and gets HISTORY_REWOUND.
             raise CallError(errors_pb2.REASON_UNAVAILABLE, "the log is no longer what was read of it: call again")
         if stretch.floor >= place.cursor.least_needed:
             raise CallError(
@@ -156,7 +156,7 @@ class Log:
     def state(
         self, database: Database, position: int, chain: bytes | None, floor: int, schema_version: int
     ) -> position_pb2.ServerState:
-        """What an answer says of the database, settled at ``position``."""
+        """The ServerState of an answer of the database, settled at ``position``."""
         return position_pb2.ServerState(
             settled=to_position(database, position, chain),
             floor=floor,
@@ -169,7 +169,7 @@ class Log:
             self._databases.look()
         if epoch != database.epoch:
             self._databases.look()
-            # Who calls again is judged anew, and goes on where its position lies in this history as well.
+            # A caller that calls again is judged anew, and goes on if its position lies in this history as well.
             raise CallError(errors_pb2.REASON_UNAVAILABLE, "a new epoch has begun: call again")
 
     def _gone(self, database: Database) -> CallError:
@@ -178,5 +178,5 @@ class Log:
 
 
 def beyond_head(position: int, head: int) -> CallError:
-    """The failure of a reader that stands where the log has not come to."""
+    """The failure of a reader whose position is beyond the log's head."""
     return CallError(errors_pb2.REASON_INVALID_POSITION, f"{position} is beyond the head {head}: take a new snapshot")

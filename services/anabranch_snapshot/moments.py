@@ -1,4 +1,4 @@
-"""What a caller has seen, held against the very moment that it is served from.
+"""Compares what a caller has seen with the very moment that it is served from.
 
 A call is judged when it comes (``Log.check_seen``). After that it may wait for its turn, and a pull goes on from parts
 that were sent in earlier calls; meanwhile the server may have been restored. So the transaction that gives the rows is
@@ -21,21 +21,21 @@ from anabranch_snapshot.log import Log
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What a moment must have: ``seen`` by the node (nothing where it has no seal), and ``shown`` by the earlier parts
-    of a pull."""
+    """The positions that a moment must have: ``seen`` by the node (nothing where it has no seal), and ``shown`` by the
+    earlier parts of a pull."""
 
     seen: Sequence[SeenGroup]
     shown: Sequence[SeenGroup]
 
     @property
     def positions(self) -> list[int]:
-        """Where the moment's chains are wanted."""
+        """The positions for which the moment's chains are wanted."""
         return sorted({known.position for known in (*self.seen, *self.shown)})
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What is compared of a moment: ``chains`` are those at a past's positions."""
+    """The parts of a moment that are compared: ``chains`` are those at a past's positions."""
 
     head: int
     floor: int
@@ -55,7 +55,7 @@ def seen_by(database: Database, position: position_pb2.Position) -> list[SeenGro
 async def require(
     log: Log, database: Database, moment: Moment, past: Past, greatest_seen: position_pb2.Position
 ) -> None:
-    """The moment has all of ``past``.
+    """Check that the moment has all of ``past``.
 
     Raises:
         CallError: INVALID_TOKEN where it lacks what earlier parts of a pull have shown; HISTORY_REWOUND,

@@ -1,7 +1,7 @@
-"""The nodes that read: whose they are, their names, and what they have acknowledged.
+"""The nodes that read: their owners, their names, and the positions that they have acknowledged.
 
-What a node says in a call is collected in memory, the latest of each node, and stored together with all others' every
-``node_report_ms``. A crash so loses a moment of it, which the node's next call says again.
+A node's report in a call is collected in memory, the latest of each node, and stored together with all others' every
+``node_report_ms``. A crash so loses the reports of a moment, which the nodes' next calls repeat.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from anabranch_snapshot.dead_letters import DeadLetterReports
 from anabranch_snapshot.disagreements import Disagreements
 
 KEPT = 50_000
-"""Nodes that are remembered, and nodes whose report may wait; what does not fit comes with the node's next call."""
+"""Nodes that are remembered, and nodes whose report may wait; a report that does not fit comes with the next call."""
 KEPT_FOR_S = 300.0
 """A node may get another name: after so long it is looked up again."""
 NOBODY_FOR_S = 5.0
@@ -50,7 +50,7 @@ class Nodes:
     async def admit(
         self, database: Database, principal: str, state: position_pb2.NodeState, head: int | None = None
     ) -> None:
-        """Let a node read, and note what it says; it can't have acknowledged more than ``head``. Without a head it asks
+        """Let a node read, and note its report; it can't have acknowledged more than ``head``. Without a head it asks
         for nothing of the log, and holds none of it that it did not hold before. A reader that is no node (an empty id)
         leaves no trace.
 
@@ -73,7 +73,7 @@ class Nodes:
         key = (database.id, node.id)
         owner = self._known(key)
         if owner is None or owner.principal != principal:
-            # What is remembered may be a node that was retired since: nobody is refused without a look.
+            # A remembered node may have been retired since: no node is refused without a look.
             owner = (await self._find({key})).get(key)
         if not self._may_speak_for(key, owner, principal):
             raise CallError(errors_pb2.REASON_WRONG_PRINCIPAL, "this node belongs to another principal")
@@ -121,7 +121,7 @@ class Nodes:
         return names
 
     def _may_speak_for(self, key: NodeKey, owner: NodeOwner | None, principal: str) -> bool:
-        """Whether a node is the principal's, or nobody's. One that is not stored yet is whose report will make it."""
+        """Whether a node is the principal's, or has no owner. An unstored node belongs to the sender of its report."""
         if owner is not None:
             return owner.principal == principal
         waiting = self._reports.get(key)
@@ -132,8 +132,8 @@ class Nodes:
         return kept[0] if kept is not None and time.monotonic() - kept[1] < KEPT_FOR_S else None
 
     def _is_nobody(self, key: NodeKey) -> bool:
-        """Whether the log had a batch of it a moment ago, and there was no such node: "server" is none, and in many
-        pages. A node is there before its first batch is."""
+        """Whether a look-up found a moment ago that there is no such node: "server" is no node, and is in many pages. A
+        node's row is there before its first batch is."""
         return time.monotonic() - self._nobody.get(key, -NOBODY_FOR_S) < NOBODY_FOR_S
 
     async def _find(self, keys: set[NodeKey]) -> Mapping[NodeKey, NodeOwner]:
@@ -148,7 +148,7 @@ class Nodes:
         return found
 
     async def follow(self) -> None:
-        """Store what nodes said, again and again, for ever."""
+        """Store the nodes' reports, again and again, for ever."""
         while True:
             await asyncio.sleep(self._report_s)
             try:
@@ -159,7 +159,7 @@ class Nodes:
                 _log.warning("nodes can't be stored", error=type(error).__name__, detail=str(error))
 
     async def flush(self) -> None:
-        """Store what nodes said since the last time.
+        """Store the nodes' reports since the last time.
 
         Raises:
             psycopg.Error: it can't be stored; it is kept.

@@ -16,14 +16,14 @@ _numbers = struct.Struct(f">qqIQq{CHAIN_BYTES}s")
 
 
 class Place(NamedTuple):
-    """Where a reader stands: ``base`` is the last position of which it misses nothing, ``cursor`` its next item."""
+    """A reader's place: ``base`` is the last position of which it misses nothing, ``cursor`` its next item."""
 
     base: int
     cursor: Cursor
 
 
 def place_after(position: int) -> Place:
-    """Where a reader stands that has read everything at ``position``."""
+    """Return the place of a reader that has read everything at ``position``."""
     return Place(position, after(position))
 
 
@@ -39,7 +39,7 @@ def to_token(database: Database, place: Place, known: SeenGroup) -> bytes:
 
 
 def from_token(database: Database, token: bytes) -> tuple[Place, SeenGroup]:
-    """The place of a token, and what the history that it is a place of must have.
+    """Return the place of a token, and the group that its history must have.
 
     Raises:
         CallError: INVALID_TOKEN.

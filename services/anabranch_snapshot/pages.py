@@ -50,7 +50,7 @@ def to_page(stretch: Stretch, database: Database, names: Mapping[str, str]) -> c
 def _add_loser(batch: change_pb2.LoggedBatch, loser: Loser, tables: Mapping[int, Table]) -> None:
     table = tables.get(loser.table_id)
     if table is None:
-        # No longer synced: nobody could place the value.
+        # No longer synced: no reader could place the value.
         return
     cells = key_cells(table, loser.key)
     columns = [table.by_name[name] for name in table.key_columns]

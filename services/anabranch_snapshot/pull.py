@@ -8,7 +8,7 @@ States of a pull:
 * *waiting for the drain*: where rows that it has read were written directly and are not in the log yet, a table ends
   when they are.
 * *cut off*: the client has taken nothing for ``pull_stall_ms``, or the transaction is ``pull_max_ms`` old. The session
-  and the turn end at once, so that what nobody waits for holds nothing up; the client hears of it, with a
+  and the turn end at once, so that a pull without a reader delays no other; the client gets the failure, with a
   reason, when it takes what was sent. It goes on from its resume tokens, in a new transaction.
 * *ended*: by the last chunk, by the client's going away, or by an error. The session is ended.
 """
@@ -57,13 +57,13 @@ async def pull(
     past: Sequence[int],
     began: Callable[[Sums, Mapping[int, bytes]], Awaitable[position_pb2.ServerState]],
 ) -> AsyncGenerator[bytes, None]:
-    """Serialized responses: the chunks of ``wanted``, table by table. ``began`` is told of the moment, with the chains
-    that its history has at the positions ``past``; it checks both, and gives the state that goes into the first
+    """Serialized responses: the chunks of ``wanted``, table by table. ``began`` is called with the moment and the
+    chains that its history has at the positions ``past``; it checks both, and gives the state that goes into the first
     response.
 
     Raises:
-        CallError: what ``began`` raises; OVERLOADED, UNKNOWN_DATABASE, UNAVAILABLE.
-        adbc_driver_manager.Error: what Postgres refused.
+        CallError: as ``began``; OVERLOADED, UNKNOWN_DATABASE, UNAVAILABLE.
+        adbc_driver_manager.Error: Postgres refused a statement.
     """
     reader = PullReader(turns.source, database.id, database.schema_name)
     loop = asyncio.get_running_loop()

@@ -31,7 +31,7 @@ _Chunk = tuple[pa.RecordBatch, memoryview, RowPlace]
 
 
 class _Rows:
-    """What a session reads: the rows of a base, one table after the other."""
+    """The reader of a session: reads the rows of a base, one table after the other."""
 
     pid: int | None = None
 
@@ -67,11 +67,11 @@ async def pull_base(
     broke: Callable[[EvidenceError], Awaitable[None]],
 ) -> AsyncGenerator[bytes, None]:
     """Serialized responses: the chunks of ``wanted``, table by table. ``state`` goes into the first response; ``broke``
-    is told of a file that is not what was proven.
+    is called with the error where a file is not as it was proven.
 
     Raises:
-        CallError: OVERLOADED; UNAVAILABLE where the client was cut off; INVALID_TOKEN where the base is broken: what
-        was sent of a table can't be gone on from.
+        CallError: OVERLOADED; UNAVAILABLE where the client was cut off; INVALID_TOKEN where the base is broken: a table
+        that was sent in part can't be resumed.
     """
     rows = _Rows(served, settings.pull_batch_bytes)
     session = PullSession(rows, turns, await turns.take())

@@ -1,4 +1,4 @@
-"""Whose turn it is to pull or compare, and that call's session with Postgres, which can be ended while a thread waits
+"""The turns of pulls and comparisons, and each call's session with Postgres, which can be ended while a thread waits
 for it."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from anabranch.v1 import errors_pb2
 
 _END_AGAIN_S = 0.5
 _DRAIN_S = 10.0
-"""How long a pull waits until what it has shown is in the log."""
+"""How long, in seconds, a pull waits until the rows that it has shown are in the log."""
 _DRAIN_FIRST_S, _DRAIN_MOST_S = 0.005, 0.2
 """Between two looks; each pause is twice the one before."""
 _T = TypeVar("_T")
@@ -31,8 +31,8 @@ _log = structlog.get_logger()
 
 
 class Turns:
-    """Who may read, the threads that do, and where their sessions come from. ``sessions`` at once; ``waiting`` more may
-    wait."""
+    """The turns to read, the threads that read, and the source of their sessions. ``sessions`` at once; ``waiting``
+    more may wait."""
 
     def __init__(self, source: PullSource, pool: AsyncPool, sessions: int, waiting: int) -> None:
         self.source = source
@@ -79,7 +79,7 @@ class Turns:
         return asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def end_session(self, pid: int) -> None:
-        """End the session of a reader, if Postgres is to be had."""
+        """End the session of a reader, if Postgres is available."""
         try:
             async with self._pool.connection() as conn:
                 await end_session(conn, pid)
@@ -136,7 +136,7 @@ class Turn:
 
 
 class BlockingReader(Protocol):
-    """What blocks in a thread: a session with Postgres whose process is ``pid`` once it is there, or files (None)."""
+    """A reader that blocks a thread: a session with Postgres, whose process is ``pid`` once open, or files (None)."""
 
     pid: int | None
 
@@ -159,7 +159,7 @@ class PullSession:
     def start(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
         """Have the reader do something; nothing else is under way. Raises the CallError with which it was cut off.
 
-        Who waits for it may be cancelled; the thread goes on all the same, and the reader must not be closed under it.
+        The caller that waits may be cancelled; the thread goes on all the same, and the reader must not be closed then.
         """
         if self.cut_off is not None:
             raise self.cut_off
@@ -205,7 +205,7 @@ class PullSession:
                     await self._turns.end_session(self._reader.pid)
                 await asyncio.wait({self._under_way}, timeout=_END_AGAIN_S)
             if self._under_way is not None and not self._under_way.cancelled():
-                # Whoever started it may be gone; what it came to is of no use any more.
+                # Its caller may be gone; its result is of no use any more.
                 self._under_way.exception()
             await self._turns.run(self._reader.close)
         finally:

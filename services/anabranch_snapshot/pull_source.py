@@ -1,4 +1,4 @@
-"""Where a pull's rows come from, before its first response."""
+"""Chooses the source of a pull's rows, before its first response."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ async def choose_source(
     """The published base that serves a pull, with the log kept from its position on for the node; None: Postgres does.
 
     Raises:
-        CallError: INVALID_TOKEN, where the pull goes on from a base that is not to be had any more.
-        psycopg.Error: what decides can't be read.
+        CallError: INVALID_TOKEN, where the pull goes on from a base that is not available any more.
+        psycopg.Error: the base or the floor can't be read.
     """
     runs = {one.progress.base.run_id for one in wanted if one.progress is not None and one.progress.base is not None}
     keyed = any(one.progress is not None and one.progress.base is None for one in wanted)
@@ -55,8 +55,8 @@ async def choose_source(
 async def _held(
     snapshot: Snapshot, database: Database, served: Served, state: position_pb2.NodeState, subject: str
 ) -> bool:
-    """Keep the log from the base's position on for the node, that will follow it from there; whether it still goes back
-    so far once that is stored."""
+    """Keep the log from the base's position on for the node, which will follow it from there. Return whether the log
+    still goes back so far once that is stored."""
     position = served.found.position
     snapshot.nodes.note(database, subject, state.node, position, pulled=True)
     await snapshot.nodes.flush()

@@ -67,7 +67,7 @@ def to_token(database: Database, table: Table, progress: PullProgress) -> bytes:
 
 
 def from_token(database: Database, table: Table, token: bytes) -> PullProgress:
-    """The progress that a token tells of.
+    """The progress that a token holds.
 
     Raises:
         CallError: INVALID_TOKEN.

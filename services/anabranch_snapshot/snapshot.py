@@ -31,7 +31,7 @@ _log = structlog.get_logger()
 
 
 class Snapshot:
-    """What the servicers work with. ``start`` first, then ``run`` beside the calls, ``close`` last."""
+    """The parts that the servicers work with. ``start`` first, then ``run`` beside the calls, ``close`` last."""
 
     def __init__(self, settings: SnapshotSettings, clock: Clock, pool: AsyncPool) -> None:
         self.settings = settings
@@ -59,7 +59,7 @@ class Snapshot:
         await self.databases.read_all()
 
     async def close(self) -> None:
-        """Store what nodes said last, and end the sessions."""
+        """Store the nodes' last reports, and end the sessions."""
         for tail in self._tails.values():
             await tail.close()
         try:
@@ -73,11 +73,11 @@ class Snapshot:
         await self._log_pool.close()
 
     async def ready(self) -> str | None:
-        """Why calls can't be served now, or None."""
+        """Return why calls can't be served now, or None."""
         return None if self._listening else "notifications of groups are not heard"
 
     async def open_call(self, db_name: str, state: position_pb2.NodeState) -> tuple[Database, int]:
-        """The database that a call may use, and its head; what the node says of itself is checked and noted.
+        """The database that a call may use, and its head; the node's state is checked and noted.
 
         Raises:
             CallError: PERMISSION_DENIED, UNKNOWN_DATABASE, INVALID_REQUEST, WRONG_PRINCIPAL, INVALID_POSITION,
@@ -121,7 +121,7 @@ class Snapshot:
         conn = await open_listener(self._url, application_name="anabranch-snapshot-listener")
         try:
             self._listening = True
-            # What was told before the session listened is looked up.
+            # Notifications that were sent before the session listened are made up for by a look.
             self.databases.look()
             for tail in self._tails.values():
                 tail.hear(0)

@@ -124,7 +124,7 @@ class SnapshotServicer:
         past: Past,
         state: position_pb2.NodeState,
     ) -> None:
-        """The moment is of the history that the caller follows, and of the tables that it was told of."""
+        """Check that the moment is of the history that the caller follows, and of the tables that the caller knows."""
         await require(
             self._snapshot.log, database, Moment(moment.head, moment.floor, chains), past, state.greatest_seen
         )
@@ -133,8 +133,8 @@ class SnapshotServicer:
             raise CallError(errors_pb2.REASON_UNAVAILABLE, "the tables have just changed: call again")
 
     async def _fresh(self, db_name: str, state: position_pb2.NodeState) -> Database:
-        """The database that a call may use, as the catalog has it now. A node that comes for a new snapshot because
-        its positions are no good any more says of none that it has seen it."""
+        """The database that a call may use, as the catalog has it now. A node that wants a new snapshot because its
+        positions are no longer valid presents none as seen."""
         snapshot = self._snapshot
         principal = require_database(db_name)
         database = await snapshot.databases.read(db_name)

@@ -1,4 +1,4 @@
-"""The verb of Subscribe: page until the reader can hang on the tail, and again when it fell off."""
+"""The verb of Subscribe: page until the reader can follow the tail, and page again when it fell behind."""
 
 from __future__ import annotations
 

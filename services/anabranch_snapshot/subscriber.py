@@ -3,7 +3,7 @@
 States of a *subscriber* (one call of Subscribe):
 
 * *catching up*: it reads pages for itself, from its own place, and holds no more than the one page that it is sending.
-* *live*: it hangs on the tail. Pages wait in its queue until its client takes them, in the order of the log; ``next``
+* *live*: it follows the tail. Pages wait in its queue until its client takes them, in the order of the log; ``next``
   is where the last of them ends.
 * *overflowed*: its client is too slow, and the queue grew beyond ``subscriber_queue_bytes``; or the tail went past a
   place where it does not stand. The queue is dropped, and it catches up again from the last page that it sent, so that
@@ -71,7 +71,7 @@ class Subscriber:
         self._wake()
 
     async def take(self) -> Shared | None:
-        """The next response; None once it has overflowed. Raises what it was failed with."""
+        """The next response; None once it has overflowed. Raises the exception that ``fail`` was called with."""
         while True:
             if self._overflowed:
                 return None

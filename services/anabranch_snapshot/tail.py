@@ -1,12 +1,12 @@
-"""Following the log: one tail for each database that somebody follows, and its subscribers.
+"""Follows the log: one tail for each database that has subscribers, and these subscribers.
 
 A *tail* reads each new stretch of its database once and encodes it once, as the bytes of one whole response; every
 subscriber that stands where the stretch begins is handed those bytes. It is woken by notifications, and looks by
 itself every ``poll_interval_ms``. States of a tail:
 
-* *resting*: nobody follows. It has no place and no task.
+* *resting*: it has no subscriber, no place and no task.
 * *following*: it has a place, and a task that reads from it. The first subscriber's place is where it begins. Its last
-  pages are kept, ``recent_pages_bytes`` of them, for subscribers who come a little late. When nobody follows any more,
+  pages are kept, ``recent_pages_bytes`` of them, for subscribers that come a little late. When no subscriber is left,
   the task ends by itself.
 
 After pages went out under load, the tail waits a moment that grows with the number of subscribers, so that changes
@@ -96,7 +96,7 @@ class Tail:
         return subscriber
 
     def detach(self, subscriber: Subscriber) -> None:
-        """A subscriber goes."""
+        """Remove a subscriber."""
         self._subscribers.discard(subscriber)
         self._count()
 
@@ -137,7 +137,7 @@ class Tail:
                     self._fail(CallError(errors_pb2.REASON_UNAVAILABLE, "the database is not available now"))
                     break
                 await asyncio.sleep(_RETRY_S)
-        # Nothing was awaited since the last look at the subscribers: who comes from now on starts it anew.
+        # Nothing was awaited since the last look at the subscribers: the next one that comes starts it anew.
         self._task = None
         self._place = None
         self._known = ()
@@ -230,7 +230,7 @@ class Tail:
 
 
 def to_response(log: Log, database: Database, reading: Reading, traceparent: str = "") -> bytes:
-    """A serialized SubscribeResponse. What it calls settled is what its reader has got with it, not a head beyond.
+    """A serialized SubscribeResponse. Its settled position is the one that the reader reaches with it, not a later one.
     ``traceparent`` is what the reader goes on from."""
     stretch = reading.stretch
     return change_pb2.SubscribeResponse(

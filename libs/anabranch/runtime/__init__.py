@@ -1,7 +1,7 @@
-"""What every service is run by: settings, server, credentials, errors, telemetry, clock.
+"""The runtime that every service shares: settings, server, credentials, errors, telemetry, clock.
 
 A service is ``server.main(SettingsSubclass, "name", build)``, where ``build`` takes a
-``service.ServiceContext`` and gives a ``service.Service``. Its servicers are plain async methods (streams:
+``service.ServiceContext`` and returns a ``service.Service``. Its servicers are plain async methods (streams:
 async generators); they ask ``principal.current_principal`` who calls, raise ``errors.CallError`` (or ``await
 errors.abort``) to fail a call, count through ``metrics`` and open spans with ``telemetry.span``. Nothing is
 imported here, because devices use some of the modules without the others' requirements.

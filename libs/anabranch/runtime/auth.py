@@ -1,4 +1,4 @@
-"""Who calls, from ``authorization: Bearer <API key or JSON Web Token>``."""
+"""Identifies callers by ``authorization: Bearer <API key or JSON Web Token>``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Authenticator:
         self._clock = clock
 
     async def identify(self, authorization: str | bytes | None) -> Identity:
-        """Who shows these credentials. Raises CallError: UNAUTHENTICATED, CREDENTIALS_EXPIRED, UNAVAILABLE,
+        """Return the owner of these credentials. Raises CallError: UNAUTHENTICATED, CREDENTIALS_EXPIRED, UNAVAILABLE,
         OVERLOADED."""
         if not isinstance(authorization, str) or authorization[:7].lower() != "bearer ":
             raise CallError(
@@ -43,7 +43,7 @@ class Authenticator:
             return Identity(await self._tokens.principal(credentials), None)
         key_id, secret = parts
         key = await self._keys.find(key_id)
-        # The same answer for no key and for another secret: ids are not told from one another.
+        # An unknown key and a wrong secret get the same answer, so that a caller can't find out which ids exist.
         if key is None or not api_keys.proves(key, secret):
             raise CallError(errors_pb2.REASON_UNAUTHENTICATED, "the API key is not valid")
         if key.ended(self._clock.now_ms()):
@@ -51,10 +51,10 @@ class Authenticator:
         return Identity(Principal(key.subject, key.role, key.database, key.expires_ms), key_id)
 
     async def ended(self, identities: Iterable[Identity]) -> set[Identity]:
-        """Those whose credentials are no longer good. Keys are read again, in one statement.
+        """Return the identities whose credentials are no longer good. Keys are read again, in one statement.
 
         Raises:
-            psycopg.Error, TimeoutError: the database does not answer; nothing is said of anybody then.
+            psycopg.Error, TimeoutError: the database does not answer; no identity is judged then.
         """
         now_ms = self._clock.now_ms()
         asked = set(identities)

@@ -7,7 +7,7 @@ States of a child, under its lock:
 * *died*: it ended without ``stop``. Where the child is to be restarted, the keeper starts it again after a
   pause that doubles from ``FIRST_PAUSE_S`` to ``LONGEST_PAUSE_S`` and begins anew after ``STEADY_S`` of
   running; else it stays so until ``start``.
-* *stopping*: told to end; SIGKILL after the patience it is given. Leads to *stopped*.
+* *stopping*: asked to end by SIGTERM; SIGKILL follows after the patience it is given. Leads to *stopped*.
 
 A child's standard input is a pipe that only this process holds: when this process is gone, however it ended,
 the child reads its end and stops by itself (``ServiceSettings.end_with_stdin``).
@@ -34,7 +34,7 @@ LOG_TAIL_BYTES = 4_000
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What a child runs. ``environment`` is all that it gets; its output is appended to ``log``."""
+    """The program that a child runs. ``environment`` is all that it gets; its output is appended to ``log``."""
 
     name: str
     arguments: Sequence[str]
@@ -45,7 +45,7 @@ class Program:
 class Child:
     """One kept process. Its methods may be called from any thread.
 
-    ``say`` is told, in words for people, when it died and when it was started again.
+    ``say`` is called with a text for people when the child died and when it was started again.
     """
 
     def __init__(self, program: Program, *, restarts: bool, say: Callable[[str], None]) -> None:

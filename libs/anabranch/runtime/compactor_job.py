@@ -48,7 +48,7 @@ def run_job(url: str, root: str, *, database: str | None = None, master: str | N
         CompactorError: it failed.
     """
     arguments, environment = program(url, root, database=database, master=master)
-    # Spark's own words at its start are nobody's; what goes wrong is said last.
+    # Spark's own output at its start is of no use; a failure is reported last.
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors,
         subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True) as job,

@@ -29,7 +29,7 @@ class SettingsError(ServerError):
 
 
 class ServiceSettings(BaseSettings):
-    """What every service needs to know."""
+    """The settings that every service has."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, env_ignore_empty=True, extra="ignore", frozen=True, hide_input_in_errors=True
@@ -48,7 +48,7 @@ class ServiceSettings(BaseSettings):
     """PEM: when given, only callers with a certificate of these authorities are let in."""
 
     postgres_url: SecretStr
-    """The Postgres that the services meet in."""
+    """The Postgres that all services share."""
     pool_max_connections: int = Field(8, ge=2, le=200)
     """The most connections of this process's pool."""
     statement_timeout_ms: int = Field(60_000, ge=100)

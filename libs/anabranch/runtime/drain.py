@@ -1,18 +1,19 @@
 """How a server's calls end when it stops.
 
-gRPC sends each connection word (GOAWAY) that the server takes no more, but it breaks off, CANCELLED and without a
-reason, every call that came before a caller has that word and is not in a handler yet: those that wait in gRPC's own
-queue, also for calls that came long before, and those that are sent meanwhile. Therefore, in order:
+gRPC sends GOAWAY on each connection when the server takes no more calls. But it cancels, without a reason (CANCELLED),
+every call that its caller sent before it read the GOAWAY and that is in no handler yet: the calls that wait in gRPC's
+own queue, even for a long time, and the calls that are sent meanwhile. Therefore, in order:
 
-* *holding*: from the moment at which the server is to stop, calls are taken and done as ever, but none ends (but those
-  about health), so that nobody who had an answer sends the next call here. It lasts until no call came for a moment,
-  for then gRPC's queue is empty, or ``HOLD_S`` where calls never cease.
-* *told*: connections get their word, and behind it on the same connection what was held: whoever reads an answer has
-  read before it to go elsewhere. Calls under way go on, and are answered when they are done.
-* endless streams are sent away when their connections have had ``GOAWAY_S`` to read it, the others shortly before the
-  drain is over; what is left then is cut off.
+* *holding*: from the moment at which the server is to stop, calls are taken and done as before, but none is answered
+  (except those about health), so that no caller gets an answer and then sends its next call here. It lasts until no
+  call came for a moment, because gRPC's queue is empty then, or ``HOLD_S`` where calls never cease.
+* *told*: each connection gets its GOAWAY, and behind it on the same connection the answers that were held: a caller
+  reads that it has to go elsewhere before it reads an answer. Calls under way go on, and are answered when they are
+  done.
+* endless streams are sent to another server when their connections have had ``GOAWAY_S`` to read the GOAWAY, the others
+  shortly before the drain is over; calls that are left then are cut off.
 
-What gRPC still breaks off is a call that was sent while the word was on its way, by somebody who waited for no answer.
+gRPC still cancels a call that was sent while the GOAWAY was on its way, by a caller that waited for no answer.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ HOLD_S = 0.5
 QUIET_S = 0.05
 QUIET_LOOKS = 2
 GOAWAY_S = 0.25
-"""What connections need to hear that the server takes no more."""
+"""The time, in seconds, that a connection needs to read the GOAWAY."""
 MOVE_MARGIN_S = 0.5
 _log = structlog.get_logger()
 
@@ -44,7 +45,7 @@ async def drain(server: grpc.aio.Server, streams: Streams, endless: frozenset[st
 
     await _quiet(streams, min(HOLD_S, drain_s / 4))
     stopped = asyncio.ensure_future(server.stop(max(0.0, until - time.monotonic())))
-    # Its first step, which tells the connections.
+    # One turn of the event loop: ``stop`` takes its first step, which sends the GOAWAYs.
     await asyncio.sleep(0)
     streams.told.set()
     # A stream that ends before that is known is opened again on the same connection.
@@ -58,8 +59,8 @@ async def drain(server: grpc.aio.Server, streams: Streams, endless: frozenset[st
 
 
 async def _quiet(streams: Streams, most_s: float) -> None:
-    """Wait until no call comes any more, at most so long. gRPC gives calls one by one and tells nothing of those that
-    wait, so that only time without one says that there are none."""
+    """Wait until no call comes any more, at most ``most_s`` seconds. gRPC hands over calls one by one and does not show
+    how many wait, so that only a time without calls says that there are none."""
     until, quiet = time.monotonic() + most_s, 0
     while quiet < QUIET_LOOKS and time.monotonic() < until:
         taken = streams.taken

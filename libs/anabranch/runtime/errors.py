@@ -42,7 +42,7 @@ CODES: dict[Reason.ValueType, grpc.StatusCode] = {
     errors_pb2.REASON_INVALID_TOKEN: grpc.StatusCode.INVALID_ARGUMENT,
     errors_pb2.REASON_SERVER_FAULT: grpc.StatusCode.INTERNAL,
     errors_pb2.REASON_MESSAGE_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    # Reasons that a batch is rejected for and that a call may fail for as well.
+    # Reasons for which a batch is rejected, and for which a call may fail as well.
     errors_pb2.REASON_UNKNOWN_TABLE: grpc.StatusCode.NOT_FOUND,
     errors_pb2.REASON_LIMIT_EXCEEDED: grpc.StatusCode.INVALID_ARGUMENT,
     errors_pb2.REASON_INVALID_ID: grpc.StatusCode.INVALID_ARGUMENT,

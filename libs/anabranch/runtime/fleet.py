@@ -42,7 +42,7 @@ class FleetError(ServerError):
 class Fleet:
     """The services as children.
 
-    ``ports`` are those wanted, by service name, and of ``<name>-metrics``; who has none gets a free one.
+    ``ports`` are those wanted, by service name, and of ``<name>-metrics``; a service that has none gets a free one.
     ``environment`` is added for all, ``own_environment`` by name. ``resolvers``: how many conflict-resolvers
     share the work; the second is ``conflict-resolver-2``.
     """
@@ -127,7 +127,7 @@ class Fleet:
 
 
 def _inherited() -> dict[str, str]:
-    """Our environment, without what would have the services speak TLS: on loopback nobody asks for it."""
+    """Return our environment without the variables that make services speak TLS: loopback does not need it."""
     return {name: value for name, value in os.environ.items() if not name.startswith("ANABRANCH_TLS_")}
 
 

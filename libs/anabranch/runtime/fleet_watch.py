@@ -1,9 +1,9 @@
 """Ends services of a fleet that are not ready for long though Postgres answers, so that their keepers start them again.
 
-A service comes back by itself when Postgres does; this is for what nobody foresaw: one that hangs, or has lost its way.
+A service recovers by itself when Postgres does; this is for unforeseen states: a service that hangs or never recovers.
 State: for each service, since when it has not been ready, of which process; and since when Postgres has answered, which
-is asked only while a service is not ready. While Postgres is away nobody is ended: it would not help. A process that
-has not listened yet is starting, and has longer: on a slow machine it would never get to the end otherwise.
+is asked only while a service is not ready. While Postgres is away no service is ended: it would not help. A process
+that has not listened yet is starting, and has more time: on a slow machine its start would never complete otherwise.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _JOIN_S = 10.0
 
 
 class FleetWatch:
-    """Watches while its block lasts. ``say`` is told, in a line for people, what is ended and why."""
+    """Watches while its block lasts. ``say`` is called with a line for people: which service is ended, and why."""
 
     def __init__(
         self, fleet: Fleet, postgres_url: str, say: Callable[[str], None], *, unready_s: float = UNREADY_S
@@ -68,7 +68,7 @@ class FleetWatch:
                     self._end(name, pid, unready_s, states[name])
 
     def _look(self, name: str) -> str:
-        """How a service is. One that has no process, or another one than before, is somebody's who begins anew."""
+        """Return a service's state. Its time starts anew if it has no process, or another process than before."""
         pid = self._fleet.child(name).pid
         state = probe(self._fleet.addresses[name], _PROBE_S)
         if pid is not None and state != "UNREACHABLE":

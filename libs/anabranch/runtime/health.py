@@ -1,4 +1,4 @@
-"""Asks a service how it is, as whatever starts or watches services does.
+"""Asks a service for its health; used by all that starts or watches services.
 
 ``python -m anabranch.runtime.health 127.0.0.1:7400 --ca-file ca.crt --server-name NAME`` is a probe for Kubernetes,
 whose own gRPC probe speaks no TLS. Exit code 0: SERVING; 1: anything else, which it prints.

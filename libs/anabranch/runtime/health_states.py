@@ -1,9 +1,9 @@
-"""What a service's health calls answer: whether it serves.
+"""Answers a service's health calls: whether it serves.
 
 The library's servicer for asyncio writes to a watcher while it holds the lock that a change of the state needs. A
-watcher whose connection takes nothing, or that has gone at that moment, so keeps the state as it is for everybody, and
-a service that became ready would not say so. Here nobody holds anything while it writes: each watcher looks at the
-latest state, and may miss those in between, as the protocol allows.
+watcher whose connection takes nothing, or that has gone at that moment, so blocks the change of the state for all
+watchers, and a service that became ready would not say so. Here no lock is held during a write: each watcher's task
+reads the latest state, and may miss those in between, as the protocol allows.
 """
 
 from __future__ import annotations

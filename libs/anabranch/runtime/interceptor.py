@@ -1,4 +1,4 @@
-"""What happens around every call: who is it, may it call so often, its trace, its errors, its metrics.
+"""Wraps every call: checks its credentials and its rate, and adds its trace, its errors and its metrics.
 
 One interceptor, because each one more costs every call. Handlers are wrapped once per method. Requests are
 measured while they are still bytes: one that is too large or can't be parsed reaches the wrapper as an
@@ -67,9 +67,8 @@ def measured(deserialize: Callable[[bytes], Any] | None, max_bytes: int) -> Call
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Admits calls and turns their errors into statuses.
 
-    Health is open to everybody, since whatever probes it has no credentials; it says nothing but serving or
-    not. Reflection is open where ``open_reflection`` says so (a server on loopback), else it needs
-    credentials like any call.
+    Health needs no credentials, because a probe has none; it says only whether the process serves. Reflection is open
+    where ``open_reflection`` says so (a server on loopback), else it needs credentials like any call.
     """
 
     def __init__(
@@ -146,7 +145,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return identity
 
     async def _may_end(self, method: str) -> None:
-        # Whoever leads callers here has to hear at once that it is not to.
+        # A load balancer, which sends callers here, has to learn at once that it is to stop.
         if not method.startswith(HEALTH_PREFIX):
             await self._streams.may_end()
 
@@ -195,8 +194,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return call
 
     def _stream(self, method: str, behaviour: Callable[..., Any], request_streaming: bool) -> Any:
-        """A coroutine that writes by itself: so every wait of the stream is in here, and can be ended from
-        outside."""
+        """Return a coroutine that writes the responses itself: so every wait of the stream is in it, and can be ended
+        from outside."""
 
         async def call(request: Any, context: Context) -> Any:
             stream: OpenStream | None = None
@@ -216,7 +215,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     except (CallError, grpc.aio.AbortError):
                         raise
                     except grpc.aio.InternalError as error:
-                        # How a write ends whose reader is gone, where the cancellation has not come through yet.
+                        # A write to a reader that is gone ends so if the cancellation has not come through yet.
                         raise asyncio.CancelledError from error
                     except Exception as error:
                         raise foreseen(method, error) from error
@@ -289,8 +288,8 @@ def _name(code: Any) -> str:
 
 
 def foreseen(method: str, error: Exception) -> CallError:
-    """How a call that raised ``error`` fails. What nobody foresaw is logged in full and told by its trace id
-    alone."""
+    """Return the failure of a call that raised ``error``. An unforeseen error is logged in full, and the caller gets
+    only its trace id."""
     if isinstance(error, CallError):
         return error
     if isinstance(error, AnabranchError) and error.REASON:

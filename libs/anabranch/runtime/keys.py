@@ -2,7 +2,7 @@
 
 State: a bounded cache, id -> (key, confirmed, used). An entry answers calls while it was confirmed no longer
 than ``TRUST_S`` ago. Once a second ``confirm`` reads every cached id again in one statement, so that a
-revocation is noticed within about a second at no cost to calls; ids that nobody used for ``IDLE_S`` are
+revocation is noticed within about a second at no cost to calls; ids that were not used for ``IDLE_S`` are
 forgotten. Ids that are not cached are looked up together: calls that come while one look-up is under way
 share the next one, so that any number of callers with made-up keys hold one connection at most. Everything
 here runs in one event loop.
@@ -83,7 +83,7 @@ class KeyDirectory:
                 )
                 for future in waiting.values():
                     future.set_exception(failure)
-                    future.exception()  # its callers may all be gone; then nobody else would look at it
+                    future.exception()  # its callers may all be gone; then nothing else would read it
                 continue
             for key_id, future in waiting.items():
                 future.set_result(found.get(key_id))

@@ -37,8 +37,7 @@ class RateLimit:
         return 0.0 if taken else (1.0 - tokens) / self._rate
 
     def take(self, subject: str) -> None:
-        """Take one token. Raises CallError OVERLOADED, whose metadata ``retry_after_ms`` says when to come
-        again."""
+        """Take one token. Raises CallError OVERLOADED; its metadata ``retry_after_ms`` says when to call again."""
         wait_s = self.wait_s(subject)
         if wait_s:
             raise CallError(

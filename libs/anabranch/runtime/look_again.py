@@ -1,4 +1,4 @@
-"""Looking again for what is not known yet, however many ask for it at once."""
+"""Reads again when something is not known yet: one read for all callers that ask at the same time."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class LookAgain:
         self._reading: asyncio.Task[None] | None = None
 
     def has_read(self) -> None:
-        """Everything was read just now, whoever asked for it."""
+        """Note that everything was read just now, whether or not a caller here asked for it."""
         self._read_at = time.monotonic()
 
     async def until(self, known: Callable[[], T | None]) -> T | None:
-        """What ``known`` gives, if need be after looking again; None where it is not there.
+        """Return the result of ``known``, if need be after reading again; None where it is not there.
 
         Raises:
             Exception: what ``read_all`` raised.

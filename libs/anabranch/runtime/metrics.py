@@ -68,9 +68,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("anabranch_pool_open", "gauge", "1", (), "Connections of the pool"),
     Metric("anabranch_pool_waiting", "gauge", "1", (), "Requests that wait for a connection of the pool"),
     Metric("anabranch_pool_refused", "counter", "1", (), "Requests that got no connection of the pool in time"),
-    Metric(
-        "anabranch_failures", "counter", "1", ("reason",), "Calls that failed, by the reason that the caller was told"
-    ),
+    Metric("anabranch_failures", "counter", "1", ("reason",), "Calls that failed, by the reason that the caller got"),
     # ingest.
     Metric("anabranch_batches_received", "counter", "1", ("database",), "Batches taken in, repeats included"),
     Metric(
@@ -130,7 +128,7 @@ METRICS: tuple[Metric, ...] = (
         ("database", "cause"),
         "Groups rolled back that had nothing but captured changes to drain",
     ),
-    # The next four are told by the janitor, too, when no resolver runs.
+    # The janitor reports the next four, too, when no resolver runs.
     Metric("anabranch_inbox_backlog", "gauge", "1", ("database",), "Batches in the inbox that could be decided"),
     Metric(
         "anabranch_inbox_parked",
@@ -211,7 +209,7 @@ METRICS: tuple[Metric, ...] = (
         "gauge",
         "s",
         ("database",),
-        "From the compacted position to the head; told by the janitor, too, when no run is under way",
+        "From the compacted position to the head; reported by the janitor, too, when no run is under way",
     ),
     # retention-janitor.
     Metric(
@@ -243,7 +241,7 @@ METRICS: tuple[Metric, ...] = (
         "gauge",
         "1",
         ("database", "reason"),
-        "Dead letters that devices hold, as each last told, by reason",
+        "Dead letters that devices hold, as each last reported, by reason",
     ),
     Metric("anabranch_epochs_ended", "gauge", "1", ("database",), "Epochs that ended because the history was rewound"),
     Metric("anabranch_sweeps", "counter", "1", ("outcome",), "Sweeps: done, unfinished, failed, or another's turn"),
@@ -269,7 +267,7 @@ _levels: dict[str, Values] = {metric.name: {} for metric in METRICS if metric.ki
 
 def _observe(metric: Metric, values: Values) -> Callable[[metrics.CallbackOptions], list[metrics.Observation]]:
     def observe(_options: metrics.CallbackOptions) -> list[metrics.Observation]:
-        # Called in the reader's thread; list() of a dict is one step that no other thread can come into.
+        # Called in the reader's thread; list() of a dict is one step that no other thread can interrupt.
         return [
             metrics.Observation(value, dict(zip(metric.labels, labels, strict=True)))
             for labels, value in list(values.items())
@@ -327,8 +325,8 @@ def gauge(name: str, value: float, **labels: str) -> None:
 
 
 def gauges(name: str, values: Values) -> None:
-    """Set all of a gauge, by its labels' values in the table's order: what is not among them is gone. Raises KeyError
-    for a name that is no gauge in the table."""
+    """Set all values of a gauge, by its labels' values in the table's order: values that are not among them are
+    removed. Raises KeyError for a name that is no gauge in the table."""
     levels = _levels[name]
     levels.update(values)
     for labels in [labels for labels in levels if labels not in values]:

@@ -1,4 +1,4 @@
-"""Who is calling. Set by the interceptor from an API key or a token, never from a request."""
+"""The caller of an RPC. The interceptor sets it from an API key or a token, never from a request."""
 
 from __future__ import annotations
 

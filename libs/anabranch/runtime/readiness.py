@@ -1,15 +1,15 @@
-"""Whether Postgres is there, asked in a session that does nothing else.
+"""Asks whether Postgres answers, in a session that does nothing else.
 
-Calls may have every session of the pool, or wait for one: that says nothing of Postgres. So a *lookout* has a session
-of its own. Its states:
+Calls may hold every session of the pool, or wait for one: that says nothing about Postgres. So a *lookout* has a
+session of its own. Its states:
 
 * *without a session*: each look opens one, or waits for the one that is being opened.
-* *asked*: a look that has no answer yet goes on; who asks meanwhile hears that there is none in time.
-* *lost*: its session broke, or was silent for ``SILENT_MS``. A new one tells what that means: another server (its start
-  was at another moment) has taken the place of the one that the older sessions are with, so they are given up; or it is
-  the same one, which does not answer on old connections, so they are doubted.
+* *asked*: a look that has no answer yet goes on; a caller that asks meanwhile learns that there is none in time.
+* *lost*: its session broke, or was silent for ``SILENT_MS``. A new one shows the cause: another server (its start was
+  at another moment) has taken the place of the one that the older sessions are with, so they are given up; or it is the
+  same one, which does not answer on old connections, so they are doubted.
 
-The pool has come back once it gives a session again: only then a service that was not ready is.
+The pool has recovered once it gives a session again: only then does a service that was not ready become ready.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Lookout:
         self._why: str | None = None
 
     async def objection(self, timeout_s: float) -> str | None:
-        """Why the database is not to be had, or does not fit; None where all is well.
+        """Return why the database is not available, or why its schema does not fit; None where all is well.
 
         Raises:
             Exception: a fault of this program.
@@ -58,7 +58,7 @@ class Lookout:
         done, _ = await asyncio.wait({self._looking}, timeout=timeout_s)
         if not done:
             self._pooled = False
-            # What was wrong before is so still, as far as anybody knows.
+            # As far as is known, an earlier objection still holds.
             return self._why or "the database does not answer in time"
         looked, self._looking = self._looking, None
         try:

@@ -1,4 +1,4 @@
-"""What a call's node has seen, held against the database's history: how a rewind is noticed, whichever service is
+"""Compares what a call's node has seen with the database's history: so any service notices a rewind, whichever is
 called first."""
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ async def check_seen(
     new_epoch = str(ULID.from_timestamp(now_ms / 1000))
     judgement = await confirm(conn, database_id, seen, new_epoch, now_ms)
     if judgement is Judgement.FITS:
-        # What was read first was a moment, or a standby, behind.
+        # The first read was a moment, or a standby, behind.
         return history
     if judgement is Judgement.LOST:
         _log.warning("history was rewound", database=name, seen=seen.position, seen_epoch=seen.epoch, head=history.head)

@@ -65,11 +65,11 @@ _log = structlog.get_logger()
 
 
 class NotReadyError(ServerError):
-    """Postgres or its schema is not what the service needs."""
+    """Postgres does not answer, or its schema does not fit the service."""
 
 
 def main(settings: type[S], name: str, build: Build[S]) -> int:
-    """Run a service with settings from the environment; the exit code. What ``__main__`` calls."""
+    """Run a service with settings from the environment; gives the exit code. ``__main__`` calls it."""
     try:
         loaded = load_settings(settings)
     except SettingsError as error:
@@ -123,7 +123,7 @@ async def _serve(settings: S, name: str, build: Build[S]) -> int:
 
 
 def _close_telemetry(close: Callable[[], None]) -> None:
-    """Send what is left, but wait for a receiver that does not answer only so long. The thread then dies with us."""
+    """Send what is left; wait at most ``CLOSE_TIMEOUT_S`` for the receiver, then the thread ends with the process."""
     thread = threading.Thread(target=close, name="close-telemetry", daemon=True)
     thread.start()
     thread.join(CLOSE_TIMEOUT_S)
@@ -157,7 +157,7 @@ def _handle_end_of_input(stopping: asyncio.Event) -> None:
 
 
 async def _until(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Do the work unless told to stop before its end; whether it was done."""
+    """Do the work unless ``stopping`` is set before its end; gives whether it was done."""
     task, stop = asyncio.ensure_future(work), asyncio.ensure_future(stopping.wait())
     try:
         await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -208,17 +208,17 @@ def _options(settings: ServiceSettings) -> list[tuple[str, int]]:
     return [
         # A second process on the same port is an error, not a rival.
         ("grpc.so_reuseport", 0),
-        # Above the limit that is told with a reason, so that the reason can be told.
+        # Above the limit of the interceptor, so that the interceptor can refuse a message with a reason.
         ("grpc.max_receive_message_length", 2 * settings.max_message_bytes + 1024 * 1024),
         ("grpc.max_send_message_length", -1),
         # Devices ping an idle stream, which also keeps it through NATs; that is no abuse.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", limits.LEAST_PING_INTERVAL_MS),
         ("grpc.http2.max_ping_strikes", 0),
-        # A device that is gone without a word must not hold its stream for ever.
+        # A device that vanished must not hold its stream for ever.
         ("grpc.keepalive_time_ms", limits.SERVER_PING_AFTER_MS),
         ("grpc.keepalive_timeout_ms", limits.PING_ANSWER_MS),
-        # What the answer is waited for where TCP itself still answers; a minute if nothing is said.
+        # How long gRPC waits for the answer where TCP itself still answers; its default is a minute.
         ("grpc.http2.ping_timeout_ms", limits.PING_ANSWER_MS),
         # Else pings become rarer on an idle connection.
         ("grpc.http2.max_pings_without_data", 0),
@@ -264,7 +264,7 @@ async def _listen(
         f"{HEALTH_PREFIX}Watch",
         f"{REFLECTION_PREFIX}v1alpha.ServerReflection/ServerReflectionInfo",
     }
-    # What exists by now stays: full collections need not look through it again and again.
+    # Objects that exist by now stay: full collections need not look through them again and again.
     gc.collect()
     gc.freeze()
     await server.start()
@@ -332,7 +332,7 @@ async def _look_again_and_again(
         metrics.gauge("anabranch_pool_waiting", pool_state["requests_waiting"])
         metrics.count("anabranch_pool_refused", pool_state.get("requests_errors", 0) - refused)
         refused = pool_state.get("requests_errors", 0)
-        # Whoever waits for a service waits for this look; one that is ready is asked less often.
+        # Callers that wait for the service wait for this look; a service that is ready is asked less often.
         await asyncio.sleep(interval_s if objection is None else min(interval_s, UNREADY_INTERVAL_S))
 
 

@@ -1,4 +1,4 @@
-"""What a service gives to ``serve``, and what it gets from it."""
+"""The interface between a service and ``serve``: the context that a service gets, and the parts that it returns."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ S = TypeVar("S", bound=ServiceSettings)
 
 @dataclass(frozen=True, slots=True)
 class ServiceContext(Generic[S]):
-    """What ``build`` gets. The database answers and its schema is current by then; the server does not listen
-    yet."""
+    """The context that ``build`` gets. The database answers and its schema is current by then; the server does not
+    listen yet."""
 
     name: str
     settings: S
@@ -36,7 +36,7 @@ async def _always_ready() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What ``build`` gives."""
+    """The service that ``build`` returns."""
 
     names: tuple[str, ...]
     """Full names of its gRPC services, as health and reflection know them: ``anabranch.v1.IngestService``."""
@@ -52,8 +52,8 @@ class Service:
     close: Callable[[], Awaitable[None]] | None = None
     """Called last, before the pool closes."""
     endless: frozenset[str] = field(default_factory=frozenset)
-    """Methods (``/anabranch.v1.ChangeService/Subscribe``) whose streams never end by themselves: they are
-    told to go to another server when the drain begins, others only when it is over."""
+    """Methods (``/anabranch.v1.ChangeService/Subscribe``) whose streams never end by themselves: the server sends them
+    to another server when the drain begins, other streams only when it is over."""
 
 
 Build = Callable[[ServiceContext[S]], Awaitable[Service]]

@@ -1,7 +1,7 @@
 """The streams that are open, so that they can be counted and ended from outside; and when calls may end.
 
-State of a stream: open, then either ended by itself or told to end. Telling it sets its failure and cancels
-the task that serves it; the interceptor, which catches that, sends the failure as the stream's status.
+State of a stream: open, then either ended by itself or ended from outside. ``OpenStream.end`` sets its failure and
+cancels the task that serves it; the interceptor catches that and sends the failure as the stream's status.
 Everything in one event loop.
 """
 
@@ -28,7 +28,7 @@ class OpenStream:
     failure: CallError | None = None
 
     def end(self, failure: CallError) -> None:
-        """Have it end with ``failure``, unless it was told so before."""
+        """Have it end with ``failure``, unless it was ended before."""
         if self.failure is None:
             self.failure = failure
             self.task.cancel()
@@ -50,11 +50,11 @@ class Streams:
         self._moving: Callable[[OpenStream], bool] = lambda stream: False
         self._stopping = stopping
         self.told = asyncio.Event()
-        """Whether connections have word that this server takes no more."""
+        """Whether the GOAWAY was sent: connections know that this server takes no more calls."""
 
     async def may_end(self) -> None:
-        """Return when a call may be answered. Once the server is to stop that is when connections have their word: who
-        has an answer before sends the next call here."""
+        """Return when a call may be answered. Once the server is to stop, that is when the GOAWAY was sent: a caller
+        that has its answer before would send the next call here."""
         if self._stopping.is_set():
             await self.told.wait()
 
@@ -86,7 +86,7 @@ class Streams:
         metrics.gauge("anabranch_open_streams", len(self._open))
 
     def identities(self) -> set[Identity]:
-        """Whose streams are open."""
+        """Return the identities that have streams open."""
         return {stream.identity for stream in self._open if stream.identity is not None}
 
     def end(self, which: Callable[[OpenStream], bool], failure: CallError) -> int:

@@ -125,7 +125,7 @@ def call_span(method: str) -> contextlib.AbstractContextManager[Span]:
 
 
 def fault_id() -> str:
-    """What to find a fault in the logs by: the trace's id, or a number of its own where there is no trace."""
+    """Return an id by which a fault is found in the logs: the trace's id, or a random one where there is no trace."""
     context = trace.get_current_span().get_span_context()
     if context.is_valid:
         return trace.format_trace_id(context.trace_id)

@@ -3,7 +3,7 @@
 The algorithm decides which of the two is asked, so that a public key can never be taken for a secret. A token
 that was found good is remembered by its hash until it ends, at most ``CAPACITY`` of them, because checking a
 signature costs more than the rest of a small call. The key set is read again when it is ``SET_AGE_S`` old, or
-when a token names a key that it lacks, at most every ``SET_RETRY_S``; what was remembered is then forgotten,
+when a token names a key that it lacks, at most every ``SET_RETRY_S``; all remembered tokens are then forgotten,
 so that a withdrawn key ends its tokens.
 """
 

@@ -1,1 +1,1 @@
-"""Files of the lake: written by tasks, told of by them, and removed when nobody needs them."""
+"""Files of the lake: written and reported by tasks, and removed when they are no longer needed."""

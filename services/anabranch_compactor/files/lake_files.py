@@ -1,4 +1,4 @@
-"""Files of a lake that are neither read nor written by tasks: manifests, and those that nobody needs any more."""
+"""Files of a lake that are neither read nor written by tasks: manifests, and files that are no longer needed."""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ class LakeFiles:
             raise RootError(f"{folder}: {error}") from error
 
     def prepare(self) -> None:
-        """Make the folder, where the file system has folders, so that what stands in the way is known before anything
-        is begun.
+        """Make the folder, where the file system has folders, so that an obstacle is known before anything is begun.
 
         Raises:
             RootError: there can't be such a folder.

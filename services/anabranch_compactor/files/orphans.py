@@ -1,5 +1,5 @@
-"""Files that nobody needs: those of runs that were not published, those that later runs have put together, and
-manifests that others have followed.
+"""Removes files that are not needed: those of runs that were not published, those that later runs have merged, and
+manifests that newer ones have replaced.
 
 A file goes when no manifest that a reader may still follow names it (the newest one, and those that were it within the
 grace) and its run began before the grace: a run that is still writing has begun later, and a reader that has just taken
@@ -34,8 +34,8 @@ def needed(recent: Iterable[Published]) -> set[str]:
 
 
 def _named(manifest: Mapping[str, Any]) -> Iterator[str]:
-    """Every file that a manifest names, also where an earlier release has written it and this one makes nothing of
-    it: other readers may."""
+    """Every file that a manifest names, also an entry of an earlier release that this one does not use: other readers
+    may."""
     for table in manifest["tables"].values():
         bases = (table["base"], *(one["base"] for one in table.get("ended") or ()))
         for files in (table["changes"], table["conflicts"], *((base or {}).get("files", ()) for base in bases)):

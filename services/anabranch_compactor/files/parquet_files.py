@@ -1,5 +1,5 @@
-"""Parquet files of one task. Their names tell the task's attempt, so that where a task was repeated, or ran twice, no
-file is ever another's; what counts are the files that the attempt which Spark took tells of."""
+"""Parquet files of one task. Their names have the task's attempt, so that no two attempts write the same file where a
+task was repeated, or ran twice; only the files that the attempt which Spark took reports count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tasks tell of what they have written."""
+"""The reports of tasks about the files that they have written."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """What a part's changes do to one bucket: the rows that they replace or delete, and the rows that are in its deltas
-    as deleted (``gone``): numbers, and sums of their hashes, in hexadecimal."""
+    """The effect of a part's changes on one bucket: the rows that they replace or delete, and the rows that are in its
+    deltas as deleted (``gone``): numbers, and sums of their hashes, in hexadecimal."""
 
     unit: int
     bucket: int
@@ -33,7 +33,7 @@ class Replaced:
 
 @dataclass(slots=True)
 class Parts:
-    """What tasks have written."""
+    """The files that tasks have written, and the rows that they replace."""
 
     files: list[Written] = field(default_factory=list)
     replaced: list[Replaced] = field(default_factory=list)

@@ -3,7 +3,7 @@ fifteen thousand classes, one by one, at every start.
 
 ``python -m anabranch_compactor.spark.class_archive`` makes it, beside the installation, for the Java that is found; it
 takes about half a minute, and is done where the archive is there. Without one everything works, and starts some seconds
-later. A JVM that does not like an archive (of another Java, or of other jars) leaves it aside by itself.
+later. A JVM that can't use an archive (of another Java, or of other jars) ignores it by itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 _QUIET = "-Xlog:disable -Xlog:all=error:stderr"
-"""What is wrong with an archive is nobody's concern; the JVM would print it among what the job says."""
+"""Faults of an archive do no harm; without this option the JVM would print them into the job's output."""
 _AHEAD_OF_TIME = 25
 """The first Java whose archives need none of its own beneath."""
 _PATIENCE_S = 300
@@ -42,7 +42,7 @@ def archive(java_version: int) -> Path:
 
 
 def java_options(java_version: int) -> str:
-    """What has the JVM use its archive, or make it; nothing where there is none."""
+    """The options by which the JVM uses its archive, or makes it; empty where there is none."""
     ahead = java_version >= _AHEAD_OF_TIME
     made = os.environ.get(RECORD_VARIABLE)
     if made:
@@ -94,7 +94,7 @@ def main() -> None:
     try:
         found = make()
     except (JavaError, RuntimeError, OSError, subprocess.TimeoutExpired) as error:
-        # Nothing depends on it, and what is wrong with Spark is told by whoever needs it.
+        # Nothing depends on it, and a run that needs Spark reports what is wrong with Spark.
         print(f"classes of Spark: no archive, since {error}")
     else:
         print(f"classes of Spark: {found or 'this Java keeps no archive'}")

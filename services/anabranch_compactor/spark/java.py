@@ -87,7 +87,7 @@ def packaged_home() -> Path:
 
 
 def java_home(java: Java, folder: Path) -> Path:
-    """What JAVA_HOME is to be for Spark; where the Java itself won't do, made in ``folder``."""
+    """Return the JAVA_HOME for Spark; where the Java itself won't do, it is made in ``folder``."""
     if java.has_vector:
         return java.home
     script = folder / "bin" / "java"

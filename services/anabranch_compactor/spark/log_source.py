@@ -10,8 +10,8 @@ the first), ``cuts`` (the last position of each stretch, with commas between the
 ``conflicts``, or both with a comma), ``batchBytes``, and ``read``: how, as ``TaskReading.to_text`` gives it.
 
 Spark starts a process of its own for each question that it has while it plans (which sources there are, what schema,
-which partitions), on its own terms. So this module loads nothing but what answers those: what a read needs is loaded by
-the read, in a worker that has it already (``daemon``).
+which partitions), on its own terms. So this module loads only what these answers need: a read loads its own modules, in
+a worker that has them already (``daemon``).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class TaskReading:
 
     @staticmethod
     def from_text(text: str) -> TaskReading:
-        """The inverse of ``to_text``; only for what this run's own driver has written."""
+        """The inverse of ``to_text``; only for a text that this run's own driver has written."""
         found = pickle.loads(b64decode(text))
         assert isinstance(found, TaskReading)
         return found
@@ -127,7 +127,7 @@ class LogSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What ``format`` takes."""
+        """The name that ``format`` takes."""
         return FORMAT
 
     def schema(self) -> str:

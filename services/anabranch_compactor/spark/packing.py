@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PACKED_SCHEMA = pa.schema([("part", pa.int32()), ("rows", pa.binary())])
 _PACK_BYTES = 4 * 1024 * 1024
-"""About what is gathered before it is packed."""
+"""About how many bytes are gathered before they are packed."""
 
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="lz4")
 

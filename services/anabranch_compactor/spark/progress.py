@@ -1,4 +1,4 @@
-"""How far Spark is, told twice a second."""
+"""Reports Spark's progress twice a second."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INTERVAL_S = 0.5
 
 @contextmanager
 def watched(spark: SparkSession, say: Callable[..., None]) -> Iterator[None]:
-    """Tell the tasks of the stages under way, done and in all, while the block lasts."""
+    """Report the tasks of the stages under way, done and in all, while the block lasts."""
     tracker = spark.sparkContext.statusTracker()
     ended = threading.Event()
 

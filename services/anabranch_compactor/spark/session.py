@@ -47,7 +47,7 @@ SETTINGS: Mapping[str, str] = {
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "1",
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
 }
-"""What every run needs, wherever it runs; ``spark-submit --conf`` may add to it."""
+"""The settings that every run needs, wherever it runs; ``spark-submit --conf`` may add to them."""
 
 
 def lake_root(given: str) -> str:
@@ -91,7 +91,7 @@ def spark_session(master: str | None, *, driver_memory_mib: int = 1024) -> Itera
             # Minutes are too short for the optimizing compiler: it takes more time than it saves.
             settings["spark.driver.extraJavaOptions"] = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {options}"
         settings["spark.driver.memory"] = f"{driver_memory_mib}m"
-        # Spark speaks of its pandas functions, of which nothing here makes use.
+        # Spark warns about its pandas functions, which nothing here uses.
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
         from pyspark import SparkConf
         from pyspark.sql import SparkSession
@@ -127,7 +127,7 @@ def _start_python(spark: SparkSession) -> None:
 
 
 def _name_user(conf: SparkConf) -> None:
-    """Hadoop refuses a process whose uid has no name, as a container's may have none: then it is told one."""
+    """Give Hadoop a user name where the process's uid has none, as in a container: it refuses such a process."""
     try:
         pwd.getpwuid(os.geteuid())
     except KeyError:

@@ -20,7 +20,7 @@ Work = Callable[[Batches], Batches]
 
 @dataclass(frozen=True, slots=True)
 class TaskTrace:
-    """What tasks need to go on with a trace: where spans go, and the span that they are children of."""
+    """The data by which tasks go on with a trace: where spans go, and the span that they are children of."""
 
     endpoint: str
     parent: str
@@ -54,7 +54,7 @@ def traced(name: str, work: Work) -> Work:
 
 @lru_cache(maxsize=1)
 def _tracer(endpoint: str) -> Tracer:
-    """A worker's own. It sends each span at its end, because nobody tells a worker when its last task is over."""
+    """A worker's own tracer. It sends each span at its end, because a worker does not learn which task is its last."""
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
