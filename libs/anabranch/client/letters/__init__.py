@@ -1,1 +1,1 @@
-"""What came to nothing, for people to see: dead letters and values that lost a conflict."""
+"""Changes without an effect, for people to see: dead letters and values that lost a conflict."""

@@ -18,8 +18,9 @@ from anabranch.wire.plain import plain_value
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A decision in which a value lost. ``position`` is when, in milliseconds since 1970. ``key`` and ``losing_value``
-    have the form in which a read gives them, or that in which they were sent where the device has no such column."""
+    """A decision in which a value lost. ``position`` is its time, in milliseconds since 1970. ``key`` and
+    ``losing_value`` have the form in which a read gives them, or that in which they were sent where the device has no
+    such column."""
 
     position: int
     table: str
@@ -36,8 +37,8 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which conflicts: of one table, of the row with this key in it, won or lost by one node, decided at ``from_ms`` or
-    later and before ``until_ms``, in milliseconds since 1970."""
+    """The conflicts to list: of one table, of the row with this key in it, won or lost by one node, decided at
+    ``from_ms`` or later and before ``until_ms``, in milliseconds since 1970."""
 
     table: str | None = None
     key: Any = None
@@ -67,7 +68,7 @@ def request(db_name: str, wanted: Filter, tables: Mapping[str, DeviceTable]) -> 
 
 
 def pages(file: DeviceFile, remote: RemoteDb, first: resolver_pb2.ListConflictsRequest) -> Iterator[Conflict]:
-    """The conflicts, the newest first, each page asked for when it is needed. Raises CallFailed."""
+    """The conflicts, the newest first; each page is read when it is needed. Raises CallFailed."""
     parts: list[bytes] = []
     token = b""
     while True:

@@ -1,4 +1,4 @@
-"""The dead queue as an app, or a person with the file, sees it."""
+"""The dead queue for an app, or for a person with the file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _mutations(batch: batch_pb2.DbMutationBatch, tables: Mapping[str, DeviceTabl
 
 def letters(conn: sqlite3.Connection, tables: Mapping[str, DeviceTable], letter_id: str = "") -> list[DeadLetter]:
     """All dead letters in the order in which they were made, or the one of that id. Tables and columns that the device
-    no longer knows are told of as they were sent."""
+    no longer knows are given as they were sent."""
     rows = conn.execute(
         "SELECT id, value, verdict, died_ms, first_shown_ms, still_shown FROM _db_mutations_queue_dead "
         "WHERE ? IN ('', id) ORDER BY id",
@@ -97,7 +97,7 @@ def _first_key(batch: batch_pb2.DbMutationBatch, table: DeviceTable) -> Sequence
 def _row_now(
     conn: sqlite3.Connection, table: DeviceTable, values: Sequence[value_pb2.Value]
 ) -> Mapping[str, Any] | None:
-    """The base row of a key: what the log, or a pull, has brought."""
+    """The base row of a key, as the log, or a pull, has brought it."""
     try:
         key = tuple(table.readers[i](v) for i, v in zip(table.table.key_index, values, strict=True))
         text = table.key_text(key)
@@ -112,8 +112,8 @@ def _row_now(
 
 
 def mark_shown(tx: Tx, now_ms: int, server_ms: int | None) -> None:
-    """The app has now seen every letter, some for the first time: each is kept for two weeks from then. ``now_ms`` is
-    the device's clock, ``server_ms`` the server's, None where it is not known."""
+    """Note that the app has now seen every letter, some for the first time: each is kept for two weeks from then.
+    ``now_ms`` is the device's clock, ``server_ms`` the server's, None where it is not known."""
     tx.conn.execute(
         "UPDATE _db_mutations_queue_dead SET first_shown_ms = ?, shown_from_ms = ? WHERE first_shown_ms = 0",
         (now_ms, server_ms or 0),

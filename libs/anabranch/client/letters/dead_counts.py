@@ -1,7 +1,6 @@
-"""What the node tells the server of its dead letters: how many, by reason and table, and nothing of what is in them.
-
-A letter is read once: what it is about does not change. Whether there are others since the last report is looked at
-every ``LOOK_S`` at most, while the log is followed.
+"""The node's report to the server on its dead letters: their number by reason and table, and nothing of their content.
+A letter is read once: its reason and table do not change. While the log is followed, a check for other letters since
+the last report runs every ``LOOK_S`` at most.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from anabranch.v1 import batch_pb2, errors_pb2, position_pb2, verdict_pb2
 
 LOOK_S = 30.0
 KEPT = 20_000
-"""Letters of which it is remembered what they are about; those beyond are counted without it."""
+"""Letters whose reason and table are remembered, at most; those beyond are counted without."""
 _Subject = tuple[int, str]
 
 
 class DeadLetterCounts:
-    """Of one file."""
+    """The counts of one file."""
 
     def __init__(self) -> None:
         self._about: dict[str, _Subject] = {}
@@ -28,7 +27,7 @@ class DeadLetterCounts:
         self._looked_s = time.monotonic()
 
     def report(self, conn: sqlite3.Connection) -> position_pb2.DeadLetters:
-        """The letters that there are now, counted."""
+        """Count the present letters."""
         ids = [batch_id for (batch_id,) in conn.execute("SELECT id FROM _db_mutations_queue_dead ORDER BY id")]
         self._told = (len(ids), ids[-1] if ids else "")
         self._looked_s = time.monotonic()
@@ -49,7 +48,7 @@ class DeadLetterCounts:
         )
 
     def changed(self, conn: sqlite3.Connection) -> bool:
-        """Whether there are other letters than the server was told of; looked at now and then only."""
+        """Whether there are other letters than in the last report to the server; checked only every ``LOOK_S``."""
         now = time.monotonic()
         if now - self._looked_s < LOOK_S:
             return False
@@ -59,7 +58,8 @@ class DeadLetterCounts:
 
 
 def _about(conn: sqlite3.Connection, batch_id: str) -> _Subject:
-    """Why a batch was refused, and the table that this is about: that of the refused mutation, else of the first."""
+    """The reason why a batch was refused, and the table that it concerns: that of the refused mutation, else of the
+    first."""
     row = conn.execute("SELECT verdict, value FROM _db_mutations_queue_dead WHERE id = ?", (batch_id,)).fetchone()
     if row is None:
         return errors_pb2.REASON_UNSPECIFIED, ""

@@ -23,11 +23,11 @@ from anabranch.values.python import converter
 
 
 class DeadQueue:
-    """The letters of the file at ``path``, for whoever looks after a device. Looking does not start the two weeks for
-    which the app, once it has shown a letter, still has it.
+    """The letters of the file at ``path``, for a person who maintains a device. Reading a letter here does not start
+    the two weeks for which it is kept after the app has first shown it.
 
     Raises:
-        ClientError: there is no such file, it is none of ours, or one of a later version.
+        ClientError: there is no such file, it is no device's file, or one of a later version.
     """
 
     def __init__(self, path: Path) -> None:
@@ -42,17 +42,18 @@ class DeadQueue:
         return dead.letters(self._file.reader(), self._file.tables())
 
     def letter(self, beginning: str) -> DeadLetter:
-        """The letter whose id begins so. Raises ValueError where none does, or several do."""
+        """The letter whose id begins with ``beginning``. Raises ValueError where none does, or several do."""
         found = [letter for letter in self.letters() if beginning and letter.id.startswith(beginning)]
         if len(found) != 1:
             raise ValueError(f"{len(found) or 'no'} dead letters have an id that begins with {beginning!r}")
         return found[0]
 
     def value(self, letter: DeadLetter, column: str, text: str) -> Any:
-        """What ``text`` says for ``column`` in one of the letter's tables: as it is for text, JSON for all else.
+        """The value that ``text`` gives for ``column`` in one of the letter's tables: unchanged for text, read as JSON
+        for all else.
 
         Raises:
-            ValueError: no table of the letter has the column, or the text does not say a value of it.
+            ValueError: no table of the letter has the column, or the text is no value of it.
         """
         tables = self._file.tables()
         for _, name, _ in letter.mutations:
@@ -96,7 +97,7 @@ def _parse(table: DeviceTable, column: Column, text: str) -> Any:
     try:
         value = text if column.kind in TEXT_KINDS else json.loads(text)
     except ValueError:
-        # What JSON does not say a column may still take: "infinity", a date's number of days.
+        # A column may take a text that is no JSON: "infinity", a date's number of days.
         value = text
     if column.kind is Kind.BYTES and isinstance(value, str):
         value = bytes.fromhex(value)

@@ -1,1 +1,1 @@
-"""What is shown: the base, and above it the pending changes of each row."""
+"""The shown rows: the base, and above it the pending changes of each row."""

@@ -1,8 +1,8 @@
 """Many pending changes of one row, coalesced into two that show the same.
 
-A row that was written thousands of times offline would otherwise cost as many steps whenever its base changes. What is
-coalesced: at most one insert, before everything else, and updates of columns that are plain (the last value is shown)
-or counters (what was added is). A row with other pending changes is not coalesced.
+A row that was written thousands of times offline would otherwise cost as many steps whenever its base changes. These
+are coalesced: at most one insert, before all other changes, and updates of columns that are plain (the last value is
+shown) or counters (the sum of the additions is shown). A row with other pending changes is not coalesced.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _SURELY_IN_RANGE = 1 << 32
 
 
 class Coalesced:
-    """The pending changes of one row up to the batch ``upto``. ``policies``: those of its table's columns.
+    """The pending changes of one row up to the batch ``upto``. ``policies`` maps columns of its table to their
+    policies.
 
     Invariant: ``parts`` over any base shows what the changes themselves show over it, in their order."""
 
@@ -38,7 +39,7 @@ class Coalesced:
         self._changes = 0
 
     def add(self, batch: str, parts: Sequence[RowPart]) -> bool:
-        """Take in what the next batch does to the row; gives whether that could be."""
+        """Add the next batch's changes of the row; return False if they can't be coalesced."""
         for part in parts:
             change = part.change
             if change.seen or change.type is MutationType.DELETE:
@@ -69,12 +70,12 @@ class Coalesced:
         self._turns[column] = self._turns.get(column, 0) + sign * abs(added)
         self._counted[column] = self._counted.get(column, 0) + sign
         if not self._counted[column]:
-            # Nobody counts there any more, not even nothing.
+            # No remaining change counts in this column, not even by 0.
             del self._sums[column], self._turns[column], self._counted[column]
 
     def leave(self, batch: str, parts: Sequence[RowPart], is_first: bool) -> bool:
-        """A batch that was taken in is gone; gives whether the rest is still known. ``is_first``: none that is left
-        comes before it."""
+        """Remove a batch that was added; return whether the result of the others is still known. ``is_first``: no
+        remaining batch comes before it."""
         if self._insert is not None and self._insert[0] == batch:
             self._insert = None
         for part in parts:
@@ -87,13 +88,13 @@ class Coalesced:
                     self._count(column, cell, part.change.before[column], -1)
                 elif column in self._last and self._last[column][1] == batch:
                     if not is_first:
-                        return False  # Which of the earlier ones is shown now is not known here.
+                        return False  # The earlier value that is shown now is not known here.
                     del self._last[column]
         return True
 
     def parts(self) -> list[RowPart] | None:
-        """What shows the same, or None where only the changes themselves tell: a counter that came back to where it
-        was is 0 where nothing was counted before, and not NULL. Empty where nothing is pending."""
+        """Parts that show the same as the changes, or None where only the changes themselves do: a counter that came
+        back to its first value shows 0 over a base of NULL, not NULL. Empty where nothing is pending."""
         if not self._changes:
             return []
         out = [] if self._insert is None else [self._insert[1]]

@@ -1,9 +1,10 @@
 """The pending changes of rows, by index, through a cache of parsed batches.
 
-State model. Of a row with many pending batches what they come to is kept, coalesced: batches that are added since are
-found by their ids, which only grow; those that leave are told by ``release``, in the transaction in which they do. A
+State model. For a row with many pending batches their coalesced changes are kept: batches that are added later are
+found by their ids, which only grow; ``release`` reports the batches that leave, in the transaction in which they do. A
 transaction that is undone, another lease of the file and other tables forget everything kept. So does, for its row, a
-batch that is ``seen`` and stays: such a row is read whole, which only lasts until what it waits for has come.
+batch that is ``seen`` and stays: all batches of such a row are read, but only until the earlier batch that it waits for
+has left.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ Left = list[tuple[tuple[str, str], str, list[RowPart]]]
 
 
 class Pendings:
-    """The pending changes of rows. ``term`` gives a number that is another one whenever this process has begun to sync
-    the file: before, somebody else may have taken batches out of the queue."""
+    """The pending changes of rows. ``term`` gives a number that changes whenever this process begins to sync the file:
+    before that, another process may have taken batches out of the queue."""
 
     def __init__(self, cache: PayloadCache, term: Callable[[], int]) -> None:
         self._cache = cache
@@ -36,9 +37,9 @@ class Pendings:
 
     def load(self, tx: Tx, table: str, keys: Iterable[str], base_ms: int | None = None) -> dict[str, list[RowPart]]:
         """The pending parts of rows of ``table`` by key text, in the order of their batches' ids, or, of a row with
-        many, fewer that show the same; rows without any are left out. The base of the table has everything up to
-        ``base_ms`` (None: what its last pull brought): a batch that was accepted before that, and that the log has yet
-        to show, counts as seen here."""
+        many, fewer that show the same; rows without any are left out. The base of the table has all groups up to
+        ``base_ms`` (None: up to the position of its last pull): a batch that was accepted at or before that, and that
+        the log has yet to show, counts as seen here."""
         if statements.is_empty(tx.conn):
             return {}
         if base_ms is None:
@@ -79,11 +80,11 @@ class Pendings:
         ]
 
     def forget(self) -> None:
-        """Forget everything kept: batches have come between those of the queue."""
+        """Forget all kept changes: batches have been inserted between those of the queue."""
         self._kept.clear()
 
     def _usable(self, tx: Tx) -> bool:
-        """Whether anything is kept that holds in this transaction."""
+        """Whether any kept changes are valid in this transaction."""
         now = (tx.state.tables_version, self._term())
         if now != self._good_for:
             self._kept.clear()
@@ -91,7 +92,7 @@ class Pendings:
         return bool(self._kept)
 
     def _kept_parts(self, tx: Tx, table: str, key: str) -> list[RowPart] | None:
-        """What is kept of a row, with what was added since; None where it can't be said so."""
+        """The kept changes of a row, with the batches added since; None where they can't be coalesced."""
         kept = self._kept[table, key]
         added = statements.pending_after(tx.conn, table, key, kept.upto)
         tx.on_undo.append(self._kept.clear)
@@ -114,7 +115,7 @@ class Pendings:
         return kept.parts()
 
     def coalesced_of(self, tx: Tx, batch_ids: Sequence[str]) -> Left:
-        """What batches that are about to leave the queue do to rows of which something is kept."""
+        """The parts of batches that are about to leave the queue, for rows whose changes are kept."""
         if not self._usable(tx):
             return []
         left: Left = []
@@ -124,7 +125,7 @@ class Pendings:
         return left
 
     def leave(self, tx: Tx, left: Left) -> None:
-        """They are gone."""
+        """Remove the parts ``left`` of batches that have left the queue from the kept changes."""
         if left:
             tx.on_undo.append(self._kept.clear)
         for row, batch, parts in left:

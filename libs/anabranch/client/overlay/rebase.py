@@ -1,4 +1,4 @@
-"""The overlay: what is shown is the base plus the pending changes of the row, and this is where either changes.
+"""The overlay: a row is shown as its base plus its pending changes, and this module changes either.
 
 Invariant, held by every commit: a row that no batch in the queue touches is shown as its base, and has no entry in
 ``_db_base``; any other row has its base image there and shows ``merge.overlay.shown(base, pending)``. A table's sum is
@@ -29,9 +29,9 @@ _Base = tuple[Cell, ...] | None
 
 @dataclass(slots=True)
 class Patch:
-    """What becomes of a row's base: ``row`` (all its cells), or, where that is None, ``changes`` of single cells by
-    their place in the row, or, where that is None, too, the row is gone. ``key`` is stored. ``position`` is that of
-    the last effect in it."""
+    """The new state of a row's base: ``row`` (all its cells), or, where that is None, ``changes`` of single cells by
+    their place in the row, or, where that is None, too, the row is gone. ``key`` is stored. ``position`` is that of the
+    last effect in it."""
 
     key: tuple[Any, ...]
     row: tuple[Cell, ...] | None
@@ -48,7 +48,7 @@ def overlaid(table: DeviceTable, base: Sequence[Cell] | None, parts: Sequence[Ro
 
 
 def write_bases(tx: Tx, table: DeviceTable, images: Iterable[tuple[str, _Base]], replace: bool) -> None:
-    """Keep base images (key text, cells or None); without ``replace`` those that are there already stand."""
+    """Keep base images (key text, cells or None); without ``replace`` images that are already kept stay."""
     tx.conn.executemany(
         f"INSERT OR {'REPLACE' if replace else 'IGNORE'} INTO _db_base (tbl, key, row) VALUES (?, ?, ?)",
         [(table.name, key, None if row is None else table.to_bytes(row)) for key, row in images],
@@ -56,7 +56,7 @@ def write_bases(tx: Tx, table: DeviceTable, images: Iterable[tuple[str, _Base]],
 
 
 def read_bases(conn: sqlite3.Connection, table: DeviceTable, keys: Iterable[str]) -> dict[str, _Base]:
-    """The base images that are kept for ``keys``."""
+    """The base images kept for ``keys``."""
     rows = select_in(conn, "SELECT key, row FROM _db_base WHERE tbl = ? AND key IN {in}", keys, (table.name,))
     return {key: None if row is None else table.from_bytes(row) for key, row in rows}
 
@@ -67,7 +67,7 @@ def has_bases(conn: sqlite3.Connection) -> bool:
 
 
 def change_of(table: DeviceTable, old: Sequence[Any] | None, new: Sequence[Any] | None, origin: Origin) -> Change:
-    """The event of a row that was shown as ``old`` and now is as ``new``, both stored, not both None."""
+    """The event for a row that was shown as ``old`` and is now shown as ``new``, both stored, not both None."""
     names = table.table.column_names
     key = table.key_of(new if new is not None else old or ())
     if new is None:
@@ -100,8 +100,8 @@ def rebase(
     """Change bases by ``patches`` (by key text) and show again these rows and the ``touched`` ones (key text to stored
     key), whose batches have left the queue or come to it.
 
-    Gives the key texts of rows that a patch should have changed but the base lacks, where the patch's position is
-    after ``lenient_ms``: up to there a pull may have seen the row's end already.
+    Gives the key texts of rows that a patch should have changed but the base lacks, where the patch's position is after
+    ``lenient_ms``: up to there a pull may have seen the row's deletion already.
 
     Raises:
         sqlite3.Error: SQLite does not take a row.
@@ -151,7 +151,7 @@ def rebase(
 
 
 def _changed(base: _Base, changes: Mapping[int, Cell] | None) -> _Base:
-    """A base with single cells changed; None where there is no base, or where nothing is to be left of it."""
+    """A base with single cells changed; None where there is no base, or where the row is removed."""
     if base is None or changes is None:
         return None
     cells = list(base)
@@ -183,7 +183,7 @@ def _sum_up(tx: Tx, table: DeviceTable, changed: Sequence[tuple[_Base, _Base]]) 
 
 
 def release(tx: Tx, batch_ids: Sequence[str], pendings: Pendings) -> dict[str, dict[str, tuple[Any, ...]]]:
-    """Take batches out of the queue; gives the rows that are to be shown again, for ``rebase``."""
+    """Take batches out of the queue; return the rows that are to be shown again, for ``rebase``."""
     touched = pendings.keys_of(tx, batch_ids)
     left = pendings.coalesced_of(tx, batch_ids)
     statements.remove(tx.conn, batch_ids)

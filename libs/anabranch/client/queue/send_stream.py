@@ -1,4 +1,5 @@
-"""The requests of a long flush: many batches a request, bounded in what has no verdict, large ones in parts."""
+"""The requests of a long flush: many batches a request, a bounded number of batches without a verdict, large batches in
+parts."""
 
 from __future__ import annotations
 
@@ -23,9 +24,9 @@ def overhead(batch: Queued) -> int:
 
 
 class Flush:
-    """State model: gRPC's thread asks ``requests`` for the next one, the caller's tells it of verdicts by ``decided``.
-    No more than ``_WINDOW`` batches are without one. ``end`` lets the requests end at once; after it ``conn`` may be
-    closed, wherever gRPC's thread stands and however long it keeps the requests."""
+    """State model: gRPC's thread takes the next request from ``requests``, the caller's thread reports verdicts by
+    ``decided``. No more than ``_WINDOW`` batches are without a verdict. ``end`` lets the requests end at once; after it
+    ``conn`` may be closed, wherever gRPC's thread stands and however long it keeps the requests."""
 
     def __init__(
         self, conn: sqlite3.Connection, head: ingest_pb2.SendStreamRequest, before: str, max_request_bytes: int
@@ -39,13 +40,13 @@ class Flush:
         self._changed = threading.Condition()
 
     def decided(self, count: int) -> None:
-        """So many verdicts have come."""
+        """Note that ``count`` verdicts have come."""
         with self._changed:
             self._open -= count
             self._changed.notify()
 
     def end(self) -> None:
-        """No further requests, and nothing more is read for them."""
+        """End the requests; no more batches are read for them."""
         with self._changed:
             self._ended = True
             self._changed.notify()

@@ -1,11 +1,11 @@
-"""Sending: what is queued to the server, verdicts into the file.
+"""Sending: queued batches to the server, verdicts into the file.
 
 State model. Batches go in the order of their ids; one call of this file is under way at a time (``_turn``), because the
 node's token changes with each. Before a call the id of its first batch is kept as unanswered, durably; the answer's
 token and the removal of those ids are one transaction. A batch is *unsent* until a verdict is noted; PENDING leaves it
-so, and sending it again finds the verdict; where the server says that it waits for a row of an earlier batch, it is
-asked for again seldom. Batches older than ``BATCH_EXPIRY_MS`` are not sent before the server's clock and
-its memory of them are known. Where the server turns out not to have what the file has seen nothing is sent before the
+so, and sending it again finds the verdict; if the server says that the batch waits for a row of an earlier one, its
+verdict is asked for again seldom. Batches older than ``BATCH_EXPIRY_MS`` are not sent before the server's clock and its
+memory of them are known. Where the server turns out not to have what the file has seen nothing is sent before the
 reader has taken the server's history.
 """
 
@@ -35,9 +35,10 @@ _CALL_ENVELOPES = 500
 _CALL_BYTES = 1_000_000
 _ASK_AGAIN_S = 0.05
 _ASK_FOR_AWAITING_S = 60.0
-"""How often a background asks for batches that wait for a row: what brings it comes from this device, or never."""
+"""Seconds between questions for batches that wait for a row: the batch that brings it comes from this device, or
+never."""
 _MENDED = 4
-"""How often a flush begins anew, after a fork or a rewind."""
+"""How many times a flush begins anew after a fork or a rewind."""
 _VERDICTS_ASKED = 1_000
 _PRUNE_MS = 3600 * 1000
 _DAY_MS = 24 * 3600 * 1000
@@ -72,8 +73,8 @@ class Sender:
 
     @property
     def awaiting(self) -> Mapping[str, str]:
-        """The batches that the server has, and that wait there for a row of an earlier one, with its words; as of its
-        last answers to this process."""
+        """The batches that the server has, and that wait there for a row of an earlier one, with the server's message;
+        as of its last answers to this process."""
         return self._awaiting
 
     def has_work(self) -> bool:
@@ -84,7 +85,7 @@ class Sender:
         return True
 
     def patience_s(self) -> float:
-        """How long a flush may have to take, in seconds, to bring at least what goes first through a poor network."""
+        """Seconds that a flush may need to bring at least its first call through a poor network."""
         return _patience_s(self._batches("~", None))
 
     def hang_up(self) -> None:
@@ -92,8 +93,9 @@ class Sender:
         self._remote.close()
 
     def flush(self, timeout_s: float, only: Sequence[str] | None = None) -> bool:
-        """Send what has no verdict and wait for the verdicts, ``timeout_s`` at most; batches that are queued meanwhile
-        are left for the next flush. ``only``: these batches alone, in one call. Gives whether all have verdicts.
+        """Send the batches without a verdict and wait for the verdicts, ``timeout_s`` at most; batches that are queued
+        meanwhile are left for the next flush. ``only``: these batches alone, in one call. Gives whether all have
+        verdicts.
 
         Raises:
             CallFailed: the call failed; everything is still queued.
@@ -141,10 +143,10 @@ class Sender:
                 self._stream(before, left)
             if only is not None:
                 return not self._batches(before, only)
-            # What is pending is asked for again; the server waits with its answer, so this seldom turns twice.
+            # Pending verdicts are asked for again; the server waits with its answer, so this loop seldom runs twice.
             if self._batches(before, only) == batches:
                 if all(batch.id in self._awaiting for batch in batches):
-                    # It does not wait for these, and would say the same.
+                    # The server does not wait for these verdicts, and would give the same answer.
                     return False
                 time.sleep(min(_ASK_AGAIN_S, max(0.0, deadline - time.monotonic())))
 
@@ -162,7 +164,7 @@ class Sender:
         return only is not None or not statements.unsent(self._file.reader(), batches[-1].id, 1, 1, before)
 
     def _begin(self, first_id: str) -> tuple[state.FileState, list[str]]:
-        """Keep the id of the call's first batch; gives the state and the ids of earlier calls without an answer."""
+        """Keep the id of the call's first batch; return the state and the ids of earlier calls without an answer."""
         with self._file.transaction() as tx:
             unanswered = [i for (i,) in tx.conn.execute("SELECT id FROM _db_unanswered ORDER BY id DESC")]
             if first_id:
@@ -170,7 +172,7 @@ class Sender:
             return tx.state, unanswered[: limits.MAX_UNANSWERED_IDS]
 
     def _call(self, batches: Sequence[Queued], timeout_s: float) -> int:
-        """Send ``batches`` in one call; gives the server's clock."""
+        """Send ``batches`` in one call; return the server's clock."""
         current, unanswered = self._begin(batches[0].id if batches else "")
         request = ingest_pb2.SendRequest(
             db_name=current.db_name,
@@ -226,8 +228,8 @@ class Sender:
         server: position_pb2.ServerState,
         presented: state.FileState | None = None,
     ) -> None:
-        """Note what an answer says. ``presented``: what the server found in its history before it answered; None where
-        it was not asked, so that its settled position may be of another."""
+        """Note an answer's content. ``presented``: the state that the server found in its history before it answered;
+        None where it was not asked, so that its settled position may be of another history."""
         if server.server_time_ms:
             self._clock.told(server.server_time_ms)
             tx.events += self._clock.events()
@@ -268,14 +270,14 @@ class Sender:
         self._file.listeners.deliver()
 
     def _expire(self) -> None:
-        """Ask about batches that may be too old before any of them is sent, and bury those that are and that the
-        server does not know. Raises CallFailed."""
+        """Ask about batches that may be too old before any of them is sent; move those that are too old and unknown to
+        the server to the dead queue. Raises CallFailed."""
         conn = self._file.reader()
         now = self._clock.now_ms()
         if now is None:
             if not statements.has_unsent(conn):
                 return
-            # A call without batches: it tells the time, and needs nobody but ingest.
+            # A call without batches: it gives the server's time, and needs no service but ingest.
             now = self._call((), SEND_TIMEOUT_S)
         while True:
             old = statements.unsent(conn, "", _VERDICTS_ASKED, 2**62, first_id_at(now - limits.BATCH_EXPIRY_MS))
@@ -289,7 +291,7 @@ class Sender:
 
     def _ask(self, ids: Sequence[str], expire_before: str = "") -> int:
         """Note the verdicts of ``ids`` that the server knows; of the others, those before ``expire_before`` are
-        expired. Gives the server's clock."""
+        expired. Return the server's clock."""
         current = self._file.current()
         response = self._remote.get_verdict(resolver_pb2.GetVerdictRequest(db_name=current.db_name, batch_ids=ids))
         known = {v.batch_id for v in response.verdicts}
@@ -309,8 +311,8 @@ class Sender:
         return response.state.server_time_ms
 
     def _prune(self, tx: Tx, server_ms: int) -> None:
-        """Forget confirmed batches that no restored server can have lost, and dead letters long shown; hourly. The
-        device's clock has no say: one that stands years behind would make a letter old as soon as it is shown."""
+        """Forget confirmed batches that no restored server can have lost, and dead letters shown long ago; hourly. The
+        device's clock is not used: a clock that is years behind would make a letter old as soon as it is shown."""
         if server_ms - tx.state.pruned_ms < _PRUNE_MS:
             return
         policy = snapshot_pb2.DatabasePolicy.FromString(tx.state.policy)

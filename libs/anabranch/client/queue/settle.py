@@ -45,8 +45,8 @@ def show(
     origin: Origin,
     lenient: dict[str, int],
 ) -> None:
-    """Change the bases by what was folded and show the touched rows again, table by table: one that can't take it is
-    set aside and stops no other."""
+    """Change the bases by the folded effects and show the touched rows again, table by table: a table that can't take
+    them is set aside and stops no other."""
     for name, reason in folded.misfits.items():
         log.warning("table_set_aside", table=name, error=reason)
         set_aside(tx, name, f"the log's rows do not fit its columns: {reason}")
@@ -63,7 +63,7 @@ def show(
             log.warning("table_set_aside", table=name, error=str(error))
             set_aside(tx, name, f"SQLite refused a row: {error}")
         except UNREADABLE as error:
-            # Another program, or the disk, has put something there that the column can't hold.
+            # Another program, or the disk, has left a value there that the column can't hold.
             log.warning("table_set_aside", table=name, error=repr(error))
             set_aside(tx, name, f"a row of it can't be read: {error!r}")
         else:
@@ -72,7 +72,7 @@ def show(
 
 
 def leave(tx: Tx, pendings: Pendings, position: int) -> Touched:
-    """Take the batches out of the queue that were seen and wait for nothing; gives the rows to show again."""
+    """Take the batches out of the queue that were seen and wait for no earlier one; return the rows to show again."""
     ids = statements.leaving(tx.conn)
     if not ids:
         return {}
@@ -81,7 +81,7 @@ def leave(tx: Tx, pendings: Pendings, position: int) -> Touched:
 
 
 def seen(tx: Tx, ids: Collection[str]) -> None:
-    """Note that these batches, own ones and others, stand in the log."""
+    """Note that these batches, own and foreign ones, are in the log."""
     if ids and not statements.is_empty(tx.conn):
         own = statements.which(tx.conn, ids)
         if own:
@@ -89,7 +89,7 @@ def seen(tx: Tx, ids: Collection[str]) -> None:
 
 
 def tell_losers(tx: Tx, losers: Sequence[change_pb2.Loser]) -> None:
-    """Tell of the lost values that concern own batches."""
+    """Publish the lost values that concern own batches."""
     ids = {i for loser in losers for i in (loser.batch_id, loser.winner_batch_id)}
     own: set[str] = set()
     for kept in ("_db_mutations_queue", "_db_confirmed", "_db_mutations_queue_dead"):
@@ -122,7 +122,7 @@ def tell_losers(tx: Tx, losers: Sequence[change_pb2.Loser]) -> None:
 
 
 def shown_key(table: DeviceTable, values: Sequence[value_pb2.Value]) -> tuple[Any, ...]:
-    """A key as a read gives it; what is of another kind than today's columns stands as it was sent."""
+    """A key as a read gives it; values of another kind than today's columns are given as they were sent."""
     out = []
     for name, value in zip(table.table.key_columns, values, strict=False):
         try:
@@ -133,7 +133,7 @@ def shown_key(table: DeviceTable, values: Sequence[value_pb2.Value]) -> tuple[An
 
 
 def tell_verdicts(tx: Tx, ids: Sequence[str]) -> None:
-    """Tell of conflicts that only the verdicts of these batches know of, because a pull took the log's place."""
+    """Publish conflicts that only the verdicts of these batches report, because a pull took the log's place."""
     rows = select_in(
         tx.conn, "SELECT id, verdict FROM _db_mutations_queue WHERE verdict IS NOT NULL AND id IN {in}", ids
     )
@@ -142,7 +142,8 @@ def tell_verdicts(tx: Tx, ids: Sequence[str]) -> None:
 
 
 def tell_merged(tx: Tx, verdicts: Sequence[verdict_pb2.Verdict]) -> None:
-    """Tell what these verdicts, which are new, say and no log will: that another node's changes stand beside."""
+    """Publish the merges in these new verdicts, which no log will report: another node's changes stand beside the
+    batch's."""
     for verdict in verdicts:
         _tell(tx, verdict, _IN_VERDICTS_ALONE)
 
@@ -163,8 +164,8 @@ def _tell(tx: Tx, verdict: verdict_pb2.Verdict, outcomes: Mapping[int, ConflictO
 
 
 def bury(tx: Tx, verdicts: Sequence[verdict_pb2.Verdict], pendings: Pendings, died_ms: int) -> None:
-    """Move rejected batches to the dead queue and take back what they showed. Where that fails, the dead letter says
-    so, and the table is pulled again."""
+    """Move rejected batches to the dead queue and remove their changes from the shown rows. Where that fails, the dead
+    letter says so, and the table is pulled again."""
     known = {v.batch_id: v for v in verdicts}
     ids = statements.which(tx.conn, known)
     if not ids:
@@ -186,14 +187,14 @@ def bury(tx: Tx, verdicts: Sequence[verdict_pb2.Verdict], pendings: Pendings, di
 
 
 def tell_dead(tx: Tx, verdicts: Iterable[verdict_pb2.Verdict]) -> None:
-    """Tell of batches that have become dead letters."""
+    """Publish that batches have become dead letters."""
     for verdict in verdicts:
         tx.events.append(_refused(tx, verdict))
         tx.events.append(State("dead_letter", f"{verdict.batch_id}: {reason_name(verdict)}: {verdict.message}"))
 
 
 def _refused(tx: Tx, verdict: verdict_pb2.Verdict) -> ConflictEvent:
-    """The event of a rejection: the row that was refused, where one was, and the server's."""
+    """The event of a rejection: the refused row, where there is one, and the server's row."""
     refused = verdict.mutations[-1] if verdict.mutations else verdict_pb2.MutationVerdict()
     table = tx.tables.get(refused.table)
     row = refused.server_row
@@ -214,7 +215,8 @@ def _refused(tx: Tx, verdict: verdict_pb2.Verdict) -> ConflictEvent:
 def shown_values(
     table: DeviceTable | None, columns: Sequence[str], values: Sequence[value_pb2.Value]
 ) -> dict[str, Any]:
-    """Given values by column, as a read gives them; what today's table has no place for stands as it was sent."""
+    """Given values by column, as a read gives them; values that today's table can't hold are given as they were
+    sent."""
     out: dict[str, Any] = {}
     for name, value in zip(columns, values, strict=False):
         if value.WhichOneof("kind") is None:
@@ -246,7 +248,8 @@ def counted_in(tx: Tx, pendings: Pendings, newest_ms: int) -> None:
 
 
 def pulled(tx: Tx, pendings: Pendings) -> None:
-    """Let go of accepted batches whose verdicts the last pull covers: no log that is read from now on shows them."""
+    """Remove accepted batches from the queue whose verdicts the last pull covers: no log that is read from now on shows
+    them."""
     (position,) = tx.conn.execute("SELECT min(first_ms) FROM _db_tables WHERE stage != 'new'").fetchone()
     ids = statements.covered(tx.conn, position or 0)
     if not ids:

@@ -40,7 +40,7 @@ def count(conn: sqlite3.Connection) -> int:
 
 
 def is_empty(conn: sqlite3.Connection) -> bool:
-    """Whether the queue holds nothing, so that no row is shown otherwise than its base."""
+    """Whether the queue is empty, so that every row is shown as its base."""
     return conn.execute("SELECT 1 FROM _db_mutations_queue LIMIT 1").fetchone() is None
 
 
@@ -82,7 +82,8 @@ def envelope(conn: sqlite3.Connection, batch_id: str) -> Queued | None:
 
 
 class InQueue(NamedTuple):
-    """A batch of the queue as the overlay needs it. ``position_ms``: that of its verdict, None before."""
+    """A batch of the queue with the fields that the overlay needs. ``position_ms``: that of its verdict, None
+    before."""
 
     value: bytes
     seen: bool
@@ -115,12 +116,12 @@ def accepted(conn: sqlite3.Connection, verdicts: Sequence[tuple[str, int, bytes]
 
 
 def mark_seen(conn: sqlite3.Connection, ids: Sequence[str]) -> None:
-    """The log, or a pull, has shown these batches."""
+    """Note that the log, or a pull, has shown these batches."""
     change_in(conn, "UPDATE _db_mutations_queue SET seen = 1 WHERE id IN {in}", ids)
 
 
 def covered(conn: sqlite3.Connection, position_ms: int) -> list[str]:
-    """Batches whose verdict lies at or below a position and that nothing has shown."""
+    """Batches whose verdict lies at or below a position and that neither log nor pull has shown."""
     rows = conn.execute(
         "SELECT id FROM _db_mutations_queue WHERE server_timestamp_ms IS NOT NULL AND NOT seen "
         "AND server_timestamp_ms <= ? ORDER BY id",
@@ -130,7 +131,7 @@ def covered(conn: sqlite3.Connection, position_ms: int) -> list[str]:
 
 
 def ask_again(conn: sqlite3.Connection, ids: Sequence[str]) -> list[str]:
-    """Forget the verdicts of batches that the log has passed without showing them, so that they are sent again. Gives
+    """Forget the verdicts of batches that the log has passed without showing them, so that they are sent again. Return
     those for which that was done before."""
     again = [i for (i,) in select_in(conn, "SELECT id FROM _db_mutations_queue WHERE asked_again AND id IN {in}", ids)]
     change_in(conn, "UPDATE _db_mutations_queue SET server_timestamp_ms = NULL, asked_again = 1 WHERE id IN {in}", ids)

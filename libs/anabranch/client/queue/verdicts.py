@@ -1,4 +1,4 @@
-"""What became of a batch, as the file knows it or as the server foretells it."""
+"""Verdicts on batches, as the file knows them or as the server predicts them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ VerdictStatus: TypeAlias = Literal["APPLIED", "REJECTED", "PENDING"]
 
 @dataclass(frozen=True, slots=True)
 class MutationVerdict:
-    """``outcome`` is APPLIED, MERGED, OVERWROTE or SUPERSEDED, "" in a rejected batch. ``key`` and ``columns`` name
-    what decided it; ``server_row`` is the server's row where the verdict brought it."""
+    """``outcome`` is APPLIED, MERGED, OVERWROTE or SUPERSEDED, "" in a rejected batch. ``key`` and ``columns`` name the
+    row and the columns that decided it; ``server_row`` is the server's row where the verdict brought it."""
 
     index: int
     outcome: str
@@ -35,7 +35,8 @@ class MutationVerdict:
 class BatchVerdict:
     """``status``: PENDING while there is no verdict; ``reason`` AWAITS_ROW then where the server has the batch and
     waits for an earlier one of this device, which may bring the row. ``position`` is in milliseconds, 0 where it is not
-    known. ``mutations``: of an applied batch all, of a rejected one the refused one; empty where only the log told."""
+    known. ``mutations``: of an applied batch all, of a rejected one the refused one; empty where only the log showed
+    the batch."""
 
     batch_id: str
     status: VerdictStatus
@@ -49,9 +50,9 @@ class BatchVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What would become of a batch if it arrived now: its verdict, what it would wait for where that is PENDING, the
-    rows that it would change as (type, table, columns), and the values that would lose as (table, key, column,
-    value)."""
+    """The server's prediction for a batch that arrives now: its verdict, the row that it would wait for where that is
+    PENDING, the rows that it would change as (type, table, columns), and the values that would lose as (table, key,
+    column, value)."""
 
     verdict: BatchVerdict
     waits_for: str
@@ -96,8 +97,8 @@ def _key(table: DeviceTable | None, values: Sequence[Any]) -> tuple[Any, ...]:
 def of_batch(
     conn: sqlite3.Connection, tables: Mapping[str, DeviceTable], batch_id: str, awaiting: Mapping[str, str]
 ) -> BatchVerdict | None:
-    """What the file knows of a batch: in its queue, confirmed, or dead; None of one that it does not know, or that it
-    has forgotten. ``awaiting``: what the server says of batches that wait there for a row of an earlier one."""
+    """The verdict on a batch of the file: in its queue, confirmed, or dead; None for a batch that it does not know, or
+    has forgotten. ``awaiting``: the server's messages on batches that wait there for a row of an earlier one."""
     row = conn.execute(
         """SELECT verdict, coalesce(server_timestamp_ms, 0), 0 FROM _db_mutations_queue WHERE id = :id
            UNION ALL SELECT verdict, position, 1 FROM _db_confirmed WHERE id = :id
