@@ -19,7 +19,8 @@ _NEVER = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class AppliedPage:
-    """What a page led to. ``asked_twice``: own batches whose verdicts the log passed without showing them, twice."""
+    """The result of a page. ``asked_twice``: whether the log passed the verdict of an own batch twice without showing
+    it."""
 
     cursor_ms: int
     asked_twice: bool
@@ -28,7 +29,7 @@ class AppliedPage:
 class Applier:
     """Applies pages that follow each other. State model: ``_spool`` holds the parts of at most one group, which begins
     after the cursor; everything else is in the file, so that two readers that race apply nothing twice: groups at or
-    below the cursor are passed over. ``reached`` is told where a page begins and where it is in the file."""
+    below the cursor are skipped. ``reached`` is called before a page is applied and after it is in the file."""
 
     def __init__(self, file: DeviceFile, pendings: Pendings, reached: Callable[[str], None]) -> None:
         self._reached = reached
@@ -102,7 +103,7 @@ class Applier:
                 folded = Folded()
         skip.update(dict.fromkeys(folded.misfits, _NEVER))
         for name in [name for name in touched if skip.get(name) == _NEVER]:
-            # What it shows of own writes is not in its base before it has been pulled.
+            # The own writes that it shows are not in its base before the table has been pulled.
             del touched[name]
         settle.show(tx, folded, touched, self._pendings, "remote", lenient)
         losers += folded.losers

@@ -1,18 +1,18 @@
 """Pulls: whole tables into the file, resumed where they broke, replaced at the end.
 
-State model of one table, all of it in ``_db_tables``: *new* rows go straight into the table, which nobody may write to
-yet; a table that has rows already is pulled into a table of its own (``pull_table``), while it goes on showing what it
-has. Each chunk's rows move with its resume token. When every table of the pull is done, the server is asked once more
-whether it has what the file has seen; then one transaction puts the tables in place, sets the cursor to the earliest
-``as_of`` where the pull was of the whole database, and lets batches go that it covers. A kill at any moment leaves a
-pull that goes on from its tokens.
+State model of one table, all of it in ``_db_tables``: *new* rows go straight into the table, to which the app can't
+write yet; a table that has rows already is pulled into a table of its own (``pull_table``), while the table goes on
+showing its rows. Each chunk's rows are stored together with its resume token. When every table of the pull is done, the
+server is asked once more whether it has what the file has seen; then one transaction puts the tables in place, sets the
+cursor to the earliest ``as_of`` where the pull was of the whole database, and removes batches from the queue that the
+pull covers. After a kill at any moment the pull goes on from its tokens.
 
 The question is asked again because a call that was let in may wait for its turn, and the server may be restored
-meanwhile: rows of another history would look as good as any, cover verdicts that it knows nothing of, and their newer
-position would take the place of the one that proves the loss. For the same reason each call that goes on with a pull
-presents what its parts have shown so far: all of them are of one history, also where the file had seen none before.
-What the file comes to see during the pull, by a verdict that is ahead of the pull's moment, stays the greatest that it
-has seen.
+meanwhile: rows of another history would look valid, would cover verdicts that are not in that history, and their newer
+position would replace the one that proves the loss. For the same reason each call that goes on with a pull presents
+what its parts have shown so far: all of them are of one history, also where the file had seen none before. A position
+that the file sees during the pull, by a verdict that is ahead of the pull's moment, stays the greatest that it has
+seen.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ log = get_logger(__name__)
 
 _ATTEMPTS = 3
 _NOT_YET = 0.99
-"""What is shown of a table whose rows are more than was guessed, until it is done."""
+"""The share that is shown of a table with more rows than estimated, until it is done."""
 _CHUNKS_AHEAD = 4
 _SILENCE_S = 300.0
-"""A pull may wait for its turn, and for the server to sort."""
+"""Seconds without a response. A pull may wait for its turn, and for the server to sort."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a pull is. ``rows_done`` counts over all parts of a pull that was resumed; ``estimated_rows`` is the
-    server's guess and can be short, as where rows were removed meanwhile."""
+    """The progress of a pull. ``rows_done`` counts over all parts of a resumed pull; ``estimated_rows`` is the server's
+    estimate and may be wrong, as where rows were removed meanwhile."""
 
     table: str
     rows_done: int
@@ -63,12 +63,12 @@ class Progress:
 
     @property
     def share(self) -> float:
-        """How much of the table has come, from 0 to 1, which only a table that is done has."""
+        """The share of the table that has come, from 0 to 1; only a table that is done has 1."""
         return 1.0 if self.done else min(_NOT_YET, self.rows_done / max(1, self.estimated_rows))
 
 
 class _NotWholeError(AnabranchError):
-    """The rows that a pull brought are not those whose sum the server told."""
+    """The rows that a pull brought do not have the sum that the server sent."""
 
     def __init__(self, table: str, count: int) -> None:
         super().__init__(f"the pull of {table} did not bring its {count} rows, or is older than the cursor")
@@ -87,10 +87,10 @@ class Bootstrap:
         """Pull the tables ``names``, or the whole database, and put them in place.
 
         Raises:
-            CallFailed: the pull broke, and the next one goes on from where it stands; or the server turns out not to
-                have what the file has seen.
-            sqlite3.IntegrityError: a constraint of the app's own does not let a table take its rows; what was brought
-                is dropped, and what is shown stays.
+            CallFailed: the pull broke, and the next one goes on from where it stopped; or the server does not have the
+                positions that the file has seen.
+            sqlite3.IntegrityError: a constraint of the app's own does not let a table take its rows; the pulled rows
+                are dropped, and the shown ones stay.
             sqlite3.Error: the file can't be written.
         """
         whole = names is None
@@ -101,7 +101,7 @@ class Bootstrap:
                 self._stream(names, progress)
                 break
             except CallFailed as error:
-                # What has lost nothing but the parts of this pull begins it anew.
+                # A file that has lost only the parts of this pull begins it anew.
                 lost = error.reason in REASONS and _newest_part(self._file.reader(), names) is not None
                 if not (lost or error.reason == "INVALID_TOKEN") or attempt == _ATTEMPTS:
                     raise
@@ -115,16 +115,17 @@ class Bootstrap:
             self._drop([error.table])
             raise CallFailed("DATA_LOSS", "", str(error), again=True) from error
         except sqlite3.IntegrityError:
-            # What was brought grows old while nobody can say when it will fit.
+            # The pulled rows grow old, and when they will fit is not known.
             self._drop(names)
             raise
         self._file.listeners.deliver()
 
     def _confirmed(self) -> state.Seen:
-        """The greatest position that the file has seen, which the server has, too, after all that was pulled.
+        """The greatest position that the file has seen, after the server has confirmed, once all is pulled, that it has
+        it, too.
 
         Raises:
-            CallFailed: it has not, or can't be asked.
+            CallFailed: the server does not have it, or can't be asked.
         """
         current = self._file.current()
         if current.greatest_seen != state.NOTHING_SEEN:
@@ -170,7 +171,7 @@ class Bootstrap:
                     progress(Progress(name, response.rows_done, estimates.get(name, 0), response.done))
 
     def _prepare(self, tx: Tx, name: str) -> snapshot_pb2.RequiredTable | None:
-        """What to ask for to go on with a table; None where it has all its rows. Makes the table that they go to."""
+        """The request to go on with a table; None if it has all its rows. Creates the table that takes the rows."""
         stage, ordinal, resume, done, staged, first = tx.conn.execute(
             "SELECT stage, ordinal, pull_resume, pull_done, pull_table, pull_first_ms FROM _db_tables WHERE name = ?",
             (name,),
@@ -178,7 +179,7 @@ class Bootstrap:
         if done:
             return None
         if first is not None and not resume:
-            # A first chunk without a way to go on from it.
+            # A first chunk came without a resume token.
             drop_pull(tx, name)
             staged = None
         if stage != "new" and staged is None:
@@ -241,7 +242,8 @@ class Bootstrap:
             if staged is not None:
                 self._replace(tx, table, staged, first)
             if first != last or len(digest) != 16:
-                # Parts of several moments: the sum is of what is here, and equals the server's once that has caught up.
+                # Parts of several moments: the sum is of the rows here, and equals the server's once the table has
+                # caught up.
                 count, digest = sums.of_rows(tx.conn, table)
             elif count != _count_base(tx, table):
                 raise _NotWholeError(name, count)
@@ -263,11 +265,12 @@ class Bootstrap:
         settle.pulled(tx, self._pendings)
 
     def _new_history(self, tx: Tx, newest: position_pb2.Position, confirmed: state.Seen) -> None:
-        """The cursor of a file whose every table was pulled. In another epoch nothing that was known of positions
-        holds: verdicts are asked for again, and no basis lies beyond.
+        """Set the cursor of a file whose every table was pulled. In another epoch known positions are no longer valid:
+        verdicts are asked for again, and no basis lies beyond the cursor.
 
         Raises:
-            CallFailed: that epoch has begun, and more was seen of the one before than the server was asked for.
+            CallFailed: another epoch has begun, and the file has seen more of the one before than the server was asked
+                for.
         """
         (cursor,) = tx.conn.execute("SELECT min(first_ms) FROM _db_tables WHERE stage = 'live'").fetchone()
         current = tx.state
@@ -283,12 +286,12 @@ class Bootstrap:
         tx.conn.execute("UPDATE _db_mutations_queue SET seen = 0 WHERE server_timestamp_ms > ?", (cursor,))
         tx.set(cursor_ms=cursor, snapshot_due=0)
         if unchanged:
-            # What was seen meanwhile is presented as it is by the next call.
+            # The next call presents the position that was seen meanwhile.
             seen.saw(tx, newest)
 
     def _replace(self, tx: Tx, table: DeviceTable, staged: str, first_ms: int) -> None:
-        """Put what was pulled, which has everything up to ``first_ms``, in the place of what is there; rows that
-        pending batches touch show them on top."""
+        """Replace a table's rows by the pulled ones, which include all groups up to ``first_ms``; rows that pending
+        batches touch show them on top."""
         conn = tx.conn
         pending = self._pending_keys(tx, table.name)
         before = table.read_by_text(conn, pending)
@@ -327,7 +330,7 @@ class Bootstrap:
 
 
 def _newest_part(conn: sqlite3.Connection, names: Collection[str]) -> position_pb2.Position | None:
-    """The newest position that parts of a pull of these tables have shown; None where there are none."""
+    """The newest position in the parts of a pull of these tables; None if there are no parts."""
     rows = conn.execute(
         """SELECT name, pull_epoch, pull_last_ms, pull_token FROM _db_tables WHERE pull_first_ms IS NOT NULL
            AND pull_token != x'' ORDER BY pull_last_ms DESC"""
@@ -350,7 +353,7 @@ def _count_base(tx: Tx, table: DeviceTable) -> int:
 
 
 def _differences(tx: Tx, table: DeviceTable, staged: str, apart: set[str]) -> list[Change]:
-    """The events of rows that differ between what is shown and what was pulled, without the rows ``apart``."""
+    """The events of rows that differ between the shown and the pulled table, without the rows ``apart``."""
     conn = tx.conn
     columns, new_name = table.exact_sql, quote(staged)
     keys = ", ".join(quote(k) for k in table.table.key_columns)

@@ -1,4 +1,4 @@
-"""From pages of the log to what they do to bases: parts put together, effects folded row by row.
+"""From pages of the log to changes of bases: parts are joined, effects folded row by row.
 
 A page may split a group, a batch and an effect. Parts of a group that is not complete are kept, in memory up to a size
 and on disk beyond it, and are read again, part by part, inside the one transaction that applies the group.
@@ -58,9 +58,9 @@ class Spool:
 
 @dataclass
 class Folded:
-    """What some groups, or some parts of one, come to. ``patches``: table to key text to patch. ``losers``: as the log
-    has them. ``rows``: how many effects were read. ``misfits``: tables whose effects are not what their columns here
-    say, and why: they were changed on the server since, or before."""
+    """The result of some groups, or of some parts of one. ``patches``: table to key text to patch. ``losers``: as the
+    log has them. ``rows``: how many effects were read. ``misfits``: tables whose effects do not fit their columns here,
+    and why: they were changed on the server since, or before."""
 
     patches: dict[str, dict[str, Patch]] = field(default_factory=dict)
     losers: list[change_pb2.Loser] = field(default_factory=list)
@@ -70,9 +70,9 @@ class Folded:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """How effects of one table with one list of columns are read. ``readers``: place in the effect, place in the row.
-    ``key``: the readers of the key's columns, in the key's order. ``whole``: the readers of all columns where an effect
-    gives every one, in the table's order; else empty."""
+    """The way to read effects of one table with one list of columns. ``readers``: place in the effect, place in the
+    row. ``key``: the readers of the key's columns, in the key's order. ``whole``: the readers of all columns where an
+    effect gives every one, in the table's order; else empty."""
 
     table: DeviceTable
     readers: list[tuple[int, int, Reader]]
@@ -82,7 +82,7 @@ class _Plan:
 
 class Folder:
     """Folds groups into ``Folded``. It carries an effect that a part left incomplete, so one is needed for each group
-    that is split; ``skip`` says up to which position a table already has everything."""
+    that is split; ``skip`` gives the position up to which a table already has all effects."""
 
     def __init__(self, tables: Mapping[str, DeviceTable], skip: Mapping[str, int]) -> None:
         self._tables = tables
@@ -91,7 +91,8 @@ class Folder:
         self._rest = b""
 
     def fold(self, group: change_pb2.LoggedGroup, into: Folded) -> None:
-        """Add one group, or one part of one. Raises google.protobuf.message.DecodeError where an effect is none."""
+        """Add one group, or one part of one. Raises google.protobuf.message.DecodeError where an effect can't be
+        parsed."""
         position = group.position
         parse = change_pb2.Effect.FromString
         for batch in group.batches:
@@ -133,7 +134,7 @@ class Folder:
         except KeyError:
             plan = self._plans[shape] = self._plan(*shape)
         if plan is None:
-            # Not synced any more, not yet, or not to be held here: Describe tells where the schema's version is new.
+            # No longer synced, not yet, or not held here: Describe follows when the schema's version is new.
             return
         table = plan.table
         values = effect.values
@@ -163,4 +164,4 @@ class Folder:
         elif old.changes is not None:
             old.changes.update(cells)
             old.position = position
-        # Else the row is gone, which only a pull that saw a later moment can lead to: nothing to change.
+        # Else the row is gone, because a pull saw a later moment: there is nothing to change.

@@ -1,4 +1,4 @@
-"""A stream read ahead by a thread, so that the wire and the file work at once."""
+"""A stream that a thread reads ahead, so that the network and the file work at the same time."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _END = object()
 @contextmanager
 def prefetched(stream: Stream[M], ahead: int, silence_s: float) -> Iterator[Iterator[M]]:
     """Responses of ``stream``, at most ``ahead`` of them waiting. Its failure is raised where the stream would have;
-    ``silence_s`` without a response are CallFailed, because a connection that hangs says nothing for ever. Leaving the
-    block cancels the stream and ends the thread."""
+    ``silence_s`` seconds without a response raise CallFailed, because a connection that hangs stays silent for ever.
+    Leaving the block cancels the stream and ends the thread."""
     waiting: queue.Queue[Any] = queue.Queue(ahead)
     left = threading.Event()
 

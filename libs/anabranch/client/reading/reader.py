@@ -1,10 +1,10 @@
 """Reading: the log into the file, by pages to the head or by following it; pulls where the log can't serve.
 
 State model. Pages may come from two sources at once, a subscription and an explicit ``read``; each has its own
-``Applier``, and the file's cursor decides what is new. ``_turn`` is held while a page is applied and during a whole
-pull, so that no page comes between a pull's ``as_of`` and its end. ``_generation`` counts pulls: a subscription that
-began before one is started again, because the cursor may have gone back. So it does when the file turns out to have
-followed a history that the server does not have: see ``rewind``.
+``Applier``, and the file's cursor decides which groups are new. ``_turn`` is held while a page is applied and during a
+whole pull, so that no page comes between a pull's ``as_of`` and its end. ``_generation`` counts pulls: a subscription
+that began before one is started again, because the cursor may have gone back. So it does when the file turns out to
+have followed a history that the server does not have: see ``rewind``.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class Reader:
         self._told: frozenset[str] = frozenset()
         self._dead_letters = DeadLetterCounts()
         self.heard_s = time.monotonic()
-        """When the subscription last brought something, by the monotonic clock."""
+        """The time of the subscription's last message, by the monotonic clock, in seconds."""
 
     def prepare(self, progress: Callable[[Progress], None] | None = None) -> None:
-        """Ask what the tables are where that is not known, and pull those that wait for it. Raises CallFailed."""
+        """Ask for the tables where they are not known, and pull those that wait for it. Raises CallFailed."""
         with self._turn:
             if self._file.current().schema_version == 0:
                 self._describe()
@@ -73,7 +73,7 @@ class Reader:
             new = [name for name, stage in stages.items() if stage == "new"]
             due = self._file.current().snapshot_due
             if due:
-                # What was behind the floor, or in another history, may know the tables as they no longer are.
+                # A file behind the floor, or in another history, may know the tables as they no longer are.
                 self._describe()
             if due or (new and len(new) == len(stages)):
                 self._pull(None, progress)
@@ -88,7 +88,8 @@ class Reader:
         self._bootstrap.pull(names, progress)
 
     def _pull_again(self, name: str, progress: Callable[[Progress], None] | None) -> None:
-        """Pull a table that was set aside; one that still can't take its rows stays so, and is left alone a while."""
+        """Pull a table that was set aside; one that still can't take its rows stays set aside, and is not tried again
+        for a while."""
         try:
             self._pull([name], progress)
             self._patience.pop(name, None)
@@ -103,7 +104,7 @@ class Reader:
         )
         with self._file.transaction() as tx:
             apply_description(tx, response)
-            # Where nothing was ever written there is no position that a clock which is behind could be held to.
+            # In a database without any write, no position bounds the ids made by a clock that is behind.
             tx.set(**state.told_time(tx.state, response.state.server_time_ms))
         self._file.listeners.deliver()
 
@@ -118,13 +119,13 @@ class Reader:
             tx.set(snapshot_due=max(1, tx.state.snapshot_due))
 
     def rewound(self, pulls: int, refused: state.Seen | None) -> None:
-        """The server does not have what the file has seen, which is ``refused``, or (None) the file was found so
-        before: take the server's history. ``pulls`` is the file's number of pulls when that was seen, so that it is
-        done once. What is refused of a file that was found so before is what it had in common with the server, which
-        was restored once more.
+        """Take the server's history, because the server does not have the position ``refused`` that the file has seen,
+        or (None) because this was found before. ``pulls`` is the file's number of pulls when it was found, so that it
+        is done once. If the file is already recovering, a refused position is the one that it had in common with the
+        server: then the server was restored once more.
 
         Raises:
-            CallFailed: it could not be done, or not to its end; call again.
+            CallFailed: it failed, or did not get to its end; call again.
         """
         with self._turn:
             current = self._file.current()
@@ -137,7 +138,7 @@ class Reader:
             self.prepare()
 
     def _mended(self, error: CallFailed, presented: state.FileState) -> bool:
-        """Do what a failed call asks for; False where that is nothing that is known here. Raises CallFailed."""
+        """Do what a failed call asks for; return False for a failure without a remedy here. Raises CallFailed."""
         self._clock.forget()
         if error.reason in rewind.REASONS:
             self.rewound(presented.pulls, presented.greatest_seen)
@@ -159,7 +160,7 @@ class Reader:
                         raise
 
     def verify(self, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Read the rows of the tables whose turn it is; what they come to is noted and told. Raises sqlite3.Error."""
+        """Read the rows of the tables whose check is due; note and publish the results. Raises sqlite3.Error."""
         now_ms = self._now_ms()
         sums.date_verified(self._file, now_ms)
         for name in sums.due(self._file.reader(), now_ms):
@@ -168,7 +169,7 @@ class Reader:
             sums.verify(self._file, name, now_ms, stopped)
 
     def verify_is_due(self) -> bool:
-        """Whether ``verify`` has anything to do."""
+        """Whether ``verify`` has a table to read or to date."""
         conn = self._file.reader()
         return sums.has_undated(conn) or bool(sums.due(conn, self._now_ms()))
 
@@ -192,12 +193,12 @@ class Reader:
             return Repaired(0, True, name not in sums.disagreements(self._file.reader()))
 
     def _read_to(self, position: int) -> None:
-        """Read the log up to just there. Raises CallFailed where that can't be."""
+        """Read the log up to exactly ``position``. Raises CallFailed where that is not possible."""
         if self._file.current().cursor_ms != position:
             self._pages(position)
 
     def _node_state(self, current: state.FileState) -> position_pb2.NodeState:
-        """What the node says of itself, and of its tables that disagree."""
+        """The node's report on itself, and on its tables that disagree."""
         found = sums.disagreements(self._file.reader())
         self._told = frozenset(found)
         node_state = current.node_state
@@ -234,10 +235,11 @@ class Reader:
                 return
 
     def _hear(self, server: position_pb2.ServerState, presented: state.FileState) -> None:
-        """Note what an answer says of the server, which has found what was ``presented`` to it in its history.
+        """Note an answer's report on the server, which has found the ``presented`` position in its history.
 
         Raises:
-            CallFailed: it is in another epoch, and the file has seen more meanwhile, which is to be presented first.
+            CallFailed: the server is in another epoch, and the file has seen a later position meanwhile, which has to
+                be presented first.
         """
         self._clock.told(server.server_time_ms)
         for event in self._clock.events():
@@ -254,7 +256,7 @@ class Reader:
             raise CallFailed("ABORTED", "INVALID_TOKEN", "a new epoch has begun during the call", again=True)
 
     def _look(self, applied: AppliedPage, server: position_pb2.ServerState) -> bool:
-        """What a page asks for beside its rows: new tables, tables to be pulled again, a new snapshot."""
+        """Do what a page asks for beside its rows: new tables, tables to be pulled again, a new snapshot."""
         current = self._file.current()
         if applied.asked_twice:
             self.snapshot()
@@ -269,7 +271,7 @@ class Reader:
         return due
 
     def follow(self, stopped: Callable[[], bool], online: Callable[[], None]) -> None:
-        """Follow the log until the server ends the stream or ``stopped``; ``online`` is told when the first answer
+        """Follow the log until the server ends the stream or ``stopped``; ``online`` is called when the first answer
         has come. Raises CallFailed and sqlite3.Error."""
         presented = self._file.current()
         try:
@@ -324,7 +326,7 @@ class Reader:
 
 
 def _cut(page: change_pb2.Page, position: int) -> change_pb2.Page:
-    """What of a page lies up to ``position``, which is that of a group or before all of them."""
+    """The part of a page up to ``position``, which is that of a group or before all of them."""
     return change_pb2.Page(
         groups=[group for group in page.groups if group.position <= position],
         reached=position_pb2.Position(epoch=page.reached.epoch, server_timestamp_ms=position),

@@ -1,11 +1,11 @@
 """Repair: the rows of a table that are not the server's, found by key ranges and fetched alone.
 
-How it is made exact. The server takes one moment and says its position first. The device reads the log up to just
-there (pages are cut at that position), while nothing else applies the log or pulls (the reader's turn is held): from
+How the comparison is exact: the server takes one moment and says its position first. The device reads the log exactly
+up to it (pages are cut at that position), while nothing else applies the log or pulls (the reader's turn is held): from
 then on its base and the server's rows must be equal, whatever is written at the server meanwhile, and every difference
-that is found is a fault. Local writes go on: they are in the overlay and change no base. What was found is put into the
-base in one transaction, the pending writes are shown on top of it as after any change of a base, and the table's sum is
-compared with the log's.
+that is found is a fault. Local writes go on: they are in the overlay and change no base. The differences are put into
+the base in one transaction, the pending writes are shown on top of it as after any change of a base, and the table's
+sum is compared with the log's.
 
 Rows that can't be read, a table that the log has to leave aside, and more than ``MOST_ROWS`` rows to be fetched are
 mended by a pull of the whole table.
@@ -35,18 +35,18 @@ from anabranch.v1 import position_pb2, snapshot_pb2, value_pb2
 from anabranch.values import Cell
 
 MOST_ROWS = 100_000
-"""Rows that are fetched one by one at most; where more would have to be, a pull costs less."""
+"""Rows to be fetched at most; for more, a pull costs less."""
 _AHEAD = 4
 _SILENCE_S = 300.0
-"""A comparison may wait for its turn, and for the server to read the table."""
+"""Seconds without a response. A comparison may wait for its turn, and for the server to read the table."""
 
 Row = tuple[Cell, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """What came of a repair. ``rows``: how many base rows were changed, added or removed; ``pulled``: whether the whole
-    table was pulled instead; ``agrees``: whether the table's sum is now the one that the log carries."""
+    """The result of a repair. ``rows``: how many base rows were changed, added or removed; ``pulled``: whether the
+    whole table was pulled instead; ``agrees``: whether the table's sum is now the one that the log carries."""
 
     rows: int
     pulled: bool
@@ -111,11 +111,11 @@ def repair(
     read_to: Callable[[int], None],
     now_ms: int,
 ) -> Repaired:
-    """Mend the base rows of a live table. ``node_state`` is what the node says of itself, ``read_to`` reads the log up
+    """Mend the base rows of a live table. ``node_state`` is the node's report on itself, ``read_to`` reads the log up
     to a position. The caller sees to it that nothing else reads the log meanwhile.
 
     Raises:
-        PullInstead: see above.
+        PullInstead: a row can't be read, the log leaves the table aside, or more than ``MOST_ROWS`` rows differ.
         CallFailed: a call failed, or the table has changed meanwhile; nothing was changed, and it can be called again.
         sqlite3.Error: the file can't be written.
     """
@@ -136,7 +136,7 @@ def repair(
             here = _rows_here(file, table, wanted)
             there = _rows_there(table, comparison.read(wanted)) if wanted else {}
         finally:
-            # Ends the requests, for which a thread of gRPC waits.
+            # This ends the requests, for which a thread of gRPC waits.
             asked.put(None)
     patches = _patches(table, here, there, position)
     with file.transaction() as tx:
@@ -183,7 +183,7 @@ def _wanted(comparison: _Comparison, mine: RangeSums) -> tuple[list[KeyRange], i
     if split:
         theirs.update(comparison.split(split))
         for one in split:
-            # Their parts are of the finest ranges, which are not split again.
+            # The parts of these are the finest ranges, which are not split again.
             wanted += ranges.next_steps(mine, one, theirs)[1]
     return wanted, sum(theirs.get(one, ranges.EMPTY).rows for one in wanted)
 

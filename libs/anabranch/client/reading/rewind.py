@@ -1,12 +1,12 @@
-"""What a device does when the server turns out not to have what it has seen: a backup was restored, or the file itself
-is damaged.
+"""Recover a device when the server does not have a position that the device has seen: a backup was restored, or the
+file itself is damaged.
 
 First the last position is found that both have, and which of the confirmed batches beyond it the server knows. Then one
-transaction takes the file back to that position: the bases of queued batches are lowered to it, so that what others
-wrote since counts as unseen; lost batches become dead letters or, by the database's policy, are queued again; and a
-snapshot is due, before which nothing is sent (``snapshot_due`` is ``RECOVERING``) and no more is said to have been seen
-than that position: a server that is restored once more meanwhile, to a time before it, is noticed like any other. A
-kill before the transaction changes nothing, and one after it leaves the snapshot to be taken.
+transaction takes the file back to that position: the bases of queued batches are lowered to it, so that others' later
+writes count as unseen; lost batches become dead letters or, by the database's policy, are queued again; and a snapshot
+is due, before which no batch is sent (``snapshot_due`` is ``RECOVERING``) and no position later than that one is
+presented: a server that is restored once more meanwhile, to a time before it, is noticed like any other. A kill before
+the transaction changes nothing, and one after it leaves the snapshot to be taken.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from anabranch.v1 import change_pb2, errors_pb2, position_pb2, resolver_pb2, sna
 RECOVERING = 2
 """``snapshot_due`` of a file that is to take another history."""
 REASONS = frozenset({"HISTORY_REWOUND", "INVALID_POSITION"})
-"""Why a call fails that is answered by what is here."""
+"""The reasons of failed calls for which this module is the remedy."""
 _VERDICTS_ASKED = 1_000
 _HOUR_MS = 3600 * 1000
 
 
 class _Loss(NamedTuple):
-    """``ids``: batches that the server had accepted, at positions after ``common``, and knows no more."""
+    """``ids``: batches that the server had accepted, at positions after ``common``, and no longer knows."""
 
     common: position_pb2.Position
     ids: Sequence[str]
@@ -72,7 +72,7 @@ def _find(file: DeviceFile, remote: RemoteDb) -> _Loss:
     conn = file.reader()
     common_ms = seen.last_common(seen.positions(conn), ask)
     policy = snapshot_pb2.DatabasePolicy.FromString(current.policy)
-    # Verdicts are forgotten after a time: of an older batch the server's silence says nothing.
+    # The server forgets verdicts after a time: for an older batch, no verdict does not mean that it is lost.
     kept_days = max(LEAST_KEPT_DAYS, policy.retention_days)
     oldest_ms = server.server_time_ms - kept_days * 24 * _HOUR_MS + _HOUR_MS
     candidates = statements.confirmed_after(conn, max(common_ms, oldest_ms))
@@ -97,7 +97,7 @@ def _take_back(tx: Tx, loss: _Loss, pendings: Pendings) -> None:
         greatest_epoch=common.epoch,
         greatest_ms=common_ms,
         greatest_token=common.token,
-        # What is written before the snapshot is complete has seen no more than this for sure.
+        # Batches written before the snapshot is complete have surely seen no more than this.
         cursor_ms=min(tx.state.cursor_ms, common_ms),
     )
     policy = snapshot_pb2.DatabasePolicy.FromString(tx.state.policy)
@@ -110,7 +110,7 @@ def _take_back(tx: Tx, loss: _Loss, pendings: Pendings) -> None:
 
 
 def _bury(tx: Tx, loss: _Loss, pendings: Pendings) -> None:
-    """Lost batches, in the queue or no longer in it, become dead letters."""
+    """Make dead letters of lost batches, in the queue or no longer in it."""
     verdicts = [
         verdict_pb2.Verdict(
             batch_id=i,
@@ -133,7 +133,7 @@ def _bury(tx: Tx, loss: _Loss, pendings: Pendings) -> None:
 
 
 def queue_again(tx: Tx, ids: Collection[str], pendings: Pendings) -> None:
-    """Put confirmed batches back into the queue, to be sent as they were, and show them on top of what is there."""
+    """Put confirmed batches back into the queue, to be sent unchanged, and show them on top of the present rows."""
     if not ids:
         return
     change_in(
@@ -157,6 +157,6 @@ def queue_again(tx: Tx, ids: Collection[str], pendings: Pendings) -> None:
         load = table.codec.load
         bases = [(text, load(shown[text]) if text in shown else None) for text in keys]
         write_bases(tx, table, bases, replace=False)
-    # They are older than what stands in the queue, which is read on the premise that batches are only added at its end.
+    # These are older than the queue's batches, and ``pendings`` relies on batches being added only at its end.
     pendings.forget()
     settle.show(tx, Folded(), touched, pendings, "snapshot", {})

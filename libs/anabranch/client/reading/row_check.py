@@ -1,7 +1,7 @@
-"""The look at all rows where no loop runs: beside the app's own calls, never inside one of them.
+"""The check of all rows where no background loop runs: beside the app's own calls, never inside one of them.
 
-States: *resting* (no thread), *reading* (a thread reads the tables whose turn it is, and rests when it has), *ending*
-(it stops at its next row; who ends it waits for that).
+States: *resting* (no thread), *reading* (a thread reads the tables whose check is due, and then rests), *ending* (the
+thread stops at its next row; the caller of ``end`` waits for that).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ log = get_logger(__name__)
 
 
 class RowCheck:
-    """For one ``SyncedDb``."""
+    """The check for one ``SyncedDb``."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -26,7 +26,7 @@ class RowCheck:
         self._lock = threading.Lock()
 
     def begin(self) -> None:
-        """Begin to read what is due, unless that goes on already. Returns at once."""
+        """Begin to read the tables that are due, unless a thread already does. Return at once."""
         if not self._reader.verify_is_due():
             return
         with self._lock:
@@ -39,7 +39,7 @@ class RowCheck:
             self._thread.start()
 
     def end(self) -> None:
-        """Stop reading, and wait until that is done; what was not read is still due."""
+        """Stop reading, and wait until the thread has ended; tables that were not read are still due."""
         with self._lock:
             thread, self._thread = self._thread, None
             self._stopped.set()
@@ -50,6 +50,6 @@ class RowCheck:
         try:
             self._reader.verify(stopped.is_set)
         except (sqlite3.Error, ClientError):
-            # A full or a broken disk, or a batch that stays open: the app hears of it from its own calls, and the rows
-            # are still due.
+            # A full or a broken disk, or a batch that stays open: the app gets the error from its own calls, and the
+            # rows are still due.
             log.exception("rows_not_read")

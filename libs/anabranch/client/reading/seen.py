@@ -1,8 +1,8 @@
-"""The positions that the file has seen: the greatest, which every call presents, and earlier ones, by which the last
-that it has in common with a restored server is found.
+"""The positions that the file has seen: the greatest, which every call presents, and earlier ones, by which the device
+finds the last one that it has in common with a restored server.
 
-Of the earlier ones at most one a second is kept, after an hour one a minute, after a day one an hour: what a restore is
-found to have left is at worst so much too little.
+Of the earlier ones at most one a second is kept, after an hour one a minute, after a day one an hour: the common
+position that is found may be earlier than the true one by at most so much.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from anabranch.v1 import position_pb2
 
 _APART_MS = 1_000
 _THINNED = ((3_600_000, 60_000), (86_400_000, 3_600_000))
-"""Beyond an age, how far apart, in milliseconds."""
+"""Pairs of an age and the distance of kept positions beyond it, both in milliseconds."""
 _ASKED_AT_ONCE = 500
 
 
 def saw(tx: Tx, position: position_pb2.Position) -> None:
-    """The file has come to know ``position``, of the history that it follows."""
+    """Note that the file has seen ``position``, of the history that it follows."""
     changes = state.greatest(tx.state, position)
     tx.set(**changes)
     if "greatest_token" in changes:
@@ -39,7 +39,7 @@ def _keep(conn: sqlite3.Connection, position: position_pb2.Position) -> None:
 
 
 def begin_anew(tx: Tx, position: position_pb2.Position) -> None:
-    """The file shows the history of ``position`` from now on, whatever it had seen before."""
+    """Note that the file shows the history of ``position`` from now on, whatever it had seen before."""
     tx.conn.execute("DELETE FROM _db_seen WHERE position > ?", (position.server_timestamp_ms,))
     tx.set(
         greatest_epoch=position.epoch,
@@ -51,8 +51,8 @@ def begin_anew(tx: Tx, position: position_pb2.Position) -> None:
 
 
 def take_epoch(tx: Tx, presented: FileState, settled: position_pb2.Position) -> bool:
-    """A server whose history has what ``presented`` said was seen has answered with another epoch: the file goes on in
-    it. False where more was seen since, of which nobody has said so: the next call will tell."""
+    """Go on in another epoch, with which a server has answered whose history has the ``presented`` position. Return
+    False if the file has seen a later position since, which is not confirmed: the next call presents it."""
     if tx.state.greatest_seen != presented.greatest_seen:
         return False
     begin_anew(tx, settled)
@@ -60,7 +60,7 @@ def take_epoch(tx: Tx, presented: FileState, settled: position_pb2.Position) -> 
 
 
 def prune(tx: Tx, now_ms: int, keep_ms: int) -> None:
-    """Thin out what is kept, and forget what is older than ``keep_ms`` but for the last of it; ``now_ms`` is the
+    """Thin out the kept positions, and forget those older than ``keep_ms`` except the last of them; ``now_ms`` is the
     server's clock."""
     tx.conn.execute(
         "DELETE FROM _db_seen WHERE position < (SELECT max(position) FROM _db_seen WHERE position < ?)",
@@ -75,7 +75,7 @@ def prune(tx: Tx, now_ms: int, keep_ms: int) -> None:
 
 
 def positions(conn: sqlite3.Connection) -> list[position_pb2.Position]:
-    """What is kept, in order."""
+    """The kept positions, in order."""
     rows = conn.execute("SELECT epoch, position, token FROM _db_seen ORDER BY position")
     return [position_pb2.Position(epoch=e, server_timestamp_ms=p, token=t) for e, p, t in rows]
 
@@ -85,7 +85,8 @@ def last_common(
     ask: Callable[[Sequence[position_pb2.Position]], position_pb2.Position],
 ) -> int:
     """The greatest of ``known`` positions, in order, that the server's history has, in milliseconds; 0 where it has
-    none. ``ask`` gives the greatest of some of them. Histories part once, so that a few samples lead to it."""
+    none. ``ask`` gives the greatest of some of them that the server has. Histories part once, so a few samples find
+    it."""
     left = list(known)
     common = 0
     while left:

@@ -1,10 +1,11 @@
 """Table sums: kept with every change of a base, compared with the server's wherever positions are equal, and now and
 then with the rows themselves.
 
-Two things can be wrong. What was read is not what the server has: then the kept sum, which grows by what is read, is
-not the server's, and the first comparison tells. Or what was stored is not what was read (a disk, another program that
-writes to the file): then the kept sum is still the server's, and only reading the rows tells (``verify``). Either way
-``_db_tables.disagrees`` holds the position from which the table is known to differ, until sums agree again.
+Two faults are possible. The rows read may differ from the server's: then the kept sum, which is computed from the rows
+read, is not the server's, and the first comparison shows it. Or the stored rows may differ from the rows read (a disk,
+another program that writes to the file): then the kept sum is still the server's, and only reading the rows shows it
+(``verify``). Either way ``_db_tables.disagrees`` holds the position from which the table is known to differ, until sums
+agree again.
 
 ``_db_tables.verified``: when the rows were last found to be those of the kept sum, in milliseconds of the device's
 clock; 0 where they never were since a pull took the server's word for its sum, 1 where that is not known.
@@ -29,15 +30,15 @@ from anabranch.values import Cell
 from anabranch.values.canonical import SUM_MODULUS, table_sum
 
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, struct.error, DecodeError)
-"""What reading a row raises that is not what its columns hold."""
+"""The errors that reading a row raises when its values do not fit its columns."""
 VERIFIED_FOR_MS = 24 * 3600 * 1000
-"""So long nobody reads all rows of a table again, unless asked to."""
+"""Milliseconds for which the rows of a table are not read again, unless the app asks for it."""
 _ROWS_AT_ONCE = 5_000
 
 
 def compare(tx: Tx, sums: Iterable[position_pb2.TableSum], position: int) -> None:
-    """Compare kept sums with the server's at ``position`` (milliseconds), which the device must have reached. What a
-    pull of several moments has not caught up with, and a table that is set aside, can't be compared yet."""
+    """Compare kept sums with the server's at ``position`` (milliseconds), which the device must have reached. A table
+    that has not caught up with a pull of several moments, or that is set aside, can't be compared yet."""
     for theirs in sums:
         row = tx.conn.execute(
             "SELECT count, hash, disagrees FROM _db_tables WHERE name = ? AND stage = 'live' AND last_ms <= ?",
@@ -55,7 +56,7 @@ def compare(tx: Tx, sums: Iterable[position_pb2.TableSum], position: int) -> Non
 
 
 def disagreements(conn: sqlite3.Connection) -> dict[str, int]:
-    """The tables that are known to differ from the server's, and since which position."""
+    """The tables that are known to differ from the server's, with the position since which they do."""
     return dict(conn.execute("SELECT name, disagrees FROM _db_tables WHERE disagrees ORDER BY name").fetchall())
 
 
@@ -64,7 +65,7 @@ def base_rows(conn: sqlite3.Connection, table: DeviceTable) -> Generator[tuple[C
     closed.
 
     Raises:
-        one of UNREADABLE: what is stored is not what the table's columns hold.
+        one of UNREADABLE: a stored value does not fit its column.
     """
     load = table.codec.load
     kept = dict(conn.execute("SELECT key, row FROM _db_base WHERE tbl = ?", (table.name,)))
@@ -93,7 +94,7 @@ def kept(conn: sqlite3.Connection) -> dict[str, tuple[int, bytes]]:
 
 @contextmanager
 def one_moment(conn: sqlite3.Connection) -> Iterator[None]:
-    """All reads inside see the file as it was at the first."""
+    """Let all reads inside the block see the file as it was at the first of them."""
     conn.execute("BEGIN")
     try:
         yield
@@ -102,7 +103,8 @@ def one_moment(conn: sqlite3.Connection) -> Iterator[None]:
 
 
 def due(conn: sqlite3.Connection, now_ms: int) -> list[str]:
-    """The tables whose rows should be read again. ``now_ms``: the device's clock; one that was set back counts, too."""
+    """The tables whose rows should be read again. ``now_ms``: the device's clock; a clock that was set back makes them
+    due, too."""
     rows = conn.execute(
         "SELECT name FROM _db_tables WHERE stage = 'live' AND (verified = 0 OR verified > 1 AND abs(verified - ?) > ?)",
         (now_ms, VERIFIED_FOR_MS),
@@ -111,13 +113,13 @@ def due(conn: sqlite3.Connection, now_ms: int) -> list[str]:
 
 
 def has_undated(conn: sqlite3.Connection) -> bool:
-    """Whether there are tables of which it is not known when they were found good."""
+    """Whether there are tables without a known time at which they were found good."""
     row = conn.execute("SELECT 1 FROM _db_tables WHERE verified = 1 AND stage = 'live'").fetchone()
     return row is not None
 
 
 def date_verified(file: DeviceFile, now_ms: int) -> None:
-    """From now on it is known when the others were found good."""
+    """Take ``now_ms`` for the time at which tables without a known time were found good."""
     if has_undated(file.reader()):
         with file.transaction() as tx:
             tx.conn.execute("UPDATE _db_tables SET verified = ? WHERE verified = 1", (now_ms,))
@@ -125,7 +127,7 @@ def date_verified(file: DeviceFile, now_ms: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Drift:
-    """By how much the rows' sum is beyond the kept one. ``pulls``: of the file when it was read."""
+    """The rows' sum less the kept one. ``pulls``: the file's number of pulls when the rows were read."""
 
     count: int
     hash: int
@@ -133,13 +135,13 @@ class _Drift:
 
 
 class _Stopped(AnabranchError):
-    """Nobody wants the sum any more."""
+    """The sum is no longer wanted."""
 
 
 def verify(file: DeviceFile, name: str, now_ms: int, stopped: Callable[[], bool] = lambda: False) -> bool | None:
-    """Read a table's base rows and see whether the kept sum is theirs; None where ``stopped`` came true before, or the
-    table is none that could be read. Where it is not, what the rows come to is kept from now on: compared with the
-    server's it tells so at every position, until the table is mended."""
+    """Read a table's base rows and return whether the kept sum is theirs; None if ``stopped`` came true before, or if
+    the table is not one that can be read. If it is not theirs, the rows' own sum is kept from now on: it differs from
+    the server's at every position, until the table is mended."""
     table = file.tables().get(name)
     conn = file.reader()
     if table is None:
@@ -167,7 +169,7 @@ def verify(file: DeviceFile, name: str, now_ms: int, stopped: Callable[[], bool]
         except _Stopped:
             return None
         except UNREADABLE as error:
-            # No sum of rows that can't be read: one that the server's can't be.
+            # Rows that can't be read have no sum: take one that the server's can't be.
             drift, why = _Drift(-count - 1, 1, pulls), f"a row can't be read: {error}"
     return _verified(file, name, drift, why, now_ms)
 
@@ -176,10 +178,10 @@ def _verified(file: DeviceFile, name: str, drift: _Drift, why: str, now_ms: int)
     good = drift.count == drift.hash == 0
     with file.transaction() as tx:
         if tx.state.pulls != drift.pulls:
-            return None  # A pull has come between; there is another look to come.
+            return None  # A pull has come between; another check follows.
         tx.conn.execute("UPDATE _db_tables SET verified = ? WHERE name = ?", (now_ms, name))
         if not good:
-            # What was changed by the log meanwhile has moved both sums alike.
+            # Changes by the log meanwhile have moved both sums alike.
             count, digest, before = tx.conn.execute(
                 "SELECT count, hash, disagrees FROM _db_tables WHERE name = ?", (name,)
             ).fetchone()
@@ -193,6 +195,6 @@ def _verified(file: DeviceFile, name: str, drift: _Drift, why: str, now_ms: int)
 
 
 def keep(tx: Tx, name: str, count: int, total: int) -> None:
-    """Take these for the sum of a table's base rows."""
+    """Keep ``count`` and ``total`` as the sum of a table's base rows."""
     digest = (total % SUM_MODULUS).to_bytes(16, "big")
     tx.conn.execute("UPDATE _db_tables SET count = ?, hash = ? WHERE name = ?", (count, digest, name))

@@ -1,1 +1,1 @@
-"""What an app writes: checked, applied to the rows, and gathered into one batch."""
+"""An app's writes: checked, applied to the rows, and gathered into one batch."""

@@ -28,12 +28,14 @@ _LOCAL: Origin = "local"
 
 
 Ask = Callable[[Tx, str], DeviceTable | None]
-"""Asks the server what a table is like now; None where it can't be asked, or the table's columns are others."""
+"""Asks the server for a table's present description; None where it can't be asked, or the table's columns have
+changed."""
 
 
 class WriteChecks:
-    """What a table takes from an app: cells by column name, or a ValueError that names table and column. Where that is
-    only as sure as what the device knows of the table, it is a SurelyRefusedError."""
+    """Checks an app's values for a table: gives cells by column name, or raises a ValueError that names table and
+    column. Where the refusal depends on the device's knowledge of the table, which may be old, it is a
+    SurelyRefusedError."""
 
     def __init__(self, table: DeviceTable) -> None:
         self._table = table
@@ -145,8 +147,8 @@ class BatchBuilder:
     def _checked(
         self, checks: WriteChecks, rows: Sequence[Any], check: Callable[[WriteChecks, Any], Cells]
     ) -> list[Cells]:
-        """The rows' cells. What would be refused for what the device may know no longer is held against what the server
-        says now, where that can be asked. Raises ValueError."""
+        """The rows' cells. A row whose refusal depends on knowledge that may be old is checked again by the server's
+        present description, where the server can be asked. Raises ValueError."""
         try:
             return [check(checks, row) for row in rows]
         except SurelyRefusedError:
@@ -157,7 +159,7 @@ class BatchBuilder:
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """What one call does, inside a batch that may go on when it raises."""
+        """Undo one call's writes alone if it raises, inside a batch that may go on."""
         mutations, touched, rows = len(self._mutations), dict(self._touched), self._rows
         try:
             with self.tx.savepoint():
@@ -218,7 +220,7 @@ class BatchBuilder:
         self._add(message, by_text)
 
     def _fits(self, message: batch_pb2.DbMutation) -> None:
-        """Raises ValueError where a value is above the server's limit."""
+        """Raise ValueError where a value is above the server's limit."""
         most = self.limits.max_value_bytes or limits.MAX_VALUE_BYTES
         if message.ByteSize() <= most:
             return
@@ -289,7 +291,7 @@ class BatchBuilder:
         return not self._mutations
 
     def queue(self, now_ms: int) -> str:
-        """Queue what was gathered; gives the batch's id.
+        """Queue the gathered mutations; return the batch's id.
 
         Raises:
             ValueError: the batch is above a limit of the server.

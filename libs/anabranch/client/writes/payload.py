@@ -46,7 +46,7 @@ def mutation_message(
 
 @dataclass(frozen=True, slots=True)
 class RowPart:
-    """What a batch does to one row. ``key`` is stored."""
+    """A batch's change of one row. ``key`` is stored."""
 
     table: str
     key_text: str
@@ -68,7 +68,7 @@ def _cells(table: DeviceTable, columns: Sequence[str], rows: Sequence[value_pb2.
 
 
 def _that_fit(known: Sequence[tuple[int, str, Reader]], values: Sequence[value_pb2.Value]) -> dict[str, Cell]:
-    """The cells of a row some of whose columns have become of another kind since it was written."""
+    """The cells of a row, without the columns that have another kind now than when the row was written."""
     cells: dict[str, Cell] = {}
     for place, column, read in known:
         try:
@@ -79,7 +79,7 @@ def _that_fit(known: Sequence[tuple[int, str, Reader]], values: Sequence[value_p
 
 
 def parse(payload: bytes, tables: Mapping[str, DeviceTable]) -> list[RowPart]:
-    """The changes of a batch in the order made. What today's tables have no place for is left out: it is shown nowhere,
+    """The changes of a batch in the order made. Values that today's tables can't hold are left out: they are not shown,
     and the server decides.
 
     Raises:

@@ -1,8 +1,9 @@
-"""What the server would surely refuse of a value, so that it is refused where it is written and not hours later.
+"""Values that the server would surely refuse, so that they are refused where they are written and not hours later.
 
-Judged is what assignment would do in Postgres: what it rounds, pads or cuts without a word (digits after the point,
-blanks beyond a length) passes. Nothing is said of a domain, whose checks only Postgres knows, nor of a column whose
-policy computes what is stored. A device's knowledge may be old: who refuses asks the server first, where it can.
+The judgement follows assignment in Postgres: a value that it silently rounds, pads or cuts (digits after the point,
+blanks beyond a length) passes. A domain is not judged, because only Postgres knows its checks, nor a column whose
+policy computes the stored value. A device's knowledge may be old: before it refuses a value it asks the server, where
+it can.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ _DIGITS = 160_000
 
 
 class SurelyRefusedError(AnabranchError, ValueError):
-    """The server refuses it, unless the table has changed since the device last asked."""
+    """The server refuses the value, unless the table has changed since the device last asked."""
 
 
 @dataclass(frozen=True, slots=True)
 class SureOfColumn:
-    """Of one column. ``needed``: an insert that leaves it out is refused, as NULL is."""
+    """The sure refusals of one column. ``needed``: an insert that leaves it out is refused, as NULL is."""
 
     refuses_null: bool = False
     needed: bool = False
@@ -51,13 +52,13 @@ class SureOfColumn:
 
 
 def sure_of(message: snapshot_pb2.Table, columns: tuple[Column, ...]) -> dict[str, SureOfColumn]:
-    """What is sure of a table's columns, as Describe told it; a column of which nothing is sure is left out."""
+    """The sure refusals of a table's columns, from Describe; a column without any is left out."""
     sure: dict[str, SureOfColumn] = {}
     for told, column in zip(message.columns, columns, strict=True):
         if column.generated or column.policy != "lww":
             continue
         judge = None if told.base_type else _judge(column, tuple(told.enum_labels))
-        # Of a key every NULL is refused, sure or not.
+        # A NULL in a key is refused in any case.
         refuses_null = told.refuses_null and column.name not in message.key_columns
         if judge is not None or refuses_null:
             sure[column.name] = SureOfColumn(refuses_null, refuses_null and not column.has_default, judge)
@@ -110,7 +111,7 @@ def _label(labels: frozenset[str], in_order: tuple[str, ...]) -> Judge:
 
 def _characters(postgres_type: str, most: int) -> Judge:
     def judge(cell: Any) -> None:
-        # Blanks beyond the length are cut without a word.
+        # Postgres silently cuts blanks beyond the length.
         if len(cell) > most and len(cell.rstrip(" ")) > most:
             raise SurelyRefusedError(f"is {postgres_type}: takes at most {most} characters, not {len(cell)}")
 
