@@ -1,8 +1,8 @@
 """The wall clock, in milliseconds, as tests can move it.
 
-Everything that asks for the time takes a ``Clock``. Its offset comes from ``ANABRANCH_CLOCK_OFFSET_MS``,
-fixed for the life of the process, or from the file named by ``ANABRANCH_CLOCK_FILE``, which holds one whole
-number and may be replaced while the process runs. Only the standard library, so that devices can use it, too.
+All code that needs the time takes a ``Clock``. Its offset comes from ``ANABRANCH_CLOCK_OFFSET_MS``, fixed for the life
+of the process, or from the file named by ``ANABRANCH_CLOCK_FILE``, which holds one whole number and may be replaced
+while the process runs. Only the standard library, so that devices can use it, too.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ class Clock:
         except FileNotFoundError:
             self._file_state, self._file_offset_ms = None, 0
             return 0
-        # A replaced file has another inode: two writes within one tick of the file system's clock are told
-        # apart.
+        # A replaced file has another inode: so two writes within one tick of the file system's clock are distinguished.
         state = (found.st_mtime_ns, found.st_ino)
         if state != self._file_state:
             self._file_offset_ms = int(file.read_text(encoding="ascii").strip() or "0")

@@ -1,4 +1,4 @@
-"""Fault points: named places where a test may have the process die.
+"""Fault points: named places where a test may kill the process.
 
 ``reach("before_commit")`` does nothing unless ``ANABRANCH_FAULT_FILE`` names a file that arms that point, one
 name a line. Then the name is taken out of the file and the process is killed with SIGKILL: once, however
@@ -36,7 +36,7 @@ _file = os.environ.get("ANABRANCH_FAULT_FILE")
 
 
 def watch(file: Path) -> None:
-    """Have this process heed ``file`` from now on: for one that was forked, whose environment is another's."""
+    """Have this process read ``file`` from now on: for a forked process, whose environment is its parent's."""
     global _file
     _file = str(file)
 
@@ -63,7 +63,7 @@ def armed(file: Path) -> list[str]:
 
 
 def disarm(file: Path) -> list[str]:
-    """Take out of ``file`` all that it still arms; gives what that was."""
+    """Remove all points from ``file`` that it still arms; return them."""
     left = armed(file)
     return [point for point in left if _disarm(file, point)]
 

@@ -1,5 +1,5 @@
 """The most that the server takes, declared once: ingest enforces it, Describe reports it, clients split by it; and how
-long either side believes a silent connection.
+long either side trusts a silent connection.
 
 A batch beyond a limit is rejected ``LIMIT_EXCEEDED``; a request beyond one fails. Only the standard library.
 """
@@ -13,12 +13,12 @@ MAX_BATCH_MUTATIONS = 10_000
 MAX_BATCH_ROWS = 50_000
 """Rows of one batch, over all its mutations."""
 MAX_COLUMNS = 1_600
-"""Columns of one mutation: what a table of Postgres can have."""
+"""Columns of one mutation: the most that a table of Postgres can have."""
 MAX_NAME_BYTES = 63
-"""UTF-8 bytes of a database's, table's or column's name: what an identifier of Postgres can have."""
+"""UTF-8 bytes of a database's, table's or column's name: the most that an identifier of Postgres can have."""
 MAX_KEY_BYTES = 2_600
-"""UTF-8 bytes of the text (``schema.key_text``) of a key that a device inserts: what an index of Postgres takes however
-little it can be compressed. A longer one that SQL has written is a key as any other (``store.cells.index_keys``)."""
+"""UTF-8 bytes of the text (``schema.key_text``) of a key that a device inserts: an index of Postgres takes that many,
+however little they can be compressed. A longer key that SQL has written is valid (``store.cells.index_keys``)."""
 MAX_SUBJECT_BYTES = 255
 """UTF-8 bytes of an API key's subject: it stands in an index of the inbox."""
 MAX_DEAD_LETTER_COUNTS = 50
@@ -42,9 +42,9 @@ MAX_UNANSWERED_IDS = 10_000
 DEVICE_PING_AFTER_MS = 10_000
 """A device whose call is open and has brought nothing for so long pings the server."""
 SERVER_PING_AFTER_MS = 20_000
-"""The server does the same to whoever is connected to it."""
+"""The server pings a client whose connection has brought nothing for so long."""
 PING_ANSWER_MS = 20_000
-"""Who does not answer a ping for so long is gone: a lost network says nothing. Long enough for a slow network, on which
-a ping stands behind much that is being sent."""
+"""A peer that does not answer a ping for so long counts as gone: a lost network gives no error. Long enough for a slow
+network, on which a ping waits behind much data."""
 LEAST_PING_INTERVAL_MS = 5_000
-"""Pings more often than this are abuse; a device's are not."""
+"""The server treats more frequent pings as abuse; a device's pings are rarer."""

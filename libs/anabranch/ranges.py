@@ -1,13 +1,12 @@
 """Key ranges of a table, and how two holders of it find the rows in which they differ.
 
-A *range* is the set of rows whose key hash (``values.canonical``) begins with the same bits: both sides can tell
+A *range* is the set of rows whose key hash (``values.canonical``) begins with the same bits: both sides can determine
 which rows are in it, whatever order their databases keep keys in. The whole table is the range of no bits; a range is
-split by the next ``STEP_BITS`` bits, down to ``FINEST_BITS``, so that its parts are ``FAN_OUT`` and the sums that
-anybody has to hold are ``2 ** FINEST_BITS``, however large the table is.
+split by the next ``STEP_BITS`` bits, down to ``FINEST_BITS``, so that it has ``FAN_OUT`` parts and either side has to
+hold ``2 ** FINEST_BITS`` sums, however large the table is.
 
-Who compares begins with the parts of the whole, and splits those whose count or hash differ until they are small
-enough to be read: ``next_steps``. A difference is never missed but by a collision of the hashes; equal parts cost
-nothing more.
+A comparison begins with the parts of the whole, and splits those whose count or hash differ until they are small enough
+to be read: ``next_steps``. A difference is missed only if hashes collide; equal parts cost nothing more.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ class RangeSums:
         self._hashes = [0] * (1 << FINEST_BITS)
 
     def add(self, encoder: RowEncoder, rows: Iterable[Sequence[Cell]]) -> None:
-        """Count ``rows`` in."""
+        """Add ``rows`` to the sums."""
         counts, sums, hashes = self._counts, self._hashes, encoder.hashes
         for row in rows:
             key, row_hash = hashes(row)
@@ -96,7 +95,7 @@ class RangeSums:
 
 
 def in_ranges(encoder: RowEncoder, ranges: Iterable[KeyRange]) -> Callable[[Sequence[Cell]], bool]:
-    """What tells whether a row is in one of ``ranges``."""
+    """A function that returns whether a row is in one of ``ranges``."""
     wanted = bytearray(1 << FINEST_BITS)
     for one in ranges:
         wanted[one.finest.start : one.finest.stop] = b"\x01" * len(one.finest)

@@ -1,1 +1,1 @@
-"""The lake: its files, how they are read, and what proves them; values in them: ``anabranch.values.parquet``."""
+"""The lake: its files, their reading and their proof; values in them: ``anabranch.values.parquet``."""

@@ -1,9 +1,8 @@
-"""Proof that a published base is what was published, before anybody is given its rows.
+"""Proof that the files of a base are as published, before its rows are served.
 
-Each bucket is proven once by whoever holds a ``BaseProver``: its rows, as a Pull would carry them, are encoded anew,
-and their number and sum have to be those of the manifest, which the compactor compared with the table's own. From then
-on the same files, by path, size and time of change, are taken as proven; the compactor never changes one that it has
-published.
+A ``BaseProver`` proves each bucket once: its rows, as a Pull would carry them, are encoded anew, and their number and
+sum have to be those of the manifest, which the compactor compared with the table's own. From then on the same files, by
+path, size and modification time, count as proven; the compactor never changes a published file.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _Identity = tuple[str, int, str, tuple[tuple[str, int, int], ...]]
 
 @dataclass(frozen=True, slots=True)
 class Unproven:
-    """A bucket of a table whose rows nobody has held against its sum yet."""
+    """A bucket of a table whose rows have not been compared with its sum yet."""
 
     table: str
     bucket: int
@@ -42,7 +41,7 @@ class PublishedBase:
     """The bases of a published manifest below ``root``. Any thread.
 
     Raises:
-        EvidenceError: the file system is not to be had.
+        EvidenceError: the file system can't be reached.
     """
 
     def __init__(self, root: str, manifest: Manifest, codecs: Codecs) -> None:
@@ -51,7 +50,7 @@ class PublishedBase:
         self._filesystem, self._folder = manifest_folder(root, manifest)
 
     def require_manifest(self) -> None:
-        """The manifest's own file says what was published. Raises EvidenceError."""
+        """Check that the manifest's own file is as published. Raises EvidenceError."""
         require_manifest(self._filesystem, self._folder, self.manifest)
 
     def reader(self, table: str, batch_bytes: int) -> BaseReader:
@@ -68,11 +67,11 @@ class PublishedBase:
         return total
 
     def bucket_of(self, one: Unproven) -> Bucket:
-        """What was published of a bucket."""
+        """A bucket as published."""
         return _base_of(self.manifest.tables[one.table]).buckets[one.bucket]
 
     def identities(self, table: str) -> list[Unproven]:
-        """What each bucket of a table has for files now.
+        """The present files of each bucket of a table, as a bucket to prove.
 
         Raises:
             EvidenceError: a file is missing, or its size is not the one that was published.
@@ -96,10 +95,10 @@ class PublishedBase:
         ]
 
     def bucket_sum(self, table: str, number: int) -> Sum:
-        """Number and sum of the rows of a bucket, made anew from what a Pull would carry.
+        """Number and sum of the rows of a bucket, computed anew from the rows that a Pull would carry.
 
         Raises:
-            EvidenceError: a file can't be read, or holds what it can't have held.
+            EvidenceError: a file can't be read, or holds invalid values.
         """
         files = self.manifest.tables[table]
         codecs, prover = self._codecs(files.columns.table.columns), Prover(files.columns.table)
@@ -120,7 +119,7 @@ def _base_of(files: TableFiles) -> Base:
 
 
 class ProofStoppedError(ServerError):
-    """Nothing was found out: the process ends."""
+    """The proof stopped without a result: the process ends."""
 
 
 class BaseProver:
@@ -135,18 +134,18 @@ class BaseProver:
         """The buckets of some tables that are still to be proven.
 
         Raises:
-            EvidenceError: the manifest or a file is not there, or not as it was published.
+            EvidenceError: the manifest or a file is missing, or not as it was published.
         """
         base.require_manifest()
         return [one for table in tables for one in base.identities(table) if one.identity not in self._proven]
 
     def prove(self, base: PublishedBase, buckets: Iterable[Unproven]) -> int:
-        """Hold the rows of some buckets against their sums; gives how many rows that were, none of them of a bucket
-        that was proven meanwhile.
+        """Compare the rows of some buckets with their sums; return the number of rows read. Buckets that were proven
+        meanwhile are skipped.
 
         Raises:
-            EvidenceError: they are others.
-            ProofStoppedError: it was stopped; what is proven stays so.
+            EvidenceError: a bucket's rows do not have its sum.
+            ProofStoppedError: the proof was stopped; proven buckets stay proven.
         """
         rows = 0
         for one in buckets:

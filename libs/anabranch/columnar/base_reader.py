@@ -1,8 +1,9 @@
 """Reads a table's published base without Spark: its rows in record batches as a Pull carries them.
 
-The order of rows is the manifest's, and the same each time: bucket by bucket, of each first what its whole files hold
-and no delta has otherwise, then what the deltas left. So a place in it, a bucket and a number of its rows, can be gone
-back to. In memory are a chunk, and of one bucket the deltas, which the compactor keeps below a quarter of its rows.
+The order of rows is the manifest's, and the same each time: bucket by bucket, of each bucket first the rows of its
+whole files that no delta replaces, then the rows that the deltas left. So a reader can go back to a place, which is a
+bucket and a number of its rows. Memory holds a chunk, and the deltas of one bucket, which the compactor keeps below a
+quarter of its rows.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ _BUFFER_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class RowPlace:
-    """After ``rows`` rows of bucket ``bucket``, and all of the buckets before."""
+    """The place after ``rows`` rows of bucket ``bucket``, and all rows of the buckets before."""
 
     bucket: int = 0
     rows: int = 0
 
 
 class BaseReader:
-    """Reads the base of one table, whose files lie in ``folder``; batches of about ``batch_bytes``. Pages are held
+    """Reads the base of one table, whose files lie in ``folder``; batches of about ``batch_bytes``. Pages are checked
     against their checksums."""
 
     def __init__(
@@ -55,7 +56,7 @@ class BaseReader:
         """The rows after a place, each batch with the place after it; none is empty.
 
         Raises:
-            EvidenceError: a file is not there, can't be read, or is none that holds this table.
+            EvidenceError: a file is missing, can't be read, or does not hold this table.
         """
         for number in range(after.bucket, len(self._base.buckets)):
             done = after.rows if number == after.bucket else 0
@@ -93,7 +94,7 @@ class BaseReader:
             f"{self._folder}/{file.path}",
             filesystem=self._filesystem,
             buffer_size=_BUFFER_BYTES,
-            # What is read ahead would be kept until the file is closed.
+            # Data read ahead would be kept until the file is closed.
             pre_buffer=False,
             page_checksum_verification=True,
         )
@@ -119,7 +120,7 @@ class BaseReader:
         columns = []
         for codec, name in zip(self._codecs, self._names, strict=True):
             if name not in batch.schema.names:
-                # A column that is younger than the file.
+                # The column is younger than the file.
                 columns.append(codec.to_pull(pa.nulls(batch.num_rows, codec.type)))
                 continue
             values = batch.column(name)
@@ -129,7 +130,7 @@ class BaseReader:
         return pa.RecordBatch.from_arrays(columns, names=self._table.column_names)
 
     def _latest(self, deltas: Sequence[File]) -> pa.Table:
-        """Of a bucket's deltas the last row of each key, also where it is deleted."""
+        """The last row of each key in a bucket's deltas, deleted ones included."""
         columns = [*self._names, OWN]
         read = []
         for file in deltas:
@@ -153,7 +154,7 @@ class BaseReader:
         return rows.filter(first)
 
     def _keys(self, rows: pa.Table | pa.RecordBatch) -> pa.Table:
-        """What tells rows apart, without nulls."""
+        """The columns that distinguish rows, without nulls."""
         columns: dict[str, pa.ChunkedArray | pa.Array] = {}
         for i in self._table.key_index:
             values = rows.column(self._names[i])
@@ -165,7 +166,7 @@ class BaseReader:
         return pa.table(columns)
 
     def _shown(self, opened: pq.ParquetFile, group: int, latest: pa.Table) -> pa.BooleanArray:
-        """Which rows of a row group no delta has otherwise."""
+        """A mask of the rows of a row group that no delta replaces."""
         wanted = [self._names[i] for i in self._table.key_index]
         keys = self._keys(opened.read_row_group(group, columns=[*wanted, *self._own], use_threads=False))
         at = pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), keys.num_rows))

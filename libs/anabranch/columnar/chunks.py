@@ -1,4 +1,4 @@
-"""Chunks: record batches as bytes that stand for themselves."""
+"""Chunks: record batches as self-contained bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def from_ipc(data: bytes) -> pa.Table:
     """The rows of a whole Arrow IPC stream.
 
     Raises:
-        pyarrow.ArrowInvalid: it is none.
+        pyarrow.ArrowInvalid: the bytes are no such stream.
     """
     with pa.ipc.open_stream(data) as reader:
         return reader.read_all()

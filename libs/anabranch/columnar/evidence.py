@@ -1,7 +1,8 @@
-"""Evidence for the janitor: the history files are there, and what they hold of a stretch of the log adds up to it.
+"""Evidence for the janitor: the history files exist, and their content for a stretch of the log adds up to the log's
+sum.
 
-Only files of ``changes/`` and ``conflicts/`` that overlap the stretch are looked at. They are read in record batches,
-so that memory does not follow their size.
+Only files of ``changes/`` and ``conflicts/`` that overlap the stretch are read, in record batches, so that memory does
+not grow with their size.
 """
 
 from __future__ import annotations
@@ -23,20 +24,21 @@ from anabranch.values import Cell, Column
 from anabranch.values.parquet import FileCodec
 
 KINDS = {"insert": 1, "update": 2, "delete": 3, "none": 4}
-"""What files say to numbers of ``anabranch.v1.EffectType``."""
+"""The names of effect types in files, to the numbers of ``anabranch.v1.EffectType``."""
 Codecs = Callable[[Iterable[Column]], Sequence[FileCodec]]
 _ROWS = 50_000
 
 
 class EvidenceError(ServerError):
-    """What stands for the log is not there, can't be read, or is not what was published. The message names the file."""
+    """A file that replaces a part of the log is missing, can't be read, or is not as published. The message names the
+    file."""
 
 
 def manifest_folder(root: str, manifest: Manifest) -> tuple[fs.FileSystem, str]:
-    """Where the files of a manifest lie below ``root``: the file system, and the folder of the epoch.
+    """The place of a manifest's files below ``root``: the file system, and the folder of the epoch.
 
     Raises:
-        EvidenceError: the file system is not to be had.
+        EvidenceError: the file system can't be reached.
     """
     try:
         filesystem, path = file_system(root)
@@ -46,10 +48,10 @@ def manifest_folder(root: str, manifest: Manifest) -> tuple[fs.FileSystem, str]:
 
 
 def require_manifest(filesystem: fs.FileSystem, folder: str, manifest: Manifest) -> None:
-    """The manifest's own file is there, and says what was published.
+    """Check that the manifest's own file exists and is as published.
 
     Raises:
-        EvidenceError: it does not.
+        EvidenceError: the file is missing or differs.
     """
     path = f"{folder}/{manifest_path(manifest.run_id)}"
     try:
@@ -70,18 +72,18 @@ class Evidence:
         self._filesystem, self._folder = manifest_folder(root, manifest)
 
     def require_manifest(self) -> None:
-        """The manifest's own file is there, and says what was published.
+        """Check that the manifest's own file exists and is as published.
 
         Raises:
-            EvidenceError: it does not.
+            EvidenceError: the file is missing or differs.
         """
         require_manifest(self._filesystem, self._folder, self._manifest)
 
     def require_files(self, after: int, upto: int) -> None:
-        """The files that overlap (``after``, ``upto``] are there, with the sizes and numbers of rows as published.
+        """Check that the files that overlap (``after``, ``upto``] exist, with the published sizes and numbers of rows.
 
         Raises:
-            EvidenceError: one is not.
+            EvidenceError: a file is missing or differs.
         """
         for table in self._manifest.tables.values():
             for file in _overlapping((*table.changes, *table.conflicts), after, upto):
@@ -102,10 +104,11 @@ class Evidence:
             raise EvidenceError(f"{path} has {rows} rows; {file.rows} were published")
 
     def changes_sum(self, after: int, upto: int) -> Sum:
-        """Number and sum of effect hashes of (``after``, ``upto``], of all tables together, made anew from the cells.
+        """Number and sum of effect hashes of (``after``, ``upto``], of all tables together, computed anew from the
+        cells.
 
         Raises:
-            EvidenceError: a file can't be read, or holds what it can't have held.
+            EvidenceError: a file can't be read, or holds invalid values.
         """
         total = Sum()
         for table in self._manifest.tables.values():

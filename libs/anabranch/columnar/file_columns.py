@@ -1,8 +1,8 @@
-"""Which column of a Parquet file holds which column of a table; how its values are held: ``anabranch.values.parquet``.
+"""The columns of Parquet files for the columns of a table; the form of their values: ``anabranch.values.parquet``.
 
-A file column has the name of the table's column. A column that comes back with another type gets a new one, named
-``name (2)``, so that no reader meets two types under one name; and so does a column named ``anabranch``, which is the
-name of our own struct. Names are told apart without regard to case, as most readers do.
+A file column has the name of the table's column. A column that comes back with another type gets a new file column,
+named ``name (2)``, so that no reader meets two types under one name; and so does a column named ``anabranch``, which is
+the name of our own struct. Names that differ only in case count as equal, as for most readers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from anabranch.values import Column, Table
 from anabranch.values.parquet import file_type
 
 OWN = "anabranch"
-"""The struct of ours in every file."""
+"""The name of our own struct in every file."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class FileTable:
 
     @property
     def ever(self) -> tuple[FileColumn, ...]:
-        """All that a file may have."""
+        """All columns that a file may have."""
         return self.columns + self.gone
 
 
 def file_table(table: Table, before: Sequence[FileColumn] = ()) -> FileTable:
-    """The file columns of ``table``, going on from those that its files had ``before``."""
+    """The file columns of ``table``, continued from the columns that its files had ``before``."""
     taken = {OWN, *(c.file_name.casefold() for c in before)}
     columns: list[FileColumn] = []
     for column in table.columns:

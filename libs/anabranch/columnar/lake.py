@@ -1,9 +1,9 @@
-"""Reads the lake without Spark: what happened to a row, and a table's rows as they were.
+"""Reads the lake without Spark: the changes of a row, and a table's rows at a position.
 
 Files are read through Arrow's own file systems (a folder, ``s3://``), and only those that a published manifest names.
-What the log has beyond the manifest's position comes as changes of the same form. A table that was registered anew has
-changes of several registrations, each with columns of its own: what was written between them nobody has seen, so that
-one tells nothing of the rows of another.
+Changes in the log beyond the manifest's position have the same form. A table that was registered anew has changes of
+several registrations, each with columns of its own: writes between them were not captured, so that one registration
+gives no information on the rows of another.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Registration:
 
 
 def registrations(manifest: Manifest, files: TableFiles) -> list[Registration]:
-    """The registrations of a table, in their order. The last one goes on, unless it has ended, too."""
+    """The registrations of a table, in their order. The last one is still open, unless it has ended, too."""
     found: list[Registration] = []
     after = -1
     for one in files.ended or ():
@@ -78,7 +78,7 @@ class LakeTable:
 
     @property
     def table(self) -> Table:
-        """The table as it is registered now, or was at last."""
+        """The table as it is registered now, or as it was last registered."""
         return self.registrations[-1].table
 
     def registration_at(self, position: int) -> Registration:
@@ -86,8 +86,8 @@ class LakeTable:
         return next((one for one in self.registrations if position <= one.upto), self.registrations[-1])
 
     def changes(self, of: Registration, *, key: Key | None = None) -> list[Change]:
-        """The changes of a registration in the files, of one row or of all, in the order of the log, as the files tell
-        them (``row_states`` tells more)."""
+        """The changes of a registration in the files, of one row or of all, in the order of the log, with the columns
+        that the files hold (``row_states`` adds known ones)."""
         files = (f for f in self.files.changes if f.last_position > of.after and f.first_position <= of.upto)
         found = (_change(of.table, *row) for row in self._rows(of, files, key))
         return sorted((change for change in found if of.has(change.position)), key=lambda change: change.place)
@@ -109,7 +109,7 @@ class LakeTable:
         return {} if base is None else dict(base.rows)
 
     def told(self, of: Registration, tail: Iterable[Change] = (), *, key: Key | None = None) -> list[Change]:
-        """A registration's changes in the files and then those of ``tail``, with all that is known of their rows."""
+        """A registration's changes in the files and then those of ``tail``, with all known columns of their rows."""
         mine = [*self.changes(of, key=key), *(change for change in tail if of.has(change.position))]
         return row_states.told(of.table, mine, self.base(of, key=key))
 
@@ -124,7 +124,7 @@ class LakeTable:
         names = [column.file_name for column in of.columns.columns]
         chosen = None if key is None else _is(of.table, codecs, names, key)
         for file in files:
-            # Each file has the columns of its time: one that came later is NULL in it.
+            # Each file has the columns of its time: a column that was added later is NULL in it.
             data = ds.dataset(f"{self._folder}/{file.path}", format="parquet", filesystem=self._filesystem)
             there = [name for name in (*names, OWN) if name in data.schema.names]
             for row in _read(of.table, codecs, names, data.to_table(columns=there, filter=chosen)):
@@ -133,7 +133,8 @@ class LakeTable:
 
 
 def _is(table: Table, codecs: Sequence[FileCodec], names: Sequence[str], key: Key) -> ds.Expression:
-    """Rows that may have a key. What a column can't hold is NULL there, and looked at when it is read."""
+    """A filter for rows that may have a key. A value that a column can't hold is NULL there, and is compared after
+    reading."""
     found: ds.Expression | None = None
     for i, cell in zip(table.key_index, key, strict=True):
         values, exact = codecs[i].write([cell])
@@ -180,8 +181,8 @@ def _key(table: Table, row: Mapping[str, Cell]) -> Key:
 
 
 def _change(table: Table, row: Row, own: Mapping[str, Any]) -> Change:
-    """A change with what its row in a file is sure to tell: where it is not complete, NULL is also what is not
-    known."""
+    """A change with the columns that its row in a file surely gives: in an incomplete row, NULL also stands for values
+    that are not known."""
     kind, changed, complete = own["type"], tuple(own["changed"] or ()), own["complete"]
     names = table.column_names if kind == DELETE else changed if kind == UPDATE else ()
     old = own.get("before") or {}
@@ -193,7 +194,7 @@ def _change(table: Table, row: Row, own: Mapping[str, Any]) -> Change:
 
 
 def file_system(root: str) -> tuple[fs.FileSystem, str]:
-    """Where a lake's root lies: a file system, and the path in it. Raises OSError, ValueError."""
+    """The file system of a lake's root, and the path in it. Raises OSError, ValueError."""
     place = root.removeprefix("file:")
     if place.startswith("/"):
         return fs.LocalFileSystem(), place

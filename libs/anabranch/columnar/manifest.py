@@ -1,8 +1,8 @@
-"""Manifests: which files make up the lake at a position.
+"""Manifests: the files that make up the lake at a position.
 
-A manifest stands for itself: it names every live file, not only those of its own run. Paths are relative to the folder
-of the database's epoch, ``<root>/<database>/<epoch>``. A reader takes the newest manifest that is published and follows
-nothing else; what lies there besides belongs to a run that was not published, or is no longer needed.
+A manifest is self-contained: it names every live file, not only those of its own run. Paths are relative to the folder
+of the database's epoch, ``<root>/<database>/<epoch>``. A reader takes the newest published manifest and reads only the
+files that it names; any other file there belongs to a run that was not published, or is no longer needed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from anabranch.values import Column, Kind, Table
 
 FORMAT = 2
 _READ = (1, 2)
-"""1 is of a release whose bases have their rows in other buckets: they are read as none, and pulled anew."""
+"""1 is of a release whose bases have their rows in other buckets: they are read as absent, and pulled anew."""
 MANIFESTS = "_manifests"
 
 
@@ -29,8 +29,8 @@ class ManifestError(ServerError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A Parquet file. ``total``: the sum of its effects' (rows') hashes, in hexadecimal. ``bucket`` and ``delta`` are
-    a base file's: a delta has the rows of one run that its bucket's file before has otherwise, or not."""
+    """A Parquet file. ``total``: the sum of its effects' (rows') hashes, in hexadecimal. ``bucket`` and ``delta`` are a
+    base file's: a delta has the rows of one run that its bucket's earlier file has with other values, or lacks."""
 
     path: str
     rows: int
@@ -81,7 +81,7 @@ class EndedRegistration:
 class TableFiles:
     """The files of one table. ``changes_count`` and ``changes_total`` are the sum of all effects in them. ``base`` is
     None until the table's first one was proven. ``ended``: the registrations that have ended, in their order; None
-    where the release that wrote the manifest did not tell them (``store.catalog.ended_registrations``)."""
+    where the release that wrote the manifest did not record them (``store.catalog.ended_registrations``)."""
 
     table_id: int
     columns: FileTable
@@ -128,7 +128,7 @@ class Manifest:
         return {file.path for table in self.tables.values() for file in table.all_files}
 
     def with_tables(self, tables: Mapping[str, TableFiles]) -> Manifest:
-        """The same with other tables."""
+        """A copy of the manifest with other tables."""
         return replace(self, tables=dict(tables))
 
 
@@ -143,12 +143,12 @@ def table_folder(part: str, table: str) -> str:
 
 
 def manifest_path(run_id: str) -> str:
-    """A manifest's own file."""
+    """The path of a manifest's own file."""
     return f"{MANIFESTS}/{run_id}.json"
 
 
 def to_json(manifest: Manifest) -> dict[str, Any]:
-    """What a manifest's file holds."""
+    """The content of a manifest's file."""
     return {
         "format": FORMAT,
         "run": manifest.run_id,
@@ -164,7 +164,7 @@ def to_json(manifest: Manifest) -> dict[str, Any]:
 
 
 def from_json(content: Mapping[str, Any]) -> Manifest:
-    """A manifest from what its file holds.
+    """The manifest from its file's content.
 
     Raises:
         ManifestError: it is of another format.

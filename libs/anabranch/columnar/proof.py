@@ -1,4 +1,4 @@
-"""What a proof adds up: hashes of effects and of rows, made anew from the cells of files.
+"""The sums of a proof: hashes of effects and of rows, computed anew from the cells of files.
 
 Columns come as lists of cells, in the table's order. Sums are modulo 2**128, and so may be added in any order.
 """

@@ -1,10 +1,10 @@
-"""What a row was before, between and after its changes, as far as that is known.
+"""The states of a row before, between and after its changes, as far as they are known.
 
-A change tells some columns: an insert all, an update those that it changed, and, where the compactor knew the row, the
-others with what was before. A base tells all columns at one position. What one of them tells of a column holds from the
-last change of that column to the next one, so that each column of each state is looked for in both directions: a row
-that changed before its table had a base is known from the base, and what is in neither is not known. A state has the
-columns that are known, which is another thing than NULL.
+A change gives the values of some columns: an insert of all, an update of those that it changed, and, where the
+compactor knew the row, of the others, with the values before. A base gives all columns at one position. A value given
+by a change or a base holds from the last change of its column to the next one, so each column of each state is searched
+in both directions: a row that changed before its table had a base is known from the base; a value in neither is not
+known. A state has only the known columns; a missing column is not the same as NULL.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Row = dict[str, Cell]
 @dataclass(frozen=True, slots=True)
 class Change:
     """One change of a row. ``row``: the row after it (None: there is none), with the columns that are known.
-    ``before``: what its columns were that it changed, or all of a deleted row's. ``complete``: whether all columns are
-    known, before and after."""
+    ``before``: the earlier values of the columns that it changed, or of all columns of a deleted row. ``complete``:
+    whether all columns are known, before and after."""
 
     position: int
     batch_id: str
@@ -77,7 +77,7 @@ def _first(table: Table, key: Key, changes: Sequence[Change], in_base: Row | Non
             return dict(zip(table.key_columns, key, strict=True))
     if in_base is not None:
         return dict(in_base)
-    # What a batch left as it was may have been there, or not: only a whole row was.
+    # A row that a batch left unchanged may have existed, or not: only a whole row proves it.
     return next((change.row for change in changes if change.complete), None)
 
 
@@ -102,7 +102,7 @@ def _going_back(change: Change, before: Row | None, after: Row | None) -> Row | 
 
 
 def told(table: Table, changes: Iterable[Change], base: BaseRows | None) -> list[Change]:
-    """Changes of one registration, each with all that is known of its row, in the order in which they come."""
+    """Changes of one registration, each with all known columns of its row, in the order in which they come."""
     given = list(changes)
     of_key: dict[Key, list[int]] = {}
     for at, change in enumerate(given):
@@ -134,9 +134,9 @@ def as_of(table: Table, base: BaseRows | None, changes: Iterable[Change], positi
     """A table's rows at ``position``, by key, each with the columns that are known. ``changes`` are all of one
     registration, in the order of the log.
 
-    A row that changed at or before ``position`` is what its last such change left. One that changed later only is what
-    it was before its first change. One that never changed is as the base has it. What left a row as it was says nothing
-    of it: there may be no such row.
+    A row that changed at or before ``position`` is as its last such change left it. A row that changed only later is as
+    it was before its first change. A row that never changed is as the base has it. An effect that left a row unchanged
+    does not prove that the row exists.
     """
     rows = {} if base is None else dict(base.rows)
     of_key: dict[Key, list[Change]] = {}

@@ -1,1 +1,2 @@
-"""Between the contract's messages and what rules and log take; single values: ``anabranch.values.messages``."""
+"""Convert between the contract's messages and the forms of rules and log; single values:
+``anabranch.values.messages``."""

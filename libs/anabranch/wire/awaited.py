@@ -10,9 +10,9 @@ _SHOWN_CHARACTERS = 200
 
 
 def awaiting_row(batch_id: str, table: str, key: str, until_ms: int) -> bytes:
-    """A serialized PENDING verdict. ``key`` is the row's key text; ``until_ms``: when the batch is decided at the
-    latest, in milliseconds since 1970."""
-    # A long one is known by a digest, and says nothing to anybody.
+    """A serialized PENDING verdict. ``key`` is the row's key text; ``until_ms``: the latest time at which the batch is
+    decided, in milliseconds since 1970."""
+    # A long key is known by a digest, which means nothing to a reader.
     shown = key if len(key) <= _SHOWN_CHARACTERS else f"{key[:_SHOWN_CHARACTERS]}…"
     until = datetime.fromtimestamp(until_ms // 1000, UTC).isoformat()
     return verdict_pb2.Verdict(

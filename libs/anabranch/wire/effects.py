@@ -1,7 +1,7 @@
-"""Effects: serialized ``anabranch.v1.Effect`` messages, their hashes, and what they do to a table's sum.
+"""Effects: serialized ``anabranch.v1.Effect`` messages, their hashes, and their changes of a table's sum.
 
-The messages are put together by hand, as are the values in them (see ``value_bytes``), their fields in the order of
-their numbers, as protobuf does.
+The messages are built by hand, as are the values in them (see ``value_bytes``), with the fields in the order of their
+numbers, as in protobuf.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Effect(NamedTuple):
 
 
 _Shape = tuple[bytes, tuple[int, ...], tuple[int, ...], tuple[str, ...]]
-"""Of a set of changed columns: the head of an UPDATE with their titles; the places of the columns given, in its order
+"""For a set of changed columns: the head of an UPDATE with their titles; the places of the columns given, in its order
 and in the canonical one; the changed columns' names."""
 _SHAPES = 1024
 
@@ -79,7 +79,8 @@ class EffectParts:
         return head, (*self._key, *changed), self._encoder.places(changed), names
 
     def none(self, key: Sequence[Cell]) -> Effect:
-        """A batch touched the row of ``key`` (cells in the key's order) and changed nothing; the row need not exist."""
+        """The effect of a batch that touched the row of ``key`` (cells in the key's order) and changed nothing; the row
+        may not exist."""
         fields = [b""] * len(self._writers)
         parts = [self._head[NONE]]
         for i, cell in zip(self._key, key, strict=True):
@@ -102,7 +103,7 @@ class EffectBuilder(EffectParts):
         return False
 
     def insert(self, row: Sequence[Cell]) -> Effect:
-        """``row`` is new."""
+        """The effect of inserting ``row``."""
         fields = self._encoder.fields(row)
         # "strict" costs a fifth of it all here; the fields were made from the same row.
         values = [write(cell) for write, cell in zip(self._ordered_writers, self._ordered(row))]  # noqa: B905
@@ -110,7 +111,7 @@ class EffectBuilder(EffectParts):
         return Effect(INSERT, data, (), *self._encoder.insert_hashes(INSERT, fields))
 
     def update(self, before: Sequence[Cell], after: Sequence[Cell]) -> Effect:
-        """``before`` became ``after``, with the same key. NONE where nothing differs."""
+        """The effect of changing ``before`` to ``after``, with the same key; NONE where nothing differs."""
         encoder, encoders, compare = self._encoder, self._encoder.encoders, self._compare
         old = encoder.fields(before)
         new = old.copy()
@@ -135,7 +136,7 @@ class EffectBuilder(EffectParts):
         )
 
     def delete(self, before: Sequence[Cell]) -> Effect:
-        """``before`` is gone."""
+        """The effect of deleting ``before``."""
         fields = self._encoder.fields(before)
         data = self._head[DELETE] + b"".join([self._writers[i](before[i]) for i in self._key])
         digest = self._encoder.effect_hash_fields(DELETE, fields, self._key_places)

@@ -1,9 +1,9 @@
-"""Envelopes taken apart: each payload is parsed once, its id read and its form checked.
+"""Parse envelopes: each payload is parsed once, its id read and its form checked.
 
-What is checked here needs no catalog: ids, the database's name, that there is something in it, limits, and that rows
-have the width of their columns. Tables, columns and values are the resolver's matter. A batch that is not in form
-still has its place: it is appended with the reason, so that its verdict is stored, and found again, like any other.
-Only a payload without a readable id can't be kept under one.
+The checks here need no catalog: ids, the database's name, that the batch is not empty, limits, and that rows have the
+width of their columns. The resolver checks tables, columns and values. A malformed batch is still appended, with the
+reason, so that its verdict is stored, and found again, like any other. Only a payload without a readable id can't be
+kept under one.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _EXPIRED: Refusal = (
 
 @dataclass(slots=True, eq=False)
 class Received:
-    """A batch as it came. ``batch_id`` is empty where no ULID could be read; ``shown_id`` is then what stood there, cut
-    short. ``refusal`` says why the batch is not in form."""
+    """A received batch. ``batch_id`` is empty where no ULID could be read; ``shown_id`` is then the text in its place,
+    cut short. ``refusal`` says why the batch is malformed."""
 
     batch_id: str
     payload: bytes
@@ -53,12 +53,12 @@ def is_ulid(text: str) -> bool:
 
 
 def least_id(time_ms: int) -> str:
-    """What every ULID made at ``time_ms`` or later is not less than, as text."""
+    """The text that no ULID made at ``time_ms`` or later is less than."""
     return base32.encode_timestamp(max(0, time_ms).to_bytes(6, "big"))
 
 
 def receive(payload: bytes, basis: int, prev: str, db_name: str, oldest: str) -> Received:
-    """Take an envelope apart. ``oldest``: an id that is less was made longer ago than verdicts are kept."""
+    """Parse an envelope. ``oldest``: a smaller id was made longer ago than verdicts are kept."""
     digest = sha256(payload).digest()
     if len(payload) > limits.MAX_BATCH_BYTES:
         return Received(_id_at_start(payload), b"", digest, 0, "", _too_large(len(payload)))
@@ -95,7 +95,7 @@ class Assembly:
         self.add(first.payload)
 
     def add(self, part: bytes) -> None:
-        """The next part."""
+        """Add the next part."""
         self._size += len(part)
         self._hash.update(part)
         if len(self._start) < _ID_BYTES:
@@ -107,11 +107,11 @@ class Assembly:
 
     @property
     def kept(self) -> int:
-        """Bytes that are held."""
+        """The number of bytes held."""
         return 0 if self._size > limits.MAX_BATCH_BYTES else self._size
 
     def receive(self, db_name: str, oldest: str) -> Received:
-        """``receive`` for the whole."""
+        """``receive`` for the whole payload."""
         if self._size > limits.MAX_BATCH_BYTES:
             batch_id = _id_at_start(self._start)
             return Received(batch_id, b"", self._hash.digest(), 0, "", _too_large(self._size))
@@ -159,7 +159,7 @@ def _batch_refusal(batch: batch_pb2.DbMutationBatch, db_name: str) -> Refusal | 
             return errors_pb2.REASON_MALFORMED, f"mutation {index} has no type that is known"
         if width > limits.MAX_COLUMNS:
             return _above(f"columns in mutation {index}", width, limits.MAX_COLUMNS)
-        # All names in a row are short enough far more often than not, and then so is each.
+        # Usually all names together are short enough, and then so is each.
         names = mutation.table + "".join(columns)
         if len(names) > limits.MAX_NAME_BYTES or not names.isascii():
             longest = max(len(name.encode()) for name in (mutation.table, *columns))

@@ -1,5 +1,5 @@
-"""Effects of rows that have many megabytes: the same messages and hashes as ``effects`` makes, put together column by
-column. An effect is in pieces, and those of the row's large values are the row's own, so that neither is held twice."""
+"""Effects of rows of many megabytes: the same messages and hashes as ``effects`` makes, built column by column. An
+effect is held in pieces, and its large values are the row's own pieces, so that none is held twice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anabranch.wire.effects import DELETE, INSERT, UPDATE, Effect, EffectParts
 
 
 class LargeEffect(NamedTuple):
-    """As ``Effect``, with ``data`` in pieces."""
+    """An ``Effect`` with ``data`` in pieces."""
 
     type: int
     data: Pieces
@@ -24,22 +24,22 @@ class LargeEffect(NamedTuple):
 
 
 class LargeEffectBuilder(EffectParts):
-    """As ``EffectBuilder``, for a few large rows. ``heartbeat`` is called after each hash: the hash of one value of
-    200 MB takes about a second."""
+    """An ``EffectBuilder`` for a few large rows. ``heartbeat`` is called after each hash: the hash of one value of 200
+    MB takes about a second."""
 
     def __init__(self, table: Table, heartbeat: Callable[[], None]) -> None:
         super().__init__(table)
         self._heartbeat = heartbeat
 
     def insert(self, row: Sequence[Cell]) -> LargeEffect:
-        """``row`` is new."""
+        """The effect of inserting ``row``."""
         row_hash = self._row_hash(row)
         digest = self._hash(row, None, INSERT)
         places = self._ordered(range(len(row)))
         return LargeEffect(INSERT, self._pieces(self._head[INSERT], places, row), (), digest, 1, row_hash)
 
     def update(self, before: Sequence[Cell], after: Sequence[Cell]) -> Effect | LargeEffect:
-        """``before`` became ``after``, with the same key. NONE where nothing differs."""
+        """The effect of changing ``before`` to ``after``, with the same key; NONE where nothing differs."""
         changed = tuple([i for i, cell in enumerate(after) if self._changed(i, before[i], cell)])
         if not changed:
             return self.none([before[i] for i in self._key])
@@ -49,7 +49,7 @@ class LargeEffectBuilder(EffectParts):
         return LargeEffect(UPDATE, self._pieces(head, columns, after), names, digest, 0, change)
 
     def delete(self, before: Sequence[Cell]) -> LargeEffect:
-        """``before`` is gone."""
+        """The effect of deleting ``before``."""
         data = self._pieces(self._head[DELETE], self._key, before)
         digest = self._hash(before, self._key_places, DELETE)
         return LargeEffect(DELETE, data, (), digest, -1, -self._row_hash(before))

@@ -1,4 +1,4 @@
-"""Values without their columns, for people: what a message holds, whatever the schema says today."""
+"""Values without their columns, for people: the content of a message, independent of today's schema."""
 
 from __future__ import annotations
 

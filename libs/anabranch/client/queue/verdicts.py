@@ -50,9 +50,9 @@ class BatchVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The server's prediction for a batch that arrives now: its verdict, the row that it would wait for where that is
-    PENDING, the rows that it would change as (type, table, columns), and the values that would lose as (table, key,
-    column, value)."""
+    """The server's prediction for a batch that arrives now: its verdict, the batch or row that it would wait for where
+    that is PENDING, the rows that it would change as (type, table, columns), and the values that would lose as (table,
+    key, column, value)."""
 
     verdict: BatchVerdict
     waits_for: str

@@ -115,7 +115,8 @@ def repair(
     to a position. The caller sees to it that nothing else reads the log meanwhile.
 
     Raises:
-        PullInstead: a row can't be read, the log leaves the table aside, or more than ``MOST_ROWS`` rows differ.
+        PullInstead: a row can't be read, the log leaves the table aside, or more than ``MOST_ROWS`` rows would be
+            fetched.
         CallFailed: a call failed, or the table has changed meanwhile; nothing was changed, and it can be called again.
         sqlite3.Error: the file can't be written.
     """
