@@ -1,1 +1,1 @@
-"""What a group commit writes: rows, and the records that go with them."""
+"""The writes of a group commit: rows, and the records that go with them."""

@@ -1,5 +1,5 @@
 """Whether a group could pass now: the control that a batch which failed alone is held against, and captured changes
-that failed to be drained.
+that could not be drained.
 
 A batch or a table may be at fault only where others pass. While Postgres refuses every group (a full disk, a standby, a
 trigger or a lock on our own tables, sessions that are ended again and again), a batch that is tried alone fails as
@@ -31,7 +31,7 @@ def passes(conn: Session, database_id: int) -> bool:
     """Whether a group without a batch passes. The session is outside of any transaction before and after it, or closed
     where it was lost.
 
-    Every failure is an answer: what it says has been told by the group that failed before.
+    A failure is an answer, and its error is not reported here: the group that failed before has reported it.
     """
     try:
         [(writable,)] = conn.execute(WRITABLE).fetchall()

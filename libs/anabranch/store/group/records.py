@@ -1,5 +1,5 @@
-"""What a group commit records beside the rows themselves: one set statement for each kind of record; and for a small
-group one for all kinds (``store.session.at_once``)."""
+"""The records that a group commit writes beside the rows themselves: one set statement for each kind of record; a small
+group takes one statement for all kinds (``store.session.at_once``)."""
 
 from __future__ import annotations
 
@@ -116,9 +116,9 @@ NOTIFY_BYTES = 7_500
 """The most that one notification carries; Postgres takes less than 8,000."""
 _TRACEPARENT_BYTES = 64
 PART_BYTES = 16 * 2**20
-"""What a statement carries of one effect."""
+"""The most bytes of one effect that a statement carries."""
 FIRST_BYTES = 4 * 2**20
-"""What the statement carries of a larger one that writes its row: there it is copied more often."""
+"""The first bytes of a larger effect, carried by the statement that writes its row: it copies them more often."""
 APPEND_MS = 600_000
 """How long a statement may take that writes an effect of some hundreds of megabytes."""
 
@@ -164,7 +164,7 @@ def read_head(conn: Connection, database_id: int) -> Head:
 
 
 def read_versions(conn: Connection, rows: Iterable[tuple[int, str]]) -> Callable[[], dict[tuple[int, str], RowVersion]]:
-    """Ask for the history of each ``(table id, key text)`` that has one; what is given gives the answer."""
+    """Ask for the history of each ``(table id, key text)`` that has one; the returned function reads the answer."""
     wanted = sorted(set(rows))
     if not wanted:
         return dict
@@ -199,8 +199,8 @@ def write_log(conn: Connection, database_id: int, position: int, rows: Sequence[
 
 
 def append_effect(conn: Connection, database_id: int, position: int, row: LogRow) -> None:
-    """Append to an effect whose first ``FIRST_BYTES`` are in the log what is left of it, in few parts: each is written
-    with all before it."""
+    """Append the rest of an effect whose first ``FIRST_BYTES`` are in the log. The parts are few, because each of them
+    rewrites all bytes before it."""
     size = max(PART_BYTES, len(row.effect) // 4)
     with longer(conn, APPEND_MS):
         for at in range(FIRST_BYTES, len(row.effect), size):
@@ -315,9 +315,9 @@ def notify_group(
     traceparent: str = "",
     told: Callable[[int], str | None] = lambda _: None,
 ) -> None:
-    """Tell who listens on GROUPS_CHANNEL, at commit; as many payloads as the ids need, at least one. ``traceparent`` is
-    that of the group's span, by which the trace goes on to who follows the log. ``told`` gives the group's verdicts
-    (``store.inbox.told``), if they have room in so many characters."""
+    """Notify the listeners of GROUPS_CHANNEL at commit, with as many payloads as the ids need, at least one.
+    ``traceparent`` is that of the group's span: readers that follow the log continue the trace. ``told`` takes a number
+    of characters and returns the group's verdicts (``store.inbox.told``), or None where they do not fit."""
     payloads = list(_payloads(f"{database_id}:{position}:", batch_ids))
     verdicts = told(NOTIFY_BYTES - len(payloads[0]) - _TRACEPARENT_BYTES) if len(payloads) == 1 else None
     if traceparent or verdicts:

@@ -1,5 +1,5 @@
-"""The SQL of what a group commit records. Every statement takes one array for each column that differs from
-row to row, and one value for each that is the group's."""
+"""The SQL that writes the records of a group commit. Every statement takes one array for each column that differs from
+row to row, and one value for each column that is the same for the whole group."""
 
 from __future__ import annotations
 

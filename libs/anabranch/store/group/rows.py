@@ -15,7 +15,7 @@ T = TypeVar("T")
 Key = tuple[Cell, ...]
 Row = list[Cell]
 Answer = Callable[[], T]
-"""Gives what a statement came to, once: of one that was sent in a pipeline, when everything before it is through."""
+"""Returns the result of a statement, once. In a pipeline, the result is there when everything before it is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,11 @@ class TableSql:
 
     Keys are tuples of the key's cells in the key's order, and results are by key text (``schema.key_text``); rows are
     lists of cells in the order of ``table.columns``. Every method sends one statement on one connection, whatever the
-    number of rows, with the rows in key order (no rows, no statement), and gives what gives its answer: within a
-    pipeline others can be sent, or something else be done, before it is asked for. A key named twice in one call is a
-    ValueError, and NUL in text a NulInTextError, both before anything is sent. What Postgres refuses is a
-    ``psycopg.Error`` with its SQLSTATE and ``diag.constraint_name``. Fewer rows in the result than were named: Postgres
-    did nothing for those.
+    number of rows, with the rows in key order (no rows, no statement), and returns a function that returns the answer:
+    within a pipeline the caller can send other statements, or do something else, before it asks. A key named twice in
+    one call is a ValueError, and NUL in text a NulInTextError, both before anything is sent. A refusal by Postgres is a
+    ``psycopg.Error`` with its SQLSTATE and ``diag.constraint_name``. Where the result has fewer rows than were named,
+    Postgres did nothing for the missing ones.
     """
 
     __slots__ = ("_key_columns", "_load", "_load_key", "_statements", "_text_of", "schema_name", "table")
@@ -52,8 +52,8 @@ class TableSql:
 
     def lock(self, conn: Connection, keys: Sequence[Key], *, new: Sequence[Key] = ()) -> Answer[Locked]:
         """Lock the rows of ``keys`` FOR UPDATE, without waiting, and read them. Where rows are missing, a second
-        statement tells those that another transaction holds from those that aren't there. ``new`` are further keys,
-        which probably have no row: they are looked for first, and locked only where there is one."""
+        statement separates the rows that another transaction holds from the rows that do not exist. ``new`` are
+        further keys, which probably have no row: they are looked for first, and locked only where there is one."""
         found = self.present(conn, new)
         keys = _in_order(keys)
         locked = self._lock(conn, keys)
@@ -93,7 +93,7 @@ class TableSql:
         self, conn: Connection, columns: Sequence[str], rows: Sequence[Sequence[Cell]]
     ) -> Answer[dict[str, Row]]:
         """Insert ``rows``, each with one cell for each of ``columns`` (the key's among them); other columns get their
-        defaults. Gives what was stored, by the stored key."""
+        defaults. The answer is the rows as stored, by the stored key."""
         places = [columns.index(name) for name in self._key_columns]
         keys = [tuple([row[i] for i in places]) for row in rows]
         order = _order(keys)
@@ -113,7 +113,7 @@ class TableSql:
         defaults: Sequence[str] = (),
     ) -> Answer[dict[str, Row]]:
         """Set ``columns`` of the row of ``keys[i]`` to ``values[i]``, and the columns ``defaults`` to their default.
-        Gives the whole rows as stored."""
+        The answer is the whole rows as stored, by key."""
         if len(keys) != len(values):
             raise ValueError(f"{len(keys)} keys for {len(values)} rows of values")
         if not columns and not defaults:
@@ -131,7 +131,7 @@ class TableSql:
         return lambda: self._by_key(cursor.fetchall())
 
     def delete(self, conn: Connection, keys: Sequence[Key]) -> Answer[set[str]]:
-        """Delete the rows of ``keys``. Gives the key texts of those that were there."""
+        """Delete the rows of ``keys``. The answer is the key texts of the rows that existed."""
         keys = _in_order(keys)
         if not keys:
             return set

@@ -1,7 +1,7 @@
 """The SQL of set statements on one synced table, and the parameters that go with it.
 
 Every statement takes one array for each column and joins or inserts their rows (``unnest``). The row variables are
-``v`` for what is sent and ``t`` for the table; sent columns are ``v.k1…`` (the key) and ``v.c1…`` (values).
+``v`` for the sent rows and ``t`` for the table; sent columns are ``v.k1…`` (the key) and ``v.c1…`` (values).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Cells = Sequence[Cell]
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A column as sent: the table's column, its name in ``v``, and how."""
+    """A column as sent: the table's column, its name in ``v``, and the sender of its cells."""
 
     column: Column
     alias: str
@@ -67,7 +67,7 @@ class Statements:
         return sent_as([self._columns[name] for name in names], values, "c")
 
     def lock(self, keys: Sequence[Cells]) -> tuple[bytes, list[Parameter]]:
-        """Rows by key, locked, without those that somebody else holds."""
+        """Rows by key, locked, without those that another transaction holds."""
         return self._text("lock", lambda: self._select(self._read, " for update skip locked")), self._keys(keys)
 
     def read(self, keys: Sequence[Cells]) -> tuple[bytes, list[Parameter]]:
@@ -91,7 +91,7 @@ class Statements:
         return [sent.sender.build(cells) for sent, cells in zip(self._key, keys, strict=True)]
 
     def insert(self, names: tuple[str, ...], values: Sequence[Cells]) -> tuple[bytes, list[Parameter]]:
-        """Rows that give the columns ``names``. A column that Postgres numbers itself takes what is given."""
+        """Insert rows with cells for the columns ``names``. An identity column takes the sent value, too."""
         sent = self._sent(names, values)
 
         def make() -> str:
@@ -111,7 +111,7 @@ class Statements:
         values: Sequence[Cells],
         defaults: tuple[str, ...] = (),
     ) -> tuple[bytes, list[Parameter]]:
-        """Columns ``names`` of rows by key; the columns ``defaults`` get their default."""
+        """Set the columns ``names`` of rows by key; the columns ``defaults`` get their default."""
         sent = self._sent(names, values)
 
         def make() -> str:
@@ -128,7 +128,7 @@ class Statements:
         return self._text(("update", _shape(sent), defaults), make), [*self._keys(keys), *_build(sent, values)]
 
     def delete(self, keys: Sequence[Cells]) -> tuple[bytes, list[Parameter]]:
-        """Rows by key."""
+        """Delete rows by key."""
 
         def make() -> str:
             where = " and ".join(s.condition for s in self._key)
@@ -149,7 +149,7 @@ def sent_as(columns: Sequence[Column], values: Sequence[Cells], letter: str) -> 
 
 
 def _shape(sent: Sequence[Sent]) -> tuple[tuple[str, str], ...]:
-    """What tells the texts for two sets of columns apart."""
+    """The part of a kept text's name that differs between two sets of columns."""
     return tuple((s.column.name, s.sender.array_type) for s in sent)
 
 

@@ -1,7 +1,7 @@
-"""Which rows would break a constraint, asked of Postgres for many rows at once and before they are written.
+"""Ask Postgres which rows would break a constraint, for many rows at once and before they are written.
 
-What is found is a suspicion: rows of the same group may bring what is missing, or take away what is in the way. Values
-are tuples of cells in the order of the constraint's columns; the answers are places in the sequence that was given.
+An answer is a suspicion: other rows of the same group may add the missing row, or remove the row that is in the way.
+Values are tuples of cells in the order of the constraint's columns; the answers are places in the given sequence.
 
 The look-ups are scalar subqueries with a LIMIT: probes by key, whatever the statistics say.
 """
@@ -33,9 +33,9 @@ where n.nspname = $1::text and r.relname = any($2::text[]) and c.contype = 'c'
       where d.classid = 'pg_constraint'::regclass and d.objid = c.oid and p.provolatile = 'v')
 order by r.relname, c.conname
 """
-"""$1 schema, $2 tables. Those over their own columns, with the columns' names, and whether they name the whole row.
-What a domain or a generated column says is not among them, nor a check with a volatile function: that may write, and
-is to be asked where a row is written, and nowhere else."""
+"""$1 schema, $2 tables. The checks over a table's own columns, with the columns' names, and whether they name the whole
+row. The constraints of domains and generated columns are not among them, nor is a check with a volatile function: that
+function may write, so it may run only where a row is written."""
 
 Places = Callable[[], list[int]]
 """Gives the answer: places in the sequence that was asked about."""

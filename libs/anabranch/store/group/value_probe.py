@@ -1,8 +1,8 @@
-"""Which column of a refused row holds the value that Postgres does not take, where its error names none.
+"""Find the column of a refused row that holds the value which Postgres refuses, where its error names none.
 
 Errors about values as such (class 22: a label that an enum lacks, a number out of range, a text that is too long) name
-neither table nor column, and their text may hold whatever a function of the application has read. So the values that
-were sent are looked at again, each alone.
+neither table nor column, and their text may hold any data that a function of the application has read. So each of the
+sent values is tried again alone.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Savepoints, deferred constraints and the search path: what stands around the statements of a wave.
+"""Savepoints, deferred constraints and the search path around the statements of a wave.
 
-Constraints that can wait are made to wait while a wave runs, so that its statements may come in any order, and are
-judged before the wave counts as done: none is left to speak at COMMIT.
+Deferrable constraints are deferred while a wave runs, so that its statements may come in any order. They are checked
+before the wave counts as done: none is left to fail at COMMIT.
 
 The application's own code (functions in checks, defaults, generated columns and triggers) often names things without
 their schema. In the waves of a database they are looked for behind the system's catalog in its schema and in
 ``public``, until the transaction ends. Our own statements name every schema, and see no difference.
 
-The session says that it is the resolver, so that what it writes is not captured as if somebody else had (see
-``store.capture.triggers``): what it causes beside that is.
+The session marks itself as the resolver, so that its own writes are not captured as foreign ones (see
+``store.capture.triggers``). The changes that its writes cause (cascades, triggers) are captured.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 Connection = psycopg.Connection[Any]
 
 DatabaseError = psycopg.Error
-"""What Postgres refused, or the loss of the session; ``store.session.errors.read_error`` says what it means."""
+"""A refusal by Postgres, or the loss of the session; ``store.session.errors.read_error`` returns its meaning."""
 
 SAVEPOINT = b"savepoint anabranch_wave"
 DEFER = b"set constraints all deferred"
@@ -41,7 +41,7 @@ UNDO = b"rollback to savepoint anabranch_wave; release savepoint anabranch_wave"
 
 
 class Wave(Generic[T]):
-    """A wave that is open. ``begun`` is what its first call gave."""
+    """A wave that is open. ``begun`` is the result of its first call."""
 
     __slots__ = ("_conn", "begun", "undone")
 
@@ -51,20 +51,20 @@ class Wave(Generic[T]):
         self.undone = False
 
     def undo(self) -> None:
-        """Undo as a whole what ran inside, though Postgres refused nothing of it."""
+        """Undo all statements of the wave, though Postgres refused none of them."""
         self.undone = True
         _undo(self._conn, None)
 
 
 @contextmanager
 def wave(conn: Connection, schema_name: str, first: Callable[[], T], *, judged: bool = False) -> Iterator[Wave[T]]:
-    """What runs inside is kept as a whole, with its constraints judged, or undone as a whole: where it raises, or says
-    so (``Wave.undo``). ``schema_name``: the database's schema. ``first`` is called within, in the pipeline that opens
-    the wave. ``judged``: the body judges (``judge``), and nothing but records comes after it, so that the savepoint may
-    stay until the transaction ends.
+    """Keep the statements of the body as a whole, with its constraints checked, or undo them as a whole: where the body
+    raises, or calls ``Wave.undo``. ``schema_name``: the database's schema. ``first`` is called within, in the pipeline
+    that opens the wave. ``judged``: the body itself checks the constraints (``judge``), and nothing but records comes
+    after it, so that the savepoint may stay until the transaction ends.
 
     Raises:
-        psycopg.Error: what the body raised, or what a constraint says; undone, unless the session is lost.
+        psycopg.Error: the body raised it, or a constraint failed; all is undone, unless the session is lost.
     """
     opened: Wave[T] | None = None
     try:
@@ -92,7 +92,7 @@ where l.locktype = 'relation' and l.pid is distinct from pg_backend_pid() and n.
   and l.database = (select d.oid from pg_catalog.pg_database d where d.datname = pg_catalog.current_database())
   and l.mode = any(array['ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock'])
 """
-"""$1 schema. Also those for which somebody waits: whoever comes later waits behind."""
+"""$1 schema. Also the tables for which another session waits for such a lock: later sessions wait behind it."""
 
 
 def locked_tables(conn: Connection, schema_name: str) -> set[str]:
@@ -101,7 +101,7 @@ def locked_tables(conn: Connection, schema_name: str) -> set[str]:
 
 
 def judge(conn: Connection) -> None:
-    """Have the constraints that waited speak, and from now on at every statement."""
+    """Check the deferred constraints now, and from now on at every statement."""
     run(conn, JUDGE, ())
 
 
@@ -111,12 +111,14 @@ _FORGET_EVERY = 200
 
 def _undo(conn: Connection, error: BaseException | None) -> None:
     # Not through the driver's cursor: at every ROLLBACK, also one to a savepoint, that forgets its prepared statements,
-    # and all would have to be planned anew. Now and then it shall: a statement that fails the first time that it runs
-    # stays with Postgres, and the driver does not know it.
+    # and all would have to be planned anew. Every _FORGET_EVERY times it is done so: a statement that fails the first
+    # time that it runs stays prepared in Postgres, and the driver does not know it.
     _undone[conn] = _undone.get(conn, 0) + 1
     if _undone[conn] % _FORGET_EVERY == 0:
         conn.execute(UNDO, prepare=False)
         return
     result = conn.pgconn.exec_(UNDO)
     if result.status != ExecStatus.COMMAND_OK:
-        raise psycopg.OperationalError(f"what failed can't be undone: {result.get_error_message()}") from error
+        raise psycopg.OperationalError(
+            f"the failed statements can't be rolled back: {result.get_error_message()}"
+        ) from error

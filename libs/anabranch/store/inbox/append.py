@@ -1,4 +1,4 @@
-"""What ingest does to the inbox: appending batches, in one statement for many calls."""
+"""Append batches to the inbox, as ingest does: in one statement for many calls."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ LAST_CALL_IDS = 1_000
 """The most ids that a stream adds to its node's last call. A node that lost a stream's first answer has sent the
 first of them."""
 
-# Token and batches in one step, without waiting for anybody: a group commit or another call may hold a node's row,
-# and what they do must not hold up the calls of all others. ``held``: the calls that carry their node's current
-# token, their nodes' rows locked. ``appended``: the batches of those, and of calls with number 0, whose token was
-# looked at before. A batch that has a verdict, or waits already, is left out: whose it is, and whether it is the
-# same, is for ``verdicts.find``. The last part names the calls to come again: their token was the current one when
-# the statement began, and somebody held the row. The statement's snapshot may be older than a verdict that is being
-# committed now for the same id. Then the batch is appended although it is decided, and the resolver, which sees both,
-# drops it.
+# Token and batches in one step, without waiting for any lock: a group commit or another call may hold a node's row,
+# and must not hold up the calls of all other nodes. ``held``: the calls that carry their node's current token, their
+# nodes' rows locked. ``appended``: the batches of those, and of calls with number 0, whose token was checked before.
+# A batch that has a verdict, or waits already, is left out: ``verdicts.find`` compares its principal and its content.
+# The last array names the calls to try again: their token was the current one when the statement began, and another
+# transaction held the row. The statement's snapshot may be older than a verdict that is being committed now for the
+# same id. Then the batch is appended although it is decided, and the resolver, which sees both, drops it.
 APPEND = f"""
 with call as materialized ({CALLS}),
 held as materialized (
@@ -104,8 +103,8 @@ from unnest($1::bigint[], $2::text[]) q(database_id, principal)
 @dataclass(slots=True, eq=False)
 class Arrival:
     """A batch to append. ``number`` is that of its call among ``append``'s calls, 0 where the call was let in before.
-    ``payload`` is empty where ``refusal`` (an ``anabranch.v1.Reason``, 0 for none) says that it is not valid: nobody
-    reads it then. ``prev`` and ``traceparent`` are empty where there are none."""
+    ``payload`` is empty where ``refusal`` (an ``anabranch.v1.Reason``, 0 for none) says that it is not valid: it is
+    never read then. ``prev`` and ``traceparent`` are empty where there are none."""
 
     database_id: int
     batch_id: str
@@ -123,8 +122,8 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """What ``append`` did: the numbers of the calls that carried their node's current token, the (database id,
-    batch id) of what waits in the inbox because of it, and the numbers of the calls whose node somebody held."""
+    """The result of ``append``: the numbers of the calls that carried their node's current token, the (database id,
+    batch id) of the batches that it appended, and the numbers of the calls whose node's row was locked elsewhere."""
 
     calls: frozenset[int]
     batches: frozenset[tuple[int, str]]
@@ -132,7 +131,7 @@ class Appended:
 
 
 NOTHING = Appended(frozenset(), frozenset(), frozenset())
-"""What an append that was not needed did."""
+"""The result of an append that was not needed."""
 
 
 def parameters_of(calls: Sequence[Call], arrivals: Sequence[Arrival], now_ms: int) -> list[Parameter]:

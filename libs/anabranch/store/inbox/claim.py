@@ -1,4 +1,4 @@
-"""The claim of a database: who may commit its groups.
+"""The claim of a database: the right to commit its groups.
 
 A claim is a transaction-level advisory lock, so that it ends with its transaction, however that ends: COMMIT,
 ROLLBACK, or the end of the session. The session's own limits make the last one sure within seconds:
@@ -7,17 +7,17 @@ ROLLBACK, or the end of the session. The session's own limits make the last one 
 * one that is stopped in the middle of a large answer leaves bytes unacknowledged: ``tcp_user_timeout``;
 * one whose network is gone: the same, and keepalives where nothing is under way;
 * a killed one whose statement still runs: ``client_connection_check_interval``;
-* a statement that hangs: ``statement_timeout``, and ``lock_timeout`` where it waits for somebody else's lock.
+* a statement that hangs: ``statement_timeout``, and ``lock_timeout`` where it waits for another session's lock.
 
 One gap is left: a pipeline. Before its Sync a session counts as active and waits for its client without limit, and
 after it the driver sends a Flush, which makes Postgres (seen with 18) forget that the session is idle in a
-transaction. Who is stopped there would keep its claim. So the other resolvers look for claims whose holders wait for
-their clients (``silent_claims``), and when they see the same one again, with no statement in between, after as long as
-an idle claim may last, they end its session (``end_session``). Where Postgres has ``transaction_timeout`` (since 17),
-that ends it even if there is nobody else.
+transaction. A process that is stopped there would keep its claim. So the other resolvers look for claims whose holders
+wait for their clients (``silent_claims``), and when they see the same one again, with no statement in between, after as
+long as an idle claim may last, they end its session (``end_session``). Where Postgres has ``transaction_timeout``
+(since 17), that ends it even if there is no other resolver.
 
-The claim is taken by a statement of its own: under READ COMMITTED every later statement then sees all that
-the claim's last holder committed.
+The claim is taken by a statement of its own: under READ COMMITTED every later statement then sees all commits of
+the claim's last holder.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from weakref import WeakKeyDictionary
 import psycopg
 
 from anabranch.store.inbox.take import HEAD, Head
-from anabranch.store.session.binary import devote, run
+from anabranch.store.session.binary import dedicate, run
 from anabranch.store.session.channels import CATALOG_CHANNEL, CLAIM_LOCK_CLASS, INBOX_CHANNEL
 from anabranch.store.session.engine import CONNECT_S, SessionOptions, connect
 from anabranch.store.session.patience import bear
@@ -47,8 +47,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Claimed(Generic[T]):
-    """``ours``: whether the claim is this session's; if not, another one has it. ``head``: where the database
-    stands, None if there is none of that number. ``answer`` gives what else was asked for."""
+    """``ours``: whether the claim is this session's; if not, another one has it. ``head``: the database's head, None
+    if there is no database of that number. ``answer`` returns the result of the further questions."""
 
     ours: bool
     head: Head | None
@@ -61,29 +61,29 @@ LIMIT_TRANSACTIONS = """
 select pg_catalog.set_config('transaction_timeout', %(ms)s, false)
 where pg_catalog.current_setting('transaction_timeout', true) is not null
 """
-# Who waits gives up before any other session has waited long enough to look for a deadlock, which would end that one.
+# A waiting session gives up before any other one has waited long enough to look for a deadlock, which would end it.
 # A transaction that has held locks for long can't know since when others wait for them: see hurry.
 YIELD = """
 select pg_catalog.set_config('lock_timeout', least(%(ms)s::int, greatest(1, s.setting::int / 4))::text, false),
        s.setting::int
 from pg_catalog.pg_settings s where s.name = 'deadlock_timeout'
 """
-HURRY = b"select pg_catalog.set_config('lock_timeout', '5', true)"
-"""In milliseconds: the shortest that lets somebody else's table grow by a page."""
-PATIENT = b"select pg_catalog.set_config('lock_timeout', $1, true)"
+SHORTEN_WAITS = b"select pg_catalog.set_config('lock_timeout', '5', true)"
+"""In milliseconds: the shortest time in which another session can finish growing a table by a page."""
+WAIT_AS_USUAL = b"select pg_catalog.set_config('lock_timeout', $1, true)"
 PREPARED_AT_MOST = 300
 """Prepared statements of one session: those of a group, and those on the tables, for each set of columns."""
 _SILENCE_MARGIN_MS = 5_000
 TRANSACTION_STATEMENTS = 3
 """A transaction may take as long as so many of the longest statements."""
 
-# Setting it to what it is changes nothing: the time that has begun goes on.
+# Setting it to its present value changes nothing: the time that has begun goes on. So it is set to 0 first.
 RENEW = """
 select pg_catalog.set_config('transaction_timeout', '0', true), pg_catalog.set_config('transaction_timeout', s.ms, true)
 from (select pg_catalog.current_setting('transaction_timeout', true) as ms offset 0) s where s.ms is not null
 """
 
-# The time that has begun goes on, whatever is set, unless it is ended first.
+# The time that has begun goes on, whatever value is set, unless 0 ends it first.
 ALLOW = """
 select pg_catalog.set_config('statement_timeout', %(ms)s, true),
        case when s.known then pg_catalog.set_config('transaction_timeout', '0', true) end,
@@ -119,8 +119,8 @@ where a.pid = %(pid)s and a.backend_start = %(start)s and a.state_change = %(cha
 
 PLANNING = MappingProxyType(
     {
-        # A plan made while a table was empty must not stay a sequential scan when it has grown: all that a
-        # resolver runs goes by keys.
+        # A plan made while a table was empty must not stay a sequential scan when it has grown: all statements of a
+        # resolver look rows up by key.
         "enable_seqscan": "off",
         "enable_bitmapscan": "off",
         "enable_hashjoin": "off",
@@ -160,7 +160,7 @@ def open_session(url: str, options: SessionOptions) -> Connection:
     _young_s[conn] = deadlock_ms / 4_000
     conn.execute(LIMIT_TRANSACTIONS, {"ms": str(TRANSACTION_STATEMENTS * options.statement_timeout_ms)})
     conn.autocommit = False
-    devote(conn)
+    dedicate(conn)
     # At once, and not after some uses: only then the driver looks whether a statement came to be prepared. One of an
     # aborted pipeline did not, and would be missing ever after.
     conn.prepare_threshold = 0
@@ -169,8 +169,9 @@ def open_session(url: str, options: SessionOptions) -> Connection:
 
 
 def claim(conn: Connection, database_id: int, then: Callable[[], Callable[[], T]]) -> Claimed[T]:
-    """Claim the database for the rest of this transaction, which it begins; this never waits. ``then`` sends what is
-    to be asked of the database, if it is ours, in the same pipeline, and gives what gives the answer.
+    """Claim the database for the rest of this transaction, which this call begins; it never waits. ``then`` sends
+    further questions about the database in the same pipeline, for the case that the claim is ours, and returns a
+    function that returns their answer.
     """
     _begun_s[conn] = time.monotonic()
     # Statements with a snapshot each, sent together.
@@ -184,26 +185,26 @@ def claim(conn: Connection, database_id: int, then: Callable[[], Callable[[], T]
 
 
 _young_s: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
-"""How long a claiming session's transaction may wait for locks: a quarter of what a deadlock takes to be found. What it
-sends before has as long to come to a lock, and a quarter to wait for it, before somebody who has waited for it from its
-beginning looks for a deadlock."""
+"""How many seconds a claiming session's transaction may wait for locks: a quarter of ``deadlock_timeout``. A statement
+sent within them has as long again to reach a lock, and a quarter to wait for it, before a session that has waited for
+the transaction since its beginning looks for a deadlock."""
 _begun_s: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
 _lock_timeouts: WeakKeyDictionary[Connection, str] = WeakKeyDictionary()
 
 
 def hurry(conn: Connection) -> None:
-    """Have a claiming transaction that is no longer young wait for nobody's lock: whoever waits for it might look for a
-    deadlock just then, find one, and be ended for it. To be asked before statements that may wait; again after a
-    savepoint was rolled back. Sends at most one statement, whose answer nobody needs."""
+    """Let a claiming transaction that is no longer young give up at once where it would wait for a lock: a session that
+    waits for it might look for a deadlock just then, find one, and fail. Call this before statements that may wait, and
+    again after a rollback to a savepoint. It sends at most one statement, whose answer no caller needs."""
     if _is_old(conn):
-        run(conn, HURRY, ())
+        run(conn, SHORTEN_WAITS, ())
 
 
 def patient(conn: Connection) -> None:
-    """Have a transaction that was in a hurry wait again: for rows of our own tables, which are held for the length of
-    an append and by nobody who could wait for a row of the application."""
+    """Let a transaction after ``hurry`` wait as usual again: for rows of our own tables. Other sessions hold these for
+    the length of an append, and none of them can wait for a row of the application."""
     if _is_old(conn):
-        run(conn, PATIENT, [text(_lock_timeouts[conn])])
+        run(conn, WAIT_AS_USUAL, [text(_lock_timeouts[conn])])
 
 
 def _is_old(conn: Connection) -> bool:
@@ -211,7 +212,7 @@ def _is_old(conn: Connection) -> bool:
 
 
 def renew(conn: Connection) -> None:
-    """Give the transaction its whole time again: for one that is long because it does much, piece by piece."""
+    """Restart the transaction's time limit: for one that is long because it does much, piece by piece."""
     conn.execute(RENEW)
 
 
@@ -255,7 +256,7 @@ def end_session(conn: Connection, claim: SilentClaim) -> None:
 
 
 def open_listener(url: str, options: SessionOptions) -> Connection:
-    """A session that hears of batches and of changes of the catalog, and sees what is committed at each statement.
+    """A session that hears of batches and of changes of the catalog. Each statement sees all commits before it.
 
     Raises:
         psycopg.OperationalError: the server can't be reached, or refuses the session.
@@ -268,8 +269,8 @@ def open_listener(url: str, options: SessionOptions) -> Connection:
 
 
 def heard(conn: Connection, timeout_s: float) -> Iterator[int]:
-    """Numbers of databases in which batches were appended or tables registered, as they are heard of; ends after
-    ``timeout_s`` seconds without any. A notification that is no number is not ours: whoever has a session may send one.
+    """Numbers of databases in which batches were appended or tables registered, as notified; ends after ``timeout_s``
+    seconds without any. A notification that is no number is not ours: any session may send one.
 
     Raises:
         psycopg.OperationalError: the session is lost.

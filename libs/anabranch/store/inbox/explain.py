@@ -1,4 +1,4 @@
-"""What the calls of the conflict-resolver ask: known batches, and where a database stands."""
+"""Look-ups for the calls of the conflict-resolver: known batches, and the state of a database."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class DatabaseState:
 
 
 async def read_state(conn: AsyncSession, name: str) -> DatabaseState | None:
-    """Where the database of that name stands; None where there is none."""
+    """The state of the database of that name; None where there is none."""
     row = await (await conn.execute(STATE, {"name": name})).fetchone()
     if row is None:
         return None
@@ -107,10 +107,10 @@ async def find_verdicts(
 
 
 class KnownOfBatch(NamedTuple):
-    """What is known of a batch and of the node that asks. ``principal`` is the one that sent the batch, ``owner`` the
+    """The known facts about a batch and the node that asks. ``principal`` is the one that sent the batch, ``owner`` the
     one that the node belongs to; None where there is no such batch or node. ``missing`` as in
-    ``store.inbox.take.Taken``. ``waiting_…``: the same of a batch that has no verdict yet, and
-    ``waits_for`` what it waits for."""
+    ``store.inbox.take.Taken``. ``waiting_…``: the same of a batch that has no verdict yet; ``waits_for`` names the
+    batch or row that it waits for."""
 
     principal: str | None
     payload_sha256: bytes | None
@@ -125,7 +125,7 @@ class KnownOfBatch(NamedTuple):
 
 
 def known(conn: Connection, database_id: int, batch_id: str, prev: str, node_id: str) -> KnownOfBatch:
-    """What is known of a batch, of the one before it (``prev``, "" for none), and of a node."""
+    """Look up a batch, the one before it (``prev``, "" for none), and a node."""
     parameters = {"db": database_id, "id": batch_id, "prev": prev, "node": node_id}
     row = conn.execute(KNOWN, parameters).fetchone()
     assert row is not None

@@ -1,4 +1,4 @@
-"""What every answer says of a database: its last group, its floor, its schema version."""
+"""The state of a database that every answer carries: its last group, its floor, its schema version."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Sessions for ingest's statements (``inbox``, ``nodes``, ``verdicts``, ``heads``).
 
-They commit by themselves: one statement is one transaction, so that nothing is held while ingest thinks, and an append
-costs one round trip. Statements take whole columns (see ``anabranch.store.session.binary``).
+They commit by themselves: one statement is one transaction, so that no lock is held while ingest computes, and an
+append costs one round trip. Statements take whole columns (see ``anabranch.store.session.binary``).
 
 A statement's plan is kept for the life of its session, also one that was made while the tables were empty. So every
-look into a table is a probe by key, written as a subquery of its own, and the planner is left no other way.
+look-up in a table is a probe by key, written as a subquery of its own, and the planner has no other choice.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Session:
 
     @property
     def broken(self) -> bool:
-        """Whether the server is gone from it."""
+        """Whether the connection is closed or lost."""
         return self.conn.closed
 
     async def close(self) -> None:
@@ -52,7 +52,7 @@ _PLANNING = MappingProxyType(
     }
 )
 _IDLE_IN_TRANSACTION_MS = 2_000
-"""Only the careful look at a node's token holds locks from one statement to the next."""
+"""Only the locking check of a node's token holds locks from one statement to the next."""
 _LOCK_TIMEOUT_MS = 3_000
 
 
@@ -77,10 +77,10 @@ async def open_session(url: str, *, statement_timeout_ms: int) -> Session:
 
 
 async def run(session: Session, statement: bytes, parameters: Sequence[Parameter]) -> list[Row]:
-    """Execute a prepared ``statement`` (``$1``) with binary parameters; its rows, none where it gives none.
+    """Execute a prepared ``statement`` (``$1``) with binary parameters, and return its rows, if it has any.
 
     Raises:
-        psycopg.Error: what Postgres refused, with its SQLSTATE.
+        psycopg.Error: Postgres refused it; with its SQLSTATE.
     """
     cursor = session.cursor
     await cursor.execute(statement, parameters, prepare=True, binary=True)
@@ -88,5 +88,5 @@ async def run(session: Session, statement: bytes, parameters: Sequence[Parameter
 
 
 def names_missing_database(error: BaseException) -> bool:
-    """Whether a statement failed because its database is not there any more: nothing else is referred to."""
+    """Whether a statement failed because its database no longer exists: its rows refer to nothing else."""
     return isinstance(error, psycopg.errors.ForeignKeyViolation)

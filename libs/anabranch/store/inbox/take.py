@@ -1,12 +1,12 @@
-"""What a resolver reads and changes in the inbox while it holds a database's claim.
+"""Read and change the inbox, as a resolver does while it holds a database's claim.
 
 A row of the inbox is *ready* (``park_deadline_ms`` is NULL) or *parked*: it waits for a batch, for a row, for
 both (whichever comes first), or only for time, and is looked at again at ``park_deadline_ms`` at the latest.
-What it waits for sets it free in the transaction that decides it, so that nobody has to look through the
-parked ones.
+The transaction that decides the awaited batch or writes the awaited row also makes it ready, so that no resolver has
+to look through the parked ones.
 
-Time is a parameter of every statement, in milliseconds. A look into a table is a scalar subquery with a LIMIT, which is
-a probe by key whatever the statistics say: EXISTS may be turned into a hash of the whole table.
+Time is a parameter of every statement, in milliseconds. A look-up in a table is a scalar subquery with a LIMIT, which
+is a probe by key whatever the statistics say: EXISTS may be turned into a hash of the whole table.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ Connection = psycopg.Connection[Any]
 
 
 LOST, PROGRAM = "lost", "program"
-"""How a batch can fail but with an SQLSTATE: its session ended without a word, or the program stumbled over it."""
+"""How a batch can fail other than with an SQLSTATE: its session was lost without an error of the server, or the program
+raised an error of its own."""
 
 
 class Taken(NamedTuple):
     """A batch of the inbox. ``decided``: there is a verdict already. ``prev_decided``: there is one of ``prev``, or
     there is no ``prev``. ``last_accepted``: the greatest id among the accepted batches of its node, None where there is
     none. ``missing``: the id of a batch that had not come when a later one of the node, which named it, was decided; it
-    may have come since. ``attempts``: how often it failed alone while others passed, ``failure`` how it did the last
+    may have come since. ``attempts``: how often it failed alone while others passed, ``failure`` how it failed the last
     time: an SQLSTATE, LOST or PROGRAM. ``size`` is the payload's length in bytes."""
 
     batch_id: str
@@ -55,8 +56,8 @@ class Taken(NamedTuple):
 
 # One step of a loose index scan is one probe of inbox_ready, so that the cost follows the number of principals that
 # wait and the number of batches taken, and never how many batches wait. The principals are gone through in turn from
-# ``start``; each gives at most its share, and the ranks are taken in order: the first of everybody, then the second...
-# A share is twice what an equal division gives, so that a group fills up where some have little.
+# ``start``; each gives at most its share, and the ranks are taken in order: the first of each, then the second of each.
+# A share is twice that of an equal division, so that a group fills up where some principals have few batches.
 TAKE = """
 with recursive
 later(principal) as (
@@ -129,8 +130,8 @@ left join lateral (
 order by t.turn
 """
 
-# The same where there are few, which is so whenever nothing waits in line: all of them, and no turns to be taken. One
-# row without a batch says whether there are more than that.
+# The same where there are few, which is so whenever there is no backlog: all of them, without turns. One row without a
+# batch says that there are more than that.
 TAKE_FEW = """
 with few as materialized (
     (select i.batch_id, octet_length(i.payload) as size from anabranch.inbox i
@@ -178,7 +179,7 @@ select d.id, d.name,
 from anabranch.databases d
 """
 
-# What a group starts from. Read by a statement after the claim's own, so that it is the last holder's work.
+# The state that a group starts from. A statement after the claim's own reads it, and so sees the last holder's work.
 HEAD = """
 select coalesce(g.position, 0), g.chain, d.name, d.schema_version,
        (extract(epoch from clock_timestamp()) * 1000)::bigint,
@@ -215,7 +216,7 @@ AWAITED: LiteralString = f"""
     {AWAITS_ROW} as awaits, x.park_deadline_ms, x.waits_for_key as awaited_key,
     (select t.name from anabranch.synced_tables t where t.id = x.waits_for_table limit 1) as awaited_in
 """
-"""Of a row ``x`` of the inbox: whether its batch does so, until when, and for which row."""
+"""Of a row ``x`` of the inbox: whether its batch waits for a row in this way, until when, and for which row."""
 
 AWAITING_ROWS = f"""
 select q.id from unnest(%(ids)s::text[]) q(id)
@@ -228,7 +229,7 @@ select q.id from unnest(%(ids)s::text[]) q(id)
 where (select true from anabranch.batches b where b.database_id = %(db)s and b.batch_id = q.id limit 1) is not null
 """
 
-# The earliest one is kept: whoever waits for it waits for the others, too.
+# The earliest one is kept: a batch that waits for it waits for the others, too.
 NOTE_MISSING = """
 update anabranch.nodes n set missing = q.id
 from unnest(%(nodes)s::text[], %(ids)s::text[]) q(node_id, id)
@@ -289,7 +290,7 @@ def take(
 ) -> Callable[[], list[Taken]]:
     """Ask for up to ``most`` batches (or, from the second on, ``most_bytes`` of payload) that may be decided: fairly
     over principals, each one's by arrival. ``start`` is a principal: those after it come first where there are more
-    principals than places. ``few``: there are probably not many. What is given gives the batches."""
+    principals than places. ``few``: there are probably not many. The returned function returns the batches."""
     parameters = {"db": database_id, "most": most, "bytes": most_bytes, "now": now_ms, "start": start, "few": FEW}
     if not few or most < FEW:
         cursor = conn.execute(TAKE, parameters)
@@ -440,7 +441,7 @@ def count_attempt(
     least: int = 0,
 ) -> int | None:
     """Count a failure of a batch that was alone in its group, as one that makes ``least`` at least, and let it rest:
-    ``rest_ms`` the first time, ``grows`` times as long each further time. Gives the number of its failures; None where
+    ``rest_ms`` the first time, ``grows`` times as long each further time. Return the number of its failures; None where
     the batch is gone."""
     parameters = {"db": database_id, "id": batch_id, "now": now_ms, "rest": rest_ms, "grows": grows}
     parameters |= {"least": least, "failure": failure}

@@ -1,8 +1,8 @@
-"""Verdicts in the notification of their group, so that whoever waits for them need not look them up.
+"""Verdicts in the notification of their group, so that a process that waits for them need not look them up.
 
-Whoever has a session with the database may send notifications, so these are sealed with its key, for one database and
-position. What is not sealed is not believed: its ids are looked up, as those of a group whose verdicts have
-no room in its notification.
+Any session with the database may send notifications, so these are sealed with the database's key, for one database and
+position. Verdicts without a fitting seal are ignored: their ids are looked up, as are those of a group whose verdicts
+have no room in its notification.
 
 The content is the chain's hash after the group (16 bytes), then for each batch its id, the SHA-256 of its payload (32
 bytes), its principal and its verdict; id, principal and verdict stand behind their lengths (2 bytes). Sealed, and in
@@ -55,7 +55,7 @@ def tell(
 def believe(
     seal_key: bytes, database_id: int, position: int, text: str
 ) -> tuple[bytes, list[tuple[str, DecidedBatch]]] | None:
-    """The chain's hash after the group, and its verdicts by batch id; None for what was not sealed so."""
+    """The chain's hash after the group, and its verdicts by batch id; None where the seal does not fit."""
     try:
         sealed = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

@@ -1,4 +1,4 @@
-"""Verdicts as ingest looks them up: of batches that are sent again, and of batches that somebody waits for."""
+"""Verdicts as ingest looks them up: of batches that are sent again, and of batches whose senders wait."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class SentBatch(NamedTuple):
 
 
 class DecidedBatch(NamedTuple):
-    """A verdict (a serialized ``anabranch.v1.Verdict``) at a position in milliseconds, and for which content of whom it
-    was given."""
+    """A verdict (a serialized ``anabranch.v1.Verdict``) at a position in milliseconds, with the SHA-256 and the
+    principal of the batch that it decided."""
 
     payload_sha256: bytes
     principal: str
@@ -83,7 +83,7 @@ def _columns(keys: Sequence[Key]) -> list[postgres_binary.Parameter]:
 
 
 async def find(session: Session, keys: Sequence[Key]) -> dict[Key, SentBatch]:
-    """What is known of each batch, decided or waiting; nothing of one that is neither."""
+    """The batches that are decided or wait, by key; a batch that is neither is left out."""
     rows = await run(session, FIND, _columns(keys))
     found: dict[Key, SentBatch] = {}
     for number, batch_id, sha256, principal, verdict, position, awaits, table, row_key, until_ms in rows:

@@ -1,1 +1,1 @@
-"""Nodes and the keys of those who call: who they are and what they have told."""
+"""Nodes and the keys of callers: their identities and their last reports."""

@@ -1,8 +1,8 @@
 """API keys: random secrets of which only the hash is kept, scoped to a database and a role.
 
 A key reads ``ak_<id>_<secret>``: the id finds the row, the secret (256 random bits, so that a plain SHA-256
-is as good as a slow hash) proves possession. What is revoked or expired stays as a row, for whoever asks what
-a key was.
+is as good as a slow hash) proves possession. The row of a revoked or expired key is kept, so that one can look up
+what a key was.
 """
 
 from __future__ import annotations
@@ -110,10 +110,10 @@ def create(
     now_ms: int,
     expires_ms: int | None = None,
 ) -> str:
-    """Make a key and give it, for the only time.
+    """Make a key and return its text; the text can't be read again later.
 
     Raises:
-        UnknownDatabaseError: ``database`` is given and there is none of that name.
+        KeyOfNoDatabaseError: ``database`` is given and there is none of that name.
     """
     key_id, secret = secrets.token_hex(8), secrets.token_hex(32)
     cursor = conn.execute(

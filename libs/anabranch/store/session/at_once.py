@@ -1,7 +1,7 @@
-"""Statements that need nothing of one another, sent together (``together``), and where they are small as one.
+"""Statements that do not depend on one another, sent together (``together``), and where they are small as one.
 
-For a few rows a statement costs more than what it does: its parameters, a message there and one back, a start and an
-end of the executor. So the statements of a small group become the parts of one (``with a as (insert …), b as (…)``),
+For a few rows the overhead of a statement costs more than its work: its parameters, a message there and one back, a
+start and an end of the executor. So the statements of a small group become the parts of one (``with a as (insert …)``),
 which Postgres carries out on one snapshot, in no particular order. A part is an INSERT, UPDATE or DELETE without
 RETURNING, or a SELECT.
 """
@@ -34,7 +34,7 @@ def _as_one(conn: Connection, parts: Sequence[_Part]) -> Cursor:
     """Execute all parts as one statement. The answer is one row: how many rows each of them has named.
 
     Raises:
-        psycopg.Error: what Postgres refused; nothing was done.
+        psycopg.Error: Postgres refused a part; nothing was done.
     """
     statement = _joined(tuple([(part.statement, len(part.parameters)) for part in parts]))
     return run(conn, statement, [parameter for part in parts for parameter in part.parameters])
@@ -59,7 +59,7 @@ def _joined(parts: tuple[tuple[bytes, int], ...]) -> bytes:
 
 @dataclass(slots=True)
 class _Together:
-    """What a ``together`` has sent and has still to check, and what it holds back to send as one."""
+    """The statements that a ``together`` has sent and must still check, and those that it holds back to send as one."""
 
     holds_back: bool
     parts: list[_Part] = field(default_factory=list)
@@ -73,9 +73,9 @@ _together: WeakKeyDictionary[Connection, _Together] = WeakKeyDictionary()
 
 @contextmanager
 def together(conn: Connection, *, few: bool = False) -> Iterator[Callable[[], None]]:
-    """Send the statements within without waiting for one another's answers: nothing within may need one. What would be
-    raised by a statement may be raised by a later one or at the end. ``few``: they have few rows, and are held back
-    until the end, or until what is given is called; then they are sent as one."""
+    """Send the statements of the body without waiting for answers between them: nothing in the body may need one. The
+    error of a statement may be raised by a later one or at the end. ``few``: they have few rows, and are held back
+    until the end, or until the yielded function is called; then they are sent as one."""
     state = _together[conn] = _Together(few)
 
     def send() -> None:
@@ -98,11 +98,12 @@ def together(conn: Connection, *, few: bool = False) -> Iterator[Callable[[], No
 
 
 def execute(conn: Connection, statement: bytes, parameters: Sequence[Parameter], *, named: int | None = None) -> None:
-    """Execute a statement that gives nothing, now or as ``together`` has it. ``named``: how many rows it must find.
+    """Execute a statement that returns nothing, now or when ``together`` sends it. ``named``: how many rows it must
+    find.
 
     Raises:
-        RuntimeError: it found others.
-        psycopg.Error: what Postgres refused.
+        RuntimeError: it found another number of rows.
+        psycopg.Error: Postgres refused it.
     """
     state = _together.get(conn)
     if state is not None and state.holds_back:

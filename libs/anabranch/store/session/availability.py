@@ -1,4 +1,4 @@
-"""Tells a database that is not to be had right now from a program that is wrong."""
+"""Distinguish a database that is unavailable for now from a program that is wrong."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ _PASSING_CLASSES = frozenset({"08", "40", "53", "55", "57", "58"})
 """SQLSTATE classes of states that pass: connection, rollback, resources, objects in use, intervention,
 system."""
 _STANDBY = "25006"
-"""What a standby says that has yet to take over: it can't write, or listen. Our own sessions are never read-only."""
+"""The error of a standby that has yet to take over: it can't write, or listen. Our own sessions are never read-only."""
 
 
 def is_unavailable(error: BaseException) -> bool:
-    """Whether the same call may succeed later without anything being mended."""
+    """Whether the same call may succeed later without any repair."""
     if isinstance(error, psycopg_pool.PoolTimeout | psycopg_pool.PoolClosed | psycopg_pool.TooManyRequests):
         return True
     if not isinstance(error, psycopg.Error):
         return False
     if error.sqlstate is None:
-        # What libpq says by itself: the connection could not be made, or was lost.
+        # libpq itself reports it: the connection could not be made, or was lost.
         return isinstance(error, psycopg.OperationalError)
     return is_passing(error.sqlstate)
 

@@ -41,7 +41,7 @@ class _TextDumper(_BinaryDumper):
 
 
 def adapt(adapters: AdaptersMap) -> None:
-    """Have what ``adapters`` serve take Parameters."""
+    """Let the cursors or connections that use ``adapters`` take Parameters."""
     adapters.register_dumper(Parameter, _BinaryDumper)
 
 
@@ -52,23 +52,23 @@ def _read_raw(adapters: AdaptersMap) -> None:
     adapters.register_loader(0, TextBinaryLoader)
 
 
-_devoted: WeakSet[Connection] = WeakSet()
+_dedicated: WeakSet[Connection] = WeakSet()
 
 
-def devote(conn: Connection) -> None:
-    """Have all cursors of a session take Parameters and read as those of ``cursor`` do: they then cost nothing to make.
+def dedicate(conn: Connection) -> None:
+    """Let all cursors of a session take Parameters and read as those of ``cursor`` do: they then cost nothing to make.
     Only for sessions that read no timestamps in any other way."""
     adapt(conn.adapters)
     _read_raw(conn.adapters)
-    _devoted.add(conn)
+    _dedicated.add(conn)
 
 
 def cursor(conn: Connection) -> Cursor:
     """A cursor whose statements use ``$1`` and take Parameters. Read from it with ``run``: timestamps come as
-    microseconds since 2000, dates as days since 2000, times as microseconds, what psycopg doesn't know as
-    text."""
+    microseconds since 2000, dates as days since 2000, times as microseconds, and values of types that psycopg doesn't
+    know as text."""
     cur: Cursor = psycopg.RawCursor(conn)
-    if conn not in _devoted:
+    if conn not in _dedicated:
         adapt(cur.adapters)
         _read_raw(cur.adapters)
     return cur
@@ -78,7 +78,7 @@ def run(conn: Connection, statement: bytes, parameters: Sequence[Parameter]) -> 
     """Execute ``statement`` with binary parameters and results.
 
     Raises:
-        psycopg.Error: what Postgres refused, with its SQLSTATE.
+        psycopg.Error: Postgres refused it; with its SQLSTATE.
     """
     cur = cursor(conn)
     cur.execute(statement, parameters, binary=True)

@@ -1,5 +1,5 @@
-"""Names that processes meet by in Postgres: notification channels and advisory locks. Polling stands behind
-each."""
+"""Names that processes share in Postgres: notification channels and advisory locks. Where a notification is lost,
+polling finds the same news."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLAIM_LOCK_CLASS = 0x616E6162
 number."""
 
 REGISTRATION_LOCK_CLASS = 0x616E6172
-"""First key of the advisory lock of a session under which one registration of a table runs that others write to; the
+"""First key of the session-level advisory lock that is held while a table with foreign writers is registered; the
 second is a hash of database and table."""
 
 JANITOR_LOCK_CLASS = 0x616E616A

@@ -1,10 +1,10 @@
 """Sessions with Postgres: every connection of the product is made here, so that all of them read and write
 alike.
 
-What a session prints and parses must not depend on how a server, a role or a database happens to be configured:
-``session_settings`` are part of its start, stand before the first statement and survive every rollback. Statements name
-every object with its schema; ``search_path`` holds nothing but the system's catalog. No session waits for ever for a
-server that is silent (``patience``).
+The texts that a session prints and parses must not depend on the configuration of a server, a role or a database:
+``session.settings.FIXED`` is part of its start, holds before the first statement and survives every rollback.
+Statements name every object with its schema; ``search_path`` holds nothing but the system's catalog. No session waits
+for ever for a server that is silent (``patience``).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ AsyncPool = AsyncConnectionPool[AsyncSession]
 """Names for those who may hold a session and import no driver."""
 
 FIXED_SETTINGS: Mapping[str, str] = MappingProxyType({name: fixed.value for name, fixed in FIXED.items()})
-"""What every session begins with."""
+"""The settings that every session begins with."""
 
 NETWORK: Mapping[str, str] = MappingProxyType(
     {
-        # A server that is gone without a word (a cut network, a machine that lost power) sends no answer for ever:
-        # without these, whoever waits for one would wait for two hours, and hold up all that come behind it.
+        # A server that vanishes (a cut network, a machine that lost power) never sends an answer: without these
+        # settings a caller would wait for two hours, and hold up all callers behind it.
         "keepalives": "1",
         "keepalives_idle": "5",
         "keepalives_interval": "2",
@@ -42,7 +42,7 @@ NETWORK: Mapping[str, str] = MappingProxyType(
         "tcp_user_timeout": "11000",
     }
 )
-"""How every session's own side notices that the server is gone; what the URL itself says goes before."""
+"""How every session's own side notices that the server is gone; options in the URL take precedence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,10 @@ class SessionOptions:
 
 
 _SILENCE_MARGIN_MS = 5_000
-"""So much longer than a statement may take a session waits for the server to say that it took too long."""
+"""After a statement's time limit a session waits so much longer for the server to report the timeout."""
 CONNECT_S = 3
-"""How long a service waits for a session to begin. What began while the network was cut has waited in vain, and begins
-anew once it is back: so it may not wait longer than a service may take to come back."""
+"""How long a service waits for a session to begin. An attempt that began while the network was cut waits in vain, and
+is repeated once the network is back: so it may not wait longer than a service may take to come back."""
 DEFAULT_OPTIONS = SessionOptions()
 
 # At the end of a pipeline in which a statement failed the driver warns that the pipeline was aborted; the failure
@@ -223,8 +223,8 @@ class _Pool(AsyncConnectionPool[AsyncSession]):
 async def _begin_anew(pool: AsyncConnectionPool[Any]) -> None:
     """Try again to open a session where callers wait or there are too few.
 
-    Who waited too long stays among those that are counted as waiting, and once they are as many as may be, the pool
-    refuses the next ones before it would open a session for them. So it must not depend on them.
+    The pool goes on counting callers that waited too long as waiting, and once they reach its limit it refuses the next
+    ones before it would open a session for them. So opening a session must not depend on a caller.
     """
     stats = pool.get_stats()
     if stats["requests_waiting"] or stats["pool_size"] < stats["pool_min"]:
@@ -244,9 +244,9 @@ def async_pool(
     """A pool of such sessions, not yet open: ``await pool.open(wait=True)`` in the loop that uses it, and
     close it there.
 
-    ``timeout_s`` bounds the wait for a free session; what waits beyond eight callers a session is refused at
-    once (``psycopg_pool.TooManyRequests``). A server that is back has sessions again within ``CONNECT_S`` and a second,
-    whoever calls meanwhile.
+    ``timeout_s`` bounds the wait for a free session; where more than eight callers per session wait, a further one is
+    refused at once (``psycopg_pool.TooManyRequests``). Once a server is back, the pool has sessions again within
+    ``CONNECT_S`` and a second, with or without calls meanwhile.
     """
     chosen = replace(options or DEFAULT_OPTIONS, connect_timeout_s=CONNECT_S)
     arguments = connection_arguments(url, application_name=application_name, options=chosen)
@@ -258,7 +258,7 @@ def async_pool(
         max_size=max_size,
         max_waiting=8 * max_size,
         timeout=timeout_s,
-        # A pool that keeps trying waits twice as long each time: so it is had to give up soon, and to begin anew.
+        # A pool that keeps trying waits twice as long each time: so it is made to give up soon, and to begin anew.
         reconnect_timeout=1.0,
         reconnect_failed=_begin_anew,
         name=application_name,

@@ -1,4 +1,4 @@
-"""What an error of Postgres means: SQLSTATE and names of constraints to what has to be done. Never its text.
+"""The meaning of an error of Postgres: which SQLSTATE and constraint call for which remedy. Its text is never read.
 
 Three things can be done about a statement that failed. BLAME: one of the batches in the wave is at fault;
 replay them one by one, and reject the one that fails alone. RESTART: the view that was decided on is out of
@@ -8,7 +8,7 @@ date; start again from the locks. RETRY: nobody's data is at fault; roll back an
 * P0, and any class that Postgres does not have: BLAME; a function of the application raised it.
 * 23505 on a primary key: RESTART; the row was not there when it was looked for, so somebody wrote in between.
 * 08, 40, 53, 55, 57, 58 and the rest (connection, deadlock, resources, operator): RETRY.
-* Anything of ours: RETRY; an error in schema ``anabranch`` is a fault of this product, never of a batch.
+* Any error on our own tables: RETRY; an error in schema ``anabranch`` is a fault of this product, never of a batch.
 
 Classes: Appendix A of the Postgres manual.
 """
@@ -26,7 +26,7 @@ OWN_SCHEMA = "anabranch"
 
 
 class Remedy(Enum):
-    """What to do about a statement that failed."""
+    """The action that a failed statement calls for."""
 
     BLAME = "blame"
     RESTART = "restart"
@@ -70,7 +70,7 @@ _RAISE = "exec_stmt_raise"
 
 
 def read_error(error: psycopg.Error, *, primary_keys: Collection[str] = (), own_statement: bool = False) -> Fault:
-    """What ``error`` means.
+    """Return the meaning of ``error``.
 
     ``primary_keys`` are the names of the primary keys of the tables that the statement wrote.
     ``own_statement``: it was on our own tables, for errors in which Postgres names no schema.
@@ -101,8 +101,8 @@ _NOBODYS_CLASSES = frozenset({"", "08", "25", "40", "53", "55", "57", "58"})
 
 
 def is_nobodys(error: psycopg.Error) -> bool:
-    """Whether an error says nothing about the data of the statement that it came to: a lost session, a deadlock, a full
-    disk, somebody's lock, an operator, a time limit."""
+    """Whether an error says nothing about the data of the statement that failed: a lost session, a deadlock, a full
+    disk, another session's lock, an operator, a time limit."""
     return (error.sqlstate or "")[:2] in _NOBODYS_CLASSES
 
 
@@ -115,9 +115,9 @@ def violated(error: psycopg.Error) -> str:
 
 
 PostgresError = psycopg.Error
-"""What any statement may raise, for those that may not import the driver."""
+"""The error that any statement may raise, for modules that may not import the driver."""
 UnreachableError = psycopg.OperationalError
-"""What opening a session raises when the server can't be reached or refuses it."""
+"""The error that opening a session raises when the server can't be reached or refuses it."""
 
 
 def is_conninfo_error(error: psycopg.Error) -> bool:

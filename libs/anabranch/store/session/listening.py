@@ -1,4 +1,4 @@
-"""Hearing of what others committed: groups, and changes of the catalog. Polling stands behind it."""
+"""Receive notifications of committed groups and of changes of the catalog. Callers poll, too: one may be lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from anabranch.store.session.channels import CATALOG_CHANNEL, GROUPS_CHANNEL
 from anabranch.store.session.engine import CONNECT_S, AsyncSession, SessionOptions, aconnect
 
 _ANSWER_MS = 4_000
-"""How long it may take until a listener's session has said that it is still there."""
+"""How long a listener's session may take to answer a statement, in milliseconds."""
 _log = structlog.get_logger()
 
 
@@ -56,14 +56,14 @@ async def hear(conn: AsyncSession, silence_s: float) -> AsyncGenerator[Heard, No
             async for notify in notifications:
                 heard = understood(notify.channel, notify.payload)
                 if heard is None:
-                    _log.warning("a notification that is none of ours", channel=notify.channel)
+                    _log.warning("ignored a notification of unknown form", channel=notify.channel)
                 else:
                     yield heard
         await conn.execute("select 1")
 
 
 def understood(channel: str, payload: str) -> Heard | None:
-    """What a notification says; None where it has not our form. Whoever has a session may send one."""
+    """The content of a notification; None where it does not have our form. Any session may send one."""
     try:
         if channel == CATALOG_CHANNEL:
             return Heard(int(payload), 0, ())

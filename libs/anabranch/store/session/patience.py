@@ -1,19 +1,18 @@
 """Sessions that give up a server which does not answer.
 
 A server may be silent for ever: stopped, hung on its disk, or left behind by a failover while something between here
-and there still holds the connection. TCP notices only a peer whose kernel is gone, and a server's own time limits do
-not run where it does not. So each session has a limit of its own for the silence inside a statement, beyond all limits
-that the server has. Waiting for notifications is no statement, and has none.
+and there still holds the connection. TCP notices only a peer whose kernel is gone, and a stopped server's own time
+limits do not run either. So each session has a limit of its own for the silence inside a statement, longer than all
+limits of the server. Waiting for notifications is no statement, and has no limit.
 
 States of a session:
 
 * *trusted*: it waits for an answer as long as ``silence_s``.
 * *doubted* (``doubt``, until the next answer): it waits ``DOUBT_S``; the next answer makes it trusted again.
-* *given up* (``give_up_older``): what waits in it fails within ``_TICK_S``, and so does whoever uses it next. It is
-  closed then.
+* *given up* (``give_up_older``): a wait in it fails within ``_TICK_S``, and so does its next use. It is closed then.
 
-A wait that runs out closes the session. Other threads and tasks only change its state; whoever waits in it looks at it
-every ``_TICK_S``.
+A wait that runs out closes the session. Other threads and tasks only change its state; the thread or task that waits in
+it reads the state every ``_TICK_S``.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ DOUBT_S = 2.0
 _CANCEL_S = 1.0
 """How long asking a server to end a statement may take: a stopped one does not take the request either."""
 SILENCE_S = 15.0
-"""How long a session that was not told otherwise waits in silence."""
+"""How long a session without a limit of its own waits in silence."""
 
 
 class SilentServerError(ServerError, psycopg.OperationalError):
@@ -47,7 +46,7 @@ class SilentServerError(ServerError, psycopg.OperationalError):
 
 
 class Silence:
-    """What a session bears; a part of both kinds of session."""
+    """How long a session waits for a silent server; a base of both kinds of session."""
 
     silence_s: float | None = SILENCE_S
     opened_s: float = 0.0
@@ -60,10 +59,10 @@ class Silence:
         self.doubted = True
 
     def check(self, silent_s: float, *, asked: bool) -> None:
-        """Whether it is to be waited on after a silence of so long. ``asked``: a statement is under way.
+        """Check that the session may still wait after ``silent_s`` seconds of silence. ``asked``: a statement runs.
 
         Raises:
-            SilentServerError: it is not.
+            SilentServerError: it may not.
         """
         if self.given_up is not None:
             raise SilentServerError(self.given_up)
@@ -73,7 +72,7 @@ class Silence:
 
 
 def _watched(session: Silence, connection: Any, waiting: PQGen[Any]) -> Generator[Any, Any, Any]:
-    """``waiting``, which ends with an error where the session has borne enough."""
+    """``waiting``, which ends with an error where the session's limit of silence has passed."""
     silent_since: float | None = None
     try:
         wanted = next(waiting)
@@ -81,7 +80,7 @@ def _watched(session: Silence, connection: Any, waiting: PQGen[Any]) -> Generato
             ready = yield wanted
             if ready:
                 silent_since = None
-                # That more can be sent is no answer.
+                # A socket that can take more bytes is no answer.
                 if ready & _READABLE:
                     session.doubted = False
             else:
@@ -99,7 +98,7 @@ class PatientConnection(psycopg.Connection[Any], Silence):
     """A session that blocks."""
 
     def wait(self, gen: PQGen[Any], interval: float = _TICK_S, timeout: float | None = None) -> Any:
-        """Called by the driver for everything that it waits for.
+        """Wait as the driver asks; it calls this for every wait.
 
         Raises:
             SilentServerError: there was no answer; the session is closed.
@@ -149,7 +148,7 @@ _turn = threading.Lock()
 
 
 def enroll(session: Silence, silence_s: float | None) -> None:
-    """A session that was opened just now: it bears ``silence_s``, and ``doubt_older`` and ``give_up_older`` find it."""
+    """Enrol a session that was opened just now: it waits ``silence_s``; ``doubt_older``, ``give_up_older`` find it."""
     session.silence_s = silence_s
     session.opened_s = time.monotonic()
     with _turn:
@@ -157,7 +156,7 @@ def enroll(session: Silence, silence_s: float | None) -> None:
 
 
 def bear(session: object, silence_s: float) -> None:
-    """Have a session wait at least so long for an answer from now on."""
+    """Let a session wait at least so long for an answer from now on."""
     if isinstance(session, Silence) and session.silence_s is not None:
         session.silence_s = max(session.silence_s, silence_s)
 

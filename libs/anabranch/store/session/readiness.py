@@ -1,4 +1,4 @@
-"""What a service asks Postgres before it calls itself ready."""
+"""The questions that a service asks Postgres before it reports itself ready."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ INSTANCE = "select pg_catalog.pg_postmaster_start_time()::text"
 """Which start of which server this is: no two have the same microsecond."""
 
 IS_SERVED = f"select exists (select from {SCHEMA}.{CODE_TABLE} where revision = %s)"
-"""Whether a release works with the schema, which a newer one has made."""
+"""Whether a release works with the schema, which a newer release has made."""
 
 
 _ANSWER_MS = 2_000
 
 
 class PoolerError(ServerError):
-    """Something between us and Postgres keeps sessions from being what they were opened as."""
+    """A pooler between us and Postgres drops the settings that sessions are opened with."""
 
 
 async def first_look(url: str, application_name: str, known: Sequence[str]) -> str | None:
-    """``not_ready``, in a session opened for it, so that what keeps it from being opened is known.
+    """``not_ready``, in a session opened for it, so that the error of opening it is raised.
 
     Raises:
         PoolerError: the session does not have the settings that it was opened with.
@@ -71,7 +71,7 @@ async def instance(conn: AsyncSession) -> str:
 
 async def not_ready(conn: AsyncSession, known: Sequence[str]) -> str | None:
     """Why the schema does not fit this release, which knows the revisions ``known``, its own first; None where it does:
-    the schema is at its revision, or at a newer one that says it serves this release as well.
+    the schema is at its revision, or at a newer one that declares that it serves this release, too.
 
     Raises:
         psycopg.Error: the database does not answer.

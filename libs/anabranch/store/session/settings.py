@@ -1,13 +1,13 @@
-"""What Postgres's settings are in every session of ours, whatever a server, a database or a role has been set to.
+"""Postgres's settings in every session of ours, whatever a server, a database or a role has been set to.
 
-``ALTER DATABASE … SET`` and ``ALTER ROLE … SET`` reach each session that begins; what a session's own start says goes
-before them. ``FIXED`` is part of the start. ``LATER`` is what some supported release does not know, or only a superuser
-may set: it is put right by the session's first statement, where it is wrong. ``BY_SESSION`` differs from one of our
-sessions to the other (``engine.SessionOptions``). ``HARMLESS`` are all others that a session may have from outside. A
-test finds each setting of the server in one of these.
+``ALTER DATABASE … SET`` and ``ALTER ROLE … SET`` reach each session that begins; the options of a session's own start
+take precedence. ``FIXED`` is part of the start. ``LATER`` are the settings that some supported release does not know,
+or only a superuser may set: the session's first statement corrects them where they are wrong. ``BY_SESSION`` differs
+from one of our sessions to the other (``engine.SessionOptions``). ``HARMLESS`` are all others that a session may have
+from outside. A test finds each setting of the server in one of these.
 
-The capture triggers run in the application's sessions, with the application's settings. They hold for any: what they
-write is the binary form of rows, in UTF8 and by a fixed search path (``capture``).
+The capture triggers run in the application's sessions, with the application's settings. They work with any: they write
+the binary form of rows, in UTF8 and by a fixed search path (``capture``).
 """
 
 from __future__ import annotations

@@ -15,17 +15,17 @@ HALF_OF_DEADLOCK = """
 select set_config('lock_timeout', greatest(setting::int / 2, 1)::text, true)
 from pg_settings where name = 'deadlock_timeout'
 """
-"""Has this transaction give up a lock before anybody who waits for it looks for a deadlock, and is told to end."""
+"""Makes this transaction give up a lock before a session that waits for it looks for a deadlock and fails."""
 
 
 def give_up_early(connection: Connection) -> None:
-    """Set how long the transaction waits for a lock: half of what a deadlock takes to be found."""
+    """Set how long the transaction waits for a lock: half of ``deadlock_timeout``."""
     connection.execute(text(HALF_OF_DEADLOCK))
 
 
 def take_tables(names: Sequence[str]) -> None:
-    """Lock tables of schema anabranch against everybody until the migration's end, all of them or, for now, none: so
-    nobody who has one and wants another waits for long. What takes long in the migration comes before.
+    """Lock tables of schema anabranch against all other sessions until the migration's end, all of them or, for now,
+    none: so a session that has one and wants another does not wait for long. Slow steps of the migration come before.
 
     Raises:
         sqlalchemy.exc.DBAPIError: LockNotAvailable where that could not be done in five minutes.
@@ -40,7 +40,7 @@ def take_tables(names: Sequence[str]) -> None:
     )
     for attempt in retrying:
         with attempt, bind.begin_nested():
-            # With the savepoint go the locks that were had.
+            # A rollback to the savepoint releases the locks taken so far.
             bind.execute(text(f"lock table {tables} in access exclusive mode"))
 
 
