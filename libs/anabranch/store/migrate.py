@@ -1,16 +1,16 @@
-"""Bringing schema ``anabranch`` up to this release.
+"""Upgrade schema ``anabranch`` to this release.
 
 Any number of processes may do so at once: the whole upgrade is one transaction that first takes the advisory
-lock ``MIGRATION_LOCK``. Who waits there finds the work done. A failed upgrade leaves nothing behind.
+lock ``MIGRATION_LOCK``. A process that waits there finds the work done. A failed upgrade leaves nothing behind.
 
-Services go on working meanwhile. A change that adds (*expand*) runs before the release that uses it; what nothing uses
-any more is removed (*contract*) by a later release. Each migration says in ``works_from`` which is the oldest revision
-whose release works with the schema once it has run (left out: its own). From these every upgrade makes the list of
-revisions in ``code_revisions``, which releases that know nothing of newer migrations can read.
+Services go on working meanwhile. A change that adds (*expand*) runs before the release that uses it; a later release
+removes unused parts (*contract*). Each migration names in ``works_from`` the oldest revision whose release works with
+the schema once it has run (left out: its own). From these every upgrade makes the list of revisions in
+``code_revisions``, which releases that know nothing of newer migrations can read.
 
-A lock on a table is waited for only shortly, since whoever comes behind waits as well: then the upgrade is taken back
-and tried again. A migration that changes tables which are there takes them all at once (``table_locks.take_tables``);
-what takes long in it comes before, or into a release of its own.
+The upgrade waits only shortly for a lock on a table, since all later sessions wait behind it: then it is rolled back
+and tried again. A migration that changes existing tables locks them all at once (``table_locks.take_tables``); its slow
+steps come before, or into a release of its own.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def upgrade(url: str) -> bool:
     Raises:
         MigrationError: the server is too old, or its schema was made by a newer release and is not for this one any
             more.
-        psycopg.Error: the server can't be reached, or refuses something; LockNotAvailable: somebody has held a table
-            for five minutes.
+        psycopg.Error: the server can't be reached, or refuses something; LockNotAvailable: another session has held a
+            table for five minutes.
     """
     retrying = Retrying(
         retry=retry_if_exception_type(LockNotAvailable),
@@ -141,7 +141,7 @@ def is_current(url: str) -> bool:
 
 
 def fits(url: str) -> bool:
-    """Whether this release works with the schema: it is at its revision, or a newer release made it so that it does.
+    """Whether this release works with the schema: it is at its revision, or at a newer one that still serves it.
 
     Raises:
         psycopg.OperationalError: the server can't be reached.
@@ -152,7 +152,7 @@ def fits(url: str) -> bool:
 
 @contextmanager
 def _transaction(url: str) -> Iterator[Connection]:
-    """A transaction through SQLAlchemy; the driver's errors come as such."""
+    """A transaction through SQLAlchemy; it raises the driver's own errors."""
     engine = create_engine(
         "postgresql+psycopg://",
         creator=lambda: connect(url, application_name=_APPLICATION_NAME, options=_OPTIONS),

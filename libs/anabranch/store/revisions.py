@@ -1,6 +1,6 @@
-"""The revisions of schema ``anabranch`` that this release knows, told by the names of its migrations.
+"""The revisions of schema ``anabranch`` that this release knows, read from the names of its migrations.
 
-Every service asks at its start, and needs neither Alembic nor SQLAlchemy for it.
+Every service reads them at its start, and needs neither Alembic nor SQLAlchemy for it.
 """
 
 from __future__ import annotations

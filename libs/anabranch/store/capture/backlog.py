@@ -1,11 +1,11 @@
-"""How much of what was written by SQL the log lacks, and since when.
+"""How many changes written by SQL the log still lacks, and since when.
 
-Captured rows carry no time: it would cost their writers. So whoever looks remembers the moment of an earlier look: as
-long as a row waits that was there then, the oldest has waited since then at least. When none is left the memory begins
-anew, so that a drain which lags by a minute shows ages up to a minute.
+Captured rows carry no time: it would cost their writers. So the caller remembers the moment of an earlier look: as long
+as a row waits that was there then, the oldest has waited since then at least. When none is left the memory begins anew,
+so that a drain which lags by a minute shows ages up to a minute.
 
-What a registration that was cut off goes on gathering waits, too, for nobody (``cut_off``). It is counted while no
-registration runs, and has no age: no resolver is late with it.
+Changes that the triggers of a cut-off registration still gather wait, too, though nothing drains them (``cut_off``).
+They are counted while no registration runs, and have no age: no resolver is late with them.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class CapturedBacklog(NamedTuple):
 
 
 Moments = MutableMapping[int, tuple[str, float]]
-"""By database: what could be seen at an earlier look, and when that was (``time.monotonic``)."""
+"""By database: the snapshot of an earlier look, and its time in seconds (``time.monotonic``)."""
 
 
 def captured_backlogs(conn: Session, moments: Moments, now_s: float, most: int) -> list[CapturedBacklog]:
-    """What waits in every database, counted no further than ``most``. ``moments`` is kept from look to look.
+    """The backlog of every database, counted no further than ``most``. Keep ``moments`` from call to call.
 
     Raises:
         psycopg.Error: it can't be read.

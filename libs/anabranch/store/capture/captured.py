@@ -1,7 +1,7 @@
-"""Captured changes as a resolver meets them: it reads what waits, takes what its own statements caused, and deletes
-what it has drained. How they come into the table, and what is in them, is in ``store.capture.triggers``.
+"""Captured changes as a resolver handles them: it reads the waiting ones, takes those that its own statements caused,
+and deletes those that it has drained. ``store.capture.triggers`` describes how they are captured, and their content.
 
-``id`` grows with the order of capture. Whoever reads holds the database's claim: nobody else deletes there.
+``id`` grows with the order of capture. The reader holds the database's claim: no other session deletes there.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Captured(NamedTuple):
 
 
 MOST_BYTES = 16 * 2**20
-"""The bytes of images that are read at once; one change more, which may be larger."""
+"""The bytes of images that are read at once; one more change is read, which may be larger."""
 COLUMNS = "id, xid::text::int8, table_id, old, new, depth::int8, role, application"
 SLIM_COLUMNS = f"""id, xid::text::int8, table_id,
        case when octet_length(old) <= {LARGE_BYTES} then old end,
@@ -64,7 +64,7 @@ SLIM_COLUMNS = f"""id, xid::text::int8, table_id,
 
 def as_many_as_fit(where: str, most: str, most_bytes: str, columns: str = COLUMNS) -> bytes:
     """The first ``most`` changes, as far as those before each have no more than ``most_bytes``. Sizes are known without
-    reading what is stored apart."""
+    reading values that are stored out of line."""
     return f"""
 select {columns} from (
     select c.*, sum(coalesce(octet_length(old), 0) + coalesce(octet_length(new), 0))
@@ -87,8 +87,8 @@ READ_LEANED_ON = as_many_as_fit(
     "$6::int8",
 )
 
-# Ids that are given out later are greater: what this transaction causes stands behind all that it had read before. One
-# more than is wanted tells that there are more; then none is taken.
+# Ids that are given out later are greater: the changes that this transaction causes stand behind all that it had read
+# before. One more than is wanted shows that there are more; then none is taken.
 TAKE_OWN = f"""
 with found as materialized (
     select id as number, coalesce(octet_length(old), 0) + coalesce(octet_length(new), 0) as bytes
@@ -138,8 +138,8 @@ where n.nspname = %(schema)s and not t.tgisinternal and f.nspname <> 'anabranch'
 group by c.relname
 """
 
-# Whatever the system brings itself stands in no dependency. A type of the application's own may have functions of its
-# own, save for an enumeration. What is too much costs a look at a group's end; what is missing is found there as well.
+# The system's own objects have no entries in pg_depend. A type of the application's own may have functions of its own,
+# save for an enumeration. A table too many costs a look at a group's end; a missing one is found there as well.
 TABLES_WITH_CODE = """
 with made_with (relation, classid, objid) as (
     select d.adrelid, 'pg_catalog.pg_attrdef'::pg_catalog.regclass, d.oid from pg_catalog.pg_attrdef d
@@ -167,8 +167,8 @@ _EVENTS = ((4, MutationType.INSERT), (8, MutationType.DELETE), (16, MutationType
 
 
 def tables_with_code(conn: Connection, schema_name: str) -> dict[str, frozenset[MutationType]]:
-    """The tables of a schema that have code of the application's, in triggers or in defaults, checks, indexes and
-    types, and for which changes it runs."""
+    """The tables of a schema that have code of the application's (in triggers or in defaults, checks, indexes and
+    types), with the kinds of changes that run it."""
     parameters = {"schema": schema_name}
     rows = conn.execute(TABLES_WITH_TRIGGERS, parameters)
     found = {name: frozenset(kind for bit, kind in _EVENTS if bits & bit) for name, bits in rows}
@@ -208,9 +208,9 @@ def read_leaned_on(
     but: Sequence[int],
     most: int,
 ) -> list[Captured]:
-    """The first ``most`` changes of other transactions, those of the numbers ``but`` left out, by which the tables
-    ``bringing`` may have a value that they did not have, or ``removing`` have one no more; fewer where they have more
-    than ``MOST_BYTES``, and then one more than fits."""
+    """The first ``most`` changes of other transactions, those of the numbers ``but`` left out, that a group may depend
+    on: those that may have added a value to the tables ``bringing``, or taken one from the tables ``removing``. Fewer
+    where they have more than ``MOST_BYTES``, and then one more than fits."""
     tables = [int8_array(sorted(bringing)), int8_array(sorted(removing))]
     parameters = [int8(database_id), *tables, int8_array(but), int8(most), int8(MOST_BYTES)]
     return captured_of(run(conn, READ_LEANED_ON, parameters))
@@ -219,8 +219,8 @@ def read_leaned_on(
 def take_own(
     conn: Connection, database_id: int, after: int, most: int, most_bytes: int = MOST_BYTES
 ) -> list[Captured] | None:
-    """Take, out of the table, what this transaction's own statements have caused behind the number ``after``; None, and
-    nothing is taken, where that is more than ``most`` changes, or than ``most_bytes``."""
+    """Take out of the table the changes that this transaction's own statements have caused, behind the number
+    ``after``; None, and nothing is taken, where these are more than ``most`` changes, or ``most_bytes``."""
     rows = run(conn, TAKE_OWN, [int8(database_id), int8(after), int8(most), int8(most_bytes)]).fetchall()
     if not rows[0][0]:
         return None
@@ -254,7 +254,7 @@ def delete(conn: Connection, database_id: int, ids: Sequence[int]) -> Cursor:
 
 
 def captured_of(cursor: Cursor) -> list[Captured]:
-    """The changes that a statement with ``COLUMNS`` gives."""
+    """The changes that a statement with ``COLUMNS`` returns."""
     return [Captured._make(row) for row in cursor.fetchall()]
 
 

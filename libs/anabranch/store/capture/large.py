@@ -1,9 +1,10 @@
-"""Captured changes of more than a process should hold: backlogs and large transactions, told first and read in pieces.
+"""Captured changes of more than a process should hold: backlogs and large transactions, measured first and then read in
+pieces.
 
-What a transaction comes to is told by one scan of all that waits (``first_to_end``, ``own``), which has a time limit of
-its own: it takes as long as there is much, and every later group would begin with it again. Its changes are then read
-in the order of their capture, behind a number and no further than its last, so that none is looked at twice; or, where
-those of one row have to come together, by the numbers that a first reading has sorted.
+One scan of all waiting changes measures the transactions (``first_to_end``, ``own``). It has a time limit of its own:
+it takes longer the more changes wait, and where it failed, every later group would begin with it again. The changes of
+a transaction are then read in the order of their capture, behind a number and no further than its last, so that none is
+looked at twice; or, where those of one row have to come together, by the numbers that a first reading has sorted.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from anabranch.store.session.binary import Connection, Cursor, run
 from anabranch.values.postgres_binary import Parameter, int8, int8_array
 
 SCAN_MS = 600_000
-"""How long one scan of all that waits may take: some hundreds of millions of changes."""
+"""How long one scan of all waiting changes may take, in milliseconds: enough for some hundreds of millions of them."""
 _INSERT, _DELETE = 1, 3
 _INTEGERS = frozenset({20, 21, 23})
 _INTEGER_BYTES = 8
@@ -79,8 +80,8 @@ where database_id = $1::int8::int and id > $2::int8 and id <= $3::int8 and xid =
 class Transaction(NamedTuple):
     """A transaction whose changes wait. ``first`` and ``last``: the least and the greatest number among them; ``size``:
     the bytes of their images; ``depth``: how deep inside other statements the deepest was made; ``least`` and
-    ``greatest``: 1 insert, 2 update, 3 delete; ``both``: not 0 where a table had updates and deletes, and seldom where
-    it was two tables."""
+    ``greatest``: 1 insert, 2 update, 3 delete; ``both``: not 0 where a table had updates and deletes, and seldom also
+    where one table had updates and another one deletes."""
 
     xid: int
     changes: int
@@ -99,11 +100,11 @@ class Transaction(NamedTuple):
 
     @property
     def one_by_one(self) -> bool:
-        """Whether rows were changed in the order of their capture, unless keys were updated. A statement captures what
-        it changed in a table when it ends, its updates in their order and its deletes in theirs. So no statement may
-        have been made by a trigger inside another one (``depth``); and as what foreign keys delete and set to null
-        belongs to the statement that set it off, no table may have updates and deletes: which of the two is captured
-        first follows from the names of the constraints, and a row may have been updated before it was deleted."""
+        """Whether rows were changed in the order of their capture, unless keys were updated. A statement captures its
+        changes of a table when it ends, its updates in their order and its deletes in theirs. So no trigger may have
+        run a statement inside another one (``depth``). The deletes and updates of foreign keys belong to the statement
+        that caused them, so no table may have both: the names of the constraints decide which of the two is captured
+        first, and a row may have been updated before it was deleted."""
         return self.once or (self.depth <= 1 and not self.both)
 
 
@@ -113,7 +114,7 @@ def first_to_end(conn: Connection, database_id: int, most: int) -> list[Transact
 
 
 def own(conn: Connection, database_id: int, after: int) -> Transaction | None:
-    """What this transaction's own statements have caused behind the number ``after``; None where that is nothing."""
+    """The changes that this transaction's own statements caused behind the number ``after``; None where it has none."""
     found = _scan(conn, OWN, [int8(database_id), int8(after)])
     return found[0] if found else None
 
@@ -147,14 +148,14 @@ def read_of(
     conn: Connection, database_id: int, transaction: Transaction, after: int, most: int, most_bytes: int = MOST_BYTES
 ) -> list[Captured]:
     """The first ``most`` changes of a transaction behind the number ``after``, in order; fewer as in
-    ``captured.read``. What waits behind its last is not looked at."""
+    ``captured.read``. Changes behind the transaction's last one are not looked at."""
     numbers = [database_id, after, transaction.last, transaction.xid, most, most_bytes]
     return _with_large(conn, database_id, run(conn, READ_OF, [int8(number) for number in numbers]))
 
 
 def _with_large(conn: Connection, database_id: int, cursor: Cursor) -> list[Captured]:
-    """The changes that a statement with ``SLIM_COLUMNS`` gives, with their large images. A change of a row that is too
-    large to be carried has none."""
+    """The changes that a statement with ``SLIM_COLUMNS`` returns, with their large images. A change of a row that is
+    too large to be carried has none."""
     changes = []
     for *fields, old_size, new_size in cursor.fetchall():
         change = Captured._make(fields)

@@ -1,10 +1,10 @@
-"""Captured rows of many megabytes, read in slices and held in them, so that little more than the row itself is ever
-held.
+"""Captured rows of many megabytes, read in slices and held in them, so that memory holds little more than the row
+itself.
 
-A captured row is as ``record_send`` made it (``capture_rows``). Where it is large, its long texts and bytes are taken
-out: the image that goes around has their digests in their places, and is as good for being compared; the values are
-beside it, each once, as they came. Nobody has to read them: Postgres sends a text, a ``json`` and a ``jsonb`` as they
-are printed.
+A captured row is as ``record_send`` made it (``capture.rows``). Where it is large, its long texts and bytes are taken
+out: the remaining image has their digests in their places, and compares equal where the row does; the values are beside
+it, each once, as they came. They need no decoding: Postgres sends a text, a ``json`` and a ``jsonb`` as they are
+printed.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from anabranch.values.pieces import LargeText, Pieces
 from anabranch.values.postgres_binary import int8
 
 LARGE_BYTES = 16 * 2**20
-"""An image with more bytes is read so."""
+"""An image with more bytes is read in slices."""
 CARRIED_BYTES = 256 * 2**20
-"""One with more is not carried at all."""
+"""An image with more bytes is not carried at all."""
 _SLICE_BYTES = 4 * 2**20
 _LONG_BYTES = 2**20
 _BYTEA, _JSONB = 17, 3802

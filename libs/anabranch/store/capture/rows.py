@@ -7,15 +7,15 @@ of ``rows.TableSql.read``.
 
 An image may be older than the table is today. Its first columns are those of the registration, in their order: columns
 that were added since stand behind them, and a table that lost one of its own, or holds another type in it, has drifted
-(``drift``). What is behind is cut off or filled up with NULLs; oids that have changed while the type is carried alike
-(``integer`` to ``bigint``, a length taken away, a restored dump) are put right.
+(``drift``). Further columns are cut off or filled up with NULLs; oids that have changed while the type is carried alike
+(``integer`` to ``bigint``, a length taken away, a restored dump) are corrected.
 
-Columns whose types have no binary form stand in the images as text, in the oid of text. No array of the table's row
+Columns whose types have no binary form stand in the images as text, with the oid of text. No array of the table's row
 type can hold those: a temporary type that is made like it, with text in their place, is read instead.
 
-A session that reads the table's row type for the first time needs a lock on the table, and would wait for whoever has
-locked it against everybody. Then a temporary type that is made like it takes its place: what is in the images needs no
-look at the table.
+A session that reads the table's row type for the first time needs a lock on the table, and would wait for a session
+that holds an exclusive lock on it. Then a temporary type that is made like it takes its place: the images can be read
+without the table.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ _field = struct.Struct(">Ii").pack
 
 
 class UndecodableError(ServerError, ValueError):
-    """Images of ``table`` can't be read as rows of it: it has drifted. ``sqlstate`` is what Postgres said, "" where it
-    was not asked."""
+    """Images of ``table`` can't be read as rows of it: it has drifted. ``sqlstate`` is that of Postgres's error, ""
+    where Postgres was not asked."""
 
     REASON = "TABLE_CHANGED"
 
@@ -89,9 +89,9 @@ class UndecodableError(ServerError, ValueError):
 
 
 class _ImageShape(NamedTuple):
-    """A table of today: its row type's oid, its columns' names and type oids in order, and whether somebody has locked
-    it against everybody, or waits to, and this session may make a type. ``binary``: of each column, whether its type
-    has a binary form; the oids are those in images, of text where it has none."""
+    """A table as it is now: its row type's oid, its columns' names and type oids in order. ``locked``: another session
+    holds an exclusive lock on it, or waits for one, and this session may make a type. ``binary``: of each column,
+    whether its type has a binary form; the oids are those in images, that of text where it has none."""
 
     row_type: int
     names: list[str]
@@ -154,11 +154,11 @@ def _rows(conn: Connection, table: Table, row_type: int, type_name: str, images:
     cursor = binary.cursor(conn)
     try:
         for chunk in _chunks(images):
-            # Prepared, it would outlive a table that is made anew under its name.
+            # A prepared statement would outlive a table that is dropped and created again under its name.
             cursor.execute(statement, [_array(row_type, chunk)], prepare=False, binary=True)
             rows += load(cursor.fetchall())
     except (psycopg.ProgrammingError, psycopg.DataError, psycopg.IntegrityError, psycopg.NotSupportedError) as error:
-        # Also a value that its domain or its enumeration has no longer.
+        # Also for a value that its domain or its enumeration no longer allows.
         why = f"its columns or their types have changed (SQLSTATE {error.sqlstate})"
         raise UndecodableError(table.name, why, error.sqlstate or "") from error
     return rows
@@ -166,7 +166,7 @@ def _rows(conn: Connection, table: Table, row_type: int, type_name: str, images:
 
 @contextmanager
 def _stand_in(conn: Connection, shape: _ImageShape) -> Iterator[int]:
-    """A type with the columns of the table, which nobody else knows; its oid."""
+    """A temporary type with the columns of the table, which only this session sees; its oid."""
     types = conn.execute(_COLUMN_TYPES, [shape.row_type])
     columns = ", ".join(
         f"{quote(name)} {kind if has_binary else 'text'}"
@@ -175,8 +175,8 @@ def _stand_in(conn: Connection, shape: _ImageShape) -> Iterator[int]:
     conn.execute(f"create type {_STAND_IN} as ({columns})".encode(), prepare=False)
     [(row_type,)] = conn.execute(_STAND_IN_TYPE, prepare=False)
     yield int(row_type)
-    # Not as a statement that the driver knows for a DROP: it would forget what it has prepared, and in a pipeline have
-    # the server forget also what it prepares until it says so.
+    # Not as a statement that the driver recognises as a DROP: it would forget its prepared statements, and in a
+    # pipeline it would make the server forget those, too, that are prepared before the server has done so.
     conn.execute(f"do $$ begin drop type {_STAND_IN}; end $$".encode(), prepare=False)
 
 
@@ -194,7 +194,7 @@ def _shape(conn: Connection, schema_name: str, table: Table) -> _ImageShape:
 
 def _is_current(shape: _ImageShape, images: Sequence[bytes]) -> bool:
     """Whether Postgres takes all of them as they are. Types change under a lock that keeps writers out: where the first
-    image and the last one hold today's, those between them do, if they have as many columns."""
+    image and the last one have the present types, those between them do, if they have as many columns."""
     count = _length(len(shape.oids))
     return all(image.startswith(count) for image in images) and all(
         [oid for oid, _ in _fields(image)] == shape.oids for image in (images[0], images[-1])
@@ -213,7 +213,7 @@ def _fields(image: bytes) -> Iterator[tuple[int, bytes | None]]:
 
 
 def _made_current(table: Table, shape: _ImageShape, image: bytes) -> bytes:
-    """``image`` with the columns and the oids of today."""
+    """``image`` with the table's present columns and oids."""
     fields = list(_fields(image))[: len(table.columns)]
     if len(fields) < len(table.columns):
         raise UndecodableError(table.name, f"an image has {len(fields)} columns of {len(table.columns)}")
@@ -237,7 +237,7 @@ def _moved(table: Table, column: Column, was: int, oid: int, data: bytes) -> byt
         return data
     if min(was, oid) < _FIRST_USER_OID:
         raise UndecodableError(table.name, f'column "{column.name}" has another type now')
-    # The application's own type has another number, as after a dump was restored: its input judges the bytes.
+    # The application's own type has another oid, as after a dump was restored: its receive function checks the bytes.
     return data
 
 

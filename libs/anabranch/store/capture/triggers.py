@@ -1,32 +1,33 @@
 """The triggers that write every direct change of a synced table into ``anabranch.captured``.
 
-Who wrote the row decides which of them speaks:
+The writer of the row decides which of them captures it:
 
-* *anybody but the resolver* (statement triggers): a statement's rows come as transition tables, all at once; a COPY, a
-  MERGE or an upsert is one or more such statements, and so is what a cascade or a function does inside another one.
-* *the resolver*: its own statements are in the log already; what they cause is not. Rows that are changed by way of a
-  cascade or of another trigger are told by the depth of triggers at the moment of the change (row triggers). A trigger
-  *function* could not tell: there a cascaded row and a direct one look alike, so the trigger's condition decides.
-  What functions change outside of all triggers (in a default, a check, a generated or index expression, a type, a
-  trigger's condition) is a statement within a statement, of depth 0: of that the statement triggers tell it from the
-  resolver's own by the calls on the stack, of which there are none around one of its own. The statement triggers have
-  no condition: of two for one table in one statement Postgres keeps the last, which can be that of a cascade onto the
-  same table. A row that comes by both ways is captured twice, with the same images.
-* TRUNCATE, by whoever: the rows are captured as deletes before they go.
+* *any session but the resolver's* (statement triggers): a statement's rows come as transition tables, all at once; a
+  COPY, a MERGE or an upsert is one or more such statements, and so is a change that a cascade or a function makes
+  inside another one.
+* *the resolver*: its own statements are in the log already; the changes that they cause are not. Row triggers recognise
+  rows changed by a cascade or another trigger by the depth of triggers at the moment of the change. A trigger
+  *function* could not: there a cascaded row and a direct one look alike, so the trigger's condition decides. A change
+  that a function makes outside of all triggers (in a default, a check, a generated or index expression, a type, a
+  trigger's condition) is a statement within a statement, of depth 0: the statement triggers distinguish it from the
+  resolver's own statements by the calls on the stack, since there are none around one of the latter. The statement
+  triggers have no condition: of two for one table in one statement Postgres keeps the last, which can be that of a
+  cascade onto the same table. A row that comes by both ways is captured twice, with the same images.
+* TRUNCATE, by any session: the rows are captured as deletes before they go.
 
-The resolver says who it is once a transaction (``MARK_RESOLVER``). The mark is the session's process number, so that no
-setting that a role or a server happens to have hides a write, and it counts only for a session whose role may delete
+The resolver marks its session once a transaction (``MARK_RESOLVER``). The mark is the session's process number, so that
+no setting that a role or a server happens to have hides a write, and it counts only for a session whose role may delete
 from ``anabranch.captured`` and could thus hide writes anyway.
 
 All are ENABLE ALWAYS: ``session_replication_role = replica`` keeps no write from the log. The row trigger for deletes
 names a transition table that it does not use; with it Postgres refuses to make the table a partition or a child of
 another one, through which rows could be written past the triggers.
 
-While a table is registered that others write to (``gather``) its triggers capture for the database of the negative
-number, which no resolver knows: what they capture is counted by the registration, and enters no log.
+While a table with foreign writers is registered (``gather``), its triggers capture for the database of the negative
+number, which no resolver knows: the registration counts the captured changes, and they enter no log.
 
 Every function here runs inside the caller's transaction. Installing needs a lock that keeps writers out (SHARE ROW
-EXCLUSIVE), removing one that keeps everybody out, both to the transaction's end.
+EXCLUSIVE), removing one that keeps all other sessions out, both to the transaction's end.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class _Trigger:
         return f"create or replace trigger {quote(self.name)} {when} execute function {call}".encode()
 
 
-# Of the triggers for one event the last by name is the last to run: after ours, rows could still come.
+# Of the triggers for one event the last by name is the last to run: after an earlier one, rows could still come.
 TRUNCATE_TRIGGER = "~anabranch_truncate"
 
 _TRIGGERS = (
@@ -100,9 +101,9 @@ order by c.oid, t.tgname
 
 
 def install(conn: Connection, schema_name: str, table: str, database_id: int, table_id: int) -> None:
-    """Capture what is written to the table from now on, by triggers in the place of any of ours. Whoever has to begin
-    with the rows of this moment takes the table's lock first (``lock``) and reads them in a later statement of the same
-    transaction.
+    """Capture all writes to the table from now on, by triggers that replace any earlier ones of ours. A caller that has
+    to begin with the rows of this moment takes the table's lock first (``lock``) and reads them in a later statement of
+    the same transaction.
 
     Raises:
         psycopg.Error: among others InsufficientPrivilege where the role does not own the table.
@@ -117,21 +118,21 @@ def lock(conn: Connection, schema_name: str, table: str) -> None:
     """Keep writers of the table out until the transaction ends; readers go on.
 
     Raises:
-        psycopg.errors.LockNotAvailable: somebody wrote to it for longer than the session's ``lock_timeout``.
+        psycopg.errors.LockNotAvailable: a transaction wrote to it for longer than the session's ``lock_timeout``.
         psycopg.errors.UndefinedTable: it is gone.
     """
     conn.execute(f"lock table {quote(schema_name)}.{quote(table)} in share row exclusive mode".encode())
 
 
 def remove(conn: Connection, database_id: int, table_id: int) -> None:
-    """Capture the table no longer, and forget what is captured of it, also where it has gone to another name or
-    schema, or is gone."""
+    """Stop capturing the table, and delete its captured changes, also where it was renamed, moved to another schema or
+    dropped."""
     drop_triggers(conn, database_id, table_id)
     conn.execute(DELETE_CAPTURED, (database_id, table_id))
 
 
 def drop_triggers(conn: Connection, database_id: int, table_id: int) -> None:
-    """Capture the table no longer, wherever it is now."""
+    """Stop capturing the table, whatever its name and schema are now."""
     for schema_name, table, name in _found(conn, database_id, table_id):
         conn.execute(f"drop trigger {quote(name)} on {quote(schema_name)}.{quote(table)}".encode())
 
@@ -158,19 +159,19 @@ def gathering(conn: Connection, schema_name: str, table: str, database_id: int) 
 
 
 def forget_gathered(conn: Connection, schema_name: str, table: str, database_id: int) -> None:
-    """Forget what a table's triggers have gathered; they are about to be made anew."""
+    """Delete the changes that a table's triggers have gathered; the triggers are about to be created again."""
     for number in gathering(conn, schema_name, table, database_id):
         conn.execute(DELETE_CAPTURED, (-database_id, number))
 
 
 def end_gathering(conn: Connection, schema_name: str, table: str, database_id: int) -> None:
-    """Take away triggers that gather, and what they have gathered."""
+    """Remove triggers that gather, and the changes that they have gathered."""
     for number in gathering(conn, schema_name, table, database_id):
         remove(conn, -database_id, number)
 
 
 def switch(conn: Connection, schema_name: str, table: str, *, on: bool) -> None:
-    """Have the table's triggers work or rest. They must be installed."""
+    """Enable or disable the table's triggers. They must be installed."""
     _switch(conn, f"{quote(schema_name)}.{quote(table)}", "enable always" if on else "disable")
 
 
@@ -195,7 +196,7 @@ def _arguments(database_id: int, table_id: int) -> bytes:
 
 
 class TriggerFault(NamedTuple):
-    """What is wrong with a table's triggers, in words, and whether there are none at all."""
+    """The fault of a table's triggers, in words, and whether there are none at all."""
 
     text: str
     all_gone: bool
@@ -204,8 +205,8 @@ class TriggerFault(NamedTuple):
 def trigger_faults(
     schema_name: str, database_id: int, tables: Mapping[str, int], resting: Container[str] = ()
 ) -> Steps[dict[str, TriggerFault]]:
-    """What keeps the writes of tables (name to number) from being captured; a table whose triggers are as they were
-    installed is left out. ``resting`` are those that are not captured on purpose."""
+    """The faults that keep the writes of tables (name to number) from being captured; a table whose triggers are as
+    installed is left out. ``resting`` are the tables that are not captured on purpose."""
     arguments = {table: _arguments(database_id, number) for table, number in tables.items()}
     found: dict[tuple[str, str, bytes], dict[str, str]] = {}
     conditional: dict[tuple[str, str, bytes], str] = {}
@@ -221,13 +222,13 @@ def trigger_faults(
         disabled = [name for name, enabled in triggers.items() if enabled != "A"]
         if missing:
             text = f"direct writes are not captured: trigger {missing[0]} is gone"
-            # Those of a table that is being registered anew work for the registration.
+            # The triggers of a table that is being registered anew capture for the registration.
             faults[table] = TriggerFault(text, all_gone=not triggers and table not in resting)
         elif disabled and table not in resting:
             text = f"direct writes are not captured: trigger {disabled[0]} is disabled"
             faults[table] = TriggerFault(text, all_gone=False)
         elif (schema_name, table, of) in conditional:
             name = conditional[schema_name, table, of]
-            text = f"what functions in its defaults and checks write is not captured: trigger {name} is an old one"
+            text = f"writes of functions in its defaults and checks are not captured: trigger {name} is an old one"
             faults[table] = TriggerFault(text, all_gone=False)
     return faults

@@ -1,5 +1,5 @@
-"""What has been changed in a table, and captured, but stands in no group yet: taken back, the table is as the log has
-it at the head.
+"""The changes of a table that are captured, but in no group yet: with these undone, the table is as the log has it at
+the head.
 
 A row's undrained changes are a chain of images, each one's end the next one's beginning, whatever the order in which
 they were captured. So the image that begins it is the one that is an end less often than a beginning; where there is
@@ -23,7 +23,7 @@ from anabranch.values.canonical import RowEncoder
 from anabranch.values.postgres_binary import int8
 
 MOST = 20_000
-"""Changes that are taken back; with more of them the drain is waited for."""
+"""The most changes that are undone; with more of them the caller waits for the drain."""
 MOST_BYTES = 64 * 2**20
 """The same of the bytes of their images."""
 
@@ -42,7 +42,7 @@ where not exists (
 )
 """
 
-# Sizes are known without reading what is stored apart.
+# Sizes are known without reading values that are stored out of line.
 _SIZE = b"""
 select count(*), coalesce(sum(coalesce(octet_length(old), 0) + coalesce(octet_length(new), 0)), 0)::int8
 from (
@@ -58,8 +58,8 @@ where database_id = $1::int8::int and table_id = $2::int8::int limit $3::int8
 
 
 class UndrainedError(ServerError):
-    """More than ``MOST`` changes of the table wait for the resolver, or more than ``MOST_BYTES``: the same may be asked
-    again when it has come to them."""
+    """More than ``MOST`` changes of the table wait for the resolver, or more than ``MOST_BYTES``: the caller may ask
+    again when the resolver has drained them."""
 
     REASON = "UNAVAILABLE"
 
@@ -68,7 +68,7 @@ class UndrainedError(ServerError):
 
 
 class OtherHistoryError(ServerError):
-    """The history has not what was read before: the server was restored meanwhile."""
+    """The history lacks a position that was read before: the server was restored meanwhile."""
 
     REASON = "UNAVAILABLE"
 
@@ -108,7 +108,7 @@ def rows_before(conn: Connection, database: Database, table: Table) -> dict[str,
     Raises:
         UndrainedError: there are too many.
         UndecodableError: the table is no longer what it was when it was registered.
-        psycopg.Error: what Postgres refused.
+        psycopg.Error: Postgres refused it.
     """
     wanted = [int8(database.id), int8(table.id), int8(MOST + 1)]
     [(count, size)] = run(conn, _SIZE, wanted).fetchall()

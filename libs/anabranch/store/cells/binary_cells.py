@@ -3,11 +3,12 @@
 Sent: numbers, text, bytes, dates and times as binary arrays of the widest type of their kind, which Postgres then
 assigns to the column (and refuses what doesn't fit, as for any writer); the rest as text, cast to the type without its
 modifier, so that the modifier is applied by assignment, too: an explicit cast would cut silently. So would one to a
-domain over a type with a modifier: values are cast to what is below all domains, and a domain's checks are asked where
-a row is written, and nowhere else. An enumeration is sent as an array of that very type in text format, so that its
-input function judges; other types can't be, since an array of a composite type would fall apart into columns.
+domain over a type with a modifier: values are cast to the type below all domains, and a domain's checks run where a row
+is written, and nowhere else. An enumeration is sent as an array of that very type in text format, so that its input
+function checks the value; other types can't be, since an array of a composite type would fall apart into columns.
 
-Read: what binary formats carry exactly as such, the rest as the text that the type's output function prints.
+Read: types that the binary format carries exactly in that format, the rest as the text that the type's output function
+prints.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def bare_type(postgres_type: str) -> str:
 
 
 def carried_type(column: Column) -> str:
-    """What values of a column are cast to on their way: its type without a modifier, or what is below its domain."""
+    """The type that a column's values are cast to: its type without a modifier, or the type below its domain."""
     return column.base_type or bare_type(column.postgres_type)
 
 
@@ -69,7 +70,7 @@ def is_built_in(postgres_type: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CellSender:
-    """``array_type`` of the parameter, what to make it from, and the ``cast`` ("" or ``::type``) of one element."""
+    """``array_type`` of the parameter, its builder, and the ``cast`` ("" or ``::type``) of one element."""
 
     array_type: str
     build: ArrayBuilder
@@ -129,7 +130,7 @@ def _array_builder(column: Column) -> ArrayBuilder:
 
 
 def read_expression(column: Column, relation: str) -> str:
-    """What to select for ``column`` of ``relation`` (quoted, or an alias), in binary results."""
+    """The expression that selects ``column`` of ``relation`` (quoted, or an alias) for binary results."""
     reference = f"{relation}.{quote(column.name)}"
     match column.kind:
         case Kind.DECIMAL | Kind.JSON | Kind.UUID:
@@ -147,7 +148,7 @@ def read_expression(column: Column, relation: str) -> str:
 
 
 def output_text(expression: str) -> str:
-    """What the output function of an expression's type prints; a cast to text need not be that (inet, char(n))."""
+    """The text that the output function of an expression's type prints; a cast to text may differ (inet, char(n))."""
     return f"case when num_nulls({expression}) = 0 then concat({expression}) end"
 
 
@@ -172,7 +173,7 @@ def _loading(place: int, column: Column) -> _Loading | None:
             load = partial(_load_odd_timestamp, zone=has_zone(column))
             return _Loading(place, load, TIMESTAMP_MINUS_INFINITY + 1, _LAST_US, EPOCH_US)
         case Kind.DATE:
-            # What is not between them are the infinities, which are the cells' as well.
+            # The values outside these bounds are the infinities, which have the same numbers in cells.
             return _Loading(place, int, DATE_MINUS_INFINITY + 1, DATE_INFINITY - 1, EPOCH_DAYS)
         case Kind.ARRAY:
             return _Loading(place, postgres_text.array_parser(column.element_kind or Kind.STRING))
@@ -186,7 +187,7 @@ def _load_odd_timestamp(value: int, *, zone: bool) -> Cell:
 
 
 def row_loader(columns: Sequence[Column]) -> Callable[[Sequence[Sequence[object]]], list[Row]]:
-    """What takes rows of the ``read_expression`` of ``columns``, as ``binary.run`` gives them, to rows of cells."""
+    """A function that turns rows of the ``read_expression`` of ``columns`` (by ``binary.run``) into rows of cells."""
     loadings = [loading for i, column in enumerate(columns) if (loading := _loading(i, column)) is not None]
 
     def load_rows(rows: Sequence[Sequence[object]]) -> list[Row]:

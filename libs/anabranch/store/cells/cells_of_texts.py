@@ -1,4 +1,4 @@
-"""Cells of values that people write: what Postgres would store for their texts."""
+"""Cells of values that people write: those that Postgres would store for their texts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cells_of_texts(conn: Session, columns: Sequence[Column], texts: Sequence[str
 
 
 def key_of_text(conn: Session, table: Table, text: str) -> tuple[Cell, ...]:
-    """The key that somebody means: a key column's value as Postgres prints it, of several a JSON array. Moments, days
+    """The key that a person wrote: a key column's value as Postgres prints it, of several a JSON array. Moments, days
     and times may also be the numbers, and bytes the hexadecimal digits, that stand in the log's key texts.
 
     Raises:
@@ -52,8 +52,8 @@ def key_of_text(conn: Session, table: Table, text: str) -> tuple[Cell, ...]:
 
 
 def _printed(column: Column, part: str) -> str:
-    """What stands for a number in a column of moments, days or times as Postgres prints it: there are moments beyond 64
-    bits, which a cell does not hold as a number, and numbers that stand for no value, which Postgres refuses."""
+    """A number in a column of moments, days or times as Postgres prints it: some moments are beyond 64 bits, and a cell
+    does not hold them as numbers; some numbers stand for no value, and Postgres refuses them."""
     if not _NUMBER.fullmatch(part):
         return part
     if column.kind is Kind.TIMESTAMP:

@@ -1,11 +1,11 @@
 """Keys as they stand in an index of ours, where there is a limit to what an entry can hold.
 
-The application's own index holds a key by its bytes, and packs them. The text by which a row is known to us may be
-twice as long, and is whatever SQL has written. So a text that is longer than any that is sure to have room is replaced
-by one that has: its SHA-256, and then as many dots as it takes to be longer than all those that stand for themselves.
-None of them can be mistaken for it, and Postgres stores the dots in a few bytes.
+The application's own index holds a key by its bytes, and packs them. The text by which we identify a row may be twice
+as long, and SQL may have written any value into it. So a text that is too long to be sure of fitting is replaced by one
+that fits: its SHA-256, and then as many dots as make it longer than all texts that are kept as they are. None of these
+can be mistaken for it, and Postgres stores the dots in a few bytes.
 
-In ``log`` and ``conflicts`` the whole text stands, since no index holds it there.
+``log`` and ``conflicts`` have the whole text, since no index holds it there.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What the compactor asks of Postgres and leaves there, and where readers find its files."""
+"""The compactor's reads and writes in Postgres, and the look-ups by which readers find its files."""

@@ -1,4 +1,4 @@
-"""What the compactor asks of Postgres and leaves there: the moment of a run, the sums to prove it by, its publication.
+"""The compactor's reads and writes in Postgres: the moment of a run, the sums that prove it, its publication.
 
 A run sees one moment: a transaction in REPEATABLE READ in which the head, the table sums, the sums of the log and,
 where a table gets its first base, the table's rows are read; executors join it by its exported snapshot. Publishing is
@@ -65,7 +65,7 @@ CONFLICT_FIELDS = (
     "winning_batch",
     "winning_node",
 )
-"""What files say of a conflict beside its value, in the order of ``conflict_bytes``."""
+"""The fields of a conflict in files beside its value, in the order of ``conflict_bytes``."""
 
 PUBLISHED = """
 select run_id, epoch, from_position, to_position, changes, root, manifest, published_ms
@@ -80,7 +80,7 @@ where database_id = %(db)s and epoch = %(epoch)s
                                   -1)
 order by to_position
 """
-"""A run is followed until the next one is published, however long that takes: so the last one from before, too."""
+"""Readers follow a run until the next one is published, however long that takes: so the last one from before, too."""
 FORGET_FILES = """
 update anabranch.compactions c
 set manifest = jsonb_set(c.manifest, '{tables}', coalesce(
@@ -90,8 +90,8 @@ where c.database_id = %(db)s and not c.manifest ? 'forgotten'
       and exists (select from anabranch.compactions later where later.database_id = c.database_id
                   and later.epoch = c.epoch and later.to_position > c.to_position and later.published_ms < %(since)s)
 """
-"""Each manifest names every file of the lake, so that all of them together would grow with the square of the runs. What
-tables looked like stays (``run_shapes``). Runs of a month before were seen to by those after them."""
+"""Each manifest names every file of the lake, so that all of them together would grow with the square of the runs. The
+tables' columns stay (``run_shapes``). Runs that are already marked as forgotten are left out."""
 LAST = """
 select run_id, epoch, from_position, to_position, changes, root, manifest, published_ms
 from anabranch.compactions where database_id = %(db)s and epoch = %(epoch)s order by to_position desc limit 1
@@ -122,7 +122,7 @@ select pg_relation_size(t) / current_setting('block_size')::int, pg_table_size(t
 
 
 class NotPublishedError(ServerError):
-    """Another run has published the same stretch, or the database's epoch has moved: this run's files are nobody's."""
+    """Another run has published the same stretch, or the database's epoch has moved: this run's files are unused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ def read_conflict_sums(conn: Session, database_id: int, after: int, upto: int) -
 
 
 def conflict_bytes(fields: Sequence[str | int], losing_value: bytes) -> bytes:
-    """What CONFLICT_SUMS hashes of a conflict. ``fields``: those of CONFLICT_FIELDS, in their order."""
+    """The bytes of a conflict that CONFLICT_SUMS hashes. ``fields``: those of CONFLICT_FIELDS, in their order."""
     return "\x1f".join(map(str, fields)).encode() + losing_value
 
 
@@ -208,8 +208,8 @@ def _sum(count: int, sums: Sequence[int]) -> Sum:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """``pages``: a row that the moment shows is in one of them. ``bytes``: what the table takes, long values among
-    it."""
+    """The size of a table. ``pages``: a row that the moment shows is in one of them. ``bytes``: the space of the table,
+    long values included."""
 
     pages: int
     bytes: int
@@ -261,14 +261,14 @@ def all_published(conn: Session, database_id: int) -> list[Published]:
 
 
 def recently_published(conn: Session, database_id: int, epoch: str, since_ms: int) -> list[Published]:
-    """The runs of an epoch that somebody may have followed since then; oldest first."""
+    """The runs of an epoch that a reader may have followed since then; oldest first."""
     values = {"db": database_id, "epoch": epoch, "since": since_ms}
     return [Published(*row) for row in conn.execute(RECENT, values).fetchall()]
 
 
 def forget_files(conn: Session, database_id: int, before_ms: int) -> int:
-    """Take the files' names out of the manifests of runs that nobody has followed since then, because later ones were
-    published before; gives the number of runs. The runs stay: they prove what was compacted."""
+    """Remove the files' names from the manifests of runs that no reader has followed since then, because later ones
+    were published before; return the number of runs. The runs stay: they prove the compacted stretches."""
     return conn.execute(FORGET_FILES, {"db": database_id, "since": before_ms}).rowcount
 
 
@@ -307,7 +307,7 @@ def publish(
     if row is None:
         raise NotPublishedError(f"the database's epoch is no longer {epoch}")
     if row[0] != run_id:
-        raise NotPublishedError(f"run {row[0]} has published what comes after {after}")
+        raise NotPublishedError(f"run {row[0]} has already published the stretch after {after}")
 
 
 def _one(conn: Session, statement: str, parameters: Mapping[str, Any]) -> tuple[Any, ...]:

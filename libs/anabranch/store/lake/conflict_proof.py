@@ -1,5 +1,5 @@
 """The values that lost, as the files of a manifest have them, added up as Postgres adds up its own (``compactions``):
-so that none is removed which files only seem to have.
+so that none is removed from Postgres that the files do not really hold.
 
 In a file a losing value stands in the file column of the column that lost, or as its bytes where it fits none. Since a
 manifest lives longer than a table's columns, that file column may be one of a column that is gone.
@@ -33,7 +33,7 @@ def conflicts_sum(root: str, manifest: Manifest, after: int, upto: int) -> Sum:
     """Number of losing values of (``after``, ``upto``] and the sum of their hashes, of all tables together.
 
     Raises:
-        EvidenceError: a file can't be read, or holds what it can't have held.
+        EvidenceError: a file can't be read, or its content is not that of a file of conflicts.
     """
     filesystem, folder = manifest_folder(root, manifest)
     total = Sum()

@@ -1,7 +1,7 @@
 """Reads for the compactor's executors: a stretch of the log, of the conflicts, of a table's rows, as Arrow record
 batches straight from Postgres. Each read is one session; a stretch that is read again gives the same rows.
 
-Numbers stand in the statements as they are, because the driver reads by COPY, which takes no parameters.
+Numbers are part of the statements' text, because the driver reads by COPY, which takes no parameters.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a Pull from Parquet asks of Postgres: of our own tables only."""
+"""The look-ups of a Pull from Parquet in Postgres: in our own tables only."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ FLOOR = "select floor_ms from anabranch.databases where id = %(db)s and epoch = 
 class FoundBase:
     """A published run, beside the database as it is at the same moment. ``position`` is the run's; ``chain`` the one of
     the group there, None where the log has no such group; ``lacks_since`` the position of the first group after it;
-    ``acknowledged`` what is stored of the node that asks; ``newest``: no run was published after it; ``seen_chain`` the
-    chain at the position that was asked for."""
+    ``acknowledged`` the stored position of the node that asks; ``newest``: no run was published after it;
+    ``seen_chain`` the chain at the position that was asked for."""
 
     run_id: str
     root: str
@@ -74,7 +74,7 @@ async def find_base(
 
 
 async def read_manifest(conn: AsyncSession, database_id: int, run_id: str) -> Mapping[str, Any] | None:
-    """What a run published; None where it is there no more. Raises psycopg.Error."""
+    """The manifest that a run published; None where the run no longer exists. Raises psycopg.Error."""
     row = await (await conn.execute(MANIFEST, {"db": database_id, "run": run_id})).fetchone()
     return None if row is None else row[0]
 

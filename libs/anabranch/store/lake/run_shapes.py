@@ -1,8 +1,8 @@
-"""What tables looked like when each stretch of the log was compacted.
+"""The columns that tables had when each stretch of the log was compacted.
 
-The newest manifest names the files, wherever rows have been put together since; but it knows the tables as they are
-now. What an effect is made of, and so its hash, are the columns that its table had then: those of the run that
-published the stretch. File columns keep their names, so that its columns are found in the newest files.
+The newest manifest names the files, also where files have been merged since; but it knows the tables as they are now.
+An effect, and so its hash, is made of the columns that its table had then: those of the run that published the stretch.
+File columns keep their names, so that the columns of that run are found in the newest files.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _pieces(rows: Iterable[tuple[str, int, int, Mapping[str, object]]], after: i
         try:
             manifest = from_json(content)
         except (ManifestError, KeyError, TypeError, ValueError) as error:
-            raise EvidenceError(f"run {run_id}: what it published can't be read: {error!r}") from error
+            raise EvidenceError(f"run {run_id}: its published manifest can't be read: {error!r}") from error
         columns = {name: files.columns for name, files in manifest.tables.items()}
         for end in sorted({min(last, upto), *(f.last_position for f in manifest.former if f.last_position < upto)}):
             if end > reached:
@@ -90,6 +90,6 @@ def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
 
 
 def _alike(some: Mapping[str, FileTable], others: Mapping[str, FileTable]) -> bool:
-    """Whether the tables that both have are the same. One that only one of them has, has no changes in the other's
-    stretch."""
+    """Whether the tables that both have are the same. A table that only one of them has, has no changes in the stretch
+    of the other."""
     return all(some[name].columns == others[name].columns for name in some.keys() & others.keys())

@@ -1,4 +1,4 @@
-"""A table of the lake as its newest manifest has it, and what the log has beyond."""
+"""A table of the lake as its newest manifest has it, and the log's changes beyond it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _TYPES = {1: "insert", 2: "update", 3: "delete", 4: "none"}
 
 
 class NotCompactedError(ServerError):
-    """What is asked for is not in the lake yet; the message says why."""
+    """The lake does not have the requested data yet; the message says why."""
 
 
 class TailTooLongError(ServerError):
-    """The log has too much that is not in the lake yet."""
+    """The log has too many changes that are not in the lake yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""The log, whole tables of one moment, and the history that positions belong to."""
+"""Read the log, whole tables at one moment, and the history that positions belong to."""

@@ -1,8 +1,8 @@
 """Values that lost a conflict, read page by page, the newest first.
 
 No page costs more than ``MOST_LOOKED_AT`` entries of an index: a filter that finds little makes pages short, or empty,
-and each says from where the next one goes on. Of one row the index of its conflicts is read, else that of the
-database's. What is listed never changes: positions grow, and a conflict is only ever added.
+and each names the place where the next one begins. For one row the index of its conflicts is read, else that of the
+database's. A listed conflict never changes: positions grow, and conflicts are only ever added.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from anabranch.values import Kind, Table
 MOST_LOOKED_AT = 20_000
 """Entries that one page looks at."""
 OVERHEAD_BYTES = 300
-"""What a conflict counts for beside its key and its losing value: names and ids."""
+"""The bytes that a conflict counts for beside its key and its losing value: names and ids."""
 _AFTER_ALL = 2**63 - 1
 
 _WHERE = """
@@ -73,12 +73,12 @@ order by e.number
 
 
 def listed_tables(database: Database, former: Iterable[Former]) -> list[Table]:
-    """The tables whose conflicts are listed: those that are registered, and as they were before, the newest first."""
+    """The tables whose conflicts are listed: the registered ones, then former registrations, the newest first."""
     return [*database.tables.values(), *(one.table for one in reversed(list(former)))]
 
 
 def named(tables: Iterable[Table], name: str) -> list[Table]:
-    """Of tables those of a name whose keys have the columns of the newest one's."""
+    """The tables of one name whose key columns are those of the newest one."""
     found = [table for table in tables if table.name == name]
     return [table for table in found if _key_columns(table) == _key_columns(found[0])]
 
@@ -88,7 +88,7 @@ def _key_columns(table: Table) -> list[tuple[str, Kind]]:
 
 
 class ConflictPlace(NamedTuple):
-    """Where a listing goes on: before this conflict, or, with an ``offset``, in its value from that byte on."""
+    """The place where a listing goes on: before this conflict, or, with an ``offset``, in its value from that byte."""
 
     position: int
     batch_id: str
@@ -98,8 +98,8 @@ class ConflictPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WantedConflicts:
-    """What is listed: of the tables with these numbers, of the row with this key text (of one table then, in whatever
-    registrations), won or lost by this node ("" for all), decided in ``[from_ms, until_ms)``."""
+    """The conflicts to list: of the tables with these numbers, of the row with this key text (then all numbers are
+    registrations of one table), won or lost by this node ("" for all), decided in ``[from_ms, until_ms)``."""
 
     database_id: int
     tables: Sequence[int]
@@ -127,7 +127,7 @@ class Lost(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A page. ``incomplete``: its only value goes on; ``after``: where the next page begins, None at the end."""
+    """A page. ``incomplete``: its only value goes on; ``after``: the place of the next page, None at the end."""
 
     lost: Sequence[Lost]
     incomplete: bool
@@ -177,8 +177,8 @@ def _place(row: Sequence[Any], offset: int) -> ConflictPlace:
 def page(
     conn: psycopg.Connection[Any], wanted: WantedConflicts, place: ConflictPlace | None, *, items: int, max_bytes: int
 ) -> Listed:
-    """The page that begins at ``place`` (None: with the newest): at most ``items`` conflicts and, but for a value that
-    is larger alone and comes in parts, ``max_bytes``."""
+    """The page that begins at ``place`` (None: with the newest): at most ``items`` conflicts and ``max_bytes``. A value
+    that alone is larger comes in parts."""
     return run(conn, _page(wanted, place, items, max_bytes))
 
 

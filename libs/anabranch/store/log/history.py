@@ -1,11 +1,11 @@
-"""Whether a position that a node has seen lies in a database's history, and the end of an epoch where it does not.
+"""Check whether a position that a node has seen lies in a database's history, and end the epoch where it does not.
 
-The server knows its own positions by their seals, whatever epoch they are of: the key outlives epochs. A position that
-it sealed and that its history does not have was lost: the server was restored from a backup. Where the seal does not
-fit nothing is proven, but for a database whose rows were carried into another Postgres cluster.
+The server recognises its own positions of any epoch by their seals: the key outlives epochs. A position that it sealed
+and that its history does not have was lost: the server was restored from a backup. A seal that does not fit proves
+nothing, except where a database's rows were moved into another Postgres cluster.
 
-A contradiction counts only as the primary tells it: ``confirm`` looks again, under the database's claim, so that no
-group is committed meanwhile, and moves the epoch at most once for what was lost. Its statements commit together.
+Only the primary can confirm a contradiction: ``confirm`` looks again, under the database's claim, so that no group is
+committed meanwhile, and moves the epoch at most once for the lost positions. Its statements commit together.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ select pg_is_in_recovery(), (pg_control_system()).system_identifier
 ENDED = b"""
 select 1 from anabranch.epochs where database_id = $1::int8 and epoch = $2::text
 """
-# The epoch that ends is noted, and one that only a node tells of as well: what others lost of it moves none again.
+# The epoch that ends is noted, and so is one that only a node names: other lost positions of it move no epoch again.
 END = b"""
 insert into anabranch.epochs (database_id, epoch, ended_position, ended_ms)
 select $1::int8, e.epoch, $3::int8, $4::int8 from unnest($2::text[]) e(epoch)
@@ -60,7 +60,7 @@ select pg_notify('{CATALOG_CHANNEL}', id::text) from moved
 
 
 class Judgement(Enum):
-    """FITS: the history has it, or nothing is there to contradict it. LOST: this server sealed it, and its history does
+    """FITS: the history has the position, or nothing contradicts it. LOST: this server sealed it, and its history does
     not have it. STRANGE: it is damaged, or of a server that shares no secret with this one."""
 
     FITS = auto()
@@ -78,7 +78,7 @@ class Seen:
 
     @property
     def is_nothing(self) -> bool:
-        """Whether the node says that it has seen none."""
+        """Whether the node states that it has seen no position."""
         return not self.epoch and not self.position and not self.token
 
 
@@ -111,12 +111,12 @@ class History:
 
 
 def judge(history: History, seen: Seen) -> Judgement:
-    """What ``history``, which was asked for the position, says of it."""
+    """Judge a position by ``history``, which was read for this position."""
     position = seen.position
     if seen.is_nothing:
         return Judgement.FITS
     if not seen.token:
-        # Given without a seal where its chain was not known any more: nothing can be compared.
+        # The server gave it without a seal where its chain was no longer known: nothing can be compared.
         fits = seen.epoch == history.epoch and 0 <= position <= history.head
         return Judgement.FITS if fits else Judgement.STRANGE
     known = known_of(history.seal_key, seen)
@@ -127,7 +127,7 @@ def judge(history: History, seen: Seen) -> Judgement:
 
 
 def known_of(seal_key: bytes, seen: Seen) -> SeenGroup | None:
-    """What a position that a node has seen says of the history; None where it is not sealed with this key."""
+    """The group that a position seen by a node requires in the history; None where this key did not seal it."""
     chain = chain_of(seal_key, seen.epoch, seen.position, seen.token) if seen.token else None
     return None if chain is None else SeenGroup(seen.position, chain)
 
@@ -142,8 +142,8 @@ async def _rows(
 
 
 async def read_history(conn: AsyncSession, database_id: int, positions: Sequence[int]) -> History | None:
-    """The history, asked for ``positions``; None where there is no such database. The head is read after the chains, so
-    that a position that is not there is above the head, or will never be there.
+    """The history, with the chains at ``positions``; None where there is no such database. The head is read after the
+    chains, so that a missing position is above the head, or will never exist.
 
     Raises:
         psycopg.Error: it can't be read.
@@ -159,7 +159,7 @@ async def read_history(conn: AsyncSession, database_id: int, positions: Sequence
 
 async def confirm(conn: AsyncSession, database_id: int, seen: Seen, new_epoch: str, now_ms: int) -> Judgement:
     """Look again at a position that was found to contradict the history, and begin the epoch ``new_epoch`` where that
-    proves a rewind that no epoch has ended for yet. LOST is said only on a primary.
+    proves a rewind that no epoch has ended for yet. The answer is LOST only on a primary.
 
     Raises:
         psycopg.Error: it can't be looked at now; nothing was changed.

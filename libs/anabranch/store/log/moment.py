@@ -2,8 +2,8 @@
 
 One transaction in REPEATABLE READ: the table is locked ACCESS SHARE first, because a TRUNCATE that commits between the
 transaction's snapshot and the read of the table would read as an empty one; the snapshot is taken by the next query,
-which gives the head and the sums. Nobody who writes waits for it. What was written directly and is captured, but not
-drained, is ahead of the head: it is taken back (``undrained``).
+which returns the head and the sums. No writer waits for it. Direct writes that are captured, but not drained, are ahead
+of the head: they are undone in the result (``undrained``).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from anabranch.values.canonical import RowEncoder
 
 
 def begin(conn: Connection, database: Database, table: Table) -> Sums:
-    """Begin a transaction of one moment in a session in autocommit; gives its head and all sums.
+    """Begin a transaction of one moment in a session in autocommit; return its head and all sums.
 
     Raises:
         UnknownDatabaseError: there is no such database any more.
-        psycopg.Error: what Postgres refused.
+        psycopg.Error: Postgres refused it.
     """
     conn.execute("begin isolation level repeatable read, read only")
     relation = f"{quote(database.schema_name)}.{quote(table.name)}"
@@ -55,9 +55,9 @@ def rows_at(conn: Connection, database: Database, table: Table) -> Generator[lis
     """The rows of the table at the moment's position, in no order.
 
     Raises:
-        UndrainedError: too much waits to be drained.
+        UndrainedError: too many changes wait to be drained.
         UndecodableError: the table is no longer what it was when it was registered.
-        psycopg.Error: what Postgres refused.
+        psycopg.Error: Postgres refused it.
     """
     before = rows_before(conn, database, table)
     key = itemgetter(*table.key_index)
@@ -96,8 +96,8 @@ class MomentReader:
     """One table at one moment, in a session of its own. It blocks, and is used by one thread at a time; ``pid`` is the
     session's process in Postgres, so that it can be ended from outside (``pull_reader.end_session``).
 
-    ``begin`` first, ``close`` last. Every method but ``close`` raises psycopg.Error and what ``rows_at``
-    does.
+    ``begin`` first, ``close`` last. Every method but ``close`` raises psycopg.Error and the errors of
+    ``rows_at``.
     """
 
     def __init__(self, url: str, options: PullOptions, database: Database, table: Table) -> None:

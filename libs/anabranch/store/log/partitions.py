@@ -1,15 +1,15 @@
-"""The partitions of the log: made ahead, emptied and removed behind.
+"""The partitions of the log: made ahead of the positions, emptied and removed behind the floor.
 
 Beside the default one each holds the positions of one slot: ``[start, until)``, a whole number of slots since 1970. A
-position that no partition is made for goes to the default one, so that nothing fails for want of a partition.
+position without a partition goes to the default one, so that nothing fails for want of a partition.
 
-Postgres can't detach a partition concurrently while there is a default one. So what is behind every floor is truncated
-first, which locks that partition alone and gives its room back at once, and the empty partition is detached and dropped
-when the lock of the whole log can be had at once; until then it costs nothing.
+Postgres can't detach a partition concurrently while there is a default one. So a partition behind every floor is
+truncated first, which locks that partition alone and frees its space at once. The empty partition is detached and
+dropped when the lock of the whole log can be had at once; until then it costs nothing.
 
-Making one has Postgres look through the default partition under its lock. That is quick while it is small, and it stays
-empty where partitions are made ahead. Where it is not, the statement's time limit ends the attempt, and the log goes on
-there, with its rows removed in batches.
+When one is made, Postgres scans the default partition under its lock. That is quick while it is small, and it stays
+empty where partitions are made ahead. Where it is large, the statement's time limit ends the attempt, and the log goes
+on in the default partition, whose rows are removed in batches.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def leaves(conn: Session) -> list[Leaf]:
 
 
 def wanted(now_ms: int, newest: int, slot_ms: int, ahead: int, there: Sequence[Leaf]) -> list[Leaf]:
-    """The partitions that are to be made: of the slot that positions are in now and of ``ahead`` slots after it, as far
-    as none is there."""
+    """The partitions to make: for the slot that positions are in now and for ``ahead`` slots after it, where there is
+    none yet."""
     current = max(now_ms, newest) // slot_ms
     slots = [(number * slot_ms, (number + 1) * slot_ms) for number in range(current, current + ahead + 1)]
     return [
@@ -92,10 +92,10 @@ def newest_position(conn: Session) -> int:
 
 
 def make(conn: Session, leaf: Leaf, *, lock_timeout_ms: int, statement_timeout_ms: int) -> bool:
-    """Make a partition. Not where the default one already has rows of it: whether it was made.
+    """Make a partition, unless the default one already has rows of it; return whether it was made.
 
     Raises:
-        psycopg.Error: a lock could not be had at once, or it took too long.
+        psycopg.Error: a lock was not free at once, or it took too long.
     """
     if _first(conn, IN_DEFAULT, {"start": leaf.start, "until": leaf.until}):
         return False
@@ -127,10 +127,10 @@ def passed(conn: Session, database_id: int, floor: int, now_ms: int) -> list[Lea
 
 
 def empty_leaf(conn: Session, leaf: Leaf, *, lock_timeout_ms: int) -> bool:
-    """Truncate a partition that nobody needs; whether that was done.
+    """Truncate a partition that no database needs; return whether that was done.
 
     Raises:
-        psycopg.Error: its lock could not be had at once.
+        psycopg.Error: its lock was not free at once.
     """
     name = quote(leaf.name)
     if _first(conn, EMPTY.format(leaf=name), {}):
@@ -138,7 +138,7 @@ def empty_leaf(conn: Session, leaf: Leaf, *, lock_timeout_ms: int) -> bool:
     with conn.transaction():
         conn.execute(SET_LOCK, {"lock": str(lock_timeout_ms)})
         conn.execute(f"lock table anabranch.{name} in access exclusive mode".encode())
-        # A server's clock that went far back may have written there since it was looked at.
+        # After a far step back of the server's clock, groups may have been written there since the caller's check.
         if is_needed(conn, leaf.name):
             return False
         conn.execute(f"truncate anabranch.{name}".encode())
@@ -146,10 +146,10 @@ def empty_leaf(conn: Session, leaf: Leaf, *, lock_timeout_ms: int) -> bool:
 
 
 def drop_leaf(conn: Session, leaf: Leaf, *, lock_timeout_ms: int) -> bool:
-    """Detach an empty partition from the log and drop it; whether that was done.
+    """Detach an empty partition from the log and drop it; return whether that was done.
 
     Raises:
-        psycopg.Error: the log's lock could not be had at once.
+        psycopg.Error: the log's lock was not free at once.
     """
     name = quote(leaf.name)
     with conn.transaction():

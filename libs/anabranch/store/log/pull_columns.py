@@ -1,9 +1,9 @@
-"""How the columns of a pull are selected, and what the driver gives for them made into what the contract says
-(``anabranch.values.arrow``), a whole column at a time.
+"""Select the columns of a pull, and turn the driver's arrays into those of the contract (``anabranch.values.arrow``), a
+whole column at a time.
 
 The driver (ADBC) reads Postgres's binary format. It moves timestamps and dates from the epoch of 2000 to that of 1970
-by an addition that wraps around, and knows no infinity. What has wrapped lies below everything that Postgres holds
-(its first day is in 4714 BC), so that nothing is lost.
+by an addition that wraps around, and knows no infinity. A wrapped value lies below every value that Postgres holds (its
+first day is in 4714 BC), so that nothing is lost.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _WRAPPED_MINUS_INFINITY_DAY = DATE_MINUS_INFINITY + EPOCH_DAYS
 
 
 def pull_expression(column: Column, relation: str) -> str:
-    """What to select for ``column`` of ``relation`` (quoted, or an alias)."""
+    """The expression that selects ``column`` of ``relation`` (quoted, or an alias)."""
     reference = f"{relation}.{quote(column.name)}"
     if column.kind is Kind.STRING and not is_built_in(column.postgres_type):
-        # An enum, or a domain, which may be one over char(n): as its output function prints it. So the driver meets
-        # built-in types only, and need not know of those that were made since it looked.
+        # An enum, or a domain, which may be one over char(n): as its output function prints it. So the driver reads
+        # built-in types only, and need not know those that were created since it read the catalog.
         return output_text(reference)
     if column.kind is not Kind.ARRAY:
         return read_expression(column, relation)
@@ -64,7 +64,7 @@ Mend = Callable[[pa.Array], pa.Array]
 
 
 def mender(column: Column) -> Mend:
-    """What takes a column as the driver gives it to what carries it."""
+    """The function that turns a column from the driver into the array that carries it."""
     match column.kind:
         case Kind.TIMESTAMP:
             kind, zone = arrow_type(column), has_zone(column)

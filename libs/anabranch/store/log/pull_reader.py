@@ -1,20 +1,20 @@
 """Reads whole tables of one moment, as Arrow record batches straight from Postgres.
 
-One ``PullReader`` is one session with one transaction. It blocks, and is used by one thread at a time. What blocks is
-ended from outside by ending the session itself (``end_session``): the driver's own way to cancel must not meet a
+One ``PullReader`` is one session with one transaction. It blocks, and is used by one thread at a time. A blocked call
+is ended from outside by ending the session itself (``end_session``): the driver's own way to cancel must not meet a
 statement that is just being closed. Steps, in order:
 
 1. ``begin``: locks the tables ACCESS SHARE, because a TRUNCATE that commits between the transaction's snapshot and the
    read of its table would read as an empty table. In REPEATABLE READ the snapshot is taken by the first query, which
-   comes after the locks; that query gives the head and the sums, so that rows, position and sums are of one moment.
-   Rows that were written directly and wait to be drained are ahead of it: ``undrained`` tells. ``chains`` has what its
-   history has at positions that were asked for.
+   comes after the locks; that query returns the head and the sums, so that rows, position and sums are of one moment.
+   Rows that were written directly and wait to be drained are ahead of it: ``undrained`` names their tables. ``chains``
+   has the chains of its history at the positions that were asked for.
 2. ``open_table``, then ``next_batch`` until None: rows in the order of the key, so that a later pull can go on after
    any of them. For the next table ``open_table`` again.
 3. ``close``: when nothing else is under way, also in the middle of a table.
 
-The session ends by itself when this process is gone (``client_connection_check_interval``), and when nobody fetches for
-too long (``tcp_user_timeout``, as far as the system honours it).
+The session ends by itself when this process is gone (``client_connection_check_interval``), and when no batch is
+fetched for too long (``tcp_user_timeout``, as far as the system honours it).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _SETTING = "anabranch.after_{}"
 
 
 class PullUnavailableError(ServerError):
-    """Postgres is not to be had, or a table's lock was not to be had in time: the same pull may succeed later."""
+    """Postgres is unavailable, or a table's lock was not free in time: the same pull may succeed later."""
 
     REASON = "UNAVAILABLE"
 
@@ -68,8 +68,8 @@ class PullOptions:
 
 
 class PullSource:
-    """Opens sessions for pulls of one Postgres. What the driver has to learn about a server it learns once, which takes
-    as long as the pull of 30,000 rows; therefore one session stays open, unused. Any thread."""
+    """Opens sessions for pulls of one Postgres. The driver reads the server's catalog once, which takes as long as the
+    pull of 30,000 rows; therefore one session stays open, unused. Any thread may use it."""
 
     def __init__(self, url: str, options: PullOptions) -> None:
         self.options = options
@@ -117,7 +117,7 @@ class PullReader:
     positions that ``begin`` was asked for, as far as there are groups.
 
     Every method but ``close`` raises PullUnavailableError for states that pass, and
-    ``adbc_driver_manager.Error`` for what Postgres refused otherwise.
+    ``adbc_driver_manager.Error`` for other refusals of Postgres.
     """
 
     def __init__(self, source: PullSource, database_id: int, schema_name: str) -> None:
@@ -133,7 +133,7 @@ class PullReader:
         self._table: Table | None = None
 
     def begin(self, tables: Sequence[Table], positions: Iterable[int] = ()) -> Sums:
-        """Open the session, lock ``tables``, and take the moment. Gives its head and all sums; ``chains`` are those at
+        """Open the session, lock ``tables``, and take the moment. Return its head and all sums; ``chains`` are those at
         ``positions``.
 
         Raises:
@@ -163,7 +163,7 @@ class PullReader:
         return sums_of(self._database_id, rows)
 
     def open_table(self, table: Table, after: Sequence[str] | None = None) -> None:
-        """Begin to read a table, after the row of the key that ``key_of_last`` gave, or all of it."""
+        """Begin to read a table, after the row of the key that ``key_of_last`` returned, or all of it."""
         assert self._conn is not None
         self._end_table()
         key = ", ".join(f"t.{quote(name)}" for name in table.key_columns)
@@ -226,10 +226,10 @@ class PullReader:
 
 
 async def end_session(conn: AsyncSession, pid: int) -> None:
-    """End the session of a reader that is not closed: what it waits for fails at once.
+    """End the session of a reader that is not closed: its blocked call fails at once.
 
     Raises:
-        psycopg.Error: what Postgres refused.
+        psycopg.Error: Postgres refused it.
     """
     await conn.execute(END_SESSION, (pid,))
 

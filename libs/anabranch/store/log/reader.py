@@ -4,9 +4,9 @@ The log is read as one sequence of *items*: of each batch first its effects, the
 A *cursor* is the place of the next item to read; it may lie inside a group, inside a batch, and inside the bytes of one
 effect, so that nothing is too large to be read in parts.
 
-Head, items and the groups' own rows come from one statement and so from one moment: what it sees of a group is all of
-it, and nothing can appear at or below the head any more. The floor is read by a later statement, because rows at or
-below the floor may go at any time: items count only if the floor, read after them, still lies below.
+Head, items and the groups' own rows come from one statement and so from one moment: it sees each group as a whole, and
+nothing can appear at or below the head any more. The floor is read by a later statement, because rows at or below the
+floor may go at any time: items count only if the floor, read after them, still lies below.
 """
 
 from __future__ import annotations
@@ -90,14 +90,14 @@ class GroupEnd:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """What one read gave.
+    """The result of one read.
 
     ``items`` in order; ``ends`` the groups completed, by position; ``effect_incomplete``: the last item is an effect
     that goes on; ``end`` the cursor for the next read. ``reached`` is the last position of which nothing is missing,
     and ``chain`` its chain, None where the log has no group at the position that the read started from. ``exhausted``:
-    nothing more was there up to where the read was to stop, ``at_head``: nothing more at all. ``known_base``: the log
-    has a group at ``base``, or ``base`` is 0 or the floor. ``lost``: of the positions that this history was to have,
-    those that it has not.
+    there is nothing more up to the position where the read was to stop, ``at_head``: nothing more at all.
+    ``known_base``: the log has a group at ``base``, or ``base`` is 0 or the floor. ``lost``: of the positions that this
+    history must have, those that it lacks.
     """
 
     items: Sequence[Item]
@@ -122,8 +122,8 @@ NO_LIMIT = 2**63 - 1
 
 _PLANNING = MappingProxyType(
     {
-        # Plans are kept for the life of a session, also those that were made while the log was empty: the planner is
-        # left no way but by key.
+        # Plans are kept for the life of a session, also those that were made while the log was empty: the planner may
+        # look rows up by key only.
         "plan_cache_mode": "force_generic_plan",
         "enable_seqscan": "off",
         "enable_bitmapscan": "off",
@@ -163,12 +163,12 @@ async def read_stretch(
     """The items from ``cursor`` on, of positions up to ``up_to``.
 
     ``base`` is the last position of which the reader misses nothing. ``max_bytes`` bounds the contents with their
-    overheads; the first item is always given, an effect larger than ``max_bytes`` in part. ``known`` is what the
-    history must have, looked for at the very moment that is read.
+    overheads; the first item is always returned, an effect larger than ``max_bytes`` in part. ``known`` are the groups
+    that the history must have, looked for at the very moment that is read.
 
     Raises:
         UnknownDatabaseError: there is no such database any more.
-        psycopg.Error: what Postgres refused.
+        psycopg.Error: Postgres refused it.
     """
     parameters = [
         postgres_binary.int8(database_id),
@@ -280,7 +280,7 @@ async def read_sums(conn: AsyncSession, database_id: int) -> Sums:
 
     Raises:
         UnknownDatabaseError: there is no such database any more.
-        psycopg.Error: what Postgres refused.
+        psycopg.Error: Postgres refused it.
     """
     cursor = _cursor(conn)
     await cursor.execute(SUMS, [postgres_binary.int8(database_id)], prepare=True, binary=True)
@@ -289,10 +289,10 @@ async def read_sums(conn: AsyncSession, database_id: int) -> Sums:
 
 
 def sums_of(database_id: int, rows: Sequence[tuple[Any, ...]]) -> Sums:
-    """What the rows of the statement SUMS say.
+    """Read the rows of the statement SUMS.
 
     Raises:
-        UnknownDatabaseError: there is none.
+        UnknownDatabaseError: there are no rows, so no such database.
     """
     if not rows:
         raise UnknownDatabaseError(f"database number {database_id} is gone")

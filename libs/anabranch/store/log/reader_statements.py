@@ -6,7 +6,7 @@ MOST_ITEMS = 2_000
 """Items of one stretch."""
 EFFECT_OVERHEAD_BYTES = 100
 LOSER_OVERHEAD_BYTES = 250
-"""What an item counts for beside its content: names and ids that travel with it."""
+"""The bytes that an item counts for beside its content: names and ids that travel with it."""
 MOST_LOSING_VALUE_BYTES = 64 * 1024
 """A losing value above it is left out of a stretch; the conflict itself is not."""
 

@@ -1,4 +1,4 @@
-"""The log by rows: what it says of each row of a table, and which rows it has since a position."""
+"""The log by rows: the effects on each row of a table, and the rows that changed since a position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seals: how the server knows its own positions and tokens again.
+"""Seals, by which the server recognises its own positions and tokens.
 
 A position's token is 32 bytes: the chain's hash at that position (16, zeros at position 0) and a seal (16),
 the truncated HMAC-SHA256 of epoch, position and chain under the database's ``seal_key``. A page token or
@@ -41,6 +41,6 @@ def seal_content(key: bytes, purpose: str, content: bytes) -> bytes:
 
 
 def open_content(key: bytes, purpose: str, sealed: bytes) -> bytes | None:
-    """What ``seal_content`` was given, or None where the seal does not fit."""
+    """The content that ``seal_content`` sealed, or None where the seal does not fit."""
     content, seal = sealed[:-SEAL_BYTES], sealed[-SEAL_BYTES:]
     return content if hmac.compare_digest(seal, _seal(key, purpose.encode() + b"\0" + content)) else None

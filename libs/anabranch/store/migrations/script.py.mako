@@ -12,8 +12,8 @@ revision = ${repr(up_revision)}
 down_revision: str | None = ${repr(down_revision)}
 branch_labels = ${repr(branch_labels)}
 depends_on = ${repr(depends_on)}
-# The oldest revision whose release works with the schema once this has run: the one before where this only adds (tables,
-# columns that are nullable or have a default), its own where it doesn't.
+# The oldest revision whose release works with the schema once this has run: the one before where this only adds tables
+# or columns that are nullable or have a default; its own elsewhere.
 works_from = ${repr(down_revision)}
 
 

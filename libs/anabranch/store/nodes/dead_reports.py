@@ -1,4 +1,4 @@
-"""What dead letters nodes hold, as each last told."""
+"""The dead letters that nodes hold, as each last reported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class DeadCount(NamedTuple):
 
 
 class DeadReport(NamedTuple):
-    """What one node told."""
+    """The report of one node."""
 
     database_id: int
     node_id: str
@@ -29,7 +29,7 @@ class DeadReport(NamedTuple):
 
 
 # Nothing of a node that belongs to another principal, or was forgotten. In the order of the key, so that two writers of
-# the same nodes can't wait for each other in a circle. A report that is older than what is there comes too late.
+# the same nodes can't wait for each other in a circle. A report that is older than the stored one is dropped.
 WRITE = """
 insert into anabranch.node_dead_letters as k (database_id, node_id, told_ms, total, counts)
 select n.database_id, n.node_id, r.told_ms, r.total, r.counts::jsonb
@@ -46,10 +46,10 @@ where k.told_ms <= excluded.told_ms
 
 
 async def write_dead_reports(conn: AsyncSession, reports: Sequence[DeadReport]) -> None:
-    """Store what nodes told, one report a node. A node that never had a dead letter leaves no row.
+    """Store reports, one for each node. A node that never had a dead letter leaves no row.
 
     Raises:
-        psycopg.Error: what Postgres refused.
+        psycopg.Error: Postgres refused it.
     """
     await conn.execute(
         WRITE,

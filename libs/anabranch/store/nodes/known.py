@@ -1,4 +1,4 @@
-"""The nodes of a database as people look at them, and the end of one that won't come back."""
+"""List the nodes of a database for people, and forget a node that won't come back."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CLOCK = "select (extract(epoch from clock_timestamp()) * 1000)::bigint"
 @dataclass(frozen=True, slots=True)
 class KnownNode:
     """A node. Positions and times in milliseconds. ``holds``: the log is kept for it. ``current``: it has called since
-    the history last began anew. ``dead_letters``: as it last told, at ``told_ms``, in all and by reason and table."""
+    the current epoch began. ``dead_letters``: as it last reported, at ``told_ms``, in all and by reason and table."""
 
     id: str
     name: str
@@ -68,7 +68,7 @@ def known_nodes(conn: Session, database: str, after: str = "", most: int = MOST)
         [(now_ms,)] = conn.execute(CLOCK).fetchall()
         facts, _ = read_facts(conn, kept, now_ms)
         bounds = plan(facts).bounds if facts.head else ()
-        # Nobody holds what something else holds back more strictly.
+        # A node holds the log only where no other hold is stricter.
         held = bounds[0].position if bounds and bounds[0].hold is Hold.NODE else -1
         since = plan(facts).absent_since_ms
         rows = conn.execute(NODES, {"name": database, "after": after, "most": most + 1}).fetchall()

@@ -1,4 +1,4 @@
-"""Who a change is from: names and principals of nodes, as long as they are known."""
+"""The origin of a change: names and principals of nodes, as long as they are known."""
 
 from __future__ import annotations
 

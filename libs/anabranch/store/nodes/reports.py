@@ -1,4 +1,4 @@
-"""What readers say of themselves: whose node it is, and up to which position it has applied the log.
+"""The reports of readers: the node's principal, and the position up to which it has applied the log.
 
 A node that reads before it ever sends gets its row here, with an empty token: it takes its first one with its first
 Send.
@@ -16,20 +16,20 @@ NodeKey = tuple[int, str]
 
 
 NOTHING = -1
-"""Acknowledged by a node that asked for nothing of the log: it is seen where it is known, and else not stored, since
-its row would hold the whole log for a node that may never read it."""
+"""Acknowledged by a node that asked for nothing of the log: a known node counts as seen, an unknown one is not stored,
+since its row would hold the whole log for a node that may never read it."""
 
 
 class NodeOwner(NamedTuple):
-    """Whose a node is, and what people call it."""
+    """The principal that a node belongs to, and the node's name."""
 
     principal: str
     name: str
 
 
 class NodeReport(NamedTuple):
-    """What one node said. ``acknowledged`` is a position in milliseconds, or NOTHING; ``pulled``: a pull has put it
-    there, and the node will follow the log from it."""
+    """The report of one node. ``acknowledged`` is a position in milliseconds, or NOTHING; ``pulled``: the position is
+    that of a pull, and the node will follow the log from it."""
 
     database_id: int
     node_id: str
@@ -71,10 +71,10 @@ where n.principal = excluded.principal
 
 
 async def find_nodes(conn: AsyncSession, keys: Collection[NodeKey]) -> dict[NodeKey, NodeOwner]:
-    """The nodes among ``keys`` that there are.
+    """The nodes among ``keys`` that exist.
 
     Raises:
-        psycopg.Error: what Postgres refused.
+        psycopg.Error: Postgres refused it.
     """
     parameters = {"databases": [d for d, _ in keys], "nodes": [n for _, n in keys]}
     rows = await (await conn.execute(FIND, parameters)).fetchall()
@@ -82,10 +82,10 @@ async def find_nodes(conn: AsyncSession, keys: Collection[NodeKey]) -> dict[Node
 
 
 async def write_reports(conn: AsyncSession, reports: Sequence[NodeReport]) -> None:
-    """Store what nodes said; nothing of a node that meanwhile belongs to another principal. One report a node.
+    """Store reports, one for each node; nothing of a node that meanwhile belongs to another principal.
 
     Raises:
-        psycopg.Error: what Postgres refused.
+        psycopg.Error: Postgres refused it.
     """
     databases, nodes, names, principals, epochs, acknowledged, seen, pulled = map(list, zip(*reports, strict=True))
     await conn.execute(

@@ -1,12 +1,12 @@
-"""Whose node: the tokens by which a node is known again.
+"""The tokens by which a node is recognised.
 
-A row of ``nodes`` belongs to the principal that first used the node's id. ``token`` is what its last answer brought,
-``previous_token`` what the call of that answer carried (empty: none), ``last_call`` the ids of that call's batches, and
+A row of ``nodes`` belongs to the principal that first used the node's id. ``token`` is the one in its last answer,
+``previous_token`` the one in the call of that answer (empty: none), ``last_call`` the ids of that call's batches, and
 ``epoch`` the database's epoch at that time.
 
 Nearly every call carries the current token, which ``inbox.append`` checks and replaces in the same step as it appends.
-What is here is the careful look at the others: ``create`` and ``lock`` in one transaction, the decision in between by
-whoever calls, then ``rotate``.
+This module checks the others under a lock: ``create`` and ``lock`` in one transaction, then the caller's decision, then
+``rotate``.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from anabranch.values.postgres_binary import Parameter
 
 
 class Mode(IntEnum):
-    """What a call that is let in does to its node's token. KEEP: nothing. ROTATE: it gets a new one. EXTEND: nothing,
-    and its batches count as the last call's as well (a stream goes on)."""
+    """The effect of an admitted call on its node's token. KEEP: none. ROTATE: the node gets a new one. EXTEND: none,
+    and the call's batches count as the last call's as well (a stream goes on)."""
 
     KEEP = 0
     ROTATE = 1
@@ -32,9 +32,9 @@ class Mode(IntEnum):
 @dataclass(slots=True, eq=False)
 class Call:
     """A call of a node. ``number`` is the caller's, from 1, one for each call of a statement; no two calls of one
-    statement have the same node. ``epoch`` is the database's; ``token`` what the call carries; ``new_token`` what it
-    is to get; ``batch_ids`` its batches; ``acknowledged`` a position in milliseconds. Below zero the node has read
-    nothing yet: it is the settled one then, which counts unless a pull holds the log for it."""
+    statement have the same node. ``epoch`` is the database's; ``token`` the one that the call carries; ``new_token``
+    the one that the node is to get; ``batch_ids`` its batches; ``acknowledged`` a position in milliseconds. A node that
+    has read nothing yet gives the settled position with a minus: it counts unless a pull holds the log for the node."""
 
     database_id: int
     node_id: str
@@ -51,7 +51,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """A node as it stands."""
+    """A node as it is stored."""
 
     principal: str
     epoch: str
@@ -67,8 +67,8 @@ select * from unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::tex
     c(number, database_id, node_id, name, principal, epoch, token, new_token, mode, ids, acknowledged)
 """
 
-# A node that only writes needs nothing of the log up to what it is answered. One whose first pull is under way, or just
-# over, says as little, and will follow the log from where that pull began.
+# A node that only writes needs nothing of the log up to the position in its answer. A node whose first pull is under
+# way, or just over, sends the same, but will follow the log from where that pull began.
 ACKNOWLEDGED = "greatest(n.acknowledged, case when n.pulled then c.acknowledged else abs(c.acknowledged) end)"
 
 CREATE = f"""
@@ -121,14 +121,14 @@ def call_columns(calls: Sequence[Call]) -> list[Parameter]:
 
 
 async def create(session: Session, calls: Sequence[Call], now_ms: int) -> frozenset[int]:
-    """Make the nodes that are not there yet. Gives the numbers of their calls."""
+    """Make the nodes that do not exist yet. Return the numbers of their calls."""
     made = set(await run(session, CREATE, [*call_columns(calls), postgres_binary.int8(now_ms)]))
     return frozenset(c.number for c in calls if (c.database_id, c.node_id) in made)
 
 
 async def lock(session: Session, calls: Sequence[Call]) -> dict[int, NodeRow]:
-    """The nodes of ``calls`` by the call's number, held until the transaction ends; without those that somebody
-    else holds."""
+    """The nodes of ``calls`` by the call's number, locked until the transaction ends; without those that another
+    transaction holds."""
     parameters = [
         postgres_binary.int8_array([c.number for c in calls]),
         postgres_binary.int8_array([c.database_id for c in calls]),

@@ -1,1 +1,1 @@
-"""The floor of the log: what holds it, the proof before it moves, and what goes."""
+"""The floor of the log: its holds, the proof before it moves, and the rows that are removed."""

@@ -1,9 +1,9 @@
 """The floor: the facts that decide where it may be, the janitor's lead, and the step that moves it.
 
 The lead is an advisory lock of a transaction, so that it holds behind a transaction pooler, too, and ends with its
-transaction however that ends. The transaction does nothing else: its session is asked whether it still has it
-(``still_leads``) before each step. A janitor that was stopped and comes back after another one took over finds out
-there, and a step that was under way is harmless: every one of them holds by itself.
+transaction however that ends. The transaction does nothing else: before each step the janitor checks that its session
+still has the lead (``lead``). A janitor that was stopped and comes back after another one took over finds out there,
+and a step that was under way is harmless: every one of them checks its own conditions.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LAST_GROUP = """
 select position from anabranch.groups
 where database_id = %(db)s and position > %(floor)s and position <= %(upto)s order by position desc limit 1
 """
-# Who was seen since the facts were read counts, too.
+# A node that was seen since the facts were read counts, too.
 MOVE = """
 update anabranch.databases d set floor_ms = %(to)s
 where d.id = %(db)s and d.epoch = %(epoch)s and d.floor_ms = %(floor)s
@@ -87,8 +87,8 @@ def session(url: str, name: str, *, statement_timeout_ms: int, lock_timeout_ms: 
 
 @contextmanager
 def lead(conn: Session) -> Iterator[Callable[[], None] | None]:
-    """Be the one janitor that sweeps while the block lasts: gives what asks whether that still holds, and raises where
-    it does not; None where another one has it. ``conn`` does nothing else meanwhile."""
+    """Be the one janitor that sweeps while the block lasts. Yields a function that raises psycopg.Error where the lead
+    is lost; None where another janitor has the lead. ``conn`` does nothing else meanwhile."""
     with conn.transaction(force_rollback=True):
         row = conn.execute(LEAD, (JANITOR_LOCK_CLASS,)).fetchone()
         yield (lambda: _still(conn)) if row is not None and row[0] else None
@@ -111,7 +111,7 @@ def databases(conn: Session, name: str | None = None) -> list[Kept]:
 
 
 def read_facts(conn: Session, kept: Kept, now_ms: int) -> tuple[Facts, Published | None]:
-    """What decides where the floor may be, at one moment, and the newest published run of its epoch."""
+    """The facts that decide where the floor may be, at one moment, and the newest published run of its epoch."""
     since = absent_before_ms(now_ms, kept.policy.absence_days)
     values = {"db": kept.id, "epoch": kept.epoch, "floor": kept.floor, "since": since}
     with conn.transaction():
@@ -136,7 +136,7 @@ def read_facts(conn: Session, kept: Kept, now_ms: int) -> tuple[Facts, Published
 
 
 def last_group(conn: Session, kept: Kept, upto: int) -> int:
-    """The last group above the floor and not above ``upto``: where the floor comes to stand. The floor, where there is
+    """The last group above the floor and not above ``upto``: the floor's new position. The floor, where there is
     none."""
     row = conn.execute(LAST_GROUP, {"db": kept.id, "floor": kept.floor, "upto": upto}).fetchone()
     return kept.floor if row is None else int(row[0])
@@ -157,7 +157,7 @@ def next_step(conn: Session, kept: Kept, upto: int, changes: int) -> int:
 
 def log_sum(conn: Session, kept: Kept, after: int, upto: int) -> Sum:
     """Number and sum of the effect hashes that the log has in (``after``, ``upto``], of all tables together. It only
-    reads, and one group may be large: so it has more time than what changes something."""
+    reads, and one group may be large: so it has more time than the statements that write."""
     total = Sum()
     with conn.transaction():
         conn.execute(MORE_TIME, {"ms": str(READ_TIMEOUT_MS)})
@@ -177,8 +177,8 @@ def conflict_sum(conn: Session, kept: Kept, after: int, upto: int) -> Sum:
 
 
 def move_floor(conn: Session, kept: Kept, to: int, now_ms: int) -> bool:
-    """Put the floor to ``to`` and commit; whether that was done. It is not where the epoch or the floor is another one
-    by now, or a node was seen meanwhile that has not acknowledged so much."""
+    """Move the floor to ``to`` and commit; return whether that was done. It is not done where the epoch or the floor is
+    another one by now, or a node was seen meanwhile that has not acknowledged so much."""
     since = absent_before_ms(now_ms, kept.policy.absence_days)
     values = {"db": kept.id, "epoch": kept.epoch, "floor": kept.floor, "to": to, "since": since}
     return conn.execute(MOVE, values).rowcount == 1

@@ -1,8 +1,8 @@
-"""Proof, once more, right before the log is cut: what is to go is added up in Postgres and in the files, changes and
-the values that lost alike.
+"""Proof, once more, right before the log is cut: the changes and the losing values that are to go are added up both in
+Postgres and in the files.
 
-The compactor proved each stretch when it published it. Since then files may have been lost, changed or put together
-anew; so the janitor looks at both sides again, and cuts nothing that does not add up.
+The compactor proved each stretch when it published it. Since then files may have been lost, changed or merged; so the
+janitor compares both sides again, and cuts nothing where they differ.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from anabranch.values.parquet import file_codecs
 
 
 class Proof:
-    """The newest published run, with its manifest's file looked at.
+    """The newest published run, with its manifest's file checked.
 
     Raises:
-        EvidenceError: the manifest is not there, or is not what was published.
+        EvidenceError: the manifest is not there, or is not the published one.
     """
 
     def __init__(self, published: Published) -> None:
         try:
             manifest = from_json(published.manifest)
         except (ManifestError, KeyError, TypeError, ValueError) as error:
-            raise EvidenceError(f"run {published.run_id}: what it published can't be read: {error!r}") from error
+            raise EvidenceError(f"run {published.run_id}: its published manifest can't be read: {error!r}") from error
         self._root, self._manifest = published.root, manifest
         self._evidence = Evidence(published.root, manifest, file_codecs)
         self._evidence.require_manifest()
 
     def require_files(self, after: int, upto: int) -> None:
-        """The files of (``after``, ``upto``] are there, as large as they were. Raises EvidenceError."""
+        """Check that the files of (``after``, ``upto``] are there, as large as published. Raises EvidenceError."""
         self._evidence.require_files(after, upto)
 
     def require(self, conn: Session, kept: Kept, after: int, upto: int) -> None:
-        """The log and the conflicts of (``after``, ``upto``] and the files' rows of it are equal, by number and sum.
+        """Check that the log and the conflicts of (``after``, ``upto``] equal the files' rows, by number and sum.
 
         Raises:
-            EvidenceError: they are not.
+            EvidenceError: they do not.
             psycopg.Error: the log can't be added up, or not in time.
         """
         self._evidence.require_files(after, upto)

@@ -1,7 +1,7 @@
-"""What goes, in batches: each statement takes at most so many rows, commits by itself, and gives how many they were.
+"""Remove rows in batches: each statement removes a limited number of rows, commits by itself, and returns how many.
 
-None of them may ever take what the floor, or its own proof, does not cover; that is in the statements themselves, by
-values that the caller has committed (the floor) or proven.
+None of them may ever remove a row that the floor, or its own proof, does not cover; the statements themselves ensure
+it, by values that the caller has committed (the floor) or proven.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LOG = """
 select ctid from anabranch.{leaf} where database_id = %(db)s and position <= %(floor)s
 order by position, batch_id, ordinal limit %(limit)s
 """
-# The group at the floor stays: readers that stand there know it by its chain.
+# The group at the floor stays: readers at this position recognise it by its chain.
 GROUPS = """
 select ctid from anabranch.groups where database_id = %(db)s and position < %(floor)s
 order by position limit %(limit)s
@@ -50,7 +50,7 @@ where i.database_id = %(db)s and i.arrived_ms < %(leftover_before)s
   and exists (select from anabranch.batches b where b.database_id = i.database_id and b.batch_id = i.batch_id)
 order by i.batch_id limit %(limit)s
 """
-# A node of which something is left is known by its name.
+# A node stays while an accepted or waiting batch of it is left, so that its name can be shown.
 NODES = """
 select n.ctid from anabranch.nodes n
 where n.database_id = %(db)s and n.last_seen_ms < %(absent_since)s
@@ -66,14 +66,14 @@ select w.table_id, w.key from anabranch.row_versions w
 where w.ctid >= %(first)s::tid and w.ctid < %(end)s::tid
   and w.tombstone_batch is not null and w.table_id = any(%(tables)s::int[]) and w.last_position <= %(upto)s
 """
-# A group reads a row's version and writes it later: between the two nobody else may take it away. So the claim.
+# A group reads a row's version and writes it later: between the two no other session may remove it. So the claim.
 CLAIM = "select pg_advisory_xact_lock(%(class)s, %(db)s)"
 TOMBSTONES = """
 delete from anabranch.row_versions w
 using unnest(%(ids)s::int[], %(keys)s::text[]) q(table_id, key)
 where w.table_id = q.table_id and w.key = q.key and w.tombstone_batch is not null and w.last_position <= %(upto)s
 """
-# A resolver that found the claim taken waits until it is told of something.
+# A resolver that found the claim taken waits for a notification.
 RING = "select pg_notify(%(channel)s, %(db)s::text)"
 SERVERS_END = least_id(1)
 """Above the ids of the server's own batches, which have the time 0."""
@@ -86,7 +86,7 @@ def _server_id(position: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What may go of a database. ``proven_after``: conflicts above it, up to the floor, are in
+    """The bounds of the rows of a database that may go. ``proven_after``: conflicts above it, up to the floor, are in
     proven files."""
 
     database_id: int
@@ -108,8 +108,8 @@ class Limits:
             "leftover_before": self.leftover_before_ms,
             "servers_old": _server_id(max(0, min(self.kept_since_ms, self.floor + 1))),
             "servers_end": SERVERS_END,
-            # Of what was made after the floor hardly anything stands at or below it: where the floor lags behind, all
-            # that is kept would be looked through again and again.
+            # Hardly any batch made after the floor stands at or below it: without this bound all kept batches would be
+            # scanned again and again where the floor lags behind.
             "oldest": least_id(max(0, min(self.kept_since_ms, self.floor + 1))),
         }
 
@@ -121,7 +121,7 @@ ROWS: Mapping[str, tuple[str, str]] = {
     "leftovers": ("inbox", LEFTOVERS),
     "nodes": ("nodes", NODES),
 }
-"""What goes after the log, in this order: the table, and which rows of it."""
+"""The rows that are removed after the log, in this order: the table, and the query that selects the rows."""
 
 
 def _delete(table: str, rows: str) -> bytes:
@@ -133,7 +133,7 @@ def _count(rows: str) -> bytes:
 
 
 def remove_log(conn: Session, leaf: str, limits: Limits, most: int) -> int:
-    """Remove rows of the log at or below the floor from one partition; gives how many."""
+    """Remove rows of the log at or below the floor from one partition; return how many."""
     statement = _delete(quote(leaf), LOG.format(leaf=quote(leaf)))
     return conn.execute(statement, {**limits.values, "limit": most}).rowcount
 
@@ -144,9 +144,9 @@ def count_log(conn: Session, leaf: str, limits: Limits, most: int) -> int:
 
 
 def remove(conn: Session, what: str, limits: Limits, most: int) -> int:
-    """Remove rows of a kind (a key of ``ROWS``); gives how many."""
+    """Remove rows of a kind (a key of ``ROWS``); return how many."""
     table, rows = ROWS[what]
-    # Rows of nodes move when they are written: the time is looked at once more, at the row that goes.
+    # A write moves a node's row to another place: the statement checks the time once more, at the row that it removes.
     again = b" and last_seen_ms < %(absent_since)s" if what == "nodes" else b""
     return conn.execute(_delete(table, rows) + again, {**limits.values, "limit": most}).rowcount
 

@@ -1,4 +1,4 @@
-"""What holds a database's floor back, and what would go: the same for the command, for GetStatus and for a dry run."""
+"""A database's holds on the floor, and the rows that would go: the same for the command, GetStatus and a dry run."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ COUNTED = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A database with what may go of it now. ``target``: the group that the floor may be put to. ``bounds``: the
-    strictest first, with that of a broken proof. ``newest``: the newest published run, ``proof`` what it can show; None
-    where the log is not compacted, or the proof is broken."""
+    """A database, with the bounds of the rows that may go now. ``target``: the group that the floor may move to.
+    ``bounds``: the strictest first, with that of a failed proof. ``newest``: the newest published run; ``proof``: its
+    proof, None where the log is not compacted, or the proof has failed."""
 
     kept: Kept
     facts: Facts
@@ -33,8 +33,8 @@ class Look:
     proof: Proof | None
 
     def limits(self, floor: int) -> Limits:
-        """What may go once the floor is there. Conflicts go behind their own proof only: what no
-        run had stays."""
+        """The bounds of the rows that may go once the floor is there. Conflicts go behind their own proof only: those
+        that no run had stay."""
         return Limits(
             self.kept.id,
             floor,
@@ -55,7 +55,7 @@ class RetentionStatus:
 
 
 def look(conn: Session, kept: Kept, now_ms: int) -> Look:
-    """What may go of a database. The files of what would go are looked for, and not read.
+    """Find out what may go of a database. The files of the stretch that would go are checked, but not read as a whole.
 
     Raises:
         psycopg.Error: it can't be read.
@@ -74,12 +74,12 @@ def look(conn: Session, kept: Kept, now_ms: int) -> Look:
 
 
 def broken(floor: int, error: EvidenceError) -> Bound:
-    """The bound of a proof that can't be made."""
+    """The bound that a failed proof sets."""
     return Bound(Hold.PROOF, floor, str(error))
 
 
 def status(conn: Session, kept: Kept, now_ms: int) -> RetentionStatus:
-    """What would go of a database, counted.
+    """Count the rows that would go of a database.
 
     Raises:
         psycopg.Error: it can't be read.
@@ -88,7 +88,7 @@ def status(conn: Session, kept: Kept, now_ms: int) -> RetentionStatus:
     limits = found.limits(found.target)
     partitions = leaves(conn)
     log = 0
-    # Rows of the others stay until all of their partition is behind.
+    # Rows of the other partitions stay until the whole partition is behind the floor.
     for name in (DEFAULT, *(leaf.name for leaf in passed(conn, kept.id, limits.floor, now_ms))):
         log += count_log(conn, name, limits, COUNTED - log) if log < COUNTED else 0
     removes = {"log": log, **{what: count(conn, what, limits, COUNTED) for what in ROWS}}
