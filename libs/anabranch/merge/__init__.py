@@ -1,8 +1,8 @@
 """The conflict rules: values in, decision out. No clock, no I/O, no randomness; the standard library only.
 
-``resolve`` decides a batch against a view of the rows it touches, ``applied`` carries a row's history forward
-over what was done, ``shown`` lays a device's pending changes over its base. The order of writes is told in
-``order``, the rules and late arrival in ``rows``.
+``resolve`` decides a batch against a view of the rows it touches, ``applied`` carries a row's history forward over the
+writes made, ``shown`` lays a device's pending changes over its base. ``order`` defines the order of writes, ``rows``
+the rules and late arrival.
 """
 
 from anabranch.merge.columns import COMPUTED, FUNCTION, check_policy, function_of

@@ -1,19 +1,18 @@
-"""Policies of columns: what a column does when two have written it.
+"""Policies of columns: how a column resolves two writes.
 
-``lww`` (no entry in ``Policy.columns``) and ``reject`` choose between two values and live in ``rows``. The
-ones in ``COMPUTED`` take the stored value, the incoming one and what the device showed before it, and give
-the value to store. None of them reads a key, so that the order in which updates come can't matter:
+``lww`` (no entry in ``Policy.columns``) and ``reject`` choose between two values and live in ``rows``. The ones in
+``COMPUTED`` take the stored value, the incoming one and what the device showed before it, and give the value to store.
+None of them reads a key, so the order in which updates come can't matter:
 
-* ``max`` and ``min`` are joins of an order, ``union`` of sets: each commutes (of two updates either may come
-  first), associates (devices, server and log may be put together in any grouping) and is idempotent (the same
-  update twice is the update once). NULL is the least of all: it never beats a value. So each only ever moves
-  one way, and what was taken off again comes back.
-* ``counter`` is a group: it adds the difference that was made. It commutes and associates, and is not
-  idempotent: two that each add 1 have added 2. That a batch has one effect is promised elsewhere.
-* A function of one's own has whatever algebra its author gives it; nothing here leans on any.
+* ``max`` and ``min`` are joins of an order, ``union`` of sets: each commutes (of two updates either may come first),
+  associates (devices, server and log may be put together in any grouping) and is idempotent (the same update twice is
+  the update once). NULL is the least of all: it never beats a value. So each only ever moves one way, and a value or
+  element that was removed comes back.
+* ``counter`` is a group: it adds the difference that the device made. It commutes and associates, and is not
+  idempotent: two updates that each add 1 add 2. Other modules ensure that a batch has one effect.
+* A function of the application has the algebra that its author gives it; no code here depends on any.
 
-A further policy of this sort is one more entry in ``COMPUTED``; that it is computed on both sides, server and
-device, follows from their sharing this table.
+A further policy of this sort is one more entry in ``COMPUTED``; server and device share this table, so both compute it.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ Compute = Callable[[Cell, Cell, Cell], Cell]
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 FUNCTION = "function:"
-"""What stands before a function's name in the policy of its column."""
+"""The prefix of a function's name in the policy of its column."""
 _bits = struct.Struct(">d").pack
 
 
 class ComputeError(AnabranchError, ArithmeticError):
-    """There is no value to store. ``sqlstate`` is what Postgres would say."""
+    """There is no value to store. ``sqlstate`` is the code that Postgres would give."""
 
     def __init__(self, sqlstate: str, text: str) -> None:
         super().__init__(text)
@@ -44,8 +43,7 @@ class ComputeError(AnabranchError, ArithmeticError):
 
 
 def _counter(stored: Cell, value: Cell, before: Cell) -> Cell:
-    """What was added on the device is added to what is stored. NULL counts as 0, but stays NULL where nothing
-    was added."""
+    """Add the device's addition to the stored value. NULL counts as 0, but stays NULL where nothing was added."""
     added = (value or 0) - (before or 0)
     if not added:
         return stored
@@ -65,8 +63,8 @@ def _rank(cell: Cell) -> tuple[int, int]:
 
 
 def _moment(cell: Cell) -> tuple[int, int]:
-    """The rank of a cell that meets text, and so is a timestamp: a number of microseconds where 64 bits hold it, and
-    where a device sent no words for it; else the text."""
+    """The rank of a cell that is compared with text, and so is a timestamp: a number of microseconds where 64 bits hold
+    it and the device did not send it as text; else the text."""
     if cell == TIMESTAMP_INFINITY and not isinstance(cell, str):
         return 1, 0
     if cell == TIMESTAMP_MINUS_INFINITY and not isinstance(cell, str):
@@ -93,7 +91,7 @@ def _min(stored: Cell, value: Cell, before: Cell) -> Cell:
 
 
 def _elements(cell: Cell) -> Iterator[tuple[Cell, Cell]]:
-    """The elements of an array, those of further dimensions too, each with what it is told apart by (see
+    """The elements of an array, those of further dimensions too, each with the value by which it is distinguished (see
     ``same``)."""
     if isinstance(cell, str):
         raise ComputeError("2202E", "an array with bounds of its own is no set")
@@ -107,8 +105,8 @@ def _elements(cell: Cell) -> Iterator[tuple[Cell, Cell]]:
 
 
 def _union(stored: Cell, value: Cell, before: Cell) -> Cell:
-    """Every element of either, once: those that are stored in their order, then the others in theirs. An array in
-    which nothing is new stays as it is."""
+    """Every element of either, once: the stored ones in their order, then the others in theirs. If no element is new,
+    the stored array stays as it is."""
     if stored is None or value is None:
         return value if stored is None else stored
     found = dict(_elements(stored))
@@ -128,7 +126,7 @@ _DELETES = frozenset({"rejects", "wins"})
 
 
 def check_policy(policy: Policy) -> None:
-    """Refuses what the rules don't know; for registration, so that ``resolve`` need not look.
+    """Refuse settings that the rules don't know; registration calls this, so that ``resolve`` need not check.
 
     Raises:
         ValueError: names every setting that is unknown, and what it may be.
@@ -147,18 +145,17 @@ def check_policy(policy: Policy) -> None:
 
 
 def function_of(policy: str | None) -> str:
-    """The name of the function that a column's policy asks; "" where it asks none."""
+    """The name of the function that a column's policy calls; "" where it calls none."""
     return policy[len(FUNCTION) :] if policy is not None and policy.startswith(FUNCTION) else ""
 
 
 def compute(
     policy: str, stored: Mapping[str, Cell], column: str, value: Cell, before: Mapping[str, Cell] | None
 ) -> Cell:
-    """The value to store in ``column``. A counter whose undo says nothing is set: it can't be told what was
-    added.
+    """The value to store in ``column``. A counter without a value in the undo is set: the addition is not known.
 
     Raises:
-        ComputeError: there is none.
+        ComputeError: there is no value to store.
     """
     now = stored.get(column)
     return COMPUTED[policy](now, value, before.get(column, now) if before else now)

@@ -1,4 +1,4 @@
-"""Equality of cells, exact: what a conflict is judged by."""
+"""Equality of cells, exact: the comparison by which conflicts are judged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the history of a row goes forward when a write was carried out."""
+"""Carry the history of a row forward after a write."""
 
 from __future__ import annotations
 
@@ -26,32 +26,29 @@ def _stamp_beside(
     stamp: Stamp,
     stored: Mapping[str, Cell],
 ) -> None:
-    """Stamps what the batch changed without naming it: by a trigger, or in a generated column."""
+    """Stamp the columns that the batch changed without naming them: by a trigger, or in a generated column."""
     for column, cell in stored.items():
         if column not in values and not same(cell, old.get(column)):
             stamps[column] = stamp
 
 
 def applied(state: RowState | None, batch: Batch, write: Write, stored: Mapping[str, Cell] | None = None) -> RowState:
-    """The row after ``write``, a change of ``batch``: one of ``resolve``'s, or one that a cascade or trigger
-    made.
+    """The row after ``write``, a change of ``batch``: a write of ``resolve``, or one that a cascade or trigger made.
 
-    ``state`` is the row before it (None: nothing is known of it); ``stored`` the whole row as Postgres then
-    held it, or None where that is what was written (of an insert with defaults it never is). Give ``stored``
-    only where it differs: it is compared column by column. The result shares parts with ``state``, which
-    stays as it was.
+    ``state`` is the row before it (None: the row is unknown); ``stored`` the whole row as Postgres then held it, or
+    None where the written values are the whole row (for an insert with defaults they never are). Give ``stored`` only
+    where it differs: it is compared column by column. The result shares parts with ``state``, which is not changed.
 
-    The row's last writer is the batch's node, at the batch's real position. ``last_batch`` keeps the greatest
-    id that this node wrote since it became the last writer, which need not be this batch's: a late one writes
-    behind it. When the last writer changes, the old one's position is the newest of any other node, whatever
-    else there was before.
+    The row's last writer is the batch's node, at the batch's real position. ``last_batch`` keeps the greatest id that
+    this node wrote since it became the last writer, which need not be this batch's: a late one writes behind it. When
+    the last writer changes, the old one's position is the newest of any other node, whatever positions there were
+    before.
 
-    An update stamps its columns, equal values too. A stamp never goes back: a ``counter`` column that a late
-    update added to keeps that of the later update (``write.kept``). An insert stamps every column, by being
-    the row's insert; a late one only those whose stored key is older, so that it becomes the row's insert
-    behind the stamps that are later than itself (``write.kept``), however little of it is left to be written.
-    A tombstone has no stamps. A change that was wholly superseded, and is not such an insert, leaves the row
-    as it was.
+    An update stamps its columns, equal values too. A stamp never goes back: a ``counter`` column that a late update
+    added to keeps that of the later update (``write.kept``). An insert stamps every column, by being the row's insert;
+    a late one only those whose stored key is older, so that it becomes the row's insert behind the stamps that are
+    later than itself (``write.kept``), even if it has few columns left to write. A tombstone has no stamps. A change
+    that was wholly superseded, and is not such an insert, leaves the row as it was.
     """
     kind = write.type
     if kind is None and not write.late_insert:

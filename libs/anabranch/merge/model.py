@@ -1,8 +1,8 @@
-"""What the conflict rules take in and give out. Cells are opaque here but for equality (see ``same``).
+"""The input and output of the conflict rules. Cells are opaque here except for equality (see ``same``).
 
-What is made once a change (``RowChange``, ``Write``, ``Stamp``, ``RowVersion``, ``RowState``) is not frozen,
-because making a frozen one costs three times as much; it is a value all the same: the rules change none that
-they were given and share parts between those that they make, and so must nobody else.
+The classes that are made once a change (``RowChange``, ``Write``, ``Stamp``, ``RowVersion``, ``RowState``) are not
+frozen, because making a frozen one costs three times as much. Their objects are values all the same: the rules change
+none that they were given and share parts between those that they make, so no caller may change them either.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class RejectionReason(IntEnum):
 
 @dataclass(slots=True)
 class RowChange:
-    """One row of a mutation. ``key`` is its key text; ``values`` holds every given column of an insert (the
-    key's too), the changed columns of an update (the key's never), and nothing for a delete. ``before`` holds
-    what the device showed before, from the batch's undo: only the ``counter`` columns of an update, and those
-    that ask a function, are read."""
+    """One row of a mutation. ``key`` is its key text; ``values`` holds every given column of an insert (the key's too),
+    the changed columns of an update (the key's never), and nothing for a delete. ``before`` holds the values that the
+    device showed before, from the batch's undo: only the ``counter`` columns of an update, and those that a function
+    decides, are read."""
 
     key: str
     values: Mapping[str, Cell]
@@ -67,11 +67,11 @@ class Mutation:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch as the rules see it. ``node`` is who sent it, ``basis`` what that node had applied, ``time_ms``
-    the time inside its id; ``position`` the position it is decided at, ``place`` the smallest position among
-    accepted batches of its node with a higher id, or ``position`` where there is none. ``earlier_pending``:
-    an earlier batch of its node has no verdict yet and the park time is not over, so that an unknown row may
-    still come."""
+    """A batch as the rules see it. ``node`` is the sender, ``basis`` the position that this node had applied,
+    ``time_ms`` the time inside its id; ``position`` the position it is decided at, ``place`` the smallest position
+    among accepted batches of its node with a higher id, or ``position`` where there is none. ``earlier_pending``: an
+    earlier batch of its node has no verdict yet and the park time is not over, so that an unknown row may still
+    come."""
 
     id: str
     node: str
@@ -85,8 +85,8 @@ class Batch:
 
 @dataclass(slots=True)
 class Stamp:
-    """Who wrote a column's stored value: ``(place, batch)`` is its key in the order, ``position`` the real
-    one."""
+    """The writer of a column's stored value: ``(place, batch)`` is its key in the order, ``position`` the real
+    position."""
 
     place: int
     batch: str
@@ -102,12 +102,11 @@ class RowVersion:
     """The history of one row that the rules need; one row of ``anabranch.row_versions``.
 
     ``last_batch`` is the greatest id among the batches of ``last_node`` since it became the last writer.
-    ``other_position`` is the last position of any node other than ``last_node``, 0 where there is none.
-    ``stamps`` holds the columns that an update wrote; every other column counts as stamped by the insert.
-    ``tombstone_batch`` is set when the row is deleted, by that batch at ``last_position``. ``overtaken``
-    holds, for nodes that wrote the row before another one became its last writer, the greatest id of their
-    batches that did (the ``OVERTAKEN_LIMIT`` greatest, and only with ``delete: wins`` or ``resurrect``,
-    which ask for them)."""
+    ``other_position`` is the last position of any node other than ``last_node``, 0 where there is none. ``stamps``
+    holds the columns that an update wrote; every other column counts as stamped by the insert. ``tombstone_batch`` is
+    set when the row is deleted, by that batch at ``last_position``. ``overtaken`` holds, for nodes that wrote the row
+    before another one became its last writer, the greatest id of their batches that did (the ``OVERTAKEN_LIMIT``
+    greatest, and only with ``delete: wins`` or ``resurrect``, which use them)."""
 
     last_position: int
     last_node: str
@@ -124,7 +123,7 @@ class RowVersion:
 
 @dataclass(slots=True)
 class RowState:
-    """A row as it stands. ``values`` is None where the row is not in the table; ``version`` is None where no
+    """The present state of a row. ``values`` is None where the row is not in the table; ``version`` is None where no
     batch ever touched it (a live row without a version was there before registration: version 0)."""
 
     values: Mapping[str, Cell] | None
@@ -144,14 +143,14 @@ class Policy:
 
 @dataclass(slots=True)
 class Write:
-    """What to do to one row: INSERT with ``values`` as given, UPDATE of the columns in ``values``, DELETE, or
-    nothing (``type`` None: a wholly SUPERSEDED change, logged as NONE). ``mutation`` and ``row`` say which
-    change it came from.
+    """The write for one row: INSERT with ``values`` as given, UPDATE of the columns in ``values``, DELETE, or nothing
+    (``type`` None: a wholly SUPERSEDED change, logged as NONE). ``mutation`` and ``row`` are the places of the change
+    that it came from.
 
-    A late insert of a live row is an UPDATE, or nothing where it changes nothing, with ``late_insert``; it
-    names no column that it would not change, so never the key's. ``defaults`` are columns that such an UPDATE
-    sets to DEFAULT, because the insert did not give them. ``kept`` are columns whose stamp stays as it was
-    (see ``applied``). ``remember``: the table's rules ask for overtaken writers, so they are to be kept."""
+    A late insert of a live row has ``late_insert`` and is an UPDATE, or no write where it changes no value; it names no
+    column that it would not change, so never the key's. ``defaults`` are columns that such an UPDATE sets to DEFAULT,
+    because the insert did not give them. ``kept`` are columns whose stamp stays as it was (see ``applied``).
+    ``remember``: the table's rules use overtaken writers, so they are to be kept."""
 
     table: str
     key: str
@@ -202,8 +201,8 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The whole batch is; ``mutation`` and what follows name the first change that could not be. ``sqlstate`` and
-    ``text`` are what Postgres would say (only of CONSTRAINT)."""
+    """The whole batch is rejected; ``mutation`` and the fields after it name the first change that was refused.
+    ``sqlstate`` and ``text`` are the code and message that Postgres would give (only for CONSTRAINT)."""
 
     reason: RejectionReason
     mutation: int
@@ -216,7 +215,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """The batch leans on a row that may still come."""
+    """The batch depends on a row that may still come."""
 
     table: str
     key: str
@@ -224,8 +223,8 @@ class Parked:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What to ask a function: the value that the device had seen (``base``, None where it does not say), the one
-    that is stored and the one that comes in. ``mutation``, ``row`` and ``column`` say where the answer belongs."""
+    """A call of a function: the value that the device had seen (``base``, None where the batch does not give it), the
+    stored one and the incoming one. ``mutation``, ``row`` and ``column`` say where the answer belongs."""
 
     mutation: int
     row: int
@@ -240,8 +239,8 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The batch can't be decided before these are answered: call ``resolve`` again with their answers, and with
-    those it was given. Once is enough unless the batch changes one row several times."""
+    """The batch can't be decided before these are answered: call ``resolve`` again with their answers, and with the
+    earlier ones. One more call is enough unless the batch changes one row several times."""
 
     questions: Sequence[Question]
 

@@ -1,9 +1,9 @@
 """The order of writes: places, and the keys by which columns are judged.
 
-*Place* is where a batch would have stood, had it not come late: the smallest position among the accepted
-batches of its node with a higher id, whatever rows those touched; its own position where there is none. So
-one node's batches are ordered by their ids whatever order they come in, and a late one slips in front of the
-first that it should have preceded, behind everything that had been decided before that one.
+The *place* of a batch is the position that it would have had without coming late: the smallest position among the
+accepted batches of its node with a higher id, whatever rows those touched; its own position where there is none. So one
+node's batches are ordered by their ids, in whatever order they come, and a late one is placed before the first that it
+should have preceded, and after all batches that had been decided before that one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from anabranch.merge.model import Batch
 
 SERVER_NODE = "server"
-"""The node of changes that no batch named. Their ids are the smallest of their position, and hold no time."""
+"""The node of changes that no batch made. Their ids are the smallest of their position, and hold no time."""
 
 Key = tuple[int, str]
 
@@ -46,10 +46,9 @@ def ulid_time_ms(ulid: str) -> int:
 def key(order: str, place: int, batch_id: str, node: str) -> Key:
     """The key of a write under a table's ``order``.
 
-    ``server``: ``(place, id)``, as a rule the order of arrival. ``edit``: ``(min(time in the ULID, place),
-    id)``, the order in which people wrote, where a clock that is ahead counts no later than the arrival and
-    one that is behind harms only its own. What the server's own sessions wrote was written when it was
-    captured.
+    ``server``: ``(place, id)``, as a rule the order of arrival. ``edit``: ``(min(time in the ULID, place), id)``, the
+    order in which people wrote; the time of a clock that is ahead counts no later than the arrival, and a clock that is
+    behind affects only its own node's writes. A write of the server's own sessions has the time of its capture.
     """
     if order == "edit" and node != SERVER_NODE:
         return min(ulid_time_ms(batch_id), place), batch_id
@@ -57,7 +56,7 @@ def key(order: str, place: int, batch_id: str, node: str) -> Key:
 
 
 def batch_key(order: str, batch: Batch) -> Key:
-    """The key of everything that ``batch`` writes."""
+    """The key of all writes of ``batch``."""
     if order == "edit" and batch.node != SERVER_NODE:
         return min(batch.time_ms, batch.place), batch.id
     return batch.place, batch.id

@@ -1,4 +1,4 @@
-"""What a device shows while its own batches are under way."""
+"""The rows that a device shows while its own batches are under way."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class Pending(NamedTuple):
 
 
 def shown(base: Mapping[str, Cell] | None, pending: Sequence[Pending], policy: Policy) -> Mapping[str, Cell] | None:
-    """The row that a device shows: its base image, and on top of it the row's pending changes in the order of
-    their batches' ids (within a batch in the order made). None: no row. ``base`` is not changed, and is
-    returned itself where nothing lies on it.
+    """The row that a device shows: its base image, and on top of it the row's pending changes in the order of their
+    batches' ids (within a batch in the order made). None: no row. ``base`` is not changed, and is returned itself where
+    no change lies on it.
 
-    An insert of a row that is there shows as an update of its columns: the base has brought it, by the log or
-    another node's hand. Any other change that does not fit (an update or delete of a row that is gone) shows
-    nothing; it is the server that decides. ``counter``, ``max``, ``min`` and ``union`` columns of an update go by
-    their policy, over what is shown so far; one that a function decides shows the device's own value until the
-    server has asked it.
+    An insert of a row that exists shows as an update of its columns: the base already has the row, from the log, by
+    this node or another. Any other change that does not fit (an update or delete of a row that is gone) is not shown;
+    the server decides. ``counter``, ``max``, ``min`` and ``union`` columns of an update go by their policy, over the
+    row as shown so far; a column that a function decides shows the device's own value until the server has called the
+    function.
 
-    A change that is ``seen`` puts the base back where it wrote, because the base has it, and whatever came
-    after it: nothing earlier that is still pending will change that. A counter is left alone then, since
-    earlier changes will still add to it.
+    A change that is ``seen`` shows the base's values in its columns, because the base includes the change, and all
+    later ones of the log: no earlier change that is still pending will alter these. A counter keeps the shown value
+    then, since earlier changes will still add to it.
     """
     policies = policy.columns
     row = base

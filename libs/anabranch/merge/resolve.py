@@ -36,19 +36,18 @@ def resolve(batch: Batch, view: View, policy_of: Callable[[str], Policy], answer
     """The decision on ``batch``: all of it, or none.
 
     ``view`` maps (table, key text) to the row as it stands, with every batch decided before carried forward
-    (``applied``); a row that is not in it is unknown. ``policy_of`` gives the policy of a table by name.
-    Neither is changed. The mutations are taken in their order, each on what the earlier ones of the batch
-    did, so that a row may be deleted, inserted anew and updated in one batch. The first that is refused
-    decides: ``Rejected``, or ``Parked`` where it leans on a row that an earlier batch of the node, still
-    without a verdict, may bring; nothing can come for a batch that has none of those, and it is rejected at
-    once, ``ROW_NOT_FOUND``.
+    (``applied``); a row that is missing in it is unknown. ``policy_of`` gives the policy of a table by name. Neither is
+    changed. The mutations are taken in their order, each on the rows as the earlier ones of the batch left them, so
+    that a row may be deleted, inserted anew and updated in one batch. The first that is refused decides: ``Rejected``,
+    or ``Parked`` where it depends on a row that an earlier batch of the node, still without a verdict, may bring;
+    without such a batch the row can't come, and the batch is rejected at once, ``ROW_NOT_FOUND``.
 
-    Where columns are decided by functions of the application's own, which are none of the rules' business to
-    run, the decision is ``Asked`` until ``answers`` has what they say. A row that waits for an answer is carried
-    forward as if its own value stood, and asks nothing more until it has it.
+    Where functions of the application decide columns, the decision is ``Asked`` until ``answers`` has their results,
+    because the rules run no functions. A row that waits for an answer is carried forward as if the incoming value
+    stood, and asks no further question until it has the answer.
 
-    What is inserted, and what is updated with nobody else's writes or own later ones in sight, is taken as a
-    whole; columns are looked at one by one only past that.
+    An inserted row, and an updated one without unseen writes of others or own later ones, is taken as a whole; only
+    other rows are judged column by column.
     """
     writes: list[Write] = []
     outcomes: list[MutationOutcome] = []

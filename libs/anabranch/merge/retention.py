@@ -1,7 +1,7 @@
-"""What may go of a database's past: facts in, plan out.
+"""The part of a database's past that may be removed: facts in, plan out.
 
-The floor is the largest position that every bound allows; it never moves back, and a bound that says nothing more is
-not there. Times and positions are in milliseconds since 1970.
+The floor is the largest position that every bound allows; it never moves back, and a bound that no longer applies is
+left out. Times and positions are in milliseconds since 1970.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from enum import IntEnum
 
 _DAY_MS = 86_400_000
 LEAST_KEPT_DAYS = 30
-"""Verdicts and tombstones are kept for so long, whatever the retention window is."""
+"""Days for which verdicts and tombstones are kept at least, whatever the retention window is."""
 LEFTOVER_MS = 3_600_000
-"""A batch that has its verdict and still stands in the inbox was sent twice; its second stay ends after so long."""
+"""A batch that has its verdict and still stands in the inbox was sent twice; its second stay ends after so many
+milliseconds."""
 
 
 class Hold(IntEnum):
-    """What may hold the floor back: numbers of ``anabranch.v1.FloorHold``."""
+    """The causes that may hold the floor back: numbers of ``anabranch.v1.FloorHold``."""
 
     WINDOW = 1
     COMPACTION = 2
@@ -38,10 +39,10 @@ class Slowest:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a database. ``head``: the last group's position, 0 for none. ``runs``: of its epoch's published
-    runs that reach beyond the floor, in order, what each proved: (after, upto]. ``compacted_from``: where the
-    first run of any epoch began; None where it was never compacted. ``slowest``: None where no node was seen within
-    the longest absence."""
+    """The facts on a database. ``head``: the last group's position, 0 for none. ``runs``: the stretch (after, upto]
+    that each published run of its epoch proved, for runs that reach beyond the floor, in order. ``compacted_from``: the
+    position where the first run of any epoch began; None where there was none. ``slowest``: None where no node was seen
+    within the longest absence."""
 
     now_ms: int
     floor: int
@@ -64,10 +65,10 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class RetentionPlan:
-    """``target``: where the floor may be put, at least where it is. ``bounds``: the strictest first. ``kept_since_ms``:
-    verdicts and tombstones from before that may go, as far as the log that they belong to has gone.
-    ``absent_since_ms``: nodes that were last seen before that may be forgotten, since they hold nothing back any more.
-    ``leftover_before_ms``: second stays in the inbox that began before that may end."""
+    """``target``: the position to which the floor may move, at least its present one. ``bounds``: the strictest first.
+    ``kept_since_ms``: verdicts and tombstones older than this time may be removed, as far as their part of the log has
+    been. ``absent_since_ms``: nodes last seen before this time may be forgotten, since they no longer hold the floor.
+    ``leftover_before_ms``: second stays in the inbox that began before this time may end."""
 
     target: int
     bounds: tuple[Bound, ...]
@@ -77,12 +78,13 @@ class RetentionPlan:
 
 
 def absent_before_ms(now_ms: int, absence_days: int) -> int:
-    """Nodes last seen before that don't hold the floor."""
+    """The time, in milliseconds since 1970, that separates nodes by their last call: earlier ones don't hold the
+    floor."""
     return now_ms - absence_days * _DAY_MS
 
 
 def proven_until(floor: int, runs: Iterable[tuple[int, int]]) -> int:
-    """How far runs that go on where the one before ended, the first of them at the floor or before, reach."""
+    """The position up to which runs reach without a gap, the first of them from the floor or before."""
     reached = floor
     for after, upto in runs:
         if after > reached:
@@ -92,7 +94,7 @@ def proven_until(floor: int, runs: Iterable[tuple[int, int]]) -> int:
 
 
 def plan(facts: Facts) -> RetentionPlan:
-    """What may go."""
+    """The plan: the new floor, its bounds, and the times before which other records may be removed."""
     window = facts.now_ms - facts.retention_days * _DAY_MS
     bounds = [
         Bound(Hold.WINDOW, window, f"the log is kept for {facts.retention_days} days"),

@@ -1,30 +1,29 @@
-"""The table of conflict rules: what one incoming change does to one row.
+"""The table of conflict rules: the effect of one incoming change on one row.
 
-A row is *live* (in the table), a *tombstone* (not there, and its history says deleted) or *unknown*. It is
-*concurrent* for a batch when a node other than the batch's wrote it at a real position after the basis:
-something its user had not seen. A node's own writes never count, so that an own later write can't hide that
-another's was never seen.
+A row is *live* (in the table), a *tombstone* (not there, and its history says deleted) or *unknown*. It is *concurrent*
+for a batch when a node other than the batch's wrote it at a real position after the basis: its user had not seen that
+write. A node's own writes never count, so that an own later write can't hide an unseen write of another node.
 
-**Late arrival.** A node's batches may be decided out of the order in which they were made: one of them was
-held up for longer than the park time, and later ones were accepted meanwhile. The late one still takes its
-place before those: rows end as if the later batches had been undone, the late one applied, and the later ones
-applied again, though nothing is undone. Three pieces do it.
+**Late arrival.** A node's batches may be decided out of the order in which they were made: one of them was held up for
+longer than the park time, and later ones were accepted meanwhile. The late one still takes its place before those: rows
+end as if the later batches had been undone, the late one applied, and the later ones applied again, though no write is
+undone. Three rules achieve this.
 
-* Columns are ordered by key, not by arrival (``_update``, ``_late_insert``): the late batch has the *place*
-  of the first that it should have preceded (``order.place_of``), so it gets no column that a later one has
-  written, and every column that none has.
-* Rows are ordered by who wrote them last (``_late``): over the row that a later batch of the same node
-  deleted, or inserted anew, or changed, what is earlier shows nothing, though the rules would reject it as a
-  change of a row that is gone or there already.
-* Where another node wrote the row since the basis, there is somebody to be surprised, and the table is asked
-  as for any other batch.
+* Columns are ordered by key, not by arrival (``_update``, ``_late_insert``): the late batch has the *place* of the
+  first that it should have preceded (``order.place_of``), so it gets no column that a later batch has written, and
+  every column that no later batch has.
+* Rows are ordered by their last writer (``_late``): on a row that a later batch of the same node deleted, or inserted
+  anew, or changed, an earlier change has no effect, though the rules would otherwise reject it as a change of a row
+  that is gone or exists already.
+* Where another node wrote the row since the basis, the late batch could overwrite that node's write, and the table
+  applies as for any other batch.
 
-Concurrency keeps to real positions throughout, of the row and of each column: what others have seen does not change by
-a batch being late. So does the log, whose entry stands where the batch was decided, with what it changed there.
+Concurrency is judged by real positions throughout, of the row and of each column: a late batch does not change what
+others have seen. The log, too, has the batch's entry at the position where it was decided, with the changes made there.
 
-Two things are not reached. A ``counter`` column that a later update wrote is kept whole by a late insert, with what the
-earlier life of the row had counted; and with ``delete: wins`` a late delete meets what other nodes wrote as it stands
-on arrival, not as it stood at its place.
+Two cases are not handled this way. A late insert keeps the whole value of a ``counter`` column that a later update
+wrote, with the count of the row's earlier life; and with ``delete: wins`` a late delete is judged against other nodes'
+writes as they stand on arrival, not as they stood at its place.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Loss:
 
 @dataclass(slots=True)
 class Ruling:
-    """What becomes of one row of a mutation that is not refused; the fields are those of ``Write`` and
+    """The result for one row of a mutation that is not refused; the fields are those of ``Write`` and
     ``MutationOutcome``."""
 
     type: MutationType | None
@@ -74,12 +73,12 @@ class Ruling:
     defaults: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     questions: tuple[tuple[str, str, Cell, Cell, Cell], ...] = ()
-    """Column, function, base, stored and incoming value: until they are answered, the rest is provisional."""
+    """Column, function, base, stored and incoming value: until they are answered, the other fields are provisional."""
 
 
 @dataclass(slots=True)
 class Refusal:
-    """Why the batch can't be accepted, and the columns that decided. ``reason`` None: the row is unknown."""
+    """The reason why the batch can't be accepted, and the columns that decided. ``reason`` None: the row is unknown."""
 
     reason: RejectionReason | None
     columns: tuple[str, ...] = ()
@@ -104,8 +103,8 @@ def rule(
     state: RowState | None,
     answers: Mapping[str, Cell] | None = None,
 ) -> Ruling | Refusal:
-    """Applies the rules table to one row. ``state`` is the row as the batch's earlier changes left it; ``answers`` what
-    functions said of its columns."""
+    """Apply the rules table to one row. ``state`` is the row as the batch's earlier changes left it; ``answers`` the
+    results of functions for its columns."""
     version = state.version if state is not None else None
     if state is not None and state.values is not None:
         # A live row without a history was there before registration: version 0, behind everything.
@@ -118,7 +117,7 @@ def rule(
     if version is None or version.tombstone_batch is None:
         return Ruling(MutationType.INSERT, change.values) if type_ is MutationType.INSERT else _UNKNOWN
     if _late(version, batch) and version.tombstone_batch > batch.id:
-        # The node itself had deleted the row later: whatever came before that shows nothing.
+        # The node itself deleted the row later: an earlier change has no effect.
         return _SUPERSEDED
     if type_ is MutationType.INSERT:
         return _insert_anew(batch, policy, change, version)
@@ -137,25 +136,24 @@ def concurrent(version: RowVersion, batch: Batch) -> bool:
 def _late(version: RowVersion, batch: Batch) -> bool:
     """Whether a later batch of the same node wrote the row, and no other node did since the basis.
 
-    It is enough to look at the last writer: had another node written the row after that later batch, then
-    after this one's basis too, since a batch is decided after everything that an earlier one had seen.
+    It is enough to check the last writer: a write of another node after that later batch would be after this one's
+    basis, too, since a batch is decided after all positions that an earlier one had seen.
     """
     return version.last_node == batch.node and version.last_batch > batch.id and version.other_position <= batch.basis
 
 
 def _wrote_later(version: RowVersion, batch: Batch) -> bool:
-    """Whether a later batch of the same node wrote the row, whoever else did since."""
+    """Whether a later batch of the same node wrote the row, even if other nodes did since."""
     own = version.last_batch if version.last_node == batch.node else ""
     return max(own, version.overtaken.get(batch.node, "")) > batch.id
 
 
 def _insert_anew(batch: Batch, policy: Policy, change: RowChange, version: RowVersion) -> Ruling | Refusal:
-    """An insert over a tombstone: for those who knew of it, a new row of which nothing of the old one is
-    part.
+    """An insert over a tombstone: for a node that knew of the tombstone, a new row without any part of the old one.
 
-    "Made itself" means by an earlier batch or this one. Over an own *later* tombstone, where another node's
-    write since the basis keeps it from being plainly superseded, an insert would bring a deleted row back;
-    neither does ``resurrect`` bring back what the node itself went on to write, and somebody else to delete.
+    "Made itself" means by an earlier batch or this one. Over an own *later* tombstone, where another node's write since
+    the basis keeps it from being simply superseded, an insert would bring a deleted row back; nor does ``resurrect``
+    bring back a row that the node itself wrote later and another node deleted.
     """
     seen = version.last_position <= batch.basis
     own = version.last_node == batch.node and (version.tombstone_batch or "") <= batch.id
@@ -165,10 +163,9 @@ def _insert_anew(batch: Batch, policy: Policy, change: RowChange, version: RowVe
 
 
 def _delete(batch: Batch, policy: Policy, values: Mapping[str, Cell], version: RowVersion) -> Ruling | Refusal:
-    """A delete of a live row. Where a later batch of the same node wrote it (it is there because it was
-    inserted anew, or is about to be), the late delete shows nothing: so without others' writes, and with
-    ``delete: wins`` even with them, because what they wrote came after the delete that is now no more than a
-    step in between."""
+    """A delete of a live row. Where a later batch of the same node wrote it (it is there because it was inserted anew,
+    or is about to be), the late delete has no effect: always if no other node wrote it, else only if ``delete`` is
+    ``wins``, because the others' writes came after the delete, which is now only an intermediate step."""
     wins = policy.delete == "wins"
     if _late(version, batch) or (wins and _wrote_later(version, batch)):
         return _SUPERSEDED
@@ -191,7 +188,7 @@ def _delete(batch: Batch, policy: Policy, values: Mapping[str, Cell], version: R
 
 
 def _stamp(version: RowVersion, column: str) -> Stamp:
-    """Who wrote a column's stored value: the update that it bears the stamp of, else the row's insert."""
+    """The writer of a column's stored value: the update whose stamp it has, else the row's insert."""
     return version.stamps.get(column) or Stamp(
         version.insert_place, version.insert_batch, version.insert_node, version.insert_position
     )
@@ -217,21 +214,21 @@ def _update(
 ) -> Ruling | Refusal:
     """An update of a live row, column by column.
 
-    A column is written if the batch's key is later than the key of its stored value, or if that value is the
-    batch's own (of two updates in one batch the second stands); else it is SUPERSEDED. A late update finds
-    the columns that later own batches wrote, and those that a later own insert brought, stamped later than
-    its place, and gets none of them. Where what is stored came from another node after the basis, one of the
-    two values loses, and is kept: the stored one (OVERWROTE), or the incoming one. A value that loses to an
-    own later one is no conflict, nor are equal values.
+    A column is written if the batch's key is later than the key of its stored value, or if that value is the batch's
+    own (of two updates in one batch the second stands); else it is SUPERSEDED. A late update finds the columns that
+    later own batches wrote, and those that a later own insert brought, stamped later than its place, and gets none of
+    them. Where the stored value came from another node after the basis, one of the two values loses, and is recorded:
+    the stored one (OVERWROTE), or the incoming one. A value that loses to an own later one is no conflict, nor are
+    equal values.
 
-    An insert by another node after the basis means that the row the user changed is another one by now, or
-    never was this node's: ROW_DELETED.
+    After an insert by another node after the basis, the row is no longer the one that the user changed, or never was:
+    ROW_DELETED.
 
-    ``counter``, ``max``, ``min`` and ``union`` compute from what is stored, whichever comes first; only what is
-    older than the row's insert is of an earlier row, and SUPERSEDED. A function decides likewise, where what is
-    stored is neither what the device had seen nor what it brings; but what a later batch of the same node wrote
-    was made with this change in sight, and stands. Of the two values that it was asked about, those that its
-    answer is not are kept.
+    ``counter``, ``max``, ``min`` and ``union`` compute from the stored value, whichever update comes first; only an
+    update older than the row's insert belongs to an earlier row, and is SUPERSEDED. A function decides in the same way,
+    where the stored value is neither the one that the device had seen nor the incoming one; but a value that a later
+    batch of the same node wrote was made with knowledge of this change, and stands. Of the two values that the function
+    got, each that differs from its answer is recorded as lost.
     """
     if version.insert_node != batch.node and version.insert_position > batch.basis:
         return _ROW_DELETED
@@ -286,7 +283,7 @@ def _update(
                     if same(result, cell):
                         overwritten.append(column)
                     if stamp.batch:
-                        # Else nobody that is known wrote it: it was there before registration.
+                        # Else no known node wrote it: the value is from before registration.
                         losses.append(Loss(column, stored, (stamp.batch, stamp.node), me))
                 written[column] = result
                 if not later:
@@ -323,10 +320,10 @@ def _late_insert(
 ) -> Ruling:
     """An insert of a row that is live, because a later batch of the node wrote it first.
 
-    The row's earlier life, which the insert came after, ends here: columns whose stored key is older than the
-    insert's take its values, and those that it does not give their defaults; columns with later keys stay.
-    The insert becomes the row's, so that what is older than it finds every column taken. Where the row's
-    insert is itself later, nothing of this one is left.
+    The row's earlier life, which the insert came after, ends here: columns whose stored key is older than the insert's
+    take its values, or their defaults if it gives none; columns with later keys stay. The insert becomes the row's
+    insert, so that an older change finds every column taken. Where the row's present insert is later, this one has no
+    effect.
     """
     order = policy.order
     own_key = batch_key(order, batch)

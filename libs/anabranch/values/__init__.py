@@ -1,7 +1,7 @@
-"""What a value is, and every form in which one travels or is held: shared by server and device.
+"""Values, and every form in which one travels or is held: shared by server and device.
 
 A *kind* (``kinds``) says how the values of a Postgres type are carried, a *cell* (``cells``) is one value in plain
-Python. There is a module for each form, and the tests hold that every kind comes through each of them unchanged:
+Python. There is a module for each form, and tests check that every kind passes through each of them unchanged:
 
 ====================  ================================================================================
 module                form
@@ -22,7 +22,7 @@ module                form
 ====================  ================================================================================
 
 Only ``messages`` and ``message_bytes`` need protobuf, only ``arrow``, ``arrow_to_sqlite`` and ``parquet`` need pyarrow;
-the others are standard library, and so is what this package imports by itself.
+the others need only the standard library, and so do the modules that this package imports by itself.
 """
 
 from anabranch.values.cells import Cell

@@ -1,4 +1,4 @@
-"""Which Arrow type carries each kind, and Arrow columns to cells.
+"""The Arrow type that carries each kind, and the conversion of Arrow columns to cells.
 
 ============================  ================================================================================
 kind                          Arrow type
@@ -61,7 +61,7 @@ _CODES = {pa.uint8(): "B", pa.int16(): "h", pa.int32(): "i", pa.int64(): "q", pa
 
 
 def arrow_type(column: Column) -> pa.DataType:
-    """The type that carries a column, but for chunks with timestamps beyond 64 bits."""
+    """The type that carries a column, except in chunks with timestamps beyond 64 bits."""
     if column.kind is Kind.TIMESTAMP:
         return pa.timestamp("us", "UTC" if has_zone(column) else None)
     return _TYPES[column.kind]
@@ -76,7 +76,7 @@ def to_cells(column: Column, values: pa.Array, element: Callable[[str], Cell] | 
     """The cells of one column. ``element`` reads the text of an array's element (None: it is the cell).
 
     Raises:
-        ValueError: the values are not what carries the column.
+        ValueError: the values are not of the type that carries the column.
     """
     if column.kind in _NUMBERS and not pa.types.is_string(values.type):
         return numbers(values.view(_NUMBERS[column.kind]))
@@ -93,7 +93,7 @@ def _timestamp(text: str) -> Cell:
 
 
 def array_cell(text: str, element: Callable[[str], Cell] | None) -> Cell:
-    """The cell of an array as a pull carries it. Raises what ``element`` does where an element is not readable."""
+    """The cell of an array as a pull carries it. Raises the error of ``element`` where an element is not readable."""
     try:
         parsed = json.loads(text)
     except json.JSONDecodeError:
@@ -108,8 +108,8 @@ def array_cell(text: str, element: Callable[[str], Cell] | None) -> Cell:
 
 
 def numbers(values: pa.Array) -> list[Any]:
-    """The numbers of a column, None where there is none. By way of the buffer itself: to_pylist is three times slower,
-    and to_numpy needs a package more."""
+    """The numbers of a column, None for a null. They are read from the buffer itself: to_pylist is three times slower,
+    and to_numpy needs another package."""
     if not len(values):
         return []
     start = values.offset

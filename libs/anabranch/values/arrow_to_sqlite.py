@@ -1,4 +1,4 @@
-"""Arrow columns of a pull to what SQLite holds, column by column.
+"""Convert Arrow columns of a pull to the values that SQLite holds, column by column.
 
 The columns come as BOOL: bool; INT64: int16, int32 or int64; DOUBLE: float or double; BYTES: binary; TIMESTAMP: int64
 or timestamp[us] with the exact microseconds; DATE: int32 or date32; TIME: int64 or time64[us]; all others: utf8. An
@@ -30,7 +30,7 @@ def _integers(column: pa.Array) -> list[Any]:
     elif pa.types.is_temporal(kind):
         column = column.view(_WIDTHS[kind.bit_width])
     elif not pa.types.is_integer(kind):
-        # A column of timestamps that holds some beyond 64 bits comes as text: theirs, and the others' numbers.
+        # A column with timestamps beyond 64 bits comes as text: their text, and the numbers of the others.
         return [v if v is None or not v.lstrip("-").isdigit() else int(v) for v in column.to_pylist()]
     return numbers(column)
 
@@ -69,6 +69,6 @@ _CONVERT: ByKind[Callable[[pa.Array], list[Any]]] = ByKind(
 
 
 def sqlite_column(column: Column) -> Callable[[pa.Array], list[Any]]:
-    """The function that takes a column of a pull to what SQLite holds for ``column``. Of an array it raises ValueError
-    or KeyError where an element is not readable."""
+    """The function that converts a column of a pull to the values that SQLite holds for ``column``. For an array it
+    raises ValueError or KeyError where an element is not readable."""
     return _arrays(column) if column.kind is Kind.ARRAY else _CONVERT[column.kind]

@@ -1,7 +1,7 @@
 """Dates, times of day and timestamps as text: read, and printed as Postgres prints them.
 
-This is the only calendar here. A device, the server and the rules read the same texts, and what a text says is what
-Postgres says: ``tests/integration/values/test_calendar.py`` asks it about every form below and every form refused.
+This is the only calendar here. A device, the server and the rules read the same texts, and a text means the same as in
+Postgres: ``tests/integration/values/test_calendar.py`` compares every form below and every refused form with Postgres.
 
 =========  =========================================================================================================
 read as    texts
@@ -55,7 +55,7 @@ _OFFSET = r" ?(?:Z|([+-])(\d\d)(?::(\d\d)(?::(\d\d))?|(\d\d))?)"
 _read_date = re.compile(f"{_DATE}( BC)?", re.ASCII).fullmatch
 _read_time = re.compile(_TIME, re.ASCII).fullmatch
 _read_timestamp = re.compile(f"{_DATE}(?:[ T]{_TIME}(?:{_OFFSET})?)?( BC)?", re.ASCII).fullmatch
-# What nearly all texts are, and what Python reads alike, at a third of the cost: years to 9999, of our era.
+# The form of nearly all texts, which Python reads in the same way, at a third of the cost: years to 9999, of our era.
 _plain_date = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII).fullmatch
 _plain_timestamp = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})?(?:\+00)?", re.ASCII).fullmatch
 _date_of, _datetime_of = date.fromisoformat, datetime.fromisoformat
@@ -104,7 +104,7 @@ def _of_day(text: str, hour: str, minute: str, second: str | None, fraction: str
     m, s = int(minute), int(second or 0)
     us = ((int(hour) * 60 + m) * 60 + s) * 1_000_000
     if fraction:
-        # As a float, and to the nearest even one, as Postgres does.
+        # Computed as a float, and rounded to the nearest even one, as in Postgres.
         us += int(fraction.ljust(6, "0")) if len(fraction) <= 6 else round(float(f".{fraction}") * 1_000_000)
     if m > 59 or s > 60 or us > DAY_US:
         raise OutOfRangeError(f"no such time of day: {text[:60]!r}")
@@ -122,7 +122,7 @@ def _offset(text: str, sign: str, hour: str, minute: str | None, second: str | N
 def parse_date(text: str) -> int:
     """The cell of a date. Raises ValueError."""
     if _plain_date(text):
-        # What is no day is told by what is below.
+        # The code below reports a text that is no day.
         with suppress(ValueError):
             return _date_of(text).toordinal() - _DAYS_TO_1970
     found = _read_date(text)
@@ -148,10 +148,10 @@ def parse_time(text: str) -> int:
 
 
 def timestamp_us(text: str, *, zone: bool = True) -> int:
-    """Microseconds since 1970, of any size, of a timestamptz (``zone``) or timestamp that is no
-    infinity. Raises ValueError."""
+    """Microseconds since 1970, of any size, of a timestamptz (``zone``) or timestamp that is not an infinity. Raises
+    ValueError."""
     if _plain_timestamp(text):
-        # 24:00:00, a second 60 and what is no moment are for what is below.
+        # The code below handles 24:00:00, a second 60 and a text that is no moment.
         with suppress(ValueError):
             at = _datetime_of(text)
             seconds = ((at.toordinal() - _DAYS_TO_1970) * 24 + at.hour) * 3600 + at.minute * 60 + at.second
@@ -182,11 +182,12 @@ def parse_timestamp(text: str, *, zone: bool = True) -> int | Literal:
 
 
 def without_offset(text: str) -> str:
-    """A timestamp without time zone: the text, and without its offset where it has one, which does not count."""
+    """The text of a timestamp without time zone, without its offset where it has one, because the offset does not
+    count."""
     try:
         us = timestamp_us(text, zone=False)
     except ValueError:
-        return text  # What it is, is for Postgres to say.
+        return text  # Postgres judges any other text.
     with suppress(OutOfRangeError):
         if us == timestamp_us(text):
             return text
@@ -194,7 +195,7 @@ def without_offset(text: str) -> str:
 
 
 def moment_rank(text: str) -> tuple[int, int]:
-    """Where a timestamp stands among the others, also those that 64 bits don't hold, as (-1, 0 or 1: before, among or
+    """The rank of a timestamp among all others, also those that 64 bits don't hold, as (-1, 0 or 1: before, among or
     after all dates; microseconds since 1970). Raises ValueError."""
     if text == "infinity":
         return 1, 0
@@ -211,7 +212,7 @@ def _date(days: int) -> tuple[str, str]:
 
 
 def date_text(days: int) -> str:
-    """The cell of a date as it prints."""
+    """The text of a date's cell as Postgres prints it."""
     if days == DATE_INFINITY:
         return "infinity"
     if days == DATE_MINUS_INFINITY:
@@ -221,22 +222,22 @@ def date_text(days: int) -> str:
 
 
 def time_text(us: int) -> str:
-    """The cell of a time of day as it prints."""
+    """The text of a time of day's cell as Postgres prints it."""
     seconds, fraction = divmod(us, 1_000_000)
     text = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
     return f"{text}.{fraction:06}".rstrip("0") if fraction else text
 
 
 def timestamp_text(us: int, *, zone: bool) -> str:
-    """Microseconds since 1970, of any size and never standing for an infinity, as a timestamptz (``zone``) or
-    timestamp prints."""
+    """The text of microseconds since 1970, of any size and never an infinity, as Postgres prints a timestamptz
+    (``zone``) or timestamp."""
     days, of_day = divmod(us, DAY_US)
     date, era = _date(days)
     return f"{date} {time_text(of_day)}{'+00' if zone else ''}{era}"
 
 
 def cell_timestamp_text(cell: int | Literal, *, zone: bool) -> str:
-    """The cell of a timestamp as it prints."""
+    """The text of a timestamp's cell as Postgres prints it."""
     if isinstance(cell, Literal):
         return cell
     if cell == TIMESTAMP_INFINITY:

@@ -36,13 +36,13 @@ from anabranch.values.table import Table
 SUM_MODULUS = 1 << 128
 _DIGEST_BYTES = 16
 _SHORT = 256
-"""Lengths below it have their heads made beforehand."""
+"""Heads of lengths below this are made in advance."""
 _pack_u32 = struct.Struct(">I").pack
-# Copying a state that is ready costs less than making one.
+# Copying a prepared state costs less than making one.
 _new_hash = blake2b(digest_size=_DIGEST_BYTES).copy
 
 Encoder = Callable[[Any], bytes]
-"""Takes a cell to its encoding. Those of a RowEncoder's columns put the column's name before it."""
+"""Converts a cell to its encoding. The encoders of a RowEncoder's columns put the column's name before it."""
 
 
 def _text(tag: int, prefix: bytes) -> Encoder:
@@ -159,8 +159,9 @@ def _digest(encoded: bytes) -> bytes:
 class RowEncoder:
     """Encodes and hashes rows of one table. Rows are sequences of cells in the order of ``table.columns``.
 
-    A *field* is a column's name and value as a row has them. Who needs a row's hash and an effect's as well, or the
-    hashes of two rows that differ little, makes the fields once: ``fields(row)`` has them in the order of the columns.
+    A *field* is a column's name and value as a row has them. A caller that needs a row's hash and an effect's as well,
+    or the hashes of two rows that differ little, makes the fields once: ``fields(row)`` has them in the order of the
+    columns.
     """
 
     __slots__ = ("_columns", "_encoders", "_head", "_index", "_key", "_ordered", "_rank")
@@ -171,7 +172,7 @@ class RowEncoder:
             value_encoder(c.kind, c.element_kind, name) for c, name in zip(table.columns, names, strict=True)
         ]
         self._head = _name(table.name) + _pack_u32(len(table.key_columns))
-        # Where a key's value begins in its field.
+        # The place at which a key's value begins in its field.
         self._key = [(i, len(names[i])) for i in table.key_index]
         order = sorted(range(len(names)), key=lambda i: table.columns[i].name.encode())
         self._ordered: Callable[[Sequence[bytes]], Sequence[bytes]] = itemgetter(*order) if len(order) > 1 else tuple
@@ -186,7 +187,7 @@ class RowEncoder:
 
     def fields(self, row: Sequence[Cell]) -> list[bytes]:
         """The fields of ``row``."""
-        # "strict" costs a fifth of it all here; a row that is too short fails where its fields are put together.
+        # "strict" costs a fifth of the whole time here; a row that is too short fails where its fields are joined.
         return [encode(cell) for encode, cell in zip(self._encoders, row)]  # noqa: B905
 
     def encode_fields(self, fields: Sequence[bytes]) -> bytes:
@@ -245,8 +246,8 @@ class RowEncoder:
         self, row: Sequence[Cell], places: Iterable[int] | None = None, effect_type: int | None = None
     ) -> bytes:
         """The row hash of ``row`` as bytes, or that of an effect with the columns at ``places`` (as the method gives
-        them; None: all): one field is made after the other, and none of a value in pieces, so that no row is held
-        twice."""
+        them; None: all): one field is made after the other, and no field of a value in pieces is built, so that no row
+        is held twice."""
         encoders = self._encoders
         state = _new_hash()
         state.update(b"" if effect_type is None else bytes((effect_type,)))
@@ -265,7 +266,7 @@ class RowEncoder:
         return state.digest()
 
     def insert_hashes(self, effect_type: int, fields: Sequence[bytes]) -> tuple[bytes, int, int]:
-        """Of an effect that gives a whole new row: its hash, and what it adds to the table sum (1, and the row's
+        """The hash of an effect that gives a whole new row, and its additions to the table sum (1, and the row's
         hash)."""
         encoded = self.encode_fields(fields)
         row_hash = int.from_bytes(_digest(encoded), "big")

@@ -1,7 +1,7 @@
 """Decimals in SQL: they are held as text, which is exact, in columns of the collation ``decimal``, which compares them
-as the numbers that they are. So ``price > 9000``, ``price = 1.1`` (where 1.10 is stored), BETWEEN, IN, ORDER BY, min,
-max, DISTINCT and GROUP BY are right wherever a column itself is compared: SQLite makes a text of the number on the
-other side. NaN is equal to itself and greater than all else, as in Postgres.
+as numbers. So ``price > 9000``, ``price = 1.1`` (where 1.10 is stored), BETWEEN, IN, ORDER BY, min, max, DISTINCT and
+GROUP BY are right wherever a column itself is compared: SQLite converts the number on the other side to text. NaN is
+equal to itself and greater than all else, as in Postgres.
 
 SQLite knows no such collation: a connection that lacks it refuses the comparison ("no such collation sequence") instead
 of answering wrongly. ``add_decimals`` gives it one; names and meaning are those of SQLite's own extension ``decimal``,
@@ -26,7 +26,7 @@ from typing import Any
 
 COLLATION = "decimal"
 _DIGITS = 400_000
-"""More than any sum, difference or product of what a numeric holds has."""
+"""More digits than any sum, difference or product of two values of a numeric has."""
 _MEAN_DIGITS = 38
 _EXACT = Context(prec=_DIGITS, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])
 
@@ -50,7 +50,7 @@ def compare(a: str, b: str) -> int:
     except ValueError:
         pass
     else:
-        # The float of a greater number is never smaller.
+        # A greater number never has a smaller float.
         if x < y:
             return -1
         if x > y:
@@ -69,7 +69,7 @@ def _place(text: str) -> tuple[int, Any]:
     try:
         return 0, Decimal(text)
     except InvalidOperation:
-        return 0, Decimal(number)  # An exponent beyond every decimal.
+        return 0, Decimal(number)  # The exponent is beyond that of any decimal.
 
 
 def _number(value: Any) -> Decimal:

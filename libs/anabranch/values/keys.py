@@ -1,4 +1,4 @@
-"""The text of a key: what stands for it in the log, on a device and in messages, and the cells that it stands for."""
+"""The text of a key, which represents it in the log, on a device and in messages, and the cells of such a text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _key_part(cell: Cell) -> str:
 
 
 def key_text(key: Sequence[Cell]) -> str:
-    """One text that stands for a key, unambiguous within its table.
+    """The text that represents a key, unambiguous within its table.
 
     ``key`` holds the key's cells in the key's order. A key of one column is that cell's text; a longer one is the
     JSON array of its cells' texts.

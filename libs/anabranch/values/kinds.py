@@ -34,14 +34,14 @@ TEXT_KINDS = frozenset({Kind.STRING, Kind.DECIMAL, Kind.JSON, Kind.UUID, Kind.LI
 
 
 class NoFormError(AnabranchError, LookupError):
-    """A kind has no form where one is asked for: a mistake of ours, and never a value's."""
+    """A kind lacks a form where one is needed: an error in this package, never one of a value."""
 
     def __init__(self, kind: Kind, form: str) -> None:
         super().__init__(f"the kind {kind.name} has no form in {form}: give it one there")
 
 
 class ByKind(dict[Kind, _T]):
-    """What a form, named by its module, has for each kind. None is taken for another: a kind that lacks one is
+    """The entries of a form, named by its module, for each kind. There is no default: a kind without an entry raises
     NoFormError."""
 
     def __init__(self, form: str, entries: Mapping[Kind, _T]) -> None:

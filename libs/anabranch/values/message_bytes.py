@@ -1,8 +1,8 @@
 """Cells to serialized ``anabranch.v1.Value`` messages.
 
-They are put together by hand, since that takes a third of the time of building them in protobuf; a test holds them
-equal to what protobuf serializes. The wire format: a field is ``number << 3 | type`` and its content; type 0 is a
-varint, 1 eight bytes little-endian, 2 a varint of length and that many bytes.
+They are built by hand, since that takes a third of the time of building them in protobuf; a test checks that they equal
+protobuf's own bytes. The wire format: a field is ``number << 3 | type`` and its content; type 0 is a varint, 1 eight
+bytes little-endian, 2 a varint of length and that many bytes.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from anabranch.values.messages import ARMS
 from anabranch.values.table import Column
 
 _SHORT = 256
-"""Lengths below it have their heads made beforehand."""
+"""Heads of lengths below this are made in advance."""
 LENGTH_DELIMITED = 2
 
 Writer = Callable[[Any], bytes]
-"""Takes a cell to a serialized Value, as an element of a repeated field: its tag, its length and its content."""
+"""Converts a cell to a serialized Value, as an element of a repeated field: its tag, its length and its content."""
 
 
 _ONE_BYTE = tuple(bytes((n,)) for n in range(128))
@@ -61,7 +61,7 @@ def delimited(number: int, content: bytes) -> bytes:
 
 
 def _heads(arm: str, outer: bytes) -> tuple[tuple[bytes, ...], Callable[[int], bytes]]:
-    """What stands before a content of each short length, and what makes it for any length."""
+    """The bytes before a content of each short length, and the function that makes them for any length."""
     inner = varint(field_number(value_pb2.Value, arm) << 3 | LENGTH_DELIMITED)
 
     def head(size: int) -> bytes:
@@ -185,17 +185,17 @@ def value_writer(kind: Kind, element_kind: Kind | None, outer: bytes) -> Writer:
 
 
 def large_head(kind: Kind, outer: bytes) -> Callable[[int], bytes]:
-    """The function that writes what stands before a text or bytes of ``kind``, by their length; ``outer`` as in
+    """The function that writes the bytes before a text or bytes of ``kind``, by their length; ``outer`` as in
     ``value_writer``."""
     return _heads(ARMS[kind], outer)[1]
 
 
 def value_bytes(column: Column) -> Writer:
-    """The function that takes a cell of ``column`` to a serialized Value on its own."""
+    """The function that converts a cell of ``column`` to a serialized Value on its own."""
     write = value_writer(column.kind, column.element_kind, b"")
 
     def alone(cell: Cell) -> bytes:
-        # With an empty tag what is left before the content is its length.
+        # With an empty tag only the length remains before the content.
         raw = write(cell)
         start = 0
         while raw[start] & 128:

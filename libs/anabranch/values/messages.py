@@ -42,8 +42,8 @@ class NotGivenError(AnabranchError, ValueError):
 
 
 def value_reader(kind: Kind, element_kind: Kind | None = None, *, zone: bool = True) -> Reader:
-    """The function that takes a Value of ``kind`` (of an array: with elements of ``element_kind``) to its cell. Without
-    ``zone`` a moment in words loses its offset, as it does in Postgres where a timestamp has no time zone.
+    """The function that converts a Value of ``kind`` (of an array: with elements of ``element_kind``) to its cell.
+    Without ``zone`` a moment given as text loses its offset, as in Postgres where a timestamp has no time zone.
 
     It raises NotGivenError for a Value without an arm and ValueError for an arm that does not carry the kind.
     """
@@ -62,7 +62,7 @@ def value_reader(kind: Kind, element_kind: Kind | None = None, *, zone: bool = T
                         for v in value.array_value.elements
                     )
                 except NotGivenError:
-                    # Of an element it says nothing about the column, which is given.
+                    # NotGivenError would mean the column, which is given.
                     raise ValueError("an element of the array has no value") from None
             if have == "text_literal":
                 return Literal(value.text_literal)
@@ -98,7 +98,7 @@ def _misfit(have: str | None, arm: str) -> ValueError:
 
 
 def value_writer(kind: Kind, element_kind: Kind | None = None) -> Writer:
-    """The function that takes a cell of ``kind`` to a new Value."""
+    """The function that converts a cell of ``kind`` to a new Value."""
     arm = ARMS[kind]
     make = value_pb2.Value
     if kind is Kind.ARRAY:

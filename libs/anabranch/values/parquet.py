@@ -59,7 +59,7 @@ _TYPES: ByKind[pa.DataType] = ByKind(
 _NUMBERS: dict[Kind, pa.DataType] = {Kind.TIMESTAMP: pa.int64(), Kind.DATE: pa.int32(), Kind.TIME: pa.int64()}
 _NAN = "NaN"
 Exact = Sequence[str | None] | None
-"""The texts of values that the file column can't hold, each where it stands; None where there are none."""
+"""The texts of values that the file column can't hold, each at its row's place; None where there are none."""
 
 
 def declared_digits(column: Column) -> tuple[int, int] | None:
@@ -87,7 +87,7 @@ def may_need_text(column: Column) -> bool:
 
 
 class FileCodec:
-    """Takes the cells of one column to a file column and back."""
+    """Converts the cells of one column to a file column and back."""
 
     def __init__(self, column: Column) -> None:
         self.column = column
@@ -101,7 +101,7 @@ class FileCodec:
         """The file column of ``cells``.
 
         Raises:
-            pyarrow.ArrowInvalid, OverflowError, TypeError: a cell is none of the column's kind.
+            pyarrow.ArrowInvalid, OverflowError, TypeError: a cell is not of the column's kind.
         """
         kind = self.column.kind
         exact: list[str | None] | None = None
@@ -170,7 +170,7 @@ class FileCodec:
         return (values if values.type == self.type else values.cast(self.type)), None
 
     def to_pull(self, values: pa.Array, exact: pa.Array | None = None) -> pa.Array:
-        """A file column as a Pull carries it: the way back from ``from_pull``. ``exact``: the texts of values that the
+        """A file column as a Pull carries it: the inverse of ``from_pull``. ``exact``: the texts of values that the
         file column can't hold, null elsewhere."""
         kind = self.column.kind
         if kind is Kind.TIME:
@@ -188,7 +188,7 @@ class FileCodec:
         """The cells of a column as a Pull carries it.
 
         Raises:
-            ValueError: the values are not what carries the column.
+            ValueError: the values are not of the type that carries the column.
         """
         return to_cells(self.column, values, self._read)
 
@@ -201,7 +201,7 @@ def file_codecs(columns: Iterable[Column]) -> list[FileCodec]:
 def decimal_texts(values: pa.Array) -> pa.Array:
     """Decimals as Postgres prints a numeric of their scale."""
     texts = values.cast(pa.string())
-    # Arrow writes small numbers with an exponent, as 1E-8.
+    # Arrow writes small numbers with an exponent, such as 1E-8.
     if not pc.any(pc.match_substring(texts, "E")).as_py():
         return texts
     digits = pa.Array.from_buffers(

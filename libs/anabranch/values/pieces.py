@@ -1,4 +1,4 @@
-"""Values of many megabytes, held in the pieces in which they came: to put one together would hold it twice."""
+"""Values of many megabytes, held in the pieces in which they came: joining them would hold a value twice."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class LargeText(Pieces):
     __slots__ = ()
 
     def encode(self) -> bytes:
-        """As that of a ``str``."""
+        """Encode as a ``str`` does."""
         return bytes(self)
 
     def __str__(self) -> str:
@@ -71,7 +71,7 @@ class LargeText(Pieces):
 
 
 def whole(row: Sequence[Any]) -> list[Any]:
-    """A row with its values as those of any row, for whoever knows no pieces."""
+    """A row with its values in one piece, for callers that can't handle pieces."""
     return [
         str(cell) if isinstance(cell, LargeText) else bytes(cell) if isinstance(cell, Pieces) else cell for cell in row
     ]

@@ -24,7 +24,7 @@ from anabranch.values.cells import (
 )
 
 Column = Sequence[Any]
-"""One cell a row."""
+"""One cell for each row."""
 
 EPOCH_US = 946_684_800_000_000
 """2000-01-01 in microseconds since 1970."""
@@ -106,14 +106,14 @@ def _array(element: int, count: int, has_null: bool, body: bytes | bytearray) ->
 
 
 def _is_constant(cells: Column) -> bool:
-    """Whether all cells are equal: many columns of a group's records hold one value. Not for floats, where 0.0 equals
-    -0.0."""
+    """Whether all cells are equal: many columns of a group's records hold one value. Not usable for floats, where 0.0
+    equals -0.0."""
     return bool(cells) and cells[0] is cells[-1] and cells.count(cells[0]) == len(cells)
 
 
 def _fixed(element: int, code: str, size: int, cells: Column) -> Parameter:
     """An array of numbers of ``size`` bytes, packed by ``code``. Without NULLs the column is packed at once and then
-    spread over the elements, byte by byte of the number, which no loop over the cells is needed for."""
+    spread over the elements, byte by byte of the number, without a loop over the cells."""
     count = len(cells)
     if None in cells:
         pack = struct.Struct(f">i{code}").pack
@@ -146,8 +146,8 @@ def bool_array(cells: Column) -> Parameter:
 
 
 def _moved(cells: Column, epoch: int, first: int, last: int) -> Column:
-    """Cells counted from ``epoch``; ``first`` and ``last`` are the infinities, which stay. What falls below the first
-    after the change becomes something that Postgres refuses as out of range."""
+    """Cells counted from ``epoch``; ``first`` and ``last`` are the infinities, which stay. A cell that falls below the
+    first after the change becomes a value that Postgres refuses as out of range."""
     if cells and None not in cells and min(cells) > first + epoch and max(cells) < last:
         return [c - epoch for c in cells]
     return [None if c is None else c if c in (first, last) else max(c - epoch, first + 1) for c in cells]
@@ -181,7 +181,7 @@ def _varying(element: int, cells: Sequence[bytes | None], has_null: bool) -> Par
     if not count:
         return _array(element, 0, False, b"")
     woven = [b""] * (2 * count + 1)
-    # With the head among them a large array is put together once.
+    # With the head among the parts a large array is joined once.
     woven[0] = _header(1, False, element, count, 1)
     woven[1::2] = map(_LENGTHS.__getitem__ if max(sizes) < len(_LENGTHS) else _length, sizes)
     woven[2::2] = cells  # type: ignore[assignment]
@@ -202,7 +202,7 @@ def text_array(cells: Column, column: str) -> Parameter:
     """Texts as text[].
 
     Raises:
-        NulInTextError: a cell holds a NUL; ``column`` is the name to blame.
+        NulInTextError: a cell holds a NUL; ``column`` is the column's name for the error.
     """
     count = len(cells)
     if _is_constant(cells):

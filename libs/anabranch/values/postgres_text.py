@@ -1,4 +1,4 @@
-"""Cells as the text that Postgres prints and reads, for what travels as text: the elements of arrays.
+"""Cells as the text that Postgres prints and reads, for values that travel as text: the elements of arrays.
 
 Sessions have DateStyle ISO, TimeZone UTC and bytea_output hex; dates and times are the calendar's
 (``anabranch.values.calendar``).
@@ -41,7 +41,7 @@ _PRINT: ByKind[Callable[..., str] | None] = ByKind(
         **_TEXTS,
     },
 )
-# As an array's own text has it, and as a cast of its elements to text does.
+# The first form is in an array's own text, the second in a cast of its elements to text.
 _BOOLS = {"t": True, "true": True, "f": False, "false": False}
 _PARSE: ByKind[Callable[[str], Cell] | None] = ByKind(
     __name__,
@@ -59,17 +59,17 @@ _PARSE: ByKind[Callable[[str], Cell] | None] = ByKind(
 
 
 def element_printer(kind: Kind) -> Callable[[Any], str]:
-    """The function that takes an array's element of ``kind`` to its text."""
+    """The function that converts an array's element of ``kind`` to its text."""
     return _PRINT[kind] or str
 
 
 def element_parser(kind: Kind) -> Callable[[str], Cell]:
-    """The function that takes the text of an array's element of ``kind`` to its cell."""
+    """The function that converts the text of an array's element of ``kind`` to its cell."""
     return _PARSE[kind] or str
 
 
 def array_printer(element: Kind) -> Callable[[Cell], str]:
-    """The function that takes the cell of an array to a text that Postgres reads. (Its own text quotes less.)"""
+    """The function that converts the cell of an array to a text that Postgres reads. (Postgres itself quotes less.)"""
     show = _PRINT[element]
 
     def print_elements(cells: tuple[Cell, ...]) -> str:
@@ -97,7 +97,7 @@ _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 
 def array_parser(element: Kind) -> Callable[[str], Cell]:
-    """The function that takes an array's text, as Postgres prints it, to its cell."""
+    """The function that converts an array's text, as Postgres prints it, to its cell."""
     parse = _PARSE[element]
 
     def parse_array(text: str) -> Cell:
@@ -105,7 +105,7 @@ def array_parser(element: Kind) -> Callable[[str], Cell]:
             return Literal(text)
         if text == "{}":
             return ()
-        # What holds the elements of each open brace; the first stands for the outside.
+        # The elements of each open brace; the first list is for the outermost level.
         open_braces: list[list[Cell]] = [[]]
         for brace, quoted, plain in _TOKEN.findall(text):
             if brace == "{":

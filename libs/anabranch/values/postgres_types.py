@@ -1,4 +1,4 @@
-"""Postgres types: which kind carries each, and which may stand in a key.
+"""Postgres types: the kind that carries each, and whether it may be in a key.
 
 =====================================================  =========
 type                                                   kind
@@ -18,8 +18,8 @@ arrays of the above                                    ARRAY
 everything else, arrays of everything else             LITERAL
 =====================================================  =========
 
-A domain is carried as its base type; what more it asks of a value is Postgres's to judge. A LITERAL is the
-text that the type's output function prints (not what a cast to text gives: for inet and cidr they differ).
+A domain is carried as its base type; Postgres judges the domain's further checks. A LITERAL is the text that the type's
+output function prints (not the result of a cast to text: for inet and cidr they differ).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ REFUSED_KEYS: Mapping[Kind, str] = {
     Kind.JSON: "json, which has no text of its own",
     Kind.ARRAY: "an array",
 }
-"""Why no column of a kind may be in a key. (A LITERAL may not either: see ``why_no_key``.)"""
+"""The reasons why no column of these kinds may be in a key. (A LITERAL may not either: see ``why_no_key``.)"""
 _ROUNDED = frozenset({"timestamp", "timestamptz", "time"})
 
 
@@ -81,11 +81,11 @@ class TypeRow:
 
 
 Types = Mapping[int, TypeRow]
-"""Types by their numbers, with all that they are made of."""
+"""Types by their numbers, with all types that they are made of."""
 
 
 def base_type(types: Types, oid: int) -> TypeRow:
-    """The type below all domains. Postgres lets no domain stand on itself, so that the way down ends."""
+    """The type below all domains. In Postgres no domain is based on itself, so the way down ends."""
     row = types[oid]
     while row.typtype == "d":
         row = types[row.base]
@@ -100,7 +100,7 @@ def kinds_of(types: Types, oid: int) -> tuple[Kind, Kind | None]:
     if row.schema_name == "pg_catalog":
         if row.name in _KINDS:
             return _KINDS[row.name], None
-        # These two count from zero and have no second dimension: no arrays to a device.
+        # These two count from zero and have no second dimension: a device does not treat them as arrays.
         if row.name in ("int2vector", "oidvector"):
             return Kind.LITERAL, None
     if row.category == "A" and row.element:
@@ -116,16 +116,16 @@ def not_null(types: Types, oid: int) -> bool:
 
 
 def has_default(types: Types, oid: int) -> bool:
-    """Whether a domain on the way down brings a default."""
+    """Whether a domain on the way down has a default."""
     return any(row.has_default for row in _way_down(types, oid))
 
 
 def why_no_key(types: Types, oid: int, modifier: int, deterministic: bool) -> str | None:
-    """Why a column of this type, with its modifier (-1: none) and collation, can't be in a key; None where it
-    can.
+    """The reason why a column of this type, with its modifier (-1: none) and collation, can't be in a key; None where
+    it can.
 
-    A key is compared as Postgres prints it: two values that Postgres holds equal must print alike, and what
-    is stored must print as what was sent.
+    A key is compared as Postgres prints it: two values that are equal in Postgres must print alike, and a stored value
+    must print as the value that was sent.
     """
     row = base_type(types, oid)
     kind, _ = kinds_of(types, oid)

@@ -1,6 +1,6 @@
-"""What an app may write, taken to cells exactly or refused.
+"""Convert an app's values to cells, exactly or not at all.
 
-A column takes what a read of it gives, and the Python type that says the same:
+A column takes the values that a read of it gives, and equivalent Python types:
 
 =========  =====================================================================================================
 kind       also taken
@@ -17,7 +17,7 @@ UUID       UUID
 ARRAY      list, tuple, nested for further dimensions; a str is the JSON form in which SQLite holds it
 =========  =====================================================================================================
 
-None is SQL NULL. Every function here raises ValueError with what is wrong; the caller adds table and column.
+None is SQL NULL. Every function here raises ValueError with the fault; the caller adds table and column.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _timestamp(zoned: bool) -> Converter:
         if isinstance(value, int) and not isinstance(value, bool):
             return whole(value)
         if isinstance(value, str):
-            # What a read gives beyond 64 bits of microseconds; within them a text could mean several moments.
+            # A read gives text beyond 64 bits of microseconds; within them a text could mean several moments.
             with suppress(ValueError):
                 us = timestamp_us(value, zone=zoned)
                 if us >= TIMESTAMP_INFINITY:
@@ -211,7 +211,8 @@ _NO_TEXT_ESCAPE = re.compile(r"\\u(?:0000|d[89a-f])", re.IGNORECASE)
 
 
 def _jsonb(value: Any) -> Cell:
-    """As JSON, but for escapes of what no text of Postgres holds, which jsonb reads and json keeps unread."""
+    """As for JSON, but without escapes of characters that no text of Postgres holds: jsonb reads them, json does
+    not."""
     cell = _json(value)
     if isinstance(cell, str) and _NO_TEXT_ESCAPE.search(cell):
         pending: list[Any] = [json.loads(cell)]
@@ -306,7 +307,7 @@ def _scalar(kind: Kind, postgres_type: str) -> Converter:
 
 
 def converter(column: Column) -> Converter:
-    """The function that takes a value other than None to a cell of ``column``; it raises ValueError."""
+    """The function that converts a value other than None to a cell of ``column``; it raises ValueError."""
     if column.kind is Kind.ARRAY:
         return _array(column)
     return _scalar(column.kind, column.postgres_type)

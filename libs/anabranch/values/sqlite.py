@@ -1,4 +1,4 @@
-"""Cells and what SQLite holds for them.
+"""Cells, and the values that SQLite holds for them.
 
 =====================  ==============  =====================================================================
 kind                   declared type   stored as
@@ -16,7 +16,7 @@ all others             TEXT            the cell
 An array is a JSON array of its elements, nested for further dimensions, null for NULL: booleans, numbers for INT64,
 DATE, TIME, TIMESTAMP and finite DOUBLE, the strings "NaN", "Infinity" and "-Infinity" for other doubles, lower case
 hexadecimal strings for BYTES, strings for every other kind. A Literal, of an array or of a timestamp in one, is
-``{"literal": text}``. The form is exact and can be taken back.
+``{"literal": text}``. The form is exact and reversible.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def declared_type(kind: Kind) -> str:
-    """What a column of ``kind``, which is in no key, is declared with; "" for no affinity."""
+    """The declared type of a column of ``kind`` that is in no key; "" for no affinity."""
     return _TYPES[kind]
 
 
@@ -145,14 +145,15 @@ _LOAD: ByKind[Convert | None] = ByKind(
 
 
 def storer(column: Column) -> Convert | None:
-    """The function that takes a cell of ``column`` to what SQLite holds, or None where that is the cell itself."""
+    """The function that converts a cell of ``column`` to the value that SQLite holds, or None where that is the cell
+    itself."""
     return _store_array(column.element_kind or Kind.STRING) if column.kind is Kind.ARRAY else _STORE[column.kind]
 
 
 def loader(column: Column) -> Convert | None:
-    """The function that takes what SQLite holds to the cell, or None where they are the same.
+    """The function that converts the value that SQLite holds to the cell, or None where they are the same.
 
-    Raises, when called: ValueError or KeyError where an array's text is not what ``storer`` makes."""
+    The function raises ValueError or KeyError where an array's text does not have the form that ``storer`` makes."""
     return _load_array(column.element_kind or Kind.STRING) if column.kind is Kind.ARRAY else _LOAD[column.kind]
 
 

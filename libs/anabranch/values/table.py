@@ -11,7 +11,7 @@ from anabranch.values.kinds import Kind
 class Column:
     """A column of a synced table. ``postgres_type`` is what ``format_type`` prints; ``policy`` names the column's
     conflict policy ("lww" by default). ``base_type`` is the type below a domain, without a modifier, as the server's
-    catalog has it today; "" where the type is none, and where nobody has looked."""
+    catalog has it today; "" where the type is no domain, and where the catalog was not read."""
 
     name: str
     kind: Kind
@@ -47,6 +47,6 @@ class Table:
 
 
 def has_zone(column: Column) -> bool:
-    """Whether a TIMESTAMP column counts in UTC; that of a domain does, since its text does not say. Under TimeZone
-    UTC the two convert into each other unchanged, so that a domain over either may take either."""
+    """Whether a TIMESTAMP column counts in UTC; a domain's column does, since the domain's text does not say it. Under
+    TimeZone UTC the two convert into each other unchanged, so that a domain over either may take either."""
     return not column.postgres_type.endswith("without time zone")
