@@ -86,7 +86,7 @@ def run() -> bool:
                     outcome = compact(spark, name, options)
                 except (PlanError, ProofError, NotPublishedError) as error:
                     # It is one database's: the others have theirs compacted.
-                    _tell(error)
+                    _print_failure(error)
                     failed = True
                 else:
                     say(step="outcome", database=name, **outcome.as_json())
@@ -95,7 +95,7 @@ def run() -> bool:
         close()
 
 
-def _tell(error: Exception) -> None:
+def _print_failure(error: Exception) -> None:
     print(f"anabranch: {' '.join(str(error).split())} ({REASONS[type(error)]})", file=sys.stderr)
 
 
@@ -105,7 +105,7 @@ def main() -> int:
     try:
         return 0 if run() else REFUSED
     except tuple(REASONS) as error:
-        _tell(error)
+        _print_failure(error)
         return REFUSED
     except Exception as error:
         if not is_unavailable(error):

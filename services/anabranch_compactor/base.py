@@ -44,11 +44,11 @@ def live_sums(what: str, files: Iterable[Proven]) -> dict[int, Sum]:
     return found
 
 
-def require_gone(what: str, files: Iterable[Proven], told: Iterable[Replaced]) -> None:
+def require_gone(what: str, files: Iterable[Proven], reported: Iterable[Replaced]) -> None:
     """Raises ProofError where the rows that deltas mark as deleted are not exactly those that were found deleted: the
     sums of live rows do not show that."""
     wanted: dict[int, Sum] = {}
-    for one in told:
+    for one in reported:
         wanted[one.bucket] = wanted.get(one.bucket, Sum()) + Sum(one.gone, int(one.gone_total, 16))
     found: dict[int, Sum] = dict.fromkeys(wanted, Sum())
     for file in files:

@@ -137,8 +137,8 @@ def _merged_bases(run: Run, shapes: Mapping[str, Shape], tables: Mapping[str, Ta
     todo = [(number, bucket) for number, name in enumerate(names) for bucket in due[name]]
     with span("write"):
         work = traced("write task", bucket_merger(units, todo, TaskPlace(run.folder, run.run_id, run.plan.upto)))
-        told = run.spark.range(0, len(todo), 1, len(todo)).mapInArrow(work, "told string").collect()
-    proven = prove(run, units, [Written(**file) for (text,) in told for file in json.loads(text)])
+        reports = run.spark.range(0, len(todo), 1, len(todo)).mapInArrow(work, "reports string").collect()
+    proven = prove(run, units, [Written(**file) for (text,) in reports for file in json.loads(text)])
     done = {}
     for number, name in enumerate(names):
         mine = [one for one in proven if one.written.unit == number]
@@ -164,13 +164,13 @@ def bucket_merger(
                 mine = [file for file in unit.before.files if file.bucket == bucket]
                 whole = [task.path(file.path) for file in mine if not file.delta]
                 deltas = [task.path(file.path) for file in mine if file.delta]
-                told = []
+                reports = []
                 tables = merged_bucket(unit.shape, task.filesystem, whole, deltas)
                 for piece, some in groupby(tables, key=itemgetter(0)):
                     one = (table for _, table in some)
                     files = task.write(BASE, unit.shape, one, bucket, below=MERGED, piece=piece)
-                    told += [asdict(file) for file in files]
-                yield pa.RecordBatch.from_arrays([pa.array([json.dumps(told)])], names=["told"])
+                    reports += [asdict(file) for file in files]
+                yield pa.RecordBatch.from_arrays([pa.array([json.dumps(reports)])], names=["reports"])
 
     return merge
 

@@ -109,12 +109,12 @@ def prove(run: Run, units: Sequence[Unit], files: Sequence[Written], *, content:
                     found = file_sum(one.what, unit.shape, file, one.bucket, unit.buckets)
                     if content:
                         found += FileSum(content=content_sum(one.what, unit.shape, file))
-                yield pa.RecordBatch.from_pylist([_told(number, found)])
+                yield pa.RecordBatch.from_pylist([_to_row(number, found)])
 
     tasks = min(len(files), _TASKS_PER_CORE * run.spark.sparkContext.defaultParallelism)
     with span("prove"):
-        told = run.spark.range(0, len(files), 1, tasks).mapInArrow(traced("prove task", add), _SCHEMA).collect()
-    sums = {row["number"]: _sum_of(row.asDict()) for row in told}
+        rows = run.spark.range(0, len(files), 1, tasks).mapInArrow(traced("prove task", add), _SCHEMA).collect()
+    sums = {row["number"]: _sum_of(row.asDict()) for row in rows}
     return [Proven(file, sums[number]) for number, file in enumerate(files)]
 
 
@@ -124,7 +124,7 @@ _SCHEMA = (
 )
 
 
-def _told(number: int, found: FileSum) -> dict[str, object]:
+def _to_row(number: int, found: FileSum) -> dict[str, object]:
     return {
         "number": number,
         "count": found.sum.count,

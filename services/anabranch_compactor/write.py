@@ -55,8 +55,8 @@ def write(run: Run, units: Sequence[Unit]) -> Parts:
         # Rows are read while they are written.
         with span("read"):
             rows = _packages(run, units).repartitionById(sum(unit.parts for unit in units), F.col("part"))
-            for (told,) in rows.mapInArrow(work, "told string").collect():
-                part = json.loads(told)
+            for (report,) in rows.mapInArrow(work, "report string").collect():
+                part = json.loads(report)
                 done.files += [Written(**file) for file in part["files"]]
                 done.replaced += [Replaced(**rows) for rows in part["replaced"]]
     return done
@@ -86,7 +86,7 @@ def writer(units: Sequence[Unit], place: TaskPlace) -> Callable[[Batches], Batch
         number = unit_of(units, context.partitionId())
         unit = units[number]
         part = _WRITERS[unit.what](task_files(place, number), unit, rows)
-        yield pa.RecordBatch.from_arrays([pa.array([json.dumps(asdict(part))])], names=["told"])
+        yield pa.RecordBatch.from_arrays([pa.array([json.dumps(asdict(part))])], names=["report"])
 
     return write_part
 
@@ -115,11 +115,11 @@ def _changes(task: TaskFiles, unit: Unit, rows: pa.RecordBatch) -> Parts:
         for some in slices(shape, history, mine, [history.after, history.before]):
             old += row_sum(encoder, history.rows.take(pa.array(replaced(history, some))))
             gone += row_sum(encoder, rows_left(shape, history, some[history.kind[some] == DELETE]))
-        part.replaced.append(Replaced(task.number, bucket, *_told(old), *_told(gone)))
+        part.replaced.append(Replaced(task.number, bucket, *_in_hex(old), *_in_hex(gone)))
     return part
 
 
-def _told(total: Sum) -> tuple[int, str]:
+def _in_hex(total: Sum) -> tuple[int, str]:
     return total.count, f"{total.total:032x}"
 
 

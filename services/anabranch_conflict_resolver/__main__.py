@@ -24,7 +24,7 @@ from anabranch_conflict_resolver.servicer import SERVICE, ResolverServicer, regi
 
 async def build(context: ServiceContext[ResolverSettings]) -> Service:
     """Put the service together."""
-    garbage.collect_only_when_told()
+    garbage.collect_only_on_call()
     settings, clock = context.settings, context.clock
     url = settings.postgres_url.get_secret_value()
     functions = Functions(settings.function_timeout_ms)

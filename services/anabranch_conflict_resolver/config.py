@@ -10,7 +10,7 @@ from anabranch.store.session.engine import SessionOptions
 
 
 class ResolverSettings(ServiceSettings):
-    """What the conflict-resolver needs to know."""
+    """The settings of the conflict-resolver."""
 
     resolver_workers: int = Field(2, ge=1, le=64)
     """Databases that this process commits groups of at the same time; each has a session of its own."""
@@ -26,23 +26,23 @@ class ResolverSettings(ServiceSettings):
     """The longest that a group takes of one batch that has failed alone before: its delete may cascade far. All others
     of the database wait so long, once; where it does not suffice, the batch is rejected."""
     group_lock_timeout_ms: int = Field(250, ge=1)
-    """The longest that one statement of a group waits for somebody else's lock."""
+    """The longest that one statement of a group waits for another session's lock."""
     claim_idle_ms: int = Field(3_000, ge=100)
     """A resolver that does nothing for so long inside a transaction loses its claim."""
     poll_interval_ms: int = Field(500, ge=10)
-    """How often work is looked for that no notification has told of."""
+    """How often the resolver looks for work that no notification has reported."""
     captured_poll_interval_ms: int = Field(200, ge=1)
     """How often captured changes are looked for where none came for long; while they come it is every few
     milliseconds."""
     busy_ms: int = Field(100, ge=1)
-    """How long a batch rests whose row somebody else holds."""
+    """How long a batch rests whose row another session has locked."""
     rest_ms: int = Field(1_000, ge=1)
     """How long a batch rests that failed alone for no fault that could be named; four times as long the next time."""
     function_timeout_ms: int = Field(500, ge=10, le=1_000)
     """The longest that one call of an application's merge function may run. Less than ``claim_idle_ms`` by so much that
     a group survives several that overrun."""
     explain_lock_timeout_ms: int = Field(100, ge=1)
-    """The longest that a dry run waits for somebody else's lock."""
+    """The longest that a dry run waits for another session's lock."""
     explain_timeout_ms: int = Field(2_000, ge=10)
     """The longest that one statement of a dry run may run."""
 

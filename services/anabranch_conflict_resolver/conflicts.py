@@ -25,7 +25,7 @@ _ID_CHARACTERS = 26
 def read_request(
     database: Database, tables: Sequence[Table], request: resolver_pb2.ListConflictsRequest
 ) -> tuple[WantedConflicts, ConflictPlace | None, int]:
-    """What is asked for of ``tables`` (``listed_tables``), from where on, and the most conflicts on the page.
+    """Read the filter on ``tables`` (``listed_tables``), the place to go on from, and the most conflicts on the page.
 
     Raises:
         CallError: INVALID_REQUEST, UNKNOWN_TABLE, INVALID_TOKEN.

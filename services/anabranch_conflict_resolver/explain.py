@@ -1,7 +1,7 @@
-"""A dry run: what would become of a batch if it arrived now.
+"""A dry run: decides a batch as if it arrived now, and writes nothing.
 
-What ingest looks at first, then the same steps as a group of this one batch, in a transaction that is always rolled
-back. It makes no claim, so that it holds up no group; rows that a group has locked count as busy, and it waits for no
+First the checks of ingest, then the same steps as a group of this one batch, in a transaction that is always rolled
+back. It makes no claim, so that it delays no group; rows that a group has locked count as busy, and it waits for no
 lock longer than its session allows. Changes that were made by SQL and are not in the log yet count, as they would in
 that group, and the answer says how many they were. A group that meets a row that a dry run has locked lets that batch
 rest for a moment.
@@ -54,9 +54,9 @@ class DryRuns:
 
         Raises:
             CallError: OVERLOADED while another dry run takes long, or more waits to enter the log than one counts;
-                LIMIT_EXCEEDED for a batch that causes more changes than it shows; WRONG_PRINCIPAL for somebody else's
-                node; UNKNOWN_DATABASE.
-            psycopg.Error: what Postgres refused.
+                LIMIT_EXCEEDED for a batch that causes more changes than it shows; WRONG_PRINCIPAL for another
+                principal's node; UNKNOWN_DATABASE.
+            psycopg.Error: Postgres refused a statement.
         """
         if not self._lock.acquire(timeout=WAIT_S):
             raise CallError(errors_pb2.REASON_OVERLOADED, "another dry run is under way")
@@ -138,11 +138,11 @@ def _as_taken(question: Question, received: Received, facts: KnownOfBatch, now_m
 
 
 def _tried(context: Context, cache: Cache, taken: Taken, *, drains: bool) -> resolver_pb2.ExplainResponse:
-    """What the tries of a group of this one batch come to. ``drains``: captured changes wait.
+    """Return the result of the tries of a group of this one batch. ``drains``: captured changes wait.
 
     Raises:
         CallError: OVERLOADED, LIMIT_EXCEEDED.
-        psycopg.Error: what Postgres refused.
+        psycopg.Error: Postgres refused a statement.
     """
     made = sort_out(context, [taken], cache.read)
     if not made.candidates:

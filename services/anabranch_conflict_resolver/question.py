@@ -1,4 +1,4 @@
-"""What a dry run is asked."""
+"""The question that a dry run answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from anabranch.v1 import batch_pb2
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Who asks, and what."""
+    """The caller, its node, and the batch that it asks about."""
 
     database_id: int
     principal: str

@@ -74,7 +74,8 @@ class Appender:
 
         Raises:
             CallError: WRONG_PRINCIPAL, NODE_FORKED, UNKNOWN_DATABASE, OVERLOADED; UNAVAILABLE where Postgres could not
-            take it, or not within ``timeout_s`` seconds. psycopg.Error: Postgres refused it for an unforeseen reason.
+                take it, or not within ``timeout_s`` seconds.
+            psycopg.Error: Postgres refused it for an unforeseen reason.
         """
         try:
             self._queue.put(submission)

@@ -35,7 +35,7 @@ class Databases:
         self._by_id: dict[int, DatabaseHead] = {}
         self._states: dict[int, bytes] = {}
         self._stale = asyncio.Event()
-        self._told: dict[int, int] = {}
+        self._announced: dict[int, int] = {}
         self._all = False
         self._again = LookAgain(self.read_all, _UNKNOWN_PAUSE_S)
         self.on_head: Callable[[DatabaseHead], None] = lambda _: None
@@ -105,7 +105,7 @@ class Databases:
         if known is None or heard.position == 0:
             self.look()
         elif heard.position > known.position:
-            self._told[heard.database_id] = heard.position
+            self._announced[heard.database_id] = heard.position
             self._stale.set()
 
     def look(self) -> None:
@@ -120,8 +120,8 @@ class Databases:
             # Verdicts that are looked up bring the heads along: as a rule nothing is left to read after the pause.
             await asyncio.sleep(0 if self._all else _PAUSE_S)
             self._stale.clear()
-            told, self._told = self._told, {}
-            if not self._all and all(self._is_at(number, position) for number, position in told.items()):
+            announced, self._announced = self._announced, {}
+            if not self._all and all(self._is_at(number, position) for number, position in announced.items()):
                 continue
             self._all = False
             try:

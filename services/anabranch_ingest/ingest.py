@@ -54,7 +54,7 @@ class Ingest:
         self._tickets: set[Ticket] = set()
         self._listening = False
         self._unsealed = 0
-        self._unsealed_told = -UNSEALED_S
+        self._unsealed_logged_s = -UNSEALED_S
         self.waiting = WatchedBatches()
         self.memory = HeldBytes(settings.memory_max_bytes)
         self.databases = Databases(self._look_ups)
@@ -179,21 +179,21 @@ class Ingest:
             return
         believed = believe(head.seal_key, head.id, heard.position, heard.told)
         if believed is None:
-            self._tell_of_unsealed(head.name)
+            self._log_unsealed(head.name)
             return
         chain, verdicts = believed
         self.databases.advance(SettledHead(head.id, heard.position, chain))
         for batch_id, verdict in verdicts:
             self.waiting.decide((head.id, batch_id), verdict)
 
-    def _tell_of_unsealed(self, database: str) -> None:
+    def _log_unsealed(self, database: str) -> None:
         """Log unsealed notifications, at most every ``UNSEALED_S``: any session can send as many as it likes."""
         self._unsealed += 1
         now = time.monotonic()
-        if now - self._unsealed_told >= UNSEALED_S:
+        if now - self._unsealed_logged_s >= UNSEALED_S:
             text = "verdicts in a notification that are not sealed by the resolver"
             _log.warning(text, database=database, number=self._unsealed)
-            self._unsealed, self._unsealed_told = 0, now
+            self._unsealed, self._unsealed_logged_s = 0, now
 
     async def _fetch(self) -> None:
         while True:

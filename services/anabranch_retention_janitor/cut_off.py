@@ -20,7 +20,7 @@ def clear(conn: Session, kept: Kept, pace: SweepPace, turn: SweepTurn, lock_time
     """Clear up in one database; gives how many gathered changes were removed, and whether nothing is left to do.
 
     Raises:
-        psycopg.Error: Postgres is not to be had, or the lead is lost.
+        psycopg.Error: Postgres is not available, or the lead is lost.
         StoppedError: the process is about to end.
     """
     done = True

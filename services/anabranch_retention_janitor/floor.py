@@ -32,7 +32,7 @@ def move(conn: Session, look: Look, now_ms: int, pace: SweepPace, turn: SweepTur
     """Put the floor as far as it may go and the sweep's time allows.
 
     Raises:
-        psycopg.Error: Postgres is not to be had.
+        psycopg.Error: Postgres is not available.
     """
     kept, bounds = look.kept, look.bounds
     while kept.floor < look.target:

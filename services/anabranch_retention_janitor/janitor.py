@@ -34,7 +34,7 @@ class Janitor:
 
         Raises:
             ClockError: this machine's clock is far ahead.
-            psycopg.Error: Postgres is not to be had.
+            psycopg.Error: Postgres is not available.
             StoppedError: this process is about to end.
         """
         async with self._turn:
@@ -45,7 +45,7 @@ class Janitor:
                 return None
             self.last_sweep_ms = self.clock.now_ms()
             for one in swept:
-                _tell(one, now_ms)
+                _publish(one, now_ms)
             metrics.count("anabranch_sweeps", outcome="unfinished" if any(s.unfinished for s in swept) else "done")
             return swept
 
@@ -76,7 +76,7 @@ class Janitor:
         self._stopping.set()
 
 
-def _tell(swept: Swept, now_ms: int) -> None:
+def _publish(swept: Swept, now_ms: int) -> None:
     removed = {what: rows for what, rows in swept.removed.items() if rows}
     for what, rows in swept.removed.items():
         # Also where there was nothing: a rate needs a beginning.

@@ -110,7 +110,7 @@ def run_once(
 
     Raises:
         ClockError: this machine's clock is far ahead.
-        psycopg.Error: Postgres is not to be had, or the lead is lost.
+        psycopg.Error: Postgres is not available, or the lead is lost.
         StoppedError: ``stopping`` was set.
     """
     settings = memory.settings

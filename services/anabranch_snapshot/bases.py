@@ -134,7 +134,7 @@ class Bases:
         """The base for a pull of some tables, or why there is none. ``run_id``: the run that the pull goes on from.
 
         Raises:
-            psycopg.Error: what is published can't be read.
+            psycopg.Error: the published base or its manifest can't be read.
         """
         if run_id is None and not database.policy.pull_base_max_age_minutes:
             return Why.NONE
@@ -171,7 +171,7 @@ class Bases:
         published meanwhile.
 
         Raises:
-            psycopg.Error: what is published can't be read.
+            psycopg.Error: the published base can't be read.
         """
         async with self._pool.connection() as conn:
             found = await find_base(conn, database.id, database.epoch, "", served.found.run_id)

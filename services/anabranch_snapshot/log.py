@@ -84,7 +84,7 @@ class Log:
                 errors_pb2.REASON_INVALID_TOKEN, "the server was restored to a time before page_token: start again"
             )
         if stretch.lost:
-            # A caller that calls again presents what it has seen, and gets HISTORY_REWOUND.
+            # A caller that calls again presents the position that it has seen, and learns of the rewind.
             raise CallError(errors_pb2.REASON_UNAVAILABLE, "the log is no longer what was read of it: call again")
         if stretch.floor >= place.cursor.least_needed:
             raise CallError(

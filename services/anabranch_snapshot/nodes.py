@@ -29,7 +29,7 @@ KEPT = 50_000
 """Nodes that are remembered, and nodes whose report may wait; a report that does not fit comes with the next call."""
 KEPT_FOR_S = 300.0
 """A node may get another name: after so long it is looked up again."""
-NOBODY_FOR_S = 5.0
+ABSENT_FOR_S = 5.0
 _ULID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")
 _log = structlog.get_logger()
 
@@ -42,7 +42,7 @@ class Nodes:
         self._clock = clock
         self._report_s = report_ms / 1000
         self._owners: OrderedDict[NodeKey, tuple[NodeOwner, float]] = OrderedDict()
-        self._nobody: OrderedDict[NodeKey, float] = OrderedDict()
+        self._absent: OrderedDict[NodeKey, float] = OrderedDict()
         self._reports: dict[NodeKey, NodeReport] = {}
         self._disagreements = Disagreements()
         self._dead_letters = DeadLetterReports()
@@ -110,13 +110,13 @@ class Nodes:
             owner = self._known((database_id, node_id))
             if owner is not None:
                 names[node_id] = owner.name
-            elif not self._is_nobody((database_id, node_id)):
+            elif not self._is_absent((database_id, node_id)):
                 unknown.add((database_id, node_id))
         if unknown:
             found = await self._find(unknown)
-            self._nobody.update((key, time.monotonic()) for key in unknown - found.keys())
-            while len(self._nobody) > KEPT:
-                self._nobody.popitem(last=False)
+            self._absent.update((key, time.monotonic()) for key in unknown - found.keys())
+            while len(self._absent) > KEPT:
+                self._absent.popitem(last=False)
             names.update((node_id, found[database_id, node_id].name) for _, node_id in unknown & found.keys())
         return names
 
@@ -131,10 +131,10 @@ class Nodes:
         kept = self._owners.get(key)
         return kept[0] if kept is not None and time.monotonic() - kept[1] < KEPT_FOR_S else None
 
-    def _is_nobody(self, key: NodeKey) -> bool:
+    def _is_absent(self, key: NodeKey) -> bool:
         """Whether a look-up found a moment ago that there is no such node: "server" is no node, and is in many pages. A
         node's row is there before its first batch is."""
-        return time.monotonic() - self._nobody.get(key, -NOBODY_FOR_S) < NOBODY_FOR_S
+        return time.monotonic() - self._absent.get(key, -ABSENT_FOR_S) < ABSENT_FOR_S
 
     async def _find(self, keys: set[NodeKey]) -> Mapping[NodeKey, NodeOwner]:
         async with self._pool.connection() as conn:

@@ -200,7 +200,7 @@ class PullSession:
     async def _end(self) -> None:
         try:
             while self._under_way is not None and not self._under_way.done():
-                # What it does ends by its own timeouts, should this not be possible now.
+                # Its work ends by its own timeouts, should this not be possible now.
                 if self._reader.pid is not None:
                     await self._turns.end_session(self._reader.pid)
                 await asyncio.wait({self._under_way}, timeout=_END_AGAIN_S)

@@ -111,7 +111,7 @@ class Snapshot:
         retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception(is_unavailable),
             wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
-            before_sleep=_tell_of_outage,
+            before_sleep=_log_outage,
         )
         async for attempt in retrying:
             with attempt:
@@ -146,6 +146,6 @@ def _pull_source(settings: SnapshotSettings) -> PullSource:
     return PullSource(settings.postgres_url.get_secret_value(), options)
 
 
-def _tell_of_outage(state: tenacity.RetryCallState) -> None:
+def _log_outage(state: tenacity.RetryCallState) -> None:
     error = state.outcome.exception() if state.outcome else None
     _log.warning("notifications are not heard", error=type(error).__name__, detail=str(error))

@@ -157,7 +157,7 @@ class Child:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int:
-        # Waits without reaping, so that between the end and the lock nobody else can get the process id.
+        # Waits without reaping, so that between the end and the lock no other process can get the process id.
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         with self._changed:
             status = process.wait()

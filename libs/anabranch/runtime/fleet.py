@@ -135,7 +135,7 @@ _reserved: deque[socket.socket] = deque()
 
 
 def free_port() -> int:
-    """A port of this machine that is nobody else's, also not between now and when a service listens on it, or while one
+    """A port of this machine that no one else uses, also not between now and when a service listens on it, or while one
     is dead and about to be started again on it.
 
     This process keeps it: by a socket that is bound and does not listen, so that another ``free_port``, in whatever

@@ -50,15 +50,15 @@ class HealthStates(health_pb2_grpc.HealthServicer):
     async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802
         """The state now and after each change, until the caller leaves; SERVICE_UNKNOWN for a name that is not served
         here."""
-        told = None
+        sent = None
         while True:
             changed = self._changed
             status = self._status(request.service)
-            if status == told:
+            if status == sent:
                 await changed.wait()
                 continue
             await context.write(Status(status=status))
-            told = status
+            sent = status
 
     def _status(self, name: str) -> Any:
         if name not in self._names:

@@ -346,8 +346,8 @@ async def _objection(service: Service, lookout: Lookout, timeout_s: float) -> st
     except TimeoutError:
         return "the service does not say in time whether it is ready"
     except Exception as error:
-        _log.warning("readiness can't be told", exc_info=error)
-        return f"readiness can't be told: {type(error).__name__}"
+        _log.warning("readiness can't be determined", exc_info=error)
+        return f"readiness can't be determined: {type(error).__name__}"
 
 
 async def _watch_credentials(authenticator: Authenticator, streams: Streams) -> None:

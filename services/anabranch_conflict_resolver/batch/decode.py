@@ -103,7 +103,7 @@ class _Shape:
         self.names = names
         self.width = len(names)
         self.readers: list[Reader] = [_generated if c.generated else column_reader(c) for c in columns]
-        # Arrays and uuids are read by functions of their own, and so is all where nobody may give a column.
+        # Arrays and uuids are read by functions of their own, and so are all values where a column is generated.
         self.arms: list[Any] = ["" if c.kind in _SLOW else ARMS[c.kind] for c in columns]
         self.plain = not any(c.generated for c in columns)
         self.key_at = [names.index(name) for name in table.key_columns]
@@ -184,7 +184,7 @@ class _Shape:
         return cells, missing
 
     def before(self, undo: batch_pb2.Undo, row: int) -> dict[str, Cell] | None:
-        """What the device showed of the row's counters and of what functions merge; None where it does not say."""
+        """The device's old values of the row's counters and function-merged columns; None where it sent none."""
         if row >= len(undo.rows):
             return None
         shown: dict[str, Cell] = {}
@@ -233,7 +233,7 @@ class Decoder:
         self._shapes: dict[tuple[str, int, tuple[str, ...]], _Shape] = {}
 
     def decode(self, batch_id: str, payload: bytes) -> Decoded:
-        """The batch in ``payload``. Never raises: what can't be read is a refusal."""
+        """The batch in ``payload``. Never raises: a payload that can't be read gives a refusal."""
         try:
             message = batch_pb2.DbMutationBatch.FromString(payload)
             decoded = Decoded(ulid_time_ms(batch_id))
@@ -288,7 +288,7 @@ class Decoder:
             if table not in self._tables:
                 raise _Refuse(errors_pb2.REASON_UNKNOWN_TABLE, f"there is no synced table {_quoted(table)}")
             shape = _Shape(self._tables[table], MutationType(kind), names)
-            # Column sets are the callers' to choose: what is kept of them has a limit.
+            # Callers choose the column sets: so the number that is kept has a limit.
             if len(self._shapes) >= _MOST_SHAPES:
                 self._shapes.clear()
             self._shapes[table, kind, names] = shape

@@ -1,4 +1,4 @@
-"""A batch on its way through a group, and what can become of it."""
+"""A batch on its way through a group, and its possible results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Accepting:
-    """A batch that the rules accept: as they took it, and what they have it write."""
+    """A batch that the rules accept: as they took it, and the writes that they decided."""
 
     candidate: Candidate
     batch: Batch
@@ -59,7 +59,8 @@ class Change:
 
 @dataclass(slots=True)
 class Made:
-    """What came of a batch's statements so far. ``spills``: what they caused beyond what can be held."""
+    """The results of a batch's statements so far. ``spills``: the changes that they caused and that are too many to be
+    held."""
 
     changes: list[Change] = field(default_factory=list)
     spills: list[Spill] = field(default_factory=list)
@@ -83,15 +84,15 @@ class Applied:
 
     @property
     def decision(self) -> Accepted:
-        """What the rules had it write."""
+        """The writes that the rules decided."""
         return self.accepting.decision
 
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Nothing of the batch is. ``reason`` is an ``anabranch.v1.Reason``; ``table`` is "" where no mutation is to blame,
-    ``key`` empty where no row is; ``server_row`` the row as it stands, where there is one. ``by_itself``: it would be
-    refused in whatever company."""
+    """Nothing of the batch is in the tables. ``reason`` is an ``anabranch.v1.Reason``; ``table`` is "" where no
+    mutation is to blame, ``key`` empty where no row is; ``server_row`` the row as it stands, where there is one.
+    ``by_itself``: it would be refused in whatever company."""
 
     taken: Taken
     reason: int
@@ -108,7 +109,7 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The batch stays in the inbox. ``why`` says in words what for."""
+    """The batch stays in the inbox. ``why`` names in words the thing that it waits for."""
 
     taken: Taken
     parking: Parking

@@ -24,8 +24,8 @@ _APPLIED = Outcome.APPLIED
 
 
 def mutation_writer(table: Table) -> Head:
-    """The function that takes a key's cells to what a MutationVerdict of ``table`` has after its index, where the
-    mutation was applied as written."""
+    """Return the function that takes a key's cells to the bytes of a MutationVerdict of ``table`` after its index,
+    where the mutation was applied as written."""
     tag = varint(field_number(_MUTATION, "key") << 3 | LENGTH_DELIMITED)
     head = _OUTCOME + delimited(field_number(_MUTATION, "table"), table.name.encode())
     writers = [
@@ -42,7 +42,7 @@ def applied_as_written(
     keys: Mapping[tuple[str, str], Sequence[Cell]],
     writers: Mapping[str, Head],
 ) -> bytes | None:
-    """The serialized verdict; None where something else than APPLIED is to be told of a mutation."""
+    """The serialized verdict; None where a mutation has another outcome than APPLIED, or columns to name."""
     raw = batch_id.encode()
     parts = [_BATCH_ID, varint(len(raw)), raw, _STATUS, varint(position)]
     for number, outcome in enumerate(outcomes):

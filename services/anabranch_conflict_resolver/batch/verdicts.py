@@ -57,13 +57,13 @@ def rejected_verdict(tables: Mapping[str, SyncedTable], position: int, result: R
 
 
 def waiting_verdict(batch_id: str) -> verdict_pb2.Verdict:
-    """What is told of a batch that has no verdict yet."""
+    """The answer about a batch that has no verdict yet: PENDING."""
     return verdict_pb2.Verdict(batch_id=batch_id, status=verdict_pb2.VERDICT_STATUS_PENDING)
 
 
 def shorten(verdict: verdict_pb2.Verdict, room: int) -> int:
-    """Leave out the server's rows where the verdict has more than ``room`` bytes, and what became of each mutation
-    where that is not enough. Gives its size then."""
+    """Leave out the server's rows where the verdict has more than ``room`` bytes, and the mutations' outcomes where
+    that is not enough. Gives the verdict's size then."""
     if verdict.ByteSize() > room:
         for mutation in verdict.mutations:
             mutation.ClearField("server_row")

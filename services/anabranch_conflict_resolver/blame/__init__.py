@@ -1,1 +1,1 @@
-"""From a failure to who is at fault: a batch, a table, or nobody."""
+"""From a failure to its cause: a batch, a table, or neither."""

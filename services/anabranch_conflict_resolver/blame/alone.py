@@ -1,7 +1,7 @@
 """One batch that may be a bad one, decided for itself.
 
-It gets every chance: its writes in sets, then mutation by mutation, then row by row, always in its own order; what it
-fails with last is its reason.
+It gets every chance: its writes in sets, then mutation by mutation, then row by row, always in its own order; its last
+failure is its reason.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from anabranch_conflict_resolver.side_effects.cascades import write_step
 
 
 def nothing() -> None:
-    """What a wave begins with whose rows are locked and read already."""
+    """Do nothing: the beginning of a wave whose rows are locked and read already."""
 
 
 def alone(
@@ -40,7 +40,7 @@ def alone(
     nothing else is tried.
 
     Raises:
-        DatabaseError: nobody's data is at fault.
+        DatabaseError: no batch is at fault.
     """
     accepting = decide(context, progress, candidate)
     if not isinstance(accepting, Accepting):
@@ -50,7 +50,7 @@ def alone(
     failure: Result | None = None
     for number, steps in enumerate(ways):
         if suspects is not None and batch_id in suspects.batches:
-            # What surely fails is tried first; what perhaps does, in the batch's own order instead of row by row.
+            # A write that surely fails is tried first; one that may fail, in the batch's own order instead of by row.
             first, last = number == 0, number == len(ways) - 1 and failure is not None
             if first if batch_id in suspects.sure else last:
                 proof = _proven(context, progress, accepting, suspects, blame_keys=blame_keys)
@@ -84,7 +84,7 @@ def _in_steps(
                 if setback is not None:
                     opened.undo()
                     break
-            # Whatever fails from here on is a constraint that had waited.
+            # A failure from here on is that of a deferred constraint.
             step = accepting.decision.writes
     except DatabaseError as error:
         fault = fault_of(context, error, blame_keys=blame_keys)
@@ -92,7 +92,7 @@ def _in_steps(
             return fault
         if fault.sqlstate == LOCK_NOT_AVAILABLE:
             parking = Parking(candidate.taken.batch_id, context.now_ms + context.busy_ms)
-            return wait(view, candidate, parking, "a lock that somebody else holds")
+            return wait(view, candidate, parking, "a lock that another session holds")
         return refused(context, view, candidate, step, fault)
     if setback is None:
         progress.become(trial)
@@ -105,11 +105,11 @@ def _in_steps(
 def _proven(
     context: Context, progress: Progress, accepting: Accepting, suspects: Suspects, *, blame_keys: bool
 ) -> Rejection | Setback | None:
-    """What becomes of a batch because of its suspected write: it is tried behind what stands before it in the batch,
-    and nothing of that stays. None where Postgres takes it, or where something else is in the way.
+    """Return the result of a batch because of its suspected write: the write is tried behind those before it in the
+    batch, and all of them are undone. None where Postgres takes it, or where another failure comes first.
 
     Raises:
-        DatabaseError: nobody's data is at fault.
+        DatabaseError: no batch is at fault.
     """
     candidate, batch_id = accepting.candidate, accepting.batch.id
     write = suspects.writes[batch_id]
@@ -123,7 +123,7 @@ def _proven(
         with wave(conn, context.synced.database.schema_name, partial(try_out, conn, tables, before)) as opened:
             reached = True
             try_out(conn, tables, [last])
-            # Postgres has taken what it was to refuse.
+            # Postgres has taken the write that it was expected to refuse.
             opened.undo()
     except DatabaseError as error:
         fault = fault_of(context, error, blame_keys=blame_keys)

@@ -1,8 +1,8 @@
 """From batches that failed together to those that are to blame, by halves. No statement is run here.
 
 Halves are tried in the order of the ids, so that a few bad batches cost a few times the group and not a statement for
-every batch in it. Whatever was kept before has been carried forward: every batch is resolved against what is then
-there.
+every batch in it. The view has been carried forward over the batches that were kept before: every batch is resolved
+against the rows as they are then.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def bisect(
     first = bisect(candidates[:middle], failed=False, together=together, alone=alone, any_failed=any_failed)
     if isinstance(first, Setback):
         return first
-    # Where nothing went wrong in the first half, it will in the second.
+    # Where no batch failed in the first half, one of the second half will.
     clean = not any_failed(first)
     second = bisect(candidates[middle:], failed=clean, together=together, alone=alone, any_failed=any_failed)
     return second if isinstance(second, Setback) else first + second

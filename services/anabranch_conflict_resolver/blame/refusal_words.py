@@ -1,9 +1,9 @@
-"""What a verdict says of a batch that Postgres refused: for people, and with nothing in it that its sender may not see.
+"""The message of the verdict on a batch that Postgres refused: for people, without data that its sender may not see.
 
-A message is made of names in the catalog (constraint, column, table, type), of what the SQLSTATE means, and of the
+A message is made of names in the catalog (constraint, column, table, type), of the meaning of the SQLSTATE, and of the
 sender's own value. The text, detail and hint of an error are never read: a foreign key's or an exclusion's detail shows
-other rows, and what a function of the application raises may hold anything. Such a function says what people are to
-know by the names that it gives to its error: ``raise … using constraint = 'seat_taken'``.
+other rows, and an error that a function of the application raises may hold anything. Such a function can inform people
+by the names that it gives to its error: ``raise … using constraint = 'seat_taken'``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _VALUES: Mapping[str, str] = MappingProxyType(
         "22021": "has bytes that are no text in the server's encoding",
     }
 )
-"""What errors about a single value mean."""
+"""The meaning of errors about a single value, by SQLSTATE."""
 _NO_NULL, _FOREIGN_KEY, _UNIQUE, _CHECK, _EXCLUSION = "23502", "23503", "23505", "23514", "23P01"
 
 
@@ -54,7 +54,7 @@ def column_of(context: Context, write: Write, fault: Fault) -> str:
 
 
 def message(context: Context, write: Write, fault: Fault, column: str) -> str:
-    """What to say. ``column``: as ``column_of`` gives it."""
+    """Return the message. ``column``: as ``column_of`` gives it."""
     name, table = fault.constraint[:_NAME_CHARACTERS], (fault.table or write.table)[:_NAME_CHARACTERS]
     code = f"(SQLSTATE {fault.sqlstate})"
     if fault.reason is BatchReason.FORBIDDEN:

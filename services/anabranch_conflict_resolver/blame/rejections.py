@@ -21,16 +21,16 @@ _FAILURES = frozenset({errors_pb2.REASON_CONSTRAINT, errors_pb2.REASON_NO_EFFECT
 
 
 def any_failed(results: Sequence[Result]) -> bool:
-    """Whether one of the batches was rejected for what Postgres made of it, and not by the rules."""
+    """Whether one of the batches was rejected because of Postgres, and not by the rules."""
     return any(isinstance(result, Rejection) and result.reason in _FAILURES for result in results)
 
 
 def fault_of(context: Context, error: DatabaseError, *, blame_keys: bool) -> Fault | Setback:
-    """What a failed statement on the synced tables means. ``blame_keys``: a duplicate primary key is the batch's fault,
+    """Judge a failed statement on the synced tables. ``blame_keys``: a duplicate primary key is the batch's fault,
     and no sign that the view is outdated.
 
     Raises:
-        DatabaseError: nobody's data is at fault; roll back and try again.
+        DatabaseError: no batch is at fault; roll back and try again.
     """
     fault = read_error(error, primary_keys=() if blame_keys else context.synced.primary_keys)
     if fault.remedy is Remedy.RESTART:
@@ -45,7 +45,7 @@ def no_effect(view: View, candidate: Candidate, write: Write) -> Rejection:
     """The rejection of a batch with a write that changed nothing."""
     verb = {MutationType.INSERT: "insert", MutationType.UPDATE: "update", MutationType.DELETE: "delete"}
     message = (
-        f"the {verb[write.type]} changed nothing: a trigger or rule of the table swallowed it" if write.type else ""
+        f"the {verb[write.type]} changed nothing: a trigger or rule of the table suppressed it" if write.type else ""
     )
     key, row = _row_of(view, candidate, write)
     return Rejection(
@@ -65,7 +65,7 @@ def refused(
     """The rejection of a batch because of a step of its writes; its row is named where it is known to be the one."""
     write = next((write for write in step if write.table == fault.table), step[0])
     if fault.reason is None:
-        raise AssertionError("only who is blamed is rejected")
+        raise AssertionError("a batch is rejected only for a fault of its own")
     column = column_of(context, write, fault)
     key, row = _row_of(view, candidate, write) if len(step) == 1 else ((), None)
     return Rejection(

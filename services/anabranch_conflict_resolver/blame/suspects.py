@@ -1,8 +1,8 @@
-"""Which batches of a group that failed would break a constraint: looked for with a few set queries, so that they need
-not be found by running into them again and again.
+"""Looks for the batches of a failed group that would break a constraint, with a few set queries, so that they need not
+be found by failing again and again.
 
-A suspicion decides nothing. Suspects are run alone, each after whatever of the group it is related to; what Postgres
-says then is their verdict. What nobody is suspected of is found by halving (``blame.bisect``).
+A suspicion decides nothing. Suspects are run alone, each after the batches of the group that it is related to; the
+answer of Postgres then is their verdict. A failure without a suspect is found by halving (``blame.bisect``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Values = Mapping[str, Cell]
 @dataclass(slots=True, eq=False)
 class After:
     """A row as a write would leave it, as far as that is known: columns that get a default are not in ``values``.
-    ``before``: what it is now; nothing where it is not there. ``behind``: the batches of the group that write it
+    ``before``: the row as it is now; empty where it is not there. ``behind``: the batches of the group that write it
     before."""
 
     batch_id: str
@@ -53,7 +53,7 @@ NOT_NULL, FOREIGN_KEY, UNIQUE, CHECK = "23502", "23503", "23505", "23514"
 
 
 class Broken(NamedTuple):
-    """What a row is suspected to break: the SQLSTATE, and the constraint's name ("": any of that kind)."""
+    """The constraint that a row is suspected to break: the SQLSTATE, and the name ("": any of that kind)."""
 
     sqlstate: str
     constraint: str = ""
@@ -73,8 +73,9 @@ class _Double:
 class Suspects:
     """``batches``: ids of the suspects. ``writes``: of each the first write that is suspected, and of what
     (``broken``). ``sure``: those whose write breaks that in whatever order the group's rows are written. ``links``: by
-    batch id, what the group brings together: who has one in common belongs together. ``doubles``, and of those in
-    ``sure`` the batches that wrote their rows before (``behind``), are looked at when all else is known."""
+    batch id, the values that relate batches of the group: batches that have a link in common belong together.
+    ``doubles``, and of those in ``sure`` the batches that wrote their rows before (``behind``), are looked at when all
+    else is known."""
 
     batches: set[str] = field(default_factory=set)
     sure: set[str] = field(default_factory=set)
@@ -85,15 +86,15 @@ class Suspects:
     behind: dict[str, set[str]] = field(default_factory=dict)
 
     def weigh(self) -> None:
-        """Look at what depends on who else is suspected."""
+        """Judge the suspicions that depend on the other suspects."""
         for double in self.doubles:
             self.add_double(double)
-        # What a refused batch would have made of a row is not there for the next one.
+        # A refused batch's change of a row is not there for the next batch.
         self.sure -= {one for one in self.sure if not self.batches.isdisjoint(self.behind.get(one, ()))}
 
     def add_double(self, double: _Double) -> None:
-        """The second of two rows with a value of which there may be one. It surely fails where nothing is suspected of
-        the first, and nobody else writes that one."""
+        """Suspect the second of two rows with a value of which there may be one. It surely fails where the first is not
+        suspected, and no other write changes the first."""
         first, second = double.first, double.second
         self.add(second, Broken(UNIQUE, double.link[0]), sure=double.stays and first.batch_id not in self.batches)
         if first.batch_id != second.batch_id:
@@ -121,7 +122,8 @@ def _comes_before(write: Write, sure: bool, other: Write, other_sure: bool) -> b
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """``ask`` sends it and gives how its answer is had: places; ``suspect`` takes each of them."""
+    """``ask`` sends the query and returns the function that reads its answer: places; ``suspect`` takes each of
+    them."""
 
     ask: Callable[[Session], store.Places]
     suspect: Callable[[int], None]
@@ -154,8 +156,8 @@ def questions(
     gone: Rows,
     checks: Mapping[str, store.Checks],
 ) -> list[Look]:
-    """What to ask Postgres of rows as they would be ``after`` the group, and of those that would be ``gone``. Who needs
-    no question is suspected at once."""
+    """The queries to Postgres about rows as they would be ``after`` the group, and about those that would be ``gone``.
+    A row that needs no query is suspected at once."""
     asked: list[Look] = []
     own = synced.database.schema_name
     for name, rows in after.items():
@@ -181,12 +183,12 @@ def _answers(context: Context, asked: Sequence[Look], *, apart: bool) -> list[li
 
 
 def _tried(context: Context, question: Look) -> list[int]:
-    """What a question gives; nothing where Postgres can't say it."""
+    """The answer to a query; empty where Postgres can't answer it."""
     try:
         with wave(context.conn, context.synced.database.schema_name, partial(question.ask, context.conn)) as opened:
             return opened.begun()
     except DatabaseError:
-        # It is looked for by running into it; where the session is lost, the next statement says so.
+        # The batch is then found by its failure; where the session is lost, the next statement says so.
         return []
 
 
@@ -195,10 +197,10 @@ def outlook(context: Context, progress: Progress, candidates: Sequence[Candidate
     after: dict[str, list[After]] = {}
     gone: dict[str, list[After]] = {}
     view, trial = progress.view, progress.copy()
-    # What the batches before have made of a row, as far as it is known: what follows is decided on that.
+    # The rows as the batches before leave them, as far as that is known: later batches are decided on them.
     made: dict[RowKey, Values] = {}
     by: dict[RowKey, tuple[str, ...]] = {}
-    # What an insert leaves to no default is NULL.
+    # A column that an insert does not give and that has no default is NULL.
     blanks = {
         name: {column.name: None for column in synced.table.columns if not (column.has_default or column.generated)}
         for name, synced in context.synced.tables.items()
@@ -251,7 +253,7 @@ def _look(
         if column.not_null and not column.generated:
             name = column.name
             for row in rows:
-                # Of an update only what it gives itself: the rest was there, or an earlier batch is to blame.
+                # Of an update only the values that it gives: the rest was there, or an earlier batch is to blame.
                 given = row.write.values if row.write.type is MutationType.UPDATE else row.values
                 if name in given and given[name] is None:
                     suspects.add(row, Broken(NOT_NULL), sure=True)
@@ -358,7 +360,7 @@ def _given(rows: Iterable[After], columns: Sequence[str]) -> list[tuple[After, t
 
 
 def is_as_sure(suspects: Suspects, result: Result) -> bool:
-    """Whether what became of a suspect alone is what was sure, where something was."""
+    """Whether a suspect that was sure to be refused was refused alone; True for one that was not sure."""
     surely_bad = result.taken.batch_id in suspects.sure
     return not surely_bad or (isinstance(result, Rejection) and result.by_itself)
 
@@ -368,8 +370,8 @@ def stages(
 ) -> Iterator[tuple[bool, list[Candidate]]]:
     """The candidates, which stand in the order of their ids, in parts that are to be run one after the other:
     suspects (True) and others, so that each comes after all before it that touch one of its rows, are of its node, or
-    bring what it refers to. A suspect that may be in the right comes after all before it. ``loose``: one that surely is
-    not keeps no order with its node's others."""
+    bring a row that it refers to. A suspect that may be accepted comes after all before it. ``loose``: a suspect that
+    is surely refused keeps no order with its node's others."""
     others: list[list[Candidate]] = []
     suspected: list[list[Candidate]] = []
     last: dict[RowKey | Link | str, tuple[int, bool]] = {}

@@ -1,10 +1,10 @@
-"""Which table's captured changes can't be drained, where some can't.
+"""Finds the table whose captured changes can't be drained, where some can't.
 
 It is asked when the transaction that ends first has failed several times with nothing beside it. Each trial drains it
-with the changes of some tables only, in a transaction that is rolled back. Where a group with nothing of anybody fails
-(``store.group.control``), the trouble is nobody's, and so it is where the cause is one of Postgres's own (a full disk,
-an operator, a lost session, somebody's lock). A table is at fault if its changes fail where nothing else does, twice in
-a row; where each table's pass alone, the one without which the others pass.
+with the changes of some tables only, in a transaction that is rolled back. Where an empty group fails
+(``store.group.control``), no table is at fault, nor where the cause is one of Postgres's own (a full disk, an operator,
+a lost session, another session's lock). A table is at fault if its changes fail where nothing else does, twice in a
+row; where each table's changes pass alone, the one without which the others pass.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TRIAL_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class AtFault:
-    """A table, and what became of its changes."""
+    """A table, and the reason why its changes can't be drained."""
 
     table: str
     why: str
@@ -89,8 +89,8 @@ class _Trials:
             self._end()
 
     def fails(self, only: Set[str]) -> str | None:
-        """Why the changes of some tables can't be drained without the others; "" where they can, None where nothing can
-        be said now."""
+        """Return why the changes of some tables can't be drained without the others; "" where they can, None where
+        nothing can be said now."""
         if not control.passes(self.conn, self.database_id):
             return None
         try:
@@ -104,7 +104,7 @@ class _Trials:
             except DatabaseError as error:
                 return None if self.conn.closed or is_nobodys(error) else f"{error.sqlstate}: {error}"
             except Exception as error:
-                # A fault of this program, which some value brings out.
+                # A fault of this program that some value triggers.
                 return repr(error)
             return ""
         finally:

@@ -1,15 +1,15 @@
 """Draining more than a group with batches of its own takes: a long backlog, or one large transaction.
 
-The group has no batches then and needs no locks, as all that it records is in the images. Which transactions wait, and
-in which order they end, is told by one scan (``Outstanding``), which counts for the groups that follow until they are
-drained: what becomes visible meanwhile was committed later than all of them, so that no change of it stands before one
-of theirs. So what a scan costs for each change does not grow with the number of those that wait, as long as no more
-than ``MOST_TRANSACTIONS`` do; beyond, there is a scan for every so many.
+The group has no batches then and needs no locks, as all that it records is in the images. One scan (``Outstanding``)
+finds which transactions wait, and in which order they end. It counts for the groups that follow until they are drained:
+transactions that become visible meanwhile were committed later than all of them, so that no change of theirs stands
+before one of these. So the cost of a scan for each change does not grow with the number of those that wait, as long as
+no more than ``MOST_TRANSACTIONS`` do; beyond, there is a scan for every so many.
 
 Whole transactions are taken up to ``limits.MOST_ROWS`` changes. One that is larger is read, logged and deleted in
 pieces (``captured.pieces``), inside the one transaction of its group: it becomes one batch of one group, and neither
 this process nor a reader of the log ever holds more than a piece of it, beside the hash of each change (16 bytes),
-which goes into the group's link, and what ``captured.pieces`` notes. Time limits are those of a piece.
+which goes into the group's link, and the notes of ``captured.pieces``. Time limits are those of a piece.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def drain_backlog(context: Context, outstanding: Outstanding) -> Progress:
     group that has no batches.
 
     Raises:
-        psycopg.Error: what Postgres refused.
+        psycopg.Error: Postgres refused a statement.
     """
     view = View()
     conn, number = context.conn, context.synced.database.id
-    # What was found before may have been drained by another session, or be gone with its table.
+    # Transactions that were found before may have been drained by another session, or be gone with their table.
     for _ in range(2):
         if not outstanding.waiting:
             outstanding.scan(conn, number)
@@ -57,17 +57,17 @@ def drain_backlog(context: Context, outstanding: Outstanding) -> Progress:
 
 
 def drain_large(context: Context, transaction: Transaction, origin: Origin) -> Drained:
-    """Drain one transaction in pieces. What is left to record is its batch's own row, and sums.
+    """Drain one transaction in pieces. Only its batch's own row, and sums, are left to record.
 
     Raises:
-        psycopg.Error: what Postgres refused.
+        psycopg.Error: Postgres refused a statement.
     """
     conn, synced = context.conn, context.synced
     if transaction.one_by_one:
         pieces = UntilRekeyed(in_capture_order(conn, synced, transaction))
         with conn.transaction() as trial:
             drained = log_pieces(context, origin, pieces)
-            # What was logged and deleted is undone where it can't go on.
+            # The logging and deleting so far is undone where it can't go on.
             trial.force_rollback = pieces.stopped
         if not pieces.stopped:
             return drained

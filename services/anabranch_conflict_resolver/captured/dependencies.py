@@ -1,11 +1,11 @@
-"""What the group's own batches depend on, of what others committed after the group had drained. Nothing is asked here.
+"""The group's dependencies on changes that others committed after the group had drained. No statement is run here.
 
-Postgres holds a statement to its constraints against all that is committed by then: a child may refer to a parent, a
+Postgres checks a statement's constraints against all that is committed by then: a child may refer to a parent, a
 parent may be without children, a key or a unique value may be free, only because of a change that came since. Rows that
 the group has touched are locked, and these are not. In the log such a change has to stand before the batch that depends
-on it, or whoever has read up to that batch has rows that no constraint would let stand. So the group, before it is
-recorded, looks at the changes that came to tables which its own writes have to do with, and starts again from the locks
-where one of them is of a value that they need, or need to be free.
+on it, or a reader that has read up to that batch has rows that break a constraint. So the group, before it is recorded,
+looks at the changes that came to tables on which its own writes depend, and starts again from the locks where one of
+them is of a value that they need, or need to be free.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Dependencies:
     whatever: set[_Place] = field(default_factory=set)
 
     def add(self, change: Change, row: Row | None, key: Sequence[Cell] | None) -> None:
-        """Add what a write depends on, after which ``row`` stands (None: there is none). ``key``: the cells of its key,
+        """Add the dependencies of a write that leaves ``row`` (None: there is none). ``key``: the cells of its key,
         where they are known."""
         write = change.write
         table = write.table
@@ -90,7 +90,7 @@ class Dependencies:
         return found
 
     def need_any(self, steps: Iterable[Step]) -> bool:
-        """Whether one of ``steps``, changes of others, has brought or taken away what is needed."""
+        """Whether one of ``steps``, changes of others, has brought or taken away a value that is needed."""
         places = self.places()
         return any(self._needs(step, places.get(step.table.table.name, ())) for step in steps)
 
@@ -115,7 +115,8 @@ class Dependencies:
 def needed_by(
     synced: SyncedDatabase, view: View, caused: Mapping[RowKey, Key], results: Sequence[Result]
 ) -> Dependencies:
-    """What the accepted batches of a group need. ``caused``: the keys of rows that were changed without being named."""
+    """The dependencies of a group's accepted batches. ``caused``: keys of rows that were changed without being
+    named."""
     found = Dependencies(synced)
     for result in results:
         if isinstance(result, Applied):

@@ -1,20 +1,21 @@
-"""Captured changes become batches of the node "server": what a group drains before it decides its own batches.
+"""Makes captured changes batches of the node "server": a group drains them before it decides its own batches.
 
 State model of a captured row: *unseen* (its transaction has not committed) or *waiting* (committed, in the table
 ``captured``) until a group takes it, *drained* inside that group's transaction, and gone with its commit. Rows of one
 transaction become visible together, and are drained together, as one batch; a group that is rolled back leaves them
 waiting.
 
-Why this gives every row's changes in the order in which they were made: whoever changes a row holds its lock until the
+Why this gives every row's changes in the order in which they were made: a session that changes a row locks it until the
 end of the transaction, so that of two transactions that changed the same row the second one's change of it was captured
 after all that the first one captured. Transactions are therefore drained in the order of their *last* captured row,
-and none is drained while an earlier one in this order waits. Inside a transaction the images tell (``captured.order``).
+and none is drained while an earlier one in this order waits. Inside a transaction the images show the order
+(``captured.order``).
 
-The read comes after the locks of the rows that the group's own batches touch: who had changed one of them has committed
-by then, with what was captured, or still holds it, and then the batch waits. So what those batches are judged against
-has every change that stands before theirs.
+The read comes after the locks of the rows that the group's own batches touch: a session that had changed one of them
+has committed by then, with its captured changes, or still locks it, and then the batch waits. So those batches are
+judged against rows that have every change that stands before theirs.
 
-What waits is taken whole where it is little (``MOST_ROWS``). Where it is more the group leaves its batches alone and
+Waiting changes are taken whole where they are few (``MOST_ROWS``). Where they are more the group leaves its batches and
 drains as many whole transactions as fit; one that is larger by itself is taken in pieces (``backlog``).
 """
 
@@ -37,7 +38,7 @@ def drain(context: Context, view: View, touched: Set[RowKey]) -> Drained | None:
     ``MOST_BYTES``: a group that has batches leaves it alone.
 
     Raises:
-        psycopg.Error: what Postgres refused.
+        psycopg.Error: Postgres refused a statement.
     """
     rows = captured.read(context.conn, context.synced.database.id, limits.MOST_ROWS + 1, limits.MOST_BYTES)
     large = any(row.old is None and row.new is None for row in rows) or captured.size(rows) > limits.MOST_BYTES

@@ -1,9 +1,9 @@
 """The one way of captured changes into the log, for one row and for a million: the changes of a transaction are brought
 into the order in which they were made, and become one batch of the server.
 
-What a group can hold is held until it is recorded, with the histories carried forward in its view (``log_rows``). What
-it can't is logged at once, piece by piece (``log_pieces``); neither this process nor a reader of the log ever holds
-more than a piece of it, beside the hash of each change.
+Changes that a group can hold are held until it is recorded, with the histories carried forward in its view
+(``log_rows``). A larger transaction is logged at once, piece by piece (``log_pieces``); neither this process nor a
+reader of the log ever holds more than a piece of it, beside the hash of each change.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from anabranch_conflict_resolver.group.view import View
 AT_ONCE = 2_500
 """Changes that are logged at a time where they are not held."""
 NOTHING_CAUSED = 2**63 - 1
-"""The group writes to no synced table: what it has caused need not be looked for behind all that waits."""
+"""The group writes to no synced table: changes that it caused need not be looked for behind all that waits."""
 
 
 def log_rows(
@@ -67,10 +67,10 @@ def log_rows(
 
 def log_pieces(context: Context, origin: Origin, pieces: Iterable[list[Step]]) -> Drained:
     """Make a batch of one transaction whose changes come in pieces, each with all changes of its rows or in the order
-    in which rows were changed. What is left to record is the batch's own row, and sums.
+    in which rows were changed. Only the batch's own row, and sums, are left to record.
 
     Raises:
-        psycopg.Error: what Postgres refused.
+        psycopg.Error: Postgres refused a statement.
     """
     conn, position = context.conn, context.position
     batch = ServerBatch(server_batch_id(position, 0), origin, position, heartbeat=lambda: renew(conn))
@@ -123,7 +123,7 @@ def in_order(context: Context, transactions: Sequence[list[Step]]) -> Sequence[l
         return transactions
     result = [list(steps) for steps in transactions]
     images = _rows_now(context, transactions, doubtful)
-    # From the last transaction to the first: what one began with is what the one before it left.
+    # From the last transaction to the first: the image that one began with is the image that the one before it left.
     for steps, ordered in zip(reversed(transactions), reversed(result), strict=True):
         places: dict[RowKey, list[int]] = {}
         for place, step in enumerate(steps):
@@ -161,7 +161,7 @@ def _rows_now(context: Context, transactions: Sequence[list[Step]], rows: Set[Ro
 
 def settle(synced: SyncedDatabase, view: View, touched: Set[RowKey]) -> None:
     """Have the rules see the rows that the group has locked as they stand, with the histories now carried forward. A
-    row that was not there when it was to be locked, and is there now, is somebody else's for this group."""
+    row that was not there when it was to be locked, and is there now, counts as locked by another session."""
     for at in view.changed & touched:
         row = view.rows.get(at)
         state = view.states[at]

@@ -1,10 +1,10 @@
-"""In which order the captured changes of one row were really made.
+"""Finds the order in which the captured changes of one row were really made.
 
-A statement's rows are captured when it ends, so what a trigger of it changed is captured before what it changed itself:
-the numbers of captured rows give the order of statements that follow one another, and not that of statements inside
-one another. The images do: each change begins with what the one before it left. So the changes that one transaction
-made to one row are laid end to end. Where that can be done in several ways (the row came back to what it was), the
-image that stood before them, or after, decides between them.
+A statement's rows are captured when it ends, so changes by a trigger of it are captured before its own changes: the
+numbers of captured rows give the order of statements that follow one another, and not that of statements inside one
+another. The images do: each change begins with the image that the one before it left. So the changes that one
+transaction made to one row are laid end to end. Where that can be done in several ways (the row came back to an earlier
+image), the image that stood before them, or after, decides between them.
 
 Images are compared as they were captured, byte by byte, so that a NaN equals itself.
 """
@@ -19,11 +19,11 @@ from itertools import pairwise
 Image = bytes | None
 """A captured row, None where there is none."""
 Link = tuple[Image, Image]
-"""What a change began with, and what it left."""
+"""The images before and after a change."""
 
 
 def is_chain(links: Sequence[Link]) -> bool:
-    """Whether each begins with what the one before it left."""
+    """Whether each begins with the image that the one before it left."""
     return all(before[1] == after[0] for before, after in pairwise(links))
 
 
@@ -33,7 +33,7 @@ def is_settled(links: Sequence[Link]) -> bool:
 
 
 class Unknown(Enum):
-    """An image that nobody knows: None is that of no row."""
+    """An image that is not known: None is the image of a row that is not there."""
 
     IMAGE = 0
 

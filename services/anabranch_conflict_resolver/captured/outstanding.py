@@ -1,4 +1,4 @@
-"""Which transactions wait to be drained, kept from one group to the next."""
+"""The transactions that wait to be drained, kept from one group to the next."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from anabranch.store.session.engine import Session
 from anabranch_conflict_resolver.captured import limits
 
 MOST_TRANSACTIONS = 100_000
-"""How many transactions one scan tells of."""
+"""The most transactions that one scan finds."""
 
 
 @dataclass(slots=True)
 class Outstanding:
     """The transactions that one scan has found, the next one last. ``taken``: how many of them the group that runs has
-    drained; they are gone with its commit (``committed``), and all is forgotten where somebody else has drained.
+    drained; they are gone with its commit (``committed``), and all is forgotten where another session has drained.
     ``one_by_one``: groups take one transaction each, since one of them can't be drained."""
 
     waiting: list[Transaction] = field(default_factory=list)
@@ -29,8 +29,8 @@ class Outstanding:
         self.taken = 0
 
     def committed(self) -> None:
-        """The group that runs was committed, and has drained some. What is left is forgotten where it is no more than a
-        group takes that has batches, too."""
+        """Note that the group that runs was committed, and has drained some. The rest is forgotten where it is no more
+        than a group takes beside batches."""
         del self.waiting[len(self.waiting) - self.taken :]
         self.taken = 0
         if len(self.waiting) <= limits.MOST_ROWS and len(self.next_ones()) == len(self.waiting):

@@ -7,11 +7,11 @@ Two ways to cut it:
   can have been changed twice (``Transaction.one_by_one`` says when). Each change is read once.
 * *by row* (``by_row``), where changes were made inside other statements, foreign keys may have caused updates and
   deletes of one table, or keys were updated: all changes of a row come in one piece. The transaction is read twice:
-  first the keys alone, which tell for each change into which of many buckets it belongs; then bucket by bucket. Between
-  the two 8 bytes of each change are held. A bucket that has grown far beyond the others has rows in it that were
-  changed very often; such a row is told by what it was and what it became, which two images are enough for.
+  first the keys alone, which give for each change the one of many buckets that it belongs to; then bucket by bucket.
+  Between the two 8 bytes of each change are held. A bucket that has grown far beyond the others has rows in it that
+  were changed very often; such a row is logged by its first and its last image only.
 
-What was read is deleted, and the transaction's time limit begins anew after each piece.
+Changes that were read are deleted, and the transaction's time limit begins anew after each piece.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from anabranch_conflict_resolver.group.tables import SyncedDatabase
 PIECE_ROWS = 2_500
 """Captured rows that are read and logged at a time."""
 PIECE_BYTES = captured.MOST_BYTES
-"""The bytes of their images, likewise."""
+"""The most bytes of the images that are read and logged at a time."""
 BUCKET_ROWS = 2_000
 """Captured rows of a bucket, as a rule."""
 BUCKET_BYTES = 4 * 2**20
-"""The bytes of their images, likewise."""
+"""The bytes of the images of a bucket, as a rule."""
 MOST_BUCKETS = 50_000
 HELD_ROWS = 10_000
 """Captured rows of a bucket that are held at most; where it has more, rows that were changed often are folded."""
 HELD_BYTES = 4 * BUCKET_BYTES
-"""The bytes of their images, likewise."""
+"""The most bytes of the images of a bucket that are held."""
 OFTEN = 1_000
-"""Changes of one row beyond which, in such a bucket, it is told by what it was and what it became."""
+"""Changes of one row beyond which, in such a bucket, it is logged by its first and its last image only."""
 
 _Place = tuple[int, tuple[bytes, ...]]
 """Number of the table, and key bytes."""
@@ -80,7 +80,7 @@ class UntilRekeyed:
 
     def __iter__(self) -> Iterator[list[Step]]:
         for steps in self.pieces:
-            # Counting would not tell: a row of a table that can't be read is no change.
+            # The number of changes would not show it: a row of a table that can't be read is no change.
             if any(step.rekeyed for step in steps):
                 # Nor is any held then.
                 self.stopped, self.pieces = True, ()
@@ -140,7 +140,7 @@ class _Buckets:
         return hash(place) % len(self.ids)
 
     def places(self, row: Captured) -> list[tuple[_Place, Image, Image]]:
-        """The rows that a captured change is about, each with what it was and what it became."""
+        """The rows that a captured change is about, each with its image before and after."""
         index = self.keys.get(row.table_id)
         if index is None:
             return []
@@ -230,8 +230,8 @@ def _read_ids(conn: Session, database_id: int, ids: Sequence[int]) -> Iterator[l
 
 @dataclass(slots=True)
 class _Fold:
-    """Changes of one row, each of which begins with what another one left. ``open``: the images that begin a change
-    more often than they end one, or less often; of all changes these are the first and the last."""
+    """Changes of one row, each of which begins with the image that another one left. ``open``: the images that begin a
+    change more often than they end one, or less often; of all changes these are the first and the last."""
 
     open: dict[Image, int] = field(default_factory=dict)
     last: Captured | None = None
@@ -249,7 +249,7 @@ class _Fold:
                 del self.open[image]
 
     def folded(self) -> list[Captured]:
-        """What they come to: nothing, one change, or two where the row was gone in between."""
+        """The net changes: none, one, or two where the row was gone in between."""
         row = self.last
         if not self.open or row is None:
             return []

@@ -1,4 +1,4 @@
-"""Batches of the node "server": what one transaction that no batch named did to synced rows, as the log keeps it.
+"""Batches of the node "server": the changes that one transaction by SQL made to synced rows, as the log keeps them.
 
 Such a batch has one row of the log for each change, its histories are carried forward by the rules' own ``applied``,
 and it has a verdict, whose message says where it came from. Its id is a ULID of the time 0, made from the position and
@@ -30,7 +30,7 @@ from anabranch_conflict_resolver.captured.order import Link
 from anabranch_conflict_resolver.group.table import SyncedTable
 
 PRINCIPAL = "sql:"
-"""What stands before the role in the principal of such a batch."""
+"""The prefix of the role in the principal of such a batch."""
 _APPLIED = int(verdict_pb2.VERDICT_STATUS_APPLIED)
 _INSERT, _UPDATE, _DELETE = MutationType.INSERT, MutationType.UPDATE, MutationType.DELETE
 _NOTHING: Mapping[str, Cell] = MappingProxyType({})
@@ -71,7 +71,7 @@ class Origin:
 
 
 class Histories(Protocol):
-    """A view, as far as it holds histories: what the rules see of each row, and the rows whose history has changed."""
+    """The histories of a view: each row's state as the rules see it, and the rows whose history has changed."""
 
     states: dict[RowKey, RowState]
     changed: set[RowKey]
@@ -79,7 +79,7 @@ class Histories(Protocol):
 
 @dataclass(slots=True)
 class ServerBatch:
-    """What is recorded of one transaction. ``sum_changes`` and ``came`` as in ``Records``. ``heartbeat`` is called
+    """The records of one transaction. ``sum_changes`` and ``came`` as in ``Records``. ``heartbeat`` is called
     between the hashes of large rows, so that the session is not idle for as long as they take together."""
 
     id: str
@@ -91,7 +91,7 @@ class ServerBatch:
     came: list[tuple[int, str]] = field(default_factory=list)
     ordinal: int = 0
     gone: list[bytes] = field(default_factory=list)
-    """The hashes of what was written and let go, end to end, by pieces."""
+    """The hashes of changes that were written and let go, end to end, by pieces."""
     heartbeat: Callable[[], None] = lambda: None
 
     @property
@@ -105,8 +105,8 @@ class ServerBatch:
         self.log, self.hashes, self.came = [], [], []
 
     def cut_large(self) -> list[LogRow]:
-        """The rows to be logged whose effects are too large for one statement; what is in ``log`` of them is the first
-        part. No effect in it is in pieces then."""
+        """The rows to be logged whose effects are too large for one statement; ``log`` has the first part of them. No
+        effect in it is in pieces then."""
         large = [row for row in self.log if len(row.effect) > PART_BYTES]
         for place, row in enumerate(self.log):
             if len(row.effect) > PART_BYTES:
@@ -169,7 +169,7 @@ class ServerBatch:
         self.ordinal = ordinal
 
     def _batch(self) -> Batch:
-        # It has seen everything that was there: it was written upon it.
+        # It has seen all changes before it: it was written on top of them.
         return Batch(self.id, SERVER_NODE, self.position - 1, 0, self.position, self.position, ())
 
     def record(self) -> BatchRow:
@@ -194,8 +194,8 @@ class ServerBatch:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """What a group has drained: its batches in their order; the numbers of the captured rows in them that are still to
-    be deleted; and the greatest number that was read."""
+    """The changes that a group has drained: its batches in their order; the numbers of the captured rows that are still
+    to be deleted; and the greatest number that was read."""
 
     batches: Sequence[ServerBatch]
     ids: Sequence[int]

@@ -19,8 +19,8 @@ from anabranch_conflict_resolver.group.view import View
 
 
 def steps_of(conn: Session, synced: SyncedDatabase, rows: Sequence[Captured]) -> dict[int, list[Step]]:
-    """The changes that captured rows tell of, by transaction, in their order. An update of a key is a delete and an
-    insert. What is of a table that is not synced any more, or can't be read, is left out.
+    """The changes in captured rows, by transaction, in their order. An update of a key is a delete and an insert. Rows
+    of a table that is not synced any more, or can't be read, are left out.
 
     Raises:
         UndecodableError: a table has drifted; it is ``unreadable`` from now on, and the group is to be tried again.
@@ -49,7 +49,7 @@ def _at(table: SyncedTable, row: Row | None) -> RowKey | None:
 
 
 def know(conn: Session, synced: SyncedDatabase, view: View, rows: Iterable[RowKey]) -> None:
-    """Add the histories of ``rows`` to the view, where it does not know of them. What such a row holds is not added:
+    """Add the histories of ``rows`` to the view, where it does not have them. The values of such a row are not added:
     it is not locked."""
     tables = synced.tables
     unknown = [at for at in rows if at not in view.states]

@@ -1,4 +1,4 @@
-"""When to look for captured changes: nobody tells of them, because a notification would cost the writer more than
+"""Decides when to look for captured changes: no notification reports them, because it would cost the writer more than
 capturing does.
 
 States: *quick* (changes were found a moment ago, more will come), *slow* (the longer nothing came, the longer the
@@ -6,7 +6,7 @@ pause), and *at rest* (a worker is on a database that had some: it looks by itse
 nothing).
 
 Invariants: a pause is never longer than ``slow_s``, nor than a twentieth of the time since the last changes were found,
-but for ``QUICK_S``; so what is written waits no longer to be found than a twentieth of the silence before it. At rest,
+but for ``QUICK_S``; so a change waits no longer to be found than a twentieth of the silence before it. At rest,
 too, no more than ``slow_s`` pass between two looks.
 """
 

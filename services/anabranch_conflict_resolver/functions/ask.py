@@ -1,6 +1,6 @@
-"""Decisions that hang on the application's merge functions: asked for, looked at, and handed to the rules.
+"""Decisions that depend on the application's merge functions: asks them, checks the answers, hands them to the rules.
 
-A function is another's code in the middle of a group. So it runs in a process of its own (``functions``), one call has
+A function is foreign code in the middle of a group. So it runs in a process of its own (``functions``), one call has
 a time limit, and so have all calls of a group together: past ``GROUP_S`` batches that would ask are put off to the next
 group, and nothing else waits for them. An answer is kept for the group: however often a group is cut and tried again,
 no question is asked twice, and a group that was tried again gets further than before.
@@ -84,7 +84,7 @@ def _ask(asking: Asking, column: Column, question: Question) -> Cell:
 
 
 def fitting(column: Column, value: Cell) -> Cell:
-    """``value`` as a cell of ``column``, looked at as what a device sends is.
+    """``value`` as a cell of ``column``, checked as a device's value is.
 
     Raises:
         ValueError: it is none.

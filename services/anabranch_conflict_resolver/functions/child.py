@@ -2,9 +2,9 @@
 
 States of the child, under one lock, since it answers one question at a time:
 
-* *none*: nobody has asked yet. The first question, or ``warm``, launches it.
-* *starting*: launched, not heard of. It may take ``START_S``; questions wait for it no longer than their own time and
-  are then put off (``NotNowError``), so that no group is held up by an import.
+* *none*: no question was asked yet. The first question, or ``warm``, launches it.
+* *starting*: launched, and it has not answered yet. It may take ``START_S``; questions wait for it no longer than their
+  own time and are then put off (``NotNowError``), so that no group is delayed by an import.
 * *ready*: it has said that it is, and what it could not load.
 * *gone*: it was killed for overrunning, or ended by itself. The next one is launched at once and is *starting*.
 
@@ -37,12 +37,12 @@ STARTS_AT_MOST = 3
 PAUSE_S = 10.0
 _MODULE = "anabranch_conflict_resolver.functions.process"
 _KEPT = ("PATH", "PYTHONPATH", "HOME", "LANG", "LC_ALL", "TZ")
-"""What the child gets of the environment: none of the service's settings, and so no credentials."""
+"""The environment variables that the child gets: none of the service's settings, and so no credentials."""
 _CHUNK = 1 << 16
 
 
 class NotNowError(Exception):
-    """The child is not ready yet, or somebody else's question is under way; the question can be asked again."""
+    """The child is not ready yet, or another question is under way; the question can be asked again."""
 
 
 class _GoneError(Exception):
@@ -51,7 +51,7 @@ class _GoneError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a function said: ``value``, or in ``failure`` why there is none."""
+    """The answer of a function: ``value``, or in ``failure`` why there is none."""
 
     value: Cell = None
     failure: str = ""
@@ -187,7 +187,7 @@ class Functions:
             return
         process.kill()
         if process.stdin is not None:
-            # What was not sent goes with it.
+            # Data that was not sent is dropped with it.
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
         process.wait()
@@ -197,7 +197,7 @@ class Functions:
 
 @dataclass(slots=True)
 class Asking:
-    """What a group keeps of its questions: the answers by what was asked, and the time that they took."""
+    """A group's questions so far: the answers by question, and the time that they took."""
 
     functions: Functions | None = None
     answers: dict[bytes, Answer] = field(default_factory=dict)

@@ -5,8 +5,8 @@ questions, one at a time, until its standard input ends. Frames are a length of 
 question is ``(name, base, stored, incoming)`` on standard input, an answer ``(True, value)`` or ``(False, what went
 wrong)`` on the file descriptor ``FD``. The standard library only, so that it starts fast.
 
-A function that overruns its time is not ended here (no thread can be): who asked kills the process. Should that one be
-gone itself, a thread that reads the input sees its end and ends the process.
+A function that overruns its time is not ended here (no thread can be): the process that asked kills this one. Should
+that process be gone itself, a thread that reads the input sees its end and ends this process.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _load() -> tuple[dict[str, Function], dict[str, str]]:
         try:
             loaded = point.load()
         except Exception as error:  # whatever a module does when it is imported
-            broken[point.name] = f"it can't be loaded: {_told(error)}"
+            broken[point.name] = f"it can't be loaded: {_error_text(error)}"
             continue
         if callable(loaded):
             functions[point.name] = loaded
@@ -60,7 +60,7 @@ def _load() -> tuple[dict[str, Function], dict[str, str]]:
     return functions, broken
 
 
-def _told(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"[:_TEXT_CHARACTERS]
 
 
@@ -79,7 +79,7 @@ def _answer(functions: Mapping[str, Function], broken: Mapping[str, str], questi
     try:
         value = _plain(function(base, stored, incoming))
     except Exception as error:  # whatever the function raises is its answer
-        return frame((False, f"it raised {_told(error)}"))
+        return frame((False, f"it raised {_error_text(error)}"))
     try:
         return frame((True, value))
     except ValueError:

@@ -2,8 +2,8 @@
 
 First all of them together, in as few waves as can be, under one savepoint that also holds the rows' locks: rows that
 are locked outside of a savepoint and written inside cost Postgres a multixact each. Only when that fails, or where the
-last group had bad ones, they are looked for: the quick way (``_set_apart``), and where that does not work out, the long
-one (``_one_by_one``). ``next_try`` says which comes after which.
+last group had bad ones, they are looked for: the quick way (``_set_apart``), and where that fails, the long one
+(``_one_by_one``). ``next_try`` says which try follows which.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Decided:
 
 
 def decide_group(context: Context, attempt: Attempt, batches: Sequence[Candidate]) -> Decided | None:
-    """Decide the batches, which stand in the order of their ids, and write what is accepted. What is left gets no
-    result and stays in the inbox for the next group. None where more captured changes wait than a group takes that has
-    batches.
+    """Decide the batches, which stand in the order of their ids, and write those that are accepted. A batch that is
+    left gets no result and stays in the inbox for the next group. None where more captured changes wait than a group
+    takes that has batches.
 
     Raises:
-        DatabaseError: nobody's data is at fault; roll back and try again.
+        DatabaseError: no batch is at fault; roll back and try again.
     """
     done: list[Result] = []
     left: Sequence[Candidate] = before_touched_again(batches, context.synced.once_a_group)
@@ -66,7 +66,7 @@ def run(context: Context, attempt: Attempt, batches: Sequence[Candidate]) -> Dec
     """Try once. Nothing of it is left where it is to be tried again.
 
     Raises:
-        DatabaseError: nobody's data is at fault; roll back and try again.
+        DatabaseError: no batch is at fault; roll back and try again.
     """
     outcome: Decided | Setback
     if not batches:
@@ -116,11 +116,11 @@ def _set_apart(
     """The quick way to the bad ones: those that are surely bad are left out, the others are written together as if none
     was bad, and then each that was left out is tried, for Postgres to say no.
 
-    That gives what the order of the ids does. Of a batch that is refused in whatever order nothing is there for others
-    to see, before it or after it; and whoever touches one of its rows comes after it all the same.
+    The result is the same as in the order of the ids. A batch that is refused in whatever order leaves nothing that
+    others could see, before it or after it; and a batch that touches one of its rows comes after it all the same.
 
     Raises:
-        DatabaseError: it has to be done the long way, or nobody's data is at fault.
+        DatabaseError: it has to be done the long way, or no batch is at fault.
     """
     suspects = suspects_of(context, progress, candidates, apart=False)
     results: list[Result] = []
@@ -149,7 +149,7 @@ def _one_by_one(
     together, and by halves where that fails.
 
     Raises:
-        DatabaseError: nobody's data is at fault.
+        DatabaseError: no batch is at fault.
     """
     suspects = suspects_of(context, progress, candidates, apart=True)
     found = suspects if suspects.batches and len(candidates) > 1 else None
@@ -180,10 +180,10 @@ def _one_by_one(
 def _together(
     context: Context, progress: Progress, candidates: Sequence[Candidate], *, blame_keys: bool
 ) -> list[Result] | Setback:
-    """Candidates in waves that keep their order; nothing is left of them where they are set back.
+    """Run candidates in waves that keep their order; nothing is left of them where they are set back.
 
     Raises:
-        DatabaseError: nobody's data is at fault.
+        DatabaseError: no batch is at fault.
     """
     trial = progress.copy()
     try:
@@ -200,14 +200,14 @@ def _together(
 
 
 def _setback_of(context: Context, attempt: Attempt, batches: Sequence[Candidate], error: DatabaseError) -> Setback:
-    """What it means that Postgres refused a statement of a try.
+    """Judge a refusal of a try's statement by Postgres.
 
     Raises:
-        DatabaseError: nobody's data is at fault.
+        DatabaseError: no batch is at fault.
     """
     if error.sqlstate == LOCK_NOT_AVAILABLE:
-        # Who touches a table that somebody has locked as a whole fails for as long as that lasts, and would take all
-        # others of the group along.
+        # A batch that touches a table that another session has locked as a whole fails for as long as that lasts, and
+        # the whole group would fail with it.
         locked = locked_tables(context.conn, context.synced.database.schema_name)
         held = [c.taken.batch_id for c in batches if any(table in locked for table, _ in c.decoded.keys)]
         if held:
@@ -219,7 +219,7 @@ def _setback_of(context: Context, attempt: Attempt, batches: Sequence[Candidate]
 
 
 def _load(context: Context, attempt: Attempt, candidates: Sequence[Candidate]) -> Progress | Setback:
-    """Begin a try: lock and read the rows, and drain behind the locks what waits."""
+    """Begin a try: lock and read the rows, and drain the waiting captured changes behind the locks."""
     keys: dict[RowKey, tuple[Cell, ...]] = {}
     expecting: set[RowKey] = set()
     for candidate in candidates:

@@ -1,4 +1,4 @@
-"""What a resolver caches of a database from one group to the next, and the look whether it is still so."""
+"""A resolver's cache of a database from one group to the next, and the check whether it is still valid."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from anabranch_conflict_resolver.group.tables import SyncedDatabase, compile_dat
 
 _log = structlog.get_logger()
 _LOOK_S = 2.0
-"""How long a change of a table's shape may go unseen where nothing fails for it."""
+"""How long, in seconds, a change of a table's shape may go unseen where nothing fails for it."""
 
 
 _LONGEST_DRAIN_MS = 600_000
@@ -57,8 +57,8 @@ class DrainTrouble:
 
 @dataclass(frozen=True, slots=True)
 class Undertaken:
-    """What a group sets out to do, for whoever has to know where it failed. ``batches``: the ids of those that it is to
-    decide. ``drains_alone``: it decides none and drains a backlog. ``long``: its one batch has ``alone_ms``."""
+    """The work that a group sets out to do, kept for the case that it fails. ``batches``: the ids of those that it is
+    to decide. ``drains_alone``: it decides none and drains a backlog. ``long``: its one batch has ``alone_ms``."""
 
     batches: Sequence[str] = ()
     drains_alone: bool = False
@@ -70,10 +70,10 @@ NOTHING = Undertaken()
 
 @dataclass(slots=True)
 class Cache:
-    """What is kept of a database between groups. None of it is trusted without a look: ``synced`` counts while the
-    schema version is its own, ``sums`` while the chain's last link is ``link``, a batch that was ``read_ahead`` while
-    the payload's hash is its own. ``shape`` is what the tables looked like when they were compiled, and ``looked_s``
-    when that was last looked at (``time.monotonic``): after a failure, and every ``_LOOK_S``.
+    """The state that is kept of a database between groups. None of it is trusted without a check: ``synced`` counts
+    while the schema version is its own, ``sums`` while the chain's last link is ``link``, a batch that was
+    ``read_ahead`` while the payload's hash is its own. ``shape`` is the tables' fingerprint when they were compiled,
+    and ``looked_s`` when that was last looked at (``time.monotonic``): after a failure, and every ``_LOOK_S``.
 
     How the next group goes about it: ``more``: the last one was full. ``last_principal``: whose batch it took last.
     ``all_may_cause``: any table may have got a trigger that causes other changes since its schema was read.
@@ -105,15 +105,15 @@ class Cache:
         return decoded
 
     def begin_anew(self) -> None:
-        """Trust nothing of what the tables look like, and read nothing ahead: a batch would be blamed for another one
-        that was only read."""
+        """Have the tables' shape read anew, and read no batch ahead: a batch would be blamed for another one that was
+        only read."""
         self.more = False
         self.looked_s = None
 
 
 def current(conn: Session, cache: Cache, head: Head) -> SyncedDatabase:
-    """The database as it is now: its schema may have changed since the last group, and its tables may have been changed
-    behind our back."""
+    """The database as it is now: its schema may have changed since the last group, and so may its tables, by SQL that
+    did not register the change."""
     synced = cache.synced
     current = synced is not None and synced.database.schema_version == head.schema_version
     if synced is not None and current and _looked(cache):

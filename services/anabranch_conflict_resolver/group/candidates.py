@@ -1,4 +1,4 @@
-"""Which of the batches that were taken the rules have to decide: the others are refused, or wait for one before
+"""Sorts the batches that were taken: the rules decide the candidates; the others are refused, or wait for one before
 them.
 """
 
@@ -30,8 +30,8 @@ class Sorted:
 
 
 def sort_out(context: Context, taken: Sequence[Taken], read: Callable[[Taken], Decoded]) -> Sorted:
-    """Refuse what needs no rules, let wait what waits for its ``prev``, ``read`` the rest. ``taken`` is in the order of
-    ids."""
+    """Refuse batches that need no rules, hold those that wait for their ``prev``, and ``read`` the rest. ``taken`` is
+    in the order of ids."""
     policy = context.synced.database.policy
     oldest_ms = context.now_ms - policy.retention_days * _DAY_MS
     done = _patient(context, taken)
@@ -74,7 +74,7 @@ def _placed(context: Context, candidates: list[Candidate]) -> list[Candidate]:
 
 
 def _patient(context: Context, taken: Sequence[Taken]) -> set[str]:
-    """Batches before these of their nodes that nobody waits for any longer: they have waited for a row for the park
+    """Batches before these of their nodes that no batch waits for any longer: they have waited for a row for the park
     time, and go on for days if need be."""
     named = {t.prev for t in taken if t.prev and not t.prev_decided} - {t.batch_id for t in taken}
     if not named:
@@ -83,17 +83,17 @@ def _patient(context: Context, taken: Sequence[Taken]) -> set[str]:
 
 
 def _refusal_unread(taken: Taken) -> Refusal | None:
-    """Why a batch is refused whatever is in it."""
+    """Return the refusal of a batch that is refused whatever its content, or None."""
     if taken.refusal:
         return Refusal(taken.refusal, taken.refusal_message or "")
     if taken.attempts >= FAILURES_AT_MOST:
-        # Not read any more: that may be where it fails.
+        # Not read any more: the reading may be what fails.
         return given_up(taken.failure or take.PROGRAM)
     return None
 
 
 def _refusal(decoded: Decoded, oldest_ms: int) -> Refusal | None:
     if decoded.time_ms and decoded.time_ms < oldest_ms:
-        text = "made longer ago than verdicts are kept: it could not be told from a repeat"
+        text = "made longer ago than verdicts are kept: it could not be distinguished from a repeat"
         return Refusal(errors_pb2.REASON_EXPIRED, text)
     return decoded.refusal

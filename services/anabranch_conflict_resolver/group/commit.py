@@ -7,18 +7,18 @@ batches where they were:
    the schema version and the sums are those of now.
 2. *taken*: up to ``most`` batches of the inbox. Each is at once one of: already decided (it came twice), refused
    (invalid, too old, or failed too often), waiting for its ``prev``, or a candidate.
-3. *decided* (``attempt``): the candidates' rows are locked and read, the rules asked, and what they accept is written,
-   wave by wave. A candidate becomes applied, rejected or waiting. Captured changes of others are drained
-   between the locks and the rules (``captured.drain``), and what the group's own statements cause is taken as they run
+3. *decided* (``attempt``): the candidates' rows are locked and read, the rules asked, and the accepted writes made,
+   wave by wave. A candidate becomes applied, rejected or waiting. Captured changes of others are drained between the
+   locks and the rules (``captured.drain``), and changes that the group's own statements cause are taken as they run
    (``side_effects.cascades``).
 4. *recorded*: log, histories, verdicts, conflicts, sums, group, inbox, notification.
-5. *committed*. If the answer to COMMIT is lost, nobody needs to know which way it went: either the verdicts are there
+5. *committed*. If the answer to COMMIT is lost, the outcome need not be known at once: either the verdicts are there
    and the batches gone from the inbox, or neither, and the next claim finds out by looking.
 
-Who waits: a batch whose ``prev`` is undecided, one that updates or deletes a row that an earlier batch of its node may
-bring (the first until ``arrival + park_ms`` at the latest, the second for as long as a device keeps a batch, and nobody
-waits for it any longer than for the first), and one whose row somebody else holds (for a moment). What it waits for
-sets it free in the transaction that decides it.
+These batches wait: a batch whose ``prev`` is undecided, one that updates or deletes a row that an earlier batch of its
+node may bring (the first until ``arrival + park_ms`` at the latest, the second for as long as a device keeps a batch,
+and no batch waits for it any longer than for the first), and one whose row another session has locked (for a moment).
+The transaction that decides the batch, or brings the row, that it waits for sets it free.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def commit_group(
         if not conn.closed:
             conn.rollback()
         cache.more = False
-        # Kept in the database before anything is dropped, so that nobody goes on as if the log had it.
+        # Recorded in the database before anything is dropped, so that no reader goes on as if the log had it.
         tear(conn, database_id, error.table, now_ms=now_ms)
         _log.error("captured changes are dropped: the table has to be registered anew", detail=str(error))
         assert isinstance(begun, _Begun), "captured changes are read by a group that has begun"
@@ -126,8 +126,8 @@ def _begin(
     limits: GroupLimits,
     functions: Functions | None,
 ) -> _Begun | Outcome:
-    """Claim the database, and take what it has to do; the outcome where that is nothing."""
-    # Where the last group was full there is more, and what comes next is read while Postgres works.
+    """Claim the database, and take its work; the outcome where there is none."""
+    # Where the last group was full there is more, and the next batches are read while Postgres works.
     ahead = most if cache.more else 0
     claimed = claim(
         conn,
@@ -179,8 +179,8 @@ def _begin(
 
 @dataclass(slots=True)
 class _Tried:
-    """What came of the tries. ``dropped``: batches that have their verdicts already. ``drifted``: one was refused as it
-    would be if a table was changed since it was compiled."""
+    """The outcome of the tries. ``dropped``: batches that have their verdicts already. ``drifted``: one was refused as
+    it would be if a table was changed since it was compiled."""
 
     results: list[Result]
     dropped: list[str]
@@ -206,7 +206,7 @@ def _try(begun: _Begun, cache: Cache) -> _Tried:
             results = made.results + decided.results
             drifted = _may_have_drifted(decided.results)
             return _Tried(results, dropped, decided.progress, decided.any_bad, drifted)
-    # The batches wait: what was written before them goes first, and alone.
+    # The batches wait: changes that were written before them go first, and alone.
     cache.undertaken = replace(cache.undertaken, batches=(), drains_alone=True)
     cache.outstanding.one_by_one = cache.trouble.failures > 0
     return _Tried([], [], drain_backlog(context, cache.outstanding), cache.expects_bad)
@@ -223,7 +223,7 @@ def _commit(begun: _Begun, cache: Cache) -> Outcome:
         return begun.rolled_back()
     tried.results.sort(key=lambda result: result.taken.batch_id)
     if cache.link != (head.chain or EMPTY_CHAIN):
-        # Somebody else has committed groups meanwhile.
+        # Another resolver has committed groups meanwhile.
         cache.sums.clear()
     later = () if cache.undertaken.drains_alone else begun.later
     recorded = record(
@@ -250,19 +250,19 @@ def _commit(begun: _Begun, cache: Cache) -> Outcome:
     _keep(begun, cache, tried, recorded)
     drained = tried.progress.drained
     changes = drained.changes if drained else 0
-    # A full group leaves batches behind, one that ended early its own, and a verdict may set free who waited for it.
+    # A full group leaves batches behind, one that ended early its own, and a verdict may free batches that wait for it.
     left = cache.more or changes or len(tried.results) + len(tried.dropped) < len(begun.now)
     all_heard = not (left or head.any_parked or recorded.any_parked)
     return Outcome(True, context.position, head.name, len(begun.now), tried.results, changes, all_heard)
 
 
 def _may_have_drifted(results: Sequence[Result]) -> bool:
-    """Whether Postgres refused a batch for what it is not to blame for: a name or a type that is no longer there."""
+    """Whether Postgres refused a batch without its fault: for a name or a type that is no longer there."""
     return any(isinstance(result, Rejection) and result.sqlstate.startswith("42") for result in results)
 
 
 def _keep(begun: _Begun, cache: Cache, tried: _Tried, recorded: Recorded) -> None:
-    """What the next group may know of this one, which is committed."""
+    """Keep the state of this group, which is committed, for the next one."""
     if cache.outstanding.taken:
         cache.outstanding.committed()
     if cache.undertaken.drains_alone:
@@ -287,6 +287,6 @@ def _missing(taken: Sequence[Taken], decided: Set[str]) -> dict[str, str]:
 
 
 def _read_ahead(synced: SyncedDatabase, cache: Cache, later: Sequence[Taken]) -> None:
-    """Read the batches that the next group will probably take. What the last one read ahead and did not use goes."""
+    """Read the batches that the next group will probably take. Batches read ahead before and not used are dropped."""
     decode = synced.decoder.decode
     cache.read_ahead = {(t.batch_id, t.payload_sha256): decode(t.batch_id, t.payload) for t in later if not t.refusal}

@@ -1,4 +1,4 @@
-"""What a group is decided with, and what a try of it has done so far."""
+"""The context in which a group is decided, and the progress of a try of it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from anabranch_conflict_resolver.group.view import View
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What stays the same however often a group is tried. ``now_ms`` is the clock's time, ``position`` the group's.
-    ``busy_ms``: how long a batch rests whose row somebody else holds. ``at_hand``: the ids of all batches that were
-    taken. ``may_cause``: changes that may cause others. ``asking`` caches what functions of the application
-    answered."""
+    """The state that stays the same however often a group is tried. ``now_ms`` is the clock's time, ``position`` the
+    group's. ``busy_ms``: how long a batch rests whose row another session has locked. ``at_hand``: the ids of all
+    batches that were taken. ``may_cause``: changes that may cause others. ``asking`` caches the answers of the
+    application's functions."""
 
     conn: Session
     synced: SyncedDatabase
@@ -38,15 +38,15 @@ class Context:
 
 @dataclass(slots=True)
 class Progress:
-    """What one try has done: it begins with the locks, and is dropped with the try.
+    """The progress of one try: it begins with the locks, and is dropped with the try.
 
-    ``view``: the rows, carried forward. ``watched``: changes after which the try looks for what they caused, so that
-    their batches are run alone. ``touched``: the rows that the batches name, and others that were locked with them.
-    ``pending``: by node, the least id among its batches that wait in the inbox and are not in the group; ``missing``:
-    by node, the id of a batch that has not come, though a later one named it (both only of nodes for which it matters).
-    ``drained``: what was made of captured changes, None where nothing was looked for; ``arrived``: what was drained
-    later. ``caused``: rows that were changed without being named, with their keys. ``absorbed_up_to``: the greatest
-    number of a captured change that was caused and logged at once."""
+    ``view``: the rows, carried forward. ``watched``: changes after which the try looks for others that they caused, so
+    that their batches are run alone. ``touched``: the rows that the batches name, and others that were locked with
+    them. ``pending``: by node, the least id among its batches that wait in the inbox and are not in the group;
+    ``missing``: by node, the id of a batch that has not come, though a later one named it (both only of nodes for which
+    it matters). ``drained``: the batches made of captured changes, None where none were looked for; ``arrived``: those
+    drained later. ``caused``: rows that were changed without being named, with their keys. ``absorbed_up_to``: the
+    greatest number of a captured change that was caused and logged at once."""
 
     view: View
     watched: Kinds = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Progress:
         return max(self.drained.up_to if self.drained is not None else 0, self.absorbed_up_to)
 
     def copy(self) -> Progress:
-        """For a part of the try that may be undone. What was caused is noted in both."""
+        """A copy for a part of the try that may be undone. Caused changes are noted in both."""
         return replace(self, view=self.view.copy())
 
     def become(self, other: Progress) -> None:

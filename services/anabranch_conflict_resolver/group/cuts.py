@@ -1,4 +1,4 @@
-"""How a group is cut into waves, and a batch into steps: which batches are applied together.
+"""Cuts a group into waves, and a batch into steps: batches of one wave are applied together.
 
 Two ways to cut a group into waves:
 
@@ -25,7 +25,7 @@ _INSERT, _UPDATE, _DELETE = MutationType.INSERT, MutationType.UPDATE, MutationTy
 _BECOMES: Mapping[MutationType, frozenset[MutationType]] = MappingProxyType(
     {_INSERT: frozenset({_INSERT, _UPDATE}), _UPDATE: frozenset({_UPDATE}), _DELETE: frozenset({_DELETE})}
 )
-"""What a mutation is written as: a late insert of a live row is an update."""
+"""The types of writes that a mutation may become: a late insert of a live row is an update."""
 
 
 def in_waves(candidates: Sequence[Candidate], watched: Kinds) -> Sequence[list[Candidate]]:
@@ -71,8 +71,8 @@ def runs(candidates: Sequence[Candidate]) -> list[list[Candidate]]:
 
 
 def before_touched_again(candidates: Sequence[Candidate], tables: frozenset[str]) -> list[Candidate]:
-    """The candidates without those that touch a row of ``tables`` after another, and without what follows them of
-    their nodes."""
+    """The candidates without those that touch a row of ``tables`` after another, and without the later ones of their
+    nodes."""
     if not tables:
         return list(candidates)
     kept: list[Candidate] = []
@@ -89,7 +89,7 @@ def before_touched_again(candidates: Sequence[Candidate], tables: frozenset[str]
 
 
 def is_watched(watched: Kinds, candidate: Candidate) -> bool:
-    """Whether what a batch writes is among ``watched``, by table: changes that may cause others."""
+    """Whether a write of a batch is among ``watched``, by table: changes that may cause others."""
     return bool(watched) and any(
         not _BECOMES[mutation.type].isdisjoint(watched.get(mutation.table, ()))
         for mutation in candidate.decoded.mutations

@@ -1,4 +1,4 @@
-"""How a try of a group goes about it, and which setback leads to which next try. No statement is run here.
+"""The settings of a try of a group, and the next try after each setback. No statement is run here.
 
 Each setback takes a batch away, is counted, or makes the next try more careful than the one before: so tries end.
 """
@@ -25,9 +25,9 @@ _FOREIGN_KEY_VIOLATION = "23503"
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """How a try goes about it. ``optimistic``: as if nothing were caused beside what batches name. ``drains``: captured
-    changes wait, and are drained behind the locks. ``expects_bad``: batches that break a constraint are looked for
-    before anything is written, as long as that works out (``sets_apart``). ``one_by_one``: the batches have failed
+    """The settings of a try. ``optimistic``: as if no change were caused beside those that batches name. ``drains``:
+    captured changes wait, and are drained behind the locks. ``expects_bad``: batches that break a constraint are looked
+    for before anything is written, as long as that succeeds (``sets_apart``). ``one_by_one``: the batches have failed
     together, and the bad ones are to be found. ``lock_too``: rows to lock beside those that the batches name, with
     their keys. ``held``: batches that were taken with the group and wait already, and their nodes. ``restarts``: how
     often the group may still start again where a primary key was there that the view did not have; after that it is the
@@ -55,8 +55,8 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """The try came to nothing. ``attempt`` is the next one, of the batches that are ``left``; ``results`` are those of
-    batches that are done with, or wait, because of it."""
+    """The try was undone. ``attempt`` is the next one, of the batches that are ``left``; ``results`` are those of
+    batches that are decided, or wait, because of it."""
 
     attempt: Attempt
     left: Sequence[Candidate]
@@ -77,8 +77,8 @@ class Tried:
 
 
 def next_try(tried: Tried) -> Retry:
-    """What comes after a setback."""
-    # Only who is told to look for bad batches one by one does so.
+    """Return the next try after a setback."""
+    # Only a setback that asks to look for bad batches one by one leads to that again.
     at_first = replace(tried, attempt=replace(tried.attempt, one_by_one=False))
     attempt, left, results = TABLE[tried.setback.why](at_first)
     return Retry(attempt, left, tried.setback.why, results)
@@ -87,12 +87,12 @@ def next_try(tried: Tried) -> Retry:
 _Next = tuple[Attempt, Sequence[Candidate], Sequence[Result]]
 
 
-def _nobody_now(tried: Tried) -> _Next:
+def _without_batches(tried: Tried) -> _Next:
     return tried.attempt, (), ()
 
 
 def _outdated(tried: Tried) -> _Next:
-    # Whoever came between was captured, if it was not by a batch.
+    # A change that came between was captured, if it was not made by a batch.
     attempt = replace(tried.attempt, optimistic=False, restarts=tried.attempt.restarts - 1, drains=True)
     return attempt, tried.batches, ()
 
@@ -101,7 +101,7 @@ def _overtaken(tried: Tried) -> _Next:
     attempt = replace(tried.attempt, drains=True, overtaken=tried.attempt.overtaken + 1)
     if attempt.overtaken <= OVERTAKEN_AT_MOST:
         return replace(attempt, lock_too={**attempt.lock_too, **tried.setback.caused}), tried.batches, ()
-    # What they cause is changed by others too often now, for which nobody is to blame.
+    # Rows that they cause to change are changed by others too often now, which is no batch's fault.
     why = "rows that it changes beside its own, and others at the same time"
     return _resting(replace(tried, attempt=replace(attempt, lock_too={})), tried.batches, why)
 
@@ -122,7 +122,7 @@ def _up_to_it(tried: Tried) -> _Next:
 
 def _without_effect(tried: Tried) -> _Next:
     if tried.attempt.optimistic and tried.may_cause:
-        # A row may be gone by what another batch has caused, which nobody has looked at yet.
+        # A row may be gone because of another batch's caused changes, which were not looked at yet.
         return _foreseen(tried)
     writes = tried.setback.writes
     rejected = [no_effect(View(), c, writes[c.taken.batch_id]) for c in tried.batches if c.taken.batch_id in writes]
@@ -139,7 +139,7 @@ def _first_on_their_rows(tried: Tried) -> _Next:
 
 def _rest_of_table(tried: Tried) -> _Next:
     resting = [c for c in tried.batches if c.taken.batch_id in tried.setback.batches]
-    return _resting(tried, resting, "a table that somebody else has locked")
+    return _resting(tried, resting, "a table that another session has locked")
 
 
 def _look_for_bad(tried: Tried) -> _Next:
@@ -160,7 +160,7 @@ def _resting(tried: Tried, batches: Sequence[Candidate], why: str) -> _Next:
 
 TABLE: Mapping[Why, Callable[[Tried], _Next]] = MappingProxyType(
     {
-        Why.TOO_MUCH_CAPTURED: _nobody_now,
+        Why.TOO_MUCH_CAPTURED: _without_batches,
         Why.OUTDATED: _outdated,
         Why.OVERTAKEN: _overtaken,
         Why.UNFORESEEN: _foreseen,
@@ -179,8 +179,8 @@ TABLE: Mapping[Why, Callable[[Tried], _Next]] = MappingProxyType(
 def is_in_company(candidates: Sequence[Candidate], results: Sequence[Result]) -> bool:
     """Whether a batch was refused for a foreign key after others of the group touched its rows.
 
-    Postgres holds a row that its own transaction has written before to its foreign keys anew, also to references that
-    nobody changed and that were never good (``not valid``). First on its rows, the same batch might be accepted.
+    Postgres checks a row that its own transaction has written before against its foreign keys anew, even references
+    that no write changed and that were never good (``not valid``). First on its rows, the same batch might be accepted.
     """
     refused = {
         r.taken.batch_id

@@ -1,4 +1,4 @@
-"""What a group may take, and what it came to."""
+"""The limits of a group, and its outcome."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from anabranch_conflict_resolver.batch.results import Result, Waiting
 
 @dataclass(frozen=True, slots=True)
 class GroupLimits:
-    """``most_bytes``: payload bytes of one group. ``busy_ms``: how long a batch rests whose row somebody else holds.
+    """``most_bytes``: payload bytes of one group. ``busy_ms``: how long a batch rests whose row another session locks.
     ``restarts``: how often a group starts again because rows appeared in between. ``alone_ms``: how long a group
     may take of one batch that has failed alone before."""
 
@@ -22,8 +22,8 @@ class GroupLimits:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a group came to. ``taken`` batches were looked at, and ``drained`` captured changes taken; none where it
-    could not be claimed or nothing was there. ``all_heard``: whatever there is to do beside, the listener rings for."""
+    """The outcome of a group. ``taken`` batches were looked at, and ``drained`` captured changes taken; none where it
+    could not be claimed or nothing was there. ``all_heard``: the listener wakes a worker for all other work."""
 
     claimed: bool
     position: int = 0

@@ -1,4 +1,4 @@
-"""What a group leaves behind besides the rows: log, histories, verdicts, conflicts, sums, the group itself, the inbox.
+"""A group's records besides the rows: log, histories, verdicts, conflicts, sums, the group itself, the inbox.
 
 Everything is gathered first and written in sets. Nothing here decides anything.
 """
@@ -203,11 +203,11 @@ def record(
     dropped: Sequence[str],
     while_waiting: Callable[[], None],
 ) -> Recorded:
-    """Write what a group leaves behind. ``known_sums``: as many as are known, and get those that are read.
+    """Write a group's records. ``known_sums``: the sums known so far; those that are read are added to it.
     ``dropped``: batches that had their verdicts before. ``while_waiting`` is called while Postgres works.
 
     Raises:
-        psycopg.Error: what Postgres refused; no batch is to blame for it.
+        psycopg.Error: Postgres refused a statement; no batch is to blame for it.
     """
     conn, database_id, drained = context.conn, context.synced.database.id, progress.drained
     records = gather(context.synced, context.position, results, drained)
@@ -249,7 +249,7 @@ def write(
     verdicts before. ``while_waiting`` is called when everything has been sent, while Postgres works.
 
     Raises:
-        psycopg.Error: what Postgres refused; no batch is to blame for it.
+        psycopg.Error: Postgres refused a statement; no batch is to blame for it.
     """
     conn, database_id, position = context.conn, context.synced.database.id, context.position
     link = next_link(previous_link, position, records.links)
@@ -267,7 +267,7 @@ def write(
         store.write_group(conn, database_id, position, _group_row(context, records, sums, link))
         store.accept(conn, database_id, sorted(records.greatest.items()))
         store.delete_inbox(conn, database_id, [*decided, *dropped])
-        # Verdicts are told no further than they have room.
+        # The notification carries verdicts only as far as they have room in it.
         verdicts = (told.Verdict(r.batch_id, r.payload_sha256, r.principal, r.verdict) for r in records.batches)
         tell = partial(told.tell, context.synced.database.seal_key, database_id, position, link, verdicts)
         traceparent = current_traceparent() or ""
@@ -295,8 +295,8 @@ def _group_row(context: Context, records: Records, sums: Sums, link: bytes) -> G
 
 
 def look_between(conn: Session, database_id: int, drained: Drained | None) -> Cursor:
-    """Delete what was drained, and ask for what was captured and is not known: where nothing was drained any change
-    counts, since it may be one that stands before the group's; else only what the group itself has caused."""
+    """Delete the drained changes, and ask for captured changes that are not known: where nothing was drained any change
+    counts, since it may be one that stands before the group's; else only those that the group itself has caused."""
     if drained is None:
         return captured.ask_for_any(conn, database_id)
     if drained.ids:

@@ -1,4 +1,4 @@
-"""What the rules say of a batch, on the view that the group has been carried forward to. No statement is run here."""
+"""Asks the rules about a batch, on the group's view as carried forward so far. No statement is run here."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from anabranch_conflict_resolver.group.view import View
 
 
 def decide(context: Context, progress: Progress, candidate: Candidate) -> Accepting | Rejection | Waiting | Setback:
-    """What the rules say of a batch, with all that were decided before it in the view. It may be out of turn: what a
-    batch with a higher id has caused stands in its way."""
+    """Return the rules' decision on a batch, with all that were decided before it in the view. It may be out of turn: a
+    change that a batch with a higher id has caused stands in its way."""
     view = progress.view
     taken, decoded = candidate.taken, candidate.decoded
     node, batch_id = taken.node_id, taken.batch_id
@@ -23,7 +23,7 @@ def decide(context: Context, progress: Progress, candidate: Candidate) -> Accept
         return Setback(Why.OUT_OF_TURN, frozenset({batch_id}))
     if view.busy and not view.busy.isdisjoint(decoded.keys):
         return wait(
-            view, candidate, Parking(batch_id, context.now_ms + context.busy_ms), "a row that somebody else holds"
+            view, candidate, Parking(batch_id, context.now_ms + context.busy_ms), "a row that another session holds"
         )
     if candidate.may_wait and taken.prev in view.held:
         parking = Parking(batch_id, taken.arrived_ms + context.park_ms, taken.prev)
@@ -32,7 +32,7 @@ def decide(context: Context, progress: Progress, candidate: Candidate) -> Accept
     batch = Batch(
         batch_id,
         node,
-        # Nobody has seen what is being decided now, whatever a node says of itself.
+        # No node has seen the changes that are being decided now, whatever basis it claims.
         min(taken.basis, context.position - 1),
         decoded.time_ms,
         context.position,
@@ -55,7 +55,7 @@ def decide(context: Context, progress: Progress, candidate: Candidate) -> Accept
         decision = answered
     if isinstance(decision, Parked):
         number = context.synced.tables[decision.table].table.id
-        # Looked at once more at the park time: from then on nobody waits for it any longer.
+        # Looked at once more at the park time: from then on no batch waits for it any longer.
         most_ms = context.park_ms if candidate.may_wait else BATCH_EXPIRY_MS
         parking = Parking(batch_id, taken.arrived_ms + most_ms, before, number, decision.key)
         return wait(view, candidate, parking, f"row {decision.key} of {decision.table}, or batch {before}")
@@ -63,7 +63,7 @@ def decide(context: Context, progress: Progress, candidate: Candidate) -> Accept
 
 
 def _out_of_turn(context: Context, view: View, candidate: Candidate) -> bool:
-    """Who touches a row comes after the lower ids that do, except for rows that are changed without being named."""
+    """Whether a higher id has changed a row that the batch names: such a row was changed without being named."""
     for at in candidate.decoded.keys:
         state = view.states.get(at)
         version = state.version if state is not None else None

@@ -1,4 +1,4 @@
-"""Why a try of a group came to nothing, as a value."""
+"""The reason why a try of a group was undone, as a value."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from anabranch_conflict_resolver.batch.decode import RowKey
 
 
 class Why(Enum):
-    """What was in the way. Whatever it was, nothing of the try is left in the tables."""
+    """The reason of a setback. Whichever it is, nothing of the try is left in the tables."""
 
     TOO_MUCH_CAPTURED = auto()
     """More captured changes wait than a group takes beside batches."""
     OUTDATED = auto()
-    """A primary key was there that the view does not have: somebody wrote in between."""
+    """A primary key was there that the view does not have: another session wrote in between."""
     OVERTAKEN = auto()
     """Others have changed rows that the group's batches have caused to change, or rest on: their change comes first."""
     UNFORESEEN = auto()
@@ -27,7 +27,7 @@ class Why(Enum):
     OUT_OF_TURN = auto()
     """A batch caused a change of a row that a batch of the same group with a higher id had written, or names a row that
     one with a higher id has caused to change: waves had let that one go first, as neither names a row of the other. In
-    the log, and for whoever reads it, the order of the ids counts."""
+    the log, and for its readers, the order of the ids counts."""
     INEFFECTIVE = auto()
     """Statements changed fewer rows than they named."""
     MISJUDGED = auto()
@@ -35,7 +35,7 @@ class Why(Enum):
     IN_COMPANY = auto()
     """A batch was refused for a foreign key after others of the group touched its rows; first on them, it may pass."""
     TABLE_LOCKED = auto()
-    """Somebody has locked as a whole a table that some of the batches touch."""
+    """Another session has locked as a whole a table that some of the batches touch."""
     REFUSED = auto()
     """Postgres refused a statement that one of the batches is to blame for."""
 

@@ -1,10 +1,10 @@
-"""Accepted writes into the tables: one statement for each (table, type, column set), and what Postgres made of it.
+"""Accepted writes into the tables: one statement for each (table, type, column set), and the rows that came back.
 
 Inserts go first, tables that are pointed to before those that point to them; then updates; then deletes, the other way
-round. What was stored comes back with RETURNING: it is the effect, and what the next batch is decided on.
+round. The stored rows come back with RETURNING: they give the effects, and the next batch is decided on them.
 
-As a rule what was stored is what was written. So the effects are made from that while Postgres works, and made again
-only for rows that came back different: by defaults, triggers, generated columns or a type that rounds.
+As a rule rows are stored as they were written. So the effects are made from the writes while Postgres works, and made
+again only for rows that came back different: by defaults, triggers, generated columns or a type that rounds.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _Sent = tuple[list[tuple[str, Answer[dict[str, Row]]]], list[tuple[str, Answer[s
 
 
 _Step = tuple[RowKey, Write, Row | None, Effect | None, RowState | None]
-"""One write on its way, and what follows from it as far as that is known: the row after it, its effect, and the row's
-state. The row is None where there is none, and where only Postgres knows it: then the others are, too."""
+"""One write on its way, and its results as far as they are known: the row after it, its effect, and the row's state.
+The row is None where there is none, and where only Postgres knows it: then the others are None, too."""
 
 
 def carry_out(
@@ -48,11 +48,11 @@ def carry_out(
     judge: Callable[[], None] | None = None,
 ) -> list[list[Change]] | Setback:
     """Write, and carry ``view`` forward. No row may be named twice. ``judge`` is called when all has been sent, and
-    may send what belongs behind it. Gives the changes of each job, or says that writes had no effect: then, and where
+    may send further statements. Gives the changes of each job, or says that writes had no effect: then, and where
     Postgres refuses something, ``view`` is still as it was, and the statements' savepoint has to be rolled back.
 
     Raises:
-        psycopg.Error: what Postgres refused.
+        psycopg.Error: Postgres refused a statement.
     """
     with conn.pipeline():
         hurry(conn)
@@ -93,11 +93,11 @@ def carry_out(
 
 
 def try_out(conn: Session, tables: Mapping[str, SyncedTable], steps: Sequence[Job]) -> None:
-    """Write steps one behind the other, for what Postgres says of them, in a savepoint that is undone afterwards:
-    nothing is made of what was stored. Only sends where the session is in a pipeline.
+    """Write steps one behind the other, to see whether Postgres takes them, in a savepoint that is undone afterwards:
+    the stored rows are not used. Only sends where the session is in a pipeline.
 
     Raises:
-        psycopg.Error: what Postgres refused.
+        psycopg.Error: Postgres refused a statement.
     """
     for step in steps:
         _send(conn, tables, [step])
@@ -135,7 +135,7 @@ def _send(conn: Session, tables: Mapping[str, SyncedTable], jobs: Sequence[Job])
 def _expect(
     tables: Mapping[str, SyncedTable], view: View, accepting: Accepting, writes: Sequence[Write]
 ) -> list[_Step]:
-    """What follows from writes if Postgres stores what they say."""
+    """The results of writes if Postgres stores them as they are."""
     rows, states, batch = view.rows, view.states, accepting.batch
     steps: list[_Step] = []
     for write in writes:
@@ -176,7 +176,7 @@ def _derive(
     *,
     stored: bool,
 ) -> _Step:
-    """What follows from a write that leaves ``row``; ``stored``: that is what Postgres says, and not what was
+    """The results of a write that leaves ``row``; ``stored``: the row is as Postgres returned it, and not as it was
     written."""
     at = (write.table, write.key)
     table = tables[write.table]

@@ -14,8 +14,8 @@ from anabranch.wire.effects import EffectBuilder
 
 @dataclass(frozen=True, slots=True)
 class SyncedTable:
-    """A synced table and all that is compiled for it. ``rank`` is its place in the order of foreign keys: who is
-    pointed to has the lower one."""
+    """A synced table and all that is compiled for it. ``rank`` is its place in the order of foreign keys: the table
+    that is pointed to has the lower one."""
 
     table: Table
     rank: int

@@ -1,4 +1,4 @@
-"""What a resolver keeps of a database at one schema version: its statements, decoders and encoders, made once."""
+"""A database at one schema version, compiled for the resolver: its statements, decoders and encoders, made once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SyncedDatabase:
     primary_keys: frozenset[str]
     """Names of the tables' primary key constraints."""
     mutation_writers: Mapping[str, Head]
-    """By table, what writes the verdict on a mutation that was applied as written."""
+    """By table, the function that writes the verdict on a mutation that was applied as written."""
     once_a_group: frozenset[str]
     """Tables with a foreign key that old rows may break (``not valid``): a group touches a row of theirs once only."""
     asks: bool
@@ -43,7 +43,7 @@ class SyncedDatabase:
     referrers: Mapping[str, Sequence[tuple[str, ForeignKey]]] = field(default_factory=dict)
     """By table, the synced tables that refer to it, each with the foreign key."""
     unreadable: set[str] = field(default_factory=set)
-    """Tables that have drifted so far from what was registered that what is captured of them can't be read."""
+    """Tables that have drifted so far from their registration that their captured changes can't be read."""
 
 
 _QUIET: Mapping[str, frozenset[MutationType]] = MappingProxyType({})
@@ -56,7 +56,7 @@ def compile_database(
     with_code: Mapping[str, frozenset[MutationType]] = _QUIET,
     stopped: Mapping[str, str] = _WHOLE,
 ) -> SyncedDatabase:
-    """Compile what the resolver needs of ``database``. ``with_code``: its tables that have code of the
+    """Compile ``database`` for the resolver. ``with_code``: its tables that have code of the
     application's, and for which changes it runs. ``stopped``: those that can't be synced as they are, and why."""
     ranks = {name: rank for rank, name in enumerate(database.table_order)}
     tables = {}
@@ -100,7 +100,7 @@ def _may_cause(
                 continue
             if key.on_delete in _ACTIONS:
                 may_cause[key.to_table].add(MutationType.DELETE)
-            # Nobody updates a key.
+            # No batch updates a key.
             if key.on_update in _ACTIONS and not set(key.to_columns) <= set(database.tables[key.to_table].key_columns):
                 may_cause[key.to_table].add(MutationType.UPDATE)
     return {name: frozenset(kinds) for name, kinds in may_cause.items() if kinds}

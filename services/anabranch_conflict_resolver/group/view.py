@@ -53,7 +53,7 @@ def load_view(
     at once where the session is in a pipeline. ``new`` are those that probably have no row.
 
     Raises:
-        psycopg.Error: what Postgres refused.
+        psycopg.Error: Postgres refused a statement.
     """
     view = View()
     known: dict[str, list[tuple[Cell, ...]]] = {}

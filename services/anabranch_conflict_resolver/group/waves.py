@@ -22,7 +22,7 @@ def run_waves(
     are judged, too.
 
     Raises:
-        psycopg.Error: what Postgres refused.
+        psycopg.Error: Postgres refused a statement.
     """
     results: list[Result] = []
     for wave in waves:
@@ -40,7 +40,7 @@ def run_wave(
     that wait are judged, too.
 
     Raises:
-        psycopg.Error: what Postgres refused.
+        psycopg.Error: Postgres refused a statement.
     """
     results: list[Result] = []
     accepted: list[Accepting] = []

@@ -1,1 +1,1 @@
-"""Threads: who hears of work, who does it, and how much of it at a time."""
+"""Threads: a listener that hears of work, workers that do it, and the pace at which they do."""

@@ -1,4 +1,4 @@
-"""What follows when a group fails for no fault that Postgres could name: it was rolled back, and is tried again.
+"""Handles a group that failed for no fault that Postgres could name: it was rolled back, and is tried again.
 
 It is tried with half the batches, after a pause that grows and in which its database rests. One batch that fails alone
 while a group without one passes is counted, in a transaction of its own, and rests while the others go on
@@ -69,7 +69,7 @@ class Failures:
         out_of_time = cause == _OUT_OF_TIME
         found: Suspicion | None = suspicion(fault, tried_long=undertaken.long)
         if of_captured(fault) and trouble.beside and (undertaken.drains_alone or not trouble.innocent):
-            # Whatever is at fault shows when the captured changes are drained without any batch.
+            # The cause shows when the captured changes are drained without any batch.
             trouble.failed(alone=undertaken.drains_alone, out_of_time=out_of_time)
             found = None
         if undertaken.drains_alone:
@@ -80,7 +80,7 @@ class Failures:
         else:
             # Of a group that ran out of time each half would, until there is one batch left.
             pace.failed(1 if out_of_time else len(undertaken.batches))
-        # What else the session's loss has left behind is not known.
+        # The other consequences of the session's loss are not known.
         cache.sums.clear()
         alone = list(undertaken.batches)
         if found is not None and len(alone) == 1 and self._others_pass(number, name, found.controls, error):
@@ -104,7 +104,7 @@ class Failures:
         )
 
     def _others_pass(self, number: int, name: str, controls: int, error: Exception) -> bool:
-        """Whether so many groups with nothing of anybody pass in a row."""
+        """Whether so many empty groups pass in a row."""
         for _ in range(controls):
             session = self.open_session()
             if session is None or not control.passes(session, number):
@@ -122,7 +122,7 @@ class Failures:
         return False
 
     def _set_aside(self, number: int, cache: Cache, name: str, error: Exception) -> None:
-        """Look for the table whose captured changes can't be drained, and have it not hold up the others."""
+        """Look for the table whose captured changes can't be drained, and set it aside, so that the others go on."""
         if not self._others_pass(number, name, CONTROLS, error) or (session := self.open_session()) is None:
             return
         try:

@@ -1,4 +1,4 @@
-"""When Python looks for garbage in cycles.
+"""Decides when Python collects garbage in cycles.
 
 A group makes some hundred thousand objects and drops them all at its end, without cycles. The collector, left to
 itself, would go through them again and again while they live: it took a third of a group's time. So it runs only
@@ -12,15 +12,15 @@ import gc
 _NEW_OBJECTS = 20_000
 
 
-def collect_only_when_told() -> None:
-    """From now on the collector runs only by the functions below. What is there now is never looked at again."""
+def collect_only_on_call() -> None:
+    """Have the collector run only by the functions below. Objects that exist now are never looked at again."""
     gc.collect()
     gc.freeze()
     gc.disable()
 
 
 def between_groups() -> None:
-    """Look through what was made since the last time, where that is much."""
+    """Look through the objects made since the last time, where they are many."""
     if gc.get_count()[0] > _NEW_OBJECTS:
         gc.collect(1)
 

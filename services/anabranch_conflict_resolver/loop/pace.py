@@ -1,8 +1,8 @@
 """How many batches a group of a database may take.
 
 It doubles while groups are full and quick, and halves when they are slow: groups grow with the load, and a claim is
-never held for long. It also halves when a group fails for no fault of anybody's data, down to one batch, which then is
-known to fail alone.
+never held for long. It also halves when a group fails and no batch is known to be at fault, down to one batch, which
+then is known to fail alone.
 """
 
 from __future__ import annotations
@@ -39,5 +39,5 @@ class Pace:
         self.most = max(1, min(self.most, taken or self.most) // 2)
 
     def held_up(self) -> None:
-        """A group failed that was to decide no batch: they have no part in it."""
+        """Note that a group failed that was to decide no batch: batches have no part in it."""
         self.failures += 1

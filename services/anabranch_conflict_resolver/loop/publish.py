@@ -1,4 +1,4 @@
-"""Groups in metrics, in traces, and what must not pass unseen in the log."""
+"""Publishes groups in metrics and traces, and rejections after repeated failures in the log."""
 
 from __future__ import annotations
 

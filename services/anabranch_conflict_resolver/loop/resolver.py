@@ -2,9 +2,9 @@
 
 The listener's session hears notifications as they come; every ``poll_interval_ms`` it also looks which databases have
 batches that are ready or due, for notifications that were missed, for other resolvers that died, and for batches whose
-time is up, and more often for captured changes, of which nothing tells (``captured.watch``); and it ends claims that
-their holders have left lying (see ``store.inbox.claim``). A listener without a session opens a new one; until then the
-workers are woken by nobody, and readiness says so.
+time is up, and more often for captured changes, which no notification reports (``captured.watch``); and it ends claims
+whose holders are silent (see ``store.inbox.claim``). A listener without a session opens a new one; until then nothing
+wakes the workers, and readiness says so.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PAUSE_S = 0.5
 _GAUGE_INTERVAL_S = 5.0
 _COUNT_AT_MOST = 100_000
 _LISTENER_LOCK_MS = 10_000
-"""It holds nothing that anybody waits for: so it may stand behind a migration for longer than a group may."""
+"""It holds no lock that others wait for: so it may wait behind a migration for longer than a group may."""
 _SLICE_S = 0.25
 """The longest that a thread does not look whether it shall stop."""
 
@@ -52,7 +52,7 @@ class Body(Protocol):
     broken: str | None
 
     def run(self) -> None:
-        """Work until told to stop."""
+        """Work until ``stopping`` is set."""
         ...
 
 
@@ -91,7 +91,7 @@ class Resolver:
             pool.shutdown()
 
     async def ready(self) -> str | None:
-        """Why groups can't be committed now, or None."""
+        """Return why groups can't be committed now, or None."""
         return self._without_listener or next((w.broken for w in self._workers if w.broken), None)
 
     def _listen(self) -> None:

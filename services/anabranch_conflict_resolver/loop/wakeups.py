@@ -1,9 +1,9 @@
-"""Which databases have work, and which worker has which.
+"""Tracks which databases have work, and which of them a worker is on.
 
-Each database is in one of four states: *quiet*; *woken* (something came, nobody is on it); *worked on* by one worker of
+Each database is in one of four states: *quiet*; *woken* (work came, no worker is on it); *worked on* by one worker of
 this process; *worked on and woken again*, so that it is looked at once more. ``take`` moves a woken one to worked on,
 ``done`` back to quiet or woken. A database may also be due at times, each of which wakes it then; beyond
-``_MOST_DUE`` of them all together, those that are added are left to whoever looks now and then. A database whose group
+``_MOST_DUE`` of them all together, those that are added are left to the listener's regular look. A database whose group
 failed *rests*: it is woken, and not given out before its pause is over, however often it is woken meanwhile.
 """
 
@@ -27,14 +27,14 @@ class Wakeups:
         self._rests: dict[int, float] = {}
 
     def wake(self, database_id: int) -> None:
-        """There is something to do in the database."""
+        """Note that there is work in the database."""
         with self._condition:
             self._woken[database_id] = None
             if database_id not in self._worked_on:
                 self._condition.notify()
 
     def wake_in(self, database_id: int, delay_s: float) -> None:
-        """There will be something to do in ``delay_s`` seconds."""
+        """Note that there will be work in the database in ``delay_s`` seconds."""
         at = time.monotonic() + delay_s
         with self._condition:
             if len(self._due) < _MOST_DUE:
@@ -42,7 +42,7 @@ class Wakeups:
                 self._condition.notify()
 
     def take(self, timeout_s: float) -> int | None:
-        """A database with something to do that nobody is on, the longest woken first; None after ``timeout_s``."""
+        """Take a database with work that no worker is on, the longest woken first; None after ``timeout_s``."""
         end = time.monotonic() + timeout_s
         with self._condition:
             while True:
@@ -66,14 +66,14 @@ class Wakeups:
             return frozenset(self._worked_on | self._woken.keys())
 
     def done(self, database_id: int) -> None:
-        """The worker has left the database."""
+        """Note that the worker has left the database."""
         with self._condition:
             self._worked_on.discard(database_id)
             if database_id in self._woken:
                 self._condition.notify()
 
     def rest(self, database_id: int, pause_s: float) -> None:
-        """There is something to do in the database, by whoever is free then, once a pause is over."""
+        """Note that there is work in the database, for any free worker, once a pause is over."""
         with self._condition:
             self._rests[database_id] = time.monotonic() + pause_s
             self._woken[database_id] = None

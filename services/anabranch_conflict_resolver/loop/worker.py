@@ -1,9 +1,9 @@
-"""A worker: one thread with one session, which commits groups of whatever database has something to do.
+"""A worker: one thread with one session, which commits groups of any database that has work.
 
 States: *without a session* (opens one, with a growing pause between attempts); *idle* (waits for a wakeup, outside of
 any transaction); *in a group* (see ``group.commit``). After a group that may have left something to do it wakes itself
 for the same database again, behind those that were woken before, so that a group never waits for more to come and no
-database waits for another one to be done. What was appended while it worked has woken it already.
+database waits for another one to be done. Batches that were appended while it worked have woken it already.
 
 A lost session is replaced first, so that a batch can be counted even if it is what kills sessions (``failures``).
 """
@@ -34,7 +34,7 @@ _log = structlog.get_logger()
 _WAIT_S = 0.5
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 2.0
-"""So much at most is lost once whatever was in the way is gone."""
+"""The longest pause, in seconds: at most so much time is lost once the cause of the failures is gone."""
 _QUICK_FAILURES = 10
 _IDLE_S = 30.0
 
@@ -82,7 +82,7 @@ class Worker:
         self.broken: str | None = "starting"
 
     def run(self) -> None:
-        """Work until told to stop."""
+        """Work until ``stopping`` is set."""
         try:
             while not self._stopping.is_set():
                 session = self._open()
@@ -138,9 +138,9 @@ class Worker:
                 session, cache, number, most=pace.most, now_ms=now_ms, clock_offset_ms=now_ms - Clock().now_ms()
             )
         except Exception as error:
-            # Also a fault of this program: one batch that it stumbles over must not hold up all others.
+            # Also a fault of this program: one batch that triggers it must not delay all others.
             self._failures.failed(session, number, cache, error)
-            # Halving is quick; what still fails then is nothing that haste would mend. Others don't wait for it.
+            # Halving is quick; a group that still fails then gains nothing by more tries. Others don't wait for it.
             self._wakeups.rest(number, _pause_s(max(0, pace.failures - _QUICK_FAILURES)))
             return
         if not outcome.taken and not outcome.drained:

@@ -1,1 +1,1 @@
-"""What a batch's statements change beside what they name."""
+"""Changes that a batch's statements cause beside those that they name."""

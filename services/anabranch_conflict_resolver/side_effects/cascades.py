@@ -1,12 +1,12 @@
-"""What the group's own statements caused beside what they named: cascades, and whatever triggers changed.
+"""Takes the changes that the group's own statements caused beside those that they named: by cascades and by triggers.
 
 Such rows are captured in the group's own transaction, and are effects of the batch that caused them: they get further
-ordinals in its log entry and count in histories and sums like what it wrote itself. Which batch it was is known by
-having it alone between two looks: a batch whose changes can cause others (``Context.may_cause``) has a wave of its own,
-and is decided only when what was caused before it is in the view. Batches that can't share waves as ever.
+ordinals in its log entry and count in histories and sums like its own writes. To know which batch it was, such a batch
+is alone between two looks: a batch whose changes can cause others (``Context.may_cause``) has a wave of its own, and is
+decided only when the changes caused before it are in the view. Batches that cause none share waves as before.
 
 Most triggers cause nothing that is synced, and most groups hold nothing that cascades. So a group is first tried
-optimistically, as if nothing were caused, and one look at its end tells whether anything was (``UNFORESEEN``); only
+optimistically, as if nothing were caused, and one look at its end shows whether anything was (``UNFORESEEN``); only
 then it is tried again with such batches apart, and the next groups are tried so at once until nothing was caused any
 more. A batch that is alone has caused it all.
 
@@ -14,19 +14,20 @@ A row that a batch named itself and that a trigger changed besides has an effect
 
 Three things are found out late, and each has its way:
 
-* What a constraint trigger that waits does is caused when the constraints are judged, for all batches together. Where
-  there were several (``ENTANGLED``), the group is cut down to the first one.
-* A caused row may have a captured change of somebody else that was not there when the group drained (``OVERTAKEN``): it
-  stands before this one in the order of the row, so the group starts again from the locks, with that row locked, too.
+* Changes by a deferred constraint trigger are caused when the constraints are judged, for all batches together. Where
+  there were several batches (``ENTANGLED``), the group is cut down to the first one.
+* A caused row may have a captured change of another session that was not there when the group drained (``OVERTAKEN``):
+  it stands before this one in the order of the row, so the group starts again from the locks, with that row locked,
+  too.
 * A table that was taken to cause nothing may have got a trigger since. ``records`` looks before the group is committed,
   and from then on every table is taken to cause something.
 
-Where it is too much to be held (``large``), the rows are too many to be locked before the group drains, or to be
-remembered for a look at its end. So before they are logged what was captured of others is drained once more: whoever
-changed one of the rows before it was caused to change has committed by then, because that had to wait for him, and
-whoever comes later waits for this transaction. His batch stands before those of devices, where it belongs. Only where
-he changed a row that the group's own batches touch, or where there is too much of it, the group starts again from the
-locks.
+Where caused changes are too many to be held (``large``), the rows are too many to be locked before the group drains, or
+to be remembered for a look at its end. So before they are logged the captured changes of others are drained once more:
+a session that changed one of the rows before the group caused it to change has committed by then, because the group's
+statement had to wait for it, and a session that comes later waits for this transaction. Its batch stands before those
+of devices, where it belongs. Only where it changed a row that the group's own batches touch, or where it changed too
+many, the group starts again from the locks.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from anabranch_conflict_resolver.side_effects.row import carry_over, key_of, row
 MOST_HELD = 2_500
 """Captured changes that one step of a batch may cause and that are held until the group is recorded."""
 MOST_BYTES = captured.MOST_BYTES
-"""The bytes of their images, likewise."""
+"""The most bytes of the images of these changes."""
 MOST_ARRIVED = 1_000
 """Captured changes of others that are looked at once the group has drained."""
 _DELETE = 3
@@ -64,10 +65,10 @@ _DELETE = 3
 def write_step(
     context: Context, progress: Progress, accepting: Accepting, step: Sequence[Write], made: Made
 ) -> Setback | None:
-    """Write a step of one batch, and take what it caused where that is watched; both go behind what is ``made``.
+    """Write a step of one batch, and take the changes it caused where those are watched; both are added to ``made``.
 
     Raises:
-        psycopg.Error: what Postgres refused.
+        psycopg.Error: Postgres refused a statement.
     """
     written = carry_out(context.conn, context.synced.tables, progress.view, [(accepting, step)])
     if isinstance(written, Setback):
@@ -79,8 +80,8 @@ def write_step(
 
 
 def absorb(context: Context, progress: Progress, accepting: Accepting, made: Made) -> Setback | None:
-    """Take what was caused since the last look, as changes of a batch: for each row one, from what it was, or what the
-    batch itself had made of it, to what it is."""
+    """Take the changes caused since the last look, as changes of a batch: one for each row, from its state before, or
+    from the state that the batch itself had given it, to its state now."""
     conn, synced, view = context.conn, context.synced, progress.view
     own = captured.take_own(conn, context.synced.database.id, progress.looked_up_to, MOST_HELD, MOST_BYTES)
     if own is None:
@@ -122,11 +123,11 @@ def _absorb_large(context: Context, progress: Progress, accepting: Accepting, ma
 
 
 def finish(context: Context, progress: Progress, results: Sequence[Result]) -> list[Result] | Setback:
-    """When the constraints have been judged: take what that caused; then look whether anything that was caused in this
-    group came before its turn, or rests on what others did. Gives the results as they are then.
+    """When the constraints have been judged: take the changes that this caused; then check whether any caused change of
+    this group came before its turn, or depends on changes of others. Gives the results as they are then.
 
     Raises:
-        psycopg.Error: what Postgres refused.
+        psycopg.Error: Postgres refused a statement.
     """
     results = list(results)
     number = context.synced.database.id
@@ -155,24 +156,24 @@ def finish(context: Context, progress: Progress, results: Sequence[Result]) -> l
 
 
 def overtaken(progress: Progress) -> Setback:
-    """Others came first, somewhere where the try can't see it any more."""
+    """Return the setback of a try that changes of others have overtaken, where it can't take them in any more."""
     return Setback(Why.OVERTAKEN, caused=dict(progress.caused))
 
 
 def with_arrived(progress: Progress) -> Drained | None:
-    """What the try has drained, with what it drained later."""
+    """The changes that the try has drained, with those that it drained later."""
     drained = progress.drained
     if not progress.arrived:
         return drained
     all_of_it = ([drained] if drained is not None else []) + list(progress.arrived)
     batches = [batch for one in all_of_it for batch in one.batches]
-    # What the group's own statements cause has greater numbers than what was there when it drained first.
+    # Changes that the group's own statements cause have greater numbers than those that were there at its first drain.
     return Drained(batches, [n for one in all_of_it for n in one.ids], drained.up_to if drained is not None else 0)
 
 
 def _arrived_steps(context: Context, rows: Sequence[Captured]) -> list[Step] | None:
-    """What captured changes of others did, of which ``MOST_ARRIVED`` are read at most; None where they are too many to
-    be looked at."""
+    """The captured changes of others, of which ``MOST_ARRIVED`` are read at most; None where they are too many to be
+    looked at."""
     if len(rows) >= MOST_ARRIVED or captured.size(rows) > captured.MOST_BYTES:
         return None
     return [step for steps in steps_of(context.conn, context.synced, rows).values() for step in steps]
@@ -185,7 +186,7 @@ def _has_any_of(context: Context, rows: Sequence[Captured], keys: Container[RowK
 
 
 def _needed(context: Context, progress: Progress, drained: Sequence[int], results: Sequence[Result]) -> bool:
-    """Whether batches of the group need what came since it drained, or it is too much to be looked at."""
+    """Whether batches of the group depend on changes since it drained, or those are too many to be looked at."""
     conn, number = context.conn, context.synced.database.id
     if not captured.read_arrived(conn, number, drained, 1):
         return False

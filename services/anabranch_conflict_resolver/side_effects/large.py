@@ -1,4 +1,4 @@
-"""What a batch caused where it is too much to be held: a delete that cascades over a table, for one.
+"""Logs the changes that a batch caused where they are too many to be held: a delete that cascades over a table, say.
 
 Such changes are logged at once, piece by piece (``captured.pieces``), in the transaction and under the savepoint in
 which they were caused, with the ordinals that they have in their batch; of each only its hash is kept (``Spill``). The
@@ -38,11 +38,11 @@ def spill(
     *,
     gone: bool,
 ) -> Setback | None:
-    """Log what a batch has caused, which comes in ``pieces``, behind what is ``made`` of it already. ``gone``: none of
-    the rows is there any more.
+    """Log the changes that a batch has caused, which come in ``pieces``, behind those in ``made`` already. ``gone``:
+    none of the rows is there any more.
 
     Raises:
-        psycopg.Error: what Postgres refused.
+        psycopg.Error: Postgres refused a statement.
     """
     place = len(made.changes)
     spilled = Spill(place, place + sum(one.count for one in made.spills))
@@ -77,7 +77,7 @@ def _log(
     *,
     gone: bool,
 ) -> Setback | None:
-    """Log what was caused in ``rows``."""
+    """Log the changes that were caused in ``rows``."""
     conn, synced, tables, view = context.conn, context.synced, context.synced.tables, progress.view
     apart = View()
     held = {at for at in rows if at in view.states or at in progress.touched}

@@ -1,5 +1,5 @@
-"""What was caused in one row, as a change of the batch that caused it: from what it was, or what the batch itself had
-made of it, to what it is.
+"""The caused change of one row, as a change of the batch that caused it: from the row's state before, or from the state
+that the batch itself had given it, to its state now.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def carry_over(
 
 
 def _first(steps: Sequence[Step], last: Row | None) -> Row | None:
-    """What a row was before ``steps``, which led to ``last``."""
+    """The row as it was before ``steps``, which led to ``last``."""
     order = end_to_end([step.link for step in steps], [step.depth for step in steps])
     if order is None:
         return steps[0].before
@@ -93,7 +93,7 @@ def _forward(
         values = {column: after[index[column]] for column in effect.changed}
         state = RowState(dict(zip(names, before, strict=True)), version)
         view.rows[at] = after
-    # Whose write this one overtakes may be asked for later, as after what a batch names itself.
+    # The rules may later ask whose write this one overtakes, as after a write that a batch names itself.
     remember = policy.resurrect or policy.delete == "wins"
     write = Write(at[0], at[1], kind, values, 0, 0, remember=remember)
     view.states[at] = applied(state, batch, write)
