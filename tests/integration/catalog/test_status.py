@@ -126,12 +126,9 @@ def test_every_name_is_whole_in_eighty_columns_and_what_is_not_synced_says_so(
     assert told.exit_code == 0, told.output
     fits(told.stdout)
     words = " ".join(told.stdout.split())
-    assert f'NOT SYNCED: table "{LONG}": what is written to it by SQL reaches no device' in words
+    assert f'NOT SYNCED: table "{LONG}": writes to it by SQL reach no device' in words
     assert 'NOT SYNCED: table "a "quoted" name": column "n" is gone' in words
-    assert (
-        'NOT SYNCED: table "[red]markup[/red]": what was written to it by SQL could not be brought into the log'
-        in words
-    )
+    assert 'NOT SYNCED: table "[red]markup[/red]": writes to it by SQL could not be brought into the log' in words
     assert 'table "naïve 🦆 emoji": its row-level security says who sees which rows' in words
     assert f"anabranch table capture on \\ {'d' * 63} \\ {LONG}" in words, "a command to be copied"
     for name in ("d" * 63, "n" * 64, "p" * 60, "0" * 26):

@@ -1,1 +1,1 @@
-"""Which schemas are databases, which tables are synced, what they are like, and whether they still are so."""
+"""Databases and synced tables: their registration, columns and policies, and whether they still are as registered."""

@@ -1,12 +1,12 @@
-"""Adoption: a table whose rows were changed behind the triggers' back is taken as it is.
+"""Adoption: accept the present rows of a table whose rows were changed without the triggers.
 
-Rows of which the log tells something else are put among the captured changes, from what the log has to what the table
-has, so that the resolver logs them as it logs every direct write, and devices get them. The table's sum becomes what
-makes it right once these are drained: that of the rows as they are now, less those changes. What the log can't know
-(rows that it never had) is in the sum alone: devices see that they disagree, and ask for the rows that differ.
+Each row that differs from the log is added to the captured changes, as a change from the log's row to the table's row,
+so that the resolver logs it as it logs every direct write, and devices get it. The table's sum is set so that it is
+right once these are drained: that of the rows as they are now, less those changes. Rows that the log never had are in
+the sum alone: devices see that they disagree, and ask for the rows that differ.
 
 All of it is one transaction that holds the database's claim, so that no group commits, and the table in SHARE mode, so
-that nobody writes; claim first, as the resolver does it.
+that no session writes to it; claim first, as the resolver does it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ left join {relation} t on {match}
 
 @dataclass(frozen=True, slots=True)
 class Contradiction:
-    """A row as the log has it and as the table does; None where there is none, not both."""
+    """A row as the log has it and as the table has it; None where there is none. At least one of them is given."""
 
     key: str
     logged: Row | None
@@ -59,8 +59,8 @@ class Contradiction:
 def held(
     conn: Connection, database: Database, table: Table, lock_timeout_ms: int, statement_timeout_ms: int
 ) -> Iterator[bool]:
-    """Hold a table still for the block, in a transaction; gives False where changes of it wait to be drained, so that
-    it is to be tried again. Raises psycopg.Error."""
+    """Keep a table unchanged for the block, in a transaction. Yields False where changes of it wait to be drained: the
+    caller has to try again. Raises psycopg.Error."""
     with conn.transaction():
         conn.execute(_LIMITS, {"lock": str(lock_timeout_ms), "statement": str(statement_timeout_ms)})
         conn.execute(_CLAIM, (CLAIM_LOCK_CLASS, database.id))
@@ -70,7 +70,7 @@ def held(
 
 
 def adopt(conn: Connection, database: Database, table: Table, found: Sequence[Contradiction]) -> None:
-    """Take a held table as it is, with what of it contradicts the log. Raises psycopg.Error."""
+    """Accept a held table as it is; ``found`` are its contradictions to the log. Raises psycopg.Error."""
     count, total = scan_sum(conn, database.schema_name, table)
     row_hash = RowEncoder(table).hash
     for one in found:

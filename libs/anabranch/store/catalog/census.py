@@ -10,7 +10,7 @@ from anabranch.store.session.engine import Session
 
 _HOUR_MS = 3_600_000
 WITHIN_MS = {"hour": _HOUR_MS, "day": 24 * _HOUR_MS, "week": 7 * 24 * _HOUR_MS, "month": 30 * 24 * _HOUR_MS}
-"""Within which a node has called, the shortest first."""
+"""Times within which a node has called, in milliseconds, the shortest first."""
 LONGER = "longer"
 """It called longer ago."""
 SEEN = (*WITHIN_MS, LONGER)
@@ -50,7 +50,7 @@ from anabranch.node_dead_letters n join anabranch.databases d on d.id = n.databa
 cross join lateral jsonb_to_recordset(n.counts) c(reason text, count bigint)
 group by d.name, c.reason
 """
-"""Of each database the dead letters that its nodes last told of, by reason."""
+"""Of each database the dead letters that its nodes last reported, by reason."""
 
 
 def count_dead_letters(conn: Session, names: list[str]) -> dict[tuple[str, str], int]:
@@ -68,7 +68,7 @@ class WaitingBatches(NamedTuple):
 
 
 def count_waiting(conn: Session, names: list[str]) -> dict[str, WaitingBatches]:
-    """What waits in the inbox, for each of ``names``. Raises psycopg.Error."""
+    """The batches that wait in the inbox, for each of ``names``. Raises psycopg.Error."""
     return {name: WaitingBatches(*rest) for name, *rest in conn.execute(WAITING).fetchall() if name in names}
 
 

@@ -1,14 +1,14 @@
-"""Registrations that were cut off: the triggers that they left, and what these have gathered.
+"""Registrations that were cut off: the triggers that they left, and the changes that these have gathered.
 
-A registration of tables that others write to (``gather``) holds an advisory lock for each as long as its session lives.
-So a table whose triggers gather while nobody holds its lock gathers for nobody: what its writers pay is lost, and what
-they fill is read by none. Two steps take that away:
+A registration of tables with foreign writers (``gather``) holds an advisory lock for each as long as its session lives.
+So where a table's triggers gather and no session holds its lock, they gather in vain: its writers pay for them, and no
+registration reads the gathered changes. Two steps clear that up:
 
-1. *the triggers go* (``end``), or, where the table was synced before, rest again for that registration. It is done
-   under the table's advisory lock, so that no registration of it begins meanwhile.
-2. *what was gathered goes* (``forget``), in pieces, also where the table and its triggers are gone. Which numbers
-   nobody counts for any more is known while no registration runs at all (``dead_upto``): the lock comes before the
-   number.
+1. *the triggers go* (``end``), or, where the table was synced before, they are installed for that registration again,
+   and disabled. It is done under the table's advisory lock, so that no registration of it begins meanwhile.
+2. *the gathered changes go* (``forget``), in pieces, also where the table and its triggers are gone. The numbers that
+   no registration counts for any more are known while no registration runs at all (``dead_upto``): a registration takes
+   the lock before it takes its number.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ where o.nspname = 'anabranch' and (%(name)s::text is null or d.name = %(name)s)
           and l.objid::bigint = (pg_catalog.hashtext(d.name || ' ' || c.relname)::bigint & 4294967295))
 order by d.name, c.relname
 """
-"""Tables whose triggers gather, and nobody registers them."""
+"""Tables whose triggers gather, though no session registers them."""
 
 LOCK: LiteralString = "select pg_try_advisory_xact_lock(%s, hashtext(%s))"
 LIMIT: LiteralString = "select set_config('lock_timeout', %s, true)"
@@ -64,7 +64,7 @@ where c.database_id = -%(database)s::int and c.id = first_ones.id
 
 
 class CutOff(NamedTuple):
-    """A table whose triggers gather for nobody, by the number of the registration that was cut off."""
+    """A table whose triggers gather in vain, with the number of the registration that was cut off."""
 
     database_id: int
     database: str
@@ -74,24 +74,24 @@ class CutOff(NamedTuple):
 
 
 def cut_off(conn: Connection, database: str | None = None) -> list[CutOff]:
-    """What was cut off in all databases, or in one. Raises psycopg.Error."""
+    """The registrations that were cut off in all databases, or in one. Raises psycopg.Error."""
     rows = conn.execute(CUT_OFF, {"name": database, "class": REGISTRATION_LOCK_CLASS}).fetchall()
     return [CutOff(*row) for row in rows]
 
 
 def in_words(database: str, table: str) -> str:
-    """What is said of one, and what clears it up."""
+    """A message about one registration that was cut off, with its remedy."""
     return (
         f'the registration of table "{table}" of "{database}" was cut off, and its triggers go on gathering: '
-        "the retention-janitor's next sweep clears that up, or registering it again"
+        "the retention-janitor's next sweep removes them, and so does registering it again"
     )
 
 
 def end(conn: Connection, one: CutOff, lock_timeout_ms: int) -> bool:
-    """Have a table gather no longer; False where it is being registered, or cleared up already.
+    """Stop a table's triggers from gathering; False where it is being registered, or cleared up already.
 
     Raises:
-        psycopg.Error: among others what ``may_wait`` tells of.
+        psycopg.Error: among others the errors for which ``may_wait`` is true.
     """
     database_id, database, schema_name, table, number = one
     with conn.transaction():
@@ -110,7 +110,7 @@ def end(conn: Connection, one: CutOff, lock_timeout_ms: int) -> bool:
 
 
 def may_wait(error: Exception) -> bool:
-    """Whether ``end`` may succeed later: somebody holds the table, has just changed it, or its owner has to do it."""
+    """Whether ``end`` may succeed later: a session holds the table, has just changed it, or its owner has to do it."""
     return isinstance(
         error,
         psycopg.errors.LockNotAvailable
@@ -123,14 +123,14 @@ def may_wait(error: Exception) -> bool:
 
 
 def dead_upto(conn: Connection) -> int:
-    """Up to which number no registration gathers any more; 0 while one is under way. Outside of a transaction: who
-    runs is asked after the number was read. Raises psycopg.Error."""
+    """The number up to which no registration gathers any more; 0 while one is under way. Call it outside of a
+    transaction: the look for running registrations must come after the number was read. Raises psycopg.Error."""
     [(newest,)] = conn.execute(NEWEST).fetchall()
     [(runs,)] = conn.execute(f"select {RUNS}".encode(), {"class": REGISTRATION_LOCK_CLASS}).fetchall()
     return 0 if runs else int(newest)
 
 
 def forget(conn: Connection, database_id: int, upto: int, most: int) -> int:
-    """Forget at most so many changes that were gathered for numbers up to ``upto``; gives how many. Raises
+    """Delete at most ``most`` changes that were gathered for numbers up to ``upto``; return how many. Raises
     psycopg.Error."""
     return conn.execute(FORGET, {"database": database_id, "upto": upto, "most": most}).rowcount

@@ -2,7 +2,7 @@
 
 A ``Database`` is a value of one moment: read once, handed around, and read anew when ``schema_version`` has
 moved (``NOTIFY`` on ``CATALOG_CHANNEL``, with polling behind it). Its columns are those of registration, not
-the catalog's of today; ``drift`` tells where the two differ. Constraints are read from the catalog of today.
+those of the present catalog; ``drift`` finds where the two differ. Constraints are read from the present catalog.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class UnknownDatabaseError(ServerError, LookupError):
 
 @dataclass(frozen=True)
 class Database:
-    """A database at one schema version. ``table_policies`` holds what the tables lay over ``policy``;
-    ``constraints`` what they ask of their rows; ``first_positions`` the head when each was registered."""
+    """A database at one schema version. ``table_policies`` holds the tables' own rules, which override ``policy``;
+    ``constraints`` the constraints on their rows; ``first_positions`` the head when each was registered."""
 
     id: int
     name: str
@@ -50,7 +50,7 @@ class Database:
     uncaptured: frozenset[str] = frozenset()
     """Tables whose direct writes are not captured, on purpose."""
     torn: frozenset[str] = frozenset()
-    """Tables of which direct writes are missing in the log, since they could not be read."""
+    """Tables whose direct writes are missing in the log, since these could not be read."""
 
     @cached_property
     def tables_by_id(self) -> Mapping[int, Table]:
@@ -77,7 +77,7 @@ class Database:
 
     @property
     def table_order(self) -> tuple[str, ...]:
-        """Names of the tables, those first that others point to."""
+        """Names of the tables; those that others refer to come first."""
         return self.order.tables
 
 
@@ -103,7 +103,7 @@ def columns_to_json(columns: tuple[Column, ...]) -> list[dict[str, Any]]:
 def columns_from_json(
     columns: list[dict[str, Any]], policies: Mapping[str, str], base_types: Mapping[str, str] = _NONE
 ) -> tuple[Column, ...]:
-    """Columns as they were kept, each with its policy and what is below its domain today."""
+    """Columns as they were kept, each with its policy and the type that is now below its domain."""
     return tuple(
         replace(
             Column(**c),
@@ -209,7 +209,7 @@ _VERSIONS = "select name, schema_version from anabranch.databases"
 
 
 def schema_versions(conn: psycopg.Connection[Any]) -> dict[str, int]:
-    """The schema version of every database by name: what a poller compares before it loads anew."""
+    """The schema version of every database by name: a poller compares it before it loads anew."""
     return run(conn, _version_steps())
 
 

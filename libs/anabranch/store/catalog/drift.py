@@ -1,8 +1,8 @@
-"""Where a synced table is no longer what it was when it was registered.
+"""Find where a synced table is no longer as it was registered.
 
-Differences are of two kinds. Some stop the table's sync until it is registered anew: what devices write can't be
-carried out, or what others write can't be told. The rest are worth knowing: a new column that the log does not carry, a
-default, a type that is carried as before.
+Differences are of two kinds. Some stop the table's sync until it is registered anew: the writes of devices can't be
+carried out, or the writes of others can't be read. The rest are worth knowing: a new column that the log does not
+carry, a default, a type that is carried as before.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from anabranch.store.catalog.relation import relations_of
 from anabranch.store.session.steps import Steps, arun, run
 from anabranch.values import Column, Table
 
-# Integers and texts whose values stay what they are when one becomes the other.
+# Integers and texts whose values stay the same when one type becomes the other.
 _ALIKE = (
     re.compile(r"smallint|integer|bigint"),
     re.compile(r"text|character varying(\(\d+\))?"),
@@ -30,7 +30,7 @@ _ALIKE = (
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """One difference between a synced table as registered and as it is. ``stops``: it is not synced so."""
+    """One difference between a synced table as registered and as it is. ``stops``: it stops the table's sync."""
 
     table: str
     text: str
@@ -80,8 +80,8 @@ left join pg_catalog.pg_namespace n on n.nspname = d.schema_name
 left join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = s.name
 where d.name = %s
 """
-"""What changes whenever a synced table of a database does, in ways that may be drift, or bring code that runs within
-the resolver's statements."""
+"""A hash that changes whenever a synced table of a database changes in a way that may be drift, or that may bring code
+that runs within the resolver's statements."""
 
 
 def fingerprint(conn: psycopg.Connection[Any], database: str) -> str:
@@ -104,7 +104,7 @@ def _differences(database: Database) -> Steps[list[Drift]]:
         now = Table(name, found[name].snapshot(known), found[name].key_columns, table.id)
         differences += _changes(table, now)
         if name in faults:
-            # Without any of them it may be another table that has taken the name.
+            # Without any trigger it may be another table that has taken the name.
             differences.append(Drift(name, faults[name].text, stops=faults[name].all_gone))
         others = database.tables.keys() - {name}
         refusals = why_not(found[name], known, database.table_policies[name], others)

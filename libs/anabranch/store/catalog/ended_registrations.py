@@ -1,7 +1,7 @@
-"""The registrations of tables that have ended: which changes of the lake are of which.
+"""The ended registrations of tables, which changes of the lake belong to.
 
-A manifest tells them. One of an earlier release does not: there they are read from all that was published since the
-epoch began, without what their tables held, which no file has.
+A manifest lists them. One of an earlier release does not: then they are read from all runs published since the epoch
+began, without the rows that their tables held, which no file has.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ def ended_registrations(conn: Session, database: Database, manifest: Manifest | 
     """By table, the registrations that had ended when ``manifest`` was published, its newest."""
     if manifest is None:
         return {}
-    told = {name: files.ended for name, files in manifest.tables.items() if files.ended is not None}
-    if len(told) == len(manifest.tables):
-        return told
+    listed = {name: files.ended for name, files in manifest.tables.items() if files.ended is not None}
+    if len(listed) == len(manifest.tables):
+        return listed
     values = {"db": database.id, "epoch": database.epoch, "after": _BEFORE_ALL, "upto": _AFTER_ALL}
     rows = conn.execute(SHAPES, values).fetchall()
-    return {**_found(from_json(content) for *_, content in rows), **told}
+    return {**_found(from_json(content) for *_, content in rows), **listed}
 
 
 def with_ended(conn: Session, database: Database, manifest: Manifest) -> Manifest:
-    """The manifest with the registrations that have ended, whichever release has written it."""
+    """The manifest with the registrations that have ended, also where an earlier release has written it."""
     ended = ended_registrations(conn, database, manifest)
     tables: dict[str, Any] = {
         name: replace(files, ended=ended.get(name, ())) for name, files in manifest.tables.items()

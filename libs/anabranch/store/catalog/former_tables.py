@@ -1,5 +1,5 @@
-"""Registrations that have ended, and what their tables were like: changes of theirs may still be in the log, and can be
-read only by those who know their columns. To alter a table is to end its registration and to begin another."""
+"""Registrations that have ended, with the columns of their tables: the log may still have changes of theirs, and these
+can be read only with their columns. To alter a table is to end its registration and to begin another."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class Former:
 
 
 def read_former(conn: Session, database_id: int, numbers: Collection[int]) -> list[Former]:
-    """Those of some numbers, in the order of their registrations."""
+    """The ended registrations with these numbers, in the order of their registrations."""
     return _former(conn.execute(READ, (database_id, sorted(numbers))).fetchall())
 
 
 def all_former(conn: Session, database_id: int) -> list[Former]:
-    """All of a database, in the order of their registrations."""
+    """All ended registrations of a database, in the order of their registrations."""
     return run(conn, _all(database_id))
 
 

@@ -1,20 +1,20 @@
-"""Registration of tables that others write to: they wait twice for a moment, and nobody while the rows are read.
+"""Registration of tables with foreign writers: these wait twice for a moment, and never while the rows are read.
 
 Three steps, each with transactions of its own:
 
 1. *gathering begins*: under the table's lock its triggers are made, and capture for the registration alone.
-2. *the rows are read* at one moment, without any lock. What is gathered from transactions that the moment does not see
-   is added to the sum, and taken away, again and again until little is left.
+2. *the rows are read* at one moment, without any lock that keeps writers out. Changes gathered from transactions that
+   the moment does not see are added to the sum, and deleted, again and again until few are left.
 3. *the table is entered*: under its lock and the database's claim the rest is added. So the sum is that of the rows of
    this moment; from it on the triggers capture for the log.
 
-A table that is synced already, whose capture was off, goes the same way. Meanwhile it stays what it was: the resolver
-goes on writing to it. What it writes itself is not gathered, but moves the table's old sum, and this by as much as it
-has moved since the moment is added, too. What was captured of it for the log before is forgotten when gathering begins,
-as the log has lost the thread of such a table anyway.
+A table that is synced already, whose capture was off, goes the same way. Meanwhile it stays registered as it was: the
+resolver goes on writing to it. The resolver's own writes are not gathered, but change the table's old sum: its
+difference since the moment is added, too. The changes captured of the table for the log before are deleted when
+gathering begins, as the log lacks changes of such a table anyway.
 
-A registration that fails takes its triggers away. One that is killed leaves them, and what they gather: the next
-registration of the table, its removal, or the janitor (``cut_off``) clears that up.
+A registration that fails removes its triggers. One that is killed leaves them, and the changes that they gather: the
+next registration of the table, its removal, or the janitor (``cut_off``) clears that up.
 """
 
 from __future__ import annotations
@@ -61,21 +61,21 @@ from anabranch.values.canonical import SUM_MODULUS, RowEncoder
 _R = TypeVar("_R")
 
 _ATTEMPT_LOCK_MS = 400
-"""The longest that one attempt waits for a lock, and whoever writes to the table behind it."""
+"""The longest that one attempt waits for a lock, and that writers of the table wait behind it."""
 _PAUSE_S = (0.1, 0.4)
 _CHUNK = 2_000
 _CHUNKS = 1_000
-"""So many are added in one pass, however fast writers are."""
+"""The most chunks of gathered changes that one pass adds, however fast writers are."""
 _FEW = 200
 """So many gathered changes may be left for the moment in which writers wait."""
 _PASSES = 50
-"""After so many the rest is added while writers wait, however much it is."""
+"""After so many passes the rest is added while writers wait, however much it is."""
 
 _KNOWN_BEFORE = frozenset({TableRefusal.ROW_SECURITY_OF_OTHERS})
-"""What a table that is synced already is not refused for: its rows are on devices, and ``drift`` tells of it."""
+"""Reasons that do not refuse a table that is synced already: its rows are on devices, and ``drift`` reports them."""
 
-_OWN = "select pg_try_advisory_lock(%s, hashtext(%s))"
-_DISOWN = "select pg_advisory_unlock(%s, hashtext(%s))"
+_LOCK = "select pg_try_advisory_lock(%s, hashtext(%s))"
+_UNLOCK = "select pg_advisory_unlock(%s, hashtext(%s))"
 _MOMENT = "select pg_current_snapshot()::text"
 _KEPT = "select row_count, row_hash from anabranch.table_sums where table_id = %s"
 _OFF = """
@@ -93,7 +93,7 @@ returning c.old, c.new, pg_visible_in_snapshot(c.xid, %(moment)s::pg_snapshot)
 
 @dataclass(slots=True)
 class _GatheredSum:
-    """Of a table: how many rows, and the sum of their hashes, not reduced."""
+    """The sum of a table: its number of rows, and the sum of their hashes, not reduced."""
 
     count: int = 0
     total: int = 0
@@ -102,7 +102,7 @@ class _GatheredSum:
 @dataclass(slots=True)
 class _Gathering:
     """A registration under way. ``was``: the number and the policy of the registration before, where there is one.
-    ``moment``: what is in ``sum`` by its rows; ``kept``: the sum that the log carried then."""
+    ``moment``: the snapshot in which the rows of ``sum`` were read; ``kept``: the sum that the log carried then."""
 
     what: str
     database: Database
@@ -128,7 +128,7 @@ def add_tables(
 
     Raises:
         RegistrationError: with every reason why one can't be synced, see ``TableRefusal``; BUSY also where its table
-            was changed meanwhile, or somebody else registers it.
+            was changed meanwhile, or another process registers it.
     """
     return _register(conn, database, tables, policy or {}, now_ms, limits, anew=False)
 
@@ -158,7 +158,7 @@ def _register(
     chosen = limits or RegistrationLimits()
     begun: list[_Gathering] = []
     with _alone(conn, database, tables):
-        # All that is wrong is told at once, before anybody waits for a lock.
+        # All reasons are reported at once, before any session waits for a lock.
         if not anew and (errors := refusals(conn, database, tables, policy)):
             raise errors[0] if len(errors) == 1 else SeveralRefusedError(errors)
         try:
@@ -218,7 +218,7 @@ def _without(database: Database, table: str) -> Database:
 
 
 def _read(conn: Connection, one: _Gathering, limits: RegistrationLimits) -> None:
-    """The sum of the rows at one moment. The lock comes first, and before any query: what a TRUNCATE removed behind the
+    """The sum of the rows at one moment. The lock comes first, before any query: rows that a TRUNCATE removed after the
     moment would be missing."""
     schema_name, table = one.database.schema_name, one.table
     with conn.transaction(), _clear(one.what):
@@ -238,8 +238,8 @@ def _kept(conn: Connection, one: _Gathering) -> _GatheredSum:
 
 
 def _add(conn: Connection, one: _Gathering, chunks: int | None = None) -> int:
-    """Add what has been gathered since the moment, and forget it; gives how much it was. ``chunks``: how far it goes at
-    most; without, the caller keeps writers out, so that there is an end."""
+    """Add the changes gathered since the moment to the sum, and delete them; return how many they were. ``chunks``: the
+    most chunks of them; where it is None, the caller keeps writers out, so that there is an end."""
     schema_name, table = one.database.schema_name, one.table
     row_hash = RowEncoder(table).hash
     parameters = {"database": -one.database.id, "number": one.number, "most": _CHUNK, "moment": one.moment}
@@ -267,7 +267,7 @@ def _enter(conn: Connection, begun: Sequence[_Gathering], now_ms: int, limits: R
             for one in begun:
                 _enter_one(conn, one, now_ms)
     except BaseException:
-        # What was taken in this transaction is there again.
+        # The rollback restores the changes that this transaction took.
         for one, before in zip(begun, sums, strict=True):
             one.sum = before
         raise
@@ -292,14 +292,14 @@ def _enter_one(conn: Connection, one: _Gathering, now_ms: int) -> None:
         one.sum.count += kept.count - one.kept.count
         one.sum.total += kept.total - one.kept.total
         leave(conn, found, name)
-        # Where it went to another name.
+        # Also where the old table has another name now.
         triggers.remove(conn, found.id, one.was)
     total = one.sum.total % SUM_MODULUS
     enter(conn, one.what, found, one.table, one.policy, one.number, one.sum.count, total, now_ms=now_ms)
 
 
 def _undo_all(conn: Connection, begun: Sequence[_Gathering], limits: RegistrationLimits, error: BaseException) -> None:
-    """Undo each, whatever becomes of the others; what can't be undone is noted at ``error``; the janitor will."""
+    """Undo each registration, also where another undo fails. Failures are noted at ``error``, for the janitor."""
     for one in begun:
         try:
             _patiently(limits, one.table.name, partial(_undo, conn, one, limits))
@@ -308,7 +308,7 @@ def _undo_all(conn: Connection, begun: Sequence[_Gathering], limits: Registratio
 
 
 def _undo(conn: Connection, one: _Gathering, limits: RegistrationLimits) -> None:
-    """Take the triggers away; those of a registration before are there again, and rest."""
+    """Remove the triggers; those of a registration before are installed again, and disabled."""
     with conn.transaction():
         _limit(conn, limits)
         schema_name, name = one.database.schema_name, one.table.name
@@ -328,7 +328,7 @@ def _limit(conn: Connection, limits: RegistrationLimits) -> None:
 
 
 def _patiently(limits: RegistrationLimits, table: str, work: Callable[[], _R]) -> _R:
-    """Do it as soon as the locks can be had. Each attempt is short: who comes later waits behind it.
+    """Do ``work`` as soon as its locks are free. Each attempt is short, because later sessions wait behind it.
 
     Raises:
         RegistrationError: BUSY, or what ``work`` raises.
@@ -343,34 +343,34 @@ def _patiently(limits: RegistrationLimits, table: str, work: Callable[[], _R]) -
         return retrying(work)
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
         what = f'table "{table}" can\'t be registered'
-        raise refuse(what, TableRefusal.BUSY, "somebody else holds a lock on it; try again") from error
+        raise refuse(what, TableRefusal.BUSY, "another session holds a lock on it; try again") from error
 
 
 @contextmanager
 def _clear(what: str) -> Iterator[None]:
-    """A table that goes or changes meanwhile is a reason."""
+    """Turn the errors of a table that is dropped or changed meanwhile into refusals."""
     try:
         yield
     except psycopg.errors.UndefinedTable as error:
-        raise refuse(what, TableRefusal.UNKNOWN_TABLE, "the table is there no more") from error
+        raise refuse(what, TableRefusal.UNKNOWN_TABLE, "the table no longer exists") from error
     except UndecodableError as error:
         raise refuse(what, TableRefusal.BUSY, f"{error}: it was changed while its rows were read; try again") from error
 
 
 @contextmanager
 def _alone(conn: Connection, database: str, tables: Sequence[str]) -> Iterator[None]:
-    """Nobody else registers one of the tables in this way meanwhile."""
+    """Keep other processes from registering one of the tables in this way meanwhile."""
     names = [f"{database} {table}" for table in sorted(set(tables))]
     held: list[str] = []
     try:
         for name in names:
-            [(ours,)] = conn.execute(_OWN, (REGISTRATION_LOCK_CLASS, name)).fetchall()
+            [(ours,)] = conn.execute(_LOCK, (REGISTRATION_LOCK_CLASS, name)).fetchall()
             if not ours:
                 what = f"tables of {database} can't be registered"
-                raise refuse(what, TableRefusal.BUSY, "somebody else is registering one of them")
+                raise refuse(what, TableRefusal.BUSY, "another process is registering one of them")
             held.append(name)
         yield
     finally:
         if not conn.closed:
             for name in held:
-                conn.execute(_DISOWN, (REGISTRATION_LOCK_CLASS, name))
+                conn.execute(_UNLOCK, (REGISTRATION_LOCK_CLASS, name))

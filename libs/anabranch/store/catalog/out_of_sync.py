@@ -1,5 +1,5 @@
 """Tables that stay registered but are not synced: their capture is turned off, or they are torn. To sync such a table
-again it is removed and added anew (``gather.restart_captures``), which sums its rows up afresh.
+again it is removed and added anew (``gather.restart_captures``), which computes the sum of its rows again.
 
 Every function runs in one transaction (a savepoint of the caller's, if there is one), which holds its locks to its end.
 """
@@ -38,7 +38,7 @@ def capture_off(
     now_ms: int | None = None,
     limits: RegistrationLimits | None = None,
 ) -> None:
-    """Let what is written to the table directly go uncaptured, for a restore or a load of many rows: its triggers rest.
+    """Disable the table's triggers, so that direct writes are not captured: for a restore or a load of many rows.
 
     Raises:
         RegistrationError: UNKNOWN_DATABASE, NOT_SYNCED or BUSY.
@@ -55,12 +55,12 @@ def capture_off(
             conn.execute(_CAPTURE_OFF, (at_ms(now_ms), found.id, table))
             tell(conn, found.id)
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
-        raise refuse(what, TableRefusal.BUSY, "somebody else holds a lock on it; try again") from error
+        raise refuse(what, TableRefusal.BUSY, "another session holds a lock on it; try again") from error
 
 
 def tear(conn: Connection, database_id: int, table: str, *, now_ms: int | None = None) -> None:
-    """Have a table not be synced any more until it is removed and added anew, since the log will lack what was written
-    to it directly. Tells everybody; a table that is torn already stays so."""
+    """Stop the sync of a table until it is removed and added anew, since the log will lack direct writes to it. The
+    listeners are notified; a table that is torn already stays so."""
     with conn.transaction():
         if conn.execute(_TEAR, (at_ms(now_ms), database_id, table)).fetchone() is not None:
             tell(conn, database_id)

@@ -1,8 +1,8 @@
-"""What stays behind where a database, or a table's registration, is deleted by plain SQL: rows that refer to it by
-number alone. Those of the log's partitions go with their partition; those of the default one, and the versions of rows,
-are found here.
+"""Rows that stay behind where a database, or a table's registration, is deleted by plain SQL, because they refer to it
+by number alone. Those of the log's partitions go with their partition; those of the default one, and the versions of
+rows, are found here.
 
-Numbers are never given twice, and nothing refers to one before it is there: what has no owner never gets one.
+Numbers are never given twice, and no row refers to one before its owner exists: a row without an owner never gets one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def ownerless(conn: Session, kind: OwnerlessKind) -> list[int]:
 
 
 def forget(conn: Session, kind: OwnerlessKind, number: int, most: int) -> int:
-    """Remove rows of a number whose owner is gone; gives how many."""
+    """Remove rows of a number whose owner is gone; return how many."""
     return conn.execute(_of(kind, FORGET), {"number": number, "limit": most}).rowcount
 
 

@@ -1,8 +1,8 @@
-"""Policies of databases and tables: what may be set, what holds where nothing is, and one clear error for the
+"""Policies of databases and tables: the allowed keys and values, their defaults, and one clear error for the
 rest.
 
 They are kept as JSON in ``anabranch.databases.policy`` and ``anabranch.synced_tables.policy``, with only the
-keys that were given, so that a later default reaches who never chose.
+keys that were given, so that a later default applies where no value was chosen.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def _column_policy(name: str) -> str:
 
 ColumnPolicy = Annotated[str, AfterValidator(_column_policy)]
 
-# A batch may wait on a device for seven days, and must then still be told from a repeat.
+# A batch may wait on a device for seven days, and the server must then still recognise a repeat of it.
 _SHORTEST_RETENTION_DAYS = 7
 
-# Where the order of cells is the order of values, a sum is exact, and elements can be told apart.
+# Where the order of cells is the order of values, a sum is exact, and elements can be distinguished.
 POLICY_KINDS: Mapping[str, frozenset[Kind]] = MappingProxyType(
     {
         "counter": frozenset({Kind.INT64}),
@@ -61,8 +61,8 @@ class _Model(BaseModel):
 
 
 class TablePolicy(_Model):
-    """What a table lays over its database's policy; ``columns`` holds the policies of columns by name.
-    ``every_device_sees_every_row``: it is synced though its row-level security says who sees which rows."""
+    """A table's own rules, which override its database's policy; ``columns`` holds the policies of columns by name.
+    ``every_device_sees_every_row``: the table is synced though its row-level security restricts who sees which rows."""
 
     order: Order | None = None
     resurrect: bool | None = None
@@ -72,9 +72,9 @@ class TablePolicy(_Model):
 
 
 class DatabasePolicy(_Model):
-    """The rules of a database. ``park_ms`` is how long a batch waits for what it leans on; ``retention_days``
-    how long the log, verdicts and tombstones are kept; ``max_absence_days`` how long a node may be away
-    before its log is cut (None: the retention). ``on_rewind``: what a node does with its confirmed batches that a
+    """The rules of a database. ``park_ms`` is how long a batch waits for the rows or batches that it depends on;
+    ``retention_days`` how long the log, verdicts and tombstones are kept; ``max_absence_days`` how long a node may be
+    away before its log is cut (None: the retention). ``on_rewind``: how a node treats its confirmed batches that a
     restored server has lost. ``pull_base_max_age_minutes``: how old the oldest change may be that a published base
     lacks, for pulls to be served from it (0: never)."""
 
@@ -89,7 +89,7 @@ class DatabasePolicy(_Model):
 
     @property
     def absence_days(self) -> int:
-        """``max_absence_days``, or what stands in for it."""
+        """``max_absence_days``, or its default, ``retention_days``."""
         return self.retention_days if self.max_absence_days is None else self.max_absence_days
 
 
@@ -112,8 +112,8 @@ def _wrong(key: str, error: ErrorDetails) -> str:
 
 
 def changed(policy: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A policy's JSON object with ``changes`` laid over it: a key whose value is None goes, an object within (the
-    columns) is changed likewise, everything else is replaced. Neither is changed, and nothing is checked."""
+    """A policy's JSON object with ``changes`` applied: a key whose value is None goes, an object within (the columns)
+    is changed in the same way, everything else is replaced. Neither argument is changed, and nothing is checked."""
     after = dict(policy)
     for key, value in changes.items():
         if value is None:

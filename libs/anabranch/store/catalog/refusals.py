@@ -1,4 +1,4 @@
-"""Why a table can't be synced: every reason at once, each with a name that programs can tell apart."""
+"""Why a table can't be synced: every reason at once, each with a name that programs can test."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TableRefusal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """One reason, and what is meant in words."""
+    """One reason, and its explanation in words."""
 
     reason: TableRefusal
     text: str
@@ -151,7 +151,7 @@ def name_clashes(name: str, synced: Collection[str]) -> Iterator[Refused]:
 
 
 def _writers(relation: Relation) -> Iterator[Refused]:
-    """Who changes rows of the table in ways that are not captured."""
+    """Refuse tables whose rows can be changed in ways that are not captured, or that our role may not write."""
     for key in relation.constraints.foreign_keys:
         if key.to_schema != relation.schema_name:
             text = f'foreign key "{key.name}" points outside the schema, to {key.to_schema}.{key.to_table}'
@@ -167,7 +167,7 @@ def _writers(relation: Relation) -> Iterator[Refused]:
 
 
 def _readers(relation: Relation, policy: TablePolicy) -> Iterator[Refused]:
-    """Who may see which rows. Devices get all of them, and nothing here could keep one from them."""
+    """Refuse tables that restrict who sees which rows: every device gets all rows, and nothing could withhold one."""
     if relation.row_security_forced or relation.row_security_active:
         text = f"row-level security hides rows from role {relation.role}"
         yield Refused(TableRefusal.ROW_SECURITY, text)

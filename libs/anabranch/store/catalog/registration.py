@@ -1,12 +1,12 @@
-"""Registration: which schema is a database, and which of its tables are synced.
+"""Registration: make a schema a database, and sync tables of it.
 
-``add_table`` is one transaction, for tables that are small or that nobody writes to; for others there is ``gather``.
+``add_table`` is one transaction, for tables that are small or have no writers; for others there is ``gather``.
 
 A table's first sum, its ``first_position``, its registration and the beginning of its capture are one moment.
 ``add_table`` takes the table's lock against writers before it scans (readers go on), holds it to its end, and takes the
-claim of the database only once the sum is known: no group commits while it reads the head and registers. Whoever wrote
-before has committed and is in the sum; whoever writes afterwards meets the triggers. A resolver that claims afterwards
-finds a higher ``schema_version``; it must compare that with its own ``Database`` after every claim.
+claim of the database only once the sum is known: no group commits while it reads the head and registers. Earlier writes
+are committed and in the sum; the triggers capture later ones. A resolver that claims afterwards finds a higher
+``schema_version``; it must compare that with its own ``Database`` after every claim.
 
 Every function runs in one transaction (a savepoint of the caller's, if there is one), which holds its locks
 to its end. Time is a parameter, in milliseconds since 1970; left out, it is this machine's.
@@ -57,7 +57,7 @@ values (%s, %s, %s, %s, %s, %s)
 """
 _NOTIFY_NEW = "select pg_notify(%s, id::text) from anabranch.databases where name = %s"
 _CLAIM = "select pg_advisory_xact_lock(%s, %s)"
-# Keeps two registrations of one database apart without getting in the way of rows that refer to it.
+# Keeps two registrations of one database apart, without blocking inserts of rows that refer to it.
 _LOCK_DATABASE = "select name from anabranch.databases where id = %s for no key update"
 _SYNCED = "select name from anabranch.synced_tables where database_id = %s"
 _INSERT_TABLE = """
@@ -92,7 +92,7 @@ _CONSTRAINTS: Mapping[str, tuple[TableRefusal, str]] = {
     ),
     "synced_tables_name_key": (TableRefusal.ALREADY_SYNCED, 'table "{table}" is synced already'),
 }
-"""Our own constraints that a registration may run into, and what it means."""
+"""Our own constraints that a registration may violate, each with its refusal and text."""
 
 
 class RegistrationError(ServerError, ValueError):
@@ -123,7 +123,7 @@ class SeveralRefusedError(RegistrationError):
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """A table as registered, the number of its rows, and what is worth knowing about it."""
+    """A table as registered, the number of its rows, and warnings about it."""
 
     table: Table
     rows: int
@@ -216,19 +216,19 @@ def add_table(
     except psycopg.errors.UndefinedTable as error:
         raise refuse(what, TableRefusal.UNKNOWN_TABLE, f'there is no table "{table}" any more') from error
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
-        raise refuse(what, TableRefusal.BUSY, "somebody else holds a lock on it; try again") from error
+        raise refuse(what, TableRefusal.BUSY, "another session holds a lock on it; try again") from error
     return Added(after.tables[table], count, tuple(warnings(after, table)))
 
 
 def new_number(conn: Connection) -> int:
-    """A number for a registration, which nobody else gets."""
+    """A new number for a registration; no other registration gets it."""
     row = conn.execute(_NUMBER).fetchone()
     assert row is not None
     return int(row[0])
 
 
 def claim(conn: Connection, database_id: int) -> None:
-    """Have no group of the database commit until the transaction ends."""
+    """Keep groups of the database from committing until the transaction ends."""
     conn.execute(_CLAIM, (CLAIM_LOCK_CLASS, database_id))
 
 
@@ -244,14 +244,14 @@ def enter(
     *,
     now_ms: int | None,
 ) -> None:
-    """Sync a table of ``count`` rows with the sum ``total``, and capture what is written to it. The caller holds its
-    lock and the database's claim.
+    """Sync a table of ``count`` rows with the sum ``total``, and capture direct writes to it. The caller holds its lock
+    and the database's claim.
 
     Raises:
         RegistrationError: NAME_CLASH.
     """
     conn.execute(_LOCK_DATABASE, (database.id,))
-    # Those that were registered while the rows were read.
+    # Also the tables that were registered while the rows were read.
     others = [name for (name,) in conn.execute(_SYNCED, (database.id,)).fetchall()]
     if clashes := list(name_clashes(table.name, others)):
         raise RegistrationError(what, clashes)
@@ -272,9 +272,10 @@ def enter(
 
 
 def remove_table(conn: Connection, database: str, table: str, *, limits: RegistrationLimits | None = None) -> None:
-    """Sync ``table`` no longer. The table itself and its entries in the log stay; the history that conflicts are
-    decided by goes, and so do its triggers and what they captured, so that a later ``add_table`` starts anew. Where
-    somebody uses the table, everybody who comes later waits with it, at most ``limits.lock_timeout_ms``.
+    """Stop the sync of ``table``. The table itself and its entries in the log stay; the history that conflicts are
+    decided by goes, and so do its triggers and the captured changes, so that a later ``add_table`` starts anew. Where
+    another session uses the table, this call waits for it, and all later sessions wait behind this call, at most
+    ``limits.lock_timeout_ms``.
 
     Raises:
         RegistrationError: UNKNOWN_DATABASE, NOT_SYNCED or BUSY.
@@ -296,8 +297,8 @@ def remove_table(conn: Connection, database: str, table: str, *, limits: Registr
 
 
 def leave(conn: Connection, database: Database, table: str) -> int | None:
-    """Forget a synced table and the history of its rows; gives its number, None where it was none. What it was like
-    stays known (``former_tables``). The caller holds the database's claim, and sees to its triggers."""
+    """Delete the registration of a table and the history of its rows; return its number, None where it was not synced.
+    ``former_tables`` keeps its columns. The caller holds the database's claim, and removes the triggers."""
     row = conn.execute(former_tables.KEEP, (database.id, table)).fetchone()
     if row is None:
         return None
@@ -314,7 +315,7 @@ def lock_and_judge(
     waived: Collection[TableRefusal] = (),
 ) -> Table:
     """The table as it is once its lock is held. ``waived`` are reasons that don't count."""
-    # Judged before the lock, too: what is no table can't be locked, and nobody is made to wait for a refusal.
+    # Judged before the lock, too: a name that is no table can't be locked, and a refusal must keep no session waiting.
     own_policy = _may_be_added(conn, what, database, name, policy, waived)
     triggers.lock(conn, database.schema_name, name)
     return _judge(conn, what, database, name, own_policy, waived)
@@ -323,8 +324,8 @@ def lock_and_judge(
 def refusals(
     conn: Connection, database: str, tables: Sequence[str], policy: Mapping[str, Any] | None = None
 ) -> list[RegistrationError]:
-    """Why tables can't be synced, one error for each that can't. No lock is taken: when they are registered they may
-    have changed.
+    """The reasons why tables can't be synced, one error for each of these tables. No lock is taken: the tables may have
+    changed by the time they are registered.
 
     Raises:
         RegistrationError: UNKNOWN_DATABASE.
@@ -341,7 +342,7 @@ def refusals(
 
 
 def unsynced_tables(conn: Connection, database: str) -> list[str]:
-    """The tables in a database's schema that are not synced, partitions apart.
+    """The tables in a database's schema that are not synced; partitions are left out.
 
     Raises:
         RegistrationError: UNKNOWN_DATABASE.
@@ -387,7 +388,7 @@ def _judge(
 
 
 def find_database(conn: Connection, what: str, name: str) -> Database:
-    """The database of that name, for ``what`` is to be done. Raises RegistrationError: UNKNOWN_DATABASE."""
+    """The database of that name; ``what`` begins the error's text. Raises RegistrationError: UNKNOWN_DATABASE."""
     try:
         return load_database(conn, name)
     except UnknownDatabaseError as error:
@@ -395,7 +396,7 @@ def find_database(conn: Connection, what: str, name: str) -> Database:
 
 
 def warnings(database: Database, table: str) -> Iterator[str]:
-    """What is worth knowing about a synced table, though it was not refused."""
+    """Warnings about a synced table that are no reason to refuse it."""
     for key in database.constraints[table].foreign_keys:
         if key.to_table not in database.tables:
             yield (
@@ -417,7 +418,7 @@ def limit(conn: Connection, limits: RegistrationLimits | None) -> None:
 
 
 def tell(conn: Connection, database_id: int) -> None:
-    """A new schema version, told to whoever listens once the transaction commits."""
+    """Increase the schema version, and notify listeners of it when the transaction commits."""
     conn.execute(_CHANGED, (database_id, CATALOG_CHANNEL))
 
 
@@ -427,5 +428,5 @@ def _taken(what: str, error: psycopg.errors.UniqueViolation, **names: str) -> Ex
 
 
 def at_ms(now_ms: int | None) -> int:
-    """The time that was given, else this machine's, in milliseconds since 1970."""
+    """The given time, else this machine's, in milliseconds since 1970."""
     return time.time_ns() // 1_000_000 if now_ms is None else now_ms

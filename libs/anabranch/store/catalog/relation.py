@@ -1,4 +1,4 @@
-"""What Postgres's catalog says about tables: read in sets, held as plain values, judged elsewhere."""
+"""Tables as Postgres's catalog has them: read in sets, held as plain values, judged elsewhere."""
 
 from __future__ import annotations
 
@@ -43,8 +43,7 @@ class ForeignKey:
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """What a table asks of its rows that can be looked for beforehand; the primary key is in ``unique``,
-    too."""
+    """The constraints of a table that can be checked before a write; the primary key is in ``unique``, too."""
 
     primary_key: UniqueKey | None = None
     unique: tuple[UniqueKey, ...] = ()
@@ -69,7 +68,7 @@ class RelationColumn:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A table, or what stands under its name. ``kind`` is pg_class's letter (r table, p partitioned, v view,
+    """A table, or another relation of that name. ``kind`` is pg_class's letter (r table, p partitioned, v view,
     ...), ``persistence`` too (p permanent, u unlogged, t temporary)."""
 
     oid: int
@@ -94,7 +93,7 @@ class Relation:
 
     def snapshot(self, known: Types) -> tuple[Column, ...]:
         """The columns as a synced table has them. An identity that is always generated counts as generated:
-        nobody may write it."""
+        no client may write it."""
         return tuple(_column(c, known) for c in self.columns)
 
 
@@ -143,7 +142,7 @@ where a.attrelid = any(%(oids)s::int8[]::oid[]) and a.attnum > 0 and not a.attis
 order by a.attrelid, a.attnum
 """
 
-# Down from the columns' types to their elements and base types, which is what decides how a value is carried.
+# Down from the columns' types to their elements and base types, which decide how a value is carried.
 _TYPES = """
 with recursive needed (oid) as (
     select unnest(%(oids)s::int8[])::oid
@@ -193,7 +192,7 @@ order by n.nspname, c.relname, f.conname
 """
 
 
-# Down from each column's domain to what is below all domains.
+# Down from each column's domain to the type below all domains.
 _BASES = """
 with recursive down (schema_name, relation, name, oid) as (
     select n.nspname, c.relname, a.attname, t.typbasetype
@@ -251,8 +250,8 @@ def types_of(oids: Iterable[int]) -> Steps[dict[int, TypeRow]]:
 
 
 def relations_of(schema_name: str, names: Iterable[str]) -> Steps[tuple[dict[str, Relation], dict[int, TypeRow]]]:
-    """What stands under ``names`` in the schema, and the types of its columns. A name under which nothing
-    stands is left out."""
+    """The relations called ``names`` in the schema, and the types of their columns. A name without a relation is
+    left out."""
     found = yield Statement(_RELATION, {"schema_name": schema_name, "names": sorted(set(names))})
     columns: dict[int, list[RelationColumn]] = {}
     rows = yield Statement(_COLUMNS, {"oids": [row[0] for row in found]})

@@ -1,8 +1,8 @@
-"""Policies changed: of a database or a table that is there already.
+"""Change the policy of an existing database or table.
 
 A change is one transaction under the database's claim, so that every group is decided by one policy from beginning to
-end; it moves the schema version, so that services and devices learn of it as they do of a table. What was decided
-before stays as it was decided.
+end; it moves the schema version, so that services and devices learn of it as they do of a table. Earlier decisions
+stay as they are.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LOCK_TIMEOUT = "select set_config('lock_timeout', %s, true)"
 LOCK_TIMEOUT_MS = 10_000
 """How long a change waits for the groups of the database."""
 _CLAIM = "select pg_advisory_xact_lock(%s, %s)"
-# Read under the claim: what two changes lay over each other must not be lost.
+# Read under the claim: of two changes at once neither must be lost.
 _DATABASE_POLICY = "select id, policy from anabranch.databases where name = %s for no key update"
 _TABLE_POLICY = "select policy from anabranch.synced_tables where database_id = %s and name = %s for no key update"
 _SET_DATABASE = "update anabranch.databases set policy = %s where id = %s"
@@ -38,7 +38,7 @@ select pg_notify(%s, id::text) from changed
 
 
 def set_database_policy(conn: psycopg.Connection[Any], name: str, changes: Mapping[str, Any]) -> Database:
-    """Lay ``changes`` over a database's policy; a value of None takes a key away, so that its default holds.
+    """Apply ``changes`` to a database's policy; a value of None removes a key, so that its default holds.
 
     Raises:
         RegistrationError: UNKNOWN_DATABASE, INVALID_POLICY or BUSY.
@@ -50,7 +50,7 @@ def set_database_policy(conn: psycopg.Connection[Any], name: str, changes: Mappi
             after = changed(policy, changes)
             database_policy(after)
             conn.execute(_SET_DATABASE, (Jsonb(after), number))
-            return _told(conn, number, name)
+            return _published(conn, number, name)
     except PolicyError as error:
         raise _refuse(what, TableRefusal.INVALID_POLICY, str(error)) from error
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
@@ -64,7 +64,7 @@ def set_table_policy(
     changes: Mapping[str, Any],
     functions: Collection[str],
 ) -> Database:
-    """Lay ``changes`` over a table's policy, in ``columns`` column by column; a value of None takes a key away.
+    """Apply ``changes`` to a table's policy, in ``columns`` column by column; a value of None removes a key.
     ``functions`` are the merge functions that are installed: a name that is none of them is refused.
 
     Raises:
@@ -86,7 +86,7 @@ def set_table_policy(
             if refusals:
                 raise RegistrationError(what, refusals)
             conn.execute(_SET_TABLE, (Jsonb(after), number, table))
-            return _told(conn, number, database)
+            return _published(conn, number, database)
     except PolicyError as error:
         raise _refuse(what, TableRefusal.INVALID_POLICY, str(error)) from error
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
@@ -119,7 +119,7 @@ def _claimed(conn: psycopg.Connection[Any], what: str, name: str) -> tuple[int, 
     return row[0], row[1]
 
 
-def _told(conn: psycopg.Connection[Any], number: int, name: str) -> Database:
+def _published(conn: psycopg.Connection[Any], number: int, name: str) -> Database:
     conn.execute(_CHANGED, (number, CATALOG_CHANNEL))
     return load_database(conn, name)
 

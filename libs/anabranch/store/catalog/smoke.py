@@ -1,4 +1,4 @@
-"""The schema that ``anabranch smoke`` works in: one table of its own, away from everybody's."""
+"""The schema that ``anabranch smoke`` works in: one table of its own, apart from the application's tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an installation is doing: what ``anabranch status`` shows. All but what holds the floors is of one moment."""
+"""The state of an installation, as ``anabranch status`` shows it. All but the holds of the floors is of one moment."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ select i.database_id,
 from anabranch.inbox i
 group by i.database_id
 """
-"""Batches without a verdict: that could be decided, that wait for a row or a batch, and since when the oldest
-waits."""
+"""Batches without a verdict: the number that could be decided, the number that wait for a row or a batch, and since
+when the oldest waits."""
 
 NODES = """
 select n.database_id, n.total, n.node_id, n.name, n.principal, n.last_seen_ms, n.acknowledged
@@ -104,20 +104,20 @@ class DatabaseStatus:
     nodes_seen: dict[str, int]
     """Nodes by the shortest time within which they called (``census.SEEN``)."""
     bounds: tuple[tuple[str, int, str], ...]
-    """What holds the floor, the strictest first: the hold's name, the position up to which it lets it go, and why. None
-    before the first group."""
+    """The holds of the floor, the strictest first: the hold's name, the position up to which it lets the floor go, and
+    why. Empty before the first group."""
     compaction_behind_ms: int | None
     """How far the compacted position is behind the head; None where the log is not compacted."""
     cut_off: tuple[str, ...]
-    """Tables whose registration was cut off: their triggers gather for nobody."""
+    """Tables whose registration was cut off: their triggers gather in vain."""
     captured: int
     """Changes by SQL that the log lacks yet, counted no further than ``COUNTED``."""
     unsynced: tuple[Unsynced, ...]
     """Tables that are registered and not synced."""
     notes: tuple[tuple[str, str], ...]
-    """Of synced tables, by name, where they are no longer what was registered."""
+    """Differences of synced tables from their registration: the table's name and a text."""
     dead_letters: tuple[tuple[str, int], ...]
-    """Dead letters on devices by reason, as nodes last told."""
+    """Dead letters on devices by reason, as nodes last reported."""
     every_row: tuple[str, ...]
     """Tables whose row-level security was set aside: every device sees every row."""
 

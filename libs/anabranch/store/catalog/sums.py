@@ -1,4 +1,4 @@
-"""A table's rows, read to be summed up: what it starts with when it is registered, and is verified by later."""
+"""Read a table's rows for their sum: the first sum of a registration, and later the one that verifies the table."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def scan_sum(conn: Connection, schema_name: str, table: Table) -> tuple[int, int
 
 def _fetch(conn: Connection, rows: int) -> list[tuple[object, ...]]:
     cursor = binary.cursor(conn)
-    # Prepared, it would keep the shape of another table's rows.
+    # A prepared statement would keep the shape of another table's rows.
     cursor.execute(f"fetch {rows} from {_CURSOR}".encode(), prepare=False, binary=True)
     return cursor.fetchall()
 

@@ -1,8 +1,8 @@
-"""What Postgres surely refuses in a column, as its catalog has it at this moment, so that a device can refuse it where
-it is written.
+"""The values that Postgres surely refuses in a column, by its catalog at this moment, so that a device can refuse them
+where they are written.
 
-Only what nothing can change on the way: where a BEFORE trigger may fill a column, its NULL is not sure, and of a domain
-nothing is said but what stands under it.
+Only refusals that nothing can prevent on the way: where a BEFORE trigger may fill a column, the refusal of NULL is not
+sure, and of a domain only the type below it is given.
 """
 
 from __future__ import annotations
@@ -60,6 +60,6 @@ from columns k
 
 
 def sure_refusals(schema_name: str, names: Iterable[str]) -> Steps[dict[tuple[str, str], Sure]]:
-    """By table and column. What is there no more is left out."""
+    """The sure refusals by table and column. Tables and columns that no longer exist are left out."""
     rows = yield Statement(_SURE, {"schema_name": schema_name, "names": sorted(names)})
     return {(table, column): Sure(null, base, tuple(labels)) for table, column, null, base, labels in rows}

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TableOrder:
-    """``tables``: who is pointed to comes before who points, where that can be; inserts go so, deletes the
-    other way round. ``cycles``: the sets of tables that point to one another in a circle, for which no order
-    holds."""
+    """``tables``: a table that is referred to comes before the tables that refer to it, where possible; inserts go in
+    this order, deletes in the reverse. ``cycles``: the sets of tables that refer to one another in a circle, for which
+    no order holds."""
 
     tables: tuple[str, ...]
     cycles: tuple[tuple[str, ...], ...]
 
 
 def table_order(points_to: Mapping[str, Set[str]]) -> TableOrder:
-    """The order of the tables that are ``points_to``'s keys; equal ones by name. A table that points to
+    """The order of the tables that are the keys of ``points_to``; equal ones by name. A table that points to
     itself is no circle: rows decide there, not tables. Names that are no key are left out."""
     nearest = {t: {p for p in points_to[t] if p in points_to and p != t} for t in points_to}
     above = {t: _reached(t, nearest) for t in nearest}
@@ -25,7 +25,7 @@ def table_order(points_to: Mapping[str, Set[str]]) -> TableOrder:
     waiting = set(nearest)
     order: list[str] = []
     while waiting:
-        # A circle is ready when what it points to, itself left out, stands; there is always one.
+        # A circle is ready when all tables outside of it that it points to are placed; there is always one.
         ready = sorted(t for t in waiting if not (above[t] - circle[t]) & waiting)
         order.extend(ready)
         waiting.difference_update(ready)

@@ -1,4 +1,4 @@
-"""Tables that are registered and yet not synced, or not whole: why, and what to do about it."""
+"""Tables that are registered and yet not synced, or not as a whole: the reason, and the remedy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class WhyUnsynced(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Unsynced:
-    """A table that is not synced: why, and in words with what to do."""
+    """A table that is not synced: the reason, and a text with the remedy."""
 
     table: str
     why: WhyUnsynced
@@ -33,14 +33,14 @@ class Unsynced:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Of a database: the tables that are not synced, each once, and what is worth knowing about the others."""
+    """The tables of a database that are not synced, each once, and the differences of the others that stop nothing."""
 
     unsynced: tuple[Unsynced, ...]
     notes: tuple[Drift, ...]
 
 
 def look(conn: psycopg.Connection[Any], database: Database) -> Tables:
-    """How the tables of a database are.
+    """Look at the tables of a database.
 
     Raises:
         psycopg.Error: it can't be read.
@@ -48,14 +48,14 @@ def look(conn: psycopg.Connection[Any], database: Database) -> Tables:
     differences = drift(conn, database)
     found: dict[str, Unsynced] = {}
     for table in sorted(database.torn & database.tables.keys()):
-        text = "what was written to it by SQL could not be brought into the log; remove it and add it anew"
+        text = "writes to it by SQL could not be brought into the log; remove it and add it anew"
         found[table] = Unsynced(table, WhyUnsynced.TORN, text)
     for one in differences:
         if one.stops:
             text = f"{one.text}; it is not what was registered: remove it and add it anew"
             found.setdefault(one.table, Unsynced(one.table, WhyUnsynced.CHANGED, text))
     for table in sorted(database.uncaptured & database.tables.keys()):
-        text = "what is written to it by SQL reaches no device: turn its capture on again"
+        text = "writes to it by SQL reach no device: turn its capture on again"
         found.setdefault(table, Unsynced(table, WhyUnsynced.CAPTURE_OFF, text))
     notes = tuple(one for one in differences if not one.stops)
     return Tables(tuple(found[table] for table in sorted(found)), notes)
@@ -69,4 +69,4 @@ COMMANDS: Mapping[WhyUnsynced, tuple[str, ...]] = MappingProxyType(
         WhyUnsynced.CAPTURE_OFF: ("anabranch table capture on {database} {table}",),
     }
 )
-"""What puts an end to it; names are put in as a shell takes them."""
+"""The commands that sync the table again; names are put in as a shell takes them."""
