@@ -189,8 +189,8 @@ def delete_of(conn: Connection, database_id: int, xid: int, after: int, up_to: i
 
 
 def key_bytes(image: bytes, places: Sequence[int]) -> tuple[bytes, ...]:
-    """The key's columns of a captured row (see ``capture_rows``), without asking what they are: equal where the keys
-    are. ``places``: which of the row's columns they are. An integer may have become a wider one between two images."""
+    """The bytes of a captured row's key columns (see ``capture.rows``), not decoded: equal where the keys are equal.
+    ``places``: the key's places among the row's columns. An integer may have become a wider one between two images."""
     found: dict[int, bytes] = {}
     at = 4
     for place in range(max(places) + 1):

@@ -1,7 +1,7 @@
 """Rows as the capture triggers wrote them, back to cells.
 
 ``anabranch.captured`` holds whole rows as ``record_send`` makes them: 32 bit number of columns, then for each the oid
-of its type, 32 bit length (-1 is NULL) and bytes. Nobody but Postgres can read every type, so the images go back to it
+of its type, 32 bit length (-1 is NULL) and bytes. Only Postgres can read every type, so the images go back to it
 as one array of the table's row type, and come out as the columns that any other reader selects: cells are exactly those
 of ``rows.TableSql.read``.
 

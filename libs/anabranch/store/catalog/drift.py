@@ -48,7 +48,7 @@ async def adrift(conn: psycopg.AsyncConnection[Any], database: Database) -> list
 
 
 def stopped_tables(differences: Iterable[Drift]) -> dict[str, str]:
-    """The tables that can't be synced as they are, each with the first reason and what to do about it."""
+    """The tables that can't be synced as they are, each with the first reason and its remedy."""
     stopped: dict[str, str] = {}
     for difference in differences:
         if difference.stops:

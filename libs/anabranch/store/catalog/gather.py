@@ -331,7 +331,7 @@ def _patiently(limits: RegistrationLimits, table: str, work: Callable[[], _R]) -
     """Do ``work`` as soon as its locks are free. Each attempt is short, because later sessions wait behind it.
 
     Raises:
-        RegistrationError: BUSY, or what ``work`` raises.
+        RegistrationError: BUSY, or an error of ``work``.
     """
     retrying = Retrying(
         retry=retry_if_exception_type((psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)),

@@ -14,7 +14,7 @@ from anabranch.store.session.steps import Statement, Steps
 
 
 class Sure(NamedTuple):
-    """``refuses_null``: a NULL is refused, whoever writes it. ``base_type``: of a domain the type under it, with its
+    """``refuses_null``: a NULL is refused from any writer. ``base_type``: of a domain the type under it, with its
     modifiers; else "". ``labels``: of an enum, or of an array of one, in their order."""
 
     refuses_null: bool

@@ -3,9 +3,9 @@ that could not be drained.
 
 A batch or a table may be at fault only where others pass. While Postgres refuses every group (a full disk, a standby, a
 trigger or a lock on our own tables, sessions that are ended again and again), a batch that is tried alone fails as
-well, and shows nothing. So a group without a batch is tried on the same session: it writes a record of every kind to
+well, and proves nothing. So a group without a batch is tried on the same session: it writes a record of every kind to
 our tables and is rolled back. Its records are of no table, so that one which is at fault can't refuse them. It touches
-no table of the application, and nobody sees it.
+no table of the application, and no session sees it.
 """
 
 from __future__ import annotations

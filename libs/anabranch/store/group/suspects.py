@@ -38,7 +38,7 @@ row. The constraints of domains and generated columns are not among them, nor is
 function may write, so it may run only where a row is written."""
 
 Places = Callable[[], list[int]]
-"""Gives the answer: places in the sequence that was asked about."""
+"""Returns the answer: places in the sequence that was asked about."""
 
 
 @dataclass(frozen=True, slots=True)

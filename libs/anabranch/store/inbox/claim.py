@@ -34,7 +34,7 @@ from weakref import WeakKeyDictionary
 import psycopg
 
 from anabranch.store.inbox.take import HEAD, Head
-from anabranch.store.session.binary import dedicate, run
+from anabranch.store.session.binary import devote, run
 from anabranch.store.session.channels import CATALOG_CHANNEL, CLAIM_LOCK_CLASS, INBOX_CHANNEL
 from anabranch.store.session.engine import CONNECT_S, SessionOptions, connect
 from anabranch.store.session.patience import bear
@@ -160,7 +160,7 @@ def open_session(url: str, options: SessionOptions) -> Connection:
     _young_s[conn] = deadlock_ms / 4_000
     conn.execute(LIMIT_TRANSACTIONS, {"ms": str(TRANSACTION_STATEMENTS * options.statement_timeout_ms)})
     conn.autocommit = False
-    dedicate(conn)
+    devote(conn)
     # At once, and not after some uses: only then the driver looks whether a statement came to be prepared. One of an
     # aborted pipeline did not, and would be missing ever after.
     conn.prepare_threshold = 0

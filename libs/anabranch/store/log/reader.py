@@ -185,7 +185,7 @@ async def read_stretch(
     async with conn.pipeline():
         stretch, floor = _cursor(conn), _cursor(conn)
         await stretch.execute(STRETCH, parameters, prepare=True, binary=True)
-        # A statement of its own sees what was committed while the first one ran.
+        # A statement of its own sees the commits made while the first one ran.
         await floor.execute(FLOOR, parameters[:1], prepare=True, binary=True)
         rows = await stretch.fetchall()
         state = await floor.fetchone()

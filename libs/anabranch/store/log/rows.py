@@ -39,7 +39,7 @@ def effects_by_row(conn: Connection, database_id: int, table_id: int) -> Iterato
                 key = row_key
                 found.append((row_key, []))
             found[-1][1].append(effect)
-        # The last one may go on in what is fetched next.
+        # The next fetch may continue the last one.
         whole = found[:-1] if fetched else found
         if whole:
             yield whole

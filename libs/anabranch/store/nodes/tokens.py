@@ -60,7 +60,7 @@ class NodeRow:
     last_call: frozenset[str]
 
 
-# The calls as rows; ``calls`` gives its parameters.
+# The calls as rows; ``call_columns`` makes the parameters.
 CALLS = """
 select * from unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bytea[],
                      $8::bytea[], $9::bigint[], $10::text[], $11::bigint[])

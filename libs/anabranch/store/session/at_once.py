@@ -24,7 +24,7 @@ _WRITES = re.compile(rb"\s*(insert|update|delete)\b")
 
 
 class _Part(NamedTuple):
-    """A statement with ``$1`` and what follows, and its parameters."""
+    """A statement with placeholders from ``$1`` on, and its parameters."""
 
     statement: bytes
     parameters: Sequence[Parameter]

@@ -2,11 +2,11 @@
 
 Three things can be done about a statement that failed. BLAME: one of the batches in the wave is at fault;
 replay them one by one, and reject the one that fails alone. RESTART: the view that was decided on is out of
-date; start again from the locks. RETRY: nobody's data is at fault; roll back and try again.
+date; start again from the locks. RETRY: no batch's data is at fault; roll back and try again.
 
 * 22, 23, 42, 44, 54 (data, constraint, access rule, check option, program limit): BLAME.
 * P0, and any class that Postgres does not have: BLAME; a function of the application raised it.
-* 23505 on a primary key: RESTART; the row was not there when it was looked for, so somebody wrote in between.
+* 23505 on a primary key: RESTART; the row was not there when it was looked for, so another session wrote in between.
 * 08, 40, 53, 55, 57, 58 and the rest (connection, deadlock, resources, operator): RETRY.
 * Any error on our own tables: RETRY; an error in schema ``anabranch`` is a fault of this product, never of a batch.
 

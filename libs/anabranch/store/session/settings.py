@@ -29,7 +29,7 @@ _ALIVE = "how long a session lives is ours to say"
 _MEANING = "a statement means the same everywhere"
 _DEFINITIONS = "texts of types and expressions are compared"
 _BEGIN = "each transaction says itself when it differs"
-_PLAIN = "what an application's own triggers print in our sessions is the same on every server"
+_PLAIN = "the texts that an application's own triggers print in our sessions are the same on every server"
 
 FIXED: Mapping[str, Fixed] = MappingProxyType(
     {
@@ -163,7 +163,7 @@ HARMLESS: Mapping[str, Sequence[str]] = MappingProxyType(
             "recursive_worktable_factor",
             "seq_page_cost",
         ),
-        "memory and files; what is not enough ends in an error that says so": (
+        "memory and files; where they don't suffice, an error says so": (
             "commit_delay",
             "commit_siblings",
             "backend_flush_after",
@@ -261,12 +261,12 @@ HARMLESS: Mapping[str, Sequence[str]] = MappingProxyType(
             "password_encryption",
             "scram_iterations",
         ),
-        "what the application's own code means by it": (
+        "the application's own code depends on it": (
             "default_text_search_config",
             "timezone_abbreviations",
         ),
         "an order where none is asked for": ("synchronize_seqscans",),
-        "code that whoever runs the server has loaded": (
+        "code that the server's operator has loaded": (
             "dynamic_library_path",
             "extension_control_path",
             "extension_destdir",
@@ -279,7 +279,7 @@ HARMLESS: Mapping[str, Sequence[str]] = MappingProxyType(
             "wal_sender_timeout",
         ),
         "a resolver reads it, and waits less": ("deadlock_timeout",),
-        "for whoever debugs a server": ("debug_discard_caches", "debug_invalidate_system_caches_always"),
+        "for debugging a server": ("debug_discard_caches", "debug_invalidate_system_caches_always"),
         "neither a database nor a role can have it": ("ignore_system_indexes", "post_auth_delay"),
         "begun anew with each transaction": (
             "transaction_deferrable",

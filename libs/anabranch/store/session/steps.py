@@ -1,4 +1,4 @@
-"""One text for a synchronous and an asynchronous session: work as a generator that yields statements.
+"""One implementation for a synchronous and an asynchronous session: work as a generator that yields statements.
 
 A function that needs several statements yields each and is sent its rows; ``run`` and ``arun`` put them to a
 connection, all in one transaction (in a savepoint where the caller has one open).
@@ -26,7 +26,7 @@ Steps: TypeAlias = Generator[Statement, Rows, _R]
 
 
 def run(conn: psycopg.Connection[Any], steps: Steps[_R]) -> _R:
-    """Put the statements of ``steps`` to ``conn`` one after the other; gives what ``steps`` returns."""
+    """Put the statements of ``steps`` to ``conn`` one after the other; return the result of ``steps``."""
     with conn.transaction(), conn.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
         try:
             statement = next(steps)
