@@ -114,7 +114,7 @@ class EffectDecoder:
             yield Form(rows, effect.type, _changed(self._table, effect), cells)
 
     def _places(self, effect: change_pb2.Effect) -> list[int]:
-        """Where its columns stand. Raises ValueError: the table has no such column."""
+        """The places of its columns in the table. Raises ValueError: the table has no such column."""
         unknown = [name for name in effect.columns if name not in self._table.index]
         if unknown:
             raise ValueError(f"there is no column {unknown[0]}")

@@ -48,7 +48,7 @@ class Unit:
 
     @property
     def route(self) -> Route:
-        """How rows get to its parts."""
+        """The way of rows to its parts."""
         return Route(self.shape.table, self.first, self.parts)
 
 

@@ -32,7 +32,7 @@ class ResolverSettings(ServiceSettings):
     poll_interval_ms: int = Field(500, ge=10)
     """How often the resolver looks for work that no notification has reported."""
     captured_poll_interval_ms: int = Field(200, ge=1)
-    """How often captured changes are looked for where none came for long; while they come it is every few
+    """The interval of looks for captured changes where none came for long; while they come it is every few
     milliseconds."""
     busy_ms: int = Field(100, ge=1)
     """How long a batch rests whose row another session has locked."""
@@ -48,7 +48,7 @@ class ResolverSettings(ServiceSettings):
 
 
 def group_options(settings: ResolverSettings) -> SessionOptions:
-    """How long statements of groups may take, and wait."""
+    """The time limits of a group's session: for statements, for locks, and for silence."""
     return session_options(
         statement_timeout_ms=settings.group_statement_timeout_ms,
         lock_timeout_ms=settings.group_lock_timeout_ms,

@@ -1,4 +1,4 @@
-"""How many rows a statement takes, and removal by such statements.
+"""Decides how many rows a statement takes, and removes rows by such statements.
 
 It begins at the most; a statement that runs into its time limit halves it, and each that takes less than a fifth of
 that doubles it again. So a slow disk or a busy server gets smaller pieces, and even with one row a statement there is

@@ -22,7 +22,7 @@ class SnapshotSettings(ServiceSettings):
     poll_interval_ms: int = Field(1_000, ge=10)
     """How often the log is looked at where no notification reports a change."""
     heartbeat_ms: int = Field(3_000, ge=50)
-    """How often a subscriber hears of the settled position and the sums."""
+    """How often a subscriber gets the settled position and the sums."""
     subscriber_queue_bytes: int = Field(4 * 1024 * 1024, ge=1)
     """Pages that wait for one subscriber; beyond, it goes back to paging."""
     recent_pages_bytes: int = Field(8 * 1024 * 1024, ge=1)

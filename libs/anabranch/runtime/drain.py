@@ -1,4 +1,4 @@
-"""How a server's calls end when it stops.
+"""Ends a server's calls when it stops.
 
 gRPC sends GOAWAY on each connection when the server takes no more calls. But it cancels, without a reason (CANCELLED),
 every call that its caller sent before it read the GOAWAY and that is in no handler yet: the calls that wait in gRPC's

@@ -1,4 +1,4 @@
-"""How a call fails: a gRPC status with exactly one ErrorInfo, whose reason is one of ``anabranch.v1.Reason``.
+"""Failures of calls: a gRPC status with exactly one ErrorInfo, whose reason is one of ``anabranch.v1.Reason``.
 
 Code below a servicer raises ``CallError``; the interceptor turns it into the status. Where a context is at
 hand, ``abort`` does the same. The gRPC code follows from the reason, by the table here, so that it is the

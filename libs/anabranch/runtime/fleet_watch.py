@@ -90,7 +90,7 @@ class FleetWatch:
 
 
 def last_objection(log: str) -> str:
-    """Why a service is not ready, as the end of its log says."""
+    """Return why a service is not ready, by the last objection in its log."""
     for line in reversed(log.splitlines()):
         try:
             said = json.loads(line)

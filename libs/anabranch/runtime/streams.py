@@ -46,7 +46,7 @@ class Streams:
         self.cut_off = False
         """Whether unary calls were cancelled because the drain is over."""
         self.taken = 0
-        """How many calls, of any kind, have come so far."""
+        """The number of calls, of any kind, that have come so far."""
         self._moving: Callable[[OpenStream], bool] = lambda stream: False
         self._stopping = stopping
         self.told = asyncio.Event()
@@ -115,5 +115,5 @@ class Streams:
 
 
 def moving() -> CallError:
-    """How a stream or call ends because this server stops."""
+    """Return the failure of a stream or call that ends because this server stops."""
     return CallError(errors_pb2.REASON_UNAVAILABLE, "this server is stopping: connect again")

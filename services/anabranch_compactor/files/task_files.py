@@ -21,7 +21,7 @@ DELTA, MERGED = "delta", "merged"
 
 @dataclass(frozen=True, slots=True)
 class TaskPlace:
-    """Where a run's files go (``folder``: that of the epoch, as Hadoop takes it), and what position they are of."""
+    """The place of a run's files (``folder``: that of the epoch, as Hadoop takes it), and the position they are of."""
 
     folder: str
     run_id: str

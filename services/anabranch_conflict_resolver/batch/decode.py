@@ -67,7 +67,7 @@ class Decoded:
 
 
 class _Shape:
-    """How to read the rows of one table that a mutation of one type gives with certain columns."""
+    """Reads the rows of one table that a mutation of one type gives with certain columns."""
 
     __slots__ = (
         "arms",

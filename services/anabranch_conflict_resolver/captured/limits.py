@@ -1,4 +1,4 @@
-"""How many captured changes a group takes at once."""
+"""The limits of the captured changes that a group takes at once."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a transaction came from."""
+    """The origin of a transaction: its number, its role and its application."""
 
     xid: int
     role: str
@@ -203,5 +203,5 @@ class Drained:
 
     @property
     def changes(self) -> int:
-        """How many changes were taken."""
+        """The number of changes that were taken."""
         return max(len(self.ids), sum(batch.ordinal for batch in self.batches))

@@ -75,7 +75,7 @@ class Cache:
     ``read_ahead`` while the payload's hash is its own. ``shape`` is the tables' fingerprint when they were compiled,
     and ``looked_s`` when that was last looked at (``time.monotonic``): after a failure, and every ``_LOOK_S``.
 
-    How the next group goes about it: ``more``: the last one was full. ``last_principal``: whose batch it took last.
+    For the next group: ``more``: the last one was full. ``last_principal``: the owner of the batch that it took last.
     ``all_may_cause``: any table may have got a trigger that causes other changes since its schema was read.
     ``optimistic``: the last one caused no changes beside what it wrote. ``expects_bad``: it had batches that a
     constraint refused. ``outstanding``: the backlog of captured changes, while there is one. ``undertaken``: what the

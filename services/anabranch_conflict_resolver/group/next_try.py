@@ -173,7 +173,7 @@ TABLE: Mapping[Why, Callable[[Tried], _Next]] = MappingProxyType(
         Why.REFUSED: _look_for_bad,
     }
 )
-"""Which setback leads to which next try."""
+"""The function that gives the next try, by the reason of the setback."""
 
 
 def is_in_company(candidates: Sequence[Candidate], results: Sequence[Result]) -> bool:

@@ -35,5 +35,5 @@ class Outcome:
 
     @property
     def decided(self) -> int:
-        """How many batches got a verdict."""
+        """The number of batches that got a verdict."""
         return sum(not isinstance(result, Waiting) for result in self.results)

@@ -42,7 +42,7 @@ class Why(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Setback:
-    """``batches``: the ids of those that it befell, where not all of them; ``writes``: of each the write that had no
+    """``batches``: the ids of those that it affects, where not all of them; ``writes``: of each the write that had no
     effect. ``waited``: the statement waited too long for a lock. ``caused``: the rows that were changed without being
     named, with their keys."""
 
