@@ -15,7 +15,7 @@ import grpc
 
 
 class SharedChannel(grpc.Channel):
-    """``closed`` tells whether it was closed; then no method can be looked up."""
+    """``closed`` says whether it was closed; then no method can be looked up."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._channel = channel

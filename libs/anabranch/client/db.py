@@ -150,7 +150,7 @@ class SyncedDb:
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """End syncing; what is queued stays. The file can still be read and written, and started again."""
+        """End syncing; queued batches stay. The file can still be read and written, and started again."""
         if self._loop is not None:
             self._loop.stop(self._remote.close)
             self._loop = None
@@ -184,7 +184,7 @@ class SyncedDb:
             raise SyncedElsewhere(f"{self._file.path} is synced by another process")
 
     def flush(self, timeout_s: float = _FLUSH_S) -> bool:
-        """Send what is queued and wait for the verdicts; gives whether all came in time.
+        """Send the queued batches and wait for the verdicts; return whether all came in time.
 
         Raises:
             CallFailed: the server can't be reached or refuses; everything is still queued.
@@ -207,7 +207,7 @@ class SyncedDb:
             self._row_check.begin()
 
     def sync(self, timeout_s: float = _FLUSH_S) -> bool:
-        """``flush``, then ``read``; gives whether every batch has its verdict. Raises as both do."""
+        """``flush``, then ``read``; return whether every batch has its verdict. Raises as both do."""
         done = self.flush(timeout_s)
         self.read()
         return done
@@ -252,7 +252,7 @@ class SyncedDb:
     def _require_pulled(self, what: str) -> None:
         """Raise NotReady before the first pull is complete: which tables and rows there are is not known."""
         if self._file.current().pulls == 0:
-            raise NotReady(f"{what}: the first pull is not complete; start() waits for it, on_state tells of it")
+            raise NotReady(f"{what}: the first pull is not complete; start() waits for it, on_state reports it")
 
     def clear(self) -> None:
         """Make the file empty and a new node, for any principal that logs in next. Rows, queues and dead letters are
@@ -306,8 +306,7 @@ class SyncedDb:
         self._committed(batch)
 
     def _ask(self, tx: Tx, table: str) -> DeviceTable | None:
-        """The server's present description of a table, None where it can't be asked at once: the batch holds up all
-        other writers."""
+        """The server's present description of a table, None if it can't be asked at once: other writers wait."""
         if self._loop is None or not self._loop.is_online:
             return None
         return ask(tx, table, lambda request: self._remote.describe(request, timeout_s=_ASK_S))
@@ -380,8 +379,7 @@ class SyncedDb:
         return self._listeners.listen(self._listeners.change, callback)
 
     def on_conflict(self, callback: Callable[[ConflictEvent], None]) -> Callable[[], None]:
-        """Call ``callback`` where an own batch met others' changes: a value lost, the batch was merged, or it was
-        rejected."""
+        """Call ``callback`` where an own batch met others' changes: a lost value, a merge or a rejection."""
         return self._listeners.listen(self._listeners.conflict, callback)
 
     def on_state(self, callback: Callable[[State], None]) -> Callable[[], None]:
@@ -399,7 +397,7 @@ class SyncedDb:
 
     def replay(self, letter_id: str, set: Mapping[str, Any] | None = None, leave_out: Collection[str] = ()) -> str:
         """Write a dead letter again as a new batch, with the values in ``set`` in the place of its own and without the
-        columns ``leave_out``; gives the new batch's id.
+        columns ``leave_out``; return the new batch's id.
 
         Raises:
             ValueError: there is no such letter, or ``set`` or ``leave_out`` does not fit it.
@@ -455,7 +453,7 @@ class SyncedDb:
         return conflicts.pages(self._file, self._remote, first)
 
     def restore(self, *lost: Conflict | ConflictEvent) -> str:
-        """Put values that lost a conflict back, as a new batch; gives its id ("" inside a batch).
+        """Put values that lost a conflict back, as a new batch; return its id ("" inside a batch).
 
         Raises:
             ValueError: a value is not known, or does not fit its column any more.

@@ -51,7 +51,7 @@ class SyncedElsewhere(ClientError):
 
 class CallFailed(ClientError):
     """A call to the server failed. ``reason`` is a name of ``anabranch.v1.Reason`` without its prefix, or "" where the
-    server gave none; ``code`` is the gRPC code's name. ``again`` tells whether the same call may succeed later."""
+    server gave none; ``code`` is the gRPC code's name. ``again`` says whether the same call may succeed later."""
 
     def __init__(self, code: str, reason: str, message: str, again: bool) -> None:
         super().__init__(f"{reason or code}: {message}")

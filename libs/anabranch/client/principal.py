@@ -8,7 +8,7 @@ import json
 
 
 def subject_of(token: str | None) -> str | None:
-    """The subject that a JWT names, unverified (the server verifies); None for an API key, which names nobody. It only
+    """The subject that a JWT names, unverified (the server verifies); None for an API key, which names none. It only
     serves to notice another login before a call is made; the server's answer decides."""
     parts = (token or "").split(".")
     if len(parts) != 3:

@@ -75,8 +75,7 @@ class Tls:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether "host:port" stays on this machine, judged by the text: a name that only begins like a loopback one does
-    not."""
+    """Whether "host:port" stays on this machine, judged by the whole text and not by its beginning."""
     if address.startswith("unix:"):
         return True
     host = address.rpartition(":")[0].strip("[]")

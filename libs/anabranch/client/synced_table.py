@@ -41,7 +41,7 @@ class SyncedTable:
         self._write = write
 
     def insert(self, rows: Rows) -> str:
-        """Add a row, or rows. Gives the batch's id ("" inside a batch). Raises RowExists, too."""
+        """Add a row, or rows; return the batch's id ("" inside a batch). Raises RowExists, too."""
         return self.insert_with_undo(_list(rows))
 
     def update(self, rows: Rows) -> str:

@@ -30,8 +30,7 @@ _ROWS = 50_000
 
 
 class EvidenceError(ServerError):
-    """A file that replaces a part of the log is missing, can't be read, or is not as published. The message names the
-    file."""
+    """A file that replaces a part of the log is missing, unreadable or not as published. The message names it."""
 
 
 def manifest_folder(root: str, manifest: Manifest) -> tuple[fs.FileSystem, str]:

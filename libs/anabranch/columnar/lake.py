@@ -133,8 +133,7 @@ class LakeTable:
 
 
 def _is(table: Table, codecs: Sequence[FileCodec], names: Sequence[str], key: Key) -> ds.Expression:
-    """A filter for rows that may have a key. A value that a column can't hold is NULL there, and is compared after
-    reading."""
+    """A filter for rows that may have a key. A value that a column can't hold is NULL; it is compared after reading."""
     found: ds.Expression | None = None
     for i, cell in zip(table.key_index, key, strict=True):
         values, exact = codecs[i].write([cell])

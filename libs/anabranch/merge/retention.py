@@ -14,8 +14,7 @@ _DAY_MS = 86_400_000
 LEAST_KEPT_DAYS = 30
 """Days for which verdicts and tombstones are kept at least, whatever the retention window is."""
 LEFTOVER_MS = 3_600_000
-"""A batch that has its verdict and still stands in the inbox was sent twice; its second stay ends after so many
-milliseconds."""
+"""A batch with a verdict that is still in the inbox was sent twice; its second stay ends after so many milliseconds."""
 
 
 class Hold(IntEnum):
@@ -78,8 +77,7 @@ class RetentionPlan:
 
 
 def absent_before_ms(now_ms: int, absence_days: int) -> int:
-    """The time, in milliseconds since 1970, that separates nodes by their last call: earlier ones don't hold the
-    floor."""
+    """The time in milliseconds since 1970; nodes that were last seen before it don't hold the floor."""
     return now_ms - absence_days * _DAY_MS
 
 

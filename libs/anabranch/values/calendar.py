@@ -182,8 +182,7 @@ def parse_timestamp(text: str, *, zone: bool = True) -> int | Literal:
 
 
 def without_offset(text: str) -> str:
-    """The text of a timestamp without time zone, without its offset where it has one, because the offset does not
-    count."""
+    """The text of a timestamp without time zone, without its offset if it has one: an offset does not count."""
     try:
         us = timestamp_us(text, zone=False)
     except ValueError:

@@ -211,8 +211,7 @@ _NO_TEXT_ESCAPE = re.compile(r"\\u(?:0000|d[89a-f])", re.IGNORECASE)
 
 
 def _jsonb(value: Any) -> Cell:
-    """As for JSON, but without escapes of characters that no text of Postgres holds: jsonb reads them, json does
-    not."""
+    """As for JSON, but escapes that no text of Postgres can hold are refused: jsonb decodes them, json does not."""
     cell = _json(value)
     if isinstance(cell, str) and _NO_TEXT_ESCAPE.search(cell):
         pending: list[Any] = [json.loads(cell)]

@@ -145,13 +145,12 @@ _LOAD: ByKind[Convert | None] = ByKind(
 
 
 def storer(column: Column) -> Convert | None:
-    """The function that converts a cell of ``column`` to the value that SQLite holds, or None where that is the cell
-    itself."""
+    """The function that converts a cell of ``column`` to the value in SQLite, or None where that is the cell itself."""
     return _store_array(column.element_kind or Kind.STRING) if column.kind is Kind.ARRAY else _STORE[column.kind]
 
 
 def loader(column: Column) -> Convert | None:
-    """The function that converts the value that SQLite holds to the cell, or None where they are the same.
+    """The function that converts the value in SQLite to the cell, or None where they are the same.
 
     The function raises ValueError or KeyError where an array's text does not have the form that ``storer`` makes."""
     return _load_array(column.element_kind or Kind.STRING) if column.kind is Kind.ARRAY else _LOAD[column.kind]

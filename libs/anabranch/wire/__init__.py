@@ -1,2 +1,1 @@
-"""Convert between the contract's messages and the forms of rules and log; single values:
-``anabranch.values.messages``."""
+"""The contract's messages from and to the forms of rules and log; single values: ``anabranch.values.messages``."""

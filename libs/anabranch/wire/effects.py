@@ -79,8 +79,7 @@ class EffectParts:
         return head, (*self._key, *changed), self._encoder.places(changed), names
 
     def none(self, key: Sequence[Cell]) -> Effect:
-        """The effect of a batch that touched the row of ``key`` (cells in the key's order) and changed nothing; the row
-        may not exist."""
+        """The effect of a batch that left the row of ``key`` (cells in its order) unchanged; it may not exist."""
         fields = [b""] * len(self._writers)
         parts = [self._head[NONE]]
         for i, cell in zip(self._key, key, strict=True):

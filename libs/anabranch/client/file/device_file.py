@@ -267,10 +267,10 @@ class DeviceFile:
         if not self._lock.acquire(blocking=False):
             self.require_free()
             if not self._lock.acquire(timeout=WAIT_S):
-                who = "somebody" if self._holder is None else self._holder.name
+                who = "other code" if self._holder is None else self._holder.name
                 raise BatchState(
                     f"{who} has had a batch open for more than {WAIT_S:.0f} s: "
-                    f"nobody else can write until its block ends"
+                    f"no other code can write until its block ends"
                 )
         try:
             yield
@@ -321,8 +321,7 @@ class DeviceFile:
         return self._read_with("ours", _ReadConnection)
 
     def app_reader(self) -> sqlite3.Connection:
-        """A connection for the app's queries: the thread's own, or the open transaction's. The app handles its
-        cursors."""
+        """A connection for the app's queries: the thread's own, or the transaction's. The app closes its cursors."""
         return self._read_with("app", _AppConnection)
 
     def _read_with(self, name: str, factory: type[sqlite3.Connection]) -> sqlite3.Connection:

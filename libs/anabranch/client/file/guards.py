@@ -3,9 +3,9 @@ program's) would change the rows, but nothing would be queued, so that the serve
 repair would undo it.
 
 ``_db_writer.open`` distinguishes our own writes from all others. A transaction of ours sets it before its first write
-of rows and clears it before its COMMIT: SQLite has one writer at a time, and nobody else ever sees it set; a crash
-undoes it with the rest. A write of many rows drops the triggers and creates them again inside its transaction, which is
-cheaper than to pass them row by row. ``_db_writer.refuse`` holds the app's choice.
+of rows and clears it before its COMMIT: SQLite has one writer at a time, and no other transaction ever sees it set; a
+crash undoes it with the rest. A write of many rows drops the triggers and creates them again inside its transaction,
+which is cheaper than to pass them row by row. ``_db_writer.refuse`` holds the app's choice.
 
 Inside our own transactions the triggers of the app run as for any connection, and may write to the app's own tables. A
 trigger's write to a synced table would not be queued, like a foreign write: ``Authorizer`` refuses the statement that
@@ -90,8 +90,7 @@ class Authorizer:
         return sqlite3.SQLITE_DENY
 
     def explain(self, error: BaseException) -> BaseException:
-        """Return TriggerWrites if ``error`` is SQLite's error for a refusal by this authorizer; else ``error``
-        itself."""
+        """Return TriggerWrites if ``error`` is SQLite's error for a refusal by this object; else ``error`` itself."""
         if not isinstance(error, sqlite3.Error) or getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_AUTH:
             return error
         trigger, table = self._refused

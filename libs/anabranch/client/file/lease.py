@@ -62,5 +62,5 @@ def _locked(path: Path) -> sqlite3.Connection | None:
             lock.close()
         if getattr(error, "sqlite_errorcode", 0) & _PRIMARY == sqlite3.SQLITE_BUSY:
             return None
-        raise FileFailed(f"{path}, the lock of whoever syncs the device's file, can't be taken: {error}") from error
+        raise FileFailed(f"{path}, the lock for syncing the device's file, can't be taken: {error}") from error
     return lock

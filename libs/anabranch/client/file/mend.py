@@ -20,8 +20,7 @@ _CHANGED = "another program has changed or dropped the table in the file"
 
 
 def mend(conn: sqlite3.Connection, refuse: bool | None) -> None:
-    """Mend the file, inside a transaction. ``refuse``: whether foreign writes are refused from now on; None leaves that
-    as it is."""
+    """Mend the file, in a transaction. ``refuse``: whether to refuse foreign writes from now on; None: no change."""
     conn.execute("UPDATE _db_writer SET open = 0 WHERE open")
     if refuse is not None:
         conn.execute("UPDATE _db_writer SET refuse = ? WHERE refuse != ?", (refuse, refuse))

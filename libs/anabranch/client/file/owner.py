@@ -1,10 +1,10 @@
 """The owner of a file: rows are shown to a user, and queued for one, only if the file is known to be theirs.
 
-A JWT names its subject, and changes by the hour: the file keeps the subject. An API key names nobody: the file keeps
-digests of the last few that the server knows as its principal's, keyed by random bytes of the file's own, and never a
-key. Any other key may be the same principal's next key or another person's: the server knows, and is asked before
-anything is shown; without a connection such a key is refused. All this separates people who share a device; it does not
-protect the file from a person who can read it directly.
+A JWT names its subject, and changes by the hour: the file keeps the subject. An API key names no subject: the file
+keeps digests of the last few that the server knows as its principal's, keyed by random bytes of the file's own, and
+never a key. Any other key may be the same principal's next key or another person's: the server knows, and is asked
+before anything is shown; without a connection such a key is refused. All this separates people who share a device; it
+does not protect the file from a person who can read it directly.
 """
 
 from __future__ import annotations
@@ -103,8 +103,7 @@ class Owner:
 
     @contextmanager
     def heeding(self) -> Iterator[None]:
-        """Let the server's answer to the block's call decide whose the file is, where the token itself does not say
-        it."""
+        """Let the server's answer to the block's call decide whose the file is, where the token does not say it."""
         try:
             yield
         except WrongPrincipal as error:
@@ -131,5 +130,5 @@ class Owner:
             self._refusal = None
 
     def forget(self) -> None:
-        """Note that the file is empty, and may be anybody's."""
+        """Note that the file is empty, and may belong to any principal."""
         self._refusal = ""

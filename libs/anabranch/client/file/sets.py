@@ -12,8 +12,7 @@ _CHUNK = 512
 def select_in(
     conn: sqlite3.Connection, sql: str, values: Iterable[Any], before: Sequence[Any] = ()
 ) -> list[tuple[Any, ...]]:
-    """All rows of ``sql``, whose ``{in}`` stands for a list of ``values``; ``before`` holds the parameters ahead of
-    it."""
+    """All rows of ``sql``, whose ``{in}`` stands for a list of ``values``; ``before``: the parameters ahead of it."""
     rows: list[tuple[Any, ...]] = []
     for sql_part, parameters in _parts(sql, values, before):
         rows += conn.execute(sql_part, parameters).fetchall()

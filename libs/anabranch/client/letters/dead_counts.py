@@ -58,8 +58,7 @@ class DeadLetterCounts:
 
 
 def _about(conn: sqlite3.Connection, batch_id: str) -> _Subject:
-    """The reason why a batch was refused, and the table that it concerns: that of the refused mutation, else of the
-    first."""
+    """The reason of a refusal, and the table that it concerns: that of the refused mutation, else of the first."""
     row = conn.execute("SELECT verdict, value FROM _db_mutations_queue_dead WHERE id = ?", (batch_id,)).fetchone()
     if row is None:
         return errors_pb2.REASON_UNSPECIFIED, ""

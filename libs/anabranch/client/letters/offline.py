@@ -63,7 +63,7 @@ class DeadQueue:
         raise ValueError(f"no table of the letter has a column {column!r}")
 
     def replay(self, letter: DeadLetter, changes: Mapping[str, Any], leave_out: Collection[str]) -> str:
-        """``SyncedDb.replay``; gives the new batch's id."""
+        """``SyncedDb.replay``; return the new batch's id."""
         with self._file.transaction() as tx:
             builder = BatchBuilder(tx, {})
             dead.replay(tx, builder, letter.id, changes, leave_out)

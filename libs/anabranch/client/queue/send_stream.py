@@ -1,5 +1,4 @@
-"""The requests of a long flush: many batches a request, a bounded number of batches without a verdict, large batches in
-parts."""
+"""The requests of a long flush: many batches a request, large ones in parts, a bounded number without a verdict."""
 
 from __future__ import annotations
 

@@ -35,8 +35,7 @@ _CALL_ENVELOPES = 500
 _CALL_BYTES = 1_000_000
 _ASK_AGAIN_S = 0.05
 _ASK_FOR_AWAITING_S = 60.0
-"""Seconds between questions for batches that wait for a row: the batch that brings it comes from this device, or
-never."""
+"""Seconds between questions for batches that wait for a row: only a batch of this device can bring it."""
 _MENDED = 4
 """How many times a flush begins anew after a fork or a rewind."""
 _VERDICTS_ASKED = 1_000
@@ -94,7 +93,7 @@ class Sender:
 
     def flush(self, timeout_s: float, only: Sequence[str] | None = None) -> bool:
         """Send the batches without a verdict and wait for the verdicts, ``timeout_s`` at most; batches that are queued
-        meanwhile are left for the next flush. ``only``: these batches alone, in one call. Gives whether all have
+        meanwhile are left for the next flush. ``only``: these batches alone, in one call. Return whether all have
         verdicts.
 
         Raises:

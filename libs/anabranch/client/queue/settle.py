@@ -142,8 +142,7 @@ def tell_verdicts(tx: Tx, ids: Sequence[str]) -> None:
 
 
 def tell_merged(tx: Tx, verdicts: Sequence[verdict_pb2.Verdict]) -> None:
-    """Publish the merges in these new verdicts, which no log will report: another node's changes stand beside the
-    batch's."""
+    """Publish the merges in new verdicts, which no log reports: another node's changes stand beside the batch's."""
     for verdict in verdicts:
         _tell(tx, verdict, _IN_VERDICTS_ALONE)
 
@@ -215,8 +214,7 @@ def _refused(tx: Tx, verdict: verdict_pb2.Verdict) -> ConflictEvent:
 def shown_values(
     table: DeviceTable | None, columns: Sequence[str], values: Sequence[value_pb2.Value]
 ) -> dict[str, Any]:
-    """Given values by column, as a read gives them; values that today's table can't hold are given as they were
-    sent."""
+    """Given values by column, as a read gives them; values that today's table can't hold are as they were sent."""
     out: dict[str, Any] = {}
     for name, value in zip(columns, values, strict=False):
         if value.WhichOneof("kind") is None:
@@ -248,8 +246,7 @@ def counted_in(tx: Tx, pendings: Pendings, newest_ms: int) -> None:
 
 
 def pulled(tx: Tx, pendings: Pendings) -> None:
-    """Remove accepted batches from the queue whose verdicts the last pull covers: no log that is read from now on shows
-    them."""
+    """Remove accepted batches from the queue that the last pull covers: the log after it doesn't show them."""
     (position,) = tx.conn.execute("SELECT min(first_ms) FROM _db_tables WHERE stage != 'new'").fetchone()
     ids = statements.covered(tx.conn, position or 0)
     if not ids:

@@ -82,8 +82,7 @@ def envelope(conn: sqlite3.Connection, batch_id: str) -> Queued | None:
 
 
 class InQueue(NamedTuple):
-    """A batch of the queue with the fields that the overlay needs. ``position_ms``: that of its verdict, None
-    before."""
+    """A batch of the queue, as far as the overlay needs it. ``position_ms``: that of its verdict, None before."""
 
     value: bytes
     seen: bool

@@ -19,8 +19,7 @@ _NEVER = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class AppliedPage:
-    """The result of a page. ``asked_twice``: whether the log passed the verdict of an own batch twice without showing
-    it."""
+    """The result of a page. ``asked_twice``: whether the log passed an own verdict twice without showing its batch."""
 
     cursor_ms: int
     asked_twice: bool

@@ -91,8 +91,7 @@ class Folder:
         self._rest = b""
 
     def fold(self, group: change_pb2.LoggedGroup, into: Folded) -> None:
-        """Add one group, or one part of one. Raises google.protobuf.message.DecodeError where an effect can't be
-        parsed."""
+        """Add one group, or one part of one. Raises google.protobuf.message.DecodeError for an unreadable effect."""
         position = group.position
         parse = change_pb2.Effect.FromString
         for batch in group.batches:

@@ -88,8 +88,7 @@ class Reader:
         self._bootstrap.pull(names, progress)
 
     def _pull_again(self, name: str, progress: Callable[[Progress], None] | None) -> None:
-        """Pull a table that was set aside; one that still can't take its rows stays set aside, and is not tried again
-        for a while."""
+        """Pull a table that was set aside; if it can't take its rows, it stays so, and is not tried for a while."""
         try:
             self._pull([name], progress)
             self._patience.pop(name, None)
@@ -313,7 +312,7 @@ class Reader:
                         return
                     reader = self._file.reader()
                     if not self._told.issuperset(sums.disagreements(reader)) or self._dead_letters.changed(reader):
-                        # The server is told of it in the next call.
+                        # The next call reports it to the server.
                         return
         finally:
             self.cancel()

@@ -103,8 +103,7 @@ def one_moment(conn: sqlite3.Connection) -> Iterator[None]:
 
 
 def due(conn: sqlite3.Connection, now_ms: int) -> list[str]:
-    """The tables whose rows should be read again. ``now_ms``: the device's clock; a clock that was set back makes them
-    due, too."""
+    """The tables whose rows should be read again. ``now_ms``: the device's clock; if set back, they are due, too."""
     rows = conn.execute(
         "SELECT name FROM _db_tables WHERE stage = 'live' AND (verified = 0 OR verified > 1 AND abs(verified - ?) > ?)",
         (now_ms, VERIFIED_FOR_MS),

@@ -28,8 +28,7 @@ _LOCAL: Origin = "local"
 
 
 Ask = Callable[[Tx, str], DeviceTable | None]
-"""Asks the server for a table's present description; None where it can't be asked, or the table's columns have
-changed."""
+"""Asks the server for a table's present description; None where it can't be asked, or the columns have changed."""
 
 
 class WriteChecks:
