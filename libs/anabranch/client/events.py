@@ -177,7 +177,7 @@ class Listeners:
             with self._fewer:
                 self._fewer.wait_for(lambda: len(self._waiting) <= _LIMIT, _PATIENCE_S)
 
-    def tell(self, event: Event) -> None:
+    def publish(self, event: Event) -> None:
         """Put one event and deliver."""
         self._waiting.append(event)
         self.deliver()

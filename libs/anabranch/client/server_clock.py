@@ -20,21 +20,21 @@ class ServerClock:
 
     def __init__(self, device_ms: Callable[[], int]) -> None:
         self._device_ms = device_ms
-        self._told: tuple[int, float] | None = None
-        self._skew_told_ms = 0
+        self._noted: tuple[int, float] | None = None
+        self._skew_published_ms = 0
         self._events: deque[State] = deque()
         self.skew_ms: int | None = None
         """The device's clock less the server's, in milliseconds, when an answer last came; None before."""
 
-    def told(self, server_ms: int) -> None:
+    def note(self, server_ms: int) -> None:
         """Note the time of an answer (milliseconds since 1970)."""
         if not server_ms:
             return
-        self._told = (server_ms, time.monotonic())
+        self._noted = (server_ms, time.monotonic())
         skew = self.skew_ms = self._device_ms() - server_ms
-        if abs(skew - self._skew_told_ms) <= _SKEW_MS:
+        if abs(skew - self._skew_published_ms) <= _SKEW_MS:
             return
-        self._skew_told_ms = skew if abs(skew) > _SKEW_MS else 0
+        self._skew_published_ms = skew if abs(skew) > _SKEW_MS else 0
         direction = "ahead of" if skew > 0 else "behind"
         self._events.append(
             State("clock_skew", f"the device's clock is {abs(skew) / 1000:.0f} s {direction} the server's")
@@ -49,12 +49,12 @@ class ServerClock:
 
     def forget(self) -> None:
         """Forget the time after a failed call: how long the device will be away until the next success is not known."""
-        self._told = None
+        self._noted = None
 
     def now_ms(self) -> int | None:
         """The server's time now, or None if no recent answer gave it."""
-        if self._told is None:
+        if self._noted is None:
             return None
-        server_ms, at = self._told
+        server_ms, at = self._noted
         since = time.monotonic() - at
         return server_ms + int(since * 1000) if since < _RECENT_S else None

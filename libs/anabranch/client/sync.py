@@ -4,7 +4,7 @@ State model. *follower*: another process holds the lease; every second this one 
 until *stopped*.
 
 =============  ================================================  ============  =========================================
-from           what happens                                      to            told
+from           what happens                                      to            published
 =============  ================================================  ============  =========================================
 (start)        the lease is free                                 leader        "leader"
 (start)        another process holds it                          follower      "follower"
@@ -17,7 +17,7 @@ A leader's connection has two halves, reading and sending, that fail apart from 
 *in trouble*, and the two together are published once for each change:
 
 =============  ================================================  ============  =========================================
-from           what happens to a half                            to            told
+from           what happens to a half                            to            published
 =============  ================================================  ============  =========================================
 unknown, good  a call fails that may succeed later               in trouble    "offline"
 unknown, good  its credentials are not taken                     in trouble    "unauthenticated"
@@ -102,9 +102,9 @@ class SyncLoop:
         self._network_ups = 0
         self._sending_since: float | None = None
         self._attempted = threading.local()
-        self._told = ""
+        self._published = ""
         self._trouble: dict[Half, tuple[str, str]] = {}
-        self._told_lock = threading.Lock()
+        self._published_lock = threading.Lock()
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
@@ -136,7 +136,7 @@ class SyncLoop:
     @property
     def is_online(self) -> bool:
         """Whether calls succeed, as far as is known."""
-        return self._told == "online"
+        return self._published == "online"
 
     def wake(self) -> None:
         """End the sender's wait: there is something to send; if the disk was full, there is room again."""
@@ -160,19 +160,19 @@ class SyncLoop:
         if since is not None and now - since > _QUIET_S:
             self._sender.hang_up()
 
-    def _tell(self, half: Half, kind: str = "", detail: str = "") -> None:
+    def _publish(self, half: Half, kind: str = "", detail: str = "") -> None:
         """Note and publish that a half of the connection is in trouble of this ``kind``, or, without one, good."""
-        with self._told_lock:
+        with self._published_lock:
             if kind:
                 self._trouble[half] = (kind, detail)
             else:
                 if self._trouble.pop(half, None) is not None and half != "watch":
                     self._end_waits()
                 kind, detail = next(iter(self._trouble.values()), ("online", ""))
-            if self._told == kind:
+            if self._published == kind:
                 return
-            self._told = kind
-        self._file.listeners.tell(State(kind, detail))
+            self._published = kind
+        self._file.listeners.publish(State(kind, detail))
 
     def _pause(self, seconds: float) -> None:
         with self._network:
@@ -192,7 +192,7 @@ class SyncLoop:
             try:
                 retrying(self._attempt, half, work)
             except WrongPrincipal as error:
-                self._file.listeners.tell(State("wrong_principal", str(error)))
+                self._file.listeners.publish(State("wrong_principal", str(error)))
                 self._stopped.set()
                 self._wake.set()
                 self._reader.cancel()
@@ -215,31 +215,31 @@ class SyncLoop:
             if self._stopped.is_set():
                 return
             log.exception("sync_failed")
-            self._tell(half, "disk_full" if isinstance(error, DiskFull) else "error", str(error))
+            self._publish(half, "disk_full" if isinstance(error, DiskFull) else "error", str(error))
             raise
 
     def _failed(self, half: Half, error: CallFailed) -> None:
         log.info("call_failed", code=error.code, reason=error.reason, error=error.message)
-        self._tell(half, _kind(error), str(error))
+        self._publish(half, _kind(error), str(error))
 
     def _lead(self) -> None:
-        told, version = False, 0
+        reported, version = False, 0
         while not self._stopped.is_set():
             try:
                 if self._lease.acquire():
                     break
-                if not told:
-                    self._file.listeners.tell(State("follower"))
-                    told, version = True, self._file.data_version()
+                if not reported:
+                    self._file.listeners.publish(State("follower"))
+                    reported, version = True, self._file.data_version()
                 version = self._elsewhere(version)
             except (ClientError, OSError, sqlite3.Error) as error:
                 # No room, or no handle left, for the lock beside the file: asked again.
                 log.warning("lease_not_asked_for", error=str(error))
-                self._tell("watch", "disk_full" if isinstance(error, DiskFull) else "error", str(error))
+                self._publish("watch", "disk_full" if isinstance(error, DiskFull) else "error", str(error))
             self._stopped.wait(_LEASE_S)
         if self._stopped.is_set():
             return
-        self._file.listeners.tell(State("leader"))
+        self._file.listeners.publish(State("leader"))
         self._spawn("send", self._send)
         self._spawn("watch", lambda: self._forever("watch", self._watch))
         self._forever("read", self._follow)
@@ -251,7 +251,7 @@ class SyncLoop:
         def online() -> None:
             if not answered:
                 answered.append(time.monotonic())
-            self._tell("read")
+            self._publish("read")
 
         try:
             self._reader.follow(self._stopped.is_set, online)
@@ -269,7 +269,7 @@ class SyncLoop:
     def _elsewhere(self, version: int) -> int:
         now = self._file.data_version()
         if now != version:
-            self._file.listeners.tell(State("changed_elsewhere"))
+            self._file.listeners.publish(State("changed_elsewhere"))
         return now
 
     def _send(self) -> None:
@@ -280,7 +280,7 @@ class SyncLoop:
         if not self._sender.has_work():
             if "send" in self._trouble and not statements.has_unsent(self._file.reader()):
                 # Batches that could not be sent have ended otherwise.
-                self._tell("send")
+                self._publish("send")
             self._wake.wait()
             return
         self._sending_since = time.monotonic()
@@ -290,7 +290,7 @@ class SyncLoop:
         finally:
             self._sending_since = None
         if done:
-            self._tell("send")
+            self._publish("send")
 
     def _watch(self) -> None:
         """Notice what other processes queue and what the reader has asked for again, a subscription that has gone
@@ -298,7 +298,7 @@ class SyncLoop:
         version = self._file.data_version()
         while not self._stopped.wait(_POLL_S):
             if "watch" in self._trouble:
-                self._tell("watch")
+                self._publish("watch")
             version = self._elsewhere(version)
             if self._sender.has_work():
                 self._wake.set()

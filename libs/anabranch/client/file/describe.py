@@ -33,7 +33,7 @@ def apply_description(tx: Tx, response: snapshot_pb2.DescribeResponse) -> None:
     for name in known:
         changed = True
         drop_pull(tx, name)
-        _tell_gone(tx, name)
+        _report_gone(tx, name)
         tx.conn.execute(f"DROP TABLE IF EXISTS {quote(name)}")
         for ours, column in layout.OF_TABLES.items():
             tx.conn.execute(f"DELETE FROM {ours} WHERE {column} = ?", (name,))
@@ -64,7 +64,7 @@ def ask(
     return device_table(message)
 
 
-def _tell_gone(tx: Tx, name: str) -> None:
+def _report_gone(tx: Tx, name: str) -> None:
     """Report a delete for every row of a table, before the rows are removed."""
     if tx.wants_rows:
         keys = ", ".join(quote(k) for k in tx.tables[name].table.key_columns)
@@ -109,7 +109,7 @@ def _change(tx: Tx, old: DeviceTable, message: snapshot_pb2.Table, value: bytes)
             declared = f"{quote(column.name)} {declared_type(column.kind)}".rstrip()
             tx.conn.execute(f"ALTER TABLE {new.quoted} ADD COLUMN {declared}")
     else:
-        _tell_gone(tx, new.name)
+        _report_gone(tx, new.name)
         tx.conn.execute(f"DROP TABLE {new.quoted}")
         tx.conn.execute(new.create_sql())
         guards.put(tx.conn, new.name)
@@ -132,7 +132,7 @@ def drop_pull(tx: Tx, name: str) -> None:
         tx.conn.execute(f"DROP TABLE IF EXISTS {quote(staged)}")
     elif stage == "new":
         # The rows were reported as they came, and will be again.
-        _tell_gone(tx, name)
+        _report_gone(tx, name)
         with tx.writing(name, guards.MANY):
             tx.conn.execute(f"DELETE FROM {quote(name)}")
     tx.conn.execute(

@@ -78,7 +78,7 @@ def store(conn: sqlite3.Connection, state: FileState, changes: dict[str, Any]) -
     return replace(state, **changes)
 
 
-def told_time(state: FileState, server_ms: int) -> dict[str, Any]:
+def time_seen(state: FileState, server_ms: int) -> dict[str, Any]:
     """The changes to ``state`` that come from the server's clock, hourly: ids that are made offline are no older than
     that time, however far the device's clock is behind."""
     return {"seen_ms": server_ms} if server_ms > state.seen_ms + _HOUR_MS else {}

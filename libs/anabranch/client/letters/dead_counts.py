@@ -23,13 +23,13 @@ class DeadLetterCounts:
 
     def __init__(self) -> None:
         self._about: dict[str, _Subject] = {}
-        self._told: tuple[int, str] = (0, "")
+        self._reported: tuple[int, str] = (0, "")
         self._looked_s = time.monotonic()
 
     def report(self, conn: sqlite3.Connection) -> position_pb2.DeadLetters:
         """Count the present letters."""
         ids = [batch_id for (batch_id,) in conn.execute("SELECT id FROM _db_mutations_queue_dead ORDER BY id")]
-        self._told = (len(ids), ids[-1] if ids else "")
+        self._reported = (len(ids), ids[-1] if ids else "")
         self._looked_s = time.monotonic()
         there = set(ids)
         self._about = {batch_id: about for batch_id, about in self._about.items() if batch_id in there}
@@ -54,7 +54,7 @@ class DeadLetterCounts:
             return False
         self._looked_s = now
         [row] = conn.execute("SELECT count(*), coalesce(max(id), '') FROM _db_mutations_queue_dead")
-        return tuple(row) != self._told
+        return tuple(row) != self._reported
 
 
 def _about(conn: sqlite3.Connection, batch_id: str) -> _Subject:

@@ -203,8 +203,8 @@ class Sender:
                 flush.decided(len(response.verdicts))
 
     def _request_bytes(self, current: state.FileState) -> int:
-        told = snapshot_pb2.Limits.FromString(current.limits).max_request_bytes
-        return min(told or limits.MAX_REQUEST_BYTES, limits.MAX_REQUEST_BYTES)
+        most = snapshot_pb2.Limits.FromString(current.limits).max_request_bytes
+        return min(most or limits.MAX_REQUEST_BYTES, limits.MAX_REQUEST_BYTES)
 
     def _answer(
         self,
@@ -230,10 +230,10 @@ class Sender:
         """Note an answer's content. ``presented``: the state that the server found in its history before it answered;
         None where it was not asked, so that its settled position may be of another history."""
         if server.server_time_ms:
-            self._clock.told(server.server_time_ms)
+            self._clock.note(server.server_time_ms)
             tx.events += self._clock.events()
             self._prune(tx, server.server_time_ms)
-            tx.set(**state.told_time(tx.state, server.server_time_ms))
+            tx.set(**state.time_seen(tx.state, server.server_time_ms))
         newest = max([v.position for v in verdicts], default=0)
         if presented is not None and tx.state.greatest_epoch not in ("", server.settled.epoch):
             seen.take_epoch(tx, presented, server.settled)
@@ -252,7 +252,7 @@ class Sender:
         rejected = [v for v in verdicts if v.status == verdict_pb2.VERDICT_STATUS_REJECTED]
         if accepted:
             first = statements.without_verdict(tx.conn, [v.batch_id for v in accepted])
-            settle.tell_merged(tx, [v for v in accepted if v.batch_id in first])
+            settle.publish_merged(tx, [v for v in accepted if v.batch_id in first])
             statements.accepted(tx.conn, [(v.batch_id, v.position, v.SerializeToString()) for v in accepted])
             if same_history:
                 settle.pulled(tx, self._pendings)

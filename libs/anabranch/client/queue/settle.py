@@ -88,7 +88,7 @@ def seen(tx: Tx, ids: Collection[str]) -> None:
             statements.mark_seen(tx.conn, own)
 
 
-def tell_losers(tx: Tx, losers: Sequence[change_pb2.Loser]) -> None:
+def publish_losers(tx: Tx, losers: Sequence[change_pb2.Loser]) -> None:
     """Publish the lost values that concern own batches."""
     ids = {i for loser in losers for i in (loser.batch_id, loser.winner_batch_id)}
     own: set[str] = set()
@@ -132,22 +132,22 @@ def shown_key(table: DeviceTable, values: Sequence[value_pb2.Value]) -> tuple[An
     return tuple(out)
 
 
-def tell_verdicts(tx: Tx, ids: Sequence[str]) -> None:
+def publish_verdicts(tx: Tx, ids: Sequence[str]) -> None:
     """Publish conflicts that only the verdicts of these batches report, because a pull took the log's place."""
     rows = select_in(
         tx.conn, "SELECT id, verdict FROM _db_mutations_queue WHERE verdict IS NOT NULL AND id IN {in}", ids
     )
     for _, data in rows:
-        _tell(tx, verdict_pb2.Verdict.FromString(data), _IN_THE_LOG)
+        _publish(tx, verdict_pb2.Verdict.FromString(data), _IN_THE_LOG)
 
 
-def tell_merged(tx: Tx, verdicts: Sequence[verdict_pb2.Verdict]) -> None:
+def publish_merged(tx: Tx, verdicts: Sequence[verdict_pb2.Verdict]) -> None:
     """Publish the merges in new verdicts, which no log reports: another node's changes stand beside the batch's."""
     for verdict in verdicts:
-        _tell(tx, verdict, _IN_VERDICTS_ALONE)
+        _publish(tx, verdict, _IN_VERDICTS_ALONE)
 
 
-def _tell(tx: Tx, verdict: verdict_pb2.Verdict, outcomes: Mapping[int, ConflictOutcome]) -> None:
+def _publish(tx: Tx, verdict: verdict_pb2.Verdict, outcomes: Mapping[int, ConflictOutcome]) -> None:
     for mutation in verdict.mutations:
         outcome = outcomes.get(mutation.outcome)
         table = tx.tables.get(mutation.table) if outcome is not None else None
@@ -182,10 +182,10 @@ def bury(tx: Tx, verdicts: Sequence[verdict_pb2.Verdict], pendings: Pendings, di
     show(tx, Folded(), touched, pendings, "rejected", {})
     if any(isinstance(e, State) and e.kind == "set_aside" for e in tx.events[asides:]):
         tx.conn.executemany("UPDATE _db_mutations_queue_dead SET still_shown = 1 WHERE id = ?", [(i,) for i in ids])
-    tell_dead(tx, [known[i] for i in ids])
+    publish_dead(tx, [known[i] for i in ids])
 
 
-def tell_dead(tx: Tx, verdicts: Iterable[verdict_pb2.Verdict]) -> None:
+def publish_dead(tx: Tx, verdicts: Iterable[verdict_pb2.Verdict]) -> None:
     """Publish that batches have become dead letters."""
     for verdict in verdicts:
         tx.events.append(_refused(tx, verdict))
@@ -251,6 +251,6 @@ def pulled(tx: Tx, pendings: Pendings) -> None:
     ids = statements.covered(tx.conn, position or 0)
     if not ids:
         return
-    tell_verdicts(tx, ids)
+    publish_verdicts(tx, ids)
     statements.mark_seen(tx.conn, ids)
     show(tx, Folded(), leave(tx, pendings, position), pendings, "snapshot", {})

@@ -107,7 +107,7 @@ class Applier:
         settle.show(tx, folded, touched, self._pendings, "remote", lenient)
         losers += folded.losers
         if losers:
-            settle.tell_losers(tx, losers)
+            settle.publish_losers(tx, losers)
         if end > cursor:
             tx.set(cursor_ms=end)
             seen.saw(tx, reached)

@@ -95,7 +95,7 @@ class Bootstrap:
         """
         whole = names is None
         names = list(self._file.tables()) if names is None else names
-        self._file.listeners.tell(State("pulling", ", ".join(names)))
+        self._file.listeners.publish(State("pulling", ", ".join(names)))
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 self._stream(names, progress)

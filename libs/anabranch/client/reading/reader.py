@@ -58,7 +58,7 @@ class Reader:
         self._generation = 0
         self._stream: Stream[change_pb2.SubscribeResponse] | None = None
         self._patience: dict[str, float] = {}
-        self._told: frozenset[str] = frozenset()
+        self._reported: frozenset[str] = frozenset()
         self._dead_letters = DeadLetterCounts()
         self.heard_s = time.monotonic()
         """The time of the subscription's last message, by the monotonic clock, in seconds."""
@@ -94,7 +94,7 @@ class Reader:
             self._patience.pop(name, None)
         except sqlite3.IntegrityError as error:
             self._patience[name] = time.monotonic() + _PATIENCE_S
-            self._file.listeners.tell(State("set_aside", f"SQLite refused a row: {error}", name))
+            self._file.listeners.publish(State("set_aside", f"SQLite refused a row: {error}", name))
 
     def _describe(self) -> None:
         current = self._file.current()
@@ -104,7 +104,7 @@ class Reader:
         with self._file.transaction() as tx:
             apply_description(tx, response)
             # In a database without any write, no position bounds the ids made by a clock that is behind.
-            tx.set(**state.told_time(tx.state, response.state.server_time_ms))
+            tx.set(**state.time_seen(tx.state, response.state.server_time_ms))
         self._file.listeners.deliver()
 
     def snapshot(self, progress: Callable[[Progress], None] | None = None) -> None:
@@ -199,7 +199,7 @@ class Reader:
     def _node_state(self, current: state.FileState) -> position_pb2.NodeState:
         """The node's report on itself, and on its tables that disagree."""
         found = sums.disagreements(self._file.reader())
-        self._told = frozenset(found)
+        self._reported = frozenset(found)
         node_state = current.node_state
         node_state.disagreements.extend(
             position_pb2.Disagreement(table=name, position=position) for name, position in found.items()
@@ -240,13 +240,13 @@ class Reader:
             CallFailed: the server is in another epoch, and the file has seen a later position meanwhile, which has to
                 be presented first.
         """
-        self._clock.told(server.server_time_ms)
+        self._clock.note(server.server_time_ms)
         for event in self._clock.events():
-            self._file.listeners.tell(event)
+            self._file.listeners.publish(event)
         current = self._file.current()
-        if state.told_time(current, server.server_time_ms):
+        if state.time_seen(current, server.server_time_ms):
             with self._file.transaction() as tx:
-                tx.set(**state.told_time(tx.state, server.server_time_ms))
+                tx.set(**state.time_seen(tx.state, server.server_time_ms))
         if not server.settled.epoch or current.greatest_epoch in ("", server.settled.epoch):
             return
         with self._file.transaction() as tx:
@@ -311,7 +311,7 @@ class Reader:
                     if self._generation != generation:
                         return
                     reader = self._file.reader()
-                    if not self._told.issuperset(sums.disagreements(reader)) or self._dead_letters.changed(reader):
+                    if not self._reported.issuperset(sums.disagreements(reader)) or self._dead_letters.changed(reader):
                         # The next call reports it to the server.
                         return
         finally:

@@ -59,14 +59,14 @@ def recover(file: DeviceFile, remote: RemoteDb, pendings: Pendings) -> None:
 def _find(file: DeviceFile, remote: RemoteDb) -> _Loss:
     current = file.current()
     server = position_pb2.ServerState()
-    told: dict[int, position_pb2.Position] = {}
+    answers: dict[int, position_pb2.Position] = {}
 
     def ask(positions: Sequence[position_pb2.Position]) -> position_pb2.Position:
         response = remote.find_common(
             change_pb2.FindCommonRequest(db_name=current.db_name, node_state=current.node_state, seen=positions)
         )
         server.CopyFrom(response.state)
-        told[response.common.server_timestamp_ms] = response.common
+        answers[response.common.server_timestamp_ms] = response.common
         return response.common
 
     conn = file.reader()
@@ -81,7 +81,7 @@ def _find(file: DeviceFile, remote: RemoteDb) -> _Loss:
         ids = candidates[start : start + _VERDICTS_ASKED]
         answer = remote.get_verdict(resolver_pb2.GetVerdictRequest(db_name=current.db_name, batch_ids=ids))
         known |= {verdict.batch_id for verdict in answer.verdicts}
-    common = told.get(common_ms, position_pb2.Position())
+    common = answers.get(common_ms, position_pb2.Position())
     return _Loss(common, [i for i in candidates if i not in known], server.server_time_ms)
 
 
@@ -129,7 +129,7 @@ def _bury(tx: Tx, loss: _Loss, pendings: Pendings) -> None:
         [(v.SerializeToString(), loss.server_ms, v.batch_id) for v in gone],
     )
     change_in(tx.conn, "DELETE FROM _db_confirmed WHERE id IN {in}", [v.batch_id for v in gone])
-    settle.tell_dead(tx, gone)
+    settle.publish_dead(tx, gone)
 
 
 def queue_again(tx: Tx, ids: Collection[str], pendings: Pendings) -> None:

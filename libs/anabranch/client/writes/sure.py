@@ -54,12 +54,12 @@ class SureOfColumn:
 def sure_of(message: snapshot_pb2.Table, columns: tuple[Column, ...]) -> dict[str, SureOfColumn]:
     """The sure refusals of a table's columns, from Describe; a column without any is left out."""
     sure: dict[str, SureOfColumn] = {}
-    for told, column in zip(message.columns, columns, strict=True):
+    for described, column in zip(message.columns, columns, strict=True):
         if column.generated or column.policy != "lww":
             continue
-        judge = None if told.base_type else _judge(column, tuple(told.enum_labels))
+        judge = None if described.base_type else _judge(column, tuple(described.enum_labels))
         # A NULL in a key is refused in any case.
-        refuses_null = told.refuses_null and column.name not in message.key_columns
+        refuses_null = described.refuses_null and column.name not in message.key_columns
         if judge is not None or refuses_null:
             sure[column.name] = SureOfColumn(refuses_null, refuses_null and not column.has_default, judge)
     return sure
