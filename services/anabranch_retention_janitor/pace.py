@@ -1,8 +1,8 @@
 """Decides how many rows a statement takes, and removes rows by such statements.
 
-It begins at the most; a statement that runs into its time limit halves it, and each that takes less than a fifth of
-that doubles it again. So a slow disk or a busy server gets smaller pieces, and even with one row a statement there is
-progress. After each statement the janitor rests as long as it took: at most half of a session's time is used.
+The number begins at the most; a statement that runs into its time limit halves it, and each that takes less than a
+fifth of that doubles it again. So a slow disk or a busy server gets smaller pieces, and even with one row a statement
+there is progress. After each statement the janitor rests as long as it took: at most half of a session's time is used.
 """
 
 from __future__ import annotations

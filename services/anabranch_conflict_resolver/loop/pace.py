@@ -1,8 +1,8 @@
 """Decides how many batches a group of a database may take.
 
-It doubles while groups are full and quick, and halves when they are slow: groups grow with the load, and a claim is
-never held for long. It also halves when a group fails and no batch is known to be at fault, down to one batch, which
-then is known to fail alone.
+The number doubles while groups are full and quick, and halves when they are slow: groups grow with the load, and a
+claim is never held for long. It also halves when a group fails and no batch is known to be at fault, down to one batch,
+which then is known to fail alone.
 """
 
 from __future__ import annotations
