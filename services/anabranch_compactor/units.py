@@ -27,8 +27,7 @@ SMALL_ROWS = 50_000
 _UNPACKED = 4
 """About how often more a row takes in memory than in a file."""
 _CELL_BYTES = 24
-"""Bytes that each column of a row takes beside its value: a number at least, and the places of its values before and
-after."""
+"""Bytes that each column of a row takes beside its content: a number, and the places of its values before and after."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,8 +59,7 @@ class Change:
 
 @dataclass(slots=True)
 class Made:
-    """The results of a batch's statements so far. ``spills``: the changes that they caused and that are too many to be
-    held."""
+    """The results of a batch's statements so far. ``spills``: changes that they caused, too many to be held."""
 
     changes: list[Change] = field(default_factory=list)
     spills: list[Spill] = field(default_factory=list)

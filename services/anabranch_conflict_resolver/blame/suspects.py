@@ -122,8 +122,7 @@ def _comes_before(write: Write, sure: bool, other: Write, other_sure: bool) -> b
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """``ask`` sends the query and returns the function that reads its answer: places; ``suspect`` takes each of
-    them."""
+    """``ask`` sends the query and returns the reader of its answer, which gives places; ``suspect`` takes each one."""
 
     ask: Callable[[Session], store.Places]
     suspect: Callable[[int], None]

@@ -115,8 +115,7 @@ class Dependencies:
 def needed_by(
     synced: SyncedDatabase, view: View, caused: Mapping[RowKey, Key], results: Sequence[Result]
 ) -> Dependencies:
-    """The dependencies of a group's accepted batches. ``caused``: keys of rows that were changed without being
-    named."""
+    """The dependencies of a group's accepted batches. ``caused``: the keys of rows changed without being named."""
     found = Dependencies(synced)
     for result in results:
         if isinstance(result, Applied):
