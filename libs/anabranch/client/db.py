@@ -368,7 +368,7 @@ class SyncedDb:
         """Count and hash (16 bytes) of every pulled table's base rows, as kept: pending writes are not in them."""
         return sums.kept(self._file.reader())
 
-    # What happened
+    # Events, dead letters, verdicts and conflicts
 
     def on_change(self, callback: Callable[[Change], None]) -> Callable[[], None]:
         """Call ``callback`` for every change of a shown row, once, after its commit, from the thread that made it.
@@ -401,7 +401,7 @@ class SyncedDb:
 
         Raises:
             ValueError: there is no such letter, or ``set`` or ``leave_out`` does not fit it.
-            RowMissing, RowExists: it does not fit what is shown now. The letter stays in each case.
+            RowMissing, RowExists: it does not fit the rows shown now. The letter stays in each case.
         """
         with self.batch() as batch:
             assert self._builder is not None
@@ -409,7 +409,7 @@ class SyncedDb:
         return batch.id
 
     def discard(self, letter_id: str) -> None:
-        """Remove a dead letter. Raises ValueError where there is none of that id."""
+        """Remove a dead letter. Raises ValueError if there is no letter of that id."""
         self._owner.require()
         with self._file.transaction() as tx:
             dead.discard(tx, letter_id)

@@ -283,8 +283,8 @@ class failures:  # noqa: N801 - a context manager, read as a phrase
 
 
 def error_reason(status: bytes) -> str:
-    """The reason in the ErrorInfo of a serialized google.rpc.Status, "" where it has none of ours. Read by field
-    numbers, so that a device needs no package more for two messages."""
+    """The reason in the ErrorInfo of a serialized google.rpc.Status, "" where it has no reason of this project. It is
+    read by field numbers, so that a device needs no further package for two messages."""
     try:
         for detail in _fields(status, 3):
             for info in _fields(detail, 2):

@@ -293,8 +293,8 @@ class SyncLoop:
             self._publish("send")
 
     def _watch(self) -> None:
-        """Notice what other processes queue and what the reader has asked for again, a subscription that has gone
-        silent, and tables whose rows are to be read again."""
+        """Notice batches that other processes queue or whose verdicts the reader has asked for again, a subscription
+        that has gone silent, and tables whose rows are to be read again."""
         version = self._file.data_version()
         while not self._stopped.wait(_POLL_S):
             if "watch" in self._trouble:

@@ -60,7 +60,7 @@ class SyncedTable:
         return batch.id
 
     def update_with_undo(self, rows: Sequence[Row]) -> str:
-        """``update`` of a list; what the rows showed before travels with it."""
+        """``update`` of a list; the rows' earlier values travel with it."""
         with self._write() as (builder, batch):
             builder.update(self.name, rows)
         return batch.id

@@ -1,8 +1,8 @@
 """Policies of columns: how a column resolves two writes.
 
 ``lww`` (no entry in ``Policy.columns``) and ``reject`` choose between two values and live in ``rows``. The ones in
-``COMPUTED`` take the stored value, the incoming one and what the device showed before it, and give the value to store.
-None of them reads a key, so the order in which updates come can't matter:
+``COMPUTED`` take the stored value, the incoming one and the value that the device showed before it, and give the value
+to store. None of them reads a key, so the order in which updates come can't matter:
 
 * ``max`` and ``min`` are joins of an order, ``union`` of sets: each commutes (of two updates either may come first),
   associates (devices, server and log may be put together in any grouping) and is idempotent (the same update twice is
@@ -117,8 +117,8 @@ def _union(stored: Cell, value: Cell, before: Cell) -> Cell:
 
 
 COMPUTED: Mapping[str, Compute] = MappingProxyType({"counter": _counter, "max": _max, "min": _min, "union": _union})
-"""Policy to its function of (stored, incoming, what the device showed before). ``counter`` takes 64 bit integers,
-``union`` arrays, ``max`` and ``min`` integers, dates, times and timestamps. Raise ``ComputeError``."""
+"""Policy to its function of (stored, incoming, and earlier shown value). ``counter`` takes 64 bit integers, ``union``
+arrays, ``max`` and ``min`` integers, dates, times and timestamps. Raise ``ComputeError``."""
 
 _COLUMNS = frozenset({"lww", "reject", *COMPUTED})
 _ORDERS = frozenset({"server", "edit"})
@@ -129,7 +129,7 @@ def check_policy(policy: Policy) -> None:
     """Refuse settings that the rules don't know; registration calls this, so that ``resolve`` need not check.
 
     Raises:
-        ValueError: names every setting that is unknown, and what it may be.
+        ValueError: names every unknown setting, and its possible values.
     """
     wrong = []
     if policy.order not in _ORDERS:

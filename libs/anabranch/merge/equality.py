@@ -10,7 +10,7 @@ _bits = struct.Struct(">d").pack
 
 
 def same(a: Cell, b: Cell) -> bool:
-    """Whether two cells are one value, down to what Postgres stores.
+    """Whether two cells are one value, exactly as Postgres stores it.
 
     Floats are compared by their bits, all NaN being one; a boolean is no integer, an integer no float; a
     decimal is its text, so that 1.10 is not 1.1; arrays are compared element by element.

@@ -10,10 +10,9 @@ which its shell has built in.
 =======================  ===========================================================================================
 function                 gives
 =======================  ===========================================================================================
-decimal_sum(x)           the exact sum, NULL of no values. ``sum`` adds floats
-decimal_avg(x)           the mean, to 38 digits or as many as the sum has
-decimal_cmp(x, y)        -1, 0 or 1; for what is no column any more: ``having decimal_cmp(max(price), 9000) > 0``
-decimal_add, _sub, _mul  of x and y, exact
+decimal_sum(x)           the exact sum, NULL of no values. ``sum`` adds floats decimal_avg(x)           the mean, to 38
+digits or as many as the sum has decimal_cmp(x, y)        -1, 0 or 1; for values that are no column: ``having
+decimal_cmp(max(price), 9000) > 0`` decimal_add, _sub, _mul  of x and y, exact
 =======================  ===========================================================================================
 """
 

@@ -25,9 +25,9 @@ INSERT, UPDATE, DELETE, NONE = (
 
 
 class Effect(NamedTuple):
-    """``type``: an ``anabranch.v1.EffectType``. ``data``: the serialized Effect. ``changed``: the changed
-    columns of an update. ``hash``: 16 bytes. ``count_change`` and ``hash_change``: what to add to the table sum's
-    count and, modulo 2**128, to its hash."""
+    """``type``: an ``anabranch.v1.EffectType``. ``data``: the serialized Effect. ``changed``: the changed columns of an
+    update. ``hash``: 16 bytes. ``count_change`` and ``hash_change``: the additions to the table sum's count and, modulo
+    2**128, to its hash."""
 
     type: int
     data: bytes

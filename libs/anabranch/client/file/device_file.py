@@ -399,7 +399,7 @@ class DeviceFile:
                 raise self._explained(error) from error
         if busy:
             raise ClientError(
-                f"{self.path} is being read by another process: it holds what was cleared until it is not"
+                f"{self.path} is being read by another process: the cleared data stays in it until that ends"
             )
 
     def close(self) -> None:

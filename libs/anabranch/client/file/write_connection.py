@@ -85,11 +85,11 @@ def explained(error: BaseException, path: Path, has_ended: bool) -> BaseExceptio
     made: FileFailed
     if code == sqlite3.SQLITE_FULL:
         made = DiskFull(
-            f"database or disk is full: {path} can't grow, and what was being written was undone. Make room on its "
-            f"disk, or raise what limits its size, and do it again"
+            f"database or disk is full: {path} can't grow, and the write under way was undone. Make room on its "
+            f"disk, or raise the limit on its size, and do it again"
         )
     elif code in _CAUSES:
-        made = FileFailed(f"{path}: {_CAUSES[code]}; what was being done was undone ({str(error) or 'out of memory'})")
+        made = FileFailed(f"{path}: {_CAUSES[code]}; the work under way was undone ({str(error) or 'out of memory'})")
     elif has_ended and isinstance(error, sqlite3.Error):
         made = FileFailed(f"{path}: SQLite, or a trigger of the app, has undone the whole transaction: {error}")
     else:

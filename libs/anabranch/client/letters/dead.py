@@ -130,7 +130,7 @@ def _take(tx: Tx, letter_id: str) -> bytes:
 
 
 def discard(tx: Tx, letter_id: str) -> None:
-    """Remove a dead letter. Raises ValueError where there is none of that id."""
+    """Remove a dead letter. Raises ValueError if there is no letter of that id."""
     _take(tx, letter_id)
 
 
@@ -147,7 +147,7 @@ def replay(
 
     Raises:
         ValueError: there is no letter of that id, or no row takes a column of ``changes`` or gives one to leave out.
-        RowMissing, RowExists: it does not fit what is shown now. The letter stays in each case.
+        RowMissing, RowExists: it does not fit the rows shown now. The letter stays in each case.
     """
     batch = batch_pb2.DbMutationBatch.FromString(_take(tx, letter_id))
     mutations = _mutations(batch, tx.tables)

@@ -5,7 +5,7 @@ node's token changes with each. Before a call the id of its first batch is kept 
 token and the removal of those ids are one transaction. A batch is *unsent* until a verdict is noted; PENDING leaves it
 so, and sending it again finds the verdict; if the server says that the batch waits for a row of an earlier one, its
 verdict is asked for again seldom. Batches older than ``BATCH_EXPIRY_MS`` are not sent before the server's clock and its
-memory of them are known. Where the server turns out not to have what the file has seen nothing is sent before the
+memory of them are known. If the server does not have the position that the file has seen, nothing is sent before the
 reader has taken the server's history.
 """
 

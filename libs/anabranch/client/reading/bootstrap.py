@@ -3,14 +3,14 @@
 State model of one table, all of it in ``_db_tables``: *new* rows go straight into the table, to which the app can't
 write yet; a table that has rows already is pulled into a table of its own (``pull_table``), while the table goes on
 showing its rows. Each chunk's rows are stored together with its resume token. When every table of the pull is done, the
-server is asked once more whether it has what the file has seen; then one transaction puts the tables in place, sets the
-cursor to the earliest ``as_of`` where the pull was of the whole database, and removes batches from the queue that the
-pull covers. After a kill at any moment the pull goes on from its tokens.
+server is asked once more whether it has the position that the file has seen; then one transaction puts the tables in
+place, sets the cursor to the earliest ``as_of`` where the pull was of the whole database, and removes batches from the
+queue that the pull covers. After a kill at any moment the pull goes on from its tokens.
 
 The question is asked again because a call that was let in may wait for its turn, and the server may be restored
 meanwhile: rows of another history would look valid, would cover verdicts that are not in that history, and their newer
-position would replace the one that proves the loss. For the same reason each call that goes on with a pull presents
-what its parts have shown so far: all of them are of one history, also where the file had seen none before. A position
+position would replace the one that proves the loss. For the same reason each call that goes on with a pull presents the
+newest position of its parts so far: all parts are of one history, also where the file had seen none before. A position
 that the file sees during the pull, by a verdict that is ahead of the pull's moment, stays the greatest that it has
 seen.
 """

@@ -3,8 +3,8 @@
 State model. Pages may come from two sources at once, a subscription and an explicit ``read``; each has its own
 ``Applier``, and the file's cursor decides which groups are new. ``_turn`` is held while a page is applied and during a
 whole pull, so that no page comes between a pull's ``as_of`` and its end. ``_generation`` counts pulls: a subscription
-that began before one is started again, because the cursor may have gone back. So it does when the file turns out to
-have followed a history that the server does not have: see ``rewind``.
+that began before one is started again, because the cursor may have gone back. It is also started again when the file
+has followed a history that the server does not have: see ``rewind``.
 """
 
 from __future__ import annotations

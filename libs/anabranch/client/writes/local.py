@@ -246,7 +246,7 @@ class BatchBuilder:
         shown: Mapping[str, tuple[Cell, ...]],
         changed: Iterable[str],
     ) -> None:
-        """Write the rows, and keep the base image of each that no other batch touches: what is shown now."""
+        """Write the rows. Keep the row as shown now as the base image of each that no other batch touches."""
         tx = self.tx
         write_bases(tx, table, [(text, shown.get(text)) for text in keys], replace=False)
         store = table.codec.store

@@ -156,6 +156,6 @@ def _real(cell: Any) -> None:
 def _within(name: str, first: int, last: int, infinite: tuple[int, int]) -> Judge:
     def judge(cell: Any) -> None:
         if isinstance(cell, int) and not first <= cell <= last and cell not in infinite:
-            raise SurelyRefusedError(f"is outside what a {name} of Postgres holds")
+            raise SurelyRefusedError(f"is outside the range of a {name} in Postgres")
 
     return judge
