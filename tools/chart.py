@@ -44,11 +44,11 @@ NOT_FOR_A_CLUSTER = frozenset({"end_with_stdin", "clock_offset_ms", "clock_file"
 
 
 class ChartError(Exception):
-    """What is wrong with the chart's files."""
+    """The chart's files have a fault, which the message names."""
 
 
 def settings_class(package: str) -> type[ServiceSettings]:
-    """The settings of a service; those that all have, where it has none of its own yet."""
+    """The settings class of a service; the class that all share, where the service has none of its own yet."""
     if importlib.util.find_spec(f"{package}.config") is None:
         return ServiceSettings
     module = importlib.import_module(f"{package}.config")

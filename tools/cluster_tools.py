@@ -2,8 +2,8 @@
 machines, for those that install it.
 
 A program of that name on the PATH is taken as it is. Otherwise the pinned version is built from its Go module into
-`.cache/tools`, once; without Go the program is missing, and whoever needs it says what was not run. `lint` has them
-judge the chart and its alerts.
+`.cache/tools`, once; without Go the program is missing, and a caller that needs it reports what was not run. `lint` has
+them check the chart and its alerts.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def find(name: str) -> Path | None:
 
 
 def missing(name: str) -> str:
-    """Why a program is not there, for what could not be run."""
+    """Why a program is not there: the reason to print beside the checks that were not run."""
     target = "cluster-test" if name in CONTROL_PLANE else "cluster-tools"
     return f"{name} is neither on the PATH nor built; `make {target}` builds it where there is Go"
 
@@ -69,7 +69,7 @@ def build(name: str) -> None:
     version = version_of(name)
     CACHE.mkdir(parents=True, exist_ok=True)
     folder = CACHE / f"{name}.building-{os.getpid()}"
-    # What the environment says besides, such as how many compile at a time, stays.
+    # Other flags of the environment, such as the number of parallel compilations, are kept.
     flags = f"-trimpath {os.environ.get('GOFLAGS', '')}".strip()
     environment = {**os.environ, "GOBIN": str(folder), "CGO_ENABLED": "0", "GOFLAGS": flags}
     print(f"Building {name} {version} from its Go module …", flush=True)
@@ -102,8 +102,8 @@ def _stamped(version: str) -> str:
 
 
 def build_missing(names: Iterable[str]) -> int:
-    """Build those of ``names`` that are not there; 1 where a build fails. Without Go nothing is built, and that is
-    said."""
+    """Build those of ``names`` that are not there; 1 where a build fails. Without Go nothing is built, and a line says
+    so."""
     for name in names:
         if find(name) is not None:
             continue
@@ -119,7 +119,7 @@ def build_missing(names: Iterable[str]) -> int:
 
 
 def content(name: str, what: str, *arguments: str) -> bool:
-    """Whether a program is content, or is not there, which is said."""
+    """Whether a program reports no fault. A program that is not there counts as such, and a line reports it."""
     program = find(name)
     if program is None:
         print(f"not run: {what}: {missing(name)}")

@@ -43,7 +43,7 @@ class DecisionError(ValueError):
 
 @dataclass(frozen=True)
 class Decision:
-    """One decision, as the head of its file tells it."""
+    """One decision, by the head of its file."""
 
     file: str
     number: int

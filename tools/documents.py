@@ -23,7 +23,7 @@ def documents() -> list[str]:
 
 
 def lay_out(into: Path = INTO) -> int:
-    """Copy them, and give how many they are."""
+    """Copy the documents; return their number."""
     shutil.rmtree(into, ignore_errors=True)
     names = documents()
     for name in names:

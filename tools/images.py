@@ -1,8 +1,8 @@
 """Build both images with Docker, as this machine's pip is set up: `make images`.
 
-What pip is told here (its index, proxy, patience, authority) reaches the build as secrets, so that no image and no
-layer has a word of it. The environment may name another command than `docker` (DOCKER) and more of its options
-(DOCKER_FLAGS). Run with the system's Python, so it imports only the standard library.
+This machine's settings of pip (index, proxy, timeouts, certificate authority) reach the build as secrets, so that no
+image and no layer holds any of them. The environment may name another command than `docker` (DOCKER) and more of its
+options (DOCKER_FLAGS). Run with the system's Python, so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ ASK_TIMEOUT_S = 300
 
 
 def pip_settings(listed: str) -> dict[str, str]:
-    """What ``pip config list`` printed, by bare name, as it holds for an installation.
+    """Parse the output of ``pip config list``: settings by bare name, as they hold for an installation.
 
     Raises:
         ValueError: a line is not a setting.
     """
-    # What comes later wins; other sections are those of other commands.
+    # A later section overrides an earlier one; other sections belong to other commands.
     sections: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}
     for line in filter(None, listed.splitlines()):
         name, equals, value = line.partition("=")
@@ -58,7 +58,7 @@ def pip_config(settings: Mapping[str, str]) -> configparser.RawConfigParser:
 
 
 def asked(command: Sequence[str]) -> str:
-    """What a command says. Raises CalledProcessError, TimeoutExpired."""
+    """The output of a command. Raises CalledProcessError, TimeoutExpired."""
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, timeout=ASK_TIMEOUT_S)
     return done.stdout.strip()
 
@@ -85,7 +85,7 @@ def flags(docker: str, base: str | None, version: str, secrets: Path) -> list[st
     for name, value in arguments.items():
         given += ["--build-arg", f"{name}={value}"]
     for name in PROXIES:
-        # Without a value: Docker takes this process's, and knows these names as ones to keep out of an image.
+        # Without a value: Docker takes this process's value, and keeps variables of these names out of an image.
         given += [part for one in (name, name.lower()) if one in os.environ for part in ("--build-arg", one)]
     # An engine that was started without a network of its own (--bridge=none) builds on the machine's.
     if not asked([docker, "network", "ls", "--quiet", "--filter", "name=^bridge$"]):
@@ -111,7 +111,7 @@ def main() -> int:
             image = f"anabranch/{name}:{found[1]}"
             command = [docker, "build", *shared, *shlex.split(os.environ.get("DOCKER_FLAGS", ""))]
             command += ["--file", f"deploy/docker/{name}.Dockerfile", "--tag", image, "."]
-            # Secrets are a matter of BuildKit, which Docker before 23 uses only when told to.
+            # Secrets need BuildKit, which Docker before 23 uses only where this variable is set.
             environment = {**os.environ, "DOCKER_BUILDKIT": "1"}
             done = subprocess.run(command, cwd=ROOT, env=environment, check=False, timeout=BUILD_TIMEOUT_S)
             if done.returncode:

@@ -52,7 +52,7 @@ def exclusive() -> Iterator[None]:
 
 
 def stamps() -> dict[str, str]:
-    """What `.venv` was last made from: `packages` and `project`, empty when never finished."""
+    """Read what `.venv` was last made from: `packages` and `project`, empty when never finished."""
     if not STAMP.exists() or not PYTHON.exists():
         return {}
     return dict(line.split("=", 1) for line in STAMP.read_text().splitlines())
@@ -61,14 +61,14 @@ def stamps() -> dict[str, str]:
 def pip(title: str, expected: int, *arguments: str) -> None:
     """Run pip inside `.venv`, and say how far it is; a failure ends the setup with pip's own messages."""
     command = [str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "--no-build-isolation"]
-    told(title, expected, [*command, "--progress-bar", "off", *arguments])
+    run_reported(title, expected, [*command, "--progress-bar", "off", *arguments])
 
 
-def told(title: str, expected: int, command: list[str]) -> None:
-    """Run `command`, which says a line beginning with "Collecting" for each of about `expected` packages.
+def run_reported(title: str, expected: int, command: list[str]) -> None:
+    """Run `command`, which prints a line beginning with "Collecting" for each of about `expected` packages.
 
-    What is shown are whole lines, so that a terminal and the log of a CI run read alike: one at the beginning, one at
-    the end, and in between one every few seconds, also while nothing is said.
+    Progress is shown as whole lines, so that a terminal and the log of a CI run read alike: one at the beginning, one
+    at the end, and in between one every few seconds, also while the command prints nothing.
     """
     started = time.monotonic()
     print(f"{title} …", flush=True)
@@ -123,7 +123,7 @@ def install(wanted: dict[str, str], found: dict[str, str]) -> None:
     if wanted["packages"] != found.get("packages"):
         STAMP.unlink(missing_ok=True)
         if wanted["interpreter"] != found.get("interpreter"):
-            told("a new .venv", 1, [sys.executable, "-m", "venv", "--clear", str(VENV)])
+            run_reported("a new .venv", 1, [sys.executable, "-m", "venv", "--clear", str(VENV)])
         locked = ("--require-hashes", "--only-binary", ":all:", "--no-binary", SOURCE_ONLY)
         for lock in LOCKS:
             pip(f"{packages(lock)} packages of {lock}", packages(lock), *locked, "-r", lock)

@@ -3,7 +3,7 @@
 Each language has a folder in `protos/packages` with what its ecosystem calls a package (go.mod, package.json, pom.xml,
 pyproject.toml), its lock, and the template that buf runs. Plugins are local and pinned: Go's are built from their
 modules, TypeScript's comes with package-lock.json, Java's and its protoc from the Maven repository. A language whose
-tools are not there is told of, and left out.
+tools are not there is reported, and left out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PACKAGES = ROOT / "protos" / "packages"
 STUBS = ROOT / "build" / "stubs"
 TOOLS = STUBS / "tools"
 CONTRACT = STUBS / "contract"
-"""What buf reads: protos/, and google.rpc.ErrorInfo for languages whose packages lack it."""
+"""The input of buf: protos/, and google.rpc.ErrorInfo for languages whose packages lack it."""
 ERROR_DETAILS = "google/rpc/error_details.proto"
 BUF = ROOT / ".venv" / "bin" / "buf"
 STEP_TIMEOUT_S = 600
@@ -42,12 +42,12 @@ JAVA_SYSTEMS = {"Linux": "linux", "Darwin": "osx", "Windows": "windows"}
 
 
 class NotHere(Exception):
-    """What a language needs is not to be had on this machine."""
+    """A program that a language needs can't be had on this machine; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """``needs``: programs that must be on the PATH; ``make``: what makes its package."""
+    """``needs``: programs that must be on the PATH; ``make``: the function that makes its package."""
 
     name: str
     needs: Sequence[str]
@@ -75,7 +75,7 @@ def run(*command: str | Path, folder: Path = ROOT, environment: Mapping[str, str
 
 
 def stage() -> None:
-    """Put together what buf reads."""
+    """Put together the input of buf."""
     shutil.rmtree(CONTRACT, ignore_errors=True)
     shutil.copytree(ROOT / "protos" / "anabranch", CONTRACT / "anabranch")
     target = CONTRACT / ERROR_DETAILS
@@ -111,7 +111,7 @@ def generate(language: str, *only: str) -> None:
 def make_go(package: Path) -> None:
     """Messages and services of grpc-go."""
     for program, (source, version) in GO_PLUGINS.items():
-        # Also what is there already is asked for: the go command knows whether it is that version.
+        # A program that is there already is asked for, too: the go command knows whether it has that version.
         run("go", "install", f"{source}@{version}", environment={"GOBIN": str(TOOLS), "GOFLAGS": "-trimpath"})
         if not (TOOLS / program).exists():
             raise SystemExit(f"go install made no {program}")
@@ -142,7 +142,7 @@ def make_java(package: Path) -> None:
 
 def java_program(package: Path, name: str, group: str, version: str) -> Path:
     """A program from the Maven repository; gRPC's plugin may be on the PATH instead. Raises NotHere where it can't be
-    had: programs are not served for every machine, nor everywhere."""
+    had: not every repository has programs for every machine."""
     other = next((found for found in map(shutil.which, JAVA_PLUGINS.get(name, ())) if found), None)
     if other is not None:
         return Path(other)

@@ -1,7 +1,7 @@
 """Build the three wheels into build/wheels, and hold them apart: `make wheels`.
 
 Each file of the source tree is in exactly one of them, so that a device has nothing of the server, and a server nothing
-of the test kit. What is in which is said by `wheels/*/pyproject.toml`.
+of the test kit. `wheels/*/pyproject.toml` says which file is in which wheel.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def tree() -> frozenset[str]:
 
 
 def faults(held: Mapping[str, Set[str]], whole: Set[str]) -> list[str]:
-    """What is wrong with the wheels' contents: a line for each file that is in two, in none, or not in the tree."""
+    """Faults of the wheels' contents: a line for each file that is in two, in none, or not in the tree."""
     times = Counter(file for files in held.values() for file in files)
     wrong = []
     for file in (file for file, count in times.items() if count > 1):

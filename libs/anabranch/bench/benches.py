@@ -1,4 +1,4 @@
-"""Every bench by its name, with what a reader of its figure has to know."""
+"""Every bench by its name, with the facts that a reader of its figure has to know."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from anabranch.bench.report import Result
 
 
 class Bench(NamedTuple):
-    """``work``: what is measured. ``baseline``: what it is held against. ``others``: what other systems reached for
-    about the same work on a machine of two cores, in memory on the client and without a network; empty where that is
-    not known."""
+    """``work``: the measured work. ``baseline``: the work that it is compared with. ``others``: figures of other
+    systems for about the same work on a machine of two cores, in memory on the client and without a network; empty
+    where they are not known."""
 
     run: Callable[[], Result]
     work: str

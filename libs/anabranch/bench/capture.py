@@ -1,9 +1,8 @@
-"""What capture costs the application's own writes: the same statements on a table with its triggers and on one without.
+"""The cost of capture for the application's own writes: the same statements on a table with triggers and one without.
 
 Statements of one row, of 100 and of 10,000 rows, each a transaction of its own that is durable when it returns, over a
 connection of the application's, by libpq alone: a driver's own time on both sides would make capture look cheaper. The
-two tables take turns, round by round, so that what else the machine does meets
-both; the best round of each counts.
+two tables take turns, round by round, so that other load on the machine affects both; the best round of each counts.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from anabranch.testkit.libpq import LibpqSession, libpq_session
 from anabranch.values.postgres_binary import Parameter
 
 TARGETS = {1: 1.5, 100: 2.0, 10_000: 3.5}
-"""Rows a statement to how many times as long it may take."""
+"""Rows of a statement to the greatest ratio of its time with capture to its time without."""
 STATEMENTS = {1: 300, 100: 40, 10_000: 2}
-"""Rows a statement to statements a round."""
+"""Rows of a statement to the number of such statements in a round."""
 ROUNDS = 3
 
 _TABLES = """
@@ -57,7 +56,7 @@ def _round(conn: Session, writer: LibpqSession, table: str, size: int) -> dict[s
         for number in range(STATEMENTS[size]):
             writer.run(text, [_number(number * size + 1), _number((number + 1) * size)])
         took[kind] = time.perf_counter() - started
-        # The planner shall know the rows that the next kind finds by their keys.
+        # The planner needs current statistics of the rows that the next kind finds by their keys.
         conn.execute(f"vacuum analyze {table}".encode())
     conn.execute(b"truncate anabranch.captured")
     return took

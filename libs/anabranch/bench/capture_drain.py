@@ -37,8 +37,8 @@ _INSERT = (
 
 
 def _device(pipe: Connection, addresses: dict[str, str], key: str, file: str, rows: int, paced: int) -> None:
-    """Tells when ``rows`` rows are in its file; then, of each of ``paced`` more, when it came, all at once: a pipe that
-    nobody reads meanwhile would hold the device up."""
+    """Send the time at which ``rows`` rows are in its file; then, in one message, the time of arrival of each of
+    ``paced`` more: a pipe that nobody reads meanwhile would hold the device up."""
     came: list[tuple[str, int]] = []
     all_came = Event()
 
@@ -67,7 +67,7 @@ def _name(series: str, number: int) -> str:
 
 
 def _write(conn: Session, table: str, numbers: Sequence[int], name: str) -> int:
-    """Rows in one transaction; when its COMMIT came back, in nanoseconds."""
+    """Write rows in one transaction; return the time at which its COMMIT came back, in nanoseconds."""
     with conn.cursor() as cursor:
         statement = _INSERT.format(table=table).encode()
         cursor.executemany(statement, [(_name(name, n), f"a title of {n}", n) for n in numbers])
@@ -76,7 +76,7 @@ def _write(conn: Session, table: str, numbers: Sequence[int], name: str) -> int:
 
 
 def _bare(conn: Session, rows: int) -> float:
-    """Rows a second into a table that nobody captures."""
+    """Rows a second into a table without capture."""
     conn.execute(f"create table {SCHEMA}.bare (like {SCHEMA}.{TABLE} including all)".encode())
     conn.commit()
     started = time.perf_counter()
@@ -104,7 +104,7 @@ def _lags(conn: Session, pipe: Connection, rows: int) -> list[float]:
 
 
 def _await(pipe: Connection, wanted: str) -> int:
-    """The moment that the device names for ``wanted``. Raises TimeoutError."""
+    """The time that the device reports for ``wanted``. Raises TimeoutError."""
     if not pipe.poll(_PATIENCE_S):
         raise TimeoutError(f"the device does not say {wanted!r} within {_PATIENCE_S:g} s")
     name, moment = pipe.recv()
@@ -129,7 +129,7 @@ def _run(on: Stage, file: Path, rows: int, paced: int) -> tuple[float, float, li
 
 def capture(rows: int = 100_000, paced: int = 5_000) -> Result:
     """``rows`` rows by direct SQL to a device; then the lag of ``paced`` rows. The baseline is the rate that is asked
-    for; what a bare writer reaches is among the details."""
+    for; the rate of a bare writer is among the details."""
     with stage() as on, tempfile.TemporaryDirectory(prefix="anabranch-bench-") as folder:
         rate, bare, lags, wrote_s = _run(on, Path(folder) / "device.db", rows, paced)
     p50 = percentile(lags, 0.5)

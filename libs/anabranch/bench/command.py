@@ -28,7 +28,7 @@ def bench(
         if name in ("all", key):
             results.append(one.run())
             if as_json:
-                # At once: what was measured stays, whatever becomes of the next one.
+                # Printed at once, so that this result is kept if the next bench fails.
                 print_json(results[-1:])
     if not as_json:
         print_table(results)

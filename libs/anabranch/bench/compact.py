@@ -1,8 +1,8 @@
 """The compactor: a first run over many changes, then one with a hundredth more, against a bare reader and writer.
 
 The log is made directly (``log_maker``), half of the changes inserts and half updates of two columns. Times are those
-of the job itself: its plan, and from when Spark is there to its last word; the start of Python, Java and Spark is told
-apart.
+of the job itself: its plan, and the time from when Spark is ready to the job's last line; the start of Python, Java and
+Spark is reported separately.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from pg_partition_tree('anabranch.log'::regclass) where isleaf
 @dataclass(frozen=True, slots=True)
 class Job:
     """A run of the job: seconds before its plan, seconds of the run by the clock and of all processors together (those
-    of a Postgres of the bench's own among them), the memory that it took, and what it says at its end."""
+    of a Postgres of the bench's own among them), the memory that it took, and its report at the end."""
 
     start_s: float
     run_s: float
@@ -55,7 +55,7 @@ def timed_run(url: str, root: Path) -> Job:
 
     Raises:
         CompactorError: it failed.
-        RuntimeError: it had nothing to say of any database.
+        RuntimeError: it reported no database.
     """
     began = time.perf_counter()
     start_s, outcome = 0.0, None
@@ -101,7 +101,7 @@ def read_s(url: str, database: Database, after: int, upto: int) -> tuple[float, 
 
 
 def write_s(tables: Sequence[pa.Table], root: Path) -> float:
-    """Seconds of one process that writes rows, which it has, as Parquet."""
+    """Seconds of one process that writes rows, which it has in memory, as Parquet."""
     began = time.perf_counter()
     for number, rows in enumerate(tables):
         pq.write_table(rows, root / f"bare-{number}.parquet", compression="zstd")
@@ -121,7 +121,7 @@ def bare(url: str, database: Database, root: Path, manifest: Manifest) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """``bare_s``: seconds of the bare reader and writer of what the first run wrote. ``log_bytes``: the log then."""
+    """``bare_s``: seconds of the bare reader and writer of the first run's output. ``log_bytes``: the log's size."""
 
     first: Job
     later: Job
@@ -130,7 +130,7 @@ class _Measured:
 
     @property
     def share(self) -> float:
-        """The later run in parts of the first."""
+        """The later run's time as a fraction of the first run's."""
         return self.later.run_s / self.first.run_s
 
     def details(self, changes: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Time on the clock and on the processors: where others use the machine, too, the second says more than the first."""
+"""Wall time and processor time: on a machine that others use, too, processor time says more than wall time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Spent:
     cpu_s: float = 0.0
 
     def add(self, other: Spent) -> None:
-        """Count another measurement, too."""
+        """Add another measurement."""
         self.wall_s += other.wall_s
         self.cpu_s += other.cpu_s
 
@@ -36,7 +36,7 @@ def family_cpu_s() -> float:
         try:
             times = process.cpu_times()
         except psutil.NoSuchProcess:
-            # It has just ended: its parent has its time by now.
+            # The process has just ended: its time is counted at its parent by now.
             continue
         total += times.user + times.system + times.children_user + times.children_system
     return total
@@ -44,7 +44,7 @@ def family_cpu_s() -> float:
 
 @contextmanager
 def spent() -> Iterator[Spent]:
-    """What the block takes, in this process and all that it started."""
+    """Measure the block's time, in this process and in all that it started."""
     found = Spent()
     cpu, wall = family_cpu_s(), time.perf_counter()
     yield found

@@ -20,7 +20,7 @@ def device(on: Stage, work: Callable[..., None], *more: Any, patience_s: float) 
     arguments = (there, dict(on.stack.addresses), on.stack.key, *more)
     process = context.Process(target=work, args=arguments, daemon=True)
     process.start()
-    # So that its end is the pipe's.
+    # Only the process holds that end then, so that its exit closes the pipe.
     there.close()
     try:
         yield here

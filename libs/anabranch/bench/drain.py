@@ -7,9 +7,9 @@ of each ten
 * one updates a column that another device has written meanwhile: it wins, and the other's values are kept as lost;
 * one updates rows of which another device has deleted one: it is refused, and becomes a dead letter.
 
-The time is that of ``flush``: from its begin, with the file as it was left, until the last verdict is in the file. The
-baseline is the rate of ``bench ingest`` on the same services, half of it before and half of it after, so that what else
-the machine does meets both.
+The time is that of ``flush``: from its start, with the file as it was left, until the last verdict is in the file. The
+baseline is the rate of ``bench ingest`` on the same services, half of it before and half of it after, so that other
+load on the machine affects both.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _PATIENCE_S = 1_800.0
 _SEEDS_PER_CALL = 500
 Kind = Literal["insert", "update", "overwrite", "refused"]
 KINDS: tuple[Kind, ...] = (*("insert", "update") * 4, "overwrite", "refused")
-"""What ten batches do, one after the other."""
+"""The kinds of ten successive batches."""
 Batch = tuple[Kind, tuple[dict[str, Any], ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``there``: what is inserted before. ``meanwhile``: what another device, which has seen that, writes while the
-    first one is away. ``batches``: what the first one queues."""
+    """``there``: the batches inserted before. ``meanwhile``: the batches that another device, which has seen those,
+    writes while the first one is away. ``batches``: the batches that the first one queues."""
 
     there: Client
     meanwhile: Client
@@ -56,7 +56,7 @@ class Plan:
 
 
 def plan(number: int, now_ms: int) -> Plan:
-    """What both do, for ``number`` batches of the first."""
+    """The work of both devices, for ``number`` batches of the first."""
     node, another, ids = workload.new_node(now_ms), workload.new_node(now_ms), workload.ids_from(now_ms - 60_000, 900)
     there: list[Made] = []
     meanwhile: list[Made] = []
@@ -78,8 +78,8 @@ def plan(number: int, now_ms: int) -> Plan:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """What the device says at its end; seconds by the clock. ``overwrote``: batches of its own that won over another's
-    values, as the log told it."""
+    """The device's report at its end; seconds are wall time, but for ``flush_cpu_s``. ``overwrote``: batches of its own
+    that won over another's values, by the verdicts in the log."""
 
     queued_s: float
     flush_s: float
@@ -90,7 +90,7 @@ class Drained:
 
 
 def _device(pipe: Connection, addresses: dict[str, str], key: str, file: str, batches: tuple[Batch, ...]) -> None:
-    """Pulls, queues when told to, flushes when told to; says at the end what it came to."""
+    """Pull, queue on a message, flush on the next one; send the result at the end."""
     overwrote: set[str] = set()
 
     def conflict(event: ConflictEvent) -> None:
@@ -125,7 +125,7 @@ def _device(pipe: Connection, addresses: dict[str, str], key: str, file: str, ba
 
 
 def _heard(pipe: Connection) -> object:
-    """What the device says next. Raises TimeoutError, and EOFError where it has failed."""
+    """Return the device's next message. Raises TimeoutError, and EOFError where it has failed."""
     if not pipe.poll(_PATIENCE_S):
         raise TimeoutError(f"the device says nothing within {_PATIENCE_S:g} s")
     return pipe.recv()

@@ -2,11 +2,11 @@
 
 Subscribers are bare gRPC streams in processes of their own, a few dozen to a connection. Devices send batches of one
 row, ten a call, at a steady rate. A batch's id holds the moment at which it was made: the lag of a change at a
-subscriber is from there to the moment when the message that brings it was read. Every subscriber must get every change
+subscriber is the time from there until the message that brings it was read. Every subscriber must get every change
 exactly once, in order.
 
-That a change is encoded once, and not once for each subscriber, is told by the pages that the service counts as made:
-no more than one subscriber got messages.
+The service counts the pages that it makes: these are no more than the messages that one subscriber got where a change
+is encoded once, and not once for each subscriber.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PATIENCE_S = 60.0
 
 
 class Heard(NamedTuple):
-    """What a process's subscribers got: how many changes took so many milliseconds, and the messages of each."""
+    """The result of a process's subscribers: how many changes took so many milliseconds, and the messages of each."""
 
     lags_ms: Counter[int]
     messages: list[int]
@@ -54,7 +54,7 @@ def _made_ms(batch_id: str) -> int:
 async def _subscribe(
     stub: change_pb2_grpc.ChangeServiceAsyncStub, key: str, changes: int, heard: Heard, following: asyncio.Barrier
 ) -> None:
-    """Follow from the beginning until ``changes`` have come. The first message comes before there are any."""
+    """Follow from the beginning until ``changes`` have come. The first message comes before any change."""
     node = batch_pb2.Node(id=str(ULID()), name="bench")
     request = change_pb2.SubscribeRequest(db_name=DATABASE, node_state=position_pb2.NodeState(node=node))
     call = stub.Subscribe(request, timeout=_PATIENCE_S, metadata=(("authorization", f"Bearer {key}"),))
@@ -100,12 +100,12 @@ async def _follow(pipe: Connection, address: str, key: str, subscribers: int, ch
 
 
 def _follow_all(pipe: Connection, addresses: dict[str, str], key: str, subscribers: int, changes: int) -> None:
-    """Subscribers of one process; tells what they heard."""
+    """Run the subscribers of one process; send what they received."""
     pipe.send(asyncio.run(_follow(pipe, addresses["snapshot"], key, subscribers, changes)))
 
 
 async def _send(on: Stage, changes: int, per_s: float) -> None:
-    """Send ``changes`` at a steady rate, whatever the answers take, as far as there are devices that have theirs."""
+    """Send ``changes`` at a steady rate, however long answers take, as long as a device is free that has its answer."""
     calls = changes // _BATCHES_A_CALL
     idle: asyncio.Queue[Sender] = asyncio.Queue()
     async with grpc.aio.insecure_channel(on.stack.addresses["ingest"]) as channel, asyncio.TaskGroup() as group:

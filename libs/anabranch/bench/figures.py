@@ -1,4 +1,4 @@
-"""The table of figures, made of what several runs of ``anabranch bench … --json`` printed.
+"""The table of figures, made from the output of several runs of ``anabranch bench … --json``.
 
 Each figure is the median of its runs, with the least and the greatest beside it: a figure without its spread says
 little on a machine that others use, too.
@@ -76,11 +76,11 @@ def _row(name: str, runs: Sequence[Found]) -> str:
 
 
 def _conditions(runs: Sequence[Found]) -> list[str]:
-    """Further targets that a run missed, by what they say."""
+    """Further targets that a run missed, by their text."""
     missed: dict[str, int] = defaultdict(int)
     for run in runs:
         for text, holds in run["details"]["conditions"].items():
-            # Without the figure of the run, which some say in brackets.
+            # Without the run's figure, which some targets give in brackets.
             missed[text.split(" (is ")[0]] += not holds
     return [f"missed {count} times: {text}" for text, count in missed.items() if count]
 

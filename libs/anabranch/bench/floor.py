@@ -25,7 +25,7 @@ from anabranch.values.postgres_binary import Parameter
 
 Prepared = tuple[bytes, list[Parameter]]
 PLAIN = "plain"
-"""The copy of the table that nothing captures."""
+"""The copy of the table, without capture."""
 _NAME = "anabranch-bench-floor"
 _NODE = "01HZZZZZZZZZZZZZZZZZZZZZZZ"
 _VERDICT_BYTES = 60
@@ -108,7 +108,7 @@ def _prepare(table: Table, sql: Statements, database_id: int, position: int, gro
 def write(url: str, table: Table, database_id: int, batches: Sequence[Made], group_size: int) -> float:
     """Write all that ``batches`` change, ``group_size`` batches a commit, into an empty copy of the table.
 
-    Gives row changes a second.
+    Returns row changes a second.
 
     Raises:
         RuntimeError: a statement changed another number of rows than it names.

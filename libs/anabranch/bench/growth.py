@@ -1,7 +1,7 @@
-"""The write path with a long history behind it, against the same with none; and what the janitor does with that.
+"""The write path with a long history behind it, against the same with none; and the janitor's sweep of that history.
 
 Two databases on one server, with services of their own: one empty, one with millions of changes in its log
-(``history``). Both are sent the same batches, in turns, so that what else the machine does meets both.
+(``history``). Both are sent the same batches, in turns, so that other load on the machine affects both.
 
 Then the window is shortened so that half of the history may go, and the janitor sweeps.
 """
@@ -42,7 +42,7 @@ select sum(pg_total_relation_size(name::regclass))::int8
 from unnest(array['anabranch.batches', 'anabranch.groups', 'anabranch.row_versions']) as name
 """
 _CHANGES = "select count(*) from anabranch.log"
-# Devices that read tell it with every call; the bench's own only write.
+# Devices that read report their position with every call; the bench's own only write.
 _ACKNOWLEDGE = """
 update anabranch.nodes set acknowledged = (select max(position) from anabranch.groups)
 """
@@ -50,7 +50,7 @@ update anabranch.nodes set acknowledged = (select max(position) from anabranch.g
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """``log_bytes`` is the log's size after it, with its indexes; ``changes`` what is left in it."""
+    """``log_bytes``: the log's size after the sweep, with its indexes; ``changes``: how many changes are left in it."""
 
     seconds: float
     log_bytes: int

@@ -1,4 +1,4 @@
-"""A long history, written by Postgres itself in a minute or two: what the resolver would have left of so many changes.
+"""A long history, written by Postgres itself in a minute or two: the state that the resolver would have left.
 
 The first half of the changes inserts rows, the second updates two columns of the same rows, in the same order; batches
 of ten, groups of fifty batches, spread evenly over the days before now. Effects and verdicts are messages made by the
@@ -30,7 +30,7 @@ _NODES = 8
 _LOCK_MS, _STATEMENT_MS = 5_000, 60_000
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _KEY, _BATCH = "01HFKEYKEYKEYKEYKEYKEYKEYK", "01HGBATCHBATCHBATCHBATCHBA"
-"""What stands in the messages where a row's key and a batch's id come."""
+"""Placeholders in the messages for a row's key and a batch's id."""
 
 
 def _time(position: str) -> str:
@@ -45,7 +45,7 @@ def _node(batch: str) -> str:
 
 
 def _with(message: bytes, **places: str) -> str:
-    """SQL for a message in which each of ``places`` is replaced by what it stands for."""
+    """SQL for a message in which each placeholder of ``places`` is replaced by its value."""
     parts: list[bytes | str] = [message]
     for place, expression in places.items():
         mark = {"key": _KEY, "batch": _BATCH}[place].encode()
@@ -62,7 +62,7 @@ def _with(message: bytes, **places: str) -> str:
     )
 
 
-# One row a group of [first, until): ``own`` is the group that inserted its rows.
+# One row for each group in [first, until): ``own`` is the group that inserted its rows.
 _GROUPS = f"""
 with g as materialized (
     select number, own, number < %(half)s as inserts, position, {_time("position")} as time,
@@ -113,7 +113,7 @@ _RECORDED = f"""{_GROUPS}
 insert into anabranch.groups (database_id, position, batches, changes, chain, sums)
 select %(db)s, position, 50, 500, substr(sha256(convert_to(time, 'UTF8')), 1, 16), array[%(sum)s::bytea] from g
 """
-# Of the groups that update, whose rows so have their whole history.
+# For the groups that update alone: with them, their rows have their whole history.
 _VERSIONS = f"""{_GROUPS}
 insert into anabranch.row_versions (table_id, key, last_position, last_node, last_batch, insert_position, insert_place,
                                     insert_node, insert_batch, stamps)
@@ -147,7 +147,7 @@ _SETTLE = (
 
 
 def _statements(table: Table) -> tuple[list[str], list[str]]:
-    """What is written of all groups, and what only of those that update."""
+    """The statements to run for all groups, and those to run for groups that update alone."""
     builder = EffectBuilder(table)
     before: list[Cell] = [_KEY, "title 1234 of the day", False, 123_400, 3 / 7, 1_700_000_000_000_000]
     after: list[Cell] = [_KEY, "title 1234 of the day (done)", True, *before[3:]]

@@ -35,8 +35,8 @@ def _now_ms() -> int:
 
 
 def measure(on: Stage, clients: Sequence[Client], per_call: int) -> Run:
-    """Send everything and check that all of it that is not to be refused is in the log. The rate counts the changes of
-    refused batches, too: they are sent and decided like others.
+    """Send everything and check that the log has all changes of batches that are not to be refused. The rate counts the
+    changes of refused batches, too: they are sent and decided like others.
 
     Raises:
         RuntimeError: the log holds another number of changes.
@@ -54,7 +54,7 @@ def measure(on: Stage, clients: Sequence[Client], per_call: int) -> Run:
 
 
 def ingest_some(on: Stage, changes: int, total: Spent) -> None:
-    """What ``ingest`` does, with ``changes`` changes; what it took is added to ``total``. Raises as ``measure``."""
+    """Do the work of ``ingest`` with ``changes`` changes; add the time to ``total``. Raises as ``measure``."""
     clients = workload.clients(8, changes, 10, _now_ms())
     with spent() as took:
         run = measure(on, clients, COALESCED)

@@ -72,7 +72,7 @@ def _told(name: str, job: Job) -> dict[str, Any]:
 
 
 def large_delete(rows: int) -> dict[str, Any]:
-    """The figures; each one is printed, as JSON, as soon as it is known, too."""
+    """Return the figures; each one is also printed, as JSON, as soon as it is known."""
     found: dict[str, Any] = {}
 
     def tell(figures: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ P99_TARGET = 20.0
 PROPAGATE_TARGET = 2.0
 WARM_UP = 50
 PAUSE_S = 0.002
-"""Between two writes, so that each meets an idle system."""
+"""Pause between two writes, so that each meets an idle system."""
 APPLY_TIMEOUT_S = 10.0
 
 
@@ -112,7 +112,7 @@ def propagate(times: int = 500) -> Result:
 
 
 def _await(pipe: Connection, wanted: str) -> int:
-    """The moment that the listener names for ``wanted``. Raises TimeoutError."""
+    """The time that the listener reports for ``wanted``. Raises TimeoutError."""
     deadline = time.monotonic() + APPLY_TIMEOUT_S
     while (left := deadline - time.monotonic()) > 0 and pipe.poll(left):
         name, moment = pipe.recv()

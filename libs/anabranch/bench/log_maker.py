@@ -1,5 +1,5 @@
-"""A log whose every proof holds, made directly: groups as the resolver commits them, with the tables' rows and sums
-that belong to them, but without batches, verdicts and, of rows that live, versions."""
+"""A log for which every proof holds, made directly: groups as the resolver commits them, with the tables' rows and sums
+that belong to them, but without batches and verdicts, and without the versions of live rows."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class LogMaker:
         self.update(changes - inserts)
 
     def insert(self, changes: int) -> None:
-        """New rows."""
+        """Insert new rows."""
         self._conn.execute(MARK_RESOLVER)
         for size in _sizes(changes):
             first = len(self._rows)
@@ -61,7 +61,7 @@ class LogMaker:
             self._sql.insert(self._conn, self._table.column_names, rows)
 
     def update(self, changes: int) -> None:
-        """Two columns of some rows, spread over all."""
+        """Update two columns of some rows, spread over all."""
         self._conn.execute(MARK_RESOLVER)
         step = max(1, len(self._rows) // max(1, changes))
         at = 0
@@ -79,7 +79,7 @@ class LogMaker:
             self._sql.update(self._conn, ("title", "done"), keys, [(row[1], row[2]) for row in chosen])
 
     def delete_all(self) -> None:
-        """Every row, by one group, and their tombstones."""
+        """Delete every row by one group, and write their tombstones."""
         self._conn.execute(MARK_RESOLVER)
         rows, self._rows = self._rows, []
         starts = range(0, len(rows), GROUP)

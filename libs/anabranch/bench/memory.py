@@ -1,6 +1,6 @@
-"""How much memory a program and everything that it started have at most, looked at while it runs.
+"""The peak memory of a program and everything that it started, sampled while it runs.
 
-Pages that several processes share are counted once, as Linux tells it (proportional set size): Spark's workers are
+Pages that several processes share are counted once, by Linux's proportional set size: Spark's workers are
 forked from one process, and have most of what they hold in common.
 """
 
@@ -55,8 +55,8 @@ def _look(peak: Peak, module: str) -> None:
 
 @contextmanager
 def peak_of(module: str) -> Iterator[Peak]:
-    """What ``python -m module``, which the block starts, and everything that it starts have at most. Looks several
-    times a second, so that what is held for less may be missed."""
+    """The peak memory of ``python -m module``, which the block starts, and of everything that it starts. It is sampled
+    several times a second, so that a shorter peak may be missed."""
     peak, ended = Peak(), threading.Event()
 
     def watch() -> None:

@@ -1,4 +1,4 @@
-"""Batches that a constraint refuses, one in ten: what they cost the others.
+"""Failing batches, one in ten refused by a constraint: their cost for the others.
 
 Eight clients send batches of ten rows into a table with a foreign key, a unique column, a check and columns that are
 not null; the first half inserts rows, the second updates some of their columns. In one row of each bad batch one value
@@ -99,7 +99,7 @@ def _spoilt(rows: list[Row], broken: Constraint, taken: str) -> list[Row]:
 
 
 def _run(on: Stage, changes: int, broken: Constraint | None) -> tuple[Spent, float]:
-    """What it took, and how many batches a group had on average."""
+    """The time that a run took, and how many batches a group had on average."""
     now_ms = time.time_ns() // 1_000_000
     clients = [client(i, changes // BATCH_ROWS // CLIENTS, now_ms, broken) for i in range(CLIENTS)]
     with spent() as took:

@@ -37,9 +37,9 @@ PULL_TARGET = 0.9
 BOOTSTRAP_TARGET = 0.8
 ROUNDS = 3
 ROWS_A_STATEMENT = 50
-"""Of the faster of the two bare ways into a file; more gains little."""
+"""Rows of one bare INSERT with many rows; more of them gain little."""
 MEMORY_MB = 32
-"""How much more memory the server may use for the last nine tenths of the rows than for the first."""
+"""How much more memory, in MiB, the server may use for the last nine tenths of the rows than for the first."""
 _PATIENCE_S = 900.0
 COPY = f"copy {SCHEMA}.{TABLE} to stdout (format binary)"
 _FILL = """
@@ -109,7 +109,7 @@ def _now_ms() -> int:
 def pull(rows: int = 1_000_000) -> Result:
     """``rows`` rows out of Postgres, through the service, to a client that does nothing with them."""
     with stage(definition(rows)) as on:
-        # What both learn the first time is no part of it.
+        # One-time work of both sides is no part of the measurement.
         pull_once(on)
         copy_s(on.url, COPY)
         pulls, copies, took = [], [], Spent()
@@ -143,7 +143,7 @@ def pull(rows: int = 1_000_000) -> Result:
 
 
 def _start(pipe: Connection, addresses: dict[str, str], key: str, file: str) -> None:
-    """A device's first start, timed; says how many seconds it took by the clock, and of the processor."""
+    """Time a device's first start; send its seconds of wall time, and of processor time."""
     db = SyncedDb(file, remote=remote_of(addresses, key), db_name=DATABASE)
     try:
         began, cpu = time.perf_counter(), time.process_time()
@@ -154,7 +154,7 @@ def _start(pipe: Connection, addresses: dict[str, str], key: str, file: str) -> 
 
 
 def _started(on: Stage, file: Path) -> tuple[float, float]:
-    """What a device says of its first start. Raises TimeoutError, and EOFError where it has failed."""
+    """Wall and processor seconds of a device's first start. Raises TimeoutError, and EOFError where it has failed."""
     with device(on, _start, str(file), patience_s=_PATIENCE_S) as pipe:
         if not pipe.poll(_PATIENCE_S):
             raise TimeoutError(f"the device is not ready within {_PATIENCE_S:g} s")

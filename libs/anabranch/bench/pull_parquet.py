@@ -1,8 +1,8 @@
 """A whole table from its published base, against the same pull from Postgres.
 
 The table is filled before it is registered, pulled from Postgres, and compacted; then it is pulled again, by the same
-reader. The first pull that finds the base has it proven and is not counted: a process does that once. That Parquet, and
-not Postgres, was the source of what is counted is told by the service's own count.
+reader. The first pull that finds the base has it proven and is not counted: a process does that once. The service's own
+count shows that Parquet, and not Postgres, was the source of the pulls that are counted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a bench gives: one figure beside its baseline from the same run, and whether the target is met."""
+"""The result of a bench: one figure beside its baseline from the same run, and whether the target is met."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.table import Table
 @dataclass(frozen=True, slots=True)
 class Result:
     """``ratio`` is ``value / baseline``. ``direction`` says which side of ``target`` it has to be on; ``conditions``
-    holds further targets by what they say, each met or not."""
+    maps the text of each further target to whether it is met."""
 
     bench: str
     value: float
@@ -31,7 +31,7 @@ class Result:
 
     @property
     def ratio(self) -> float:
-        """The figure in parts of its baseline."""
+        """The figure divided by its baseline."""
         return self.value / self.baseline
 
     @property
@@ -67,13 +67,13 @@ def machine() -> str:
 
 
 def print_json(results: Sequence[Result]) -> None:
-    """One line of JSON a result."""
+    """Print one line of JSON for each result."""
     for result in results:
         print(json.dumps(result.as_json()))
 
 
 def print_table(results: Sequence[Result], console: Console | None = None) -> None:
-    """All results as a table."""
+    """Print all results as a table."""
     table = Table("bench", "value", "baseline", "ratio", "target", "met", title=machine())
     for result in results:
         sign = "≥" if result.direction == "at least" else "≤"

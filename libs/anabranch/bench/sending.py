@@ -19,7 +19,7 @@ MAX_ATTEMPTS = 20
 
 
 class NotAppliedError(AnabranchError):
-    """A batch of the workload did not get the verdict that it was to get: the figure would mean nothing."""
+    """A batch of the workload did not get the expected verdict: the figure would mean nothing."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class Sender:
     calls: int = 0
 
     async def send(self, batches: Sequence[Made], prev: str) -> str:
-        """Send and wait until every batch has its verdict; the last id.
+        """Send and wait until every batch has its verdict; return the last id.
 
         Raises:
             NotAppliedError: a verdict is another than expected, or does not come.
@@ -75,7 +75,7 @@ class Sender:
         """Send everything, call after call."""
         batches, prev = self.client.batches, ""
         for start in range(0, len(batches), self.per_call):
-            # What was sent before has its verdict and has left the queue: the first of a call has no prev.
+            # The batches sent before have their verdicts and have left the queue: the first of a call has no prev.
             await self.send(batches[start : start + self.per_call], prev)
             prev = ""
 
@@ -99,7 +99,7 @@ async def _all(address: str, key: str, clients: Sequence[Client], per_call: int)
 
 
 def send_all(address: str, key: str, clients: Sequence[Client], per_call: int) -> float:
-    """Have all clients send all that they have at the same time; seconds from the first call to the last verdict.
+    """Have all clients send everything at the same time; return seconds from the first call to the last verdict.
 
     Raises:
         NotAppliedError: a batch got another verdict than expected, or none.

@@ -1,4 +1,4 @@
-"""What a bench runs on: Postgres, the services as real processes, one database with its tables."""
+"""The stage that a bench runs on: Postgres, the services as real processes, one database with its tables."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def fresh_database(
 def staged(server_url: str, folder: Path, url: str, database: Database, resolvers: int = 1) -> Iterator[Stage]:
     """The services on a database that is there. ``folder`` takes their logs and is made."""
     folder.mkdir()
-    # What tests want to know ten times a second is asked as often as elsewhere: it has a price.
+    # Tests have readiness checked ten times a second, which costs time; a bench uses the default interval.
     as_elsewhere = {"ANABRANCH_READY_INTERVAL_MS": str(ServiceSettings.model_fields["ready_interval_ms"].default)}
     with Stack(url, folder=folder, resolvers=resolvers, environment=as_elsewhere) as stack:
         yield Stage(server_url, url, stack, database, folder)

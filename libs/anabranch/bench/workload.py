@@ -42,7 +42,7 @@ class Made:
 @dataclass(frozen=True, slots=True)
 class Client:
     """A node and everything that it has queued. ``refused``: the ids of the batches that break a constraint.
-    ``basis``: the position that it had applied when it made them."""
+    ``basis``: the position that the node had applied when it made the batches."""
 
     node_id: str
     batches: tuple[Made, ...]

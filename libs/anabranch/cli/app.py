@@ -32,7 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Name of a subcommand to the module whose ``app`` it is, and what it does in a line."""
 TESTKIT = ("anabranch.bench", "anabranch.demo", "anabranch.scenario")
-"""Packages that a server is installed without: above stand the names of their modules, and nothing imports them."""
+"""Packages that a server is installed without: the table above names their modules, and nothing imports them."""
 
 
 class Forwarding(TyperCommand):
@@ -65,13 +65,13 @@ class LazyGroup(TyperGroup):
         if name is None or command is None:
             return name, command, rest
         module = _module(name)
-        # One that works on a device's file alone knows no typer: a device has none.
+        # A command that works on a device's file alone does not use typer: a device has none.
         real: Any = typer.main.get_command(module.app) if hasattr(module, "app") else Forwarding(module.main)
         real.name = name
         return name, real, rest
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the subcommand; a database that is not there is told in one line."""
+        """Run the subcommand; where the database is not available, print one line that says so."""
         try:
             return super().invoke(ctx)
         except Exception as error:
@@ -83,7 +83,7 @@ class LazyGroup(TyperGroup):
 
 
 def _module(name: str) -> Any:
-    """The module of a subcommand, imported now; one whose package is not installed is told in one line."""
+    """Import the module of a subcommand; where its package is not installed, print one line that says so."""
     try:
         return importlib.import_module(COMMANDS[name][0])
     except ModuleNotFoundError as error:
@@ -94,7 +94,7 @@ def _module(name: str) -> Any:
 
 
 def _explain(error: Exception) -> str | None:
-    """What is wrong with the database, in words; None where ``error`` says something else."""
+    """Describe what is wrong with the database; None where ``error`` is about something else."""
     if "psycopg" not in sys.modules:
         return None
     from anabranch.store.session.availability import is_schema_missing, is_unavailable

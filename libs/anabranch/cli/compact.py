@@ -20,7 +20,7 @@ app = typer.Typer(add_completion=False)
 
 
 def find_root(root: str | None, data_dir: Path | None) -> str:
-    """The root: of the option, else of the folder given, else of the environment.
+    """The lake's root: that of the option, else of the folder given, else of the environment.
 
     Raises:
         typer.BadParameter: there is none.
@@ -44,7 +44,7 @@ def compact(
     data_dir: DataDir = None,
     postgres_url: PostgresUrl = None,
 ) -> None:
-    """Make Parquet of what the log has since the last run; what was written is proven before anybody reads it."""
+    """Make Parquet of the log's changes since the last run; the new files are proven before anybody reads them."""
     events = run_job(find_postgres(postgres_url, data_dir), find_root(root, data_dir), database=db, master=master)
     try:
         if as_json:

@@ -21,11 +21,11 @@ from anabranch.client.errors import ClientError
 from anabranch.client.letters.offline import DeadQueue
 
 REFUSED = 2
-"""Exit code when the command was understood and could not be done."""
+"""Exit code when the command was understood and could not be carried out."""
 
 
 def main(arguments: list[str]) -> int:
-    """Run ``anabranch dead`` with ``arguments``; gives its exit code."""
+    """Run ``anabranch dead`` with ``arguments``; return its exit code."""
     options = _parser().parse_args(arguments)
     run: Callable[[argparse.Namespace, DeadQueue], None] = options.run
     try:
@@ -91,7 +91,7 @@ def _list(options: argparse.Namespace, queue: DeadQueue) -> None:
 def _show(options: argparse.Namespace, queue: DeadQueue) -> None:
     letter = queue.letter(options.letter)
     if options.out is not None:
-        # What a person wrote is for nobody else, and no file is written over.
+        # The values are private to their author, so only the owner may read the file; no file is overwritten.
         with open(os.open(options.out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             json.dump(as_json(letter, full=True), file, indent=2, ensure_ascii=False)
         print(f"wrote {options.out}")

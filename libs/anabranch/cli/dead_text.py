@@ -1,4 +1,4 @@
-"""Dead letters as text and as JSON, of a size that a terminal bears: long values are cut, with their length said.
+"""Dead letters as text and as JSON, short enough for a terminal: long values are cut, and their length is given.
 
 Only the standard library and what a device has are imported.
 """
@@ -13,13 +13,13 @@ from typing import Any
 from anabranch.client.events import DeadLetter
 
 CHARACTERS = 200
-"""As much of a value is shown; of a bytea twice as many hexadecimal digits would be, so it is cut the same."""
+"""The most characters of a value that are shown. A bytea is cut the same, though its digits would be twice as many."""
 ROWS = 20
-"""So many rows of a mutation are shown."""
+"""The most rows of a mutation that are shown."""
 
 
 def lines(letter: DeadLetter, *, full: bool) -> Iterator[str]:
-    """What a letter tried, why it was refused, and the server's row then and now. ``full``: every value and row."""
+    """A letter's attempt, why it was refused, and the server's row then and now. ``full``: every value and row."""
     yield f"letter      {letter.id}, dead since {moment(letter.died_ms)}"
     yield f"why not     {letter.reason}: {message(letter, full=full)}"
     if letter.constraint or letter.sqlstate:
@@ -58,7 +58,7 @@ def moment(ms: int) -> str:
 
 
 def as_json(letter: DeadLetter, *, full: bool) -> dict[str, Any]:
-    """A letter as JSON takes it. Where not ``full``, a long value is an object of its beginning and its length, and
+    """A letter as an object for JSON. Unless ``full``, a long value is an object of its beginning and its length, and
     rows beyond ``ROWS`` are only counted."""
     return {
         "id": letter.id,

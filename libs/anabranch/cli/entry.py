@@ -1,5 +1,5 @@
-"""Where the command begins. ``anabranch dead`` needs what a device has, and nothing more; everything else is
-``anabranch.cli.app``, and comes with the server."""
+"""The entry point of the command. ``anabranch dead`` needs only the packages that a device has; every other command is
+in ``anabranch.cli.app``, which comes with the server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def main() -> int:
-    """Run the command; gives its exit code."""
+    """Run the command; return its exit code."""
     if sys.argv[1:2] == ["dead"]:
         from anabranch.cli import dead
 

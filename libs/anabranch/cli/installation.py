@@ -1,5 +1,4 @@
-"""Where an installation is: its Postgres, from the command line, the environment or the folder that ``up``
-works in."""
+"""Find an installation: its Postgres, by the command line, the environment or the folder that ``up`` works in."""
 
 from __future__ import annotations
 
@@ -30,8 +29,8 @@ def fail(message: str) -> NoReturn:
 
 
 def read_endpoints(data_dir: Path) -> dict[str, Any]:
-    """What ``up`` wrote into its folder: ``addresses``, ``key``, ``postgres_url``. Fails where it wrote
-    nothing."""
+    """Read the file that ``up`` wrote into its folder: ``addresses``, ``key``, ``postgres_url``. Fails where there is
+    none."""
     file = data_dir / ENDPOINTS
     try:
         found: Any = json.loads(file.read_text(encoding="utf-8"))
@@ -61,7 +60,7 @@ def write_private(file: Path, text: str) -> None:
 
 
 def find_postgres(postgres_url: str | None, data_dir: Path | None) -> str:
-    """The URL: of the option, else of the folder given, else of the environment. Fails where there is
+    """The URL of Postgres: that of the option, else of the folder given, else of the environment. Fails where there is
     none."""
     if postgres_url is not None:
         return postgres_url

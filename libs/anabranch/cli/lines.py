@@ -1,5 +1,5 @@
-"""Text for terminals of any width: what belongs together is on one line as long as it fits, and no name is ever cut or
-broken. Colours are there on a terminal alone."""
+"""Text for terminals of any width: parts that belong together are on one line as long as they fit, and no name is ever
+cut or broken. Colours are used on a terminal alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _GAP = "  "
 
 
 def printable(name: str) -> str:
-    """A name as it may be shown: what would move a terminal's cursor, or colour it, is shown by its escape."""
+    """A name that is safe to show: characters that would move a terminal's cursor, or colour it, are escaped."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in name)
 
 
@@ -49,7 +49,7 @@ def paragraph(text: str, width: int, indent: int = 0, hang: int = 2, style: str 
 
 
 def columns(rows: Iterable[Sequence[str]], width: int, indent: int = 0, styles: Sequence[str] = ()) -> list[Text]:
-    """Rows whose cells stand under each other where all fit; a row that is too long is ``fitted`` by itself. ``styles``
+    """Rows whose cells are aligned in columns where all fit; a row that is too long is ``fitted`` by itself. ``styles``
     are those of the rows."""
     cells = [list(row) for row in rows]
     if not cells:
@@ -81,6 +81,6 @@ def listing(header: Sequence[str], rows: Iterable[Sequence[str]], width: int) ->
 
 
 def show(console: Console, lines: Iterable[Text]) -> None:
-    """Print lines as they are: a terminal that is narrower than one breaks it itself."""
+    """Print lines unchanged: a terminal that is narrower than a line breaks it itself."""
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False, emoji=False)

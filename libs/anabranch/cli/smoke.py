@@ -1,4 +1,4 @@
-"""``anabranch smoke``: whether an installation does its work, seen from outside.
+"""``anabranch smoke``: check from outside whether an installation works.
 
 It makes a database of its own where there is none yet (schema ``anabranch_smoke``), has one device write a row and
 another read it, compares, and removes the row. Its key ends within minutes and is revoked before.
@@ -50,7 +50,7 @@ def run(
     addresses = read_endpoints(data_dir)["addresses"] if data_dir is not None else {}
     ingest = ingest or addresses.get("ingest")
     snapshot = snapshot or addresses.get("snapshot")
-    # The resolver is asked nothing here: whether it works shows in the verdict.
+    # No call goes to the resolver here: the verdict shows whether it works.
     resolver = resolver or addresses.get("conflict-resolver") or ingest
     if ingest is None or snapshot is None or resolver is None:
         fail("give --ingest and --snapshot, or --data-dir")
@@ -116,7 +116,7 @@ def _device(file: Path, addresses: tuple[str, str, str], key: str, tls: Tls | No
 
 
 def _started(device: SyncedDb, deadline: float) -> None:
-    """Start a device. A service may need a moment to hear of the new database and its key."""
+    """Start a device. A service may need a moment until it knows the new database and its key."""
     while True:
         try:
             return device.start(background=False)

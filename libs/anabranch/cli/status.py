@@ -1,7 +1,7 @@
 """``anabranch status``: whether the services are ready, and databases, heads, backlog, nodes and lag.
 
 Services and Postgres are asked at the same time, each within ``PATIENCE_S``, so that a Postgres that is stopped, or cut
-off without a word, is told in time and hides nothing else.
+off without an error, is reported in time and hides nothing else.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ app = typer.Typer()
 PATIENCE_S = 1.0
 """How long a service, or a new session with Postgres, may take to answer."""
 READ_S = 30.0
-"""How long a Postgres that answers may take to tell everything."""
+"""How long a Postgres that answers may take to return everything."""
 _OPTIONS = SessionOptions(connect_timeout_s=2, statement_timeout_ms=20_000)
 
 
 @dataclass(frozen=True, slots=True)
 class StatusFacts:
-    """What is shown. ``services``: name to address and state. ``trouble``: why Postgres told nothing; "" where it
-    did."""
+    """The facts to show. ``services``: name to address and state. ``trouble``: why Postgres gave no answer; "" where it
+    gave one."""
 
     services: dict[str, dict[str, str]]
     now_ms: int
@@ -90,14 +90,14 @@ def status(
 
 
 def read(url: str, addresses: dict[str, str]) -> StatusFacts:
-    """Ask Postgres, and the services at ``addresses``. Raises what is no unavailability."""
-    told = _Telling(url)
+    """Ask Postgres, and the services at ``addresses``. Raises every error but one of a Postgres that is unavailable."""
+    answer = _PostgresAnswer(url)
     services = _services(addresses)
-    now_ms, databases, trouble = told.wait()
+    now_ms, databases, trouble = answer.wait()
     return StatusFacts(services, now_ms, databases, trouble)
 
 
-class _Telling:
+class _PostgresAnswer:
     """Postgres, asked in a thread of its own: the driver may wait longer for a silent server than people do."""
 
     def __init__(self, url: str) -> None:
@@ -128,7 +128,7 @@ class _Telling:
             with connect(self._url, application_name="anabranch-status", autocommit=True, options=_OPTIONS) as conn:
                 self._connected.set()
                 self._found = read_status(conn)
-        except Exception as error:  # told by whoever waits
+        except Exception as error:  # reported by the thread that waits
             self._error = error
         finally:
             self._connected.set()
@@ -136,8 +136,8 @@ class _Telling:
 
 
 def watch_status(look: Callable[[], StatusFacts], every_s: float) -> None:
-    """Show what ``look`` finds, on the whole terminal, until Ctrl-C. A Postgres that is not to be had is said and asked
-    again; what was there before stays in sight."""
+    """Show what ``look`` finds, on the whole terminal, until Ctrl-C. An unavailable Postgres is reported and asked
+    again; the facts shown before stay in sight."""
     last: StatusFacts | None = None
     console = Console()
     with contextlib.suppress(KeyboardInterrupt), Live("", console=console, screen=True, auto_refresh=False) as live:
@@ -154,7 +154,7 @@ def watch_status(look: Callable[[], StatusFacts], every_s: float) -> None:
 
 
 def shown(facts: StatusFacts, width: int) -> Iterable[Text]:
-    """As lines."""
+    """The facts as lines."""
     yield from services_lines(facts.services, width)
     if facts.trouble:
         yield from paragraph(facts.trouble, width, style=RED)

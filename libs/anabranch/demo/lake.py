@@ -27,7 +27,7 @@ from anabranch.values.parquet import file_codecs
 from anabranch.values.postgres_text import element_printer
 
 DAYS_LATER = 8
-"""When the janitor looks: a day after what its database keeps."""
+"""The janitor's clock is ahead by so many days: one more than its database keeps the log."""
 RETENTION_DAYS = 7
 SHOWN = "flights"
 """The table of the flight whose history is shown."""
@@ -47,7 +47,7 @@ from anabranch.log where database_id = %s
 
 
 class Step(NamedTuple):
-    """What one change did to one column of the flight."""
+    """The effect of one change on one column of the flight."""
 
     at: str
     node: str
@@ -59,8 +59,8 @@ class Step(NamedTuple):
 
 @dataclass
 class Lake:
-    """What the second half found. ``parts``: of changes, conflicts and base, rows and bytes of their files.
-    ``log_rows`` and ``log_bytes``: what the log had before the sweep, bytes of effects."""
+    """The results of the second half. ``parts``: of changes, conflicts and base, rows and bytes of their files.
+    ``log_rows`` and ``log_bytes``: rows of the log before the sweep, and the bytes of their effects."""
 
     changes: int = 0
     files: int = 0
@@ -77,11 +77,11 @@ class Lake:
 
 
 def compact(url: str, root: Path, conn: Session, database: Database, console: Console) -> Lake:
-    """Make Parquet of the log, and read from it what happened to the flight that most have written.
+    """Make Parquet of the log, and read from it the history of the flight that the most nodes have written.
 
     Raises:
         CompactorError: the job failed.
-        psycopg.Error: Postgres is not to be had.
+        psycopg.Error: Postgres is not available.
     """
     started = time.perf_counter()
     (outcome,) = show_job(run_job(url, f"file:{root}", database=database.name), console)
@@ -133,7 +133,7 @@ def sweep(stack: Stack, conn: Session, database: Database, found: Lake) -> None:
     """Have the janitor sweep as if it were ``DAYS_LATER`` days later.
 
     Raises:
-        grpc.RpcError: it could not.
+        grpc.RpcError: the sweep failed.
     """
     (found.log_rows, found.log_bytes), *_ = conn.execute(_LOG, (database.id,)).fetchall()
     request = retention_pb2.RunSweepRequest(db_name=database.name)

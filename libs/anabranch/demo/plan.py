@@ -1,7 +1,7 @@
-"""What three gate tablets do on one real day, worked out from a seed: pure, the same for the same seed.
+"""The work of three gate tablets on one real day, derived from a seed: pure, the same for the same seed.
 
 Each tablet works through the departures of its own airport in the order of the schedule: it notes the gate, enters a
-first guess of the delay, and corrects it later to what the day really brought, with a note. Some flights are handled by
+first guess of the delay, and corrects it later to the real delay, with a note. Some flights are handled by
 two tablets, so that their edits meet when the tablets come back: in other columns (they merge) or in the same one (one
 value loses, and is kept). Cancelled flights are removed by one tablet and edited by another. A few flights are given a
 plane that does not exist, and one tablet adds a new plane and uses it at once.
@@ -20,9 +20,9 @@ DAY = date(2013, 3, 8)
 TABLETS: Mapping[str, str] = {"gate-ewr": "EWR", "gate-jfk": "JFK", "gate-lga": "LGA"}
 """Tablets, and the airport that each looks after."""
 RETURN_ORDER = ("gate-lga", "gate-ewr", "gate-jfk")
-"""They come back in another order than they left in."""
+"""The tablets come back in another order than they left in."""
 NEW_TABLET = "gate-b12"
-"""It comes when the day is over, and has everything to fetch."""
+"""This tablet is new: it starts when the day is over, and fetches everything."""
 KEY = ("flight_date", "carrier", "flight", "origin")
 
 SHARED = 24

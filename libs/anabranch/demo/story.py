@@ -1,4 +1,4 @@
-"""The demo from its first step to its last; every step says what it found."""
+"""The demo from its first step to its last; every step prints its result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from anabranch.testkit.stack import Stack
 
 @dataclass
 class Outcome:
-    """What the demo found, for the summary and for tests. Times are in seconds."""
+    """The demo's results, for the summary and for tests. Times are in seconds."""
 
     rows: dict[str, int] = field(default_factory=dict)
     pulls: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -84,7 +84,7 @@ def tell(folder: Path, seed: int, console: Console) -> Outcome:
         TabletError: a tablet failed.
         CompactorError: the compactor failed.
         grpc.RpcError: the janitor's sweep failed.
-        psycopg.Error, FleetError, PostgresUnavailableError: the server side could not be had.
+        psycopg.Error, FleetError, PostgresUnavailableError: the server side could not be started or used.
     """
     outcome = Outcome()
     started = time.perf_counter()
@@ -124,7 +124,7 @@ def _load(conn: Session, outcome: Outcome, console: Console) -> tuple[Sequence[M
     started = time.perf_counter()
     outcome.rows = data.load(conn)
     departures = [dict(zip(_REAL_COLUMNS, row, strict=True)) for row in conn.execute(_REAL, (plan.DAY,))]
-    # What the day brought is not known yet when it begins.
+    # The day's departures and arrivals are not known yet when it begins.
     conn.execute(_BLANK, (plan.DAY,))
     console.print(f"{sum(outcome.rows.values()):,} rows loaded in {time.perf_counter() - started:.1f} s:")
     console.print("  " + ", ".join(f"{table} {count:,}" for table, count in outcome.rows.items()))
@@ -213,7 +213,7 @@ def _sweep(stack: Stack, conn: Session, database: Database, outcome: Outcome, co
 
 
 def _drained(conn: Session, database: Database) -> None:
-    """Wait until what the backend wrote last is in the log."""
+    """Wait until the backend's last writes are in the log."""
     until = time.monotonic() + _DRAIN_S
     waiting = "select exists (select from anabranch.captured where database_id = %s)"
     while (row := conn.execute(waiting, (database.id,)).fetchone()) is not None and row[0]:
@@ -230,7 +230,7 @@ def _new_tablet(
     outcome: Outcome,
     console: Console,
 ) -> None:
-    """A tablet more: its rows come from the Parquet files, and what was written since from the log."""
+    """Start one more tablet: its rows come from the Parquet files, and later changes from the log."""
     name = plan.NEW_TABLET
     new = _start_tablet(stack, name, folder, services)
     _pull({name: new}, outcome, console)

@@ -1,4 +1,4 @@
-"""The end of the demo, to be read."""
+"""The summary that the demo prints at its end."""
 
 from __future__ import annotations
 

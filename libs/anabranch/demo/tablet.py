@@ -1,4 +1,4 @@
-"""One gate tablet: a process of its own with a SQLite file of its own, told over a pipe what to do next."""
+"""One gate tablet: a process of its own with a SQLite file of its own, which gets its commands over a pipe."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class TabletError(AnabranchError):
 
 @dataclass
 class Tablet:
-    """The tablet as the demo holds it. A command is sent with ``tell``; ``events`` gives what comes back."""
+    """The demo's handle of a tablet. ``tell`` sends a command; ``next_event`` returns the tablet's messages."""
 
     name: str
     process: SpawnProcess
     pipe: Connection
 
     def tell(self, command: str, argument: Any = None) -> None:
-        """Have the tablet begin with a command."""
+        """Send a command, without waiting for its result."""
         self.pipe.send((command, argument))
 
     def next_event(self) -> tuple[str, Any]:
-        """The next thing that the tablet says: ("progress", …) or ("done", result). Raises TabletError."""
+        """The tablet's next message: ("progress", …) or ("done", result). Raises TabletError."""
         try:
             if not self.pipe.poll(ANSWER_TIMEOUT_S):
                 raise TabletError(f"{self.name} did not answer within {ANSWER_TIMEOUT_S:g} s")
@@ -94,7 +94,7 @@ def _serve(pipe: Connection, name: str, file: str, addresses: Mapping[str, str],
 
 
 def _pull(db: SyncedDb, pipe: Connection, _: Any) -> dict[str, Any]:
-    """The first start: a pull of every table. Afterwards the tablet is offline: nothing syncs until it is told to.
+    """The first start: a pull of every table. Afterwards the tablet is offline: it syncs only on a command.
     ``cursor``: the position that the rows are of."""
     started = time.perf_counter()
     db.start(background=False, progress=lambda p: pipe.send(("progress", (p.table, p.rows_done, p.estimated_rows))))
@@ -118,8 +118,8 @@ def _work(db: SyncedDb, pipe: Connection, batches: Sequence[Batch]) -> dict[str,
 
 
 def _come_back(db: SyncedDb, pipe: Connection, _: Any) -> dict[str, Any]:
-    """The network is there: what is queued is sent, then the log is read to its head. ``seconds`` are those until the
-    last verdict; the first reading after a pull also holds every row against its table's sum."""
+    """The network is there: send the queue, then read the log to its head. ``seconds``: until the last verdict; the
+    first reading after a pull also compares the rows of every table with the table's sum."""
     pending = db.status().unsent
     started = time.perf_counter()
     flushed = db.flush()
@@ -128,7 +128,7 @@ def _come_back(db: SyncedDb, pipe: Connection, _: Any) -> dict[str, Any]:
 
 
 def _report(db: SyncedDb, pipe: Connection, _: Any) -> dict[str, Any]:
-    """How the tablet stands: its sums, its dead letters, what is left in its queue."""
+    """The tablet's state: its sums, its dead letters, and the number of batches in its queue."""
     dead = [(letter.reason, letter.table, letter.key, letter.constraint) for letter in db.dead_letters()]
     status = db.status()
     return {"sums": db.table_sums(), "dead": dead, "queued": status.queued, "disagreeing": status.disagreeing}

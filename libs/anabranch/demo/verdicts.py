@@ -1,4 +1,4 @@
-"""What became of the tablets' batches, read from the server's own records."""
+"""The verdicts on the tablets' batches, read from the server's own records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anabranch.values.messages import column_reader
 
 
 class Lost(NamedTuple):
-    """A value that lost a conflict, and to whom."""
+    """A value that lost a conflict, with the losing and the winning node."""
 
     table: str
     key: str

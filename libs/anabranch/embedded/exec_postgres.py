@@ -1,7 +1,7 @@
 """Become postgres: give up root, ask the kernel to end us with our parent, then exec.
 
-Run as a script by `anabranch.embedded.postgres` in a fresh interpreter, never imported: what happens
-between fork and exec must not run in a process that has threads.
+Run as a script by `anabranch.embedded.postgres` in a fresh interpreter, never imported: code between fork
+and exec must not run in a process that has threads.
 
     exec_postgres.py PARENT_PID UID GID PROGRAM ARGUMENT…
 

@@ -60,7 +60,7 @@ SETTINGS: Mapping[str, str] = {
     "unix_socket_directories": "",
     "max_connections": "200",
     "shared_buffers": "256MB",
-    # Promise 1 rests on these two; they are Postgres's defaults and said aloud here.
+    # Promise 1 rests on these two; they are Postgres's defaults and are set explicitly here.
     "fsync": "on",
     "synchronous_commit": "on",
     "wal_level": "logical",
@@ -183,10 +183,10 @@ class EmbeddedPostgres:
         self._process.end(signal.SIGKILL, KILL_S)
 
     def freeze(self) -> None:
-        """SIGSTOP the postmaster and its children: what is connected stays so, the kernel takes new connections, and
+        """SIGSTOP the postmaster and its children: open connections stay open, the kernel accepts new ones, and
         nothing answers until ``thaw``. Raises RuntimeError when not started."""
         postmaster = psutil.Process(self.pid)
-        # It first: from then on there are no new children.
+        # The postmaster first: from then on there are no new children.
         postmaster.suspend()
         for child in postmaster.children(recursive=True):
             with suppress(psutil.NoSuchProcess):
@@ -225,7 +225,7 @@ class EmbeddedPostgres:
         return int(version.read_text()) if version.exists() else None
 
     def _make_cluster(self, binaries: Binaries, account: Account, deadline: float) -> None:
-        """initdb in a folder beside, then rename. What an interrupted attempt left is thrown away."""
+        """Run initdb in a folder beside, then rename it. The remains of an interrupted attempt are deleted."""
         fresh = self.data_dir / "cluster.new"
         if fresh.exists():
             end_orphans(fresh)

@@ -25,7 +25,7 @@ import psutil
 from anabranch.embedded.binaries import PostgresUnavailableError
 
 UNPRIVILEGED_USERS = ("postgres", "nobody")
-"""Who runs Postgres when root starts it: the first that this machine knows."""
+"""Users that may run Postgres when root starts it: the first that this machine knows does."""
 
 _EXEC_SCRIPT = Path(__file__).with_name("exec_postgres.py")
 _END_STEPS = ((signal.SIGINT, 20.0), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 10.0))
@@ -44,7 +44,7 @@ STAY = Account(-1, -1)
 
 
 def account_for(cluster: Path) -> Account:
-    """Who runs the cluster: its owner if it exists, else an unprivileged user for root, else we ourselves.
+    """The user that runs the cluster: its owner if it exists, else an unprivileged user for root, else the caller's.
 
     Raises PostgresUnavailableError when nobody can run it from here.
     """
@@ -69,7 +69,7 @@ def account_for(cluster: Path) -> Account:
 
 
 def data_argument(cluster: Path) -> str:
-    """What to give as `-D` to a program whose working folder is `cluster`.
+    """The argument of `-D` for a program whose working folder is `cluster`.
 
     For root it is a name that leads there without entering the folders above, which the unprivileged user
     may have no right to enter: the kernel follows this link straight to the working folder.
@@ -161,7 +161,7 @@ def end_orphans(cluster: Path) -> list[int]:
         if not orphans:
             return ended
         members = {process.pid for process in orphans}
-        # Backends follow their postmaster. Where that is gone, each is told itself, and at once not to stay.
+        # Backends end with their postmaster. Where that is gone, each backend gets SIGQUIT itself.
         for process in orphans:
             try:
                 if process.pid == postmaster or number == signal.SIGKILL:

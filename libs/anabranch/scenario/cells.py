@@ -1,5 +1,5 @@
-"""Values of a scenario, and what a column makes of them: what an app would hand over, what Postgres would store, and
-the canonical encoding in which both sides are compared."""
+"""Values of a scenario in the forms of a column: the value that an app would pass, the cell that Postgres would store,
+and the canonical encoding in which both sides are compared."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def _element(value: Any) -> str:
 
 
 def to_write(conn: Session, column: Column | None, value: Any) -> Any:
-    """What an app would hand over for a value: numbers and texts as they are, moments and days as their exact numbers.
-    What does not fit the column goes as it is, for the node to refuse."""
+    """The value that an app would pass: numbers and texts as they are, moments and days as their exact numbers. A value
+    that does not fit the column is passed as it is, for the node to refuse."""
     if isinstance(value, Json):
         return to_json(value)
     if column is None or value is None:
@@ -92,7 +92,7 @@ def to_write(conn: Session, column: Column | None, value: Any) -> Any:
 def _moment(conn: Session, column: Column, value: str | Timestamp) -> Any:
     text = value.text if isinstance(value, Timestamp) else value
     try:
-        # Beyond the years that 64 bits of microseconds hold, that is Postgres's text, as an app has it.
+        # Beyond the years that 64 bits of microseconds hold, the cell is Postgres's text, as an app has it.
         return cast(conn, [column], [text])[0]
     except Exception as error:
         if is_unavailable(error):
@@ -111,13 +111,13 @@ def encoded(column: Column, cell: Cell) -> bytes:
 
 
 def accepted(conn: Session, columns: Sequence[Column], values: Sequence[Any]) -> list[set[bytes]]:
-    """For each value the encodings that stand for it on a node: as Postgres stores it, and as the app wrote it, which a
-    node shows until the log has told it the former."""
+    """For each value the encodings that a node may show: as Postgres stores it, and as the app wrote it, which a node
+    shows until it has read the stored value from the log."""
     out = []
     for column, value, cell in zip(columns, values, cast(conn, columns, values), strict=True):
         forms = {encoded(column, cell)}
         if value is not None:
-            # What Postgres takes and an app's write does not can only be meant as it is stored.
+            # Where Postgres accepts a value and an app's write does not, only the stored form is possible.
             with suppress(ValueError):
                 forms.add(encoded(column, converter(column)(to_write(conn, column, value))))
         out.append(forms)
@@ -138,7 +138,7 @@ def named_key(conn: Session, table: Table, key: Any) -> str:
 
 
 def key_to_write(conn: Session, table: Table | None, key: Any) -> Any:
-    """A key as an app would hand it over."""
+    """A key as an app would pass it."""
     if isinstance(key, Mapping):
         return {n: to_write(conn, None if table is None else table.by_name.get(n), v) for n, v in key.items()}
     return to_write(conn, None if table is None else table.by_name[table.key_columns[0]], key)

@@ -1,5 +1,5 @@
-"""A node, in a process of its own: a SyncedDb on its file that does what it is told, one line at a time, and says what
-came of it. It never syncs by itself. It ends when its runner does."""
+"""A node, in a process of its own: a SyncedDb on its file that carries out commands, one line at a time, and answers
+with the result of each. It never syncs by itself. It ends when its runner does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RESEND_S = 30.0
 
 
 class Device:
-    """The node. Every public method is something that it can be told to do; what it gives goes back as it is."""
+    """The node. Every public method is a command; its return value is the answer."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._verdicts: list[bytes] = []
@@ -39,11 +39,11 @@ class Device:
         )
 
     def start(self) -> None:
-        """Begin, by a pull where the file is new."""
+        """Start the SyncedDb, with a pull where the file is new."""
         self._db.start(background=False)
 
     def stop(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._db.close()
 
     def write(self, mutations: Sequence[Mapping[str, Any]], batch: bool) -> None:
@@ -61,7 +61,7 @@ class Device:
         {"insert": synced.insert, "update": synced.update, "delete": synced.delete}[kind](rows)
 
     def flush(self, timeout_s: float) -> bool:
-        """Send what is queued and wait for verdicts; gives whether all came."""
+        """Send the queue and wait for verdicts; return whether all came."""
         return self._db.flush(timeout_s)
 
     def send_one(self, batch_id: str, timeout_s: float) -> None:
@@ -73,7 +73,7 @@ class Device:
         self._db.read()
 
     def resend(self, batch_id: str, payload: bytes, basis: int) -> list[str]:
-        """Send bytes again; gives what was answered: status and reason."""
+        """Send bytes again; return the answer: status and reason."""
         self._verdicts.clear()
         self._db._sender._call([Queued(batch_id, payload, basis, "")], _RESEND_S)
         answered = [verdict_pb2.Verdict.FromString(v) for v in self._verdicts]
@@ -84,7 +84,7 @@ class Device:
         ]
 
     def status(self) -> dict[str, Any]:
-        """How the file stands."""
+        """The status of the file."""
         return asdict(self._db.status())
 
     def dead_letters(self) -> list[dict[str, Any]]:
@@ -100,8 +100,8 @@ class Device:
         self._db.discard(letter_id)
 
     def restore(self, number: int) -> int:
-        """Put back the value that lost in the conflict of that number, the oldest first; gives how many there are, and
-        does nothing where there are fewer."""
+        """Put back the value that lost in the conflict of that number, the oldest first; return how many there are.
+        Does nothing where there are fewer."""
         lost = list(self._db.conflicts())
         if number <= len(lost):
             self._db.restore(lost[-number])
@@ -112,7 +112,7 @@ class Device:
         return {name: list(kept) for name, kept in self._db.table_sums().items()}
 
     def time_passed(self) -> None:
-        """Forget what the server said of the time: longer ago than such a word holds."""
+        """Forget the server's time: the node got it longer ago than such a reading is valid."""
         self._db._clock.forget()
 
     def cut(self) -> None:
@@ -133,7 +133,7 @@ class Device:
 
 
 def serve(peer: socket.socket, options: Mapping[str, Any]) -> None:
-    """Do what ``peer`` says until it is gone or says ``stop``."""
+    """Carry out the commands of ``peer`` until it is gone or sends ``stop``."""
     faults.watch(Path(options["fault_file"]))
     lines = Lines(peer)
     device: Device | None = None
@@ -143,7 +143,7 @@ def serve(peer: socket.socket, options: Mapping[str, Any]) -> None:
             device = device or Device(options)
             doing: Callable[..., Any] = getattr(device, told["do"])
             answer["gives"] = doing(**told["with"])
-        # Whatever a call raises is its answer: the runner judges it.
+        # An error of any kind is the answer to the call: the runner judges it.
         except Exception as error:
             answer["raised"] = {
                 "type": type(error).__name__,

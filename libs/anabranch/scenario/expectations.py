@@ -1,4 +1,4 @@
-"""The expectations, one function each: what must be true, looked at."""
+"""The expectations, one function each, which checks that it is true."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ join anabranch.synced_tables t on t.id = s.table_id join anabranch.databases d o
 
 
 def check(world: World, given: Expectations) -> None:
-    """Look at everything that is given. Raises FellShortError with all that is not so, NotYetError."""
+    """Check every expectation given. Raises FellShortError with all that do not hold, NotYetError."""
     wrong: list[str] = []
     later: list[NotYetError] = []
     for name, function in _FUNCTIONS.items():
@@ -171,7 +171,7 @@ def _verdicts(world: World, wanted: Mapping[str, Sequence[str]]) -> Iterator[str
 def _outcomes(world: World, wanted: Mapping[str, Sequence[Sequence[str]]]) -> Iterator[str]:
     for name, given in wanted.items():
         found = [_outcome_names(verdict) for verdict in verdicts_of(world, world.nodes[name])]
-        # A rejected batch has no outcomes; that may also be said in so many words.
+        # A rejected batch has no outcomes; a file may also write REJECTED in their place.
         meant = [[] if set(one) == {"REJECTED"} else list(one) for one in given]
         if found != meant:
             yield f"{name}: {found}, not {meant}"
@@ -216,7 +216,7 @@ def _differences(what: str, found: Mapping[str, Any], wanted: Mapping[str, Any])
 
 
 def _pulled(world: World, wanted: Mapping[str, str]) -> Iterator[str]:
-    """Where the rows of a node's last pull came from: those of Parquet are of a published run's position."""
+    """Check the source of a node's last pull: rows from Parquet have the position of a published run."""
     published = published_positions(world)
     for name, source in wanted.items():
         with world.nodes[name].reader() as file:

@@ -1,8 +1,9 @@
-"""What scenarios stand on: one Postgres, the services on it, and the process that starts nodes.
+"""The ground of scenarios: one Postgres, the services on it, and the process that starts nodes.
 
 The services run for many scenarios, one after the other: each has a database of its own, and may kill services and move
-their clocks, because it has them to itself. After each the ground is looked at: what is dead is started again, fault
-points are disarmed, clocks put back. A scenario that takes the whole server back in time gets a ground of its own.
+their clocks, because it has them to itself. After each scenario the ground is repaired: dead services are started
+again, fault points disarmed, clocks put back. A scenario that takes the whole server back in time gets a ground of its
+own.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _YEAR_S = 366 * 24 * 3600
 _COPY_S = 60.0
 _LOOK_S = 0.02
 _PULL_CHUNK_BYTES = "4096"
-"""So small that a pull of a hundred rows has chunks between which it can be cut."""
+"""Small enough that a pull of a hundred rows has chunks between which it can be cut."""
 
 
 class Ground:
@@ -88,11 +89,11 @@ class Ground:
         return f"scenario{next(self._numbers)}"
 
     def session(self) -> Session:
-        """A session of somebody else than the services."""
+        """A session that belongs to none of the services."""
         return connect(self._postgres.url, application_name="anabranch-scenario", autocommit=True)
 
     def token(self, principal: str, database: str) -> str:
-        """Credentials that say on the device, too, whose they are."""
+        """Credentials that show their principal on the device, too."""
         claims = {"sub": principal, "exp": int(time.time()) + _TOKEN_YEARS * _YEAR_S, "anabranch_database": database}
         return jwt.encode(claims, self._secret, algorithm="HS256")
 
@@ -101,7 +102,7 @@ class Ground:
         return [name for name in self.stack.addresses if self.stack.pid(name) is None]
 
     def restart_dead(self) -> None:
-        """Start what is dead, and wait until it is ready. Raises FleetError."""
+        """Start dead services, and wait until they are ready. Raises FleetError."""
         dead = self.dead_services()
         for name in dead:
             self.stack.start(name)
@@ -124,7 +125,7 @@ class Ground:
         self._back()
 
     def rewind(self, label: str) -> None:
-        """Have Postgres be as it was kept: restored from a backup, and the services started anew on it."""
+        """Restore Postgres from the copy kept under ``label``, and start the services anew on it."""
         for name in self.stack.addresses:
             self.stack.terminate(name)
         self._postgres.stop()
@@ -133,7 +134,7 @@ class Ground:
         self._back()
 
     def fail_over(self) -> None:
-        """Have a standby take over that has everything: the same cluster on a new timeline, while the services run."""
+        """Let a standby that has everything take over: the same cluster on a new timeline, while the services run."""
         self._postgres.stop()
         owner = self._cluster.stat()
         with (self._cluster / "postgresql.auto.conf").open("a") as file:
@@ -165,6 +166,6 @@ class Ground:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """A folder with its owners and modes, which Postgres looks at."""
+    """Copy a folder with its owners and modes, which Postgres checks."""
     shutil.rmtree(target, ignore_errors=True)
     subprocess.run(["cp", "-a", str(source), str(target)], check=True, timeout=_COPY_S)

@@ -1,4 +1,4 @@
-"""The lake of a scenario: one run of the compactor, and what it tells of rows against the server's."""
+"""The lake of a scenario: one run of the compactor, and a comparison of its rows with the server's."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def published_positions(world: World) -> set[int]:
 
 
 def lake_differences(world: World) -> Iterator[str]:
-    """What differs between the server's rows and those of the lake, in words: of the base, and of the rows as of the
+    """Differences between the server's rows and those of the lake, in words: of the base, and of the rows as of the
     head, which are put together from every change."""
     database = world.database
     if compactions.last_published(world.conn, database.id, database.epoch) is None:

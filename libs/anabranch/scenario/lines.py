@@ -1,4 +1,4 @@
-"""What runner and node say to one another: one JSON object a line, with a form for what JSON lacks.
+"""The messages between runner and node: one JSON object a line, with forms for the values that JSON lacks.
 
 ``{"b": base64}`` is bytes, ``{"d": text}`` a Decimal, ``{"o": {...}}`` a mapping; lists, texts, numbers (NaN and the
 infinities included), booleans and null stand for themselves.
@@ -39,12 +39,12 @@ def _in(value: Any) -> Any:
 
 
 def send(peer: socket.socket, message: Mapping[str, Any]) -> None:
-    """Say something. Raises OSError where the peer is gone."""
+    """Send a message. Raises OSError where the peer is gone."""
     peer.sendall(json.dumps(_out(message), separators=(",", ":")).encode() + b"\n")
 
 
 class Lines:
-    """What a peer says, line by line."""
+    """A peer's messages, line by line."""
 
     def __init__(self, peer: socket.socket) -> None:
         self._peer = peer

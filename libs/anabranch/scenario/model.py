@@ -1,4 +1,4 @@
-"""What a scenario file may say. An unknown key is an error wherever it stands."""
+"""The content that a scenario file may have. An unknown key is an error wherever it stands."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class Save(_Strict):
 
 
 class Rewind(_Strict):
-    """What was kept, put back."""
+    """A file or a server put back as it was kept."""
 
     what: Name
     to: Name
@@ -246,7 +246,7 @@ class LogSpec(_Strict):
 
 
 class Expectations(_Strict):
-    """What must be true; what is left out is not checked."""
+    """The facts that must be true; facts that are left out are not checked."""
 
     server: dict[Name, Rows] | None = None
     nodes: dict[Name, NodeRows] | None = None
@@ -300,12 +300,12 @@ class Step(_Strict):
 
     @property
     def name(self) -> str:
-        """Which step it is."""
+        """The step's key in the file."""
         return next(iter(self.model_fields_set)).rstrip("_")
 
     @property
     def given(self) -> Any:
-        """What the file gives for it."""
+        """The step's value in the file."""
         return getattr(self, next(iter(self.model_fields_set)))
 
     @model_validator(mode="after")

@@ -1,9 +1,9 @@
 """A node as the runner knows it: its file, its process, its network, and every batch that it has made.
 
 State model of the process: *gone* (none), *running* (one, which answers each request or dies), *started* (its SyncedDb
-has begun, so that its tables are there). A request that ends in the socket's end means that the process died: by a
-fault point, which the caller expects, or for no known reason, which is a finding. What a test did to the network
-outlives the process: it is told to the next one.
+has begun, so that its tables are there). If the socket ends during a request, the process died: at a fault point, which
+the caller expects, or for no known reason, which is a finding. The state of the network outlives the process: the next
+process gets it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Made(NamedTuple):
 
 class Nursery:
     """The process that forks nodes. Starting it returns at once; the first node waits until it is ready. ``program``:
-    what a node is, where it is not ours."""
+    a client to run as a node in place of ours."""
 
     def __init__(self, log: Path, program: Path | None = None) -> None:
         self._more = {} if program is None else {"program": str(program.resolve())}
@@ -90,7 +90,7 @@ class Nursery:
         self._ask("kill", pid)
 
     def reap(self, pid: int) -> int:
-        """Wait for a node that is ending; its exit code, negative for a signal."""
+        """Wait for a node that is ending; return its exit code, negative for a signal."""
         return self._ask("reap", pid)
 
     def _ask(self, what: str, pid: int) -> int:
@@ -113,8 +113,8 @@ class Nursery:
 
 @dataclass
 class Network:
-    """What was done to a node's network, whether or not it has a process. ``lost`` and ``pulls_cut``: how often that
-    happened, as the process last said."""
+    """The state of a node's network, whether or not the node has a process. ``lost`` and ``pulls_cut``: how often that
+    happened, by the process's last report."""
 
     is_cut: bool = False
     loses_answer: bool = False
@@ -147,19 +147,19 @@ class Node:
 
     @property
     def fault_file(self) -> Path:
-        """What arms its fault points."""
+        """The file that arms its fault points."""
         return Path(self.options["fault_file"])
 
     @property
     def log_tail(self) -> str:
-        """The end of what its process printed."""
+        """The end of its process's output."""
         log = Path(self.options["log"])
         return log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace") if log.exists() else ""
 
     # Its process
 
     def open(self) -> None:
-        """Have a process, with the network as it was. Nothing is started."""
+        """Start a process, with the network as it was. Its SyncedDb is not started."""
         if self._peer is not None:
             return
         self._pid, self._peer = self.nursery.spawn(self.options)
@@ -174,10 +174,10 @@ class Node:
             self.ask("cut_pull", after_rows=network.cut_pull)
 
     def ask(self, do: str, /, **arguments: Any) -> Any:
-        """Have it do something; gives what that gives.
+        """Send it a command; return the answer.
 
         Raises:
-            Raised: the call raised there.
+            RaisedError: the call raised there.
             NodeDiedError: it died meanwhile; there is no process now.
             TimeoutError: it did not answer in time, and was killed.
         """
@@ -229,7 +229,7 @@ class Node:
             peer.close()
 
     def close(self) -> None:
-        """Have its process let go of the file and end."""
+        """Have its process close the file and end."""
         if self._peer is None:
             return
         with suppress(RaisedError, NodeDiedError):
@@ -253,7 +253,7 @@ class Node:
                 raise RaisedError(self.name, told) from error
 
     def look_for_batches(self) -> int:
-        """Note the batches in the queue that were not there before, with their bytes; gives how many."""
+        """Note the batches in the queue that were not there before, with their bytes; return how many."""
         with self.reader() as conn:
             ids = [i for (i,) in conn.execute("SELECT id FROM _db_mutations_queue ORDER BY id") if i not in self._known]
             for batch_id in ids:
@@ -263,7 +263,7 @@ class Node:
         return len(ids)
 
     def forget_batches(self) -> None:
-        """Take the queue as it is for what was made elsewhere: a copied file's."""
+        """Regard the batches in the queue as made elsewhere, as those of a copied file are."""
         self.look_for_batches()
         self.made.clear()
 
@@ -282,7 +282,7 @@ class Node:
                 shutil.copyfile(source, target)
 
     def put_back(self, kept: Path) -> None:
-        """Have the file be as ``kept``, a copy of it, is. It must have no process."""
+        """Replace the file with ``kept``, a copy of it. The node must have no process."""
         self.file.with_name(self.file.name + "-shm").unlink(missing_ok=True)
         for suffix in _SUFFIXES:
             source, target = kept.with_name(kept.name + suffix), self.file.with_name(self.file.name + suffix)

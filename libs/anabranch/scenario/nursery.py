@@ -29,7 +29,7 @@ _LOOK_S = 0.002
 
 def main(control: socket.socket) -> None:
     """Serve until ``control`` ends."""
-    # Ctrl-C is for the runner, who then ends us.
+    # Ctrl-C is for the runner, which then ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     children: set[int] = set()
     while True:
@@ -77,7 +77,7 @@ def _fork(control: socket.socket, descriptor: int, options: dict[str, Any]) -> i
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
         if "program" in options:
-            # A client that is not ours: it takes the socket over, and says the same lines.
+            # A foreign client: it inherits the socket, and sends the same messages.
             os.set_inheritable(descriptor, True)
             os.execv(options["program"], [options["program"], str(descriptor), json.dumps(options)])
         with socket.socket(fileno=descriptor) as peer:
@@ -87,7 +87,7 @@ def _fork(control: socket.socket, descriptor: int, options: dict[str, Any]) -> i
         traceback.print_exc()
     finally:
         sys.stderr.flush()
-        # Without the interpreter's own end: what it would clean up is the nursery's.
+        # Without the interpreter's shutdown, which would clean up state of the nursery.
         os._exit(code)
 
 

@@ -1,4 +1,4 @@
-"""A scenario file from its text: strictly, so that nothing that it says is skipped."""
+"""Parse a scenario file strictly, so that nothing in it is ignored."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read_scenario(file: Path) -> Scenario:
 
 
 def parse(text: str) -> Scenario:
-    """The scenario that ``text`` tells. Raises FormatError, naming everything that is wrong."""
+    """The scenario in ``text``. Raises FormatError, naming everything that is wrong."""
     found = load(text)
     if not isinstance(found, dict):
         raise FormatError("a scenario is a mapping with name, tables, nodes, steps and expect")
@@ -59,7 +59,7 @@ def _faults(scenario: Scenario) -> Iterator[str]:
     nodes = list(scenario.nodes)
     yield from (f"the node {name!r} stands there twice" for name in sorted({n for n in nodes if nodes.count(n) > 1}))
     known = set(nodes)
-    # A cut may be asked for of a node that comes later: its first pull is meant.
+    # A cut may name a node that is made later: it is for that node's first pull.
     later = {made for step in scenario.steps for made in _makes(step)}
     labels: dict[str, set[str]] = {}
     for number, step in enumerate(scenario.steps, 1):
@@ -95,7 +95,7 @@ def _makes(step: Step) -> list[str]:
 
 
 def _nodes_of(step: Step) -> list[str]:
-    """The nodes that a step names, but for those that it makes."""
+    """The nodes that a step names, without those that it makes."""
     given = step.given
     if step.name in _NODE_STEPS:
         return [given]

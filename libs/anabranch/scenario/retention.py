@@ -1,4 +1,4 @@
-"""A scenario's sweep: asked of the running janitor, at the servers' time."""
+"""A scenario's sweep: a call to the running janitor, at the servers' time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def sweep(world: World) -> None:
             try:
                 response = janitor.RunSweep(request, metadata=metadata, timeout=_SWEEP_S, wait_for_ready=True)
             except grpc.RpcError as error:
-                # One that it began by itself, or that it was killed in.
+                # The janitor is in a sweep that it began by itself, or was killed during one.
                 if error.code() is not grpc.StatusCode.UNAVAILABLE:
                     raise FellShortError(f"the sweep failed: {error.details()}") from None
                 time.sleep(_AGAIN_S)

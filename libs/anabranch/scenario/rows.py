@@ -31,8 +31,8 @@ Wanted = Sequence[Mapping[str, frozenset[Any] | set[Any]]]
 
 
 def match(wanted: Wanted, found: Found, names: Sequence[str]) -> list[str]:
-    """What is wrong, in words: every wanted row takes one of its own, and none is left. ``wanted`` holds for each named
-    column what is taken for it; ``names`` tells each wanted row."""
+    """Faults in words: every wanted row must match a found row of its own, and none may be left. ``wanted`` holds for
+    each named column the values that match; ``names`` describes each wanted row."""
     taken: dict[int, int] = {}
 
     def place(i: int, tried: set[int]) -> bool:
@@ -112,7 +112,7 @@ def check_node(world: World, node: Node, name: str, rows: Sequence[Mapping[str, 
 
 
 class _Encoded(dict[str, bytes]):
-    """A row's encodings by column, told to people as its cells."""
+    """A row's encodings by column; messages show its cells."""
 
     def __init__(self, table: Table, shown: Sequence[str], row: Mapping[str, Any]) -> None:
         super().__init__({c: encoded(table.by_name[c], row[c]) for c in shown})
@@ -129,7 +129,7 @@ def check_same(world: World, node: Node) -> list[str]:
 
 
 def differences(table: Table, here: Sequence[Sequence[Any]], there: Sequence[Sequence[Any]]) -> list[str]:
-    """What differs between rows of a table ``here`` and on the server, by the canonical encoding, in words."""
+    """Differences between rows of a table ``here`` and on the server, by the canonical encoding, in words."""
     mine, theirs = _by_key(table, here), _by_key(table, there)
     out = [] if len(mine) == len(here) else [f"{table.name}: a key is there twice"]
     keys = [key for key in sorted(mine.keys() | theirs.keys()) if mine.get(key, _NONE)[0] != theirs.get(key, _NONE)[0]]

@@ -22,7 +22,7 @@ _SUFFIXES = (".yaml", ".yml")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of one file. ``detail`` is "" where all is as it says."""
+    """The result of one file. ``detail``: the differences from the file, "" where there are none."""
 
     file: str
     name: str
@@ -31,8 +31,8 @@ class Result:
 
 
 def files_of(paths: Sequence[Path]) -> list[Path]:
-    """The scenario files that ``paths`` name: files, and what lies in folders, in order. Raises FileNotFoundError for a
-    path that is not there and a folder without any."""
+    """The scenario files that ``paths`` name: files, and those in folders, in order. Raises FileNotFoundError for a
+    path that is not there and for a folder without any."""
     out: list[Path] = []
     for path in paths:
         if path.is_file():
@@ -69,7 +69,7 @@ class Runner:
         self._ends.close()
 
     def run(self, file: Path) -> Result:
-        """Run one file; whatever is wrong with it is in the result."""
+        """Run one file; the result holds every fault."""
         try:
             scenario = read_scenario(file)
         except (FormatError, OSError) as error:
@@ -78,7 +78,7 @@ class Runner:
         try:
             detail = self._tell(scenario, self._folder / f"scenario{self._count}")
         except Exception as error:
-            # A fault of the runner's own, or of what it stands on: the next scenario begins on new ground.
+            # A fault of the runner itself, or of its ground: the next scenario begins on new ground.
             self._shared = None
             detail = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
         return Result(str(file), scenario.name, not detail, detail)
@@ -104,7 +104,7 @@ def _takes_the_server_back(scenario: Scenario) -> bool:
 
 
 def tell(world: World) -> str:
-    """Tell a scenario to its end; gives what is not as it says, "" where all is."""
+    """Run a scenario to its end; return the differences from the file, "" where there are none."""
     place = "the tables"
     scenario = world.scenario
     try:
@@ -141,8 +141,8 @@ def _expect(world: World, expect: Expectations) -> None:
 def run_all(
     paths: Sequence[Path], folder: Path, say: Callable[[Result, float], None], program: Path | None = None
 ) -> list[Result]:
-    """Run every file of ``paths``; ``say`` is told of each as it ends, and of the seconds that it took. Nodes are
-    ``program``, or ours. Raises FileNotFoundError."""
+    """Run every file of ``paths``; ``say`` gets each result as the file ends, and the seconds that it took. Nodes run
+    ``program``, or our own client. Raises FileNotFoundError."""
 
     def results() -> Iterator[Result]:
         files = files_of(paths)

@@ -1,4 +1,4 @@
-"""The steps, one function each: what a scenario file tells, done."""
+"""The steps of a scenario file, one function each, which carries it out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from anabranch.scenario.verdicts import remember
 from anabranch.scenario.world import FellShortError, NotYetError, World
 
 _LEAVES = ("sync", "flush", "read", "login", "crash", "copy", "rewind")
-"""Steps that a file which belongs to somebody else refuses, without the story ending there."""
+"""Steps that a file of another principal refuses, without the story ending there."""
 
 
 def take(world: World, step: Step) -> None:
@@ -24,8 +24,8 @@ def take(world: World, step: Step) -> None:
 
     Raises:
         FellShortError: something that must hold does not.
-        Raised: a call on a node raised.
-        NotYetError: it needs what does not exist yet.
+        RaisedError: a call on a node raised.
+        NotYetError: it needs a part that does not exist yet.
     """
     try:
         _FUNCTIONS[step.name](world, step.given)
@@ -220,7 +220,7 @@ def _save(world: World, given: model.Save) -> None:
 
 def _rewind(world: World, given: model.Rewind) -> None:
     if given.what == SERVER:
-        # A server that was taken back may decide anew, and that is what stands.
+        # A server that was taken back may decide anew, and its new verdicts are those that count.
         world.verdicts.clear()
         world.ground.rewind(given.to)
         world.reconnect()
@@ -259,7 +259,7 @@ def _janitor(world: World, given: None) -> None:
     sweep(world)
 
 
-# What was refused, and what was lost
+# Refused batches and lost values
 
 
 def _dead(world: World, given: model.Dead) -> None:

@@ -1,4 +1,4 @@
-"""Nodes and the server brought together: only when the story says so, each half on its own or both."""
+"""Syncs of nodes with the server: only on a step of the story, sending and reading each on its own or both."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SENDS = 5
 _DRAIN_S = 10.0
 _DRAIN_LOOK_S = 0.02
 
-# What somebody else wrote and no group has taken up yet. The head says nothing of it.
+# Captured changes that are in no group yet. The head does not show them.
 _CAPTURED = """
 select exists (select 1 from anabranch.captured c join anabranch.databases d on d.id = c.database_id where d.name = %s)
 """
@@ -50,7 +50,7 @@ def sync(world: World, given: str | Sequence[str], *, flush: bool = True, read: 
             try:
                 sync_node(world, node, flush=flush, read=read)
             except RaisedError as error:
-                # A file of somebody else's: those that come after it are synced all the same.
+                # The file belongs to another principal: the nodes after it are synced all the same.
                 if not error.is_of_another_principal:
                     raise
                 refused.append(error)
@@ -87,14 +87,14 @@ def _state(world: World) -> dict[str, object]:
 
 
 def _standing(world: World, node: Node) -> dict[str, object]:
-    """What of a node's status only a sync or a write changes."""
+    """The fields of a node's status that only a sync or a write changes."""
     status = world.attempt(node, "status", again=True)
     return {name: status[name] for name in _STANDING}
 
 
 def sync_node(world: World, node: Node, *, flush: bool = True, read: bool = True) -> None:
-    """Send what is queued and wait for the verdicts, the park time and a little at most; then read the log to its head.
-    While the network is cut nothing comes of it, and nothing is lost. Raises RaisedError, FellShortError."""
+    """Send the queue and wait for the verdicts, the park time and a little at most; then read the log to its head.
+    While the network is cut it has no effect, and nothing is lost. Raises RaisedError, FellShortError."""
     world.left_s()
     if node.network.is_cut:
         _sync_in_vain(world, node)
@@ -131,8 +131,8 @@ def _flush(world: World, node: Node) -> None:
 
 
 def _again(world: World, node: Node, do: str, deadline: float | None = None) -> None:
-    """A call of the sync, once more where a service was just dead. An answer that was to be lost is not asked for
-    again, and a pull that was to be cut not either."""
+    """Make a call of the sync, again where a service was just dead. The call is not repeated for an answer that the
+    story has lost, nor for a pull that it has cut."""
     for _ in range(_TRIES):
         lost, cut = node.network.loses_answer, node.network.cut_pull
         arguments = {} if deadline is None else {"timeout_s": max(0.5, deadline - time.monotonic())}
@@ -145,13 +145,13 @@ def _again(world: World, node: Node, do: str, deadline: float | None = None) -> 
             if not error.again or (deadline is not None and time.monotonic() > deadline):
                 raise
         world.heal()
-        # The channel to a service that was dead tries again by itself, a little later.
+        # The channel to a service that was dead reconnects by itself, a little later.
         time.sleep(_PAUSE_S)
     raise FellShortError(f"{node.name}: {do} found no service in {_TRIES} tries")
 
 
 def drained(world: World) -> None:
-    """Wait until what somebody else wrote is in the log, for a while; what takes longer is not waited for."""
+    """Wait until captured changes are in the log, for a while; changes that take longer are not waited for."""
     deadline = time.monotonic() + _DRAIN_S
     while time.monotonic() < deadline:
         if world.conn.execute(_CAPTURED, (world.name,)).fetchone() == (False,):
@@ -160,8 +160,8 @@ def drained(world: World) -> None:
 
 
 def send(world: World, node: Node, order: Sequence[int]) -> None:
-    """Send unsent batches, by number, one call each, in that order, without waiting for verdicts. One that the server
-    has is not unsent, whether or not its verdict has come back. Raises FellShortError."""
+    """Send unsent batches, by number, one call each, in that order, without waiting for verdicts. A batch that the
+    server has is not unsent, whether or not its verdict has come back. Raises FellShortError."""
     waiting = node.unsent()
     sent = {batch_id for (batch_id,) in world.conn.execute(_SENT, {"db": world.name, "ids": waiting}).fetchall()}
     unsent = [batch_id for batch_id in waiting if batch_id not in sent]
@@ -184,7 +184,7 @@ def _send_one(world: World, node: Node, batch_id: str) -> None:
             if lost and not node.network.loses_answer:
                 return
             world.heal()
-        # A call that was too short for a busy machine may not have got so far.
+        # On a busy machine a call may time out before the server has taken the batch in.
         if world.conn.execute(_SENT, {"db": world.name, "ids": [batch_id]}).fetchone() is not None:
             return
     raise FellShortError(f"{node.name}: the server did not take in the batch in {_SENDS} calls")

@@ -34,7 +34,7 @@ class Timestamp:
 
 
 class Ids:
-    """What each ``$name`` stands for: a ULID, made at first use and the same from then on."""
+    """The ULIDs that ``$name`` stands for, each made at first use and the same from then on."""
 
     def __init__(self) -> None:
         self._made: dict[str, str] = {}

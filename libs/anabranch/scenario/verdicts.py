@@ -1,4 +1,4 @@
-"""What became of a node's batches, also where the server has forgotten it meanwhile: verdicts are kept for a while,
+"""The verdicts on a node's batches, also those that the server has deleted meanwhile: it keeps verdicts for a while,
 and a story may last longer."""
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ where d.name = %s and b.batch_id = any(%s)
 
 
 def remember(world: World) -> None:
-    """Keep the verdicts that the server has now. Called before anything that may make it forget."""
+    """Keep the verdicts that the server has now. Called before anything that may make it delete them."""
     for batch_id, raw in _known(world, [made.id for node in world.nodes.values() for made in node.made]).items():
         world.verdicts.setdefault(batch_id, raw)
 
 
 def verdicts_of(world: World, node: Node) -> list[verdict_pb2.Verdict | None]:
-    """Of each batch of a node, in the order made, its verdict: the first that the server gave, or the one with which it
-    died on the node; None where it has none."""
+    """The verdict on each batch of a node, in the order made: the first that the server gave, or the one of its dead
+    letter on the node; None where it has none."""
     ids = [made.id for made in node.made]
     known = {**_known(world, ids), **world.verdicts}
     with node.reader() as conn:

@@ -1,4 +1,4 @@
-"""One scenario's world: its database on the ground, its nodes, its clocks, and what is armed to die.
+"""One scenario's world: its database on the ground, its nodes, its clocks, and the fault points that are armed.
 
 State model of time: one common offset (``advance``), the servers' own, one for each node; every clock reads a file, so
 that it holds for processes that are started later. Services that were armed to die are watched by a thread each, which
@@ -36,11 +36,11 @@ _DAY_MS = 24 * 3600 * 1000
 _WATCH_S = 0.2
 _HEALS = 3
 _LONGEST_S = 120.0
-"""A story that is told for longer than that falls short."""
+"""A story that takes longer than that falls short."""
 
 
 class FellShortError(AnabranchError):
-    """Something is not as the file says."""
+    """An expectation or a step of the file does not hold; the message says which."""
 
 
 class NotYetError(AnabranchError):
@@ -73,25 +73,25 @@ class World:
         self.conn = ground.session()
 
     def left_s(self) -> float:
-        """The seconds that are left to tell the story. Raises FellShortError where there are none."""
+        """The seconds that are left for the story. Raises FellShortError where there are none."""
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise FellShortError(f"the story was not at its end after {_LONGEST_S:g} s")
         return left
 
     def lend(self, seconds: float) -> None:
-        """Let the story take so much longer: something slow was part of it."""
+        """Let the story take so many seconds longer, for a slow step."""
         self._deadline += seconds
 
     # The server
 
     @property
     def park_ms(self) -> int:
-        """How long a batch of this database waits for what it leans on."""
+        """How long a batch of this database waits for an earlier batch or a row on which it depends."""
         return int(self.scenario.policy.get("park_ms", DEFAULTS["park_ms"]))
 
     def make_database(self) -> None:
-        """The schema, its tables, and their registration."""
+        """Make the schema and its tables, and register them."""
         self.conn.execute(f"create schema {self.name}".encode())
         for table in self.scenario.tables:
             parts = [f"{quote(name)} {kind}" for name, kind in table.columns.items()]
@@ -104,7 +104,7 @@ class World:
             registration.add_table(self.conn, self.name, table.name, table.policy)
 
     def run_sql(self, text: str) -> None:
-        """Run SQL as somebody else, in one transaction, with the scenario's schema in front."""
+        """Run SQL as an application does, in one transaction, with the scenario's schema first in the search path."""
         with self.conn.transaction():
             self.conn.execute(f"set local search_path to {self.name}, public".encode())
             self.conn.execute(self.ids.in_sql(text).encode())
@@ -119,14 +119,14 @@ class World:
         return self.database.tables.get(name)
 
     def reconnect(self) -> None:
-        """A new session, after the server was gone."""
+        """Open a new session, after the server was gone."""
         self.conn.close()
         self.conn = self.ground.session()
 
     # Time
 
     def set_clocks(self) -> None:
-        """Have every clock show what it should."""
+        """Write every clock's file with its current offset."""
         self.ground.stack.set_clock_offset(self.common_ms + self.server_ms)
         for node in self.nodes.values():
             node.set_clock(self.common_ms)
@@ -139,7 +139,7 @@ class World:
             self.attempt(node, "time_passed")
 
     def set_node_clock(self, name: str, offset_ms: int) -> None:
-        """Have a node's clock be off, also that of one that comes later."""
+        """Set the offset of a node's clock, also of a node that is made later."""
         self._offsets[name] = offset_ms
         if name in self.nodes:
             self.nodes[name].offset_ms = offset_ms
@@ -148,7 +148,7 @@ class World:
     # Nodes
 
     def network(self, name: str) -> Network:
-        """What was done to a node's network, also to that of one that comes later."""
+        """The state of a node's network, also of a node that is made later."""
         return self._networks.setdefault(name, Network())
 
     def add_node(self, name: str, principal: str | None = None) -> Node:
@@ -171,8 +171,8 @@ class World:
         return node
 
     def start(self, node: Node) -> None:
-        """Have a node running and, if it can reach the server as far as it needs, started. Raises RaisedError,
-        FellShortError."""
+        """Run a node's process and, if it can reach the server as far as it needs, start its SyncedDb. Raises
+        RaisedError, FellShortError."""
         node.open()
         if node.started:
             return
@@ -180,13 +180,13 @@ class World:
             self.attempt(node, "start", again=True)
             node.started = True
         except RaisedError as error:
-            # Without a network, or with a pull that was cut, it begins when it is synced.
+            # Without a network, or after a pull that was cut, the node starts at its next sync.
             if not error.again:
                 raise
 
     def attempt(self, node: Node, do: str, *, again: bool = False, **arguments: Any) -> Any:
-        """Have a node do something. Where it dies because that was armed, it is started again, and then, if ``again``,
-        does it once more. Raises RaisedError; FellShortError where it died for no such reason."""
+        """Send a node a command. Where it dies at an armed fault point, it is started again, and then, if ``again``,
+        gets the command once more. Raises RaisedError; FellShortError where it died for another reason."""
         for _ in range(len(faults.armed(node.fault_file)) + 1):
             before = faults.armed(node.fault_file)
             try:
@@ -207,7 +207,7 @@ class World:
         """The nodes that have a network."""
         return [node for node in self.nodes.values() if not node.network.is_cut]
 
-    # What dies
+    # Deaths
 
     def crash(self, service: str) -> None:
         """Kill a service and start it again."""
@@ -234,7 +234,7 @@ class World:
             self.ground.stack.start(service)
 
     def never_reached(self) -> list[str]:
-        """The fault points that were armed and that nobody came to."""
+        """The fault points that were armed and that no process has reached."""
         found = [f"{name}: {p}" for name in self.ground.stack.addresses for p in self.ground.stack.armed(name)]
         return found + [f"{n.name}: {p}" for n in self.nodes.values() for p in faults.armed(n.fault_file)]
 
@@ -247,12 +247,12 @@ class World:
                     self.ground.stack.wait_ready(name)
                     break
                 except FleetError:
-                    # It died while it was waited for, as was armed.
+                    # The service died at its armed fault point during the wait.
                     if attempt == _HEALS:
                         raise
 
     def close(self) -> None:
-        """End the nodes and the watching, and tidy the ground."""
+        """End the nodes and the threads that watch services, and tidy the ground."""
         self._over.set()
         for watcher in self._watched.values():
             watcher.join()

@@ -28,7 +28,7 @@ _CORE = (
 
 
 class _Loader(yaml.SafeLoader):
-    """``yaml.SafeLoader`` with the core schema's idea of what a plain scalar is."""
+    """``yaml.SafeLoader`` with the core schema's rules for plain scalars."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own attribute
 
@@ -89,7 +89,7 @@ def _json(loader: yaml.SafeLoader, node: yaml.Node) -> Json:
         return Json(loader.construct_sequence(node, deep=True))
     if not isinstance(node, yaml.ScalarNode):
         raise _fault(node, "!json takes a value")
-    # The tag took the place of the one that the scalar would have by itself.
+    # The explicit tag replaced the one that the scalar would have by itself.
     plain = node.style is None
     tag = loader.resolve(yaml.ScalarNode, node.value, (plain, not plain))  # type: ignore[no-untyped-call]
     inner = yaml.ScalarNode(tag, node.value, node.start_mark, node.end_mark, node.style)
@@ -120,7 +120,7 @@ _Loader.add_constructor("!text-repeat", _repeat)
 
 
 def load(text: str) -> Any:
-    """What the YAML says. Raises FormatError."""
+    """The value of a YAML text. Raises FormatError."""
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:

@@ -34,7 +34,7 @@ def list_(
     postgres_url: PostgresUrl = None,
 ) -> None:
     """Show every node: its id, name and principal, when it last called, the position that it has applied and how far
-    that is behind, whether the log is kept for it, and its dead letters as it last told."""
+    that is behind, whether the log is kept for it, and its dead letters as it last reported them."""
     console = Console()
     with catalog_session(postgres_url, data_dir, "node") as conn:
         for number, found in enumerate(_pages(conn, database)):

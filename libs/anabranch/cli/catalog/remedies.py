@@ -1,4 +1,4 @@
-"""Registration's refusals with what helps: a command to be copied, or what to do instead."""
+"""Registration's refusals, each with its remedy: a command to be copied, or advice on what to do instead."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ _REMEDIES: Mapping[TableRefusal, str] = MappingProxyType(
 
 
 def in_one_line(error: RegistrationError, schema: str) -> str:
-    """Every reason, each with what helps, where something is known to."""
+    """Every reason, each with its remedy where one is known."""
     names = {"table": f"{quote(schema)}.{quote(error.about)}", "schema": quote(schema)}
     reasons = []
     for refused in error.refusals:
         remedy = _REMEDIES.get(refused.reason)
-        # Names may have braces, but stand in no pattern.
+        # Names may contain braces, but no name is part of a format pattern.
         reasons.append(f"{refused}. {remedy.format(**names)}" if remedy else str(refused))
     return " ".join(f"{error.what}: {'; '.join(reasons)}".split())

@@ -1,5 +1,4 @@
-"""What ``database`` and ``table`` share: a session with the catalog, and one clear line for whatever goes
-wrong."""
+"""Parts that ``database`` and ``table`` share: a session with the catalog, and one clear line for each error."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from anabranch.store.session.engine import Session, connect
 from anabranch.store.session.errors import PostgresError, UnreachableError, is_conninfo_error
 
 REFUSED = 2
-"""Exit code when the command was understood and could not be done."""
+"""Exit code when the command was understood and could not be carried out."""
 
 PolicyOption = Annotated[
     str | None,
@@ -28,7 +27,7 @@ PolicyOption = Annotated[
 
 
 def refuse(reason: str, message: str) -> typer.Exit:
-    """Print one line with its reason to standard error; gives what to raise."""
+    """Print one line with its reason to standard error; return the exception to raise."""
     typer.echo(f"anabranch: {_one_line(message)} ({reason})", err=True)
     return typer.Exit(REFUSED)
 
@@ -39,7 +38,7 @@ def _one_line(message: str) -> str:
 
 @contextmanager
 def clear_errors() -> Iterator[None]:
-    """Every error that a user can do something about ends the command with exit code 2."""
+    """End the command with exit code 2 for every error that a user can do something about."""
     try:
         yield
     except SeveralRefusedError as error:
@@ -61,7 +60,7 @@ def clear_errors() -> Iterator[None]:
 
 @contextmanager
 def catalog_session(postgres_url: str | None, data_dir: Path | None, name: str) -> Iterator[Session]:
-    """A session with the Postgres that the options name. Its schema must fit this release."""
+    """Open a session with the Postgres that the options name. Its schema must fit this release."""
     url = find_postgres(postgres_url, data_dir)
     with clear_errors():
         _require_schema(url)
@@ -80,7 +79,7 @@ def _require_schema(url: str) -> None:
 
 
 def read_policy(text: str | None) -> dict[str, Any]:
-    """The JSON object of ``--policy``."""
+    """Parse the JSON object of ``--policy``."""
     try:
         policy = json.loads(text) if text else {}
     except ValueError as error:

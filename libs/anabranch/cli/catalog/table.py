@@ -28,7 +28,7 @@ app.command("policy")(policies.table)
 
 
 class Switch(StrEnum):
-    """What to do with a table's capture."""
+    """The new state of a table's capture."""
 
     ON = "on"
     OFF = "off"
@@ -56,7 +56,7 @@ def add(
     postgres_url: PostgresUrl = None,
 ) -> None:
     """Sync tables from now on: all that are named, or none. Their rows are read once, while everybody goes on
-    writing. Of all that can't be synced it is said why, and what helps."""
+    writing. For each table that can't be synced, the reason and the remedy are printed."""
     given = read_policy(policy)
     if every_device_sees_every_row:
         given["every_device_sees_every_row"] = True

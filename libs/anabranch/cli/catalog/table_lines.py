@@ -1,4 +1,4 @@
-"""What ``anabranch table list`` shows, as lines."""
+"""The lines that ``anabranch table list`` prints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from anabranch.values import Column, Table
 
 
 def tables_lines(database: Database, tables: Tables, width: int) -> Iterator[Text]:
-    """Each table with its columns, those first that others point to; before them, where it is not synced, why."""
+    """Each table with its columns, referenced tables first. The reason why one is not synced precedes its columns."""
     if not database.tables:
         yield Text(f"no table of {printable(database.name)} is synced yet; `anabranch table add` begins")
     unsynced = {one.table: one for one in tables.unsynced}

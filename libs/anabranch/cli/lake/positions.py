@@ -12,7 +12,7 @@ _MS = timedelta(milliseconds=1)
 
 
 def position_of(text: str) -> int:
-    """The position that somebody means: the number itself, a timestamp with its zone, or a day's beginning in UTC.
+    """The position that ``text`` means: the number itself, a timestamp with its zone, or a day's beginning in UTC.
 
     Raises:
         ValueError: it is none of them.
@@ -29,7 +29,7 @@ def position_of(text: str) -> int:
 
 
 def moment_of(position: int) -> str:
-    """A position as a moment of UTC, to the millisecond; the number itself where the calendar ends before."""
+    """A position as a moment in UTC, to the millisecond; the number itself where it is beyond the calendar."""
     try:
         return (_BEGIN + position * _MS).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     except OverflowError:

@@ -1,5 +1,5 @@
-"""Rows and changes of the lake, as JSON and in a grid; values as Postgres prints them. What is not known is left out of
-JSON, and a question mark in a grid."""
+"""Rows and changes of the lake, as JSON and in a grid; values as Postgres prints them. An unknown value is left out of
+JSON, and is a question mark in a grid."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def row_json(table: Table, row: Row) -> dict[str, str | None]:
 
 
 def change_json(table: Table, change: Change, names: Mapping[str, Who]) -> dict[str, object]:
-    """A change; ``complete``: whether all that it says of its row is known."""
+    """A change as JSON; ``complete``: whether all values that it gives of its row are known."""
     who = names.get(change.node_id, _NOBODY)
     return {
         "position": change.position,
@@ -52,13 +52,13 @@ def change_json(table: Table, change: Change, names: Mapping[str, Who]) -> dict[
 
 
 def add_change(grid: Grid, table: Table, change: Change, names: Mapping[str, Who]) -> None:
-    """A line for each column that a change is about."""
+    """Add a line for each column that a change is about."""
     who = names.get(change.node_id, _NOBODY)
     columns = _columns_shown(table, change)
     for at, name in enumerate(columns or [""]):
         first = at == 0
         head = (moment_of(change.position), who.name or change.node_id, who.principal, change.type) if first else _HEAD
-        # Of an insert there was nothing before, and of a deleted row there is nothing after.
+        # An insert has no row before it, and a delete has no row after it.
         before = _shown(table, change.before, name) if name and change.type in ("update", "delete") else ""
         after = _shown(table, change.row, name) if name and change.row is not None else ""
         end = (change.batch_id, str(change.position)) if first else ("", "")
@@ -81,10 +81,10 @@ def _shown(table: Table, row: Row | None, name: str) -> str:
 
 
 def add_row(grid: Grid, table: Table, row: Row) -> None:
-    """A row."""
+    """Add a row."""
     grid.add_row(*(escape(_shown(table, row, name)) for name in table.column_names))
 
 
 def key_order(key: Key) -> tuple[tuple[str, Cell], ...]:
-    """What keys are sorted by; moments beyond 64 bits are texts among numbers."""
+    """The value by which a key is sorted; moments beyond 64 bits are texts among numbers."""
     return tuple(("text" if isinstance(cell, str) else type(cell).__name__, cell) for cell in key)

@@ -1,7 +1,7 @@
 """A device's file against the server: its base rows at the position that it has read to, by key ranges.
 
 The server's rows are those of its head; rows with an entry in the log between the two positions are left out on both
-sides, since nobody could say what they were.
+sides, since their values at the file's position are not known.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class NotComparableError(ServerError):
 
 @dataclass(frozen=True, slots=True)
 class DeviceCheck:
-    """What came of one table. ``changed``: rows that were left out; ``differences``: in words."""
+    """The result for one table. ``changed``: the number of rows left out; ``differences``: in words."""
 
     table: str
     position: int
@@ -45,11 +45,11 @@ class DeviceCheck:
 
 
 def check_device(conn: Session, database: Database, file: Path, only: str | None) -> Iterator[DeviceCheck]:
-    """Each table of the file, or one.
+    """Compare each table of the file, or one.
 
     Raises:
-        NotComparableError: see there.
-        sqlite3.Error: it is no file of a device.
+        NotComparableError: the file or a table of it can't be compared with this database.
+        sqlite3.Error: the file is not a device's file.
     """
     with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True, timeout=FILE_TIMEOUT_S)) as device:
         device.isolation_level = None

@@ -1,4 +1,4 @@
-"""What the log says of a table's rows against what the table has.
+"""Compare a table's rows with what the log says of them.
 
 The log has the whole row where it has the row's insert, and else the columns that were updated since the table was
 registered, or since the log was cut: of those alone it can be said that they were changed behind its back. Of rows that
@@ -24,7 +24,7 @@ Row = list[Cell]
 
 
 class _Known(NamedTuple):
-    """What the effects of a row come to: whether it is there, and the cells that are known, by their place."""
+    """The result of a row's effects: whether the row exists, and the cells that are known, by their place."""
 
     there: bool
     cells: dict[int, Cell]
@@ -33,9 +33,8 @@ class _Known(NamedTuple):
 def contradictions(
     conn: Session, database: Database, table: Table, before: dict[str, Row | None]
 ) -> Iterator[Contradiction]:
-    """The rows of which the log tells something else than the table, in the order of their keys. ``before``: rows that
-    count as they were before their undrained changes. Must be read inside a transaction of one moment, or one that
-    holds the table."""
+    """The rows for which log and table differ, in the order of their keys. ``before``: rows that count as they were
+    before their undrained changes. Must be read inside a transaction of one snapshot, or one that locks the table."""
     sql, fold = TableSql(database.schema_name, table), _folder(table)
     same = RowComparison(table)
     for chunk in effects_by_row(conn, database.id, table.id):
@@ -62,7 +61,7 @@ def _folder(table: Table) -> Callable[[Sequence[bytes]], _Known | None]:
     readers = {column.name: (table.index[column.name], column_reader(column)) for column in table.columns}
 
     def fold(effects: Sequence[bytes]) -> _Known | None:
-        """None where they tell nothing of the row."""
+        """None where the effects say nothing about the row."""
         known: _Known | None = None
         for data in effects:
             effect = change_pb2.Effect.FromString(data)
@@ -101,7 +100,7 @@ class RowComparison:
         return [i for i, cell in cells.items() if encoders[i](row[i]) != encoders[i](cell)]
 
     def describe(self, key: str, here: Row | None, there: Row | None, names: tuple[str, str]) -> str:
-        """A difference in words. ``names``: whose rows they are."""
+        """A difference in words. ``names``: the owner of ``here``, and that of ``there``."""
         if here is None or there is None:
             return f"{key}: only {names[1] if here is None else names[0]} has it"
         places = self.differing(here, dict(enumerate(there)))

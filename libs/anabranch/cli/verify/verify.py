@@ -35,7 +35,7 @@ MOST_SHOWN = 20
 MOST_ADOPTED = 1_000_000
 """Rows that one adoption brings into the log."""
 PATIENCE_S = 60.0
-"""How long changes that wait for the resolver are waited for."""
+"""How long the command waits until the resolver has drained the changes."""
 _PAUSE_S = 0.2
 LOCK_TIMEOUT_MS = 10_000
 STATEMENT_TIMEOUT_MS = 600_000
@@ -89,7 +89,7 @@ def verify(
 
 @contextmanager
 def _readable() -> Iterator[None]:
-    """A table whose captured changes can't be read ends the command."""
+    """End the command where a table's captured changes can't be read."""
     try:
         yield
     except UndecodableError as error:
@@ -97,7 +97,7 @@ def _readable() -> Iterator[None]:
 
 
 def _patiently(what: str) -> Iterator[None]:
-    """Again and again, with pauses, as long as there is patience."""
+    """Yield again and again, with pauses, for ``PATIENCE_S`` seconds; then refuse."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         yield
