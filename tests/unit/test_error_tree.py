@@ -50,7 +50,8 @@ def errors() -> tuple[type[Exception], ...]:
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if not any(part in module.name for part in RUN_WHEN_IMPORTED):
                 importlib.import_module(module.name)
-    own = {error for error in below(Exception) if error.__module__.partition(".")[0].startswith("anabranch")}
+    names = {package.__name__ for package in PACKAGES}
+    own = {error for error in below(Exception) if error.__module__.partition(".")[0] in names}
     return tuple(sorted(own, key=full_name))
 
 
