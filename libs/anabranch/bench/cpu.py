@@ -29,7 +29,7 @@ class Spent:
 
 def family_cpu_s() -> float:
     """Seconds that this process, those that it started and those that they started have used since their start, the
-    ended ones included. A Postgres that somebody else started is not among them."""
+    ended ones included. A Postgres that another process started is not among them."""
     here = psutil.Process()
     total = 0.0
     for process in [here, *here.children(recursive=True)]:

@@ -59,7 +59,7 @@ def _sweep(on: Stage) -> dict[str, Any]:
     }
 
 
-def _told(name: str, job: Job) -> dict[str, Any]:
+def _job_figures(name: str, job: Job) -> dict[str, Any]:
     return {
         f"{name}_s": round(job.run_s, 1),
         f"{name}_cpu_s": round(job.cpu_s, 1),
@@ -86,11 +86,11 @@ def large_delete(rows: int) -> dict[str, Any]:
                 maker = LogMaker(conn, database)
                 maker.insert(rows)
                 conn.commit()
-                tell(_told("inserted", timed_run(url, folder / "lake")))
+                tell(_job_figures("inserted", timed_run(url, folder / "lake")))
                 maker.delete_all()
                 conn.commit()
                 tell({"log_mb": round(log_bytes(conn) / 1e6, 1)})
-            tell(_told("deleted", timed_run(url, folder / "lake")))
+            tell(_job_figures("deleted", timed_run(url, folder / "lake")))
             with staged(server_url, folder / "services", url, database) as on:
                 tell(_sweep(on))
     return found

@@ -189,7 +189,7 @@ def _ports(data_dir: Path, port_base: int | None) -> dict[str, int]:
         ports = {name: port_base + number for number, name in enumerate(PORT_NAMES)}
         taken = [f"{port} ({name})" for name, port in ports.items() if not is_free(port)]
         if taken:
-            fail(f"in use by somebody else: port {', '.join(taken)}")
+            fail(f"in use by another process: port {', '.join(taken)}")
         return ports
     if not (data_dir / ENDPOINTS).exists():
         return {}

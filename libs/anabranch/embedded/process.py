@@ -2,7 +2,7 @@
 
 States of a cluster folder: *idle* (no process has it as its working folder), *running* (one postmaster, our
 child) and *orphaned* (processes of an owner that is gone). Only the holder of the folder's owner lock calls
-into this module, so orphaned never means somebody else's.
+into this module, so orphaned processes are never those of a live owner.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class PostgresProcess:
 def end_orphans(cluster: Path) -> list[int]:
     """End every postgres process that works in `cluster`, the postmaster first; return their process ids.
 
-    They are known by their working folder, not by a remembered pid, which may be somebody else's by now.
+    They are known by their working folder, not by a remembered pid, which another process may have by now.
     Raises TimeoutError when one survives.
     """
     orphans = _processes_in(cluster)

@@ -1,1 +1,1 @@
-"""Scenarios: stories about a server and some nodes, told in YAML, run against real services and a real Postgres."""
+"""Scenarios: stories about a server and some nodes, written in YAML, run against real services and a real Postgres."""

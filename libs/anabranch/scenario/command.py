@@ -1,4 +1,4 @@
-"""``anabranch scenario``: stories in YAML, told against real services."""
+"""``anabranch scenario``: stories in YAML, run against real services."""
 
 from __future__ import annotations
 

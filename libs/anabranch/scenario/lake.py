@@ -17,7 +17,7 @@ from anabranch.store.lake.source import open_lake
 from anabranch.values import Table
 
 _RUN_S = 300.0
-_TOLD = 1_500
+_SHOWN = 1_500
 
 
 def compact(world: World) -> None:
@@ -34,7 +34,7 @@ def compact(world: World) -> None:
         raise FellShortError(f"the compactor was not done after {_RUN_S:g} s") from None
     world.lend(time.monotonic() - began)
     if done.returncode:
-        raise FellShortError(f"the compactor ended with {done.returncode}: {done.stderr[-_TOLD:]}")
+        raise FellShortError(f"the compactor ended with {done.returncode}: {done.stderr[-_SHOWN:]}")
 
 
 def published_positions(world: World) -> set[int]:

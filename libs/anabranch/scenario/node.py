@@ -41,7 +41,7 @@ class RaisedError(AnabranchError):
 
     @property
     def is_of_another_principal(self) -> bool:
-        """Whether it was refused because the file belongs to somebody else."""
+        """Whether the call was refused because the file belongs to another principal."""
         return self.reason == "WRONG_PRINCIPAL"
 
 
@@ -274,7 +274,7 @@ class Node:
             return [batch_id for (batch_id,) in rows]
 
     def copy_file(self, to: Path) -> None:
-        """A copy of the file with its write-ahead log; nothing writes meanwhile, since its process waits to be told."""
+        """Copy the file with its write-ahead log; nothing writes meanwhile, since its process waits for a command."""
         for suffix in _SUFFIXES:
             source, target = self.file.with_name(self.file.name + suffix), to.with_name(to.name + suffix)
             target.unlink(missing_ok=True)

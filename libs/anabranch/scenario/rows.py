@@ -16,8 +16,8 @@ from anabranch.values import Kind, Table
 from anabranch.values.canonical import RowEncoder
 from anabranch.values.sqlite import RowCodec
 
-_MOST_TOLD = 3
-_LONGEST_TOLD = 500
+_MOST_SHOWN = 3
+_LONGEST_SHOWN = 500
 _TYPES = """
 select a.attname, format_type(a.atttypid, a.atttypmod) from pg_attribute a
 where a.attrelid = to_regclass(%s) and a.attnum > 0 and not a.attisdropped
@@ -47,7 +47,7 @@ def match(wanted: Wanted, found: Found, names: Sequence[str]) -> list[str]:
 
     missing = [names[i] for i in range(len(wanted)) if not place(i, set())]
     left = [str(dict(row)) for j, row in enumerate(found) if j not in taken]
-    told = [f"no row {name}" for name in missing[:_MOST_TOLD]] + [f"not expected: {row}" for row in left[:_MOST_TOLD]]
+    told = [f"no row {name}" for name in missing[:_MOST_SHOWN]] + [f"not expected: {row}" for row in left[:_MOST_SHOWN]]
     more = len(missing) + len(left) - len(told)
     return [*told, f"and {more} more"] if told and more else told
 
@@ -133,17 +133,17 @@ def differences(table: Table, here: Sequence[Sequence[Any]], there: Sequence[Seq
     mine, theirs = _by_key(table, here), _by_key(table, there)
     out = [] if len(mine) == len(here) else [f"{table.name}: a key is there twice"]
     keys = [key for key in sorted(mine.keys() | theirs.keys()) if mine.get(key, _NONE)[0] != theirs.get(key, _NONE)[0]]
-    for key in keys[:_MOST_TOLD]:
-        shown, stored = (_told(rows.get(key, _NONE)[1]) for rows in (mine, theirs))
+    for key in keys[:_MOST_SHOWN]:
+        shown, stored = (_row_text(rows.get(key, _NONE)[1]) for rows in (mine, theirs))
         out.append(f"{table.name} {key}: {shown} there, {stored} on the server")
-    if len(keys) > _MOST_TOLD:
-        out.append(f"and {len(keys) - _MOST_TOLD} more rows of {table.name}")
+    if len(keys) > _MOST_SHOWN:
+        out.append(f"and {len(keys) - _MOST_SHOWN} more rows of {table.name}")
     return out
 
 
-def _told(row: Sequence[Any] | None) -> str:
+def _row_text(row: Sequence[Any] | None) -> str:
     text = "no row" if row is None else str(tuple(row))
-    return text if len(text) < _LONGEST_TOLD else f"{text[:_LONGEST_TOLD]}…"
+    return text if len(text) < _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
 
 
 def _by_key(table: Table, rows: Sequence[Sequence[Any]]) -> dict[str, _Row]:

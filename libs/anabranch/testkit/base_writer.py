@@ -92,8 +92,8 @@ class BaseWriter:
     published: list[Manifest] = field(default_factory=list)
 
     def publish(self, files: Mapping[str, Sequence[FileRows]] | None = None, *, buckets: int = 1) -> Manifest:
-        """Publish a base of every table at the head: of ``files`` where they are given, else of what the tables have
-        now."""
+        """Publish a base of every table at the head: of ``files`` where they are given, else of the tables' current
+        rows."""
         database = load_database(self.conn, self.db_name)
         upto = compactions.read_head(self.conn, database.id)
         run_id = str(ULID())
@@ -150,7 +150,7 @@ class BaseWriter:
 
 
 def _dealt(rows: Sequence[Sequence[Cell]], position: int, buckets: int) -> list[FileRows]:
-    """Rows in buckets; which row is in which is of no matter to a reader."""
+    """Deal rows to buckets; a reader does not depend on which row is in which bucket."""
     return [FileRows(rows[number::buckets], position, bucket=number) for number in range(buckets)]
 
 

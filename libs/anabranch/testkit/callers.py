@@ -1,8 +1,8 @@
-"""Many who call all services of a stack again and again, whatever comes of it: what a fault does to their calls, and
-since when calls come through again.
+"""Callers that call all services of a stack again and again, also after failures: they show the effect of a fault on
+calls, and since when calls succeed again.
 
 Each caller makes one kind of call, each with a deadline; after a failure it waits a moment, as a device does. A Send is
-that of a node of its own with one batch, and has come through when the batch has its verdict APPLIED.
+that of a node of its own with one batch, and has succeeded when the batch has its verdict APPLIED.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ KINDS: Mapping[str, str] = {
     "list conflicts": "conflict-resolver",
     "retention status": "retention-janitor",
 }
-"""Kinds of calls, and who answers them."""
+"""Kinds of calls, and the service that answers each."""
 _SHARES = {"send": 70, "get": 60, "list conflicts": 10, "retention status": 10}
 COUNT = sum(_SHARES.values())
 
@@ -62,7 +62,7 @@ class Callers:
         self._database = database
         self._came_through: dict[str, list[float]] = defaultdict(list)
         self.applied: list[str] = []
-        """Ids of rows whose batches were told to be applied."""
+        """Ids of rows whose batches were reported as applied."""
         self._failed: dict[str, str] = {}
         self._changed = threading.Condition()
         self._loop = asyncio.new_event_loop()
@@ -88,19 +88,17 @@ class Callers:
             self._loop.close()
 
     def first_after(self, moment: float, timeout_s: float) -> dict[str, float]:
-        """How long after a moment of the monotonic clock the first call of each kind came through that was made after
-        it. Raises TimeoutError where one did not."""
+        """Seconds from a moment of the monotonic clock until the first call of each kind succeeded that was made after
+        it. Raises TimeoutError where a kind had no such call."""
         with self._changed:
             if not self._changed.wait_for(lambda: all(self._after(kind, moment) for kind in KINDS), timeout_s):
                 missing = [kind for kind in KINDS if not self._after(kind, moment)]
                 last = {kind: self._failed.get(kind) for kind in missing}
-                raise TimeoutError(
-                    f"no call of {missing} has come through in {timeout_s} s; what they got last: {last}"
-                )
+                raise TimeoutError(f"no call of {missing} has succeeded in {timeout_s} s; their last errors: {last}")
             return {kind: min(self._after(kind, moment)) - moment for kind in KINDS}
 
     def _after(self, kind: str, moment: float) -> list[float]:
-        # In the order in which they came, so that the newest are enough.
+        # They are in the order of time, so that the newest are enough.
         return [at for at in self._came_through[kind][-2_000:] if at > moment]
 
     async def _run(self) -> None:

@@ -14,12 +14,12 @@ from anabranch.store.session.engine import Session
 from anabranch.values import Column, Kind, Table
 
 MOST_TOLD = 10
-"""So many differences are named at most."""
+"""The most differences that are named."""
 
 _INT64_MAX = 2**63 - 1
 _INT32_MAX = 2**31 - 1
 
-# How Postgres writes a value in the form in which SQLite holds it.
+# SQL with which Postgres gives a value in the form in which SQLite holds it.
 _EXPRESSIONS = {
     Kind.BOOL: "{0}::int",
     Kind.INT64: "{0}::bigint",

@@ -49,7 +49,7 @@ class BitFlip(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientIntercepto
 
 
 class _Answer:
-    """A call that is over, with another response; everything else is the call's own."""
+    """A finished call with another response; all other attributes are those of the call."""
 
     def __init__(self, call: Any, response: Any) -> None:
         self._call = call

@@ -11,7 +11,7 @@ from psycopg import sql
 
 CONNECT_TIMEOUT_S = 10
 RELEASED_AT_MOST = 20
-"""Databases no longer needed that may wait to be dropped; together they cost one checkpoint, not one each."""
+"""The most released databases that wait to be dropped; dropped together, they cost one checkpoint, not one each."""
 
 
 def create_database(url: str, name: str, *, template: str | None = None) -> str:
@@ -62,13 +62,13 @@ class TestDatabases:
         return create_database(self._url, self._next_name(), template=template)
 
     def release(self, url: str) -> None:
-        """Say that the database of `url` is no longer needed. It goes soon, with others."""
+        """Mark the database of `url` as no longer needed. It is dropped soon, with others."""
         self._released.append(unquote(urlsplit(url).path.removeprefix("/")))
         if len(self._released) >= RELEASED_AT_MOST:
             self._drop_released()
 
     def close(self) -> None:
-        """Drop what was released, and the templates."""
+        """Drop the released databases, and the templates."""
         self._released += self._templates.values()
         self._templates.clear()
         self._drop_released()

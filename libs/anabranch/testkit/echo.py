@@ -93,7 +93,7 @@ def get(
 
 
 def failure(error: grpc.RpcError) -> tuple[str, str]:
-    """Code and reason of a failed call. Raises AssertionError unless it has exactly one ErrorInfo of ours."""
+    """Code and reason of a failed call. Raises AssertionError unless it has exactly one ErrorInfo of this project."""
     info = error_info(error)
     assert info is not None, f"no ErrorInfo: {error}"
     assert info.domain == "anabranch"

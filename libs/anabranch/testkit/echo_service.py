@@ -1,4 +1,4 @@
-"""A service for tests of what every service is run by: it speaks ``ChangeService`` and answers who called.
+"""A service for tests of the runtime that every service uses: it offers ``ChangeService`` and returns the caller.
 
 Run as ``python -m anabranch.testkit.echo_service``. ``Get`` gives the caller's subject as ``next_page_token``, the
 traceparent to hand on as ``state.settled.epoch`` and the service's clock as ``state.server_time_ms``; ``after`` picks
@@ -30,9 +30,9 @@ HEARTBEAT_S = 0.05
 SECRET = "a value that nobody may see"
 UNDER_WAY = "a slow call is under way"
 RAISES, NEEDS_ADMIN, IS_SLOW, ABORTS, DIES, PAUSES, ASKS_POSTGRES, FLOODS = range(1, 9)
-"""Values of ``after``: an unforeseen exception, an admin call, ``max_bytes`` milliseconds of work (told in the log), a
-listed failure, the fault point ``before_answer``, a stream that falls silent, a statement in the pool, a stream as fast
-as it is read."""
+"""Values of ``after``: an unforeseen exception, an admin call, ``max_bytes`` milliseconds of work (logged), a listed
+failure, the fault point ``before_answer``, a stream that falls silent, a statement in the pool, a stream as fast as it
+is read."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _log = structlog.get_logger()
@@ -47,7 +47,7 @@ class EchoServicer(change_pb2_grpc.ChangeServiceServicer):
     async def Get(  # noqa: N802
         self, request: change_pb2.GetRequest, context: Context
     ) -> change_pb2.GetResponse:
-        """Behaves as the module says."""
+        """Behave as the module's docstring says."""
         principal = require_database(request.db_name)
         await self._behave(request, context)
         with telemetry.span("echo"):

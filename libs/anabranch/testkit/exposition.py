@@ -1,4 +1,4 @@
-"""What a Prometheus endpoint shows."""
+"""Read the metrics of a Prometheus endpoint."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _TIMEOUT_S = 10.0
 
 
 def page(address: str) -> str:
-    """The whole page of host:port ``address``. Raises OSError where nobody answers."""
+    """The whole page of host:port ``address``. Raises OSError where no server answers."""
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=_TIMEOUT_S) as answer:
         text: str = answer.read().decode()
     return text
@@ -16,7 +16,7 @@ def page(address: str) -> str:
 
 def shown(address: str, name: str, **labels: str) -> float:
     """The sum over all series of a metric with those labels at host:port ``address``; 0 where there are none. Raises
-    OSError where nobody answers."""
+    OSError where no server answers."""
     wanted = [f'{label}="{value}"' for label, value in labels.items()]
     own = (f"{name}{{", f"{name} ")
     found = [

@@ -1,9 +1,8 @@
-"""A TCP port in front of a server, as a network or a load balancer is: where it leads can be changed, and it can go
-silent.
+"""A TCP port in front of a server, as a network or a load balancer is: its target can be changed, and it can go silent.
 
-State of a gate: *open*: bytes pass both ways; *silent*: nothing passes, and nobody is told: connections are taken and
-stay, as where packets are lost. What was held back passes once it is open again, if the connection still stands. A new
-target is for new connections; those that are there stay where they are.
+State of a gate: *open*: bytes pass both ways; *silent*: nothing passes, and no side gets an error: connections are
+accepted and stay, as where packets are lost. Bytes that were held back pass once it is open again, if the connection
+still exists. A new target is for new connections; existing ones keep their target.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class Gate:
         self.target = target
         self.address = ""
         self.connections = 0
-        """How many were made so far."""
+        """The number of connections made so far."""
         self._open = asyncio.Event()
         self._open.set()
         self._loop = asyncio.new_event_loop()
@@ -86,7 +85,7 @@ class Gate:
                     pump.cancel()
                 await asyncio.gather(*pumps, return_exceptions=True)
         except OSError:
-            # Nobody listens there: whoever came sees the connection end, as with a server that is gone.
+            # No server listens there: the client sees the connection end, as with a server that is gone.
             return
         except asyncio.CancelledError:
             return

@@ -1,7 +1,7 @@
-"""Ingest alone, as real processes, and devices that speak to it by hand: for tests of ingest itself.
+"""Ingest alone, as real processes, and devices that call it by hand: for tests of ingest itself.
 
-A ``Device`` does nothing by itself: it makes payloads, and each call says what it carries, so that a test can lose an
-answer, send twice, or present a token that is not the current one.
+A ``Device`` does nothing by itself: it makes payloads, and the test gives the content of each call, so that it can lose
+an answer, send twice, or present a token that is not the current one.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class IngestRig(ServiceRig):
             return api_keys.create(conn, subject=subject, role="device", database=database, now_ms=1)
 
     def arm(self, point: str, number: int = 0) -> int:
-        """Have a process die at a fault point, once. Gives what ``wait_died`` takes."""
+        """Have a process die at a fault point, once. Returns its deaths so far, for ``wait_died``."""
         faults.arm(self.fault_files[number], point)
         return self.children[number].deaths
 
     def wait_died(self, deaths: int, number: int = 0) -> None:
-        """Wait for that."""
+        """Wait until a process has died more than ``deaths`` times."""
         self.children[number].wait_died(deaths, TIMEOUT_S)
 
     def signal(self, sent: signal.Signals, number: int = 0) -> None:
@@ -177,7 +177,7 @@ def envelope(content: batch_pb2.Envelope | bytes) -> batch_pb2.Envelope:
 
 
 def failed(error: grpc.RpcError) -> FailedCallError:
-    """What a failed call came to."""
+    """The code and the reason of a failed call, as an error."""
     info = error_info(error)
     code, details = error.code(), error.details()
     return FailedCallError(code, info.reason if info is not None else "", str(details))

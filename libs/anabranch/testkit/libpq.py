@@ -1,4 +1,4 @@
-"""A session with Postgres on libpq alone: nothing of the driver's Python is paid for by what is measured on it.
+"""A session with Postgres on libpq alone: the driver's Python is no part of the time that is measured on it.
 
 Statements are prepared once and sent with parameters that are bytes already. Several sent together are one implicit
 transaction (libpq's pipeline), which is durable when their results are back: one round trip for all of them.
@@ -29,7 +29,7 @@ class LibpqError(AnabranchError, RuntimeError):
 
 @dataclass(slots=True)
 class LibpqSession:
-    """``names``: what is prepared, by its text."""
+    """``names``: the names of the prepared statements, by their text."""
 
     conn: pq.abc.PGconn
     names: dict[bytes, bytes] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class LibpqSession:
         return name
 
     def run(self, statement: bytes, parameters: Sequence[Parameter] = ()) -> int:
-        """One prepared statement, a transaction of its own; how many rows it changed. Raises LibpqError."""
+        """Run one prepared statement as a transaction; return how many rows it changed. Raises LibpqError."""
         name = self._prepare(statement, parameters)
         result = self.conn.exec_prepared(name, _values(parameters), _formats(parameters), pq.Format.BINARY)
         if result.status not in _DONE:
@@ -56,9 +56,9 @@ class LibpqSession:
         return result.command_tuples or 0
 
     def run_together(self, statements: Sequence[Prepared]) -> list[int]:
-        """Prepared statements, one transaction, one round trip; how many rows each changed.
+        """Run prepared statements in one transaction and one round trip; return how many rows each changed.
 
-        What they answer is read when all are sent, so that their parameters must fit into the socket's buffers where
+        Their results are read when all are sent, so that their parameters must fit into the socket's buffers where
         they return many rows.
 
         Raises:
@@ -81,7 +81,7 @@ class LibpqSession:
         while self.conn.status == pq.ConnStatus.OK:
             result = self.conn.get_result()
             if result is None:
-                # One stands between the results of two statements. A second one: nothing comes any more.
+                # One None separates the results of two statements. A second one ends the results.
                 if ended:
                     break
                 ended = True

@@ -1,6 +1,6 @@
 """Writes groups as the resolver does: claim, head, rows, log, sums, group, notification, in one transaction.
 
-It decides nothing: a test says what a batch did. For tests of those who read the log.
+It decides nothing: a test gives the effects of a batch. For tests of the log's readers.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class LogWriter:
         return self.database.tables[name]
 
     def insert(self, table: str, rows: Sequence[Sequence[Cell]], *, batches: int = 1) -> int:
-        """Insert rows, in as many batches, as one group. Gives its position."""
+        """Insert rows, in as many batches as ``batches`` says, as one group. Returns its position."""
         known = self.table(table)
         builder = self._builders[table]
         logged = [Logged(table) for _ in range(batches)]
@@ -80,7 +80,7 @@ class LogWriter:
         return self.commit(logged, lambda: self._sql[table].insert(self.conn, known.column_names, rows))
 
     def update(self, table: str, key: tuple[Cell, ...], changes: Mapping[str, Cell]) -> int:
-        """Change one row, as one group. Gives its position."""
+        """Change one row, as one group. Returns its position."""
         known, sql = self.table(table), self._sql[table]
         (before,) = sql.read(self.conn, [key])().values()
         after = list(before)
@@ -93,7 +93,7 @@ class LogWriter:
         )
 
     def delete(self, table: str, key: tuple[Cell, ...]) -> int:
-        """Delete one row, as one group. Gives its position."""
+        """Delete one row, as one group. Returns its position."""
         sql = self._sql[table]
         (before,) = sql.read(self.conn, [key])().values()
         effect = self._builders[table].delete(before)
@@ -107,7 +107,7 @@ class LogWriter:
         tell: bool = True,
         before_commit: Callable[[], object] | None = None,
     ) -> int:
-        """Commit a group of ``batches``; ``rows`` writes what they did to the tables. Gives its position."""
+        """Commit a group of ``batches``; ``rows`` writes their changes to the tables. Returns its position."""
         conn, number = self.conn, self.database.id
         with conn.transaction():
             conn.execute(MARK_RESOLVER)

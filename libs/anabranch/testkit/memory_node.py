@@ -19,7 +19,7 @@ def ulid(time_ms: int, rest: int) -> str:
 
 @dataclass
 class Queued:
-    """A batch that is not yet gone from the queue; ``seen``: the log has shown it."""
+    """A batch that is still in the queue; ``seen``: the log has shown it."""
 
     sent: Sent
     seen: bool = False
@@ -46,8 +46,8 @@ class MemoryNode:
         self._policy = server.policy
 
     def make(self, now: int, *changes: tuple[str, MutationType, str, Row]) -> Sent:
-        """Writes: one batch of one mutation for each (table, type, key, values). A time that goes back does not take
-        ids back, and an id is later than everything that the node has read."""
+        """Write one batch, of one mutation for each (table, type, key, values). Ids grow also where the time goes back,
+        and an id is later than everything that the node has read."""
         time_ms = self._last_time = max(now + self.clock_ms, self._last_time, self.cursor + 1)
         mutations: list[Mutation] = []
         for table, type_, key, values in changes:
@@ -90,7 +90,7 @@ class MemoryNode:
         return {key: row for key, row in rows.items() if row is not None}
 
     def read(self, server: MemoryServer) -> list[Logged]:
-        """Reads the log to its head and the verdicts of what was refused. Answers what was new in the log."""
+        """Read the log to its head, and the verdicts of refused batches. Returns the new part of the log."""
         new = server.log[self._read :]
         self._read = len(server.log)
         self.cursor = server.head

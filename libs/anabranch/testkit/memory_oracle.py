@@ -1,8 +1,8 @@
-"""The rules told another way: every column is a register that keeps the write with the greatest key.
+"""A second form of the rules: every column is a register that keeps the write with the greatest key.
 
-It takes a log and the batches as they were sent, and says what rows and which conflicts must have come of them. It
-knows nothing of row versions, nor when a batch is refused: what was accepted, and what became of whole rows, it reads
-from the log. For tables without cascades and columns without a computing policy, and ``delete: rejects``.
+It takes a log and the batches as they were sent, and gives the rows and the conflicts that must result from them. It
+knows nothing of row versions, nor when a batch is refused: it reads from the log which batches were accepted, and the
+fate of whole rows. For tables without cascades and columns without a computing policy, and ``delete: rejects``.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Oracle:
         return {key: {c: r.value for c, r in cells.items()} for key, cells in self._cells.items()}
 
     def read(self, logged: Logged, sent: Sent) -> None:
-        """Takes in the next batch of the log."""
+        """Apply the next batch of the log."""
         own = [b.position for b in self._read if b.node == logged.node and b.id > logged.id]
         place = min(own, default=logged.position)
         time = min(sent.time_ms, place) if self._order == "edit" else place

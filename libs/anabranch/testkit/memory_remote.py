@@ -1,7 +1,7 @@
 """The server in memory as a device's remote: for tests of the device itself, where thousands of histories are needed.
 
-It stands where gRPC and the services would, and speaks their messages: the log in parts as small as asked for, pulls in
-chunks that can be cut, answers that get lost. Tests of the way between use the real services.
+It takes the place of gRPC and the services, and uses their messages: the log in parts as small as asked for, pulls in
+chunks that can be cut, answers that get lost. Tests of the wire use the real services.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Stream(Iterator[Any]):
         return next(self._items)
 
     def cancel(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: no call is in progress."""
 
 
 class MemoryRemote(RemoteDb):
@@ -56,8 +56,8 @@ class MemoryRemote(RemoteDb):
 
     Set by tests: ``offline`` fails every call; ``lose_answers`` fails so many Send calls after they were decided;
     ``cut_pull_after`` breaks the next pull after so many chunks; ``floor``; ``epoch``; ``on_rewind``; ``calls``
-    counts by name; ``during_compare`` is called when a comparison has taken its moment; ``rows_compared`` counts the
-    rows it sent; ``behind`` and ``lost`` how often a node was told that it is behind the floor, and an answer lost."""
+    counts by name; ``during_compare`` is called when a comparison has taken its snapshot; ``rows_compared`` counts the
+    rows it sent; ``behind`` counts the answers that a node is behind the floor, and ``lost`` those that were lost."""
 
     def __init__(self, server: MemoryServer, tables: Sequence[Table], now_ms: Callable[[], int]) -> None:
         super().__init__("localhost:1")
@@ -101,7 +101,7 @@ class MemoryRemote(RemoteDb):
         return position_pb2.Position(epoch=self.epoch, server_timestamp_ms=at, token=b"sealed %d" % at)
 
     def state(self) -> position_pb2.ServerState:
-        """What every answer says of the server."""
+        """The server's state, which every answer carries."""
         return position_pb2.ServerState(
             settled=self.position(self.server.head),
             floor=self.floor,
@@ -110,14 +110,14 @@ class MemoryRemote(RemoteDb):
         )
 
     def commit(self) -> None:
-        """Decide what can be decided, and note the sums after it."""
+        """Decide the batches that can be decided, and note the sums after that."""
         head = self.server.head
         self.server.commit(self.now_ms())
         if self.server.head > head:
             self._sums[self.server.head] = self.sums()
 
     def write(self, changes: Sequence[tuple[str, MutationType, str, Mapping[str, Cell]]]) -> bool:
-        """One transaction by plain SQL (see ``MemoryServer.write``)."""
+        """Run one transaction as by plain SQL (see ``MemoryServer.write``)."""
         done = self.server.write(changes, self.now_ms())
         if done:
             self._sums[self.server.head] = self.sums()
@@ -218,7 +218,7 @@ class MemoryRemote(RemoteDb):
         ]
 
     def verdict(self, batch_id: str) -> verdict_pb2.Verdict:
-        """What became of a batch so far."""
+        """The verdict on a batch so far."""
         found = self.server.verdicts.get(batch_id)
         if found is None:
             return verdict_pb2.Verdict(batch_id=batch_id, status=verdict_pb2.VERDICT_STATUS_PENDING)
@@ -246,7 +246,7 @@ class MemoryRemote(RemoteDb):
                 for start in range(0, len(effects), self.part_effects):
                     piece = effects[start : start + self.part_effects]
                     if len(piece[-1]) > 8 and start + self.part_effects >= len(effects):
-                        # The last effect of a batch goes on in a part of its own.
+                        # The rest of a batch's last effect is in a part of its own.
                         half = len(piece[-1]) // 2
                         pieces.append((logged, [*piece[:-1], piece[-1][:half]], True))
                         pieces.append((logged, [piece[-1][half:]], False))

@@ -1,4 +1,4 @@
-"""A server in memory: what stands around the conflict rules, without Postgres.
+"""A server in memory: everything around the conflict rules, without Postgres.
 
 For the properties of the rules, which need thousands of small histories. It takes batches in, parks, groups, decides
 by ``anabranch.merge``, judges constraints and keeps a log; it shares no code with the services, and where the two
@@ -36,9 +36,9 @@ Row = Mapping[str, Cell]
 
 @dataclass(frozen=True)
 class MemoryTable:
-    """A table with the constraints that may say no. ``columns`` maps each to its default, the key's first;
-    ``references`` maps columns to the tables whose keys they hold, ``cascade`` says what becomes of a row whose
-    parent is deleted; ``unique`` names columns whose values, but for None, occur once."""
+    """A table with the constraints that may refuse a write. ``columns`` maps each to its default, the key's first;
+    ``references`` maps columns to the tables whose keys they hold, ``cascade`` says what happens to a row whose parent
+    is deleted; ``unique`` names columns whose values, but for None, occur once."""
 
     columns: Mapping[str, Cell]
     references: Mapping[str, str] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class MemoryTable:
 
 @dataclass(frozen=True)
 class Sent:
-    """A batch on its way: its frozen content and what travels beside it."""
+    """A batch on its way: its frozen content and the fields of its envelope."""
 
     id: str
     node: str
@@ -60,8 +60,8 @@ class Sent:
 
 @dataclass(frozen=True)
 class Effect:
-    """What became of one row: ``values`` is the whole row of an insert, the changed columns of an update. ``type``
-    None: nothing did."""
+    """The effect on one row: ``values`` is the whole row of an insert, the changed columns of an update. ``type`` None:
+    no effect."""
 
     table: str
     key: str
@@ -81,7 +81,7 @@ class Logged:
 
 @dataclass(frozen=True)
 class MemoryVerdict:
-    """``reason`` is empty where the batch was accepted; ``outcomes`` one for each mutation then."""
+    """``reason`` is empty where the batch was accepted; ``outcomes`` then has one for each mutation."""
 
     position: int
     reason: str
@@ -116,7 +116,7 @@ class MemoryServer:
         self._accepted: dict[str, list[tuple[str, int]]] = {}
 
     def preset(self, table: str, key: str, row: Row) -> None:
-        """Puts a row there as if before registration: without a history."""
+        """Put a row there as if before registration: without a history."""
         self.rows[table, key] = RowState({**self.tables[table].columns, **row}, None)
 
     def live(self) -> dict[Key, Row]:
@@ -124,12 +124,12 @@ class MemoryServer:
         return {key: state.values for key, state in self.rows.items() if state.values is not None}
 
     def send(self, sent: Sent, now: int) -> None:
-        """Takes a batch in, once: what is known already, waiting or decided, changes nothing."""
+        """Take a batch in, once: a batch that waits or is decided already changes nothing."""
         if sent.id not in self.verdicts and sent.id not in self.waiting:
             self.waiting[sent.id] = _Waiting(sent, now + self.park_ms)
 
     def commit(self, now: int) -> None:
-        """Decides what can be decided, as one group in the order of ids."""
+        """Decide the batches that can be decided, as one group in the order of ids."""
         self.now = now
         position = max(now, self.head + 1)
         decided = False
@@ -151,9 +151,9 @@ class MemoryServer:
             self.head = position
 
     def write(self, changes: Sequence[tuple[str, MutationType, str, Row]], now: int) -> bool:
-        """One transaction by plain SQL, as a group of its own: table, what, key, and the row or the columns to change.
-        What does not fit (an insert of a row that is there) is left out. False where a constraint refused it, or
-        nothing was left."""
+        """Run one transaction as by plain SQL, as a group of its own: table, type, key, and the row or the columns to
+        change. Changes that do not fit (an insert of a row that is there) are left out. False where a constraint
+        refused it, or nothing was left."""
         position = max(now, self.head + 1)
         # Smaller than every id of a device, and in the order of the log.
         batch = Batch(f"{len(self.log):026d}", SERVER_NODE, position - 1, 0, position, position, ())
@@ -189,8 +189,7 @@ class MemoryServer:
                 self.rows[key] = state
 
     def _earlier_pending(self, sent: Sent) -> bool:
-        """Whether an earlier batch of the node is known to exist, by having come or by being named, and has no
-        verdict."""
+        """Whether an earlier batch of the node is known, because it came or was named, and has no verdict."""
         known = (w.sent for w in self.waiting.values() if w.sent.node == sent.node and w.sent.id <= sent.id)
         if any(o.id < sent.id or (o.prev != "" and o.prev not in self.verdicts) for o in known):
             return True
@@ -216,7 +215,7 @@ class MemoryServer:
         return True
 
     def _resolved(self, batch: Batch) -> Accepted | Rejected | Parked | None:
-        """The decision; None where a function has none."""
+        """The decision; None where a merge function gives none."""
         answers: dict[tuple[int, int], dict[str, Cell]] = {}
         decision: Decision = resolve(batch, self.rows, self.policy_of)
         while isinstance(decision, Asked):

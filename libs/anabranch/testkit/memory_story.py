@@ -1,8 +1,8 @@
-"""Small histories of two nodes and a server in memory, drawn by hypothesis, told slot by slot.
+"""Small histories of two nodes and a server in memory, drawn by hypothesis, run slot by slot.
 
 A slot is one group commit. In it, in this order: nodes make batches (some having read first), batches whose way took
-until now arrive, the server decides. What arrived when is kept, so that the same batches can be told again in another
-order of arrival, to a server that has seen nothing.
+until now arrive, the server decides. The arrivals are kept, so that the same batches can be sent again in another order
+of arrival, to a new server.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TABLES = {
         unique=("rank",),
     ),
 }
-"""Two tables with a foreign key and a unique column. Where a story must accept everything, LOOSE."""
+"""Two tables with a foreign key and a unique column. A story that must accept everything uses LOOSE."""
 
 LOOSE = {name: MemoryTable(table.columns) for name, table in TABLES.items()}
 _KEYS = {"list": ("l1", "l2"), "todo": ("t1", "t2")}
@@ -55,8 +55,8 @@ class Arrival:
     slot: int
 
 
-# Of row l1 alone, for half of the stories: there late deletes, inserts and updates meet each other. Numbers are those
-# that ``fitting`` reads: as many deletes as updates.
+# Changes of row l1 alone, for half of the stories: there late deletes, inserts and updates meet each other. The numbers
+# are those that ``fitting`` reads: as many deletes as updates.
 _ONE_ROW = (0, 0, 4, 4 | 1 << 4)
 
 
@@ -138,7 +138,7 @@ def tell(
     after_slot: Callable[[MemoryServer, list[MemoryNode]], None] = lambda server, nodes: None,
     clocks_ms: Sequence[int] = (0, 0),
 ) -> tuple[list[MemoryNode], list[Arrival]]:
-    """Tells a story to its end: a last slot comes when every park time is over, and then everybody reads."""
+    """Run a story to its end: a last slot comes when every park time is over, and then every node reads."""
     nodes = [MemoryNode(name, n, server, clocks_ms[n]) for n, name in enumerate(NODES)]
     arrivals: list[Arrival] = []
     last = max(m.slot + m.delay for m in story)
@@ -160,7 +160,7 @@ def tell(
 
 
 def tell_again(server: MemoryServer, arrivals: Sequence[Arrival]) -> MemoryServer:
-    """The same batches, bytes and all, arriving in these slots."""
+    """Send the same batches, with the same bytes, in these slots."""
     last = max(arrival.slot for arrival in arrivals)
     for slot in range(1, last + 1):
         _group(server, arrivals, slot)

@@ -45,7 +45,7 @@ _NAMES = ("join", "fails", "hangs", "dies", "echo", "number", "nothing", "odd", 
 
 
 def install(directory: Path) -> str:
-    """Write the distribution into ``directory``; gives what belongs into ``PYTHONPATH``."""
+    """Write the distribution into ``directory``; return the entry for ``PYTHONPATH``."""
     (directory / "notes_functions.py").write_text(_MODULE)
     info = directory / "notes_functions-1.0.dist-info"
     info.mkdir()

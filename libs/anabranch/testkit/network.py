@@ -2,7 +2,7 @@
 
 State: *up* passes everything; *down* refuses every call before it is made. ``lose_answers`` lets so many calls of Send
 that carry batches be made, decided and answered, and loses their answers. ``cut_pull`` ends the next Pull once so many
-of its rows have come. ``verdicts`` is told of every verdict that arrives, as bytes, before the device sees it.
+of its rows have come. ``verdicts`` gets every verdict that arrives, as bytes, before the device sees it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _SENDS = ("/anabranch.v1.IngestService/Send", "/anabranch.v1.IngestService/SendS
 
 
 class UnreachableError(AnabranchError, grpc.RpcError):
-    """What a device gets where the network is cut, or where an answer is lost."""
+    """The error that a device gets where the network is cut, or where an answer is lost."""
 
     def code(self) -> grpc.StatusCode:
         """UNAVAILABLE."""
         return grpc.StatusCode.UNAVAILABLE
 
     def details(self) -> str:
-        """In words."""
+        """The error in words."""
         return "the network is cut by a test"
 
     def trailing_metadata(self) -> tuple[()]:
@@ -36,7 +36,7 @@ class UnreachableError(AnabranchError, grpc.RpcError):
 
 
 class _Noting:
-    """A call's responses, each shown to ``note`` first; everything else is the call's own."""
+    """A call's responses, each passed to ``note`` first; all other attributes are those of the call."""
 
     def __init__(self, call: Any, note: Callable[[Any], None]) -> None:
         self._call = call
@@ -74,7 +74,7 @@ class _Cut:
         response = next(self._call)
         if not response.arrow_ipc_incomplete and response.table:
             before = self._rows_done.get(response.table, 0)
-            # Below what had come before, it is another pull of the table, from its start.
+            # A lower count than before means another pull of the table, from its start.
             self._left -= response.rows_done - (before if before <= response.rows_done else 0)
             self._rows_done[response.table] = response.rows_done
         return response
@@ -89,7 +89,7 @@ class Network(
     grpc.StreamStreamClientInterceptor,
 ):
     """One device's way to the server; give it to ``RemoteDb(interceptors=[network])``. A cut does not end streams that
-    are open: use it with devices that sync only when told."""
+    are open: use it with devices that sync only on demand."""
 
     def __init__(self, verdicts: Callable[[bytes], None] | None = None) -> None:
         self._lock = threading.Lock()
@@ -186,7 +186,7 @@ class Network(
         self._pass()
         call = continuation(details, requests)
         if self._loses(details.method, True):
-            for _ in call:  # the server decides everything, and nothing of it arrives
+            for _ in call:  # the server decides everything, and no answer arrives
                 pass
             raise UnreachableError
         return _Noting(call, self._note)

@@ -1,4 +1,4 @@
-"""The release after this one: the code as it is, with one migration more."""
+"""The release after this one: the current code with one more migration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import anabranch
 from anabranch.store import revisions
 
 REVISION = "9001"
-_MIGRATION = '''"""What the next release brings."""
+_MIGRATION = '''"""The changes of the next release."""
 
 from alembic import op
 
@@ -34,8 +34,8 @@ def upgrade() -> None:
 
 
 class NextRelease:
-    """A copy in ``folder``. Its migration does what is ``first``, takes ``tables``, and does what comes ``then``.
-    ``works_from``: the oldest revision whose release works with what that makes."""
+    """A copy in ``folder``. Its migration runs the SQL ``first``, takes ``tables``, and runs the SQL ``then``.
+    ``works_from``: the oldest revision whose release works with the resulting schema."""
 
     def __init__(self, folder: Path, first: str, tables: Sequence[str], then: str, works_from: str) -> None:
         libs = Path(anabranch.__path__[0]).parent
@@ -56,11 +56,11 @@ class NextRelease:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Of processes that are to run it."""
+        """Environment variables for processes that run it."""
         return {"PYTHONPATH": os.pathsep.join(str(self._folder / name) for name in ("libs", "services"))}
 
     def migrate(self, url: str) -> subprocess.Popen[str]:
-        """Its ``anabranch database migrate``, under way."""
+        """Start its ``anabranch database migrate``; return the process."""
         command = [sys.executable, "-m", "anabranch.cli.entry", "database", "migrate", "--postgres-url", url]
         return subprocess.Popen(
             command, env={**os.environ, **self.environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -1,7 +1,7 @@
-"""A pytest plugin: every run ends with the list of what it did not run, and why.
+"""A pytest plugin: every run ends with the list of the tests that it did not run, and why.
 
-Loaded by `-p anabranch.testkit.not_run`. A skip without a reason fails the run: nobody could tell later
-whether it still has one.
+Loaded by `-p anabranch.testkit.not_run`. A skip without a reason fails the run: nobody could check later
+whether the reason still holds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
 
 
 def not_run(reporter: pytest.TerminalReporter) -> dict[str, list[str]]:
-    """Reason to the node ids that it kept from running, in the order in which they were met."""
+    """Reason to the ids of the tests that did not run because of it, in the order in which they were met."""
     found: dict[str, list[str]] = defaultdict(list)
     for report in (*reporter.stats.get("skipped", []), *reporter.stats.get("xfailed", [])):
         found[_reason(report)].append(report.nodeid)

@@ -1,8 +1,8 @@
-"""The promises, judged after a run by what devices wrote down and by what stands in Postgres: no service is asked, and
-nothing of the client, the rules or the resolver is used.
+"""The promises, judged after a run by the devices' records and by the rows in Postgres: no service is called, and no
+code of the client, the rules or the resolver is used.
 
-Devices write down every batch that they made (``made``: id to payload) and every verdict that they were told
-(``told``: the serialized Verdict); readers every group that they were given. All functions raise AssertionError with
+Devices write down every batch that they made (``made``: id to payload) and every verdict that they received
+(``told``: the serialized Verdict); readers every group that they received. All functions raise AssertionError with
 the first breach.
 """
 
@@ -32,8 +32,8 @@ Rows = dict[tuple[str, str], Row]
 
 @dataclass
 class Recorded:
-    """What one device wrote down. ``dead``: id to reason of its dead queue at the end. ``nowhere``: texts in batches
-    and rows that it refused to save, and in how many places of its file each stood right after."""
+    """The record of one device. ``dead``: id to reason of its dead queue at the end. ``nowhere``: texts in batches and
+    rows that it refused to save, and in how many places of its file each stood right after."""
 
     made: dict[str, bytes] = field(default_factory=dict)
     told: dict[str, list[bytes]] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Server:
-    """What stands in Postgres."""
+    """The state of Postgres after a run."""
 
     database: Database
     log: Sequence[Entry]
@@ -64,8 +64,8 @@ class Server:
 
 
 def read_rows(conn: Session, database: Database) -> Rows:
-    """All rows of the synced tables. For types whose Python form is the cell (text, integers, booleans) and arrays of
-    them."""
+    """All rows of the synced tables. Works for types whose Python form is the cell (text, integers, booleans) and for
+    arrays of them."""
     found: Rows = {}
     for table in database.tables.values():
         columns = ", ".join(quote(name) for name in table.column_names)
@@ -76,8 +76,8 @@ def read_rows(conn: Session, database: Database) -> Rows:
 
 
 def read_server(conn: Session, database: Database, kept: str = "anabranch") -> Server:
-    """All of it, in one transaction of one moment. ``kept``: the schema with the tables ``log``, ``groups`` and
-    ``conflicts``, for a test that has them cut and keeps its own."""
+    """Read the whole state in one transaction, from one snapshot. ``kept``: the schema with the tables ``log``,
+    ``groups`` and ``conflicts``, for a test that has them cut and keeps copies of its own."""
     with conn.transaction():
         conn.execute("set transaction isolation level repeatable read")
         log = [
@@ -114,8 +114,8 @@ def _cells(table: Table, columns: Iterable[str], values: Iterable[value_pb2.Valu
 
 
 def writes(database: Database, payload: bytes) -> dict[tuple[str, str], Row]:
-    """What a batch's bytes write: table and key text to the last value of each column, in the order made. A column that
-    an earlier mutation wrote to a row that the batch deletes is gone."""
+    """The values that a batch's bytes write: table and key text to the last value of each column, in the order made.
+    Columns that an earlier mutation wrote to a row that the batch deletes are left out."""
     found: dict[tuple[str, str], Row] = {}
     for mutation in batch_pb2.DbMutationBatch.FromString(payload).mutations:
         table = database.tables[mutation.table]
@@ -142,7 +142,7 @@ def check_durable(
     updates in the tables ``beside``, which code of other tables writes), and with the values that it writes (but for
     columns in ``loose``, such as counters); and the log's effects, in their order, lead from the rows ``before`` to the
     rows of the tables: the last writer of every row by the log's order gives the row. Where a device saw its batch in
-    the log before it was told, the verdict in Postgres is the report. Gives the number of batches judged."""
+    the log before it got the verdict, the verdict in Postgres is the report. Returns the number of batches judged."""
     passed = set(loose)
     allowed = {(table, change_pb2.EFFECT_TYPE_DELETE) for table in caused}
     allowed |= {(table, change_pb2.EFFECT_TYPE_UPDATE) for table in beside}
@@ -199,8 +199,8 @@ def replay(server: Server, before: Rows) -> Rows:
 
 
 def check_atomic(server: Server, recorded: Sequence[Recorded]) -> int:
-    """Promise 2: of a batch that was rejected the log has nothing (of one that was applied it has all: see
-    ``check_durable``). Gives the number of rejected batches."""
+    """Promise 2: the log has nothing of a batch that was rejected (and all of one that was applied: see
+    ``check_durable``). Returns the number of rejected batches."""
     logged = {entry.batch_id for entry in server.log}
     rejected = [b for b, v in server.verdicts.items() if verdict_pb2.Verdict.FromString(v).status == REJECTED]
     for batch_id in rejected:
@@ -211,8 +211,8 @@ def check_atomic(server: Server, recorded: Sequence[Recorded]) -> int:
 
 def check_refused(server: Server, recorded: Sequence[Recorded], sent: Iterable[str]) -> int:
     """A batch or row that a device refused, as on a full disk, is nowhere: in no batch that it made, in no effect, not
-    in its file; and what was sent, the batches ``sent`` by nodes, is what devices have made. Gives the number of what
-    was refused."""
+    in its file; and devices have made all batches that nodes have ``sent``. Returns the number of refused batches and
+    rows."""
     made = {batch_id for device in recorded for batch_id in device.made}
     assert made.issuperset(sent), f"batches that no device has saved: {sorted(set(sent) - made)[:3]}"
     for device in recorded:
@@ -244,8 +244,8 @@ def _as_text(verdict: bytes) -> str:
 
 def check_once(server: Server, recorded: Sequence[Recorded], answers: Mapping[str, bytes]) -> int:
     """Promise 3: every report of a batch is the same, byte for byte, and so is the answer when it was sent again
-    (``answers``); its bytes are those that the server has judged; it stands in the log at one position. Gives the
-    number of reports."""
+    (``answers``); its bytes are those that the server has judged; it is in the log at one position. Returns the number
+    of reports."""
     places: dict[str, set[int]] = {}
     for entry in server.log:
         places.setdefault(entry.batch_id, set()).add(entry.position)
@@ -264,9 +264,9 @@ def check_once(server: Server, recorded: Sequence[Recorded], answers: Mapping[st
 
 
 def check_ordered(server: Server, followed: Sequence[Mapping[str, Any]]) -> int:
-    """Promise 4: positions grow strictly; a reader that has followed all the time was given exactly the log, each entry
-    once and in its order, and never one at or below a position up to which it had read: what comes late there, a reader
-    that goes on after its cursor would never be given. Gives the number of groups."""
+    """Promise 4: positions grow strictly; a reader that has followed all the time received exactly the log, each entry
+    once and in its order, and never one at or below a position up to which it had read: a reader that goes on after its
+    cursor would never receive such a late entry. Returns the number of groups."""
     assert all(a < b for a, b in zip(server.positions, server.positions[1:], strict=False))
     effects: dict[int, dict[str, list[bytes]]] = {}
     for entry in server.log:
@@ -287,7 +287,7 @@ def check_ordered(server: Server, followed: Sequence[Mapping[str, Any]]) -> int:
 
 
 def effects_digest(effects: Iterable[bytes]) -> str:
-    """How a reader writes down the effects of a batch: SHA-256 over each with its length before it, as hex."""
+    """A reader's record of the effects of a batch: SHA-256 over each with its length before it, as hex."""
     found = hashlib.sha256()
     for effect in effects:
         found.update(len(effect).to_bytes(4, "big") + effect)
@@ -303,8 +303,8 @@ def check_nothing_lost(
 ) -> int:
     """Promise 6: every batch ever made is in the log or, with the verdict's reason, in its device's dead queue; nothing
     waits; a mutation that overwrote another's value has kept that value; and a value kept as lost is one that the
-    losing batch wrote (but for columns in ``loose``, in which something else may have been stored). ``kept_in`` as in
-    ``read_server``. Gives the number of values kept."""
+    losing batch wrote (but for columns in ``loose``, in which another value may have been stored). ``kept_in`` is as
+    ``kept`` of ``read_server``. Returns the number of values kept."""
     passed = set(loose)
     (waiting,) = conn.execute(
         "select count(*) from anabranch.inbox where database_id = %s", (server.database.id,)
@@ -345,13 +345,13 @@ def check_nothing_lost(
 
 
 def _written(database: Database, payload: bytes, name: str, key: str, column: str) -> list[Cell]:
-    """Every value that a batch writes into a column of a row, in whatever mutation."""
+    """Every value that a batch writes into a column of a row, in any mutation."""
     found = []
     table = database.tables[name]
     for mutation in batch_pb2.DbMutationBatch.FromString(payload).mutations:
         for row in mutation.rows if mutation.table == name else ():
             cells = _cells(table, mutation.columns, row.values)
-            # What an insert does not give is NULL: the tables of these runs have no defaults.
+            # A column that an insert does not give is NULL: the tables of these runs have no defaults.
             given = column in cells or mutation.type == batch_pb2.MUTATION_TYPE_INSERT
             if given and key_text([cells[part] for part in table.key_columns]) == key:
                 found.append(cells.get(column))

@@ -1,7 +1,8 @@
-"""A folder in the temporary directory that goes when its run does, at the latest when the next one of its kind starts.
+"""A folder in the temporary directory that is removed with its run, at the latest when the next one of its kind starts.
 
-A run that is killed removes nothing. So each holds a lock in its folder for as long as its process lives, and each that
-starts removes the folders of its kind whose lock nobody holds. What has no lock is not ours, or has none yet.
+A run that is killed removes nothing. So each run holds a lock in its folder for as long as its process lives, and each
+that starts removes the folders of its kind whose lock is free. A folder without a lock file is foreign, or has none
+yet.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ LOCK = "run.lock"
 
 @contextmanager
 def own_folder(kind: str) -> Iterator[Path]:
-    """A new folder ``anabranch-KIND-…`` for the block. Raises OSError where what a killed run left can't be removed."""
+    """A new folder ``anabranch-KIND-…`` for the block. Raises OSError where a killed run's folder can't be removed."""
     prefix = f"anabranch-{kind}-"
     for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        # Another run that starts may be quicker.
+        # Another run that starts may have removed the folder.
         with suppress(FileNotFoundError):
             _remove_where_left(left)
     with tempfile.TemporaryDirectory(prefix=prefix) as name:
@@ -30,7 +31,7 @@ def own_folder(kind: str) -> Iterator[Path]:
         fresh = folder / f"{LOCK}.new"
         with fresh.open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            # Nobody sees it before it is held.
+            # The lock is taken before other runs can see the file.
             fresh.rename(folder / LOCK)
             yield folder
 

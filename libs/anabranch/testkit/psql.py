@@ -1,4 +1,4 @@
-"""Postgres's own command line programs, as a way of measuring that nothing of ours is part of."""
+"""Postgres's own command line programs, for measurements that use no code of this project."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LATENCY = re.compile(r"^latency average = ([0-9.]+) ms", re.MULTILINE)
 
 
 def program(name: str) -> Path:
-    """``psql`` or ``pgbench``: of the embedded Postgres, else the machine's.
+    """Find ``psql`` or ``pgbench``: that of the embedded Postgres, else the machine's.
 
     Raises:
         PostgresUnavailableError: neither is there.
@@ -48,7 +48,7 @@ def copy_s(url: str, copy: str, *, timeout_s: float = 900.0) -> float:
     )
     found = _TIME.search(printed)
     if found is None:
-        raise RuntimeError(f"psql told no time: {printed!r}")
+        raise RuntimeError(f"psql printed no time: {printed!r}")
     return float(found[1]) / 1_000
 
 
@@ -64,5 +64,5 @@ def transaction_s(url: str, script: Path, transactions: int, *, timeout_s: float
     printed = _run([str(program("pgbench")), *options, url], timeout_s)
     found = _LATENCY.search(printed)
     if found is None:
-        raise RuntimeError(f"pgbench told no latency: {printed!r}")
+        raise RuntimeError(f"pgbench printed no latency: {printed!r}")
     return float(found[1]) / 1_000

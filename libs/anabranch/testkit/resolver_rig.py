@@ -1,6 +1,6 @@
-"""A database with synced tables, nodes that put batches straight into its inbox, and groups committed when told.
+"""A database with synced tables, nodes that put batches straight into its inbox, and groups committed on demand.
 
-No service runs: a test calls ``group`` (or ``drain``) and looks at verdicts, rows, log and sums.
+No service runs: a test calls ``group`` (or ``drain``) and checks verdicts, rows, log and sums.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from anabranch.values.messages import column_writer
 
 Rows = Mapping[str, Any]
 Change = tuple[str, str, Sequence[Rows]]
-"""insert, update or delete; the table; its rows."""
+"""The type of change (insert, update or delete), the table, and its rows."""
 _TYPES = {"insert": 1, "update": 2, "delete": 3}
 
 _APPEND = """
@@ -43,7 +43,7 @@ select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = curr
 class ResolverRig:
     """``tables``: SQL that makes the tables of schema ``app`` (the search path while it runs); they are registered in
     the order of ``names``, each with its policy.
-    ``commit`` commits one group: database id, most batches, offset of the clock; it gives how many were taken."""
+    ``commit`` commits one group: database id, most batches, offset of the clock; it returns how many were taken."""
 
     def __init__(
         self,
@@ -73,11 +73,11 @@ class ResolverRig:
         self.conn.close()
 
     def session(self) -> Session:
-        """Another session, for somebody else; transactions are the caller's."""
+        """Another session, for a foreign writer; transactions are the caller's."""
         return connect(self.url, application_name="somebody-else")
 
     def sql(self, text: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Run SQL as somebody else, committed at once; its rows."""
+        """Run SQL as an application does, committed at once; return its rows."""
         cursor = self.conn.execute(text.encode(), parameters or None)
         return cursor.fetchall() if cursor.description else []
 
@@ -86,7 +86,7 @@ class ResolverRig:
         return RigNode(self, name, principal or f"user-{name}")
 
     def group(self, most: int = 1_000) -> int:
-        """Commit one group and check what must hold after it; how many batches it looked at."""
+        """Commit one group and ``check`` the state after it; return how many batches it looked at."""
         assert self.commit is not None, "the rig was made without a way to commit"
         taken = self.commit(self.database.id, most, self.clock_offset_ms)
         self.check()
@@ -100,7 +100,7 @@ class ResolverRig:
         raise AssertionError("a thousand groups, and there are batches left that are ready")
 
     def until_waiting(self) -> None:
-        """Wait until somebody waits for a lock in this database.
+        """Wait until a session waits for a lock in this database.
 
         Raises:
             AssertionError: none does for some seconds.
@@ -112,7 +112,7 @@ class ResolverRig:
         raise AssertionError("nobody waits")
 
     def until_decided(self, batch_id: str) -> None:
-        """Commit groups until a batch, which may rest, has its verdict.
+        """Commit groups until a batch, which may have to wait, has its verdict.
 
         Raises:
             AssertionError: two hundred rounds did not bring it.
@@ -177,11 +177,11 @@ class ResolverRig:
         return found
 
     def check(self) -> None:
-        """What must hold after every group: sums are those of the rows, the log leads to the rows, every accepted batch
-        is in the log at its position, positions grow, and nothing decided is left in the inbox.
+        """Check the invariants after a group: sums are those of the rows, the log leads to the rows, every accepted
+        batch is in the log at its position, positions grow, and no decided batch is left in the inbox.
 
         Raises:
-            AssertionError: something does not.
+            AssertionError: one of them does not hold.
         """
         self.database = databases.load_database(self.conn, self.name)
         for name, table in self.database.tables.items():
@@ -205,7 +205,7 @@ class ResolverRig:
 
 
 class RigNode:
-    """A node that writes into the inbox. ``basis`` is what it has applied; ``last`` its last batch's id."""
+    """A node that writes into the inbox. ``basis``: the position that it has applied; ``last``: its last batch's id."""
 
     def __init__(self, rig: ResolverRig, name: str, principal: str) -> None:
         self.rig = rig

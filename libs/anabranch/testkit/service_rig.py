@@ -1,4 +1,4 @@
-"""One service alone, as real processes on a Postgres of the test's: what the rigs of ingest and snapshot share."""
+"""One service alone, as real processes on a Postgres of the test's: common to the rigs of ingest and snapshot."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class ServiceRig:
             child.stop(STOP_PATIENCE_S)
 
     def wait_ready(self, number: int = 0) -> None:
-        """Wait until a process says that it is ready. Raises TimeoutError with the end of its log."""
+        """Wait until a process reports that it is ready. Raises TimeoutError with the end of its log."""
         child = self.children[number]
         deadline = time.monotonic() + READY_TIMEOUT_S
         with grpc.insecure_channel(self.addresses[number], options=PROBE_OPTIONS) as channel:

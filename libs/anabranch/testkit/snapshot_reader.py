@@ -1,4 +1,4 @@
-"""A reader that speaks to snapshot by hand: for tests of the read side."""
+"""A reader that calls snapshot by hand: for tests of the read side."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from anabranch.v1 import (
 TIMEOUT_S = 30.0
 _WINDOW_BYTES = 65_535
 _OPTIONS = (
-    # gRPC widens a stream's window by the way's capacity, which it guesses from the answers to its pings: on a busy
-    # machine a client that takes nothing is sent megabytes, and a call that is meant to stand still comes to its end.
+    # gRPC widens a stream's window by the connection's capacity, which it estimates from the answers to its pings: on a
+    # busy machine a client that reads nothing is sent megabytes, and a call that is meant to stall completes.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", _WINDOW_BYTES),
 )
@@ -32,8 +32,8 @@ _OPTIONS = (
 
 @dataclass
 class Reader:
-    """A node that only reads. What its caller does not take stays with the server, but for a window and the chunks that
-    are under way; else its channel is as every channel is."""
+    """A node that only reads. Data that its caller does not read stays with the server, but for a window and the chunks
+    that are under way; otherwise its channel is like any other."""
 
     address: str
     key: str

@@ -21,12 +21,12 @@ class SnapshotRig(ServiceRig):
         super().__init__("snapshot", url, folder, count=count, environment=environment)
 
     def reader(self, db_name: str, *, subject: str = "", number: int = 0, database: str | None = None) -> Reader:
-        """A reader with a key and a node of its own, of a principal of its own unless ``subject`` says whose."""
+        """A reader with a key and a node of its own, of a principal of its own unless ``subject`` names one."""
         with connect(self.url, application_name="test", autocommit=True) as conn:
             subject = subject or f"user-{ULID()}"
             key = api_keys.create(conn, subject=subject, role="device", database=database, now_ms=1)
         return Reader(self.addresses[number], key, db_name)
 
     def metric(self, name: str, number: int = 0, **labels: str) -> float:
-        """What the Prometheus endpoint shows of a metric; 0 where it shows nothing."""
+        """The value of a metric at the Prometheus endpoint; 0 where it has no series."""
         return shown(self.metrics_addresses[number], name, **labels)

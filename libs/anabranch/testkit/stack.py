@@ -1,4 +1,4 @@
-"""A whole stack in a test: the services as real processes on one database, with a key, and ways to hurt them.
+"""A whole stack in a test: the services as real processes on one database, with a key, and faults to inject.
 
     with Stack(database_url, folder=tmp_path) as stack:
         channel = grpc.insecure_channel(stack.addresses["ingest"])
@@ -52,7 +52,7 @@ class Stack:
         self.folder = folder
         self.key = ""
         self.killed: list[tuple[str, float]] = []
-        """Which service was killed, and when (time.monotonic), for a test's report."""
+        """Each service that was killed, and when (time.monotonic), for a test's report."""
         self._ready_timeout_s = ready_timeout_s
         self._clock_file = folder / "clock"
         names = list(SERVICES)
@@ -140,7 +140,7 @@ class Stack:
         self._fleet.wait_ready(name, self._ready_timeout_s)
 
     def arm(self, name: str, point: str) -> int:
-        """Have a service die at a fault point, once. Gives what ``wait_died`` takes."""
+        """Have a service die at a fault point, once. Returns its deaths so far, for ``wait_died``."""
         faults.arm(self._fault_files[name], point)
         return self._fleet.child(name).deaths
 
@@ -149,7 +149,7 @@ class Stack:
         return faults.armed(self._fault_files[name])
 
     def disarm(self, name: str) -> list[str]:
-        """Take back what was armed for a service and not reached; gives what that was."""
+        """Disarm the fault points that a service has not reached; return their names."""
         return faults.disarm(self._fault_files[name])
 
     def wait_died(self, name: str, deaths: int, timeout_s: float = DEATH_TIMEOUT_S) -> None:
@@ -163,7 +163,7 @@ class Stack:
 
     @property
     def clock_file(self) -> Path:
-        """What the services' clocks read: for a process beside them."""
+        """The file that the services' clocks read: for a process beside them."""
         return self._clock_file
 
     def log(self, name: str) -> str:
@@ -171,6 +171,6 @@ class Stack:
         return self._fleet.child(name).program.log.read_text(errors="replace")
 
     def print_logs(self) -> None:
-        """Print the end of every log, for whoever looks at a failure."""
+        """Print the end of every log, to explain a failure."""
         for name in self._fleet.names:
             print(f"--- the end of {name}'s log ---\n{self._fleet.child(name).log_tail()}", file=sys.stderr)

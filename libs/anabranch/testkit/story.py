@@ -1,4 +1,4 @@
-"""Stories about devices and a server, told in Python against a running ``Stack``.
+"""Stories about devices and a server, written in Python and run against a ``Stack``.
 
     story = Story(stack, folder, {"todo": "id text primary key, title text, done boolean"})
     a, b = story.node("a"), story.node("b")
@@ -9,7 +9,7 @@
     ...
     story.check()
 
-Each node is a ``SyncedDb`` on a file of its own that syncs only when told to. ``check`` is for the end of every story.
+Each node is a ``SyncedDb`` on a file of its own that syncs only on demand. ``check`` is for the end of every story.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from anabranch.v1 import value_pb2
 _numbers = itertools.count(1)
 _LOOK_S = 0.01
 DRAINED_S = 30.0
-"""Seconds that captured changes have to come into the log."""
+"""Seconds within which captured changes must be in the log."""
 _SYNC_ROUNDS = 10
 _DAY_MS = 24 * 3600 * 1000
 
@@ -77,7 +77,7 @@ class Story:
             registration.add_table(self.conn, self.name, name, (table_policies or {}).get(name))
 
     def sql(self, text: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Run SQL as somebody else, committed at once; its rows."""
+        """Run SQL as an application does, committed at once; return its rows."""
         cursor = self.conn.execute(text.encode(), parameters or None)
         return cursor.fetchall() if cursor.description else []
 
@@ -151,7 +151,7 @@ class Story:
 
     @property
     def conflicts(self) -> list[tuple[str, str, str, Any]]:
-        """Table, key, column and losing value of everything that lost, in the log's order."""
+        """Table, key, column and losing value of every conflict, in the log's order."""
         found = []
         database = self.database
         for table_id, key, column, raw in self.sql(
@@ -174,12 +174,12 @@ class Story:
         return [batch_id for _, batch_id in rows]
 
     def check(self) -> None:
-        """What must hold at the end of every story, after a last sync: every queue is empty; every batch ever made is
-        in the log or in a dead queue, with a reason; and every node's rows are the server's, by the table sums on both
-        sides, by a comparison that knows nothing of them, and in a file that SQLite finds whole.
+        """Check the end of a story, after a last sync: every queue is empty; every batch ever made is in the log or in
+        a dead queue, with a reason; and every node's rows are the server's, by the table sums on both sides, by a
+        comparison that does not use them, and in a file that SQLite's integrity check passes.
 
         Raises:
-            AssertionError: something does not.
+            AssertionError: one of these does not hold.
         """
         for node in self.nodes:
             node.online()

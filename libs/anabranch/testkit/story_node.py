@@ -40,7 +40,7 @@ class StoryNode:
         self.network = Network()
         self.made: list[Made] = []
         self.replayed: set[str] = set()
-        """Batches whose dead letters were replayed: each is another batch now."""
+        """Batches whose dead letters were replayed, each as a new batch."""
         self.clock_offset_ms = 0
         self.db = self._make()
 
@@ -67,7 +67,7 @@ class StoryNode:
 
     @contextmanager
     def batch(self) -> Iterator[SyncedDb]:
-        """What is written to the given SyncedDb inside is one batch."""
+        """Make one batch of all writes to the given SyncedDb inside the block."""
         with self.db.batch() as batch:
             yield self.db
         self._note(batch.id)
@@ -96,8 +96,8 @@ class StoryNode:
         self.network.restore()
 
     def fail(self, method: str, error: Exception, times: int) -> list[int]:
-        """Have the next ``times`` calls of a method of RemoteDb fail before they are made; gives how many did, as they
-        do."""
+        """Have the next ``times`` calls of a method of RemoteDb fail before they are made; return a list of one number,
+        which counts the failed calls."""
         real = getattr(self.db._remote, method)
         failed = [0]
 
@@ -119,7 +119,7 @@ class StoryNode:
         self.db.read()
 
     def sync(self) -> None:
-        """Send, wait, read. While the network is cut nothing comes of it and nothing is lost."""
+        """Send, wait, read. While the network is cut this has no effect, and nothing is lost."""
         if not self.network.is_cut:
             self.flush()
             self.read()
@@ -194,7 +194,7 @@ class StoryNode:
 
     @property
     def outcomes(self) -> list[list[str] | str]:
-        """Of each of those batches the outcomes of its mutations, or the reason of its rejection."""
+        """For each of those batches the outcomes of its mutations, or the reason of its rejection."""
         out: list[list[str] | str] = []
         for verdict in self.verdicts:
             if verdict.status == verdict_pb2.VERDICT_STATUS_REJECTED:

@@ -1,7 +1,7 @@
-"""A test double of the conflict-resolver, for tests and measurements of ingest alone: it accepts whatever waits.
+"""A test double of the conflict-resolver, for tests and measurements of ingest alone: it accepts every waiting batch.
 
 It decides nothing and writes neither rows nor log. It takes batches from the inbox as they come, stores a verdict for
-each (REJECTED where ingest had found a reason, else APPLIED), commits a group, and tells of it like the real one.
+each (REJECTED where ingest had found a reason, else APPLIED), commits a group, and notifies like the real one.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class VerdictWriter:
 
 
 def _chain(ids: list[str]) -> bytes:
-    """Two histories have the same one at a position only where they have the same batches there."""
+    """A chain that two histories share at a position only where they have the same batches there."""
     return blake2b(",".join(ids).encode(), digest_size=16).digest()
 
 

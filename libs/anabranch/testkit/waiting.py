@@ -1,4 +1,4 @@
-"""Waiting in a test for what others bring about."""
+"""Wait in a test for the effects of other threads and processes."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ _LOOK_S = 0.01
 def until(
     condition: Callable[[], bool],
     timeout_s: float = 30.0,
-    why: str = "what was waited for did not come in time",
+    why: str = "the condition did not hold in time",
     beside: Future[Any] | None = None,
 ) -> None:
-    """Wait until ``condition`` holds, with ``beside`` under way: where that has ended before, nothing else is to come.
+    """Wait until ``condition`` holds, while ``beside`` runs: once that has ended, the condition can't come true.
 
     Raises:
         AssertionError: it does not hold in time, or ``beside`` has ended without it; its failure is the cause.
     """
     deadline = time.monotonic() + timeout_s
     while True:
-        # Asked first: what it brings about as its last act still counts.
+        # Read first, so that the last effect of ``beside`` still counts.
         ended = beside is not None and beside.done()
         if condition():
             return
         if beside is not None and ended:
             error = beside.exception()
             came_to = f"failed: {error!r}" if error is not None else f"given {beside.result()!r}"
-            raise AssertionError(f"{why}; what runs beside has ended already, and has {came_to}") from error
+            raise AssertionError(f"{why}; the work beside has ended already, and has {came_to}") from error
         assert time.monotonic() < deadline, why
         time.sleep(_LOOK_S)

@@ -106,8 +106,8 @@ def rows_as_of(
     data_dir: DataDir = None,
     postgres_url: PostgresUrl = None,
 ) -> None:
-    """Show a table's rows as they were at a moment, by key. What is in no file and not in the log is shown as ?, and
-    left out of JSON."""
+    """Show a table's rows as they were at a moment, by key. A value that neither a file nor the log has is shown as ?,
+    and left out of JSON."""
     try:
         position = position_of(moment)
     except ValueError as error:

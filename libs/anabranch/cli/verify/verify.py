@@ -63,7 +63,7 @@ def verify(
     the log knows are brought into it as changes of the node "server", and the sum becomes the table's: devices that
     hold something else see that they disagree, and repair it.
 
-    Ends with 1 where something differs, with 2 where it can't be told.
+    Ends with 1 where something differs, with 2 where they can't be compared.
     """
     with catalog_session(postgres_url, data_dir, "verify") as conn, _readable():
         database = load_database(conn, db)
@@ -106,7 +106,7 @@ def _patiently(what: str) -> Iterator[None]:
 
 
 def _table(conn: Session, database: Database, table: Table) -> bool:
-    """Whether a table is what the log says; what is found is printed."""
+    """Whether a table is what the log says; print the differences."""
     for _ in _patiently(f"too many changes of {table.name} wait to be drained"):
         with moment(conn, database, table) as now:
             kept = next(((row.count, row.hash) for row in now.rows if row.table == table.name), None)
@@ -156,7 +156,7 @@ def _adopt(conn: Session, database: Database, table: Table) -> None:
 
 
 def _device(conn: Session, database: Database, file: Path, only: str | None) -> bool:
-    """Whether the file differs; what is found is printed."""
+    """Whether the file differs; print the result for each table."""
     differs = False
     try:
         for check in check_device(conn, database, file, only):

@@ -1,6 +1,6 @@
-"""The end of a fault run: the queues drain, everything is sent once more, and every promise is looked at by name.
+"""The end of a fault run: the queues drain, everything is sent once more, and every promise is checked by name.
 
-``oracle`` reads what nodes wrote down and what stands in Postgres, and ``judge`` decides every batch by itself.
+``oracle`` reads the nodes' records and the state of Postgres, and ``judge`` decides every batch by itself.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ DRAIN_S = 120.0
 RESEND_AT_ONCE = 200
 RESEND_BYTES = 3_500_000
 TOLD = 5_000
-"""Characters of a breach that are told: rows may be large."""
+"""The most characters of a breach that are reported: rows may be large."""
 _TRANSACTION = re.compile(r"transaction (\d+)$")
 Check = Callable[[], tuple[str, Mapping[str, int]]]
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a run has come to. ``recorded``, ``ends``: of each node, what it wrote down and how it stood; ``answers``
-    when all was sent again; ``journal``: the steps of each transaction by SQL that was committed; ``kept`` as in
-    ``oracle.read_server``."""
+    """The result of a run. ``recorded``, ``ends``: the record and the last state of each node; ``answers``: the
+    verdicts when all was sent again; ``journal``: the steps of each transaction by SQL that was committed; ``kept`` as
+    in ``oracle.read_server``."""
 
     conn: Session
     server: oracle.Server
@@ -70,7 +70,7 @@ def head(conn: Session, database_id: int) -> int:
 
 
 def drain(nodes: Sequence[Node], conn: Session, database_id: int) -> list[dict[str, object]]:
-    """How each node stands once its queue is empty and the log is read to its end. Raises AssertionError."""
+    """The state of each node once its queue is empty and the log is read to its end. Raises AssertionError."""
     deadline = time.monotonic() + DRAIN_S
     while True:
         for node in nodes:
@@ -83,7 +83,7 @@ def drain(nodes: Sequence[Node], conn: Session, database_id: int) -> list[dict[s
     while left := _captured(conn, database_id):
         if time.monotonic() > deadline:
             raise AssertionError(f"promise 7, nobody blocked: {left} captured changes are not drained in {DRAIN_S} s")
-        time.sleep(0.05)  # nobody tells of captured changes
+        time.sleep(0.05)  # no notification comes of captured changes
     position = head(conn, database_id)
     for node in nodes:
         node.tell(f"reach {position}")
@@ -96,7 +96,7 @@ def _captured(conn: Session, database_id: int) -> int:
 
 
 def recorded_by(node: Node, dead: object) -> oracle.Recorded:
-    """What a node wrote down; ``dead``: its dead queue at the end, id to reason."""
+    """The record of a node; ``dead``: its dead queue at the end, id to reason."""
     assert isinstance(dead, dict)
     recorded = oracle.Recorded(dead=dict(dead))
     for line in node.lines():
@@ -113,7 +113,7 @@ def recorded_by(node: Node, dead: object) -> oracle.Recorded:
 
 
 def resend(stack: Stack, keys: Sequence[str], recorded: Sequence[oracle.Recorded]) -> dict[str, bytes]:
-    """Every batch again, the bytes as made, by its principal, as a node of its own: the verdicts."""
+    """Send every batch again, the bytes as made, by its principal, as a node of its own; return the verdicts."""
     answers: dict[str, bytes] = {}
     for key, device in zip(keys, recorded, strict=True):
         remote = remote_of(stack.addresses, key)
@@ -133,7 +133,7 @@ def resend(stack: Stack, keys: Sequence[str], recorded: Sequence[oracle.Recorded
 
 
 def _requests(payloads: Sequence[bytes]) -> list[list[bytes]]:
-    """As many at once as a request may have, and as fit into its bytes."""
+    """Payloads in requests of as many as a request may have, and as fit into its bytes."""
     found: list[list[bytes]] = []
     room = 0
     for payload in payloads:
@@ -146,8 +146,8 @@ def _requests(payloads: Sequence[bytes]) -> list[list[bytes]]:
 
 
 def journal(conn: Session, writers: Sequence[Node]) -> dict[str, list[Step]]:
-    """The steps of every transaction in the writers' journals that was committed; of steps that changed nothing there
-    is no trace."""
+    """The steps of every transaction in the writers' journals that was committed, without steps that changed
+    nothing."""
     committed = {mark for (mark,) in conn.execute(f"select mark from {tables.WRITTEN}".encode()).fetchall()}
     noted: dict[str, list[Step]] = {}
     for writer in writers:
@@ -168,12 +168,13 @@ def _row(given: Mapping[str, Any] | None) -> dict[str, Cell] | None:
 
 
 def promise(check: Callable[[], int], what: str) -> Check:
-    """A check that gives a number, of ``what``."""
+    """A check whose result is a number of ``what``."""
     return lambda: (f"{check()} {what}", {})
 
 
 def promises(found: Found) -> dict[str, Check]:
-    """The checks, by what they look at. Each raises AssertionError, or gives what it saw, in words and counted."""
+    """The checks, by the promise that they look at. Each raises AssertionError, or returns its result, in words and as
+    counts."""
     conn, server, recorded, loose = found.conn, found.server, found.recorded, found.drawn.computed
     return {
         "1 durable": promise(
@@ -182,7 +183,7 @@ def promises(found: Found) -> dict[str, Check]:
         ),
         "2 atomic": promise(lambda: oracle.check_atomic(server, recorded), "rejected batches without a trace"),
         "3 once": promise(
-            lambda: oracle.check_once(server, recorded, found.answers), "verdicts told, and all sent again"
+            lambda: oracle.check_once(server, recorded, found.answers), "verdicts received, and all sent again"
         ),
         "4 ordered": promise(lambda: oracle.check_ordered(server, found.followed), "groups read as they came"),
         "5 convergent": promise(
@@ -202,7 +203,7 @@ def promises(found: Found) -> dict[str, Check]:
 def look(
     checks: Mapping[str, Check], say: Callable[[str], None]
 ) -> tuple[dict[str, str], dict[str, str], Counter[str]]:
-    """All checks: by name what was looked at, and what was broken; and what was seen in them."""
+    """Run all checks: return by name their results, by name the breaches, and the counts of all."""
     checked: dict[str, str] = {}
     breaches: dict[str, str] = {}
     seen: Counter[str] = Counter()
@@ -217,7 +218,7 @@ def look(
 
 
 def check_sums(conn: Session, database: Database, ends: Sequence[Mapping[str, object]]) -> int:
-    """Promise 5: every node's table sums are those of the server's rows. Gives the number of sums."""
+    """Promise 5: every node's table sums are those of the server's rows. Returns the number of sums."""
     sums: dict[str, list[object]] = {}
     for name, table in database.tables.items():
         with conn.transaction():
@@ -231,15 +232,15 @@ def check_sums(conn: Session, database: Database, ends: Sequence[Mapping[str, ob
 
 
 def _check_waits(server: oracle.Server, recorded: Sequence[oracle.Recorded]) -> int:
-    """Promise 7: every batch has its verdict, though others were rejected or never came. (That they came in time is
-    seen while the run goes on, and in its draining.) Gives the number of batches."""
+    """Promise 7: every batch has its verdict, though others were rejected or never came. (The run itself and its
+    draining check that verdicts come in time.) Returns the number of batches."""
     made = {batch_id for device in recorded for batch_id in device.made}
     assert made <= server.verdicts.keys(), f"without a verdict: {sorted(made - server.verdicts.keys())[:5]}"
     return len(made)
 
 
 def _nodes(found: Found) -> dict[str, str]:
-    """By batch, who sent it."""
+    """By batch, the node that sent it."""
     statement = "select batch_id, node_id from anabranch.batches where database_id = %s"
     return dict(found.conn.execute(statement, (found.server.database.id,)).fetchall())
 
@@ -249,7 +250,7 @@ def _by_node(found: Found) -> list[str]:
 
 
 def _judge(found: Found) -> tuple[str, Mapping[str, int]]:
-    """Every verdict, conflict and row, decided anew."""
+    """Decide every verdict, conflict and row anew, and compare."""
     conn, server = found.conn, found.server
     basis = {batch_id: basis for proxy in found.proxies for batch_id, basis in proxy.seen.items()}
     nodes = _nodes(found)
@@ -307,7 +308,7 @@ def _caused(server: oracle.Server, recorded: Sequence[oracle.Recorded]) -> dict[
 def _logged(server: oracle.Server, entry: oracle.Entry) -> Logged:
     effect = change_pb2.Effect.FromString(entry.effect)
     table = server.database.tables[entry.table]
-    # The key says which row it is; nobody has written it.
+    # The key of an update only names the row; it is no written value.
     passed = table.key_columns if effect.type == change_pb2.EFFECT_TYPE_UPDATE else ()
     cells = {
         name: column_reader(table.by_name[name])(value)
@@ -318,7 +319,7 @@ def _logged(server: oracle.Server, entry: oracle.Entry) -> Logged:
 
 
 def _beside(server: oracle.Server, recorded: Sequence[oracle.Recorded]) -> side_effects.SideEffects:
-    """By batch of a node, its changes of tables whose code writes, and what that wrote."""
+    """By batch of a node, its changes of tables whose code writes, and the rows that this code wrote."""
     made = {batch_id for device in recorded for batch_id in device.made}
     tables_of = {side_effects.TALLY, side_effects.NUMBERED, side_effects.CHECKED}
     found: dict[str, list[Logged]] = {}

@@ -1,5 +1,4 @@
-"""A reader that follows the log all the time, by pages and by subscription in turns, and writes down all that it is
-given.
+"""A reader that follows the log all the time, by pages and by subscription in turns, and records all that it receives.
 
 Usage: ``python -m anabranch.testkit.torture.follower CONFIG``, a JSON object {db, snapshot, key, seed, record}. Into
 ``record`` goes a JSON object a line: {"group": position, "batches": [[id, digest of its effects], …]} for each whole
@@ -27,8 +26,8 @@ PAUSE_S = 0.05
 
 
 class Follower:
-    """``cursor``: what is read. ``parts``: batches of a group that has not come whole, ``goes_on`` the one whose last
-    effect has not, "" where there is none; a new call begins both anew."""
+    """``cursor``: the position up to which the log is read. ``parts``: batches of a group that is incomplete;
+    ``goes_on``: the batch whose last effect is incomplete, "" where there is none. A new call resets both."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.db: str = config["db"]
@@ -61,7 +60,7 @@ class Follower:
             self.out.write(json.dumps({"read": self.cursor}) + "\n")
 
     def state(self) -> position_pb2.NodeState:
-        """What it says of itself in every call."""
+        """The state that it sends with every call."""
         return position_pb2.NodeState(node=self.node, acknowledged=self.cursor)
 
     def page_to_head(self) -> None:
@@ -120,7 +119,7 @@ def main() -> None:
             if not follower.is_done():
                 follower.follow_a_while()
         except grpc.RpcError as error:
-            # A killed snapshot service; the next attempt goes on after the cursor.
+            # The snapshot service was killed; the next attempt goes on after the cursor.
             code = error.code()
             if code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                 raise

@@ -1,9 +1,9 @@
-"""A full disk on a node of the fault run: for a while its file may grow by a few pages only, which SQLite answers as it
-does on a full disk, the sync's own writes among them; then there is room again.
+"""A full disk on a node of the fault run: for a while its file may grow by a few pages only, to which SQLite reacts as
+to a full disk, also for the sync's own writes; then there is room again.
 
-Each batch that is written meanwhile has a text of its own in all rows that it makes. What the device refused goes into
-the record, {"nowhere": the text, "shown": in how many places of the device's file it stands all the same}, and must be
-nowhere: in no batch, and in no row. So must a row that the block went on without, though the rest of it was saved.
+Each batch that is written meanwhile has a text of its own in all rows that it makes. The text of a refused batch goes
+into the record, {"nowhere": the text, "shown": in how many places of the device's file it is all the same}, and must be
+nowhere: in no batch, and in no row. The same holds for a row that was refused alone, while its block saved the rest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from anabranch.client import DiskFull, RowExists, RowMissing, SyncedDb
 from anabranch.testkit.torture.tables import SHARED
 
 MOST_PAGES = 24
-"""How much room there is at most."""
+"""The most pages by which the file may grow."""
 ENOUGH_REFUSED = 3
 MOST_BATCHES = 60
 MOST_ROWS = 5
@@ -33,7 +33,7 @@ SELECT (SELECT count(*) FROM parts WHERE instr(id, :text) OR instr(body, :text))
 
 @contextmanager
 def little_room(db: SyncedDb, pages: int) -> Iterator[None]:
-    """Inside, the file of ``db`` may grow by so many pages, whoever writes to it."""
+    """Inside the block, the file of ``db`` may grow by so many pages, by any writer."""
     file = db._file
     with file._held():
         (now,) = file._write.execute("PRAGMA page_count").fetchone()
@@ -46,8 +46,8 @@ def little_room(db: SyncedDb, pages: int) -> Iterator[None]:
 
 
 class Filling:
-    """``saved`` is told each batch that was; ``refused`` each text that must be nowhere, and in how many places it is.
-    ``more`` writes a row of some table, with a text in it."""
+    """``saved`` gets each batch that was saved; ``refused`` each text that must be nowhere, and in how many places it
+    is. ``more`` writes a row of some table, with a text in it."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Filling:
         self._more = more
 
     def run(self, mark: str) -> int:
-        """Write until some batches were refused; gives their number."""
+        """Write until some batches were refused; return their number."""
         refused, size = 0, SMALLEST
         with little_room(self._db, self._chance.randrange(MOST_PAGES)):
             for number in range(MOST_BATCHES):
@@ -78,7 +78,7 @@ class Filling:
         return refused
 
     def _batch(self, text: str, size: int) -> bool:
-        """One batch; whether it was saved."""
+        """Write one batch; return whether it was saved."""
         goes_on = self._chance.random() < 0.4
         missing: list[str] = []
         try:

@@ -1,4 +1,4 @@
-"""Merge functions of the fault run, as an application would bring them: asked by the resolvers, and by the judge.
+"""Merge functions of the fault run, as an application would install them: called by the resolvers, and by the judge.
 
 ``install`` makes a distribution of them that a resolver finds by its entry points.
 """
@@ -14,12 +14,12 @@ _LONGEST = 40
 
 
 def longer(base: Cell, stored: Cell, incoming: Cell) -> Cell:
-    """The longer text, the stored one of two that are as long."""
+    """The longer text; the stored one where both are equally long."""
     return incoming if len(_text(incoming)) > len(_text(stored)) else stored
 
 
 def blend(base: Cell, stored: Cell, incoming: Cell) -> Cell:
-    """A bit of both. One that ends with 7 is refused, as a function with a fault of its own would."""
+    """A mix of both. A value that ends with 7 raises, as in a function with a fault of its own."""
     if _text(incoming).endswith("7"):
         raise ValueError("it ends with 7")
     return f"{_text(incoming)}+{_text(stored)}"[:_LONGEST]
@@ -33,7 +33,7 @@ FUNCTIONS: Mapping[str, Callable[[Cell, Cell, Cell], Cell]] = {"torture_longer":
 
 
 def install(folder: Path) -> str:
-    """Write the distribution into ``folder``; gives what belongs into ``PYTHONPATH``."""
+    """Write the distribution into ``folder``; return the entry for ``PYTHONPATH``."""
     info = folder / "torture_functions-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torture-functions\nVersion: 1.0\n")

@@ -1,5 +1,5 @@
-"""What the fault run does to the processes, one thing after the other, and how often it did each (to compactor and
-janitor: ``lake``)."""
+"""The faults that the fault run injects into the processes, one after the other, and how often it did each (faults of
+compactor and janitor: ``lake``)."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ FULL = "full disk on a node"
 BY_WRITERS = {"flood by SQL": "flood", "large row by SQL": "large row", "long keys by SQL": "long keys"}
 LARGE = "large row by a node"
 FROZEN_S = (0.5, 12.0)
-"""For how long; the longest is beyond what any session of the services bears."""
+"""Shortest and longest freeze, in seconds; the longest exceeds the patience of every session of the services."""
 CALM = 5
-"""Groups between one thing and the next while all wait for the compactor, whose runs need the processor, too."""
+"""Groups between one fault and the next while all wait for the compactor, whose runs need the processor, too."""
 PATIENCE_S = 40.0
 YEAR_2038_MS = 13 * 365 * 86_400_000
 SERVER_STEPS_MS = (-20_000, 20_000)
@@ -58,8 +58,8 @@ assert frozenset(faults.POINTS) == {*SERVICE_POINTS, *NODE_POINTS, *COMPACTOR_PO
 
 @dataclass
 class Havoc:
-    """``done`` counts what was done, ``story`` tells when (seconds since the start). ``lake`` where compactor and
-    janitor take part."""
+    """``done`` counts the faults, ``story`` holds when each was (seconds since the start). ``lake``: None unless
+    compactor and janitor take part."""
 
     stack: Stack
     postgres: EmbeddedPostgres
@@ -76,9 +76,9 @@ class Havoc:
     _restarted: bool = False
 
     def run(self, seconds: float) -> None:
-        """Everything once, in an order that the seed gives, and then again and again until the time is over, the lake
-        is through, and the network, which does as it draws, has done everything, too (or had ``PATIENCE_S`` more for
-        it)."""
+        """Inject every fault once, in an order that the seed gives, and then again and again until the time is over,
+        the lake is through, and the network, whose faults are drawn at random, has had all of its own, too (or had
+        ``PATIENCE_S`` seconds more for them)."""
         plan = sorted(WAYS)
         self.chance.shuffle(plan)
         for what in plan:
@@ -97,19 +97,19 @@ class Havoc:
         return over_s < PATIENCE_S and not seen >= NETWORK_KINDS
 
     def _waits_for_lake(self) -> Collection[str]:
-        """What is not done again while the lake is not through: a run of the compactor does not outlive a restart of
-        Postgres, or a long stop, and takes longer than they would be apart."""
+        """The faults that are not repeated while the lake is not through: a run of the compactor fails when Postgres
+        restarts or stops for long, and takes longer than the time between two such faults."""
         return () if self.lake is None or self.lake.is_through else (RESTART, FROZEN)
 
     def _next(self, what: str, groups: int) -> None:
-        """One of ``WAYS`` after so many more groups, and before it the network."""
+        """Cut or mend a network, wait for so many more groups, then inject one of ``WAYS``."""
         self.partition()
         for _ in range(groups):
             self.await_group()
         self.do(what)
 
     def do(self, what: str) -> None:
-        """One of ``WAYS``."""
+        """Inject one of ``WAYS``."""
         subject = WAYS[what]
         self._bring_back()
         if what.startswith("at ") and subject in SERVICE_POINTS:
@@ -142,7 +142,7 @@ class Havoc:
         self.say(f"{self.story[-1][0]:6.1f} s  {self.story[-1][1]}")
 
     def _bring_back(self) -> None:
-        """Start what ended by itself: a service that is starting while Postgres goes away, and nothing else."""
+        """Start services that ended because Postgres went away while they were starting. Nothing else may end so."""
         gone = [service for service in SERVICES if self.stack.pid(service) is None]
         if gone and not self._restarted:
             raise AssertionError(f"{gone} ended by themselves after {self.story[-3:]}")
@@ -229,13 +229,13 @@ class Havoc:
         else:
             self.postgres.stop("fast")
         self.postgres.start()
-        # Once more: what began while it was down fails for it, too.
+        # Once more: a run of the compactor that began while Postgres was down fails because of it, too.
         self._tell_lake()
         assert self.postgres.url.rpartition("/")[0] == self.url.rpartition("/")[0], "it came back elsewhere"
         return "after a crash" if crash else "in order"
 
     def _freeze_postgres(self) -> str:
-        """SIGSTOP for a while: everything stays connected, and nothing answers."""
+        """SIGSTOP Postgres for a while: all connections stay open, and nothing answers."""
         stopped_s = self.chance.uniform(*FROZEN_S)
         # A service that happens to be starting may give up meanwhile, as when Postgres is down.
         self._restarted = True

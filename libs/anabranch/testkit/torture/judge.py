@@ -1,22 +1,24 @@
-"""Decides every batch of a run by itself, and compares: verdicts, conflicts, rows.
+"""Decide every batch of a run independently, and compare verdicts, conflicts and rows.
 
-It takes the batches as they were made, each with its basis, and of the server only in which group and so at which
-position each was decided; within a group the lower id goes first. It knows the rules as prose: a row is the list of
-those who wrote it, and a register for each column; whoever is asked about is looked for in that list (``turn``).
-Nothing of ``anabranch.merge`` is used.
+It takes the batches as they were made, each with its basis, and from the server only the group and so the position at
+which each was decided; within a group the lower id goes first. It follows the prose of the rules: a row is the list of
+its writers, and a register for each column; questions about a writer are answered from that list (``turn``). No code of
+``anabranch.merge`` is used.
 
-Batches of the node "server" are nobody's to decide: what they did is taken from the log. But whoever wrote by SQL kept
-a journal of what each committed transaction found and left, row by row. So each must stand in the log once, whole, with
-every row's steps in their order, and what a step found must be what the batches before it in the log had left.
+Batches of the node "server" are not decided: their changes are taken from the log. But each writer by SQL kept a
+journal of the rows that each committed transaction found and left. So each transaction must be in the log once, whole,
+with every row's steps in their order, and a step must have found the row that the batches before it in the log had
+left.
 
-What goes with a row that is deleted is Postgres's to say, too: a batch that has a higher id and touches none of its
-rows may have been there first. Those rows are taken from the log, and must have been there, and have belonged to it.
+Postgres decides which rows a cascade deletes: a batch that has a higher id and touches no row of the deleting batch may
+have been written first. The rows of a cascade are taken from the log, and must have existed and referred to the deleted
+row.
 
-So is what code of a table writes into another one (``side_effects``).
+Writes by the code of a table into another one are taken from the log, too (``side_effects``).
 
-Constraints are Postgres's to judge, and where a batch stood in its group may decide. So a batch that was refused for a
-constraint must break that one at its turn, and after each group nothing may be broken. What a transaction by SQL left
-between two groups is refused before it is in the log: then what the next batches of the server bring must explain it.
+Postgres judges constraints, and a batch's place in its group may matter. So a batch that was refused for a constraint
+must break that one at its turn, and after each group no constraint may be broken. A transaction by SQL between two
+groups may cause a refusal before it is in the log: then the next batches of the server must explain that refusal.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ _NO_ANSWER = ("it did not answer within", "its process ended", "the process of t
 
 @dataclass
 class _Unexplained:
-    """A refusal for ``constraint`` that nothing at its turn explains: the batch's rows after each of its mutations."""
+    """A refusal for ``constraint`` that nothing at its turn explains, and the batch's rows after each mutation."""
 
     batch: str
     constraint: str
@@ -61,11 +63,11 @@ class _Unexplained:
 
 @dataclass
 class Judge:
-    """``broken``: what the tables ask of their rows. ``defaults``: values of columns that an insert leaves out, NULL
-    where there are none. ``cascades``: by table, the children's table and the column that holds its key. ``functions``
-    by name; ``beside``: what code of the tables wrote. ``journal``: the steps of each committed transaction;
-    ``caused``: by batch, the rows that went with others. ``faults`` says, in words, where the server decided
-    otherwise."""
+    """``broken``: the check of the tables' constraints. ``defaults``: values of columns that an insert leaves out, NULL
+    where there are none. ``cascades``: by table, the children's table and the column that holds its key. ``functions``:
+    by name; ``beside``: the writes of the tables' own code. ``journal``: the steps of each committed transaction;
+    ``caused``: by batch, the rows that a cascade deleted. ``faults``: in words, the differences from the server's
+    decisions."""
 
     tables: Mapping[str, Table]
     rules: Mapping[str, Rules]
@@ -86,13 +88,13 @@ class Judge:
     _unexplained: list[_Unexplained] = field(default_factory=list)
 
     def preset(self, rows: Mapping[At, Row]) -> None:
-        """Rows from before registration, which nobody wrote."""
+        """Set rows from before registration, which have no writer."""
         for at, row in rows.items():
             nobody = Register(None, (0, ""), "", "", 0)
             self.put(at, Line({c: Register(v, (0, ""), "", "", 0) for c, v in row.items()}, nobody))
 
     def put(self, at: At, line: Line) -> None:
-        """A row stands so from now on."""
+        """Set a row's state from now on."""
         self.lines[at] = line
         row = line.row
         if row is None:
@@ -123,7 +125,7 @@ class Judge:
         self.faults += [f"after {position} {name} is broken" for name in self.broken(touched, self.live)]
 
     def finish(self) -> None:
-        """The log is over: what is missing in it is lost."""
+        """End the log: a transaction that is missing in it is lost."""
         self._give_up()
         missing = sorted(self.journal.keys() - self.logged)
         self.faults += [f"transaction {name} was committed and is not in the log" for name in missing]
@@ -171,7 +173,7 @@ class Judge:
     def _batch(self, position: int, sent: Sent, verdict: verdict_pb2.Verdict) -> set[At]:
         own = [at for batch_id, at in self.accepted.get(sent.node, ()) if batch_id > sent.id]
         turn = Turn(self, position, sent, min([*own, position]), min(sent.basis, position - 1))
-        told = _told(verdict)
+        told = _decision(verdict)
         constraint = told == "CONSTRAINT"
         reason, outcomes = turn.take(stages=constraint)
         if constraint and not reason:
@@ -181,7 +183,7 @@ class Judge:
                 self._unexplained.append(found)
             return set()
         if turn.asked and told == "MERGE_FUNCTION" and any(text in verdict.message for text in _NO_ANSWER):
-            # A function that had no time says nothing about the rules.
+            # A function that ran out of time shows nothing about the rules.
             self.seen["MERGE_FUNCTION, no answer"] += 1
             return set()
         if reason:
@@ -197,7 +199,7 @@ class Judge:
                 self.faults.append(f"{sent.id} at {position}: {at} went with no row that it belonged to")
             self.seen["gone with another row"] += 1
         if verdict.position != position:
-            self.faults.append(f"{sent.id} is told of at {verdict.position}, not {position}")
+            self.faults.append(f"{sent.id} is reported at {verdict.position}, not {position}")
         for at, line in turn.after.items():
             self.put(at, line)
         self.lost += turn.lost
@@ -205,7 +207,7 @@ class Judge:
         return {*turn.after, *self._beside(position, sent)}
 
     def _beside(self, position: int, sent: Sent) -> set[At]:
-        """Take what code of the tables wrote because of an accepted batch."""
+        """Take the writes of the tables' own code that an accepted batch caused."""
         if sent.id not in self.beside.changes:
             return set()
         self.faults += [f"at {position} {fault}" for fault in self.beside.faults(sent.id, self.live)]
@@ -240,7 +242,7 @@ class Judge:
         self._unexplained = []
 
 
-def _told(verdict: verdict_pb2.Verdict) -> str | list[str]:
+def _decision(verdict: verdict_pb2.Verdict) -> str | list[str]:
     if verdict.status == verdict_pb2.VERDICT_STATUS_REJECTED:
         return errors_pb2.Reason.Name(verdict.reason).removeprefix("REASON_")
     return [verdict_pb2.Outcome.Name(m.outcome).removeprefix("OUTCOME_") for m in verdict.mutations]

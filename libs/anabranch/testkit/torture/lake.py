@@ -1,14 +1,15 @@
 """The life of the log in a fault run: the compactor, killed or not, and a janitor that cuts the log behind its runs.
 
 The janitor's clock is ahead by so much that the shortest window for which a log can be kept is over at once, and that a
-node which was not heard of for a few seconds counts as gone for good: its log is cut, and it has to begin anew with its
-queue kept. So what holds the floor back is the proof.
+node which has not called for a few seconds counts as gone for good: its log is cut, and it has to begin anew with its
+queue kept. So the proof holds the floor back.
 
-What is cut must have been copied: a *scribe* copies the log, group by group, into the schema ``kept``, and is to the
-server a node like any other, which acknowledges what it has copied and what the run's reader has read. Each time it
-also looks whether the floor is beyond what it had acknowledged, or beyond what the published runs prove.
+The log must be copied before it is cut: a *scribe* copies the log, group by group, into the schema ``kept``. To the
+server it is a node like any other, which acknowledges the position up to which it has copied and the run's reader has
+read. Each time it also checks that the floor is neither beyond its last acknowledgement, nor beyond the position up to
+which the published runs prove the log.
 
-One thread does all of it, in turns: ``run``. What it finds broken comes out of ``check``.
+One thread does all of it, in turns: ``run``. ``check`` raises the faults that it finds.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ WANTED = frozenset({KILLED, *(f"at {point}" for point in (*COMPACTOR_POINTS, *JA
 RETENTION_DAYS, ABSENCE_DAYS = 7, 8
 POLICY: Mapping[str, int] = {"retention_days": RETENTION_DAYS, "max_absence_days": ABSENCE_DAYS}
 ABSENT_S = 6
-"""How long ago a node may have been heard of, and still hold the floor."""
+"""Seconds after its last call for which a node still holds the floor."""
 KEPT = "kept"
 RUN_S = 600.0
 PATIENCE_S = 90.0
@@ -51,11 +52,11 @@ TRIES = 6
 _DAY_MS = 86_400_000
 _FIRST_GUESS_S = 15.0
 _COPIED = ("log", "conflicts", "groups")
-_TOLD = 1_500
+_SHOWN = 1_500
 
 
 class Lake:
-    """``done`` counts what was done to compactor and janitor; ``folder`` takes files and logs. ``restarts``: how often
+    """``done`` counts the faults of compactor and janitor; ``folder`` takes files and logs. ``restarts``: how often
     Postgres was restarted so far, which explains a run that failed."""
 
     def __init__(
@@ -101,7 +102,7 @@ class Lake:
         }
 
     def prepare(self) -> None:
-        """Have the scribe hold the floor, before there is any group that could be cut. Raises psycopg.Error."""
+        """Have the scribe hold the floor, before any group exists that could be cut. Raises psycopg.Error."""
         with connect(self._stack.database_url, application_name="torture-lake", autocommit=True) as conn:
             conn.execute(f"create schema {KEPT}".encode())
             for table in _COPIED:
@@ -113,24 +114,24 @@ class Lake:
             )
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         for point in JANITOR_POINTS:
             self._stack.arm(JANITOR, point)
         self._thread.start()
 
     @property
     def is_through(self) -> bool:
-        """Whether everything was done once. Raises AssertionError: what was found broken."""
+        """Whether every fault was injected once. Raises AssertionError with the fault that was found."""
         self.check()
         return self._through.is_set()
 
     def check(self) -> None:
-        """Raises AssertionError: what was found broken so far."""
+        """Raise AssertionError with the fault that was found so far, if there is one."""
         if self._failure is not None:
             raise AssertionError(f"the life of the log: {self._failure}") from self._failure
 
     def close(self) -> None:
-        """End; a run of the compactor that is under way is killed."""
+        """End the thread; a run of the compactor that is in progress is killed."""
         self._stopping.set()
         self._leaving.set()
         if self._thread.is_alive():
@@ -139,7 +140,7 @@ class Lake:
             self._conn.close()
 
     def finish(self) -> None:
-        """When nothing is written or broken any more: the rest is compacted and copied. Raises AssertionError."""
+        """Compact and copy the rest, once writes and faults have ended. Raises AssertionError."""
         self._stopping.set()
         self._thread.join(RUN_S)
         self.check()
@@ -178,7 +179,7 @@ class Lake:
         raise AssertionError(f"the compactor could not be had {what} in {TRIES} tries")
 
     def _await_janitor(self) -> None:
-        """What is proven lets the floor move, and rows go; then it dies as it was told to."""
+        """Wait until the janitor has died at its fault point: published proofs let it move the floor and sweep."""
         for _ in range(TRIES):
             deadline = time.monotonic() + PATIENCE_S / TRIES
             while time.monotonic() < deadline:
@@ -200,7 +201,7 @@ class Lake:
             self._stopping.wait(PAUSE_S)
 
     def _compact(self, what: str) -> bool:
-        """One run of the compactor, to which ``what`` is done; whether that came about. Raises AssertionError."""
+        """Run the compactor once with the fault ``what``; return whether the fault happened. Raises AssertionError."""
         faults.disarm(self._faults)
         if what.startswith("at "):
             faults.arm(self._faults, what.removeprefix("at "))
@@ -226,7 +227,7 @@ class Lake:
                 time.sleep(PAUSE_S)  # between looks at a process
         finally:
             with contextlib.suppress(ProcessLookupError):
-                # What a killed driver leaves of its own.
+                # Processes that a killed driver leaves behind.
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         killed = process.returncode == -signal.SIGKILL
@@ -238,12 +239,12 @@ class Lake:
             return what == KILLED or not faults.armed(self._faults)
         if process.returncode and self.restarts == restarts:
             said = (self._folder / "compactor.log").read_bytes()[start:].decode(errors="replace")
-            raise AssertionError(f"the compactor ended with {process.returncode}: {said[-_TOLD:]}")
+            raise AssertionError(f"the compactor ended with {process.returncode}: {said[-_SHOWN:]}")
         self._took_s = time.monotonic() - began
         return not what and not process.returncode
 
     def _round(self) -> bool:
-        """Bring the janitor back, copy, look at the floor; whether that could be done: not while Postgres is down."""
+        """Start a dead janitor, copy, check the floor; return whether that was possible: not while Postgres is down."""
         if self._stack.pid(JANITOR) is None:
             self._revive()
         try:
@@ -263,11 +264,11 @@ class Lake:
                 self._note(f"at {point}")
                 break
         else:
-            raise AssertionError(f"the janitor died, and not at a fault point:\n{self._stack.log(JANITOR)[-_TOLD:]}")
+            raise AssertionError(f"the janitor died, and not at a fault point:\n{self._stack.log(JANITOR)[-_SHOWN:]}")
         self._stack.start(JANITOR)
 
     def _copy(self, conn: Session) -> None:
-        """Raises AssertionError, psycopg.Error."""
+        """Check the floor and copy new groups. Raises AssertionError, psycopg.Error."""
         values = {"db": self._database.id, "node": self._node}
         with conn.transaction():
             conn.execute("set transaction isolation level repeatable read")
@@ -286,7 +287,7 @@ class Lake:
             )
             assert rows["log"] == changes, f"after {last} there are {rows['log']} changes, and groups tell of {changes}"
             (copied,) = _row(conn, f"select coalesce(max(position), 0) from {KEPT}.groups", {})
-            # A log that was never compacted is cut without a proof. Until it is, this node holds it.
+            # A log that was never compacted is cut without a proof. Until the first run, this node holds the log.
             seen = min(copied, self._read_up_to()) if runs else 0
             conn.execute(
                 "update anabranch.nodes set acknowledged = greatest(acknowledged, %(seen)s)"
@@ -295,7 +296,7 @@ class Lake:
             )
 
     def _read_up_to(self) -> int:
-        """What the run's reader has read."""
+        """The position up to which the run's reader has read."""
         with self._read.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _LONGEST_LINE))
             whole = file.read().rpartition(b"\n")[0].rpartition(b"\n")[2]
@@ -304,7 +305,7 @@ class Lake:
         try:
             line = json.loads(whole)
         except ValueError:
-            return 0  # longer than what was read of it
+            return 0  # the line is longer than the part that was read
         return int(line.get("group", line.get("read")))
 
 

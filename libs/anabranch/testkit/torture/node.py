@@ -4,10 +4,10 @@ Usage: ``python -m anabranch.testkit.torture.node CONFIG``, a JSON object {file,
 counted}, where ``remote`` has the addresses of ingest, snapshot and resolver, and ``counted`` says that the tables of
 ``side_effects`` are synced. It is killed and started again on the same file and the same ``record``, to which it
 appends a JSON object a line: {"made": id, "payload": hex} after each local commit, {"verdict": hex} for each verdict
-before the device itself sees it. What it had committed and not written down when it was killed it finds in the file
+before the device itself sees it. Batches that it had committed and not recorded when it was killed it finds in the file
 before it begins to sync.
 
-Told over its input: "full" has its disk full for a while (``full_disk``) and prints "refused N"; "large" writes a row
+Commands on its input: "full" has its disk full for a while (``full_disk``) and prints "refused N"; "large" writes a row
 of some MB and prints the same; "stop" ends the writing; "drained?" waits until every batch has its verdict and prints
 "yes", or "no" after a while; "reach P" waits until the queue is empty and position P is read, then prints a JSON object
 {sums, dead, disagreeing} and ends. Where its input ends, it ends at once.
@@ -46,7 +46,7 @@ _TABLES = ("_db_mutations_queue", "_db_confirmed", "_db_mutations_queue_dead")
 
 
 class Record:
-    """What the node has made and been told; each line is one write, so that a kill leaves whole lines."""
+    """The node's batches and the verdicts on them; each line is one write, so that a kill leaves whole lines."""
 
     def __init__(self, file: str) -> None:
         self._out = open_record(file)
@@ -55,7 +55,7 @@ class Record:
         os.write(self._out, (json.dumps(what) + "\n").encode())
 
     def catch_up(self, file: str) -> None:
-        """Write down every batch that the device's file holds."""
+        """Record every batch that the device's file holds."""
         with sqlite3.connect(file) as conn:
             for table in _TABLES:
                 for batch_id, payload in conn.execute(f"SELECT id, value FROM {table}"):
@@ -64,10 +64,10 @@ class Record:
 
 
 def write(db: SyncedDb, chance: random.Random, mark: str, counted: bool) -> str:
-    """One batch of 1 to 200 rows; its id, "" where nothing fitted what is shown. ``counted``: rows of tables whose own
-    code writes, too."""
+    """Write one batch of 1 to 200 rows; return its id, "" where no change fitted the shown rows. ``counted``: also rows
+    of tables whose own code writes."""
     size = chance.choice(SIZES)
-    # What goes with a row by a cascade is not for the batch that deletes the row to change.
+    # A batch that deletes a row must not change the rows that the cascade deletes.
     one = _one if chance.random() < 0.6 else _one_part
     if counted and chance.random() < 0.08:
         one = _one_counted
@@ -134,7 +134,7 @@ def _one_part(db: SyncedDb, chance: random.Random, mark: str) -> None:
         owner = "nobody" if chance.random() < 0.03 else f"s{chance.randrange(SHARED):02}"
         parts.insert({"id": f"{mark}-{chance.getrandbits(40):x}", "shared_id": owner, "body": mark})
     elif what < 0.85:
-        # The rows that were there first are hit often, by everybody.
+        # The first rows are written often, by every node.
         key = chance.choice(rows[:10] if chance.random() < 0.5 else rows)[0]
         parts.update({"id": key, "body": mark} if chance.random() < 0.9 else {"id": key, "shared_id": "s01"})
     else:
@@ -157,7 +157,7 @@ def _one_counted(db: SyncedDb, chance: random.Random, mark: str) -> None:
 
 
 def write_large(db: SyncedDb, chance: random.Random, mark: str) -> str:
-    """A batch of one row, which is larger than most messages; its id."""
+    """Write a batch of one row, which is larger than most messages; return its id."""
     body = mark * (chance.randint(*LARGE_BYTES) // len(mark))
     with db.batch() as batch:
         db.table("parts").insert({"id": f"{mark}-large", "shared_id": f"s{chance.randrange(SHARED):02}", "body": body})
@@ -181,7 +181,7 @@ def _value(db: SyncedDb, chance: random.Random, column: str, key: str, mark: str
 
 
 def start(db: SyncedDb) -> None:
-    """The first pull goes on where it broke off; it is tried until it is done. Raises CallFailed."""
+    """Start the device: the first pull resumes where it broke off, and is tried until it is done. Raises CallFailed."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -190,22 +190,22 @@ def start(db: SyncedDb) -> None:
         except CallFailed as error:
             if not error.again or time.monotonic() > deadline:
                 raise
-            time.sleep(PAUSE_S)  # a network that breaks says nothing of when it won't
+            time.sleep(PAUSE_S)  # no event reports that a broken network is up again
 
 
 def until(db: SyncedDb, condition: Callable[[Status], bool], timeout_s: float) -> bool:
-    """Wait until the device stands so."""
+    """Wait until ``condition`` holds for the device's status; return whether it did in time."""
     deadline = time.monotonic() + timeout_s
     while not condition(db.status()):
         if time.monotonic() > deadline:
             return False
         db.network_up()
-        time.sleep(0.05)  # between looks: no event tells of a cursor that moves
+        time.sleep(0.05)  # between looks: no event reports a cursor that moves
     return True
 
 
 def reach(db: SyncedDb, position: int) -> dict[str, Any]:
-    """Wait until everything is sent, seen and read; how the device then stands."""
+    """Wait until everything is sent, seen and read; return the device's state then."""
     if not until(db, lambda status: not status.queued and status.cursor >= position, PATIENCE_S):
         return {"stuck": repr(db.status())}
     return {
@@ -219,7 +219,7 @@ def reach(db: SyncedDb, position: int) -> dict[str, Any]:
 def main() -> None:
     """The process."""
     config = json.loads(sys.argv[1])
-    # What it prints is for the run alone.
+    # Its standard output is for the run alone, so logs go into a file.
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(open(f"{config['record']}.log", "a")))  # noqa: SIM115
     record = Record(config["record"])
     chance = random.Random(config["seed"])
@@ -255,7 +255,7 @@ def main() -> None:
             if made:
                 saved(made)
         if time.monotonic() > network_up:
-            # A device's own backoff would have it sit out most of so short a run.
+            # With its own backoff alone, a device would be idle for most of so short a run.
             network_up = time.monotonic() + NETWORK_UP_S
             db.network_up()
         try:

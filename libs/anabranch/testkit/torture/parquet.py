@@ -1,4 +1,4 @@
-"""At the end of a fault run: what the lake's files hold, against the log as it was copied and the server's rows."""
+"""The check at the end of a fault run: the lake's files against the copied log and the server's rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from anabranch.values.parquet import file_codecs
 
 _KINDS = {**KINDS, change_pb2.EFFECT_TYPE_NONE: "none"}
 _MOMENTS = 8
-"""Positions at which all rows are looked at."""
+"""The number of positions at which all rows are compared."""
 _UNCUT = f"""
 select (select count(*) from {KEPT}.log where position > %(floor)s),
        (select count(*) from anabranch.log where position > %(floor)s),
@@ -37,12 +37,12 @@ select (select count(*) from {KEPT}.log where position > %(floor)s),
 
 def check(conn: Session, server: oracle.Server, before: oracle.Rows) -> int:
     """Promise 8, at the end: the log was cut at or below the floor alone; the published runs reach from the first group
-    to the last, without a gap; their changes are all that the log ever had, what they tell of rows is what the log
-    makes of those ``before``, their latest rows are the server's, and they have as many conflicts. Gives the number of
+    to the last, without a gap; their changes are all that the log ever had, their rows are those that the log makes of
+    the rows ``before``, their latest rows are the server's, and they have as many conflicts. Returns the number of
     changes that were cut."""
     database = server.database
     with conn.transaction():
-        # At one moment: the janitor goes on.
+        # In one snapshot: the janitor goes on.
         conn.execute("set transaction isolation level repeatable read")
         row = conn.execute("select floor_ms from anabranch.databases where id = %s", (database.id,)).fetchone()
         assert row is not None
@@ -83,7 +83,7 @@ def _logged(conn: Session, database: Database, table: Table) -> Sequence[tuple[A
 
 def _changes(lake: LakeTable, logged: Sequence[tuple[Any, ...]], before: Mapping[str, Row], based: int) -> None:
     """Every change and the row before and after it, and all rows at some positions, are what the log makes of the rows
-    ``before``. From the first base on, at ``based``, everything is known; of before, what is known is right."""
+    ``before``. From the first base on, at ``based``, everything is known; before that, known values are right."""
     table = lake.table
     told = lake.told(lake.registrations[-1])
     assert len(told) == len(logged), f"{table.name}: {len(told)} changes in files, {len(logged)} in the log"
@@ -107,7 +107,7 @@ def _changes(lake: LakeTable, logged: Sequence[tuple[Any, ...]], before: Mapping
 
 
 def _step(rows: dict[str, Row], table: Table, key: str, kind: str, effect: change_pb2.Effect) -> None:
-    """One change of the log, made to rows by key text."""
+    """Apply one change of the log to rows by key text."""
     if kind == DELETE:
         rows.pop(key, None)
     elif kind != NONE:
@@ -120,7 +120,7 @@ def _step(rows: dict[str, Row], table: Table, key: str, kind: str, effect: chang
 
 
 def _known(where: str, found: Row | None, row: Row | None, *, whole: bool) -> None:
-    """What is known of a row is what it was, and where there is none there is none."""
+    """Check that the known cells of a row are right, and that it exists on both sides or on none."""
     if found is None or row is None:
         assert bool(found) == bool(row), f"{where}: {found} in files, {row} by the log"
         return

@@ -1,4 +1,4 @@
-"""Node and reader processes of the fault run: told over their input, heard over their output, killed and started."""
+"""Node and reader processes of the fault run: commands go to their input, answers come from their output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Node:
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        """Start it and wait until it has begun."""
+        """Start it and wait until it reports that it has begun."""
         self._starts += 1
         config = {**self._config, "seed": self._config["seed"] * 1_000 + self._starts}
         self._process = subprocess.Popen(
@@ -55,7 +55,7 @@ class Node:
         self._process.stdin.flush()
 
     def hear(self, timeout_s: float = HEAR_S) -> str:
-        """The next line of its output. Raises AssertionError where it ends, or says nothing in time."""
+        """The next line of its output. Raises AssertionError where it ends, or prints nothing in time."""
         assert self._process is not None
         assert self._process.stdout is not None
         guard = threading.Timer(timeout_s, self._process.kill)
@@ -87,7 +87,7 @@ class Node:
         self._ended()
 
     def close(self) -> None:
-        """End it, whatever it does."""
+        """End it in any state."""
         if self._process is None:
             return
         assert self._process.stdin is not None
@@ -100,7 +100,7 @@ class Node:
         self._ended()
 
     def lines(self) -> list[dict[str, Any]]:
-        """What it has written down."""
+        """The lines of its record."""
         return [json.loads(line) for line in self.record.read_text().splitlines()]
 
     def _ended(self) -> None:

@@ -1,8 +1,8 @@
 """The network between one node and the services, as a gRPC proxy that delays calls, repeats them, loses them or their
-answers, lets later ones overtake, and is cut and mended when told.
+answers, lets later ones overtake, and is cut and mended on demand.
 
-It knows no message but Send's, whose envelopes it writes down (``seen``: batch id to basis; ``nodes``: who sent), and
-forwards bytes, so that what a node gets is what a service sent. State: *up*, or *cut*: every call fails at once, and
+It parses no message but Send's, whose envelopes it records (``seen``: batch id to basis; ``nodes``: the senders), and
+forwards bytes, so that a node gets exactly what a service sent. State: *up*, or *cut*: every call fails at once, and
 open streams end.
 
 Every call takes a number when it comes. One that ends after another with a higher number has ended is *reordered*.
@@ -28,7 +28,7 @@ _LONGEST_CALL_S = 600.0
 _LONGEST_DELAY_S = 0.4
 _LATEST_S = 3.0
 _SURE_AFTER = 5
-"""At so many chances at the latest each thing happens once."""
+"""After so many chances at the latest, each fault happens once."""
 _STREAMS_OUT = frozenset({"Subscribe", "Pull"})
 _STREAMS_BOTH = frozenset({"SendStream"})
 _SENDS = frozenset({"Send", "SendStream"})
@@ -47,7 +47,7 @@ KINDS = frozenset(
         "network cut",
     }
 )
-"""What it counts."""
+"""The faults that it counts."""
 
 
 def _metadata(context: grpc.ServicerContext) -> list[tuple[str, Any]]:
@@ -61,7 +61,7 @@ def _plain(data: bytes) -> bytes:
 
 class Proxy(grpc.GenericRpcHandler):
     """One node's network. ``upstreams``: service name (as in ``/anabranch.v1.NAME/…``) to host:port. ``address`` is
-    where the node finds it. ``rough``: how often something is done to a call, 0 to 1."""
+    where the node finds it. ``rough``: the share of calls that get a fault, 0 to 1."""
 
     def __init__(self, upstreams: Mapping[str, str], seed: int, rough: float = 0.25) -> None:
         self.counts: Counter[str] = Counter()
@@ -99,12 +99,12 @@ class Proxy(grpc.GenericRpcHandler):
             channel.close()
 
     def cut(self) -> None:
-        """From now on nothing comes through."""
+        """Block all calls from now on."""
         self._cut.set()
         self._count("network cut")
 
     def mend(self) -> None:
-        """Calls come through again."""
+        """Let calls through again."""
         self._cut.clear()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
@@ -123,7 +123,7 @@ class Proxy(grpc.GenericRpcHandler):
 
     def _draws(self, what: str, share: float) -> bool:
         with self._lock:
-            # On a busy machine few calls come that far: what never happened would be no matter of chance.
+            # On a busy machine few calls come that far: without this, a fault might never happen.
             self._chances[what] += 1
             due = not self.counts[what] and self._chances[what] >= _SURE_AFTER
             if not due and self._chance.random() >= self.rough * share:
@@ -148,12 +148,12 @@ class Proxy(grpc.GenericRpcHandler):
             self._last_ended = max(self._last_ended, number)
 
     def _note(self, method: str, request: bytes, begun: bytearray) -> None:
-        """``begun``: what came before of a batch that travels in parts, of one call."""
+        """Record a request's envelopes. ``begun``: the earlier parts of a batch that comes in parts, in one call."""
         if method.rpartition("/")[2] not in _SENDS:
             return
         sent = ingest_pb2.SendRequest.FromString(request)
         if sent.node_state.node.id:
-            # Of a stream only the first request says it.
+            # Only the first request of a stream names the node.
             with self._lock:
                 self.nodes.add(sent.node_state.node.id)
         for envelope in sent.envelopes:
@@ -175,7 +175,7 @@ class Proxy(grpc.GenericRpcHandler):
         return getattr(channel, kind)(method, request_serializer=_plain, response_deserializer=_plain)
 
     def _fail(self, error: Any, context: grpc.ServicerContext) -> None:
-        # A client-side RpcError is a call; what a service said in it goes on as it is.
+        # A client-side RpcError is a call; the service's own metadata in it is forwarded unchanged.
         said: Any = error.trailing_metadata() or ()
         if any(k == _DETAILS and b"BEHIND_FLOOR" in v for k, v in said):
             self._count("node told that it is behind the floor")
@@ -188,13 +188,13 @@ class Proxy(grpc.GenericRpcHandler):
         if self._draws("call lost", 0.3):
             context.abort(grpc.StatusCode.UNAVAILABLE, "the call was lost")
         if method.rpartition("/")[2] in _SENDS and self._draws("call late", 0.5):
-            # It arrives when its node has long given it up, sent it again, and sent more.
+            # It arrives when its node has already given it up, sent it again, and sent more.
             self._later(method, "unary_unary", [request], context)
             context.abort(grpc.StatusCode.UNAVAILABLE, "the call was lost")
         try:
             response: bytes = self._call(method, "unary_unary", request, context)
             if self._draws("call repeated", 0.5):
-                # The network delivers a call twice; which answer arrives is not for it to choose.
+                # The network delivers a call twice; it does not choose which answer arrives.
                 response = self._call(method, "unary_unary", request, context)
         except grpc.RpcError as error:
             self._fail(error, context)
@@ -228,7 +228,7 @@ class Proxy(grpc.GenericRpcHandler):
             self._later(method, "stream_stream", kept, context)
 
     def _later(self, method: str, kind: str, requests: Sequence[bytes], context: grpc.ServicerContext) -> None:
-        """Make a call after a while, its answers for nobody."""
+        """Make a call after a while, and discard its answers."""
         metadata = _metadata(context)
         multi = self._multi(method, kind)
         with self._lock:
@@ -242,7 +242,7 @@ class Proxy(grpc.GenericRpcHandler):
                     for _ in multi(iter(requests), timeout=_CALL_S, metadata=metadata):
                         continue
             except grpc.RpcError as error:
-                # As what comes with an old token may be.
+                # A call with an old token may be refused.
                 code: Any = error
                 self._count(f"late call refused, {code.code().name}")
             except ValueError:
@@ -255,7 +255,7 @@ class Proxy(grpc.GenericRpcHandler):
         timer.start()
 
     def _responses(self, call: Any, context: grpc.ServicerContext) -> Iterator[bytes]:
-        """A stream's responses, heard in another thread, so that a cut ends it though nothing comes."""
+        """A stream's responses, read in another thread, so that a cut ends it also while no response comes."""
         heard: queue.Queue[Any] = queue.Queue(256)
         done = threading.Event()
 

@@ -8,8 +8,8 @@ _LOOK_BACK = 16_000_000
 
 
 def open_record(path: str) -> int:
-    """A descriptor that appends lines. A last line that a kill has cut off goes: who was killed while it wrote down
-    what comes next did not come to that."""
+    """A descriptor that appends lines. A last line that a kill has cut off is removed: its writer was killed before it
+    did what the line announces."""
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
     size = os.fstat(descriptor).st_size
     start = max(0, size - _LOOK_BACK)

@@ -1,4 +1,4 @@
-"""What the judge knows of batches and rows."""
+"""The judge's records of batches and rows."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Logged(NamedTuple):
 
 
 class ServerBatch(NamedTuple):
-    """What the log has of one transaction."""
+    """The changes of one transaction in the log."""
 
     id: str
     transaction: str
@@ -58,7 +58,7 @@ class ServerBatch(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a writer's journal has of one change of a row: what it found, and what it left; None for no row."""
+    """One change of a row in a writer's journal: the row before and the row after; None for no row."""
 
     at: At
     before: Row | None
@@ -67,7 +67,7 @@ class Step(NamedTuple):
 
 @dataclass
 class Register:
-    """A stored value, who wrote it and its key in the order."""
+    """A stored value, its writer, and its key in the order."""
 
     value: Cell
     order: Order
@@ -77,7 +77,7 @@ class Register:
 
 
 class Written(NamedTuple):
-    """Somebody wrote the row."""
+    """A write of the row, by a node and a batch, at a position."""
 
     position: int
     node: str
@@ -94,7 +94,7 @@ class Line:
     buried_by: Written | None = None
 
     def copy(self) -> Line:
-        """One that can be changed."""
+        """A copy that can be changed."""
         cells = None if self.cells is None else {column: replace(r) for column, r in self.cells.items()}
         return Line(cells, self.born, list(self.history), self.buried_by)
 
@@ -117,5 +117,5 @@ class Lost(NamedTuple):
 
 
 Broken = Callable[[Collection[At], Mapping[At, Row]], Collection[str]]
-"""Some rows, there or gone, and all rows to the names of the constraints that those break."""
+"""From some rows, present or deleted, and all rows to the names of the constraints that the first ones break."""
 Function = Callable[[Cell, Cell, Cell], Cell]

@@ -4,7 +4,7 @@ Three nodes write shared rows over networks that delay, repeat, lose and reorder
 plain SQL; a reader follows the log; services, nodes, writers and Postgres die or stop, clocks step (``havoc``). Then
 the networks are mended, the queues drain, everything is sent once more, and promises are checked by name (``checks``).
 
-What the seed gives is the rules, and what is tried in which order; the moments depend on the machine.
+The seed gives the rules, and the faults and writes in their order; the moments depend on the machine.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _MODULES = "anabranch.testkit.torture"
 
 @dataclass(frozen=True)
 class Report:
-    """``faults``: how often each kind was done; ``wanted``: those that had to be. ``checked``: by promise, what was
-    looked at. ``breaches``: by promise, what was found."""
+    """``faults``: how often each kind was injected; ``wanted``: the kinds that had to be. ``checked``: by promise, the
+    result of its check. ``breaches``: by promise, the breach that was found."""
 
     seed: int
     drawn: tables.Drawn
@@ -51,12 +51,12 @@ class Report:
 
     @property
     def never(self) -> list[str]:
-        """What was to be done and was not."""
+        """The faults that had to be injected and were not."""
         return sorted(what for what in self.wanted if not self.faults.get(what))
 
     @property
     def clean(self) -> bool:
-        """Nothing broken, and everything done."""
+        """Whether no promise is broken, and every fault was injected."""
         return not self.breaches and not self.never
 
     def __str__(self) -> str:
@@ -86,7 +86,7 @@ def torture(folder: Path, seconds: float, seed: int, say: Callable[[str], None],
             "PYTHONPATH": os.pathsep.join(
                 [functions.install(folder / "functions"), *filter(None, [os.environ.get("PYTHONPATH")])]
             ),
-            # The longest that there is: a busy machine is no fault of a function's.
+            # The longest timeout allowed: a slow machine is no fault of a function.
             "ANABRANCH_FUNCTION_TIMEOUT_MS": "1000",
         }
         own = Lake.environment(folder) if with_lake else {}
@@ -184,7 +184,7 @@ def torture(folder: Path, seconds: float, seed: int, say: Callable[[str], None],
             faults.update(havoc.lake.done)
         for proxy in proxies:
             faults.update(proxy.counts)
-        # Nobody copies a device here: it is told of as what calls that come late can do.
+        # No device is copied here: late calls can make a node take a new id, so it is reported beside the faults.
         faults["new node id taken"] = sum(len(proxy.nodes) - 1 for proxy in proxies)
         made = sum(len(r.made) for r in recorded)
         wanted = WANTED | lake.WANTED if with_lake else WANTED

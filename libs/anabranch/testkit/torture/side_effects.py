@@ -1,11 +1,10 @@
 """Tables of the fault run whose own code writes into another synced table, and how that is judged.
 
-The default of a column of ``numbered`` counts up a row of ``tally``, and so does a CHECK of ``checked``. Nobody names
-``tally`` in a batch: what is written there is an effect of the batch that caused it. How often Postgres asks for a
-default or a CHECK can't be foretold for every batch, such as one that writes no more than was there. So the judge takes
-these effects from the log, and holds each batch's against its own rows there: as many steps of the counter as rows that
-it made or changed, and each number handed out by one of its own steps. That nothing is missing in the log, rows and
-sums tell.
+The default of a column of ``numbered`` counts up a row of ``tally``, and so does a CHECK of ``checked``. No batch names
+``tally``: a write there is an effect of the batch that caused it. How often Postgres evaluates a default or a CHECK
+can't be predicted for every batch, such as one that writes the values already stored. So the judge takes these effects
+from the log, and compares each batch's with its own rows there: as many steps of the counter as rows that it made or
+changed, and each number assigned by one of its own steps. Rows and sums show that nothing is missing in the log.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from anabranch.values import Cell
 TALLY = "tally"
 NUMBERED, CHECKED = "numbered", "checked"
 REFUSED = "refused"
-"""A title that the CHECK refuses, once it has counted."""
+"""A title that the CHECK refuses, after it has counted."""
 TALLIES = (TALLY,)
 _CAUSES = {NUMBERED: (("insert",), ()), CHECKED: (("insert", "update"), ("none",))}
-"""By table, which of its changes count, and which may: each row of ``tally`` is called like the table."""
+"""By table, which of its changes count, and which may: each row of ``tally`` has the name of its table."""
 
 
 def sql(schema: str) -> str:
@@ -51,7 +50,7 @@ class SideEffects:
     changes: Mapping[str, Sequence[Logged]] = field(default_factory=dict)
 
     def handed_out(self, batch: str, at: At) -> Mapping[str, Cell]:
-        """What a default gave to a row that the batch made."""
+        """The values that defaults gave to a row that the batch made."""
         for change in self.changes.get(batch, ()):
             if at[0] == NUMBERED and change.at == at and change.kind == "insert":
                 return {"number": change.cells["number"]}
@@ -62,7 +61,7 @@ class SideEffects:
         return [change for change in self.changes.get(batch, ()) if change.at[0] == TALLY]
 
     def faults(self, batch: str, rows: Mapping[At, Mapping[str, Cell]]) -> list[str]:
-        """In words, where what a batch caused is not what its rows ask for. ``rows``: all that are there before it."""
+        """Differences, in words, between a batch's effects and those that its rows require. ``rows``: all before it."""
         found = []
         own = self.changes.get(batch, ())
         for table, (surely, perhaps) in _CAUSES.items():

@@ -1,5 +1,5 @@
-"""The tables of the fault run, what they ask of their rows, told twice (as SQL and for the judge), and their rules,
-drawn at random."""
+"""The tables of the fault run, their constraints in two forms (as SQL and for the judge), and their rules, drawn at
+random."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHARED = 30
 """Rows of ``shared``, by number; all of ``s00`` to ``s29`` are there at first."""
 CODES = 60
 WRITTEN = "written.transactions"
-"""A table that nobody syncs: the marks of the transactions by SQL that were committed."""
+"""A table that is not synced: the marks of the transactions by SQL that were committed."""
 SQL = f"""
 create schema {NAME};
 create table {NAME}.shared (id text primary key, title text, note text, n bigint, top bigint, tags text[]);
@@ -42,9 +42,9 @@ create table {WRITTEN} (mark text primary key);
 """
 PARK_MS = 5_000
 CASCADES: Mapping[str, Sequence[tuple[str, str]]] = {"shared": (("parts", "shared_id"),)}
-"""By table, what goes with a row of it: the children's table, and their column that holds its key."""
+"""By table, the rows that a cascade deletes with a row of it: the children's table, and the column with its key."""
 CAUSED = frozenset(child for children in CASCADES.values() for child, _ in children)
-"""Tables whose rows go with others."""
+"""Tables whose rows a cascade deletes."""
 _COLUMNS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "shared": {
         "title": ("lww", "lww", "reject"),
@@ -66,7 +66,7 @@ _BELONGS = ("strict", "parts")
 
 @dataclass(frozen=True)
 class Drawn:
-    """Policies as they are registered: the database's, and the tables', which hold only what differs from it."""
+    """Policies as they are registered: the database's, and the tables', which hold only the differences from it."""
 
     database: Mapping[str, Any]
     tables: Mapping[str, Mapping[str, Any]]
@@ -83,13 +83,13 @@ class Drawn:
 
     @property
     def computed(self) -> frozenset[str]:
-        """Columns in which something else may be stored than was written."""
+        """Columns in which another value may be stored than was written."""
         policies = (policy for own in self.tables.values() for policy in own["columns"].items())
         return frozenset({"number", *(column for column, policy in policies if policy not in _LOOSE)})
 
     @property
     def refuses(self) -> bool:
-        """Whether a concurrent change of the rows that all change can be refused."""
+        """Whether a concurrent change of the rows that every node changes can be refused."""
         hot = self.rules["shared"]
         return hot.delete == "rejects" or "reject" in hot.columns.values()
 
@@ -98,7 +98,7 @@ class Drawn:
 
 
 def draw(chance: random.Random) -> Drawn:
-    """The rules of a run. Every policy that there is comes with some seed."""
+    """Draw the rules of a run. Every existing policy comes with some seed."""
     choices: Mapping[str, Sequence[Any]] = {
         "order": ("server", "edit"),
         "delete": ("rejects", "wins"),
@@ -117,7 +117,7 @@ def draw(chance: random.Random) -> Drawn:
 
 
 def broken(touched: Collection[At], rows: Mapping[At, Mapping[str, Cell]]) -> Collection[str]:
-    """The constraints that rows break, or have broken by being gone."""
+    """The constraints that rows break, or break because they were deleted."""
     found = side_effects.broken(touched, rows)
     gone = {key for table, key in touched if table == "shared" and (table, key) not in rows}
     codes: Counter[Cell] = Counter()

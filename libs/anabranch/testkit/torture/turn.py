@@ -1,4 +1,4 @@
-"""One batch's turn before the judge: the rules, told as prose."""
+"""One batch's turn before the judge: the rules, in the form of their prose."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def _stronger(one: str, other: str) -> str:
 
 @dataclass
 class Turn:
-    """``after``: the rows as it leaves them, which count once all of it is accepted; ``stages``: likewise after each of
-    its mutations. ``asked``: whether a function was asked."""
+    """``after``: the rows as the batch leaves them, which count once all of it is accepted; ``stages``: the rows after
+    each of its mutations. ``asked``: whether a function was called."""
 
     judge: Judge
     position: int
@@ -55,12 +55,12 @@ class Turn:
 
     @property
     def node(self) -> str:
-        """Who sent the batch."""
+        """The node that sent the batch."""
         return self.sent.node
 
     def take(self, *, stages: bool) -> tuple[str, list[str]]:
-        """Why the batch is refused ("": it is not), and the outcomes of its mutations. Where a function fails, the rest
-        is decided as if the batch's own value stood: any other reason goes before that one."""
+        """Return why the batch is refused ("": it is not), and the outcomes of its mutations. Where a function fails,
+        the rest is decided as if the batch's own value were stored: any other reason takes precedence over that one."""
         batch = batch_pb2.DbMutationBatch.FromString(self.sent.payload)
         outcomes = []
         try:
@@ -68,14 +68,14 @@ class Turn:
                 found = [self._row(mutation, number) for number in range(len(mutation.rows))]
                 outcomes.append(max(found, key=_STRENGTH.index))
                 if stages:
-                    # Also what a later mutation would have mended: each is a statement of its own.
+                    # A stage counts also where a later mutation would repair it: each mutation is a statement.
                     self.stages.append({at: line.row for at, line in self.after.items()})
         except _RefusedError as refused:
             return str(refused), []
         return "MERGE_FUNCTION" if self._failed else "", outcomes
 
     def _row(self, mutation: batch_pb2.DbMutation, number: int) -> str:
-        """The outcome of one row. Raises _Refused."""
+        """The outcome of one row. Raises _RefusedError."""
         table = self.judge.tables[mutation.table]
         given: dict[str, Cell] = {}
         for name, value in zip(mutation.columns, mutation.rows[number].values, strict=True):
@@ -105,7 +105,7 @@ class Turn:
         changes = {name: cell for name, cell in given.items() if name not in table.key_columns}
         return self._update(at, line, line.cells, changes, before)
 
-    # Who wrote what
+    # Writers of rows and values
 
     def _rules(self, at: At) -> Rules:
         return self.judge.rules[at[0]]
@@ -117,7 +117,7 @@ class Turn:
         return any(w.node == self.node and w.batch > self.sent.id for w in line.history)
 
     def _behind_own(self, line: Line) -> bool:
-        """A later batch of the node wrote the row, and nobody else since the basis."""
+        """Whether a later batch of the node wrote the row, and no other node has since the basis."""
         return self._wrote_later(line) and not self._others_since(line)
 
     def _behind_own_grave(self, line: Line) -> bool:
@@ -196,7 +196,7 @@ class Turn:
         return outcome
 
     def _bury(self, at: At, line: Line) -> None:
-        """The row goes, and those that Postgres has go with it."""
+        """Delete the row, and the rows that Postgres deleted with it."""
         line.cells, line.buried_by = None, Written(self.position, self.node, self.sent.id)
         self._wrote(at, line)
         columns = dict(self.judge.cascades.get(at[0], ()))
@@ -255,8 +255,8 @@ class Turn:
     def _by_function(
         self, at: At, column: str, stored: Register, value: Cell, before: Mapping[str, Cell], policy: str
     ) -> tuple[str, Register | None]:
-        """The outcome, and what the column is to hold: None where it stays. It is asked only where what is stored is
-        neither what the device had seen nor what it brings."""
+        """The outcome, and the new value of the column: None where it stays. The function is called only where the
+        stored value is neither the one that the device had seen nor the one that it brings."""
         base = before.get(column)
         if stored.value == value or (before and stored.value == base):
             return APPLIED, _with(stored, value)

@@ -1,15 +1,15 @@
-"""Somebody who writes the synced tables by plain SQL, as a process, and keeps a journal of it.
+"""A process that writes the synced tables by plain SQL, and keeps a journal of it.
 
 Usage: ``python -m anabranch.testkit.torture.writer CONFIG``, a JSON object {url, seed, record}. Into ``record`` goes a
 JSON object a line for each transaction, right before it is committed or rolled back: {"mark": a text of its own,
 "transaction": its number, "steps": [[table, key, row before, row after], …]}, the rows as Postgres returned them.
-Whether it was committed, also where the answer was lost, ``WRITTEN`` says later, which has the marks of those that
-were: after a crash Postgres gives a number again whose transaction came to nothing.
+The table ``WRITTEN`` holds the marks of the transactions that were committed, also of those whose answer was lost:
+after a crash Postgres may use a number again whose transaction was not committed.
 
 Single rows, statements of many rows, transactions of several statements with savepoints that are rolled back, deletes
-that cascade, COPY, keys that change, transactions that stay open, TRUNCATE. What Postgres refuses is rolled back.
+that cascade, COPY, keys that change, transactions that stay open, TRUNCATE. A refused transaction is rolled back.
 
-Told over its input: "flood" writes many rows in one transaction and deletes them in another, "large row" writes a row
+Commands on its input: "flood" writes many rows in one transaction and deletes them in another, "large row" writes a row
 of some MB, "long keys" some rows with keys of some KB; it prints the same once it is done. "stop" ends it. It prints
 "started" once it is connected.
 """
@@ -45,7 +45,7 @@ PATIENCE_S = 60.0
 LONGEST_OPEN_S = 3.0
 MOST_PARTS = 300
 FLOOD_ROWS = 6_000
-"""More than a group drains at once."""
+"""Rows of a flood: more than a group drains at once."""
 LARGE_BYTES = (1_000_000, 3_000_000)
 LONG_KEY_BYTES = (2_700, 6_000)
 UNPACKED_KEY_BYTES = 2_650
@@ -84,15 +84,15 @@ class Writer:
             except psycopg.OperationalError:
                 if time.monotonic() > deadline:
                     raise
-                time.sleep(0.1)  # a server that is being restarted tells nobody when it is back
+                time.sleep(0.1)  # no event reports that a restarted server is back
 
     def transaction(self, work: Callable[[], object]) -> bool:
-        """One transaction: whether it was committed, as far as this session knows."""
+        """Run one transaction; return whether it was committed, as far as this session knows."""
         self._steps = []
         if self._conn.closed:
             self._conn = self._connected()
         try:
-            # Begun here, so that what follows in it can be savepoints.
+            # Begun here, so that nested transaction blocks are savepoints.
             level = b"repeatable read" if self.chance.random() < 0.1 else b"read committed"
             self._conn.execute(b"set transaction isolation level " + level)
             try:
@@ -118,12 +118,12 @@ class Writer:
         os.write(self._out, (json.dumps(line) + "\n").encode())
 
     def mark(self) -> str:
-        """A text that nobody else writes."""
+        """A text that no other writer uses."""
         self._number += 1
         return f"w{self._seed:x}.{self._number}"
 
     def write(self, table: str, statement: str, *values: Any) -> int:
-        """A statement with its rows noted; gives their number."""
+        """Run a statement and note its rows; return their number."""
         names = COLUMNS[table]
         returned = ", ".join(f"{side}.{name}" for side in ("old", "new") for name in names)
         rows = self._conn.execute(f"{statement} returning {returned}".encode(), values).fetchall()
@@ -136,14 +136,14 @@ class Writer:
                 self._steps.append([table, (before or after or {})["id"], before, after])
         return len(rows)
 
-    # What is written
+    # Writes
 
     def key(self) -> str:
-        """A row of ``shared``, there or not."""
+        """The key of a row of ``shared``, which may or may not exist."""
         return f"s{self.chance.randrange(SHARED):02}"
 
     def update_shared(self) -> None:
-        """Some columns of some rows."""
+        """Update some columns of some rows."""
         keys = self.chance.sample(range(SHARED), self.chance.choice((1, 1, 1, 3, 12)))
         names = self.chance.sample(COLUMNS["shared"][1:], self.chance.randint(1, 2))
         sets = []
@@ -161,7 +161,7 @@ class Writer:
         )
 
     def put_shared(self) -> None:
-        """Rows anew, or over those that are there."""
+        """Insert rows, or write over existing ones."""
         over = self.chance.choice(("do nothing", "do update set title = excluded.title"))
         self.write(
             "shared",
@@ -171,11 +171,11 @@ class Writer:
         )
 
     def delete_shared(self) -> None:
-        """A row with all that refers to it: parts go by a cascade, which nothing returns."""
+        """Delete a row with all rows that refer to it: a cascade deletes the parts, and no statement returns those."""
         key = self.key()
         self._conn.execute(f"select from {NAME}.shared where id = %s for update".encode(), (key,))
         self.write("strict", f"delete from {NAME}.strict where shared_id = %s", key)
-        # Nobody brings a child while its parent is locked.
+        # No other session can insert a child while its parent is locked.
         names = ", ".join(COLUMNS["parts"])
         children = self._conn.execute(
             f"select {names} from {NAME}.parts where shared_id = %s for update".encode(), (key,)
@@ -185,7 +185,7 @@ class Writer:
             self._steps.append(["parts", child[0], dict(zip(COLUMNS["parts"], child, strict=True)), None])
 
     def write_strict(self) -> None:
-        """A row of it, now and then one that is refused."""
+        """Write a row of ``strict``, now and then one that is refused."""
         what = self.chance.random()
         if what < 0.6:
             code = f"c{self.chance.randrange(CODES):02}" if self.chance.random() < 0.3 else None
@@ -199,7 +199,7 @@ class Writer:
             self.write("strict", f"delete from {NAME}.strict where id in {some}", self.mark())
 
     def write_parts(self) -> None:
-        """Many of them."""
+        """Write many rows of ``parts``."""
         row = self._conn.execute(f"select count(*) from {NAME}.parts".encode()).fetchone()
         what = self.chance.random()
         if row is not None and row[0] > MOST_PARTS:
@@ -220,7 +220,7 @@ class Writer:
             self.write("parts", f"delete from {NAME}.parts where id in {some}", self.mark())
 
     def copy_parts(self) -> None:
-        """By COPY, which returns nothing: what goes in is what is there."""
+        """Copy rows in by COPY, which returns none: the journal notes the rows that were sent."""
         rows = [(self.mark(), self.key(), "copied") for _ in range(self.chance.choice((1, 20)))]
         names = COLUMNS["parts"]
         with (
@@ -232,7 +232,7 @@ class Writer:
         self._steps += [["parts", row[0], None, dict(zip(names, row, strict=True))] for row in rows]
 
     def truncate(self) -> None:
-        """All of a table that nothing refers to."""
+        """Truncate a table to which no other refers."""
         table = self.chance.choice(("strict", "parts"))
         names = COLUMNS[table]
         self._conn.execute(f"lock table {NAME}.{table} in access exclusive mode".encode())
@@ -241,7 +241,7 @@ class Writer:
         self._steps += [[table, row[0], dict(zip(names, row, strict=True)), None] for row in rows]
 
     def write_counted(self) -> None:
-        """Rows of a table whose own code writes: what it counts is noted, too."""
+        """Write rows of a table whose own code writes, and note the counter, too."""
         table, what = self.chance.choice((NUMBERED, CHECKED)), self.chance.random()
         first = self._tally(table)
         some = f"(select id from {NAME}.{table} order by md5(id || %s) limit 3 for update)"
@@ -259,14 +259,14 @@ class Writer:
             self._steps.append([TALLY, table, {"id": table, "n": n}, {"id": table, "n": n + 1}])
 
     def _tally(self, table: str) -> int:
-        """What was counted for a table; from here on nobody else counts."""
+        """The counter of a table, locked so that no other session counts from here on."""
         statement = f"select n from {NAME}.{TALLY} where id = %s for update"
         row = self._conn.execute(statement.encode(), (table,)).fetchone()
         assert row is not None
         return int(row[0])
 
     def several(self) -> None:
-        """Statements one after the other, some of them taken back; now and then all of them."""
+        """Run several statements; roll some of them back, now and then all of them."""
         for _ in range(self.chance.randint(2, 6)):
             noted = len(self._steps)
             try:
@@ -280,7 +280,7 @@ class Writer:
             raise _Enough
 
     def one(self) -> None:
-        """One statement, or what belongs together."""
+        """Run one statement, or several that belong together."""
         works: Sequence[tuple[Callable[[], None], int]] = (
             (self.update_shared, 40),
             (self.put_shared, 12),
@@ -293,13 +293,13 @@ class Writer:
         self.chance.choices([work for work, _ in works], [weight for _, weight in works])[0]()
 
     def held_open(self) -> None:
-        """Something written, and nothing more for a while."""
+        """Write something, and hold the transaction open for a while."""
         self.one()
-        time.sleep(self.chance.uniform(0.3, LONGEST_OPEN_S))  # what is tried: locks that nobody gives back
+        time.sleep(self.chance.uniform(0.3, LONGEST_OPEN_S))  # the fault itself: locks that are held for long
         self.one()
 
     def flood(self) -> None:
-        """Many rows in one transaction, and away with them in the next."""
+        """Write many rows in one transaction, and delete them in the next."""
         mark = self.mark()
         statement = (
             f"insert into {NAME}.parts select %s || '.' || g, k.id, null from generate_series(1, {FLOOD_ROWS}) g,"
@@ -308,17 +308,17 @@ class Writer:
         self.transaction(lambda: self.write("parts", f"delete from {NAME}.parts where id like %s", f"{mark}.%"))
 
     def large_row(self) -> None:
-        """One row that is larger than a page of the log."""
+        """Write one row that is larger than a page of the log."""
         mark = self.mark()
         body = mark * (self.chance.randint(*LARGE_BYTES) // len(mark))
         statement = f"insert into {NAME}.parts select %s, k.id, %s from {A_ROW}"
         self._surely(lambda: self.write("parts", statement, mark, body))
 
     def long_keys(self) -> None:
-        """Keys that have no room in an index of the server's own tables: as text, or at all."""
+        """Write keys that are too long for an index of the server's own tables: as text, or in any form."""
         mark = self.mark()
         keys = [f"{mark}.{'é€' * (self.chance.randint(*LONG_KEY_BYTES) // 5)}" for _ in range(2)]
-        # It can't be packed, and the table's own index just takes it.
+        # It can't be compressed, and just fits into the table's own index.
         keys.append(f"{mark}.{self.chance.randbytes(1_325).hex()}"[:UNPACKED_KEY_BYTES])
         statement = f"insert into {NAME}.parts select u.key, k.id, 'long' from unnest(%s::text[]) u (key), {A_ROW}"
         self._surely(lambda: self.write("parts", statement, keys))
@@ -330,7 +330,7 @@ class Writer:
         raise AssertionError(f"no transaction in {TRIES} was committed")
 
     def next(self) -> None:
-        """The next transaction."""
+        """Run the next transaction."""
         what = self.chance.random()
         if what < 0.6:
             self.transaction(self.one)
