@@ -252,7 +252,7 @@ def test_ports_and_postgres_are_those_asked_for(tmp_path: Path, database_url: st
         assert describe(up.endpoints) is grpc.StatusCode.NOT_FOUND
         refused = run("up", "--data-dir", str(tmp_path / "other"), "--port-base", str(base))
         assert refused.returncode == 1
-        assert f"in use by somebody else: port {base} (ingest)" in refused.stderr
+        assert f"in use by another process: port {base} (ingest)" in refused.stderr
 
 
 def test_a_postgres_that_is_not_there_is_told_in_a_line(tmp_path: Path) -> None:
