@@ -98,7 +98,7 @@ def _reachable_copy(site_packages: Path, files: list[importlib.metadata.PackageP
 
 
 def _copy_for_everybody(source: Path, target: Path) -> None:
-    """Copy one file with modes that don't depend on the umask of whoever installed the wheel."""
+    """Copy one file with modes that don't depend on the umask under which the wheel was installed."""
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, target)
     target.chmod(0o755 if source.stat().st_mode & stat.S_IXUSR else 0o644)

@@ -2,12 +2,12 @@
 
 A folder given to EmbeddedPostgres holds
 
-    cluster/      Postgres's data, owned by whoever runs Postgres, mode 0700; its log is cluster/log
+    cluster/      Postgres's data, owned by the user that runs Postgres, mode 0700; its log is cluster/log
     password      the superuser's password (random, mode 0600)
     owner.lock    locked for as long as some process owns the server; the kernel frees it if that is killed
     startup.log   what Postgres said before its log was open, of the last start
 
-Whoever holds `owner.lock` is the owner. It starts the server as its child, and the server ends with it,
+The process that holds `owner.lock` is the owner. It starts the server as its child, and the server ends with it,
 also by SIGKILL (on Linux). Left-over processes are ended at the next start before a new server runs, and
 Postgres's own recovery does the rest. `cluster` appears by a rename once initdb has succeeded, so a folder
 with a `cluster` always has a usable one.
@@ -82,8 +82,8 @@ SETTINGS: Mapping[str, str] = {
 }
 
 UNSYNCED: Mapping[str, str] = MappingProxyType({"fsync": "off"})
-"""More settings, of a server whose data nobody needs once the machine is off. However the server itself ends, it loses
-nothing by them; where a disk is slow, or shared, it is several times as fast."""
+"""Further settings, for a server whose data is not needed once the machine is off. They lose nothing when the server
+itself ends, in any way; where a disk is slow, or shared, the server is several times as fast."""
 
 _log = structlog.get_logger(__name__)
 

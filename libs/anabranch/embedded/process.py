@@ -46,7 +46,7 @@ STAY = Account(-1, -1)
 def account_for(cluster: Path) -> Account:
     """The user that runs the cluster: its owner if it exists, else an unprivileged user for root, else the caller's.
 
-    Raises PostgresUnavailableError when nobody can run it from here.
+    Raises PostgresUnavailableError when no user can run it from here.
     """
     us = os.geteuid()
     owner = cluster.stat().st_uid if cluster.exists() else None

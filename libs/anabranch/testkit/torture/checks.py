@@ -173,8 +173,7 @@ def promise(check: Callable[[], int], what: str) -> Check:
 
 
 def promises(found: Found) -> dict[str, Check]:
-    """The checks, by the promise that they look at. Each raises AssertionError, or returns its result, in words and as
-    counts."""
+    """The checks by promise. Each raises AssertionError, or returns its result, in words and as counts."""
     conn, server, recorded, loose = found.conn, found.server, found.recorded, found.drawn.computed
     return {
         "1 durable": promise(
