@@ -184,7 +184,7 @@ def torture(folder: Path, seconds: float, seed: int, say: Callable[[str], None],
             faults.update(havoc.lake.done)
         for proxy in proxies:
             faults.update(proxy.counts)
-        # No device is copied here: late calls can make a node take a new id, so it is reported beside the faults.
+        # No device is copied here: late calls can make a node take a new id, which is counted among the faults.
         faults["new node id taken"] = sum(len(proxy.nodes) - 1 for proxy in proxies)
         made = sum(len(r.made) for r in recorded)
         wanted = WANTED | lake.WANTED if with_lake else WANTED
