@@ -195,6 +195,7 @@ class SyncLoop:
                 self._file.listeners.publish(State("wrong_principal", str(error)))
                 self._stopped.set()
                 self._wake.set()
+                self._end_waits()
                 self._reader.cancel()
             except Exception:
                 if not self._stopped.is_set():
@@ -277,6 +278,9 @@ class SyncLoop:
 
     def _send_once(self) -> None:
         self._wake.clear()
+        if self._stopped.is_set():
+            # Set before its wake, which may have been the one just cleared.
+            return
         if not self._sender.has_work():
             if "send" in self._trouble and not statements.has_unsent(self._file.reader()):
                 # Batches that could not be sent have ended otherwise.

@@ -14,6 +14,7 @@ import grpc
 import pytest
 
 from anabranch.client import CallFailed, RemoteDb, State, SyncedDb, sync
+from anabranch.client.errors import WrongPrincipal
 from anabranch.client.file.device_file import DeviceFile
 from anabranch.client.file.lease import Lease
 from anabranch.client.queue import statements
@@ -135,6 +136,61 @@ def test_a_subscription_that_falls_at_once_is_no_success(loop: Loop, reader: Fol
     loop.start()
     ended(loop)
     assert max(loop.pauses) > 5
+
+
+def test_a_stop_between_the_look_at_it_and_the_clearing_of_the_wake_is_seen(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sender clears what wakes it, then waits: a stop that came just before must not be cleared with it."""
+    wake = threading.Event()
+
+    class StoppedBeforeClear:
+        """The sender's wake, with a stop at the one moment when it can be lost."""
+
+        def clear(self) -> None:
+            loop._stopped.set()
+            wake.set()
+            wake.clear()
+
+        set, wait = wake.set, wake.wait
+
+    monkeypatch.setattr(loop, "_wake", StoppedBeforeClear())
+    sending = threading.Thread(target=loop._send, daemon=True)
+    sending.start()
+    sending.join(WAIT_S)
+    ended_in_time = not sending.is_alive()
+    wake.set()
+    assert ended_in_time
+
+
+def test_a_file_of_another_principal_ends_the_wait_of_the_other_half(
+    device: SyncedDb, reader: Follows, sender: Sends, tmp_path: Path
+) -> None:
+    """Such a file stops both halves at once: the other one may be in a backoff of a minute."""
+    reader.fails = CallFailed("UNAVAILABLE", "", "away", again=True)
+    paused = threading.Event()
+
+    class PausesForAMinute(SyncLoop):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+
+        def _pause(self, seconds: float) -> None:
+            paused.set()
+            super()._pause(60.0)
+
+    plain = PausesForAMinute(device._file, sender, reader, Lease(tmp_path / "plain"))
+    plain.start()
+    assert paused.wait(WAIT_S)
+
+    def other_principal(timeout_s: float) -> bool:
+        raise WrongPrincipal("the file is another's")
+
+    sender.flush = other_principal  # type: ignore[method-assign]
+    device.table("todo").update({"id": "k0", "n": 1})
+    plain._wake.set()
+    for thread in tuple(plain._threads):
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
 
 
 def test_what_the_log_passed_unseen_is_sent_again_without_a_further_write(
