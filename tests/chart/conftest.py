@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
+from tests.tools import load_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm" / "anabranch"
@@ -19,16 +18,6 @@ TOPOLOGIES = CHART / "tests"
 KUBERNETES = "1.34.0"
 
 Objects = list[dict[str, Any]]
-
-
-def load_tool(name: str) -> ModuleType:
-    """A module of `tools/`, which is no package."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class Helm:

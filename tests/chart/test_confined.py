@@ -19,8 +19,9 @@ import grpc
 import psycopg
 import pytest
 
+from anabranch.ports import free_port
 from anabranch.runtime.children import Child, Program
-from anabranch.runtime.fleet import SERVICES, free_port
+from anabranch.runtime.fleet import SERVICES
 from anabranch.runtime.health import PROBE_OPTIONS, becomes_ready
 from anabranch.store.nodes import api_keys
 from anabranch.store.session.engine import connect

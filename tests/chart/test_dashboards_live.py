@@ -17,16 +17,17 @@ from typing import Any
 import psycopg
 import pytest
 import yaml
+from tests.tools import load_tool
 
 from anabranch.client import SyncedDb
-from anabranch.runtime.fleet import free_port
+from anabranch.ports import free_port
 from anabranch.store.catalog.registration import add_table, create_database
 from anabranch.store.session.engine import connect
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.remote import remote_of
 from anabranch.testkit.stack import Stack
 
-from .conftest import CHART, load_tool
+from .conftest import CHART
 
 DATABASE = "watched"
 INTERVAL = "1s"

@@ -11,11 +11,12 @@ from typing import Any
 import psycopg.conninfo
 import pytest
 import yaml
+from tests.tools import load_tool
 
 from anabranch.runtime.config import ServiceSettings, load_settings
 
 from .cluster import cluster
-from .conftest import CHART, Helm, Objects, load_tool, of_kind, pod_specs, topologies, topology
+from .conftest import CHART, Helm, Objects, of_kind, pod_specs, topologies, topology
 
 NASTY = "p@:/#?%[]&$() 'x\" \\ $(HOME) $$ {{ .Values }} ü"
 

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from anabranch.runtime.fleet import free_port
+from anabranch.ports import free_port
 
 from . import certificates
 from .api import Api, Refused

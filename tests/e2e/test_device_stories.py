@@ -14,6 +14,7 @@ import pytest
 from anabranch.client import CallFailed, Change, RowExists, RowMissing, State
 from anabranch.testkit.stack import Stack
 from anabranch.testkit.story import Teller, new_id
+from anabranch.testkit.waiting import until
 
 LISTS = {
     "list": "id text primary key, name text",
@@ -199,10 +200,7 @@ def test_stopping_does_not_wait_for_a_verdict_that_does_not_come(story: Teller, 
     stack.kill("conflict-resolver")
     waits = "select count(*) from anabranch.inbox where database_id = %s"
     a.insert("todo", {"id": x, "title": "milk"})
-    deadline = time.monotonic() + DEADLINE_S
-    while told.sql(waits, [told.database.id]) != [(1,)]:
-        assert time.monotonic() < deadline, "the batch is not sent"
-        time.sleep(0.01)
+    until(lambda: told.sql(waits, [told.database.id]) == [(1,)], DEADLINE_S, "the batch is not sent")
     began = time.monotonic()
     a.db.stop()
     assert time.monotonic() - began < 5

@@ -22,7 +22,8 @@ import psutil
 import pytest
 
 from anabranch.cli.up import PORT_NAMES
-from anabranch.runtime.fleet import SERVICES, free_port, is_free
+from anabranch.ports import free_port, is_free
+from anabranch.runtime.fleet import SERVICES
 from anabranch.runtime.health import probe
 from anabranch.testkit.echo import bearer
 from anabranch.v1 import snapshot_pb2, snapshot_pb2_grpc

@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from anabranch.testkit.ingest_rig import FailedCallError
 from anabranch.testkit.log_writer import LogWriter
 from anabranch.testkit.snapshot_reader import Reader, whole_groups
 from anabranch.testkit.snapshot_rig import SnapshotRig
+from anabranch.testkit.waiting import until
 
 pytestmark = pytest.mark.timeout(300)
 _PATIENCE_S = 30.0
@@ -54,13 +54,6 @@ def make_standby(primary: EmbeddedPostgres, url: str, folder: Path) -> EmbeddedP
     signal.touch()
     os.chown(signal, owner.st_uid, owner.st_gid)
     return EmbeddedPostgres(folder)
-
-
-def wait_for(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -138,7 +131,7 @@ def test_promise_9_a_standby_that_lags_behind_a_rewound_primary_moves_nothing(
 
         first, _ = epochs()
         at_primary = rig.reader("app")
-        wait_for(caught_up)
+        until(caught_up)
         assert other.execute("select pg_is_in_recovery()").fetchone() == (True,)
         other.execute("select pg_wal_replay_pause()")
         at_standby = Reader(lagging.addresses[0], at_primary.key, "app", node=at_primary.node)
@@ -163,9 +156,9 @@ def test_promise_9_a_standby_that_lags_behind_a_rewound_primary_moves_nothing(
         at_standby.seen = None
         assert [group.position for group in whole_groups(at_standby.pages())][-1:] != [position]
         other.execute("select pg_wal_replay_resume()")
-        wait_for(caught_up)
+        until(caught_up)
         at_standby.seen = at_primary.seen
-        wait_for(lambda: at_standby.get().state.settled == at_primary.seen)
+        until(lambda: at_standby.get().state.settled == at_primary.seen)
         assert [group.position for group in whole_groups(at_standby.pages())][-1:] == [position]
         assert epochs() == (second, 1)
         for reader in (at_primary, at_standby):

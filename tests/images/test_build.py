@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import shutil
 import subprocess
 from types import ModuleType
 
 import pytest
+from tests.tools import load_tool
 
 from .containers import COMMAND_S, DOCKER, ROOT, docker
 
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("images", ROOT / "tools" / "images.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_tool("images")
 
 
 def test_settings_that_mean_the_same_inside_are_given(tool: ModuleType) -> None:

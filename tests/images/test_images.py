@@ -18,7 +18,8 @@ import grpc
 import psycopg
 import pytest
 
-from anabranch.runtime.fleet import SERVICES, free_port
+from anabranch.ports import free_port
+from anabranch.runtime.fleet import SERVICES
 from anabranch.runtime.health import PROBE_OPTIONS, becomes_ready
 from anabranch.testkit.databases import TestDatabases
 from anabranch.v1 import verdict_pb2

@@ -21,8 +21,9 @@ import pytest
 
 from anabranch.embedded import binaries
 from anabranch.embedded.binaries import find_binaries
-from anabranch.embedded.postgres import EmbeddedPostgres, PostgresUnavailableError, free_port
+from anabranch.embedded.postgres import EmbeddedPostgres, PostgresUnavailableError
 from anabranch.embedded.process import account_for, data_argument, environment, recorded_pid
+from anabranch.ports import free_port
 from anabranch.store import migrate
 from anabranch.testkit.databases import TestDatabases, create_database
 

@@ -3,17 +3,15 @@ form."""
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
-import sys
 from collections import Counter
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from tests.tools import load_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {"ARCHITECTURE.md": (150, 110), "README.md": (130, None)}
@@ -123,16 +121,6 @@ def exists(name: str) -> bool:
     return False
 
 
-def decisions_tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("decisions_tool", ROOT / "tools" / "decisions.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("path", DOCUMENTS, ids=str)
 def test_every_link_leads_somewhere(path: Path) -> None:
     assert [why for link in links(path) if (why := dead(path, link))] == []
@@ -164,7 +152,7 @@ def test_every_page_of_the_documents_is_linked_from_another() -> None:
 
 
 def test_decisions_keep_to_their_form_and_stand_in_the_index() -> None:
-    tool = decisions_tool()
+    tool = load_tool("decisions")
     decisions = tool.all_decisions()
     assert [one.number for one in decisions] == list(range(1, len(decisions) + 1))
     for one in decisions:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 import zipfile
@@ -10,17 +9,14 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.tools import load_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
 def setup(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("setup_venv", ROOT / "tools" / "setup_venv.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_tool("setup_venv")
     monkeypatch.setattr(module, "PYTHON", sys.executable)
     # pip alone takes longer to begin.
     monkeypatch.setattr(module, "INTERVAL_S", 0.02)

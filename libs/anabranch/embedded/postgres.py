@@ -20,7 +20,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -43,11 +42,11 @@ from anabranch.embedded.process import (
     end_orphans,
     environment,
 )
+from anabranch.ports import HOST, free_port, is_free
 
-__all__ = ["EmbeddedPostgres", "PostgresUnavailableError", "free_port"]
+__all__ = ["EmbeddedPostgres", "PostgresUnavailableError"]
 
 SUPERUSER = "postgres"
-HOST = "127.0.0.1"
 PORT_ATTEMPTS = 5
 READY_POLL_S = 0.01
 KILL_S = 10.0
@@ -276,7 +275,7 @@ class EmbeddedPostgres:
             if self._wait_until_ready(self._process, deadline):
                 self._port = port
                 return
-            taken = not _is_free(port)
+            taken = not is_free(port)
             if self._fixed_port is None and taken and attempt < PORT_ATTEMPTS:
                 self._port = None
                 continue
@@ -300,20 +299,3 @@ class EmbeddedPostgres:
         logs = sorted((self._cluster / "log").glob("*.log"), key=lambda path: path.stat().st_mtime)
         ends = [path.read_bytes()[-LOG_TAIL_BYTES:] for path in (self.data_dir / "startup.log", *logs[-1:])]
         return b"".join(ends).decode(errors="replace")
-
-
-def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on now; another process may take it first."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-        return True

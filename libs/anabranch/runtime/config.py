@@ -85,7 +85,7 @@ class ServiceSettings(BaseSettings):
     jwt_jwks_file: Path | None = None
     """File with the JSON Web Key Set of ES256 and RS256 tokens."""
     jwt_jwks_url: str | None = None
-    """The same, from a URL."""
+    """URL of the JSON Web Key Set of ES256 and RS256 tokens."""
     jwt_issuer: str | None = None
     """The ``iss`` that tokens must have. None: not looked at."""
     jwt_audience: str | None = None

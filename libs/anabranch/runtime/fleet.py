@@ -6,17 +6,15 @@ Each service has an address of its own on loopback, one for its metrics, and a l
 from __future__ import annotations
 
 import os
-import random
-import socket
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import grpc
 
 from anabranch.errors import ServerError
+from anabranch.ports import HOST, free_port
 from anabranch.runtime.children import Child, Program
 from anabranch.runtime.health import PROBE_OPTIONS, becomes_ready
 
@@ -28,9 +26,6 @@ SERVICES: Mapping[str, str] = {
 }
 """Name of a service to the module that runs it."""
 
-HOST = "127.0.0.1"
-PORTS = range(20_000, 32_000)
-RESERVED = 256
 READY_TIMEOUT_S = 30.0
 STOP_PATIENCE_S = 15.0
 
@@ -129,41 +124,3 @@ class Fleet:
 def _inherited() -> dict[str, str]:
     """Return our environment without the variables that make services speak TLS: loopback does not need it."""
     return {name: value for name, value in os.environ.items() if not name.startswith("ANABRANCH_TLS_")}
-
-
-_reserved: deque[socket.socket] = deque()
-
-
-def free_port() -> int:
-    """A port of this machine that no one else uses, also not between now and when a service listens on it, or while one
-    is dead and about to be started again on it.
-
-    This process keeps it: by a socket that is bound and does not listen, so that another ``free_port``, in whatever
-    process, does not get it, while a server, which sets SO_REUSEADDR, may listen. Ports are below the range from which
-    the kernel gives them to connections. Kept are the last ``RESERVED``. Raises FleetError where none is free.
-    """
-    for port in random.sample(PORTS, 100):
-        own = socket.socket()
-        try:
-            own.bind((HOST, port))
-        except OSError:
-            own.close()
-            continue
-        # Only now: with it, the bind above would pass beside another reservation.
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        _reserved.append(own)
-        while len(_reserved) > RESERVED:
-            _reserved.popleft().close()
-        return port
-    raise FleetError(f"no free port between {PORTS.start} and {PORTS.stop}")
-
-
-def is_free(port: int) -> bool:
-    """Whether a server could listen on the port now."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-        return True

@@ -217,7 +217,7 @@ OutcomeName: TypeAlias = Literal["APPLIED", "MERGED", "OVERWROTE", "SUPERSEDED",
 
 
 class DeadSpec(_Strict):
-    """A dead letter; only what is given is compared."""
+    """A dead letter that a story expects; a field that the story leaves out is not compared."""
 
     reason: str | None = None
     table: str | None = None
@@ -231,7 +231,7 @@ class DeadSpec(_Strict):
 
 
 class ConflictSpec(_Strict):
-    """A value that lost; only what is given is compared."""
+    """A losing value that a story expects; a field that the story leaves out is not compared."""
 
     table: str | None = None
     key: Any = None

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import grpc
 
+from anabranch.ports import free_port
 from anabranch.runtime.children import Child, Program
 from anabranch.runtime.errors import error_info
-from anabranch.runtime.fleet import free_port
 from anabranch.runtime.health import PROBE_OPTIONS, becomes_ready
 from anabranch.store.nodes import api_keys
 from anabranch.store.session.engine import connect

@@ -17,6 +17,7 @@ from anabranch.store.catalog import databases, registration
 from anabranch.store.catalog.sums import scan_sum
 from anabranch.store.session.channels import INBOX_CHANNEL
 from anabranch.store.session.engine import Session, connect
+from anabranch.testkit.waiting import until
 from anabranch.v1 import batch_pb2, errors_pb2, value_pb2, verdict_pb2
 from anabranch.values import Table
 from anabranch.values.messages import column_writer
@@ -162,6 +163,10 @@ class ResolverRig:
                 "select batch_id from anabranch.inbox where database_id = %s order by 1", [self.database.id]
             )
         ]
+
+    def until_left(self, left: int = 0, timeout_s: float = 30.0) -> None:
+        """Wait until no more than ``left`` batches are in the inbox."""
+        until(lambda: len(self.waiting()) <= left, timeout_s, lambda: f"{len(self.waiting())} batches are left")
 
     def losers(self) -> list[tuple[str, str, str, Any]]:
         """Table, key, column and value of every conflict."""

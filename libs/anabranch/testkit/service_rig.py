@@ -12,8 +12,8 @@ from typing import Self
 
 import grpc
 
+from anabranch.ports import free_port
 from anabranch.runtime.children import Child, Program
-from anabranch.runtime.fleet import free_port
 from anabranch.runtime.health import PROBE_OPTIONS, becomes_ready
 
 STOP_PATIENCE_S = 15.0

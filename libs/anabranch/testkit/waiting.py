@@ -13,10 +13,12 @@ _LOOK_S = 0.01
 def until(
     condition: Callable[[], bool],
     timeout_s: float = 30.0,
-    why: str = "the condition did not hold in time",
+    why: str | Callable[[], str] = "the condition did not hold in time",
     beside: Future[Any] | None = None,
 ) -> None:
     """Wait until ``condition`` holds, while ``beside`` runs: once that has ended, the condition can't come true.
+
+    ``why`` is the failure's message, or makes it from the state at the end.
 
     Raises:
         AssertionError: it does not hold in time, or ``beside`` has ended without it; its failure is the cause.
@@ -30,6 +32,10 @@ def until(
         if beside is not None and ended:
             error = beside.exception()
             came_to = f"failed: {error!r}" if error is not None else f"given {beside.result()!r}"
-            raise AssertionError(f"{why}; the work beside has ended already, and has {came_to}") from error
-        assert time.monotonic() < deadline, why
+            raise AssertionError(f"{_text(why)}; the work beside has ended already, and has {came_to}") from error
+        assert time.monotonic() < deadline, _text(why)
         time.sleep(_LOOK_S)
+
+
+def _text(why: str | Callable[[], str]) -> str:
+    return why if isinstance(why, str) else why()

@@ -31,7 +31,6 @@ from anabranch.values.decimals import COLLATION
 from anabranch.values.kinds import TEXT_KINDS, ByKind, Kind
 from anabranch.values.table import Column, Table
 
-Stored = None | int | float | str | bytes
 Convert = Callable[[Any], Any]
 StoredRow = Sequence[Any]
 

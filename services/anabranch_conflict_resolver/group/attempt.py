@@ -21,7 +21,7 @@ from anabranch_conflict_resolver.blame.alone import alone, nothing
 from anabranch_conflict_resolver.blame.bisect import bisect
 from anabranch_conflict_resolver.blame.evidence import LOCK_NOT_AVAILABLE
 from anabranch_conflict_resolver.blame.rejections import any_failed, fault_of
-from anabranch_conflict_resolver.blame.suspects import is_as_sure, stages, suspects_of
+from anabranch_conflict_resolver.blame.suspects import Suspects, is_as_sure, stages, suspects_of
 from anabranch_conflict_resolver.captured.drain import drain
 from anabranch_conflict_resolver.group.context import Context, Progress
 from anabranch_conflict_resolver.group.cuts import before_touched_again, in_order, in_waves
@@ -131,13 +131,12 @@ def _set_apart(
                 return written
             results += written
             continue
-        for one in part:
-            result = alone(context, progress, one, blame_keys=blame_keys, suspects=suspects)
-            if isinstance(result, Setback):
-                return result
-            if not is_as_sure(suspects, result):
-                return Setback(Why.MISJUDGED)
-            results.append(result)
+        refused = _each_alone(context, progress, part, suspects, blame_keys=blame_keys)
+        if isinstance(refused, Setback):
+            return refused
+        if not all(is_as_sure(suspects, result) for result in refused):
+            return Setback(Why.MISJUDGED)
+        results += refused
     judge(context.conn)
     return results
 
@@ -169,11 +168,23 @@ def _one_by_one(
                 return decided
             results += decided
             continue
-        for one in part:
-            result = alone(context, progress, one, blame_keys=blame_keys, suspects=found)
-            if isinstance(result, Setback):
-                return result
-            results.append(result)
+        refused = _each_alone(context, progress, part, found, blame_keys=blame_keys)
+        if isinstance(refused, Setback):
+            return refused
+        results += refused
+    return results
+
+
+def _each_alone(
+    context: Context, progress: Progress, candidates: Sequence[Candidate], suspects: Suspects, *, blame_keys: bool
+) -> list[Result] | Setback:
+    """Try the candidates one after the other, until one is set back."""
+    results: list[Result] = []
+    for one in candidates:
+        result = alone(context, progress, one, blame_keys=blame_keys, suspects=suspects)
+        if isinstance(result, Setback):
+            return result
+        results.append(result)
     return results
 
 

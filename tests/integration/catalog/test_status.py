@@ -22,7 +22,7 @@ from anabranch.cli.app import app
 from anabranch.cli.lines import show
 from anabranch.cli.status import read, shown
 from anabranch.embedded.postgres import EmbeddedPostgres
-from anabranch.runtime.fleet import free_port
+from anabranch.ports import free_port
 from anabranch.store import migrate
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.catalog.out_of_sync import capture_off

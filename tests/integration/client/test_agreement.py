@@ -6,8 +6,6 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-import time
-from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -19,6 +17,7 @@ from anabranch.client import CallFailed, Change, Repaired, State, SyncedDb
 from anabranch.testkit.damage import BitFlip
 from anabranch.testkit.exposition import shown
 from anabranch.testkit.unseen import write_unseen
+from anabranch.testkit.waiting import until
 from anabranch.v1 import snapshot_pb2
 
 ITEMS = {
@@ -31,13 +30,6 @@ FILL = (
     "case when i % 50 = 0 then 'NaN' else i * 0.5 end, decode(lpad(to_hex(i), 8, '0'), 'hex'), "
     f"jsonb_build_object('n', i) from generate_series(1, {COUNT}) i"
 )
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come in time"
-        time.sleep(0.01)
 
 
 def rows(device: SyncedDb) -> list[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,20 +11,13 @@ import pytest
 from anabranch.client import Change, ConflictEvent, RowMissing, State, SyncedDb, SyncedElsewhere
 from anabranch.store.catalog import registration
 from anabranch.store.session.engine import connect
+from anabranch.testkit.waiting import until
 
 TODO = {"todo": "id text primary key, title text, done boolean"}
 
 
 def rows(device: SyncedDb, table: str = "todo") -> list[tuple[Any, ...]]:
     return device.execute(f'SELECT * FROM "{table}" ORDER BY 1').fetchall()
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 15.0) -> None:
-    """Wait for what another thread brings about."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come in time"
-        time.sleep(0.01)
 
 
 def sync_all(*devices: SyncedDb) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -11,16 +10,10 @@ import pytest
 
 from anabranch.client import CallFailed, RemoteDb, State, WrongPrincipal
 from anabranch.testkit.remote import remote_of
+from anabranch.testkit.waiting import until
 from anabranch.v1 import ingest_pb2, snapshot_pb2
 
 TODO = {"todo": "id text primary key, title text"}
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come in time"
-        time.sleep(0.01)
 
 
 class LosesAnswers(grpc.UnaryUnaryClientInterceptor):

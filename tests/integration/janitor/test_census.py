@@ -11,9 +11,9 @@ from tests.integration.janitor.conftest import DAY_MS, Ground, make_database
 from tests.integration.janitor.test_process import Rig
 
 from anabranch.clock import Clock
+from anabranch.ports import free_port
 from anabranch.runtime import metrics
 from anabranch.runtime.config import load_settings
-from anabranch.runtime.fleet import free_port
 from anabranch.store.capture.backlog import CapturedBacklog, Moments
 from anabranch.store.catalog.census import SEEN, WaitingBatches
 from anabranch.store.catalog.out_of_sync import capture_off

@@ -15,6 +15,7 @@ from tests.integration.janitor.test_process import Rig
 
 from anabranch import faults
 from anabranch.testkit.log_writer import LogWriter
+from anabranch.testkit.waiting import until
 
 ROWS = 40_000
 KILLS = 3
@@ -79,10 +80,7 @@ def test_each_life_gets_further_with_statements_that_run_out_of_time_and_writers
         return ground.number(LEFT, ground.id, last)
 
     def wait_for_none() -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while left():
-            assert time.monotonic() < deadline, rig.child.log_tail()
-            time.sleep(0.05)
+        until(lambda: not left(), PATIENCE_S, rig.child.log_tail)
 
     with ThreadPoolExecutor(1) as writers, ending(over, rig):
         beside = writers.submit(write)

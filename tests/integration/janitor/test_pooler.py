@@ -16,7 +16,7 @@ import pytest
 from tests.integration.janitor.conftest import Ground
 from tests.integration.janitor.test_process import Rig
 
-from anabranch.runtime.fleet import free_port
+from anabranch.ports import free_port
 from anabranch.store.retention import floor
 
 PATIENCE_S = 90.0

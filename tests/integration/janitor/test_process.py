@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from anabranch import clock, faults
 from anabranch.cli.app import app
+from anabranch.ports import free_port
 from anabranch.runtime.children import Child, Program
-from anabranch.runtime.fleet import free_port
 from anabranch.runtime.health import PROBE_OPTIONS, becomes_ready
 from anabranch.store.nodes import api_keys
 from anabranch.v1 import retention_pb2, retention_pb2_grpc

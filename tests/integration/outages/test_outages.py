@@ -20,7 +20,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from anabranch.embedded.postgres import HOST, UNSYNCED, EmbeddedPostgres
+from anabranch.embedded.postgres import UNSYNCED, EmbeddedPostgres
+from anabranch.ports import HOST
 from anabranch.runtime.fleet import SERVICES
 from anabranch.runtime.health import probe
 from anabranch.store import migrate
@@ -29,6 +30,7 @@ from anabranch.store.session.engine import connect
 from anabranch.testkit.callers import KINDS, Callers
 from anabranch.testkit.gate import Gate
 from anabranch.testkit.stack import Stack
+from anabranch.testkit.waiting import until
 
 pytestmark = [pytest.mark.xdist_group("outages"), pytest.mark.timeout(600)]
 
@@ -178,10 +180,8 @@ SPANS = [1, pytest.param(10, marks=pytest.mark.long), pytest.param(120, marks=py
 def everything_works_after(place: Place, back: float) -> None:
     """All services are ready, and calls that are made from ``back`` on come through, both soon."""
     within = place.callers.first_after(back, PATIENCE_S)
-    deadline = time.monotonic() + PATIENCE_S
-    while (said := states(place.stack)) != dict.fromkeys(SERVICES, "SERVING"):
-        assert time.monotonic() < deadline, said
-        time.sleep(0.05)
+    serving = dict.fromkeys(SERVICES, "SERVING")
+    until(lambda: states(place.stack) == serving, PATIENCE_S, lambda: str(states(place.stack)))
     ready_s = time.monotonic() - back
     assert set(within) == set(KINDS)
     assert max(within.values()) < BACK_S + BUSY_S, within

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from tests.integration.resolver.calls import Service, decided
 from anabranch.runtime.errors import error_info
 from anabranch.store.session.channels import CLAIM_LOCK_CLASS
 from anabranch.testkit.resolver_rig import Made, ResolverRig
+from anabranch.testkit.waiting import until
 from anabranch.v1 import batch_pb2, errors_pb2, verdict_pb2
 from anabranch.wire.envelopes import receive
 
@@ -181,10 +181,7 @@ def test_explain_of_a_batch_that_waits_already(service: Service, rig: ResolverRi
     answer = service.explain(a, made)
     assert (answer.verdict.status, answer.verdict.batch_id) == (PENDING, made.id)
     assert answer.waits_for in (missing, "its turn"), "whether the resolver has looked at it yet"
-    end = time.monotonic() + 20
-    while service.explain(a, made).waits_for != missing:
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    until(lambda: service.explain(a, made).waits_for == missing, 20)
     other = b.make(("insert", "todo", [MILK]), batch_id=made.id)
     for node, bytes_ in ((b, other), (b, made), (a, _spoiled(made, lambda x: setattr(x, "schema_version", 9)))):
         assert service.explain(node, bytes_).verdict.reason == errors_pb2.REASON_ID_REUSED

@@ -11,6 +11,7 @@ import pytest
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.catalog.drift import drift, stopped_tables
 from anabranch.testkit.resolver_rig import ResolverRig
+from anabranch.testkit.waiting import until
 from anabranch_conflict_resolver.blame.evidence import FAILURES_AT_MOST
 from anabranch_conflict_resolver.captured import limits
 from anabranch_conflict_resolver.captured.server_batches import ServerBatch
@@ -32,12 +33,13 @@ def rig(make_rig: Any) -> ResolverRig:
     return made
 
 
-def until(rig: ResolverRig, what: str = "select not exists (select from anabranch.captured)") -> None:
+def drained(rig: ResolverRig, what: str = "select not exists (select from anabranch.captured)") -> None:
     """Wait until the query says so, and no batch waits."""
-    end = time.monotonic() + 60
-    while rig.waiting() or not rig.sql(what)[0][0]:
-        assert time.monotonic() < end, f"{rig.waiting()}, {rig.sql('select * from anabranch.captured')}"
-        rig.sql("select pg_sleep(0.02)")
+    until(
+        lambda: not rig.waiting() and rig.sql(what)[0][0],
+        60,
+        lambda: f"{rig.waiting()}, {rig.sql('select * from anabranch.captured')}",
+    )
 
 
 def set_aside(rig: ResolverRig) -> list[str]:
@@ -60,7 +62,7 @@ def test_a_table_whose_changes_are_refused_is_set_aside_and_nobody_waits_for_it(
     rig.sql("insert into app.good values ('behind', 1)")
     batch = a.insert("good", {"id": "device", "n": 1})
     worker_of(rig)
-    until(rig)
+    drained(rig)
     assert rig.outcome(batch) == ["APPLIED"]
     keys = [key for (key,) in rig.sql("select key from anabranch.log order by key")]
     assert keys == ["before", "behind", "beside", "device"]
@@ -89,7 +91,7 @@ def test_trouble_that_is_nobodys_sets_no_table_aside_and_blames_no_batch(
     assert rig.outcome(batch) == "PENDING"
     assert set_aside(rig) == []
     rig.sql("drop function app.refuse() cascade")
-    until(rig)
+    drained(rig)
     rig.check()
     assert rig.outcome(batch) == ["APPLIED"]
     assert rig.sql("select key from anabranch.log order by key") == [("1",), ("device",)]
@@ -107,7 +109,7 @@ def test_a_bad_batch_beside_captured_changes_is_still_found(rig: ResolverRig, wo
     bad = a.insert("good", {"id": "bad", "n": 1})
     good = b.insert("good", {"id": "device", "n": 1})
     worker_of(rig)
-    until(rig)
+    drained(rig)
     rig.check()
     assert rig.outcome(bad) == "DATABASE_FAILURE"
     assert rig.outcome(good) == ["APPLIED"]
@@ -134,6 +136,6 @@ def test_changes_that_this_program_stumbles_over_set_their_table_aside(
     )
     rig.sql("insert into app.good values ('behind', 1)")
     worker_of(rig)
-    until(rig)
+    drained(rig)
     assert set_aside(rig) == ["bad"]
     assert rig.sql("select count(*) from anabranch.log") == [(52,)]

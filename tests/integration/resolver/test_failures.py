@@ -16,6 +16,7 @@ from anabranch.store.group.waves import DatabaseError
 from anabranch.store.inbox import take
 from anabranch.store.inbox.claim import open_session, session_options
 from anabranch.testkit.resolver_rig import ResolverRig
+from anabranch.testkit.waiting import until
 from anabranch_conflict_resolver.batch.decode import Decoded, Decoder
 from anabranch_conflict_resolver.blame.evidence import FAILURES_AT_MOST
 from anabranch_conflict_resolver.captured.backlog import drain_backlog
@@ -44,14 +45,6 @@ create trigger fail before insert on t for each row execute function fail();
 """
 
 
-def until(rig: ResolverRig, left: int = 0, timeout_s: float = 20.0) -> None:
-    """Wait until so many batches are left in the inbox."""
-    end = time.monotonic() + timeout_s
-    while len(rig.waiting()) > left:
-        assert time.monotonic() < end, f"{len(rig.waiting())} batches are left"
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("code", ["40001", "40P01", "53100", "53200", "55000", "57014", "57P01", "58030", "XX000"])
 def test_a_batch_that_fails_alone_three_times_while_others_pass_is_rejected_by_name(
     make_rig: Any, worker_of: Any, code: str, capsys: pytest.CaptureFixture[str]
@@ -62,7 +55,7 @@ def test_a_batch_that_fails_alone_three_times_while_others_pass_is_rejected_by_n
     bad = a.insert("t", {"id": "bad", "a": f"raise {code}"})
     good += [b.insert("t", {"id": f"l{i}"}) for i in range(20)]
     worker_of(rig)
-    until(rig)
+    rig.until_left()
     rig.check()
     assert rig.outcome(bad) == ("TOO_SLOW" if code == "57014" else "DATABASE_FAILURE")
     assert [rig.outcome(one) for one in good] == [["APPLIED"]] * 40
@@ -108,7 +101,7 @@ def test_a_batch_that_runs_out_of_the_long_time_is_not_tried_again(make_rig: Any
     rig: ResolverRig = make_rig(RAISE, {"t": None})
     bad = rig.node("a").insert("t", {"id": "bad", "a": "raise 57014"})
     worker_of(rig)
-    until(rig)
+    rig.until_left()
     assert rig.outcome(bad) == "TOO_SLOW"
     assert rig.sql("select last_value from app.tries") == [(2,)]
 
@@ -117,7 +110,7 @@ def test_a_session_that_has_lost_its_statements_is_replaced(rig: ResolverRig, wo
     node = rig.node("a")
     node.insert("todo", {"id": "0"})
     worker = worker_of(rig)
-    until(rig)
+    rig.until_left()
     lost = worker._session
     assert lost is not None
     end = time.monotonic() + 10
@@ -128,7 +121,7 @@ def test_a_session_that_has_lost_its_statements_is_replaced(rig: ResolverRig, wo
     lost.pgconn.exec_(b"deallocate all")
     made = node.insert("todo", {"id": "1"})
     worker._wakeups.wake(rig.database.id)
-    until(rig)
+    rig.until_left()
     assert rig.outcome(made) == ["APPLIED"]
     assert lost.closed
     assert worker._session is not lost
@@ -156,7 +149,7 @@ def test_batches_have_no_part_in_a_backlog_that_can_not_be_drained(
     node = rig.node("a")
     made = [node.insert("todo", {"id": f"{i}"}) for i in range(2)]
     worker_of(rig, most_batches=1)
-    until(rig)
+    rig.until_left()
     assert failures == 2 * FAILURES_AT_MOST
     assert [rig.outcome(one) for one in made] == [["APPLIED"]] * 2
 
@@ -176,7 +169,7 @@ def test_a_batch_that_the_program_stumbles_over_holds_up_nobody(
     bad = a.insert("todo", {"id": "stumble"})
     good = [b.insert("todo", {"id": f"{i}"}) for i in range(10)]
     worker_of(rig)
-    until(rig)
+    rig.until_left()
     rig.check()
     assert rig.outcome(bad) == "INTERNAL"
     assert [rig.outcome(one) for one in good] == [["APPLIED"]] * 10
@@ -198,7 +191,7 @@ def test_a_batch_is_not_blamed_for_the_one_that_is_read_ahead(
 
     monkeypatch.setattr(Decoder, "decode", failing)
     worker_of(rig, most_batches=1)
-    until(rig)
+    rig.until_left()
     assert [rig.outcome(one) for one in good] == [["APPLIED"]] * 3
     assert rig.outcome(bad) == "INTERNAL"
 
@@ -243,7 +236,7 @@ def test_while_postgres_refuses_every_group_no_batch_is_blamed(
     assert {row[0] for row in rig.sql("select attempts from anabranch.inbox")} == {0}
     rig.sql(end)
     began = time.monotonic()
-    until(rig)
+    rig.until_left()
     assert time.monotonic() - began < 10.0
     rig.check()
     assert [rig.outcome(one) for one in sent] == [["APPLIED"]] * 10
@@ -262,7 +255,7 @@ def test_who_ends_sessions_again_and_again_kills_no_batch(make_rig: Any, worker_
             "select pg_terminate_backend(pid), pg_sleep(0.01) from pg_stat_activity"
             " where application_name = 'anabranch-conflict-resolver' and datname = current_database()"
         )
-    until(rig)
+    rig.until_left()
     rig.check()
     assert [rig.outcome(one) for one in sent] == [["APPLIED"]] * 20
 
@@ -277,7 +270,7 @@ def test_a_batch_that_ends_its_own_session_is_given_up_and_holds_up_nobody(make_
     bad = rig.node("a").insert("t", {"id": "bad", "a": "end"})
     good = [rig.node("b").insert("t", {"id": f"{i}"}) for i in range(10)]
     worker_of(rig)
-    until(rig, timeout_s=40.0)
+    rig.until_left(timeout_s=40.0)
     rig.check()
     assert rig.outcome(bad) == "DATABASE_FAILURE"
     assert [rig.outcome(one) for one in good] == [["APPLIED"]] * 10
@@ -292,7 +285,7 @@ def test_a_passing_fault_blames_nobody(make_rig: Any, worker_of: Any) -> None:
     a = rig.node("a")
     sent = [a.insert("t", {"id": f"{i}"}) for i in range(10)]
     worker_of(rig)
-    until(rig)
+    rig.until_left()
     rig.check()
     assert [rig.outcome(one) for one in sent] == [["APPLIED"]] * 10
 
@@ -314,14 +307,14 @@ def test_a_lost_session_is_replaced(rig: ResolverRig, worker_of: Any) -> None:
     for i in range(5):
         a.insert("todo", {"id": f"{i}"})
         worker._wakeups.wake(rig.database.id)
-        until(rig)
+        rig.until_left()
         rig.sql(
             "select pg_terminate_backend(pid) from pg_stat_activity"
             " where application_name = 'anabranch-conflict-resolver' and datname = current_database()"
         )
     a.insert("todo", {"id": "last"})
     worker._wakeups.wake(rig.database.id)
-    until(rig)
+    rig.until_left()
     rig.check()
     assert len(rig.rows("todo")) == 6
 
@@ -419,10 +412,11 @@ def test_a_lock_that_lasts_is_no_failure_of_a_batch(make_rig: Any, worker_of: An
     with rig.session() as somebody:
         somebody.execute("lock table anabranch.row_versions in access exclusive mode")
         worker = worker_of(rig)
-        end = time.monotonic() + 30
-        while worker._known.paces.get(rig.database.id) is None or worker._known.paces[rig.database.id].failures < 5:
-            assert time.monotonic() < end, "the group does not fail"
-            rig.sql("select pg_sleep(0.01)")
+        until(
+            lambda: (pace := worker._known.paces.get(rig.database.id)) is not None and pace.failures >= 5,
+            30,
+            "the group does not fail",
+        )
         assert rig.outcome(made) == "PENDING"
-    until(rig)
+    rig.until_left()
     assert rig.outcome(made) == ["APPLIED"]

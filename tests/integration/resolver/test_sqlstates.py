@@ -3,7 +3,6 @@ the program is at fault; and whoever stands behind it goes on."""
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -50,14 +49,6 @@ PLACES = {
 }
 
 
-def until(rig: ResolverRig, left: int = 0, timeout_s: float = 30.0) -> None:
-    """Wait until so many batches are left in the inbox."""
-    end = time.monotonic() + timeout_s
-    while len(rig.waiting()) > left:
-        assert time.monotonic() < end, f"{len(rig.waiting())} batches are left"
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("place", PLACES)
 def test_every_sqlstate_that_a_function_raises_comes_to_a_verdict_by_name(
     make_rig: Any, worker_of: Any, place: str
@@ -67,7 +58,7 @@ def test_every_sqlstate_that_a_function_raises_comes_to_a_verdict_by_name(
     bad = {code: node.insert("t", {"id": code, "a": f"raise {code}"}) for code in VERDICTS}
     good = node.insert("t", {"id": "good"})
     worker_of(rig, most_batches=1, rest_ms=5)
-    until(rig, timeout_s=90.0)
+    rig.until_left(timeout_s=90.0)
     rig.check()
     assert {code: rig.outcome(one) for code, one in bad.items()} == VERDICTS
     assert rig.outcome(good) == ["APPLIED"]
@@ -102,7 +93,7 @@ def test_a_batch_whose_failure_looks_like_trouble_of_postgres_ends_and_holds_up_
     bad = node.insert("t", {"id": "bad", "a": "bad"})
     good = [node.insert("t", {"id": f"{i}"}) for i in range(20)]
     worker_of(rig, rest_ms=5)
-    until(rig)
+    rig.until_left()
     rig.check()
     assert rig.outcome(bad) == "DATABASE_FAILURE"
     assert [rig.outcome(one) for one in good] == [["APPLIED"]] * 20
@@ -120,11 +111,11 @@ def test_a_batch_that_postgres_has_no_room_for_waits_is_not_blamed_and_holds_up_
     bad = node.insert("t", {"id": "bad", "a": "bad"})
     good = [node.insert("t", {"id": f"{i}"}) for i in range(20)]
     worker_of(rig, rest_ms=5)
-    until(rig, left=1)
+    rig.until_left(left=1)
     assert [rig.outcome(one) for one in good] == [["APPLIED"]] * 20
     assert rig.outcome(bad) == "PENDING"
     assert rig.sql("select attempts, failure from anabranch.inbox") == [(0, None)]
     rig.sql("drop trigger fail on app.t")
-    until(rig)
+    rig.until_left()
     rig.check()
     assert rig.outcome(bad) == ["APPLIED"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import pytest
+
 from anabranch import limits
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch.v1 import errors_pb2
@@ -118,6 +120,28 @@ def test_what_waits_for_a_row_holds_up_nothing_else(make_rig: Any) -> None:
         ["APPLIED"],
         "ROW_NOT_FOUND",
     ]
+
+
+@pytest.mark.parametrize("act", ["delete", "update"])
+def test_a_later_insert_of_the_same_group_ends_the_wait_for_the_row(make_rig: Any, act: Any) -> None:
+    """The row was made, changed and made again; the first insert has not come, and the last writes the row in the very
+    group that finds the one between without it."""
+    rig: ResolverRig = make_rig(policy={"park_ms": 60_000})
+    a = rig.node("a")
+    first = a.make(("insert", "todo", [MILK]))
+    between = a.make((act, "todo", [{"id": "x"} if act == "delete" else {"id": "x", "done": True}]))
+    again = a.make(("insert", "todo", [{"id": "x", "title": "oat milk"}]))
+    a.send(between, prev=first.id)
+    a.send(again, prev=between.id)
+    rig.group()
+    assert (rig.outcome(between.id), rig.outcome(again.id)) == ("PENDING", "PENDING")
+    rig.clock_offset_ms = 60_100
+    rig.drain()
+    assert "PENDING" not in (rig.outcome(between.id), rig.outcome(again.id))
+    assert rig.waiting() == []
+    a.send(first)
+    rig.drain()
+    assert rig.rows("todo") == [("x", "oat milk", None)]
 
 
 def test_a_row_is_awaited_also_where_the_batch_between_was_decided_meanwhile(make_rig: Any) -> None:

@@ -9,24 +9,24 @@ from concurrent import futures
 import grpc
 import pytest
 
-from anabranch.runtime import fleet
-from anabranch.runtime.fleet import HOST, free_port
+from anabranch import ports
+from anabranch.ports import HOST, free_port
 
 ASK = """
-from anabranch.runtime import fleet
-fleet.PORTS = range({0}, {1})
-print(fleet.free_port(), flush=True)
+from anabranch import ports
+ports.PORTS = range({0}, {1})
+print(ports.free_port(), flush=True)
 input()
 """
 
 
 def test_a_port_that_was_given_is_given_to_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a hundred ports one process has 99 and another one the last: then there is none left."""
-    base = fleet.PORTS.start - 2_000
-    while not all(fleet.is_free(port) for port in range(base, base + 100)):
+    base = ports.PORTS.start - 2_000
+    while not all(ports.is_free(port) for port in range(base, base + 100)):
         base += 100
-        assert base < fleet.PORTS.start
-    monkeypatch.setattr(fleet, "PORTS", range(base, base + 100))
+        assert base < ports.PORTS.start
+    monkeypatch.setattr(ports, "PORTS", range(base, base + 100))
     mine = {free_port() for _ in range(50)}
     script = ASK.format(base, base + 100)
     with subprocess.Popen(
@@ -38,7 +38,7 @@ def test_a_port_that_was_given_is_given_to_no_other_process(monkeypatch: pytest.
         rest = {free_port() for _ in range(49)}
         assert len(mine | rest) == 99
         assert theirs not in rest
-        with pytest.raises(fleet.FleetError, match="no free port"):
+        with pytest.raises(ports.NoFreePort, match="no free port"):
             free_port()
         other.communicate("\n", timeout=10)
     assert free_port() == theirs, "who ends gives back what it had"
@@ -60,6 +60,6 @@ def test_a_server_listens_on_a_port_that_was_given_again_and_again() -> None:
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "RESERVED", 3)
+    monkeypatch.setattr(ports, "RESERVED", 3)
     given = [free_port() for _ in range(5)]
-    assert [own.getsockname()[1] for own in fleet._reserved] == given[-3:]
+    assert [own.getsockname()[1] for own in ports._reserved] == given[-3:]

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.gate import Gate
 from anabranch.testkit.next_release import REVISION, NextRelease
 from anabranch.testkit.stack import Stack
+from anabranch.testkit.waiting import until
 
 pytestmark = [pytest.mark.xdist_group("rolling"), pytest.mark.timeout(300)]  # each keeps both cores busy
 
@@ -197,7 +198,7 @@ def test_an_upgrade_with_a_long_migration_under_traffic(url: str, tmp_path: Path
             old.see_more()
             for name in SERVICES:
                 new.child(name).start()
-            wait_until(lambda: all("migrations have not run" in said(new, name) for name in SERVICES))
+            until(lambda: all("migrations have not run" in said(new, name) for name in SERVICES))
             with Watch(dict(old.stack.addresses)) as watch:
                 with Watch(dict(new.addresses)) as before, release.migrate(url) as migration:
                     not_yet_s = asked_s = time.monotonic()
@@ -205,7 +206,7 @@ def test_an_upgrade_with_a_long_migration_under_traffic(url: str, tmp_path: Path
                         not_yet_s = asked_s
                         old.see_more(1)
                         asked_s = time.monotonic()
-                    wait_until(lambda: before.served_s is not None)
+                    until(lambda: before.served_s is not None)
                 output, _ = migration.communicate(timeout=30)
                 assert migration.returncode == 0, output
                 old.see_more(100)
@@ -222,13 +223,6 @@ def said(new: Fleet, name: str) -> str:
     log = new.child(name).program.log
     lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     return " ".join(line.get("detail", "") for line in lines)
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + READY_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def revision(url: str) -> str:

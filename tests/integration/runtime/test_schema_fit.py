@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from anabranch.runtime.health import probe
 from anabranch.store import migrate, revisions
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.echo import Echo, echo_service
+from anabranch.testkit.waiting import until
 
 OWN = revisions.head()
 OLDER = revisions.revisions()[1]
@@ -38,10 +38,11 @@ def put_schema(url: str, revision: str, *serves: str) -> None:
 
 def wait_for(echo: Echo, state: str, detail: str) -> None:
     """Wait until it is in this state and has said why."""
-    deadline = time.monotonic() + 20
-    while probe(echo.address, 2.0) != state or said(echo)[-1] != detail:
-        assert time.monotonic() < deadline, (probe(echo.address, 2.0), said(echo))
-        time.sleep(0.05)
+    until(
+        lambda: probe(echo.address, 2.0) == state and said(echo)[-1] == detail,
+        20,
+        lambda: str((probe(echo.address, 2.0), said(echo))),
+    )
 
 
 def said(echo: Echo) -> list[str]:

@@ -29,6 +29,7 @@ from anabranch.store import migrate
 from anabranch.testkit import echo_service as behaviour
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.echo import Echo, bearer, echo_service, failing, get, running_echo
+from anabranch.testkit.waiting import until
 
 pytestmark = pytest.mark.xdist_group("runtime-server")  # its database is shared by its tests
 REFUSED = ("UNAUTHENTICATED", "UNAUTHENTICATED")
@@ -204,10 +205,7 @@ def test_readiness_follows_postgres(tmp_path: Path) -> None:
 
 
 def wait_for_state(echo: Echo, state: str) -> None:
-    deadline = time.monotonic() + 20
-    while probe(echo.address, 2.0) != state:
-        assert time.monotonic() < deadline, f"not {state}"
-        time.sleep(0.05)
+    until(lambda: probe(echo.address, 2.0) == state, 20, f"not {state}")
 
 
 PARENT = """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,6 +27,7 @@ from anabranch.testkit.exposition import shown
 from anabranch.testkit.gate import Gate
 from anabranch.testkit.remote import remote_of
 from anabranch.testkit.stack import Stack
+from anabranch.testkit.waiting import until
 from anabranch.v1 import change_pb2
 
 pytestmark = [pytest.mark.xdist_group("silence"), pytest.mark.timeout(300)]
@@ -128,12 +128,12 @@ def test_an_upload_into_a_black_hole_drains_after_it(databases: TestDatabases, t
 
         # The hole opens while batches are on their way.
         write(300)
-        wait_until(lambda: device.status().unsent < 300)
+        until(lambda: device.status().unsent < 300)
         for gate in gates.values():
             gate.silence()
         silent_s = time.monotonic()
         write(200)
-        wait_until(lambda: any(state.kind == "offline" for _, state in told), DEVICE_NOTICES_S)
+        until(lambda: any(state.kind == "offline" for _, state in told), DEVICE_NOTICES_S)
         assert device.status().unsent > 0
         time.sleep(max(0.0, silent_s + hole_s - time.monotonic()))
         unsent = device.status().unsent
@@ -143,8 +143,8 @@ def test_an_upload_into_a_black_hole_drains_after_it(databases: TestDatabases, t
         assert now_ms - database.nodes[0].last_seen_ms >= (hole_s - SLACK_S) * 1000, "the server says since when"
         for gate in gates.values():
             gate.open()
-        wait_until(lambda: device.status().unsent == 0, DRAINED_S)
-        wait_until(lambda: device.status().queued == 0)
+        until(lambda: device.status().unsent == 0, DRAINED_S)
+        until(lambda: device.status().queued == 0)
         assert [state.kind for _, state in told if state.kind in ("offline", "online")][-1] == "online"
         assert device.dead_letters() == []
         assert device.execute("select count(*) from item").fetchone() == (made,)
@@ -152,10 +152,3 @@ def test_an_upload_into_a_black_hole_drains_after_it(databases: TestDatabases, t
         assert conn.execute("select count(*) from public.item").fetchone() == (made,)
         assert conn.execute("select count(*), count(distinct batch_id) from anabranch.log").fetchone() == (made, made)
     databases.release(url)
-
-
-def wait_until(holds: Callable[[], bool], patience_s: float = 30.0) -> None:
-    deadline = time.monotonic() + patience_s
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

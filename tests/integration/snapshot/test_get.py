@@ -14,6 +14,7 @@ from anabranch.store.log.seal import position_token
 from anabranch.testkit.ingest_rig import FailedCallError
 from anabranch.testkit.log_writer import Logged, LogWriter
 from anabranch.testkit.snapshot_reader import Reader, whole_groups
+from anabranch.testkit.waiting import until
 from anabranch.v1 import change_pb2, position_pb2, value_pb2
 from anabranch.wire.effects import EffectBuilder
 
@@ -108,9 +109,7 @@ def test_a_node_is_named_as_it_named_itself(place: Any, writer: LogWriter, reade
     other = place.make_reader()
     other.node.name = "gate-12"
     other.get()
-    wait_for(
-        lambda: place.conn.execute("select 1 from anabranch.nodes where node_id = %s", (other.node.id,)).fetchone()
-    )
+    until(lambda: place.conn.execute("select 1 from anabranch.nodes where node_id = %s", (other.node.id,)).fetchone())
     effect = EffectBuilder(writer.table("item")).insert(rows(1)[0])
     writer.commit([Logged("item", [("k", effect)], node_id=other.node.id)])
     (page,) = reader.pages()
@@ -295,9 +294,7 @@ def test_the_floor_moving_inside_a_split_group_is_told_never_served_as_a_hole(
 
 def test_whose_node_and_which_database(place: Any, writer: LogWriter, reader: Reader) -> None:
     reader.get()
-    wait_for(
-        lambda: place.conn.execute("select 1 from anabranch.nodes where node_id = %s", (reader.node.id,)).fetchone()
-    )
+    until(lambda: place.conn.execute("select 1 from anabranch.nodes where node_id = %s", (reader.node.id,)).fetchone())
     thief = place.make_reader()
     thief.node.CopyFrom(reader.node)
     assert refusal(thief) == (grpc.StatusCode.PERMISSION_DENIED, "WRONG_PRINCIPAL")
@@ -320,7 +317,7 @@ def test_what_a_node_acknowledged_is_kept_and_never_beyond_the_head(
     for said, kept in ((first, first), (0, first), (head + 1_000, head)):
         reader.acknowledged = said
         reader.get()
-        wait_for(lambda kept=kept: place.conn.execute(query, (reader.node.id,)).fetchone() == (kept, b""))
+        until(lambda kept=kept: place.conn.execute(query, (reader.node.id,)).fetchone() == (kept, b""))
 
 
 def test_a_node_that_asks_for_nothing_of_the_log_holds_none_of_it(
@@ -337,17 +334,17 @@ def test_a_node_that_asks_for_nothing_of_the_log_holds_none_of_it(
     asking, known = place.make_reader(), place.make_reader()
     known.acknowledged = head
     known.get()
-    wait_for(lambda: stored(known) == (head, True))
+    until(lambda: stored(known) == (head, True))
     place.conn.execute("update anabranch.nodes set last_seen_ms = 1 where node_id = %s", (known.node.id,))
     known.acknowledged = 0
     asking.describe()
     asking.find_common([])
     # Reports of one process are stored together, so that the later one tells of the earlier ones.
     known.describe()
-    wait_for(lambda: stored(known) == (head, True))
+    until(lambda: stored(known) == (head, True))
     assert stored(asking) is None
     asking.get()
-    wait_for(lambda: stored(asking) == (0, True))
+    until(lambda: stored(asking) == (0, True))
 
 
 def epoch_of(place: Any) -> str:
@@ -357,10 +354,3 @@ def epoch_of(place: Any) -> str:
 
 def move_floor(place: Any, floor: int) -> None:
     place.conn.execute("update anabranch.databases set floor_ms = %s where name = %s", (floor, place.name))
-
-
-def wait_for(condition: Any, timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(0.01)

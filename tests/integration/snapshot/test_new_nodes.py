@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import grpc
@@ -10,6 +9,7 @@ import pytest
 
 from anabranch.testkit.ingest_rig import FailedCallError
 from anabranch.testkit.snapshot_reader import Reader
+from anabranch.testkit.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_the_first_report_is_not_overwritten(place: Any, writer: Any, reader: Re
         other.get()
     assert (caught.value.code, caught.value.reason) == (grpc.StatusCode.PERMISSION_DENIED, "WRONG_PRINCIPAL")
     assert stored(place, reader) is None
-    wait_for(lambda: stored(place, reader))
+    until(lambda: stored(place, reader))
     assert stored(place, reader) == ("reader", reader.acknowledged)
 
 
@@ -52,12 +52,5 @@ def test_who_only_asked_for_the_tables_has_no_node(place: Any, writer: Any, read
     reader.acknowledged = head
     reader.describe()
     other.get()
-    wait_for(lambda: stored(place, reader))
+    until(lambda: stored(place, reader))
     assert stored(place, reader) == ("other", 0)
-
-
-def wait_for(condition: Any, timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(0.01)

@@ -17,6 +17,7 @@ from anabranch.testkit.ingest_rig import failed
 from anabranch.testkit.log_writer import Logged, LogWriter
 from anabranch.testkit.snapshot_reader import Reader, whole_groups
 from anabranch.testkit.snapshot_rig import SnapshotRig
+from anabranch.testkit.waiting import until
 from anabranch.v1 import change_pb2
 from anabranch.wire.effects import EffectBuilder
 
@@ -37,7 +38,7 @@ def rows(count: int, size: int = 20) -> list[tuple[Any, ...]]:
     return [(str(ULID()), f"title {i}", i, bytes([i % 256]) * size) for i in range(count)]
 
 
-def until(stream: Any, position: int) -> Iterator[change_pb2.SubscribeResponse]:
+def responses_until(stream: Any, position: int) -> Iterator[change_pb2.SubscribeResponse]:
     """Responses until one has brought the reader to ``position``."""
     for response in stream:
         yield response
@@ -46,7 +47,7 @@ def until(stream: Any, position: int) -> Iterator[change_pb2.SubscribeResponse]:
 
 
 def pages_until(stream: Any, position: int) -> list[change_pb2.Page]:
-    return [response.page for response in until(stream, position) if response.HasField("page")]
+    return [response.page for response in responses_until(stream, position) if response.HasField("page")]
 
 
 def positions(pages: list[change_pb2.Page]) -> list[int]:
@@ -135,7 +136,7 @@ def test_fifty_subscribers_get_the_same_bytes_and_each_change_is_encoded_once(pl
     assert all(pages == got[0] for pages in got)
     assert rig.metric("anabranch_log_pages_total", database=place.name) - encoded == len(got[0])
     assert len(got[0]) <= len(written)
-    wait_for(lambda: rig.metric("anabranch_subscribers", database=place.name) == 0)
+    until(lambda: rig.metric("anabranch_subscribers", database=place.name) == 0)
 
 
 def test_subscribers_who_join_while_the_log_grows_miss_nothing(place: Any, writer: LogWriter) -> None:
@@ -203,7 +204,7 @@ def test_a_subscriber_who_stalls_holds_no_transaction(place: Any, writer: LogWri
         writer.insert("item", rows(1, MIB))
     query = """select count(*) from pg_stat_activity where application_name like 'anabranch-snapshot%'
                and datname = current_database() and (backend_xmin is not null or state like 'idle in%')"""
-    wait_for(lambda: place.conn.execute(query).fetchone() == (0,))
+    until(lambda: place.conn.execute(query).fetchone() == (0,))
     stream.cancel()
 
 
@@ -291,10 +292,3 @@ def test_a_session_that_postgres_ends_is_not_noticed_by_subscribers(place: Any, 
     written = [writer.insert("item", rows(1)) for _ in range(3)]
     assert positions(pages_until(stream, written[-1])) == written
     stream.cancel()
-
-
-def wait_for(condition: Any, timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(0.01)

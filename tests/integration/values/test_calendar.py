@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
 import pytest
 
-from anabranch.store.session.engine import Session, connect
-from anabranch.testkit.databases import TestDatabases
+from anabranch.store.session.engine import Session
 from anabranch.values import calendar
 from anabranch.values.calendar import OutOfRangeError, moment_rank, parse_date, parse_time, parse_timestamp
 from anabranch.values.cells import (
@@ -177,12 +176,9 @@ def printed(kind: str, cell: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def conn(databases: TestDatabases) -> Iterator[Session]:
-    url = databases.fresh()
-    with connect(url, application_name="test", autocommit=True) as session:
-        session.execute(ASK.encode())
-        yield session
-    databases.release(url)
+def conn(session: Session) -> Session:
+    session.execute(ASK.encode())
+    return session
 
 
 def ask(conn: Session, kind: str, texts: Sequence[str]) -> list[tuple[str | None, str | None, str | None]]:

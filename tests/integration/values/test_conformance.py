@@ -9,7 +9,7 @@ from __future__ import annotations
 import pkgutil
 import sqlite3
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import blake2b
@@ -26,8 +26,7 @@ from anabranch.columnar.chunks import from_ipc, to_ipc
 from anabranch.store.catalog.relation import types_of
 from anabranch.store.cells.binary_cells import literal_sender, output_text, quote, read_expression, row_loader, sender
 from anabranch.store.session import binary, steps
-from anabranch.store.session.engine import Session, connect
-from anabranch.testkit.databases import TestDatabases
+from anabranch.store.session.engine import Session
 from anabranch.v1 import value_pb2
 from anabranch.values import (
     Cell,
@@ -187,12 +186,9 @@ def element_of(column: Column) -> Kind:
 
 
 @pytest.fixture(scope="module")
-def conn(databases: TestDatabases) -> Iterator[Session]:
-    url = databases.fresh()
-    with connect(url, application_name="test", autocommit=True) as session:
-        session.execute(TYPES.encode())
-        yield session
-    databases.release(url)
+def conn(session: Session) -> Session:
+    session.execute(TYPES.encode())
+    return session
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.testkit.merge_functions import install
+from anabranch.testkit.waiting import until
 from anabranch.values import Cell
 from anabranch.values.cells import Literal
 from anabranch_conflict_resolver.functions import child as module
@@ -171,7 +172,4 @@ def test_nothing_is_left_when_the_service_is_killed(tmp_path: Path) -> None:
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    deadline = time.monotonic() + 20
-    while not gone(pid):
-        assert time.monotonic() < deadline, "the child outlives its parent"
-        time.sleep(0.02)
+    until(lambda: gone(pid), 20, "the child outlives its parent")

@@ -20,6 +20,7 @@ from anabranch.runtime import metrics
 from anabranch.runtime.children import Child, Program
 from anabranch.runtime.errors import CODES, CallError, reason_name, to_status
 from anabranch.runtime.limits import RateLimit
+from anabranch.testkit.waiting import until
 from anabranch.v1 import errors_pb2
 
 FIRST_OF_CALLS = errors_pb2.REASON_UNAUTHENTICATED
@@ -160,10 +161,7 @@ def child(tmp_path: Path, script: str, said: Said, *, restarts: bool) -> Child:
 
 
 def until_here(made: Child, times: int = 1) -> None:
-    deadline = time.monotonic() + 10
-    while made.log_tail().count("here") < times:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: made.log_tail().count("here") >= times, 10)
 
 
 def test_a_child_that_dies_is_started_again_and_that_is_said(tmp_path: Path) -> None:

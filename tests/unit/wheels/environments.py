@@ -6,7 +6,6 @@ pip installs the wheels. What they ask for is linked from the environment that r
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import re
 import subprocess
 import sys
@@ -14,10 +13,10 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from packaging.requirements import Requirement
+from tests.tools import load_tool
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMAND_S = 110
@@ -25,18 +24,7 @@ Wheel = Any
 """The tool's."""
 
 
-def _tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("anabranch_wheels_tool", ROOT / "tools" / "wheels.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Where dataclasses look for it.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-TOOL = _tool()
+TOOL = load_tool("wheels")
 
 
 def metadata(wheel: Wheel) -> importlib.metadata.PackageMetadata:

@@ -59,7 +59,7 @@ SLIM_COLUMNS = f"""id, xid::text::int8, table_id,
        case when octet_length(old) <= {LARGE_BYTES} then old end,
        case when octet_length(new) <= {LARGE_BYTES} then new end,
        depth::int8, role, application, octet_length(old)::int8, octet_length(new)::int8"""
-"""The same without large images, and with the sizes of all."""
+"""The columns of a captured change without its large images, and then the sizes in bytes of both images."""
 
 
 def as_many_as_fit(where: str, most: str, most_bytes: str, columns: str = COLUMNS) -> bytes:

@@ -48,7 +48,7 @@ class LargeImage(bytes):
     long: dict[int, Pieces]
 
     def without(self) -> bytes:
-        """The same with NULL in their places."""
+        """The image with NULL in place of its long values."""
         parts = [self[:4]]
         at = 4
         (count,) = _count_of(self)

@@ -25,7 +25,7 @@ from anabranch.values.postgres_binary import int8
 MOST = 20_000
 """The most changes that are undone; with more of them the caller waits for the drain."""
 MOST_BYTES = 64 * 2**20
-"""The same of the bytes of their images."""
+"""The most bytes of images that are undone; with more of them the caller waits for the drain."""
 
 NEWEST = """
 select table_id::int8, max(id) from anabranch.captured where database_id = $1::int8::int group by table_id

@@ -210,13 +210,4 @@ _VERSIONS = "select name, schema_version from anabranch.databases"
 
 def schema_versions(conn: psycopg.Connection[Any]) -> dict[str, int]:
     """The schema version of every database by name: a poller compares it before it loads anew."""
-    return run(conn, _version_steps())
-
-
-async def aschema_versions(conn: psycopg.AsyncConnection[Any]) -> dict[str, int]:
-    """``schema_versions`` for asyncio."""
-    return await arun(conn, _version_steps())
-
-
-def _version_steps() -> Steps[dict[str, int]]:
-    return dict((yield Statement(_VERSIONS)))
+    return dict(conn.execute(_VERSIONS).fetchall())

@@ -28,7 +28,7 @@ def index_key(key: str) -> str:
 
 
 def index_keys(keys: Sequence[str]) -> Sequence[str]:
-    """The same for many."""
+    """``index_key`` of each key, in their order."""
     if max(map(len, keys), default=0) <= _SURELY_SHORT:
         return keys
     return [index_key(key) for key in keys]
