@@ -15,6 +15,7 @@ from anabranch.store.nodes.dead_reports import DeadCount, DeadReport, write_dead
 from anabranch.store.nodes.reports import NodeKey
 from anabranch.store.session.engine import AsyncSession
 from anabranch.v1 import errors_pb2, position_pb2
+from anabranch.wire.enum_names import enum_name
 
 KEPT = 50_000
 """Nodes of which the last report is remembered, and reports that may wait."""
@@ -38,7 +39,7 @@ def read(letters: position_pb2.DeadLetters) -> _Said:
 def _reason(number: int) -> str:
     if number not in errors_pb2.Reason.values() or number == errors_pb2.REASON_UNSPECIFIED:
         return UNKNOWN
-    return errors_pb2.Reason.Name(errors_pb2.Reason.ValueType(number)).removeprefix("REASON_")
+    return enum_name(errors_pb2.Reason, number)
 
 
 def _table(name: str) -> str:

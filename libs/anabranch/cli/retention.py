@@ -21,6 +21,7 @@ from anabranch.clock import Clock
 from anabranch.store.retention.floor import databases
 from anabranch.store.retention.status import COUNTED, RetentionStatus, status
 from anabranch.v1 import retention_pb2, retention_pb2_grpc
+from anabranch.wire.enum_names import enum_name
 
 app = typer.Typer(no_args_is_help=True, help="Show what holds a database's floor back, and what goes; sweep now.")
 _SWEEP_S = 600.0
@@ -79,7 +80,7 @@ def sweep(
     content: dict[str, Any] = {
         "floor_before": done.floor_before,
         "floor": done.floor,
-        "bounds": [_bound(retention_pb2.FloorHold.Name(b.hold), b.position, b.detail) for b in done.bounds],
+        "bounds": [_bound(enum_name(retention_pb2.FloorHold, b.hold), b.position, b.detail) for b in done.bounds],
         "removed": {one.what: one.rows for one in done.removed},
         "unfinished": done.unfinished,
     }
@@ -101,14 +102,14 @@ def _content(found: RetentionStatus) -> dict[str, Any]:
         "floor": look.kept.floor,
         "next_floor": look.target,
         "head": look.facts.head,
-        "bounds": [_bound(f"FLOOR_HOLD_{b.hold.name}", b.position, b.detail) for b in look.bounds],
+        "bounds": [_bound(b.hold.name, b.position, b.detail) for b in look.bounds],
         "removes": dict(found.removes),
         "partitions": [{"name": leaf.name, "from": leaf.start, "until": leaf.until} for leaf in found.partitions],
     }
 
 
 def _bound(hold: str, position: int, detail: str) -> dict[str, Any]:
-    return {"hold": hold.removeprefix("FLOOR_HOLD_"), "position": position, "detail": detail}
+    return {"hold": hold, "position": position, "detail": detail}
 
 
 def _moment(position: int) -> str:

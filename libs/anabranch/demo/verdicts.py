@@ -10,6 +10,7 @@ from anabranch.store.catalog.databases import Database
 from anabranch.store.session.engine import Session
 from anabranch.v1 import errors_pb2, value_pb2, verdict_pb2
 from anabranch.values.messages import column_reader
+from anabranch.wire.enum_names import enum_name
 
 
 class Lost(NamedTuple):
@@ -66,11 +67,11 @@ def read(conn: Session, database: Database) -> Verdicts:
         if verdict.status == verdict_pb2.VERDICT_STATUS_APPLIED:
             found.batches[node, "APPLIED"] += 1
             for mutation in verdict.mutations:
-                name = verdict_pb2.Outcome.Name(mutation.outcome).removeprefix("OUTCOME_")
+                name = enum_name(verdict_pb2.Outcome, mutation.outcome)
                 found.outcomes[node, name] += 1
         else:
             found.batches[node, "REJECTED"] += 1
-            reason = errors_pb2.Reason.Name(verdict.reason).removeprefix("REASON_")
+            reason = enum_name(errors_pb2.Reason, verdict.reason)
             found.reasons[node, f"{reason} {verdict.constraint}".strip()] += 1
     for table, key, column, raw, loser, winner in conn.execute(_CONFLICTS, (database.id,)):
         found.lost.append(Lost(table, key, column, _shown(database, table, column, raw), loser, winner))

@@ -22,9 +22,9 @@ from anabranch.errors import ServerError
 from anabranch.runtime import metrics
 from anabranch.v1 import errors_pb2
 from anabranch.v1.errors_pb2 import Reason
+from anabranch.wire.enum_names import enum_name
 
 DOMAIN = "anabranch"
-_PREFIX = "REASON_"
 
 CODES: dict[Reason.ValueType, grpc.StatusCode] = {
     errors_pb2.REASON_UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
@@ -66,7 +66,7 @@ class CallError(ServerError):
 
 def reason_name(reason: Reason.ValueType) -> str:
     """A reason as ErrorInfo, logs and metrics spell it: without the enum's prefix."""
-    return errors_pb2.Reason.Name(reason).removeprefix(_PREFIX)
+    return enum_name(errors_pb2.Reason, reason)
 
 
 def to_status(failure: CallError) -> grpc.Status:

@@ -17,6 +17,7 @@ from anabranch.store.catalog.sums import scan_sum, sum_to_bytes
 from anabranch.v1 import errors_pb2, verdict_pb2
 from anabranch.values import Table, key_text
 from anabranch.values.sqlite import loader
+from anabranch.wire.enum_names import enum_name
 
 _LOGGED = """
 select count(distinct (l.position, l.batch_id)) from anabranch.log l
@@ -155,7 +156,7 @@ def _lost_spec(world: World, spec: ConflictSpec) -> dict[str, set[Any]]:
 def _status_name(verdict: verdict_pb2.Verdict | None) -> str:
     if verdict is None:
         return "PENDING"
-    return verdict_pb2.VerdictStatus.Name(verdict.status).removeprefix("VERDICT_STATUS_")
+    return enum_name(verdict_pb2.VerdictStatus, verdict.status)
 
 
 def _verdicts(world: World, wanted: Mapping[str, Sequence[str]]) -> Iterator[str]:
@@ -163,7 +164,7 @@ def _verdicts(world: World, wanted: Mapping[str, Sequence[str]]) -> Iterator[str
         verdicts = verdicts_of(world, world.nodes[name])
         found = [_status_name(verdict) for verdict in verdicts]
         if found != list(given):
-            why = [errors_pb2.Reason.Name(v.reason).removeprefix("REASON_") for v in verdicts if v and v.reason]
+            why = [enum_name(errors_pb2.Reason, v.reason) for v in verdicts if v and v.reason]
             reasons = f" ({', '.join(why)})" if why else ""
             yield f"{name}: {', '.join(found) or 'no batches'}{reasons}, not {', '.join(given)}"
 
@@ -180,7 +181,7 @@ def _outcomes(world: World, wanted: Mapping[str, Sequence[Sequence[str]]]) -> It
 def _outcome_names(verdict: verdict_pb2.Verdict | None) -> list[str]:
     if verdict is None or verdict.status != verdict_pb2.VERDICT_STATUS_APPLIED:
         return []
-    return [verdict_pb2.Outcome.Name(m.outcome).removeprefix("OUTCOME_") for m in verdict.mutations]
+    return [enum_name(verdict_pb2.Outcome, m.outcome) for m in verdict.mutations]
 
 
 def _log(world: World, wanted: LogSpec) -> Iterator[str]:

@@ -21,6 +21,7 @@ from anabranch.store.session.engine import Session
 from anabranch.v1 import batch_pb2, change_pb2, errors_pb2, value_pb2, verdict_pb2
 from anabranch.values import Cell, Table, key_text
 from anabranch.values.messages import column_reader
+from anabranch.wire.enum_names import enum_name
 
 APPLIED = verdict_pb2.VERDICT_STATUS_APPLIED
 REJECTED = verdict_pb2.VERDICT_STATUS_REJECTED
@@ -318,7 +319,7 @@ def check_nothing_lost(
                 assert batch_id in logged, f"{batch_id} is lost"
                 assert batch_id not in device.dead, f"{batch_id} is applied, and a dead letter"
                 continue
-            reason = errors_pb2.Reason.Name(verdict.reason).removeprefix("REASON_")
+            reason = enum_name(errors_pb2.Reason, verdict.reason)
             assert device.dead.get(batch_id) == reason, f"{batch_id}: {device.dead.get(batch_id)}, not {reason}"
     kept = conn.execute(
         f"select table_id, key, column_name, losing_value, losing_batch, winning_batch from {kept_in}.conflicts"

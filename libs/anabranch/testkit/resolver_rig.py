@@ -21,6 +21,7 @@ from anabranch.testkit.waiting import until
 from anabranch.v1 import batch_pb2, errors_pb2, value_pb2, verdict_pb2
 from anabranch.values import Table
 from anabranch.values.messages import column_writer
+from anabranch.wire.enum_names import enum_name
 
 Rows = Mapping[str, Any]
 Change = tuple[str, str, Sequence[Rows]]
@@ -147,8 +148,8 @@ class ResolverRig:
         if verdict is None:
             return "PENDING"
         if verdict.status == verdict_pb2.VERDICT_STATUS_REJECTED:
-            return errors_pb2.Reason.Name(verdict.reason).removeprefix("REASON_")
-        return [verdict_pb2.Outcome.Name(m.outcome).removeprefix("OUTCOME_") for m in verdict.mutations]
+            return enum_name(errors_pb2.Reason, verdict.reason)
+        return [enum_name(verdict_pb2.Outcome, m.outcome) for m in verdict.mutations]
 
     def rows(self, table: str, *columns: str) -> list[tuple[Any, ...]]:
         """The rows of a table, ordered by their first column."""

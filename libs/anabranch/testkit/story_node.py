@@ -14,6 +14,7 @@ from anabranch.store.cells.binary_cells import quote
 from anabranch.testkit.comparison import differences
 from anabranch.testkit.network import Network
 from anabranch.v1 import batch_pb2, errors_pb2, ingest_pb2, position_pb2, verdict_pb2
+from anabranch.wire.enum_names import enum_name
 
 if TYPE_CHECKING:
     from anabranch.testkit.story import Story
@@ -198,9 +199,9 @@ class StoryNode:
         out: list[list[str] | str] = []
         for verdict in self.verdicts:
             if verdict.status == verdict_pb2.VERDICT_STATUS_REJECTED:
-                out.append(errors_pb2.Reason.Name(verdict.reason).removeprefix("REASON_"))
+                out.append(enum_name(errors_pb2.Reason, verdict.reason))
             else:
-                out.append([verdict_pb2.Outcome.Name(m.outcome).removeprefix("OUTCOME_") for m in verdict.mutations])
+                out.append([enum_name(verdict_pb2.Outcome, m.outcome) for m in verdict.mutations])
         return out
 
     @property

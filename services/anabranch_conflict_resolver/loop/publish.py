@@ -10,6 +10,7 @@ from anabranch.runtime import metrics
 from anabranch.runtime.errors import reason_name
 from anabranch.runtime.telemetry import span, tracing
 from anabranch.v1 import errors_pb2, verdict_pb2
+from anabranch.wire.enum_names import enum_name
 from anabranch_conflict_resolver.batch.results import Applied, Rejection
 from anabranch_conflict_resolver.blame.evidence import GIVEN_UP
 from anabranch_conflict_resolver.group.outcome import Outcome
@@ -42,7 +43,7 @@ def publish(outcome: Outcome, took_s: float) -> None:
         for (status, reason_text), count in verdicts.items():
             metrics.count("anabranch_verdicts", count, database=name, status=status, reason=reason_text)
         for number, count in mutations.items():
-            label = verdict_pb2.Outcome.Name(verdict_pb2.Outcome.ValueType(number)).removeprefix("OUTCOME_")
+            label = enum_name(verdict_pb2.Outcome, number)
             metrics.count("anabranch_mutations", count, database=name, outcome=label)
         metrics.count("anabranch_groups", database=name)
         metrics.record("anabranch_group_size", outcome.decided, database=name)

@@ -11,7 +11,10 @@ from anabranch.client.file import guards, layout
 from anabranch.client.file.device_file import Tx
 from anabranch.client.file.device_table import DeviceTable, device_table, quote, table_of
 from anabranch.v1 import snapshot_pb2
+from anabranch.values import Kind
 from anabranch.values.sqlite import declared_type
+
+_KINDS = frozenset(map(int, Kind))
 
 
 def apply_description(tx: Tx, response: snapshot_pb2.DescribeResponse) -> None:
@@ -20,6 +23,11 @@ def apply_description(tx: Tx, response: snapshot_pb2.DescribeResponse) -> None:
     known: dict[str, bytes] = dict(tx.conn.execute("SELECT name, value FROM _db_tables").fetchall())
     changed = False
     for ordinal, message in enumerate(response.tables):
+        if unreadable := [c.name for c in message.columns if not _is_known(c)]:
+            # It stays among ``known``: the rows of before, which would not be kept up to date, are dropped below.
+            reason = f"this release of the client does not know the type of: {', '.join(unreadable)}; a newer one does"
+            tx.events.append(State("set_aside", reason, message.name))
+            continue
         value = message.SerializeToString(deterministic=True)
         old = known.pop(message.name, None)
         if old is None:
@@ -62,6 +70,11 @@ def ask(
         tx.conn.execute("UPDATE _db_tables SET value = ? WHERE name = ?", (value, name))
         tx.set(tables_version=tx.state.tables_version + 1)
     return device_table(message)
+
+
+def _is_known(column: snapshot_pb2.Column) -> bool:
+    """Whether this release can hold the column's values: a newer server may have kinds that it has not."""
+    return column.kind in _KINDS and (not column.element_kind or column.element_kind in _KINDS)
 
 
 def _report_gone(tx: Tx, name: str) -> None:

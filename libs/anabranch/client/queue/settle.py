@@ -17,6 +17,7 @@ from anabranch.client.queue import statements
 from anabranch.client.reading.effects import Folded
 from anabranch.client.reading.sums import UNREADABLE
 from anabranch.v1 import change_pb2, errors_pb2, value_pb2, verdict_pb2
+from anabranch.wire.enum_names import enum_name
 from anabranch.wire.plain import plain_value
 
 log = get_logger(__name__)
@@ -228,7 +229,7 @@ def shown_values(
 
 def reason_name(verdict: verdict_pb2.Verdict) -> str:
     """The verdict's reason without the enum's prefix."""
-    return errors_pb2.Reason.Name(verdict.reason).removeprefix("REASON_")
+    return enum_name(errors_pb2.Reason, verdict.reason)
 
 
 def counted_in(tx: Tx, pendings: Pendings, newest_ms: int) -> None:

@@ -13,6 +13,7 @@ from anabranch.client.queue import statements
 from anabranch.client.queue.settle import reason_name, shown_key, shown_values
 from anabranch.client.remote import RemoteDb
 from anabranch.v1 import batch_pb2, change_pb2, resolver_pb2, verdict_pb2
+from anabranch.wire.enum_names import enum_name
 from anabranch.wire.plain import plain_value
 
 VerdictStatus: TypeAlias = Literal["APPLIED", "REJECTED", "PENDING"]
@@ -78,7 +79,7 @@ def _from_message(verdict: verdict_pb2.Verdict, tables: Mapping[str, DeviceTable
 
 
 def _mutation(message: verdict_pb2.MutationVerdict, table: DeviceTable | None) -> MutationVerdict:
-    outcome = verdict_pb2.Outcome.Name(message.outcome).removeprefix("OUTCOME_")
+    outcome = enum_name(verdict_pb2.Outcome, message.outcome)
     row = message.server_row
     return MutationVerdict(
         index=message.index,
@@ -132,7 +133,7 @@ def explain(file: DeviceFile, remote: RemoteDb, batch_id: str) -> Explanation:
 def _explanation(response: resolver_pb2.ExplainResponse, tables: Mapping[str, DeviceTable]) -> Explanation:
     changes = []
     for effect in response.effects:
-        kind = change_pb2.EffectType.Name(effect.type).removeprefix("EFFECT_TYPE_").lower()
+        kind = enum_name(change_pb2.EffectType, effect.type).lower()
         changes.append((kind, effect.table, shown_values(tables.get(effect.table), effect.columns, effect.values)))
     losers = []
     for loser in response.losers:

@@ -46,6 +46,7 @@ from anabranch.testkit.torture.side_effects import SideEffects
 from anabranch.testkit.torture.turn import Turn
 from anabranch.v1 import errors_pb2, verdict_pb2
 from anabranch.values import Cell, Table
+from anabranch.wire.enum_names import enum_name
 
 SERVER = "server"
 _NO_ANSWER = ("it did not answer within", "its process ended", "the process of the functions")
@@ -244,5 +245,5 @@ class Judge:
 
 def _decision(verdict: verdict_pb2.Verdict) -> str | list[str]:
     if verdict.status == verdict_pb2.VERDICT_STATUS_REJECTED:
-        return errors_pb2.Reason.Name(verdict.reason).removeprefix("REASON_")
-    return [verdict_pb2.Outcome.Name(m.outcome).removeprefix("OUTCOME_") for m in verdict.mutations]
+        return enum_name(errors_pb2.Reason, verdict.reason)
+    return [enum_name(verdict_pb2.Outcome, m.outcome) for m in verdict.mutations]
