@@ -66,6 +66,7 @@ def test_every_field_that_a_writer_or_reader_of_the_log_meets_is_in_the_file() -
         position_pb2.ServerState,
         position_pb2.TableSum,
         verdict_pb2.Verdict,
+        verdict_pb2.MutationVerdict,
         value_pb2.Value,
     ):
         fields = {field.name for field in kind.DESCRIPTOR.fields}

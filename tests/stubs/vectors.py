@@ -203,6 +203,20 @@ def rejected() -> verdict_pb2.Verdict:
     )
 
 
+def merged() -> verdict_pb2.Verdict:
+    """The verdict of an applied batch."""
+    return verdict_pb2.Verdict(
+        batch_id=BATCH_ID,
+        status=verdict_pb2.VERDICT_STATUS_APPLIED,
+        position=1764300000123,
+        mutations=[
+            verdict_pb2.MutationVerdict(
+                index=1, outcome=verdict_pb2.OUTCOME_MERGED, table="todo", key=[text(BATCH_ID)], columns=["n"]
+            )
+        ],
+    )
+
+
 def messages() -> Iterator[tuple[str, Message]]:
     """Every vector: its name, and the message."""
     for arm, contents in ARMS.items():
@@ -249,6 +263,7 @@ def messages() -> Iterator[tuple[str, Message]]:
         ),
     )
     yield "rejected", rejected()
+    yield "merged", merged()
     yield "effect", change_pb2.Effect.FromString(effect())
     yield "group", group()
     yield (

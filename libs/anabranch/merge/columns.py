@@ -1,8 +1,9 @@
 """Policies of columns: how a column resolves two writes.
 
-``lww`` (no entry in ``Policy.columns``) and ``reject`` choose between two values and live in ``rows``. The ones in
-``COMPUTED`` take the stored value, the incoming one and the value that the device showed before it, and give the value
-to store. None of them reads a key, so the order in which updates come can't matter:
+``lww`` (no entry in ``Policy.columns``) and ``reject`` decide by who wrote when, and live in ``rows``. The ones in
+``COMPUTED`` decide by the values alone: they take the stored value, the incoming one and the value that the device
+showed before it, and give the value to store. None of them reads a key, so the order in which updates come can't
+matter:
 
 * ``max`` and ``min`` are joins of an order, ``union`` of sets: each commutes (of two updates either may come first),
   associates (devices, server and log may be put together in any grouping) and is idempotent (the same update twice is

@@ -33,7 +33,8 @@ class Outcome(IntEnum):
 
 
 class RejectionReason(IntEnum):
-    """Why the rules reject; the numbers are those of ``anabranch.v1.Reason``."""
+    """Why the rules reject; the numbers are those of ``anabranch.v1.Reason``. Each has its words in ``MESSAGES`` of the
+    resolver's ``group.rules``, CONSTRAINT those of its cause."""
 
     ROW_EXISTS = 1
     ROW_DELETED = 2

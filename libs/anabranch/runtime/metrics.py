@@ -1,8 +1,9 @@
 """Every metric of every service, in one table, and the instruments made from it.
 
-A service counts through ``count``, ``record`` and ``gauge``, by the name in the table. Dashboards and alerts
-are tested against ``prometheus_name``. Labels have few values (a status, a reason, a database); never a node
-or a principal. Until ``telemetry.start`` has run, nothing is exported.
+A name in the table has no unit: ``prometheus_name`` adds it. A service counts through ``count``, ``record`` and
+``gauge``, by the name in the table. Dashboards and alerts are tested against ``prometheus_name``. Labels have few
+values (a status, a reason, a database); never a node or a principal. Until ``telemetry.start`` has run, nothing is
+exported.
 """
 
 from __future__ import annotations

@@ -133,6 +133,8 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
     """Every reason for which a batch is rejected or a call fails. A failed call is a gRPC status with exactly one
     google.rpc.ErrorInfo whose domain is "anabranch" and whose reason is a name of this list without the prefix.
+    Numbers from 1 to 39 are reasons of batches, those from 40 of calls. More may come: a client tells one that it does
+    not know by its number, and treats the batch or the call as refused.
     """
 
 REASON_UNSPECIFIED: Reason.ValueType  # 0

@@ -18,6 +18,8 @@ ARRAY         ``tuple`` of cells of the element's kind, nested for further dimen
 LITERAL       ``str``, the type's text
 ============  ==========================================================================================
 
+A tuple is an array everywhere (rules, sums, SQLite, functions): no other kind's cell may be one.
+
 SQL NULL is ``None`` in every kind. An array with lower bounds other than one, and a timestamp beyond 64 bits of
 microseconds (after the year 294246), are held as :class:`Literal`, their Postgres text.
 """

@@ -30,7 +30,8 @@ class Kind(IntEnum):
 
 
 TEXT_KINDS = frozenset({Kind.STRING, Kind.DECIMAL, Kind.JSON, Kind.UUID, Kind.LITERAL})
-"""The kinds whose cells are text."""
+"""The kinds whose cells are text. A kind that is listed here has its text form in ``postgres_text``, ``sqlite``,
+``keys`` and ``binary_cells`` without more."""
 
 
 class NoFormError(AnabranchError, LookupError):

@@ -20,6 +20,10 @@ everything else, arrays of everything else             LITERAL
 
 A domain is carried as its base type; Postgres judges the domain's further checks. A LITERAL is the text that the type's
 output function prints (not the result of a cast to text: for inet and cidr they differ).
+
+A type that gets a kind of its own leaves LITERAL: every table that has it drifts then and must be added anew, and a
+release without the kind can't read it (devices set such a table aside). Where equal values print differently, as 1
+month and 30 days do, ``REFUSED_KEYS`` needs the kind; LITERAL refuses such keys already.
 """
 
 from __future__ import annotations

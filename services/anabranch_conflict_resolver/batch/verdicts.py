@@ -1,4 +1,8 @@
-"""Results of a group as verdicts: the bytes that are kept and sent."""
+"""Results of a group as verdicts: the bytes that are kept and sent.
+
+Verdicts without mutations are also made in ``anabranch_ingest.answers``, ``anabranch.wire.awaited``, this service's
+``captured.server_batches`` and ``explain``, and on devices in ``client.queue.sender`` and ``client.reading.rewind``.
+"""
 
 from __future__ import annotations
 

@@ -91,13 +91,14 @@ def _pending_before(progress: Progress, candidate: Candidate) -> str | None:
     return next((held for held, of in progress.view.held.items() if of == node and held < batch_id), None)
 
 
-_MESSAGES = {
+MESSAGES = {
     errors_pb2.REASON_ROW_EXISTS: "the row exists already",
     errors_pb2.REASON_ROW_DELETED: "another node deleted the row",
     errors_pb2.REASON_ROW_NOT_FOUND: "there is no such row",
     errors_pb2.REASON_ALREADY_DELETED: "the row was deleted already",
     errors_pb2.REASON_CONCURRENT_UPDATE: "another node changed the row, unseen by this one",
 }
+"""The words of a rejection by the rules that has none of its own."""
 
 
 def _rejection(view: View, candidate: Candidate, decision: Rejected) -> Rejection:
@@ -106,7 +107,7 @@ def _rejection(view: View, candidate: Candidate, decision: Rejected) -> Rejectio
     return Rejection(
         candidate.taken,
         int(decision.reason),
-        decision.text or _MESSAGES[reason],
+        decision.text or MESSAGES[reason],
         decision.mutation,
         decision.table,
         candidate.decoded.keys[at],

@@ -3,7 +3,8 @@
 The listener's session hears notifications as they come; every ``poll_interval_ms`` it also looks which databases have
 batches that are ready or due, for notifications that were missed, for other resolvers that died, and for batches whose
 time is up, and more often for captured changes, which no notification reports (``captured.watch``); and it ends claims
-whose holders are silent (see ``store.inbox.claim``). A listener without a session opens a new one; until then nothing
+whose holders are silent (see ``store.inbox.claim``). Every five seconds it gauges what waits; the janitor's ``census``
+tells the same gauges, for when no resolver is alive. A listener without a session opens a new one; until then nothing
 wakes the workers, and readiness says so.
 """
 
