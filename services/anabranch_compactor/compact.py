@@ -6,8 +6,8 @@ States of a run, in order; a run that ends in any of them before *published* has
 2. *written*: files under the run's own id. No other run writes there.
 3. *proven*: the files were read again, and their sums are those of the log and of the tables.
 4. *published*: one row in ``anabranch.compactions``. Of two runs over one stretch one gets there.
-5. *told*: the manifest is put beside the files, for readers without Postgres. If a run dies before, the next one puts
-   its manifest there.
+5. *announced*: the manifest is put beside the files, for readers without Postgres. If a run dies before, the next
+   one puts its manifest there.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from anabranch.clock import Clock
 from anabranch.runtime import metrics
 from anabranch.runtime.errors import CallError
 from anabranch.store.inbox.append import Arrival
-from anabranch.store.inbox.told import believe
+from anabranch.store.inbox.notified import open_verdicts
 from anabranch.store.inbox.verdicts import Key, SettledHead, decided
 from anabranch.store.nodes.tokens import Call
 from anabranch.store.session.availability import is_unavailable
@@ -59,7 +59,7 @@ class Ingest:
         self.memory = HeldBytes(settings.memory_max_bytes)
         self.databases = Databases(self._look_ups)
         self.seen = SeenPositions(self._histories, self.databases, clock)
-        self.databases.on_head = self.seen.told
+        self.databases.on_head = self.seen.note_head
         self._quota = Quota(self._look_ups, settings.principal_max_waiting_batches)
         self._appender = Appender(url, settings, self.waiting, clock)
 
@@ -174,14 +174,14 @@ class Ingest:
 
     def _take_verdicts(self, heard: Heard) -> None:
         """Deliver the verdicts in a notification; the others are looked up."""
-        head = self.databases.by_id(heard.database_id) if heard.told else None
+        head = self.databases.by_id(heard.database_id) if heard.verdicts else None
         if head is None:
             return
-        believed = believe(head.seal_key, head.id, heard.position, heard.told)
-        if believed is None:
+        opened = open_verdicts(head.seal_key, head.id, heard.position, heard.verdicts)
+        if opened is None:
             self._log_unsealed(head.name)
             return
-        chain, verdicts = believed
+        chain, verdicts = opened
         self.databases.advance(SettledHead(head.id, heard.position, chain))
         for batch_id, verdict in verdicts:
             self.waiting.decide((head.id, batch_id), verdict)

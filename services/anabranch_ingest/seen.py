@@ -41,7 +41,7 @@ class SeenPositions:
         self._generation += 1
         self._known.clear()
 
-    def told(self, head: DatabaseHead) -> None:
+    def note_head(self, head: DatabaseHead) -> None:
         """Note that this head goes out with answers from now on."""
         if self._remembering:
             self._add((head.id, head.epoch, head.position, head.token))

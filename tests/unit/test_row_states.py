@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.columnar.row_states import BaseRows, Change, Row, as_of, states, told
+from anabranch.columnar.row_states import BaseRows, Change, Row, as_of, states, whole_changes
 from anabranch.values import Column, Kind, Table
 
 REST = ("a", "b")
@@ -58,12 +58,12 @@ def test_a_later_change_with_the_values_before_tells_too() -> None:
         *[{"id": "k", "a": 5, "b": 8}] * 2,
         None,
     ]
-    assert told(TABLE, changes, none)[0].row == {"id": "k", "a": 5, "b": 7}
+    assert whole_changes(TABLE, changes, none)[0].row == {"id": "k", "a": 5, "b": 7}
 
 
 def test_what_the_log_has_beyond_the_files_goes_on_from_the_base() -> None:
     tail = [change(5, "update", {"a": 1}), change(6, "delete"), change(7, "insert", {"a": 2, "b": None})]
-    known = told(TABLE, tail, base(4, a=0, b=3))
+    known = whole_changes(TABLE, tail, base(4, a=0, b=3))
     assert [(one.row, one.before, one.complete) for one in known] == [
         ({"id": "k", "a": 1, "b": 3}, {"a": 0}, True),
         (None, {"a": 1, "b": 3}, True),
@@ -73,10 +73,10 @@ def test_what_the_log_has_beyond_the_files_goes_on_from_the_base() -> None:
 
 def test_a_batch_that_changed_nothing_makes_no_row_and_takes_none() -> None:
     none = change(1, "none")
-    assert told(TABLE, [none], BaseRows({}, 1))[0].row is None
-    assert told(TABLE, [none], base(1, a=1, b=2))[0].row == {"id": "k", "a": 1, "b": 2}
+    assert whole_changes(TABLE, [none], BaseRows({}, 1))[0].row is None
+    assert whole_changes(TABLE, [none], base(1, a=1, b=2))[0].row == {"id": "k", "a": 1, "b": 2}
     gone = [change(1, "insert", {"a": 1, "b": 2}), change(2, "delete"), change(3, "none")]
-    assert [one.row is None for one in told(TABLE, gone, BaseRows({}, 3))] == [False, True, True]
+    assert [one.row is None for one in whole_changes(TABLE, gone, BaseRows({}, 3))] == [False, True, True]
     assert [at(gone, BaseRows({}, 3), position) is None for position in (0, 1, 2, 3)] == [True, False, True, True]
 
 
@@ -163,6 +163,6 @@ def test_at_every_position_what_any_file_tells_is_known_and_nothing_else(history
             continue
         wanted = {n: cell for n, cell in row.items() if n == "id" or knowable(history, position, n)}
         assert state == then == wanted, position
-    for one, row in zip(told(TABLE, history.changes, history.base), history.truth[1:], strict=True):
+    for one, row in zip(whole_changes(TABLE, history.changes, history.base), history.truth[1:], strict=True):
         assert one.row is None or row is not None
         assert all(row is not None and row[n] == cell for n, cell in (one.row or {}).items())

@@ -108,10 +108,10 @@ class LakeTable:
         base = self.base(self.registrations[-1])
         return {} if base is None else dict(base.rows)
 
-    def told(self, of: Registration, tail: Iterable[Change] = (), *, key: Key | None = None) -> list[Change]:
+    def whole_changes(self, of: Registration, tail: Iterable[Change] = (), *, key: Key | None = None) -> list[Change]:
         """A registration's changes in the files and then those of ``tail``, with all known columns of their rows."""
         mine = [*self.changes(of, key=key), *(change for change in tail if of.has(change.position))]
-        return row_states.told(of.table, mine, self.base(of, key=key))
+        return row_states.whole_changes(of.table, mine, self.base(of, key=key))
 
     def as_of(self, position: int, tail: Iterable[Change] = ()) -> dict[Key, Row]:
         """The table's rows at a position, by key, each with the columns that are known."""

@@ -101,7 +101,7 @@ def _going_back(change: Change, before: Row | None, after: Row | None) -> Row | 
     return {**{name: cell for name, cell in after.items() if name not in change.changed}, **before}
 
 
-def told(table: Table, changes: Iterable[Change], base: BaseRows | None) -> list[Change]:
+def whole_changes(table: Table, changes: Iterable[Change], base: BaseRows | None) -> list[Change]:
     """Changes of one registration, each with all known columns of its row, in the order in which they come."""
     given = list(changes)
     of_key: dict[Key, list[int]] = {}
@@ -111,7 +111,7 @@ def told(table: Table, changes: Iterable[Change], base: BaseRows | None) -> list
     for key, places in of_key.items():
         mine = [given[at] for at in places]
         for at, (change, before, after) in zip(places, _steps(table, key, mine, base), strict=True):
-            done[at] = _told(table, change, before, after)
+            done[at] = _whole_change(table, change, before, after)
     return done
 
 
@@ -122,7 +122,7 @@ def _steps(
     return zip(changes, found[:-1], found[1:], strict=True)
 
 
-def _told(table: Table, change: Change, before: Row | None, after: Row | None) -> Change:
+def _whole_change(table: Table, change: Change, before: Row | None, after: Row | None) -> Change:
     names = {UPDATE: change.changed, DELETE: tuple(table.column_names)}.get(change.type, ())
     wanted = [name for name in names if name not in table.key_columns]
     known = {name: before[name] for name in wanted if before is not None and name in before}

@@ -109,7 +109,7 @@ def _parts(manifest: Manifest) -> dict[str, tuple[int, int]]:
 def _history(root: str, manifest: Manifest, key: str, conn: Session, database: Database) -> list[Step]:
     lake = LakeTable(root, manifest, SHOWN, file_codecs)
     names: dict[str, str] = dict(conn.execute(_NAMES, (database.id,)).fetchall())
-    changes = lake.told(lake.registrations[-1], key=key_cells(lake.table, key))
+    changes = lake.whole_changes(lake.registrations[-1], key=key_cells(lake.table, key))
     return [step for change in changes for step in _steps(change, lake.table.columns, names)]
 
 

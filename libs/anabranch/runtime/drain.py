@@ -7,9 +7,9 @@ own queue, even for a long time, and the calls that are sent meanwhile. Therefor
 * *holding*: from the moment at which the server is to stop, calls are taken and done as before, but none is answered
   (except those about health), so that no caller gets an answer and then sends its next call here. It lasts until no
   call came for a moment, because gRPC's queue is empty then, or ``HOLD_S`` where calls never cease.
-* *told*: each connection gets its GOAWAY, and behind it on the same connection the answers that were held: a caller
-  reads that it has to go elsewhere before it reads an answer. Calls under way go on, and are answered when they are
-  done.
+* *announced*: each connection gets its GOAWAY, and behind it on the same connection the answers that were held: a
+  caller reads that it has to go elsewhere before it reads an answer. Calls under way go on, and are answered when they
+  are done.
 * endless streams are sent to another server when their connections have had ``GOAWAY_S`` to read the GOAWAY, the others
   shortly before the drain is over; calls that are left then are cut off.
 
@@ -47,7 +47,7 @@ async def drain(server: grpc.aio.Server, streams: Streams, endless: frozenset[st
     stopped = asyncio.ensure_future(server.stop(max(0.0, until - time.monotonic())))
     # One turn of the event loop: ``stop`` takes its first step, which sends the GOAWAYs.
     await asyncio.sleep(0)
-    streams.told.set()
+    streams.announced.set()
     # A stream that ends before that is known is opened again on the same connection.
     await asyncio.wait({stopped}, timeout=min(GOAWAY_S, drain_s / 4))
     moved = streams.move(never_ends)

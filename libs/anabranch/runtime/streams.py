@@ -49,14 +49,14 @@ class Streams:
         """The number of calls, of any kind, that have come so far."""
         self._moving: Callable[[OpenStream], bool] = lambda stream: False
         self._stopping = stopping
-        self.told = asyncio.Event()
+        self.announced = asyncio.Event()
         """Whether the GOAWAY was sent: connections know that this server takes no more calls."""
 
     async def may_end(self) -> None:
         """Return when a call may be answered. Once the server is to stop, that is when the GOAWAY was sent: a caller
         that has its answer before would send the next call here."""
         if self._stopping.is_set():
-            await self.told.wait()
+            await self.announced.wait()
 
     def add(self, method: str, identity: Identity | None) -> OpenStream:
         """Note that the current task serves a stream. Raises CallError OVERLOADED, or UNAVAILABLE while

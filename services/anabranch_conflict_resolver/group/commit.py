@@ -33,7 +33,7 @@ from anabranch.merge import MutationType
 from anabranch.runtime.telemetry import span, tracing
 from anabranch.store.capture.captured import UndecodableError
 from anabranch.store.catalog.drift import fingerprint
-from anabranch.store.catalog.out_of_sync import tear
+from anabranch.store.catalog.out_of_sync import mark_torn
 from anabranch.store.inbox import take
 from anabranch.store.inbox.claim import allow, claim
 from anabranch.store.inbox.take import Head, Taken
@@ -105,7 +105,7 @@ def commit_group(
             conn.rollback()
         cache.more = False
         # Recorded in the database before anything is dropped, so that no reader goes on as if the log had it.
-        tear(conn, database_id, error.table, now_ms=now_ms)
+        mark_torn(conn, database_id, error.table, now_ms=now_ms)
         _log.error("captured changes are dropped: the table has to be registered anew", detail=str(error))
         assert isinstance(begun, _Begun), "captured changes are read by a group that has begun"
         return begun.rolled_back(drained=1)

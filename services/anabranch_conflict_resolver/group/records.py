@@ -17,8 +17,8 @@ from anabranch.store.catalog.sums import sum_to_bytes
 from anabranch.store.group import records as store
 from anabranch.store.group.chain import Joined, next_link
 from anabranch.store.group.records import BatchRow, ConflictRow, GroupRow, LogRow, SumRow
-from anabranch.store.inbox import take, told
-from anabranch.store.inbox.claim import patient
+from anabranch.store.inbox import notified, take
+from anabranch.store.inbox.claim import wait_as_usual
 from anabranch.store.inbox.take import Head
 from anabranch.store.log.seal import EMPTY_CHAIN
 from anabranch.store.session.at_once import together
@@ -256,7 +256,7 @@ def write(
     begun, changed = changed_versions(context.synced.tables, view)
     decided = records.decided
     few = len(records.log) + len(decided) <= FEW
-    patient(conn)
+    wait_as_usual(conn)
     with together(conn, few=few) as send:
         store.write_log(conn, database_id, position, records.log)
         store.insert_versions(conn, begun)
@@ -268,10 +268,12 @@ def write(
         store.accept(conn, database_id, sorted(records.greatest.items()))
         store.delete_inbox(conn, database_id, [*decided, *dropped])
         # The notification carries verdicts only as far as they have room in it.
-        verdicts = (told.Verdict(r.batch_id, r.payload_sha256, r.principal, r.verdict) for r in records.batches)
-        tell = partial(told.tell, context.synced.database.seal_key, database_id, position, link, verdicts)
+        verdicts = (notified.Verdict(r.batch_id, r.payload_sha256, r.principal, r.verdict) for r in records.batches)
+        verdicts_of = partial(
+            notified.seal_verdicts, context.synced.database.seal_key, database_id, position, link, verdicts
+        )
         traceparent = current_traceparent() or ""
-        store.notify_group(conn, database_id, position, [*decided, *dropped], traceparent, tell)
+        store.notify_group(conn, database_id, position, [*decided, *dropped], traceparent, verdicts_of)
         send()
         if records.parkings:
             take.park(conn, database_id, records.parkings)

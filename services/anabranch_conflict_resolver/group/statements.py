@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from anabranch.merge import MutationType, Outcome, RowState, Write, applied
 from anabranch.store.group.rows import Answer, Row
-from anabranch.store.inbox.claim import hurry
+from anabranch.store.inbox.claim import shorten_waits
 from anabranch.store.session.engine import Session
 from anabranch.values import Cell
 from anabranch.wire.effects import Effect
@@ -55,7 +55,7 @@ def carry_out(
         psycopg.Error: Postgres refused a statement.
     """
     with conn.pipeline():
-        hurry(conn)
+        shorten_waits(conn)
         pending, deleted = _send(conn, tables, jobs)
         if judge is not None:
             judge()

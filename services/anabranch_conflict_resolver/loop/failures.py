@@ -17,7 +17,7 @@ import structlog
 
 from anabranch.clock import Clock
 from anabranch.runtime import metrics
-from anabranch.store.catalog.out_of_sync import tear
+from anabranch.store.catalog.out_of_sync import mark_torn
 from anabranch.store.group import control
 from anabranch.store.group.waves import DatabaseError
 from anabranch.store.inbox import take
@@ -134,7 +134,7 @@ class Failures:
                 say = _log.error if failures % _PUBLISH_EACH == FAILURES_AT_MOST else _log.debug
                 say(text, database=name, failures=failures, detail=str(error))
                 return
-            tear(session, number, found.table, now_ms=now_ms)
+            mark_torn(session, number, found.table, now_ms=now_ms)
             session.commit()
         except DatabaseError as lost:
             _log.warning("no table was found to be at fault", database=name, detail=str(lost))

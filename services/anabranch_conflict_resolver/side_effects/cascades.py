@@ -194,5 +194,5 @@ def _needed(context: Context, progress: Progress, drained: Sequence[int], result
     there, free = needed.tables()
     if not there and not free:
         return False
-    steps = _arrived_steps(context, captured.read_leaned_on(conn, number, there, free, drained, MOST_ARRIVED))
+    steps = _arrived_steps(context, captured.read_depended_on(conn, number, there, free, drained, MOST_ARRIVED))
     return steps is None or needed.need_any(steps)

@@ -158,7 +158,7 @@ class Model:
         for name, rows in self.rows.items():
             table = self.writer.table(name)
             lake = LakeTable(self.lake.root, manifest, name, file_codecs)
-            base, changes = BaseRows(lake.rows(), manifest.to_position), lake.told(lake.registrations[-1])
+            base, changes = BaseRows(lake.rows(), manifest.to_position), lake.whole_changes(lake.registrations[-1])
             assert shown(base.rows, table.column_names) == {same(key): same(row) for key, row in rows.items()}, name
             assert [told(change, table.column_names) for change in changes] == list(map(same, self.told[name])), name
             assert all(change.complete for change in changes if change.type != "none"), name

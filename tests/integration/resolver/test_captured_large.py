@@ -9,7 +9,7 @@ import pytest
 
 from anabranch.merge import SERVER_NODE
 from anabranch.store.capture import captured, large
-from anabranch.store.catalog.out_of_sync import tear
+from anabranch.store.catalog.out_of_sync import mark_torn
 from anabranch.store.inbox.claim import open_session, session_options
 from anabranch.store.session.engine import Session
 from anabranch.testkit.oracle import read_server, replay
@@ -191,7 +191,7 @@ def test_a_large_transaction_with_keys_that_change_places_beside_a_torn_table(
     rig.sql("insert into app.t select j, 0 from generate_series(1, 98) j")
     rig.sql("insert into app.u select j, j from generate_series(1, 49) j")
     drain_all(rig)
-    tear(rig.conn, rig.database.id, "t")
+    mark_torn(rig.conn, rig.database.id, "t")
     with rig.session() as somebody:
         # Each takes the key that the next one gives up.
         for i in range(1, 50):

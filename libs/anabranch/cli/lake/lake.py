@@ -85,7 +85,7 @@ def _history(conn: Session, source: LakeSource, key: Key) -> Iterator[tuple[Tabl
     tail = source.tail(conn, key)
     for one in source.lake.registrations:
         if _key_columns(one) == _key_columns(source.lake.registrations[-1]):
-            yield one.table, source.lake.told(one, tail, key=key)
+            yield one.table, source.lake.whole_changes(one, tail, key=key)
 
 
 def _key_columns(registration: Registration) -> list[tuple[object, ...]]:

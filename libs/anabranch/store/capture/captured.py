@@ -31,7 +31,7 @@ __all__ = [
     "images",
     "read",
     "read_arrived",
-    "read_leaned_on",
+    "read_depended_on",
     "size",
     "tables_with_code",
     "take_own",
@@ -80,7 +80,7 @@ READ_ARRIVED = as_many_as_fit(
     "database_id = $1::int8::int and not (id = any($2::int8[])) and xid <> pg_current_xact_id()", "$3::int8", "$4::int8"
 )
 
-READ_LEANED_ON = as_many_as_fit(
+READ_DEPENDED_ON = as_many_as_fit(
     "database_id = $1::int8::int and not (id = any($4::int8[])) and xid <> pg_current_xact_id()"
     " and (type <> 3 and table_id = any($2::int8[]) or type <> 1 and table_id = any($3::int8[]))",
     "$5::int8",
@@ -200,7 +200,7 @@ def read_arrived(conn: Connection, database_id: int, but: Sequence[int], most: i
     return captured_of(run(conn, READ_ARRIVED, [int8(database_id), int8_array(but), int8(most), int8(MOST_BYTES)]))
 
 
-def read_leaned_on(
+def read_depended_on(
     conn: Connection,
     database_id: int,
     bringing: Collection[int],
@@ -213,7 +213,7 @@ def read_leaned_on(
     where they have more than ``MOST_BYTES``, and then one more than fits."""
     tables = [int8_array(sorted(bringing)), int8_array(sorted(removing))]
     parameters = [int8(database_id), *tables, int8_array(but), int8(most), int8(MOST_BYTES)]
-    return captured_of(run(conn, READ_LEANED_ON, parameters))
+    return captured_of(run(conn, READ_DEPENDED_ON, parameters))
 
 
 def take_own(

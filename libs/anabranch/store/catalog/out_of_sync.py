@@ -24,7 +24,7 @@ _CAPTURE_OFF = """
 update anabranch.synced_tables set capture_off_ms = %s
 where database_id = %s and name = %s returning id
 """
-_TEAR = """
+_MARK_TORN = """
 update anabranch.synced_tables set torn_ms = %s
 where database_id = %s and name = %s and torn_ms is null returning id
 """
@@ -58,9 +58,9 @@ def capture_off(
         raise refuse(what, TableRefusal.BUSY, "another session holds a lock on it; try again") from error
 
 
-def tear(conn: Connection, database_id: int, table: str, *, now_ms: int | None = None) -> None:
+def mark_torn(conn: Connection, database_id: int, table: str, *, now_ms: int | None = None) -> None:
     """Stop the sync of a table until it is removed and added anew, since the log will lack direct writes to it. The
     listeners are notified; a table that is torn already stays so."""
     with conn.transaction():
-        if conn.execute(_TEAR, (at_ms(now_ms), database_id, table)).fetchone() is not None:
+        if conn.execute(_MARK_TORN, (at_ms(now_ms), database_id, table)).fetchone() is not None:
             tell(conn, database_id)

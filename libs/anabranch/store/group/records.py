@@ -313,13 +313,13 @@ def notify_group(
     position: int,
     batch_ids: Sequence[str],
     traceparent: str = "",
-    told: Callable[[int], str | None] = lambda _: None,
+    verdicts_of: Callable[[int], str | None] = lambda _: None,
 ) -> None:
     """Notify the listeners of GROUPS_CHANNEL at commit, with as many payloads as the ids need, at least one.
-    ``traceparent`` is that of the group's span: readers that follow the log continue the trace. ``told`` takes a number
-    of characters and returns the group's verdicts (``store.inbox.told``), or None where they do not fit."""
+    ``traceparent`` is that of the group's span: readers that follow the log continue the trace. ``verdicts_of`` takes a
+    number of characters and returns the group's verdicts (``store.inbox.notified``), or None where they do not fit."""
     payloads = list(_payloads(f"{database_id}:{position}:", batch_ids))
-    verdicts = told(NOTIFY_BYTES - len(payloads[0]) - _TRACEPARENT_BYTES) if len(payloads) == 1 else None
+    verdicts = verdicts_of(NOTIFY_BYTES - len(payloads[0]) - _TRACEPARENT_BYTES) if len(payloads) == 1 else None
     if traceparent or verdicts:
         payloads[-1] += f";{traceparent}"
     if verdicts:

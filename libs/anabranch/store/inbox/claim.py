@@ -34,7 +34,7 @@ from weakref import WeakKeyDictionary
 import psycopg
 
 from anabranch.store.inbox.take import HEAD, Head
-from anabranch.store.session.binary import devote, run
+from anabranch.store.session.binary import dedicate, run
 from anabranch.store.session.channels import CATALOG_CHANNEL, CLAIM_LOCK_CLASS, INBOX_CHANNEL
 from anabranch.store.session.engine import CONNECT_S, SessionOptions, connect
 from anabranch.store.session.patience import bear
@@ -62,7 +62,7 @@ select pg_catalog.set_config('transaction_timeout', %(ms)s, false)
 where pg_catalog.current_setting('transaction_timeout', true) is not null
 """
 # A waiting session gives up before any other one has waited long enough to look for a deadlock, which would end it.
-# A transaction that has held locks for long can't know since when others wait for them: see hurry.
+# A transaction that has held locks for long can't know since when others wait for them: see shorten_waits.
 YIELD = """
 select pg_catalog.set_config('lock_timeout', least(%(ms)s::int, greatest(1, s.setting::int / 4))::text, false),
        s.setting::int
@@ -160,7 +160,7 @@ def open_session(url: str, options: SessionOptions) -> Connection:
     _young_s[conn] = deadlock_ms / 4_000
     conn.execute(LIMIT_TRANSACTIONS, {"ms": str(TRANSACTION_STATEMENTS * options.statement_timeout_ms)})
     conn.autocommit = False
-    devote(conn)
+    dedicate(conn)
     # At once, and not after some uses: only then the driver looks whether a statement came to be prepared. One of an
     # aborted pipeline did not, and would be missing ever after.
     conn.prepare_threshold = 0
@@ -192,7 +192,7 @@ _begun_s: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
 _lock_timeouts: WeakKeyDictionary[Connection, str] = WeakKeyDictionary()
 
 
-def hurry(conn: Connection) -> None:
+def shorten_waits(conn: Connection) -> None:
     """Let a claiming transaction that is no longer young give up at once where it would wait for a lock: a session that
     waits for it might look for a deadlock just then, find one, and fail. Call this before statements that may wait, and
     again after a rollback to a savepoint. It sends at most one statement, whose answer no caller needs."""
@@ -200,9 +200,9 @@ def hurry(conn: Connection) -> None:
         run(conn, SHORTEN_WAITS, ())
 
 
-def patient(conn: Connection) -> None:
-    """Let a transaction after ``hurry`` wait as usual again: for rows of our own tables. Other sessions hold these for
-    the length of an append, and none of them can wait for a row of the application."""
+def wait_as_usual(conn: Connection) -> None:
+    """Let a transaction after ``shorten_waits`` wait as usual again: for rows of our own tables. Other sessions hold
+    these for the length of an append, and none of them can wait for a row of the application."""
     if _is_old(conn):
         run(conn, WAIT_AS_USUAL, [text(_lock_timeouts[conn])])
 

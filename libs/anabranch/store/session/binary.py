@@ -55,7 +55,7 @@ def _read_raw(adapters: AdaptersMap) -> None:
 _dedicated: WeakSet[Connection] = WeakSet()
 
 
-def devote(conn: Connection) -> None:
+def dedicate(conn: Connection) -> None:
     """Let all cursors of a session take Parameters and read as those of ``cursor`` do: they then cost nothing to make.
     Only for sessions that read no timestamps in any other way."""
     adapt(conn.adapters)

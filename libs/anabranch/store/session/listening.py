@@ -19,14 +19,14 @@ _log = structlog.get_logger()
 @dataclass(frozen=True, slots=True)
 class Heard:
     """A notification. Of a group: its position and the ids of its batches, or some of them, the traceparent of its span
-    where it has one, and its verdicts (``store.inbox.told``) where they have room. Of a change of the catalog:
+    where it has one, and its verdicts (``store.inbox.notified``) where they have room. Of a change of the catalog:
     position 0 and no ids."""
 
     database_id: int
     position: int
     batch_ids: tuple[str, ...]
     traceparent: str = ""
-    told: str = ""
+    verdicts: str = ""
 
 
 async def open_listener(url: str, *, application_name: str) -> AsyncSession:
@@ -69,7 +69,7 @@ def understood(channel: str, payload: str) -> Heard | None:
             return Heard(int(payload), 0, ())
         database, position, rest = payload.split(":", 2)
         ids, _, rest = rest.partition(";")
-        traceparent, _, told = rest.partition(";")
-        return Heard(int(database), int(position), tuple(ids.split(",")), traceparent, told)
+        traceparent, _, verdicts = rest.partition(";")
+        return Heard(int(database), int(position), tuple(ids.split(",")), traceparent, verdicts)
     except ValueError:
         return None

@@ -85,7 +85,7 @@ def _changes(lake: LakeTable, logged: Sequence[tuple[Any, ...]], before: Mapping
     """Every change and the row before and after it, and all rows at some positions, are what the log makes of the rows
     ``before``. From the first base on, at ``based``, everything is known; before that, known values are right."""
     table = lake.table
-    told = lake.told(lake.registrations[-1])
+    told = lake.whole_changes(lake.registrations[-1])
     assert len(told) == len(logged), f"{table.name}: {len(told)} changes in files, {len(logged)} in the log"
     rows = dict(before)
     positions = sorted({row[0] for row in logged})

@@ -33,7 +33,7 @@ class Verdict(NamedTuple):
     verdict: bytes
 
 
-def tell(
+def seal_verdicts(
     seal_key: bytes, database_id: int, position: int, chain: bytes, verdicts: Iterable[Verdict], most: int
 ) -> str | None:
     """The text for a notification; None where it would be longer than ``most`` characters."""
@@ -52,7 +52,7 @@ def tell(
     return text if len(text) <= most else None
 
 
-def believe(
+def open_verdicts(
     seal_key: bytes, database_id: int, position: int, text: str
 ) -> tuple[bytes, list[tuple[str, DecidedBatch]]] | None:
     """The chain's hash after the group, and its verdicts by batch id; None where the seal does not fit."""

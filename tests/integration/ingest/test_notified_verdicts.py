@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from hashlib import sha256
 
-from anabranch.store.inbox import told
+from anabranch.store.inbox import notified
 from anabranch.store.session.channels import GROUPS_CHANNEL
 from anabranch.store.session.engine import connect
 from anabranch.testkit.ingest_rig import Device, IngestRig, batch_id
@@ -46,8 +46,8 @@ class Told:
             verdict = verdict_pb2.Verdict(
                 batch_id=self.id, status=verdict_pb2.VERDICT_STATUS_APPLIED, position=7, message="told"
             )
-            one = told.Verdict(self.id, sha256(self.payload).digest(), principal or of, verdict.SerializeToString())
-            text = told.tell(key or own_key, database_id, 7, CHAIN, [one], 4_000)
+            one = notified.Verdict(self.id, sha256(self.payload).digest(), principal or of, verdict.SerializeToString())
+            text = notified.seal_verdicts(key or own_key, database_id, 7, CHAIN, [one], 4_000)
             for _ in range(times):
                 conn.execute("select pg_notify(%s, %s)", (GROUPS_CHANNEL, f"{database_id}:7:{self.id};;{text}"))
 

@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from anabranch.store.inbox.told import Verdict, believe, tell
+from anabranch.store.inbox.notified import Verdict, open_verdicts, seal_verdicts
 from anabranch.store.inbox.verdicts import DecidedBatch
 
 KEY, CHAIN, SHA256 = b"k" * 32, b"c" * 16, bytes(range(32))
@@ -15,13 +15,13 @@ ROOM = 1_000
 
 
 def told() -> str:
-    text = tell(KEY, 3, 17, CHAIN, VERDICTS, ROOM)
+    text = seal_verdicts(KEY, 3, 17, CHAIN, VERDICTS, ROOM)
     assert text is not None
     return text
 
 
 def test_what_is_told_is_heard() -> None:
-    assert believe(KEY, 3, 17, told()) == (
+    assert open_verdicts(KEY, 3, 17, told()) == (
         CHAIN,
         [("A", DecidedBatch(SHA256, "user:é", b"yes", 17)), ("B", DecidedBatch(SHA256[::-1], "", b"", 17))],
     )
@@ -35,21 +35,21 @@ def test_a_text_has_nothing_that_parts_a_notification() -> None:
 def test_one_changed_bit_is_not_believed(at: int) -> None:
     raw = bytearray(base64.b64decode(told()))
     raw[at % len(raw)] ^= 1
-    assert believe(KEY, 3, 17, base64.b64encode(raw).decode()) is None
+    assert open_verdicts(KEY, 3, 17, base64.b64encode(raw).decode()) is None
 
 
 @pytest.mark.parametrize(("key", "database", "position"), [(b"x" * 32, 3, 17), (KEY, 4, 17), (KEY, 3, 18)])
 def test_another_key_database_or_position_is_not_believed(key: bytes, database: int, position: int) -> None:
-    assert believe(key, database, position, told()) is None
+    assert open_verdicts(key, database, position, told()) is None
 
 
 @pytest.mark.parametrize("text", ["x", "====", "AAAA", "é"])
 def test_what_anybody_may_send_is_not_believed(text: str) -> None:
-    assert believe(KEY, 3, 17, text) is None
+    assert open_verdicts(KEY, 3, 17, text) is None
 
 
 def test_what_has_no_room_is_not_told() -> None:
     length = len(told())
-    assert tell(KEY, 3, 17, CHAIN, VERDICTS, length) == told()
-    assert tell(KEY, 3, 17, CHAIN, VERDICTS, length - 1) is None
-    assert tell(KEY, 3, 17, CHAIN, [Verdict("A", SHA256, "", bytes(100_000))], ROOM) is None
+    assert seal_verdicts(KEY, 3, 17, CHAIN, VERDICTS, length) == told()
+    assert seal_verdicts(KEY, 3, 17, CHAIN, VERDICTS, length - 1) is None
+    assert seal_verdicts(KEY, 3, 17, CHAIN, [Verdict("A", SHA256, "", bytes(100_000))], ROOM) is None
