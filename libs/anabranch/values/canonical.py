@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from operator import itemgetter
 from typing import Any
@@ -45,7 +46,9 @@ Encoder = Callable[[Any], bytes]
 """Converts a cell to its encoding. The encoders of a RowEncoder's columns put the column's name before it."""
 
 
+@lru_cache(maxsize=4096)
 def _text(tag: int, prefix: bytes) -> Encoder:
+    # Kept: a table is compiled anew whenever its description changes, mostly with the columns that it had.
     null = prefix + b"\x00"
     head = prefix + bytes((tag,))
     heads = tuple(head + _pack_u32(n) for n in range(_SHORT))
