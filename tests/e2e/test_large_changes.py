@@ -28,6 +28,8 @@ from anabranch.testkit.process_memory import KNOWN, forget_peak, has_bytes, peak
 from anabranch.testkit.remote import remote_of
 from anabranch.testkit.stack import Stack
 
+pytestmark = pytest.mark.long
+
 MIB = 2**20
 TABLES = """
 create schema large;

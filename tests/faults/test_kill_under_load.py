@@ -29,6 +29,8 @@ from anabranch.testkit.stack import Stack
 from anabranch.testkit.torture import checks, tables
 from anabranch.testkit.torture.processes import Node
 
+pytestmark = pytest.mark.long
+
 SEED = int(os.environ.get("ANABRANCH_TEST_SEED", "20250607"))
 DEVICES = 4
 NAME = tables.NAME

@@ -31,6 +31,8 @@ from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.remote import remote_of
 from anabranch.testkit.stack import Stack
 
+pytestmark = pytest.mark.long
+
 KILLS_IN_PULL = 15
 KILLS_IN_LOG = 15
 ROWS = 30_000
