@@ -60,7 +60,7 @@ UNIQUE = ("body",)
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """Where a file's commits cost no disk: what survives a crash is for other tests."""
-EXAMPLES, MANY_EXAMPLES = 250, 2_500
+EXAMPLES, MANY_EXAMPLES = 60, 1_200
 ROUNDS = 4
 """As many times as many histories are told at most until everything has come about."""
 WANTED = (

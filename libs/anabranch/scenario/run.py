@@ -87,9 +87,13 @@ class Runner:
         if _takes_the_server_back(scenario):
             with Ground(folder / "ground", self._nodes_from()) as own:
                 return tell(World(own, scenario, folder / "nodes"))
+        return tell(World(self.ground(), scenario, folder / "nodes"))
+
+    def ground(self) -> Ground:
+        """The services and the Postgres that stories share, started where they are not there yet."""
         if self._shared is None:
             self._shared = self._ends.enter_context(Ground(self._folder / f"ground{self._count}", self._nodes_from()))
-        return tell(World(self._shared, scenario, folder / "nodes"))
+        return self._shared
 
     def _nodes_from(self) -> Nursery:
         if self._nursery is None:
