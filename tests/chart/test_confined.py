@@ -23,7 +23,7 @@ from anabranch.ports import free_port
 from anabranch.runtime.children import Child, Program
 from anabranch.runtime.fleet import SERVICES
 from anabranch.runtime.health import PROBE_OPTIONS, becomes_ready
-from anabranch.store.nodes import api_keys
+from anabranch.store.nodes import key_administration
 from anabranch.store.session.engine import connect
 from anabranch.testkit.databases import TestDatabases
 from anabranch.v1 import retention_pb2, retention_pb2_grpc
@@ -161,7 +161,7 @@ def test_services_and_commands_do_their_work(kept: Path, databases: TestDatabase
             ("ingest", "ingest"), ("snapshot", "snapshot"), ("resolver", "conflict-resolver"))]  # fmt: skip
         assert "works: one device wrote a row and another read it" in run(kept, url, "smoke", *where)
         with connect(url, application_name="test", autocommit=True) as conn:
-            key = api_keys.create(conn, subject="test", role="admin", database=None, now_ms=1)
+            key = key_administration.create(conn, subject="test", role="admin", database=None, now_ms=1)
         with grpc.insecure_channel(addresses["retention-janitor"]) as channel:
             swept = retention_pb2_grpc.RetentionJanitorServiceStub(channel).RunSweep(
                 retention_pb2.RunSweepRequest(db_name="anabranch-smoke"),

@@ -11,7 +11,7 @@ from contextlib import closing
 import pytest
 
 from anabranch.client import CallFailed, State
-from anabranch.store.nodes import api_keys
+from anabranch.store.nodes import api_keys, key_administration
 from anabranch.testkit.stack import Stack
 from anabranch.testkit.story import Teller, new_id
 from anabranch.testkit.waiting import until
@@ -99,7 +99,7 @@ def test_a_device_that_slept_past_its_tokens_end_gets_a_new_one_and_drops_nothin
     a.insert("todo", {"id": "x", "title": "made before the end"})
     parts = api_keys.split_key(a.key)
     assert parts is not None
-    assert api_keys.revoke(told.conn, parts[0], 1)
+    assert key_administration.revoke(told.conn, parts[0], 1)
     states: list[State] = []
     a.db.on_state(states.append)
 

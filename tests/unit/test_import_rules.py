@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,14 @@ NOT_ON_A_DEVICE = {
     "pydantic",
     "pandas",
 }
+
+
+SERVICES = ("compactor", "conflict_resolver", "ingest", "retention_janitor", "snapshot")
+LOADED = """
+import importlib, sys
+importlib.import_module(f"anabranch_{sys.argv[1]}.__main__")
+print(sorted({name.partition(".")[0] for name in sys.modules} & {"alembic", "sqlalchemy"}))
+"""
 
 
 def imported_modules(source: Path) -> Iterator[str]:
@@ -85,3 +94,11 @@ def test_a_device_installs_nothing_of_the_server() -> None:
             continue  # asked for on other platforms or Python versions only: not installed here
     assert not seen & NOT_ON_A_DEVICE
     assert len(seen) < 15, sorted(seen)
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_loads_neither_sqlalchemy_nor_alembic(service: str) -> None:
+    """They would cost it a third of its start. That it loads them later neither, import rules hold."""
+    command = [sys.executable, "-c", LOADED, service]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr

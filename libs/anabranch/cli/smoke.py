@@ -23,7 +23,8 @@ from anabranch.client.remote import Tls
 from anabranch.store.catalog import smoke
 from anabranch.store.catalog.databases import load_databases
 from anabranch.store.catalog.registration import add_table, create_database
-from anabranch.store.nodes import api_keys
+from anabranch.store.nodes import key_administration
+from anabranch.store.nodes.api_keys import split_key
 from anabranch.store.session.engine import Session
 
 DATABASE = "anabranch-smoke"
@@ -58,7 +59,7 @@ def run(
     with catalog_session(postgres_url, data_dir, "smoke") as conn:
         _prepare(conn)
         now_ms = time.time_ns() // 1_000_000
-        key = api_keys.create(
+        key = key_administration.create(
             conn, subject="anabranch-smoke", role="device", database=DATABASE, now_ms=now_ms, expires_ms=now_ms + KEY_MS
         )
         try:
@@ -66,9 +67,9 @@ def run(
             with tempfile.TemporaryDirectory(prefix="anabranch-smoke-") as folder:
                 took_s = _round_trip(Path(folder), remote, key, tls)
         finally:
-            parts = api_keys.split_key(key)
+            parts = split_key(key)
             assert parts is not None
-            api_keys.revoke(conn, parts[0], time.time_ns() // 1_000_000)
+            key_administration.revoke(conn, parts[0], time.time_ns() // 1_000_000)
     typer.echo(f"works: one device wrote a row and another read it, {took_s:.2f} s")
 
 

@@ -44,7 +44,7 @@ from anabranch.ports import HOST, NoFreePort, is_free
 from anabranch.runtime.fleet import SERVICES, Fleet, FleetError
 from anabranch.runtime.fleet_watch import FleetWatch
 from anabranch.store import migrate, revisions
-from anabranch.store.nodes import api_keys
+from anabranch.store.nodes import api_keys, key_administration
 from anabranch.store.session.availability import is_unavailable
 from anabranch.store.session.engine import connect
 
@@ -178,7 +178,7 @@ def _admin_key(data_dir: Path, url: str, note: Say, say: Say) -> str:
             if api_keys.is_good(conn, key, _now_ms()):
                 return key
             say(f"{file} is not a good key of this Postgres; making another")
-        key = api_keys.create(conn, subject="admin", role="admin", database=None, now_ms=_now_ms())
+        key = key_administration.create(conn, subject="admin", role="admin", database=None, now_ms=_now_ms())
     write_private(file, f"{key}\n")
     note(f"made a key with the role admin: {file}")
     return key

@@ -16,7 +16,7 @@ from anabranch.ports import free_port
 from anabranch.runtime.children import Child, Program
 from anabranch.runtime.errors import error_info
 from anabranch.runtime.health import PROBE_OPTIONS, becomes_ready
-from anabranch.store.nodes import api_keys
+from anabranch.store.nodes import api_keys, key_administration
 from anabranch.store.session.engine import connect
 from anabranch.v1 import change_pb2, change_pb2_grpc
 
@@ -61,7 +61,7 @@ class Echo:
     ) -> str:
         """A new API key."""
         with connect(self.database_url, application_name="echo", autocommit=True) as conn:
-            return api_keys.create(
+            return key_administration.create(
                 conn, subject=subject, role=role, database=database, now_ms=now_ms(), expires_ms=expires_ms
             )
 
@@ -70,7 +70,7 @@ class Echo:
         parts = api_keys.split_key(key)
         assert parts is not None
         with connect(self.database_url, application_name="echo", autocommit=True) as conn:
-            assert api_keys.revoke(conn, parts[0], now_ms())
+            assert key_administration.revoke(conn, parts[0], now_ms())
 
 
 def now_ms() -> int:

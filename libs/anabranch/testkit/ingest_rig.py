@@ -20,7 +20,7 @@ from anabranch.clock import set_offset
 from anabranch.errors import AnabranchError
 from anabranch.runtime.errors import error_info
 from anabranch.store.catalog.registration import create_database
-from anabranch.store.nodes import api_keys
+from anabranch.store.nodes import key_administration
 from anabranch.store.session.engine import connect
 from anabranch.testkit.service_rig import ServiceRig
 from anabranch.v1 import batch_pb2, ingest_pb2, ingest_pb2_grpc, position_pb2, value_pb2
@@ -43,7 +43,7 @@ class IngestRig(ServiceRig):
     def new_key(self, subject: str, database: str | None = None) -> str:
         """A device's API key."""
         with connect(self.url, application_name="test", autocommit=True) as conn:
-            return api_keys.create(conn, subject=subject, role="device", database=database, now_ms=1)
+            return key_administration.create(conn, subject=subject, role="device", database=database, now_ms=1)
 
     def arm(self, point: str, number: int = 0) -> int:
         """Have a process die at a fault point, once. Returns its deaths so far, for ``wait_died``."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ulid import ULID
 
-from anabranch.store.nodes import api_keys
+from anabranch.store.nodes import key_administration
 from anabranch.store.session.engine import connect
 from anabranch.testkit.exposition import shown
 from anabranch.testkit.service_rig import ServiceRig
@@ -24,7 +24,7 @@ class SnapshotRig(ServiceRig):
         """A reader with a key and a node of its own, of a principal of its own unless ``subject`` names one."""
         with connect(self.url, application_name="test", autocommit=True) as conn:
             subject = subject or f"user-{ULID()}"
-            key = api_keys.create(conn, subject=subject, role="device", database=database, now_ms=1)
+            key = key_administration.create(conn, subject=subject, role="device", database=database, now_ms=1)
         return Reader(self.addresses[number], key, db_name)
 
     def metric(self, name: str, number: int = 0, **labels: str) -> float:

@@ -23,7 +23,7 @@ from typing import Self
 from anabranch import clock, faults
 from anabranch.runtime.fleet import READY_TIMEOUT_S, SERVICES, Fleet
 from anabranch.store import migrate
-from anabranch.store.nodes import api_keys
+from anabranch.store.nodes import api_keys, key_administration
 from anabranch.store.session.engine import connect
 
 STOP_PATIENCE_S = 15.0
@@ -102,7 +102,7 @@ class Stack:
         """A new API key. Raises UnknownDatabaseError where ``database`` names none."""
         with connect(self.database_url, application_name="anabranch-stack", autocommit=True) as conn:
             now_ms = clock.Clock().now_ms()
-            return api_keys.create(conn, subject=subject, role=role, database=database, now_ms=now_ms)
+            return key_administration.create(conn, subject=subject, role=role, database=database, now_ms=now_ms)
 
     def pid(self, name: str) -> int | None:
         """The process id of a service; None while it is dead."""

@@ -9,6 +9,7 @@ from typer.testing import CliRunner, Result
 
 from anabranch.cli.app import app
 from anabranch.store.catalog.registration import add_table, create_database
+from anabranch.store.nodes.known import known_nodes
 from anabranch.store.session.engine import Session
 from anabranch.testkit.log_writer import LogWriter
 
@@ -66,6 +67,21 @@ def test_nodes_are_listed_with_what_they_hold(head: int, migrated_url: str) -> N
     assert (first["id"], first["holds"], first["dead_letters"]) == (OLD, True, 4)
     assert first["dead_letters_of"] == [["CONSTRAINT", "t", 3], ["EXPIRED", "", 1]]
     assert (second["id"], second["holds"], second["behind_ms"], second["told_ms"]) == (NEW, False, 0, None)
+
+
+def test_nodes_come_in_pages_by_their_id(head: int, conn: Session) -> None:
+    conn.execute(NODE, (TWIN, "twin", "p", 0, head))
+    pages: list[list[tuple[str, int]]] = []
+    after = ""
+    while len(pages) < 4:
+        page = known_nodes(conn, "shop", after, most=2)
+        assert page is not None
+        pages.append([(node.id, node.dead_letters) for node in page.nodes])
+        after = page.after
+        if not after:
+            break
+    assert pages == [[(OLD, 4), (NEW, 0)], [(TWIN, 0)]]
+    assert known_nodes(conn, "nowhere") is None
 
 
 def test_a_node_is_forgotten_by_name_or_id_and_no_longer_holds_the_log(

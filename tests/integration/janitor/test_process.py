@@ -19,7 +19,7 @@ from anabranch.cli.app import app
 from anabranch.ports import free_port
 from anabranch.runtime.children import Child, Program
 from anabranch.runtime.health import PROBE_OPTIONS, becomes_ready
-from anabranch.store.nodes import api_keys
+from anabranch.store.nodes import key_administration
 from anabranch.v1 import retention_pb2, retention_pb2_grpc
 
 PATIENCE_S = 30.0
@@ -31,8 +31,8 @@ class Rig:
     def __init__(self, ground: Ground, folder: Path, days: float, environment: Mapping[str, str]) -> None:
         self.address = f"127.0.0.1:{free_port()}"
         self.fault_file = folder / "faults"
-        self.key = api_keys.create(ground.conn, subject="admin", role="admin", database=None, now_ms=1)
-        self.device = api_keys.create(ground.conn, subject="device", role="device", database="app", now_ms=1)
+        self.key = key_administration.create(ground.conn, subject="admin", role="admin", database=None, now_ms=1)
+        self.device = key_administration.create(ground.conn, subject="device", role="device", database="app", now_ms=1)
         clock.set_offset(folder / "clock", round(days * DAY_MS))
         program = Program(
             name="janitor",

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 
 from anabranch.clock import Clock
-from anabranch.store.nodes import api_keys
+from anabranch.store.nodes import key_administration
 from anabranch.testkit.resolver_rig import Made, ResolverRig, RigNode
 from anabranch.v1 import batch_pb2, resolver_pb2, resolver_pb2_grpc, verdict_pb2
 
@@ -31,7 +31,7 @@ class Service:
 
     def _metadata(self, subject: str) -> tuple[tuple[str, str], ...]:
         if subject not in self._keys:
-            self._keys[subject] = api_keys.create(
+            self._keys[subject] = key_administration.create(
                 self.rig.conn, subject=subject, role="device", database="app", now_ms=Clock().now_ms()
             )
         return (("authorization", f"Bearer {self._keys[subject]}"),)

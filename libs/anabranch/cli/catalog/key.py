@@ -13,8 +13,8 @@ from rich.console import Console
 from anabranch import limits
 from anabranch.cli.installation import DataDir, PostgresUrl, fail, find_postgres
 from anabranch.cli.lines import listing, show
-from anabranch.store.nodes import api_keys
-from anabranch.store.nodes.api_keys import ApiKey, Role
+from anabranch.store.nodes import key_administration
+from anabranch.store.nodes.api_keys import ApiKey, Role, split_key
 from anabranch.store.session.engine import connect
 
 app = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys.")
@@ -54,10 +54,10 @@ def create(
     url = find_postgres(postgres_url, data_dir)
     with connect(url, application_name=_APPLICATION_NAME, autocommit=True) as conn:
         try:
-            key = api_keys.create(
+            key = key_administration.create(
                 conn, subject=subject, role=role, database=database, now_ms=now_ms, expires_ms=expires_ms
             )
-        except api_keys.KeyOfNoDatabaseError:
+        except key_administration.KeyOfNoDatabaseError:
             fail(f"there is no database {database!r}; `anabranch database create` makes one")
     typer.echo(key)
 
@@ -72,7 +72,7 @@ def list_(
     now_ms = _now_ms()
     url = find_postgres(postgres_url, data_dir)
     with connect(url, application_name=_APPLICATION_NAME, autocommit=True) as conn:
-        keys = api_keys.list_keys(conn)
+        keys = key_administration.list_keys(conn)
     if as_json:
         typer.echo(json.dumps([_as_json(key, now_ms) for key in keys], indent=2))
         return
@@ -100,11 +100,11 @@ def revoke(
     postgres_url: PostgresUrl = None,
 ) -> None:
     """End a key. Services notice within seconds, and end its open streams."""
-    parts = api_keys.split_key(key)
+    parts = split_key(key)
     key_id = key if parts is None else parts[0]
     url = find_postgres(postgres_url, data_dir)
     with connect(url, application_name=_APPLICATION_NAME, autocommit=True) as conn:
-        if not api_keys.revoke(conn, key_id, _now_ms()):
+        if not key_administration.revoke(conn, key_id, _now_ms()):
             fail(f"there is no key {key_id} that could be revoked")
     typer.echo(f"revoked {key_id}")
 

@@ -12,29 +12,50 @@ from typing import Any
 
 import psycopg
 from psycopg.types.json import Jsonb
+from sqlalchemy import Text, bindparam, cast, func, select, update
 
 from anabranch.merge import function_of
 from anabranch.store.catalog.databases import Database, UnknownDatabaseError, load_database
 from anabranch.store.catalog.policy import PolicyError, changed, database_policy, table_policy
 from anabranch.store.catalog.refusals import Refused, TableRefusal, policy_refusals
 from anabranch.store.catalog.registration import RegistrationError
+from anabranch.store.schema import DATABASES, SYNCED_TABLES
 from anabranch.store.session.channels import CATALOG_CHANNEL, CLAIM_LOCK_CLASS
+from anabranch.store.session.core import execute
 
 _LOCK_TIMEOUT = "select set_config('lock_timeout', %s, true)"
 LOCK_TIMEOUT_MS = 10_000
 """How long a change waits for the groups of the database."""
 _CLAIM = "select pg_advisory_xact_lock(%s, %s)"
-# Read under the claim: of two changes at once neither must be lost.
-_DATABASE_POLICY = "select id, policy from anabranch.databases where name = %s for no key update"
-_TABLE_POLICY = "select policy from anabranch.synced_tables where database_id = %s and name = %s for no key update"
-_SET_DATABASE = "update anabranch.databases set policy = %s where id = %s"
-_SET_TABLE = "update anabranch.synced_tables set policy = %s where database_id = %s and name = %s"
-_CHANGED = """
-with changed as (
-    update anabranch.databases set schema_version = schema_version + 1 where id = %s returning id
+# Policies are read under the claim: of two changes at once neither must be lost.
+_DATABASE_POLICY = (
+    select(DATABASES.c.id, DATABASES.c.policy)
+    .where(DATABASES.c.name == bindparam("database"))
+    .with_for_update(key_share=True)
 )
-select pg_notify(%s, id::text) from changed
-"""
+"""A database's number and policy, locked."""
+_TABLE_POLICY = (
+    select(SYNCED_TABLES.c.policy)
+    .where(SYNCED_TABLES.c.database_id == bindparam("number"), SYNCED_TABLES.c.name == bindparam("table"))
+    .with_for_update(key_share=True)
+)
+"""The policy of a synced table, locked."""
+_SET_DATABASE = update(DATABASES).where(DATABASES.c.id == bindparam("number")).values(policy=bindparam("after"))
+_SET_TABLE = (
+    update(SYNCED_TABLES)
+    .where(SYNCED_TABLES.c.database_id == bindparam("number"), SYNCED_TABLES.c.name == bindparam("table"))
+    .values(policy=bindparam("after"))
+)
+# The version that services and devices compare.
+_MOVED = (
+    update(DATABASES)
+    .where(DATABASES.c.id == bindparam("number"))
+    .values(schema_version=DATABASES.c.schema_version + 1)
+    .returning(DATABASES.c.id)
+    .cte("moved")
+)
+_PUBLISH = select(func.pg_notify(bindparam("channel", type_=Text), cast(_MOVED.c.id, Text)))
+"""Moves the schema version, and says so."""
 
 
 def set_database_policy(conn: psycopg.Connection[Any], name: str, changes: Mapping[str, Any]) -> Database:
@@ -49,7 +70,7 @@ def set_database_policy(conn: psycopg.Connection[Any], name: str, changes: Mappi
             number, policy = _claimed(conn, what, name)
             after = changed(policy, changes)
             database_policy(after)
-            conn.execute(_SET_DATABASE, (Jsonb(after), number))
+            execute(conn, _SET_DATABASE, after=Jsonb(after), number=number)
             return _published(conn, number, name)
     except PolicyError as error:
         raise _refuse(what, TableRefusal.INVALID_POLICY, str(error)) from error
@@ -75,7 +96,7 @@ def set_table_policy(
         with conn.transaction():
             number, _ = _claimed(conn, what, database)
             found = load_database(conn, database)
-            row = conn.execute(_TABLE_POLICY, (number, table)).fetchone()
+            row = execute(conn, _TABLE_POLICY, number=number, table=table).fetchone()
             if row is None:
                 raise _refuse(what, TableRefusal.NOT_SYNCED, f'"{table}" is no synced table of "{database}"')
             after = changed(row[0], changes)
@@ -85,7 +106,7 @@ def set_table_policy(
             refusals += unknown_functions(policy.columns, functions)
             if refusals:
                 raise RegistrationError(what, refusals)
-            conn.execute(_SET_TABLE, (Jsonb(after), number, table))
+            execute(conn, _SET_TABLE, after=Jsonb(after), number=number, table=table)
             return _published(conn, number, database)
     except PolicyError as error:
         raise _refuse(what, TableRefusal.INVALID_POLICY, str(error)) from error
@@ -113,14 +134,14 @@ def _claimed(conn: psycopg.Connection[Any], what: str, name: str) -> tuple[int, 
     except UnknownDatabaseError as error:
         raise _refuse(what, TableRefusal.UNKNOWN_DATABASE, str(error)) from error
     conn.execute(_CLAIM, (CLAIM_LOCK_CLASS, number))
-    row = conn.execute(_DATABASE_POLICY, (name,)).fetchone()
+    row = execute(conn, _DATABASE_POLICY, database=name).fetchone()
     if row is None:
         raise _refuse(what, TableRefusal.UNKNOWN_DATABASE, f'there is no database "{name}" any more')
     return row[0], row[1]
 
 
 def _published(conn: psycopg.Connection[Any], number: int, name: str) -> Database:
-    conn.execute(_CHANGED, (number, CATALOG_CHANNEL))
+    execute(conn, _PUBLISH, number=number, channel=CATALOG_CHANNEL)
     return load_database(conn, name)
 
 

@@ -5,32 +5,55 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from sqlalchemy import Integer, Text, bindparam, delete, or_, select
+
 from anabranch.merge.retention import Hold, plan
-from anabranch.store.retention.floor import databases, read_facts
+from anabranch.store.retention.floor import databases, read_facts, server_ms
+from anabranch.store.schema import DATABASES, NODE_DEAD_LETTERS, NODES
+from anabranch.store.session.core import execute
 from anabranch.store.session.engine import Session
 
 MOST = 10_000
 """The most nodes that are listed at once."""
 
-NODES = """
-select n.node_id, n.name, n.principal, n.last_seen_ms, n.acknowledged, n.epoch = d.epoch,
-       coalesce(k.total, 0), coalesce(k.counts, '[]'), k.told_ms
-from anabranch.databases d join anabranch.nodes n on n.database_id = d.id
-left join anabranch.node_dead_letters k on k.database_id = n.database_id and k.node_id = n.node_id
-where d.name = %(name)s and n.node_id > %(after)s
-order by n.node_id limit %(most)s
-"""
-FIND = """
-select n.node_id, n.name from anabranch.databases d join anabranch.nodes n on n.database_id = d.id
-where d.name = %(name)s and (n.node_id = %(wanted)s or n.name = %(wanted)s)
-order by n.node_id = %(wanted)s desc, n.node_id limit 3
-"""
-FORGET = """
-delete from anabranch.nodes n using anabranch.databases d
-where d.name = %(name)s and n.database_id = d.id and n.node_id = %(node)s and n.last_seen_ms < %(seen_before)s
-returning n.node_id
-"""
-CLOCK = "select (extract(epoch from clock_timestamp()) * 1000)::bigint"
+_OF_DATABASE = DATABASES.c.name == bindparam("database")
+
+LIST = (
+    select(
+        NODES.c.node_id,
+        NODES.c.name,
+        NODES.c.principal,
+        NODES.c.last_seen_ms,
+        NODES.c.acknowledged,
+        NODES.c.epoch == DATABASES.c.epoch,
+        NODE_DEAD_LETTERS.c.total,
+        NODE_DEAD_LETTERS.c.counts,
+        NODE_DEAD_LETTERS.c.told_ms,
+    )
+    .select_from(DATABASES.join(NODES).outerjoin(NODE_DEAD_LETTERS))
+    .where(_OF_DATABASE, NODES.c.node_id > bindparam("after"))
+    .order_by(NODES.c.node_id)
+    .limit(bindparam("most", type_=Integer))
+)
+"""A page of a database's nodes, by their id, with the dead letters that each last reported."""
+
+_WANTED = bindparam("wanted", type_=Text)
+FIND = (
+    select(NODES.c.node_id, NODES.c.name)
+    .select_from(DATABASES.join(NODES))
+    .where(_OF_DATABASE, or_(NODES.c.node_id == _WANTED, NODES.c.name == _WANTED))
+    .order_by((NODES.c.node_id == _WANTED).desc(), NODES.c.node_id)
+    .limit(3)
+)
+"""The nodes with this id, and then those with this name."""
+
+FORGET = delete(NODES).where(
+    _OF_DATABASE,
+    NODES.c.database_id == DATABASES.c.id,
+    NODES.c.node_id == bindparam("node"),
+    NODES.c.last_seen_ms < bindparam("seen_before"),
+)
+"""Forgets a node that was not seen since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +88,13 @@ def known_nodes(conn: Session, database: str, after: str = "", most: int = MOST)
     """The nodes of a database behind ``after``, by their id; None where there is no such database. Raises
     psycopg.Error."""
     for kept in databases(conn, database):
-        [(now_ms,)] = conn.execute(CLOCK).fetchall()
+        now_ms = server_ms(conn)
         facts, _ = read_facts(conn, kept, now_ms)
         bounds = plan(facts).bounds if facts.head else ()
         # A node holds the log only where no other hold is stricter.
         held = bounds[0].position if bounds and bounds[0].hold is Hold.NODE else -1
         since = plan(facts).absent_since_ms
-        rows = conn.execute(NODES, {"name": database, "after": after, "most": most + 1}).fetchall()
+        rows = execute(conn, LIST, database=database, after=after, most=most + 1).fetchall()
         nodes = tuple(_node(row, facts.head, held, since) for row in rows[:most])
         return KnownNodes(now_ms, facts.head, nodes, nodes[-1].id if len(rows) > most else "")
     return None
@@ -88,15 +111,15 @@ def _node(row: tuple[Any, ...], head: int, held: int, since: int) -> KnownNode:
         behind_ms=max(0, head - acknowledged),
         holds=acknowledged == held and seen_ms >= since,
         current=current,
-        dead_letters=total,
-        dead_letters_of=tuple((one["reason"], one["table"], one["count"]) for one in counts),
+        dead_letters=total or 0,
+        dead_letters_of=tuple((one["reason"], one["table"], one["count"]) for one in counts or ()),
         told_ms=told_ms,
     )
 
 
 def find(conn: Session, database: str, wanted: str) -> list[tuple[str, str]]:
     """Id and name of the nodes with this id, or this name; three at most. Raises psycopg.Error."""
-    return [(node_id, name) for node_id, name in conn.execute(FIND, {"name": database, "wanted": wanted}).fetchall()]
+    return [(node_id, name) for node_id, name in execute(conn, FIND, database=database, wanted=wanted)]
 
 
 def forget(conn: Session, database: str, node_id: str, seen_before_ms: int) -> bool:
@@ -106,5 +129,4 @@ def forget(conn: Session, database: str, node_id: str, seen_before_ms: int) -> b
     Raises:
         psycopg.Error: it can't be done now.
     """
-    parameters = {"name": database, "node": node_id, "seen_before": seen_before_ms}
-    return conn.execute(FORGET, parameters).fetchone() is not None
+    return execute(conn, FORGET, database=database, node=node_id, seen_before=seen_before_ms).rowcount == 1

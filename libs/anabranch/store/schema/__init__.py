@@ -1,0 +1,35 @@
+"""The tables of schema ``anabranch`` as the migrations leave them, declared as one SQLAlchemy MetaData.
+
+Nothing is made from it: migrations make the schema, in SQL, and a test holds that the two say the same. Statements of
+SQLAlchemy's Core are written with it, by commands alone: services load no SQLAlchemy.
+"""
+
+from __future__ import annotations
+
+# All of them here, so that whoever imports a part has the whole of METADATA.
+from anabranch.store.schema.catalog import CODE_REVISIONS, DATABASES, EPOCHS, FORMER_TABLES, SYNCED_TABLES, TABLE_SUMS
+from anabranch.store.schema.log import COMPACTIONS, CONFLICTS, GROUPS, LOG
+from anabranch.store.schema.metadata import METADATA
+from anabranch.store.schema.nodes import API_KEYS, NODE_DEAD_LETTERS, NODES
+from anabranch.store.schema.write_path import BATCHES, CAPTURED, INBOX, ROW_VERSIONS
+
+__all__ = [
+    "API_KEYS",
+    "BATCHES",
+    "CAPTURED",
+    "CODE_REVISIONS",
+    "COMPACTIONS",
+    "CONFLICTS",
+    "DATABASES",
+    "EPOCHS",
+    "FORMER_TABLES",
+    "GROUPS",
+    "INBOX",
+    "LOG",
+    "METADATA",
+    "NODES",
+    "NODE_DEAD_LETTERS",
+    "ROW_VERSIONS",
+    "SYNCED_TABLES",
+    "TABLE_SUMS",
+]

@@ -1,0 +1,131 @@
+"""Databases, their synced tables and what is known of both, and the releases that the schema serves."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, BYTEA, JSONB
+
+from anabranch.store.schema.metadata import BYTE_ORDERED, METADATA, of_database
+
+DATABASES = Table(
+    "databases",
+    METADATA,
+    Column("id", Integer, Identity(always=True), primary_key=True),
+    Column("name", BYTE_ORDERED, unique=True, nullable=False),
+    Column("schema_name", BYTE_ORDERED, unique=True, nullable=False),
+    Column("epoch", BYTE_ORDERED, nullable=False),
+    Column("floor_ms", BigInteger, nullable=False, server_default=text("0")),
+    Column("schema_version", BigInteger, nullable=False, server_default=text("1")),
+    Column("policy", JSONB, nullable=False, server_default="{}"),
+    Column(
+        "seal_key",
+        BYTEA,
+        nullable=False,
+        comment="secret of the seals in position tokens, page tokens and resume tokens",
+    ),
+    Column("created_ms", BigInteger, nullable=False),
+    Column(
+        "system_identifier",
+        BigInteger,
+        nullable=False,
+        server_default=text("((pg_catalog.pg_control_system()).system_identifier)"),
+        comment="the Postgres cluster in which the epoch began: a contradiction found in another one is a rewind",
+    ),
+)
+"""One row for each schema that is synced as a unit."""
+
+SYNCED_TABLES = Table(
+    "synced_tables",
+    METADATA,
+    Column("id", Integer, Identity(always=True), primary_key=True),
+    of_database(),
+    Column("name", BYTE_ORDERED, nullable=False),
+    Column(
+        "columns",
+        JSONB,
+        nullable=False,
+        comment="the columns as the catalog had them at schema_version, in the table's order",
+    ),
+    Column("key_columns", ARRAY(BYTE_ORDERED), nullable=False),
+    Column("policy", JSONB, nullable=False, server_default="{}"),
+    Column("audience", Text),
+    Column("registered_ms", BigInteger, nullable=False),
+    Column(
+        "first_position",
+        BigInteger,
+        nullable=False,
+        comment="the head when the table was registered: older rows are in no log",
+    ),
+    Column(
+        "capture_off_ms",
+        BigInteger,
+        comment="since when direct writes are not captured, on purpose; NULL: they are",
+    ),
+    Column(
+        "torn_ms",
+        BigInteger,
+        comment="since when captured changes that can't be read are dropped: not synced until registered anew; "
+        "NULL: all is well",
+    ),
+    UniqueConstraint("database_id", "name", name="synced_tables_name_key"),
+)
+"""The tables that are registered: each registration has its own number."""
+
+TABLE_SUMS = Table(
+    "table_sums",
+    METADATA,
+    Column("table_id", Integer, ForeignKey(SYNCED_TABLES.c.id, ondelete="CASCADE"), primary_key=True),
+    Column("position", BigInteger, nullable=False),
+    Column("row_count", BigInteger, nullable=False),
+    Column("row_hash", BYTEA, nullable=False),
+    postgresql_with={"fillfactor": 50},
+)
+"""Count and hash of each synced table's rows at its last group."""
+
+FORMER_TABLES = Table(
+    "former_tables",
+    METADATA,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    of_database(),
+    Column("name", BYTE_ORDERED, nullable=False),
+    Column("columns", JSONB, nullable=False),
+    Column("key_columns", ARRAY(BYTE_ORDERED), nullable=False),
+    Column("last_position", BigInteger, nullable=False),
+    Index("former_tables_database", "database_id", "last_position"),
+    comment="registrations that have ended, with their columns: changes of theirs up to last_position may be in the "
+    "log",
+)
+"""Registrations that have ended."""
+
+EPOCHS = Table(
+    "epochs",
+    METADATA,
+    of_database(),
+    Column("epoch", BYTE_ORDERED, nullable=False),
+    Column("ended_position", BigInteger, nullable=False),
+    Column("ended_ms", BigInteger, nullable=False),
+    PrimaryKeyConstraint("database_id", "epoch"),
+    comment="epochs that ended because history was rewound: what a node lost of one moves no epoch a second time",
+)
+"""Epochs of databases that have ended."""
+
+CODE_REVISIONS = Table(
+    "code_revisions",
+    METADATA,
+    Column("revision", BYTE_ORDERED, primary_key=True),
+    comment="revisions of the releases that can work with the schema as it is: every upgrade writes them, every "
+    "service asks",
+)
+"""The releases that can work with this schema."""
