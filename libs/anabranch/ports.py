@@ -16,7 +16,7 @@ PORTS = range(20_000, 32_000)
 RESERVED = 256
 
 
-class NoFreePort(ServerError):
+class NoFreePortError(ServerError):
     """Nearly all ports that this project takes from are in use: end what uses them, or name a port."""
 
 
@@ -32,7 +32,7 @@ def free_port() -> int:
     the kernel gives them to connections. Kept are the last ``RESERVED``.
 
     Raises:
-        NoFreePort: none is free.
+        NoFreePortError: none is free.
     """
     for port in random.sample(PORTS, 100):
         own = socket.socket()
@@ -47,7 +47,7 @@ def free_port() -> int:
         while len(_reserved) > RESERVED:
             _reserved.popleft().close()
         return port
-    raise NoFreePort(f"no free port between {PORTS.start} and {PORTS.stop}")
+    raise NoFreePortError(f"no free port between {PORTS.start} and {PORTS.stop}")
 
 
 def is_free(port: int) -> bool:

@@ -25,6 +25,7 @@ class Helm:
 
     def __init__(self, program: Path) -> None:
         self.program = program
+        self._rendered: dict[str, str] = {}
 
     def run(self, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
         """Run it, whatever it answers."""
@@ -33,14 +34,24 @@ class Helm:
         )
 
     def text(self, values: Mapping[str, Any], *arguments: str, chart: Path = CHART) -> str:
-        """What `helm template` renders, or AssertionError with its message."""
+        """What `helm template` renders, or AssertionError with its message. Values alone are rendered once."""
+        if arguments or chart != CHART:
+            return self.fresh_text(values, *arguments, chart=chart)
+        key = yaml.safe_dump(dict(values))
+        if key not in self._rendered:
+            self._rendered[key] = self.fresh_text(values)
+        return self._rendered[key]
+
+    def fresh_text(self, values: Mapping[str, Any], *arguments: str, chart: Path = CHART) -> str:
+        """`text`, asked again."""
         done = self._template(values, arguments, chart)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def render(self, values: Mapping[str, Any], *arguments: str, chart: Path = CHART) -> Objects:
         """The objects that `helm template` renders, hooks and test included."""
-        return [found for found in yaml.safe_load_all(self.text(values, *arguments, chart=chart)) if found]
+        text = self.text(values, *arguments, chart=chart)
+        return [found for found in yaml.load_all(text, Loader=yaml.CSafeLoader) if found]
 
     def refusal(self, values: Mapping[str, Any], *arguments: str) -> str:
         """The message with which `helm template` refuses the values."""

@@ -46,7 +46,7 @@ def test_lint(helm: Helm, name: str) -> None:
 
 
 def test_rendered_twice_it_is_the_same_text(helm: Helm, name: str) -> None:
-    assert helm.text(topology(name)) == helm.text(topology(name))
+    assert helm.fresh_text(topology(name)) == helm.fresh_text(topology(name))
 
 
 def test_every_object_fits_kubernetes_own_schema(objects: Objects) -> None:

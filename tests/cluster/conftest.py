@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.chart.conftest import load_tool
+from tests.tools import load_tool
 
 from .api import Api, Refused, until
 from .control_plane import ControlPlane, running

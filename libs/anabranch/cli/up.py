@@ -40,7 +40,7 @@ from anabranch.cli.installation import (
     write_private,
 )
 from anabranch.embedded.binaries import PostgresUnavailableError
-from anabranch.ports import HOST, NoFreePort, is_free
+from anabranch.ports import HOST, NoFreePortError, is_free
 from anabranch.runtime.fleet import SERVICES, Fleet, FleetError
 from anabranch.runtime.fleet_watch import FleetWatch
 from anabranch.store import migrate, revisions
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 POSTGRES_CHECK_S = 1.0
 READY_TIMEOUT_S = 60.0
-FORESEEN = (PostgresUnavailableError, migrate.MigrationError, FleetError, NoFreePort, TimeoutError)
+FORESEEN = (PostgresUnavailableError, migrate.MigrationError, FleetError, NoFreePortError, TimeoutError)
 """Errors at the start that are no fault of this program; they are reported in words, without a traceback."""
 PORT_NAMES = (*SERVICES, "postgres", *(f"{name}-metrics" for name in SERVICES))
 """The listeners, in the order of the ports from --port-base on."""

@@ -38,7 +38,7 @@ def test_a_port_that_was_given_is_given_to_no_other_process(monkeypatch: pytest.
         rest = {free_port() for _ in range(49)}
         assert len(mine | rest) == 99
         assert theirs not in rest
-        with pytest.raises(ports.NoFreePort, match="no free port"):
+        with pytest.raises(ports.NoFreePortError, match="no free port"):
             free_port()
         other.communicate("\n", timeout=10)
     assert free_port() == theirs, "who ends gives back what it had"

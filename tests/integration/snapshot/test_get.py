@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import grpc
@@ -314,10 +315,14 @@ def test_what_a_node_acknowledged_is_kept_and_never_beyond_the_head(
 ) -> None:
     first, head = (writer.insert("item", rows(1)) for _ in range(2))
     query = "select acknowledged, token from anabranch.nodes where node_id = %s"
+
+    def is_stored(acknowledged: int) -> bool:
+        return bool(place.conn.execute(query, (reader.node.id,)).fetchone() == (acknowledged, b""))
+
     for said, kept in ((first, first), (0, first), (head + 1_000, head)):
         reader.acknowledged = said
         reader.get()
-        until(lambda kept=kept: place.conn.execute(query, (reader.node.id,)).fetchone() == (kept, b""))
+        until(partial(is_stored, kept))
 
 
 def test_a_node_that_asks_for_nothing_of_the_log_holds_none_of_it(

@@ -42,7 +42,7 @@ def test_the_first_report_is_not_overwritten(place: Any, writer: Any, reader: Re
         other.get()
     assert (caught.value.code, caught.value.reason) == (grpc.StatusCode.PERMISSION_DENIED, "WRONG_PRINCIPAL")
     assert stored(place, reader) is None
-    until(lambda: stored(place, reader))
+    until(lambda: stored(place, reader) is not None)
     assert stored(place, reader) == ("reader", reader.acknowledged)
 
 
@@ -52,5 +52,5 @@ def test_who_only_asked_for_the_tables_has_no_node(place: Any, writer: Any, read
     reader.acknowledged = head
     reader.describe()
     other.get()
-    until(lambda: stored(place, reader))
+    until(lambda: stored(place, reader) is not None)
     assert stored(place, reader) == ("other", 0)
