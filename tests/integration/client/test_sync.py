@@ -174,6 +174,7 @@ def test_the_background_carries_writes_both_ways(place: Any) -> None:
     assert a.status().leader
 
 
+@pytest.mark.long
 def test_a_long_flush_goes_by_stream_and_large_batches_in_parts(place: Any) -> None:
     here = place(TODO)
     a, b = here.device("a"), here.device("b")
