@@ -4,6 +4,8 @@
 PYTHON ?= python3
 VENV := .venv/bin
 PYTEST_FLAGS ?= -n 2 --dist loadgroup
+# Many of the long tests wait for most of their time: for Spark, for minutes of an outage.
+LONG_FLAGS ?= -n 4 --dist loadgroup
 DEMO_FLAGS ?=
 CLUSTER_FLAGS ?=
 CLUSTER_TESTS = $(addprefix tests/cluster/,accepted.py accounts.py lifecycle.py changed.py drained.py)
@@ -31,8 +33,8 @@ demo: setup ## gate tablets, a real day's departures, one Postgres, Parquet; end
 test: setup helm classes ## every test but the long ones; ends with a list of what was not run and why
 	@$(VENV)/python -m pytest $(PYTEST_FLAGS) tests
 
-test-long: setup helm classes ## the long tests: Spark, rolling restarts, a minute of the fault run with the lake, images
-	@$(VENV)/python -m pytest $(PYTEST_FLAGS) --only-long --durations=10 tests
+test-long: setup helm classes ## the long tests: Spark, faults, outages, benches, images
+	@$(VENV)/python -m pytest $(LONG_FLAGS) --only-long --durations=10 tests
 
 test-postgres: setup ## what depends on Postgres's version, on the embedded 16; other servers: ANABRANCH_POSTGRES_URL
 	@ANABRANCH_POSTGRES_MAJOR=$(MAJOR) $(VENV)/python -m pytest $(PYTEST_FLAGS) tests/integration tests/e2e
