@@ -82,6 +82,7 @@ def send_some(nodes: list[RigNode], count: int, tag: str) -> None:
         nodes[i % len(nodes)].insert("todo", {"id": f"{tag}-{i:04}", "title": tag})
 
 
+@pytest.mark.long
 def test_two_resolvers_share_three_databases_while_one_after_the_other_is_killed(make_rig: Any, start: Any) -> None:
     rigs = [make_rig(TABLE, database=f"db{i}") for i in range(3)]
     nodes = [[rig.node(f"{i}") for i in range(3)] for rig in rigs]

@@ -26,7 +26,11 @@ from anabranch.testkit.next_release import REVISION, NextRelease
 from anabranch.testkit.stack import Stack
 from anabranch.testkit.waiting import until
 
-pytestmark = [pytest.mark.xdist_group("rolling"), pytest.mark.timeout(300)]  # each keeps both cores busy
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.xdist_group("rolling"),
+    pytest.mark.timeout(300),
+]  # each keeps both cores busy
 
 READY_S = 60.0
 MOST_FAILED = 0.01
@@ -186,9 +190,7 @@ class Watch:
         self._thread.join()
 
 
-@pytest.mark.parametrize(
-    "seconds", [5, pytest.param(120, marks=[pytest.mark.long, pytest.mark.timeout(400)])], ids="{}s".format
-)
+@pytest.mark.parametrize("seconds", [5, pytest.param(120, marks=pytest.mark.timeout(400))], ids="{}s".format)
 def test_an_upgrade_with_a_long_migration_under_traffic(url: str, tmp_path: Path, seconds: int) -> None:
     """P02: old services stay ready on the schema before and after, new ones are ready only after; then they are
     exchanged."""

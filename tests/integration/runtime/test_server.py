@@ -187,6 +187,7 @@ def test_it_waits_for_the_schema(databases: TestDatabases, tmp_path: Path) -> No
     databases.release(fresh)
 
 
+@pytest.mark.long
 def test_readiness_follows_postgres(tmp_path: Path) -> None:
     with EmbeddedPostgres(tmp_path / "postgres") as postgres:
         migrate.upgrade(postgres.url)
