@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from anabranch.columnar.encode import ColumnEncoder, cells_of, own_fields
 from anabranch.columnar.file_columns import OWN
 from anabranch.columnar.manifest import File
-from anabranch_compactor.encode import ColumnEncoder
 from anabranch_compactor.history import SLICE_BYTES, SLICE_ROWS, exact_map
 from anabranch_compactor.scan import Places
 from anabranch_compactor.shape import OLD, Shape
@@ -56,8 +56,8 @@ def rows_of(
             for group in range(file.num_row_groups):
                 if not _may_have(file, shape, group, least, most):
                     continue
-                key_rows = file.read_row_group(group, columns=[*key_columns, *texts], use_threads=False)
-                hit = pc.is_in(encoder.keys(cells_of(shape, key_rows, shape.table.key_index)), value_set=keys)
+                rows = whole(file.read_row_group(group, columns=[*key_columns, *texts], use_threads=False))
+                hit = pc.is_in(encoder.keys(cells_of(shape.file_table, rows, shape.table.key_index)), value_set=keys)
                 if pc.any(hit).as_py():
                     found.append(_group(shape, file, group).filter(hit))
     if not found:
@@ -94,9 +94,10 @@ def base_groups(shape: Shape, filesystem: fs.FileSystem, path: str) -> Iterator[
 
 def _group(shape: Shape, file: pq.ParquetFile, group: int) -> pa.RecordBatch:
     there = set(file.schema_arrow.names)
-    rows = file.read_row_group(group, columns=[*(n for n in shape.names if n in there), OWN], use_threads=False)
-    cells, own = cells_of(shape, rows, range(shape.width)), _whole(rows.column(OWN))
-    return cells.append_column("position", own.field("position")).append_column("deleted", own.field("deleted"))
+    names = [*(name for name in shape.names if name in there), OWN]
+    rows = whole(file.read_row_group(group, columns=names, use_threads=False))
+    cells, own = cells_of(shape.file_table, rows, range(shape.width)), own_fields(rows)
+    return cells.append_column("position", own["position"]).append_column("deleted", own["deleted"])
 
 
 def _as_old(cells: pa.RecordBatch) -> pa.RecordBatch:
@@ -110,28 +111,6 @@ def _as_old(cells: pa.RecordBatch) -> pa.RecordBatch:
         "changed": pa.nulls(count, pa.string()),
     }
     return pa.RecordBatch.from_arrays([*ours.values(), *cells.columns], names=[*ours, *cells.schema.names])
-
-
-def cells_of(shape: Shape, rows: pa.Table | pa.RecordBatch, places: Iterable[int]) -> pa.RecordBatch:
-    """``c…`` and ``x…`` of some columns of files' rows. A column that is younger than its file is NULL."""
-    arrays: list[pa.Array] = []
-    names: list[str] = []
-    there = set(rows.schema.names)
-    exact = _whole(rows.column(OWN)).field("exact") if shape.with_text else None
-    for i in places:
-        name, kind = shape.names[i], shape.file_table.columns[i].type
-        values = _whole(rows.column(name)) if name in there else pa.nulls(rows.num_rows, kind)
-        arrays.append(values if values.type == kind else values.cast(kind))
-        names.append(f"c{i}")
-    for i in places:
-        if i in shape.with_text:
-            arrays.append(pc.map_lookup(exact, pa.scalar(shape.names[i]), "first"))
-            names.append(f"x{i}")
-    return pa.RecordBatch.from_arrays(arrays, names=names)
-
-
-def _whole(values: pa.Array | pa.ChunkedArray) -> pa.Array:
-    return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
 
 
 def in_slices(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -23,6 +23,7 @@ from ulid import ULID
 
 from anabranch import faults
 from anabranch.clock import Clock
+from anabranch.columnar.file_columns import BASE, CHANGES, CONFLICTS
 from anabranch.columnar.manifest import FormerTable, Manifest, TableFiles, manifest_path, to_json
 from anabranch.columnar.proof import Sum
 from anabranch.runtime import metrics
@@ -37,7 +38,7 @@ from anabranch_compactor.merge import merged
 from anabranch_compactor.plan import FormerPlan, Plan, TablePlan, planned
 from anabranch_compactor.prove import Proven, prove, require, require_positions, total_of
 from anabranch_compactor.run import Run, lake_folder
-from anabranch_compactor.units import BASE, CHANGES, CONFLICTS, Unit, units_of
+from anabranch_compactor.units import Unit, units_of
 from anabranch_compactor.write import write
 
 Say = Callable[..., None]

@@ -11,12 +11,12 @@ from typing import Any
 import pyarrow as pa
 from google.protobuf.message import DecodeError
 
+from anabranch.columnar.proof import NAME_SEPARATOR
 from anabranch.v1 import value_pb2
 from anabranch.values import Cell, Table, key_cells, key_text
 from anabranch.values.messages import NotGivenError, column_reader, column_writer
 from anabranch.values.parquet import FileCodec, file_codecs, file_type, may_need_text
 from anabranch_compactor.effect_columns import EffectDecoder, exact_columns
-from anabranch_compactor.encode import NAME_SEPARATOR
 
 Batches = Iterator[pa.RecordBatch]
 Decoder = Callable[[pa.RecordBatch], Batches]
@@ -135,12 +135,6 @@ def conflict_decoder(table: Table) -> Decoder:
         )
 
     return decode
-
-
-def cells_of(table: Table, codecs: Sequence[FileCodec], batch: pa.RecordBatch) -> Columns:
-    """The cells of columns ``c…`` and ``x…``."""
-    there = set(batch.schema.names)
-    return [_cells(codec, batch, i, there) for i, codec in enumerate(codecs)]
 
 
 def _cells(codec: FileCodec, batch: pa.RecordBatch, place: int, there: Collection[str]) -> list[Cell]:

@@ -17,10 +17,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anabranch.columnar.file_columns import OWN
-from anabranch_compactor.encode import NAME_SEPARATOR, ColumnEncoder
+from anabranch.columnar.encode import ColumnEncoder
+from anabranch.columnar.file_columns import EXACT_TEXTS, KINDS, OWN
+from anabranch.columnar.proof import NAME_SEPARATOR
 from anabranch_compactor.scan import Flags, Places
-from anabranch_compactor.shape import DELETE, EXACT_TEXTS, INSERT, KINDS, NONE, OLD, UPDATE, Shape
+from anabranch_compactor.shape import DELETE, INSERT, NONE, OLD, UPDATE, Shape
 
 ORDER = ("position", "batch", "ordinal")
 SLICE_BYTES = 16 * 1024 * 1024

@@ -15,14 +15,14 @@ import pyarrow.compute as pc
 from pyarrow import fs
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from anabranch.columnar.file_columns import OWN
+from anabranch.columnar.encode import ColumnEncoder
+from anabranch.columnar.file_columns import BASE, CHANGES, CONFLICTS, OWN
 from anabranch.columnar.manifest import Base, File, TableFiles, table_folder
 from anabranch.columnar.proof import Sum
 from anabranch.runtime.telemetry import span
 from anabranch_compactor.base import due_for_merge, live_sums, with_merged
 from anabranch_compactor.base_rows import base_groups, base_table, in_slices, latest
 from anabranch_compactor.decode import Batches
-from anabranch_compactor.encode import ColumnEncoder
 from anabranch_compactor.files.parquet_files import FILE_BYTES
 from anabranch_compactor.files.task_files import MERGED, TaskPlace, task_files
 from anabranch_compactor.files.written import Written
@@ -32,7 +32,7 @@ from anabranch_compactor.run import Run
 from anabranch_compactor.shape import Shape, quoted
 from anabranch_compactor.spark.packing import whole as one_batch
 from anabranch_compactor.spark.tracing import traced
-from anabranch_compactor.units import BASE, CHANGES, CONFLICTS, Unit
+from anabranch_compactor.units import Unit
 
 MOST_OF_A_SIZE = 8
 """Files of about one size before they are put together into one."""

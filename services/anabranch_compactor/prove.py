@@ -1,12 +1,11 @@
-"""Proof: the written files are read again, their typed cells are encoded anew, and hashes are added up.
+"""Proof of a run: Spark's tasks read the written files again and add them up (``anabranch.columnar.proof``).
 
 Nothing that the decoding has made is taken over: what is compared are sums over files and sums that Postgres keeps.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,27 +14,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from anabranch.columnar.file_columns import OWN
+from anabranch.columnar.encode import cells_of, own_fields
+from anabranch.columnar.file_columns import BASE
 from anabranch.columnar.lake import file_system
 from anabranch.columnar.manifest import File
-from anabranch.columnar.proof import Sum
+from anabranch.columnar.proof import Prover, Sum, batches_of, hash_sum, open_file
 from anabranch.errors import ServerError
 from anabranch.runtime.telemetry import span
-from anabranch.store.lake.compactions import CONFLICT_FIELDS, conflict_bytes
-from anabranch.values.messages import column_writer
-from anabranch.values.parquet import file_codecs
-from anabranch_compactor.base_rows import cells_of
 from anabranch_compactor.decode import Batches
-from anabranch_compactor.decode import cells_of as python_cells
-from anabranch_compactor.encode import NAME_SEPARATOR, ColumnEncoder, effect_sum, hash_sum, row_sum
 from anabranch_compactor.files.written import Written
 from anabranch_compactor.run import Run
-from anabranch_compactor.shape import KINDS, Shape
+from anabranch_compactor.shape import Shape
 from anabranch_compactor.spark.packing import key_hashes
 from anabranch_compactor.spark.tracing import traced
-from anabranch_compactor.units import BASE, CHANGES, CONFLICTS, Unit
+from anabranch_compactor.units import Unit
 
-ROWS_AT_ONCE, BYTES_AT_ONCE = 65_536, 32 * 1024 * 1024
 _LATEST = 2**63 - 1
 _NOTHING = Sum()
 _NONE, _BETWEEN = pa.scalar(b"\x00", pa.binary()), pa.scalar(b"\x1f", pa.binary())
@@ -105,7 +98,7 @@ def prove(run: Run, units: Sequence[Unit], files: Sequence[Written], *, content:
         for batch in batches:
             for number in batch.column("id").to_pylist():
                 one, unit = files[number], units[files[number].unit]
-                with pq.ParquetFile(f"{path}/{one.path}", filesystem=filesystem) as file:
+                with open_file(filesystem, f"{path}/{one.path}") as file:
                     found = file_sum(one.what, unit.shape, file, one.bucket, unit.buckets)
                     if content:
                         found += FileSum(content=content_sum(one.what, unit.shape, file))
@@ -146,86 +139,28 @@ def _sum_of(row: Mapping[str, Any]) -> FileSum:
 
 def file_sum(what: str, shape: Shape, file: pq.ParquetFile, bucket: int = 0, buckets: int = 1) -> FileSum:
     """The sums of a file of changes, conflicts or a base (``what``)."""
-    reading, total = _READING[what], FileSum()
-    there = set(file.schema_arrow.names)
-    own = [f"{OWN}.{name}" for name in (*reading.own, "exact")]
-    columns = [*(name for name in shape.names if name in there), *own]
-    for batch in _batches(file, columns):
-        struct = batch.column(OWN)
-        ours = dict(zip([field.name for field in struct.type], struct.flatten(), strict=True))
-        cells = cells_of(shape, batch, range(shape.width))
-        bounds = pc.min_max(ours["position"])
-        total += FileSum(Sum(), bounds["min"].as_py(), bounds["max"].as_py())
-        total += reading.add(shape, cells, ours, Bucketed(bucket, buckets))
+    prover, total = Prover(what, shape.file_table), FileSum()
+    for rows in prover.read(file):
+        own = own_fields(rows)
+        places = pc.min_max(own["position"])
+        first, last = places["min"].as_py(), places["max"].as_py()
+        if what != BASE:
+            total += FileSum(prover.sum(rows), first, last)
+            continue
+        deleted = own["deleted"].fill_null(False)
+        live, gone = (prover.sum(rows.filter(some)) for some in (pc.invert(deleted), deleted))
+        astray = 0
+        if buckets > 1:
+            keys = prover.encoder.keys(cells_of(shape.file_table, rows, shape.table.key_index))
+            astray = int(np.count_nonzero(key_hashes(keys) % buckets != bucket))
+        total += FileSum(live + gone, first, last, live, astray)
     return total
-
-
-def _batches(file: pq.ParquetFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """A file's rows, so many at a time as fit in memory; none of two row groups together."""
-    for group in range(file.num_row_groups):
-        about = file.metadata.row_group(group)
-        size = min(ROWS_AT_ONCE, max(1, BYTES_AT_ONCE * about.num_rows // max(1, about.total_byte_size)))
-        yield from file.iter_batches(size, row_groups=[group], columns=columns, use_threads=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Bucketed:
-    """The bucket of a file, and how many there are."""
-
-    bucket: int
-    buckets: int
-
-
-def _effects(shape: Shape, cells: pa.RecordBatch, own: Mapping[str, pa.Array], _: Bucketed) -> FileSum:
-    kind = pc.add(pc.index_in(own["type"], pa.array(KINDS.values())).cast(pa.int16()), min(KINDS))
-    rows = cells.append_column("kind", kind)
-    rows = rows.append_column("changed", pc.binary_join(own["changed"], NAME_SEPARATOR))
-    return FileSum(effect_sum(ColumnEncoder(shape.table), rows))
-
-
-def _rows(shape: Shape, cells: pa.RecordBatch, own: Mapping[str, pa.Array], of: Bucketed) -> FileSum:
-    encoder = ColumnEncoder(shape.table)
-    astray = np.count_nonzero(key_hashes(encoder.keys(cells)) % of.buckets != of.bucket) if of.buckets > 1 else 0
-    live = row_sum(encoder, cells.filter(pc.invert(own["deleted"])))
-    gone = row_sum(encoder, cells.filter(own["deleted"])) if pc.any(own["deleted"]).as_py() else Sum()
-    return FileSum(live + gone, live=live, astray=int(astray))
-
-
-def _losers(shape: Shape, cells: pa.RecordBatch, own: Mapping[str, pa.Array], _: Bucketed) -> FileSum:
-    table = shape.table
-    columns = python_cells(table, file_codecs(table.columns), cells)
-    writers = [column_writer(column) for column in table.columns]
-    fields = [own[name].to_pylist() for name in CONFLICT_FIELDS]
-    untyped, names = own["untyped"].to_pylist(), own["column"].to_pylist()
-    total = 0
-    for row, raw in enumerate(untyped):
-        if raw is None:
-            place = table.index[names[row]]
-            raw = writers[place](columns[place][row]).SerializeToString()
-        data = conflict_bytes([values[row] for values in fields], raw)
-        total += int.from_bytes(hashlib.sha256(data).digest()[:16], "big")
-    return FileSum(Sum() + Sum(len(untyped), total))
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """The fields that are read of our struct, beside exact texts, and the function that adds rows up."""
-
-    own: tuple[str, ...]
-    add: Callable[[Shape, pa.RecordBatch, Mapping[str, pa.Array], Bucketed], FileSum]
-
-
-_READING = {
-    CHANGES: _Reading(("position", "type", "changed"), _effects),
-    CONFLICTS: _Reading((*CONFLICT_FIELDS, "untyped"), _losers),
-    BASE: _Reading(("position", "deleted"), _rows),
-}
 
 
 def content_sum(what: str, shape: Shape, file: pq.ParquetFile) -> Sum:
     """The sum of hashes of whole rows, our struct and all: equal where files have the same rows in any order."""
     schema, total = shape.schemas[what], Sum()
-    for batch in _batches(file, file.schema_arrow.names):
+    for batch in batches_of(file, file.schema_arrow.names):
         leaves = [text for field in schema for text in _texts(field, _field(batch, field.name))]
         present = [pc.fill_null(one, _NONE) for one in leaves]
         total += hash_sum(pc.binary_join_element_wise(*present, _BETWEEN))

@@ -1,9 +1,8 @@
 """A table as columns of rows and of files.
 
-While rows are worked on, their columns have names of ours, so that a table's columns may have any: ``c0``, ``c1``, …
-are the cells, in the table's order, and ``x0``, … the exact texts of those that their file column can't hold (only for
-columns that may have such). In files they have the names of ``anabranch.columnar.file_columns``, and all that is ours
-stands in one struct.
+While rows are worked on, their columns have the names of ``anabranch.columnar.encode``: ``c0``, … are the cells and
+``x0``, … exact texts. In files they have the names of ``anabranch.columnar.file_columns``, and all that is ours stands
+in one struct.
 """
 
 from __future__ import annotations
@@ -14,16 +13,11 @@ from functools import cached_property
 
 import pyarrow as pa
 
-from anabranch.columnar.file_columns import OWN, FileTable
-from anabranch.store.lake.compactions import CONFLICT_FIELDS
+from anabranch.columnar.file_columns import BASE, CHANGES, CONFLICT_FIELDS, CONFLICTS, EXACT_TEXTS, OWN, FileTable
 from anabranch.values import Table
-from anabranch.values.parquet import may_need_text
 
-KINDS = {1: "insert", 2: "update", 3: "delete", 4: "none"}
-"""Numbers of ``anabranch.v1.EffectType`` to what files say."""
 OLD, INSERT, UPDATE, DELETE, NONE = range(5)
 """OLD is no effect of the log: it marks the row as it was before the run."""
-EXACT_TEXTS = pa.map_(pa.string(), pa.string())
 
 
 def quoted(name: str) -> str:
@@ -47,15 +41,15 @@ class Shape:
         """Number of columns."""
         return len(self.file_table.columns)
 
-    @cached_property
+    @property
     def names(self) -> list[str]:
         """Names in files, in the table's order."""
-        return [c.file_name for c in self.file_table.columns]
+        return self.file_table.names
 
-    @cached_property
+    @property
     def with_text(self) -> list[int]:
         """Places of the columns that may need exact texts."""
-        return [i for i, c in enumerate(self.table.columns) if may_need_text(c)]
+        return self.file_table.with_text
 
     @cached_property
     def keys(self) -> list[str]:
@@ -112,7 +106,7 @@ class Shape:
     @cached_property
     def schemas(self) -> dict[str, pa.Schema]:
         """Those of the three folders, by their names."""
-        return {"changes": self.changes_schema, "conflicts": self.conflicts_schema, "base": self.base_schema}
+        return {CHANGES: self.changes_schema, CONFLICTS: self.conflicts_schema, BASE: self.base_schema}
 
     def _schema(self, ours: Sequence[tuple[str, pa.DataType]]) -> pa.Schema:
         columns = [pa.field(c.file_name, c.type) for c in self.file_table.columns]

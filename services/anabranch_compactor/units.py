@@ -12,13 +12,13 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from anabranch.columnar.file_columns import BASE, CHANGES, CONFLICTS
 from anabranch.columnar.manifest import Base, TableFiles
 from anabranch_compactor.files.parquet_files import FILE_BYTES
 from anabranch_compactor.plan import FormerPlan, Plan, TablePlan
 from anabranch_compactor.shape import Shape
 from anabranch_compactor.spark.packing import Route
 
-CHANGES, CONFLICTS, BASE = "changes", "conflicts", "base"
 PART_ROWS, PART_BYTES = 750_000, 256 * 1024 * 1024
 """The most rows of a part (changes, and rows as they were before), and about the most memory that they take: a task
 holds them."""

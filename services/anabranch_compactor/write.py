@@ -17,13 +17,12 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from anabranch.columnar.file_columns import OWN
-from anabranch.columnar.proof import Sum
+from anabranch.columnar.encode import ColumnEncoder
+from anabranch.columnar.file_columns import BASE, CHANGES, CONFLICT_FIELDS, CONFLICTS, OWN
+from anabranch.columnar.proof import Sum, row_sum
 from anabranch.runtime.telemetry import span
-from anabranch.store.lake.compactions import CONFLICT_FIELDS
 from anabranch_compactor.base_rows import base_table, by_bucket, in_slices, rows_of, touched
 from anabranch_compactor.decode import Batches
-from anabranch_compactor.encode import ColumnEncoder, row_sum
 from anabranch_compactor.files.task_files import DELTA, TaskFiles, TaskPlace, task_files
 from anabranch_compactor.files.written import Parts, Replaced, Written
 from anabranch_compactor.history import (
@@ -41,7 +40,7 @@ from anabranch_compactor.run import Run
 from anabranch_compactor.shape import DELETE, Shape
 from anabranch_compactor.spark.packing import key_hashes, unpacked, whole
 from anabranch_compactor.spark.tracing import traced
-from anabranch_compactor.units import BASE, CHANGES, CONFLICTS, Unit, unit_of
+from anabranch_compactor.units import Unit, unit_of
 
 _LOG_NAMES = {"batch": "batch_id", "column": "column_name"}
 

@@ -36,7 +36,6 @@ from anabranch.store.lake.published_bases import FoundBase, find_base, read_mani
 from anabranch.store.session.engine import AsyncPool
 from anabranch.v1 import position_pb2
 from anabranch.values import Column, Kind, Table
-from anabranch.values.parquet import file_codecs
 from anabranch_snapshot.config import SnapshotSettings
 from anabranch_snapshot.moments import seen_by
 
@@ -201,7 +200,7 @@ class Bases:
                 manifest = from_json(content)
             except ManifestError as error:
                 raise EvidenceError(f"run {found.run_id}: {error}") from error
-            opened = self._opened[key] = PublishedBase(found.root, manifest, file_codecs)
+            opened = self._opened[key] = PublishedBase(found.root, manifest)
             while len(self._opened) > _KEPT:
                 self._opened.popitem(last=False)
         return opened

@@ -18,7 +18,6 @@ from anabranch.testkit.base_writer import FileRows, write_base, write_manifest
 from anabranch.values import Cell, Column, Kind, Table
 from anabranch.values.arrow import to_cells
 from anabranch.values.cells import TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY, Literal
-from anabranch.values.parquet import file_codecs
 
 PLAIN = Table("item", (Column("id", Kind.STRING, "text"), Column("n", Kind.INT64, "bigint")), ("id",), 1)
 TWO_KEYS = Table(
@@ -42,7 +41,7 @@ def published(folder: Path, table: Table, files: Sequence[FileRows], buckets: in
     tables = {table.name: write_base(table, below, "01ARZ3NDEKTSV4RRFFQ69G5FAV", files, buckets, row_group_rows=40)}
     manifest = Manifest("01ARZ3NDEKTSV4RRFFQ69G5FAV", "db", "e", 0, 9, 1, "", tables)
     write_manifest(below, manifest)
-    return PublishedBase(str(folder), manifest, file_codecs)
+    return PublishedBase(str(folder), manifest)
 
 
 def read(

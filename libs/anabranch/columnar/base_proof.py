@@ -17,9 +17,10 @@ import pyarrow as pa
 from pyarrow import fs
 
 from anabranch.columnar.base_reader import BaseReader
-from anabranch.columnar.evidence import Codecs, EvidenceError, manifest_folder, require_manifest
+from anabranch.columnar.encode import ColumnEncoder
+from anabranch.columnar.evidence import EvidenceError, manifest_folder, require_manifest
 from anabranch.columnar.manifest import Base, Bucket, Manifest, TableFiles
-from anabranch.columnar.proof import Prover, Sum
+from anabranch.columnar.proof import Sum, pulled_sum
 from anabranch.errors import ServerError
 
 _KEPT = 100_000
@@ -44,9 +45,8 @@ class PublishedBase:
         EvidenceError: the file system can't be reached.
     """
 
-    def __init__(self, root: str, manifest: Manifest, codecs: Codecs) -> None:
+    def __init__(self, root: str, manifest: Manifest) -> None:
         self.manifest = manifest
-        self._codecs = codecs
         self._filesystem, self._folder = manifest_folder(root, manifest)
 
     def require_manifest(self) -> None:
@@ -55,9 +55,7 @@ class PublishedBase:
 
     def reader(self, table: str, batch_bytes: int) -> BaseReader:
         """A reader of a table that has a base."""
-        files = self.manifest.tables[table]
-        codecs = self._codecs(files.columns.table.columns)
-        return BaseReader(self._filesystem, self._folder, files, codecs, batch_bytes)
+        return BaseReader(self._filesystem, self._folder, self.manifest.tables[table], batch_bytes)
 
     def sum(self, table: str) -> Sum:
         """The proven sum of a table's rows."""
@@ -100,14 +98,11 @@ class PublishedBase:
         Raises:
             EvidenceError: a file can't be read, or holds invalid values.
         """
-        files = self.manifest.tables[table]
-        codecs, prover = self._codecs(files.columns.table.columns), Prover(files.columns.table)
-        total = Sum()
+        encoder, total = ColumnEncoder(self.manifest.tables[table].columns.table), Sum()
         with closing(self.reader(table, _BATCH_BYTES).bucket(number)) as batches:
             for batch in batches:
                 try:
-                    cells = [codec.pulled_cells(values) for codec, values in zip(codecs, batch.columns, strict=True)]
-                    total += prover.rows(cells)
+                    total += pulled_sum(encoder, batch)
                 except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
                     raise EvidenceError(f"the base of {table} in {self._folder}: {error!r}") from error
         return total

@@ -17,11 +17,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from anabranch.columnar.encode import cells_of
 from anabranch.columnar.evidence import EvidenceError
 from anabranch.columnar.file_columns import OWN
 from anabranch.columnar.manifest import File, TableFiles
 from anabranch.values import Kind
-from anabranch.values.parquet import FileCodec, may_need_text
+from anabranch.values.parquet import file_codecs
 
 _AT = "at"
 _BUFFER_BYTES = 1024 * 1024
@@ -39,18 +40,17 @@ class BaseReader:
     """Reads the base of one table, whose files lie in ``folder``; batches of about ``batch_bytes``. Pages are checked
     against their checksums."""
 
-    def __init__(
-        self, filesystem: fs.FileSystem, folder: str, files: TableFiles, codecs: Sequence[FileCodec], batch_bytes: int
-    ) -> None:
+    def __init__(self, filesystem: fs.FileSystem, folder: str, files: TableFiles, batch_bytes: int) -> None:
         assert files.base is not None
         self._filesystem = filesystem
         self._folder = folder
         self._base = files.base
-        self._codecs = codecs
+        self._columns = files.columns
+        self._codecs = file_codecs(files.columns.table.columns)
         self._batch_bytes = batch_bytes
         self._table = files.columns.table
-        self._names = [column.file_name for column in files.columns.columns]
-        self._own = [f"{OWN}.exact"] if any(map(may_need_text, self._table.columns)) else []
+        self._names = files.columns.names
+        self._own = [f"{OWN}.exact"] if files.columns.with_text else []
 
     def batches(self, after: RowPlace) -> Generator[tuple[pa.RecordBatch, RowPlace], None, None]:
         """The rows after a place, each batch with the place after it; none is empty.
@@ -116,17 +116,9 @@ class BaseReader:
             skip = max(0, skip - batch.num_rows)
 
     def _pulled(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        exact = batch.column(OWN).field("exact") if self._own else None
-        columns = []
-        for codec, name in zip(self._codecs, self._names, strict=True):
-            if name not in batch.schema.names:
-                # The column is younger than the file.
-                columns.append(codec.to_pull(pa.nulls(batch.num_rows, codec.type)))
-                continue
-            values = batch.column(name)
-            if values.type != codec.type:
-                values = values.cast(codec.type)
-            columns.append(codec.to_pull(values, _texts(codec, exact, name)))
+        cells = cells_of(self._columns, batch, range(len(self._codecs)))
+        exact = {i: cells.column(f"x{i}") for i in self._columns.with_text}
+        columns = [codec.to_pull(cells.column(f"c{i}"), exact.get(i)) for i, codec in enumerate(self._codecs)]
         return pa.RecordBatch.from_arrays(columns, names=self._table.column_names)
 
     def _latest(self, deltas: Sequence[File]) -> pa.Table:
@@ -159,8 +151,8 @@ class BaseReader:
         for i in self._table.key_index:
             values = rows.column(self._names[i])
             if self._table.columns[i].kind is Kind.TIMESTAMP:
-                texts = _texts(self._codecs[i], _own(rows, "exact"), self._names[i])
-                columns[f"x{i}"] = pc.fill_null(pa.nulls(rows.num_rows, pa.string()) if texts is None else texts, "")
+                texts = pc.map_lookup(_own(rows, "exact"), pa.scalar(self._names[i]), "first")
+                columns[f"x{i}"] = pc.fill_null(texts, "")
                 values = pc.fill_null(values.cast(pa.int64()), 0)
             columns[f"c{i}"] = values
         return pa.table(columns)
@@ -187,10 +179,3 @@ def _own(rows: pa.Table | pa.RecordBatch, name: str) -> pa.Array:
     if isinstance(own, pa.ChunkedArray):
         own = own.combine_chunks()
     return own.field(name)
-
-
-def _texts(codec: FileCodec, exact: pa.Array | None, name: str) -> pa.Array | None:
-    """The exact texts of one column; None where there are none."""
-    if exact is None or not may_need_text(codec.column) or exact.null_count == len(exact):
-        return None
-    return pc.map_lookup(exact, pa.scalar(name), "first")

@@ -1,5 +1,5 @@
-"""Evidence for the janitor: the history files exist, and their content for a stretch of the log adds up to the log's
-sum.
+"""Evidence for the janitor: the history files exist, and their content for a stretch of the log adds up to the sums of
+Postgres.
 
 Only files of ``changes/`` and ``conflicts/`` that overlap the stretch are read, in record batches, so that memory does
 not grow with their size.
@@ -8,25 +8,19 @@ not grow with their size.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 
 import pyarrow as pa
-import pyarrow.dataset as ds
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from anabranch.columnar.file_columns import OWN
+from anabranch.columnar.encode import own_fields
+from anabranch.columnar.file_columns import CHANGES
 from anabranch.columnar.lake import file_system
-from anabranch.columnar.manifest import File, Manifest, TableFiles, epoch_folder, from_json, manifest_path
-from anabranch.columnar.proof import Prover, Sum
+from anabranch.columnar.manifest import File, Manifest, epoch_folder, from_json, manifest_path
+from anabranch.columnar.proof import Prover, Sum, batches_of, open_file
 from anabranch.errors import ServerError
-from anabranch.values import Cell, Column
-from anabranch.values.parquet import FileCodec
-
-KINDS = {"insert": 1, "update": 2, "delete": 3, "none": 4}
-"""The names of effect types in files, to the numbers of ``anabranch.v1.EffectType``."""
-Codecs = Callable[[Iterable[Column]], Sequence[FileCodec]]
-_ROWS = 50_000
 
 
 class EvidenceError(ServerError):
@@ -65,9 +59,8 @@ def require_manifest(filesystem: fs.FileSystem, folder: str, manifest: Manifest)
 class Evidence:
     """The files of one published manifest below ``root``."""
 
-    def __init__(self, root: str, manifest: Manifest, codecs: Codecs) -> None:
+    def __init__(self, root: str, manifest: Manifest) -> None:
         self._manifest = manifest
-        self._codecs = codecs
         self._filesystem, self._folder = manifest_folder(root, manifest)
 
     def require_manifest(self) -> None:
@@ -102,53 +95,36 @@ class Evidence:
         if rows != file.rows:
             raise EvidenceError(f"{path} has {rows} rows; {file.rows} were published")
 
-    def changes_sum(self, after: int, upto: int) -> Sum:
-        """Number and sum of effect hashes of (``after``, ``upto``], of all tables together, computed anew from the
-        cells.
+    def sum(self, what: str, after: int, upto: int) -> Sum:
+        """Number and sum of the hashes of (``after``, ``upto``], of all tables together, computed anew from CHANGES or
+        CONFLICTS.
 
         Raises:
             EvidenceError: a file can't be read, or holds invalid values.
         """
         total = Sum()
         for table in self._manifest.tables.values():
-            files = _overlapping(table.changes, after, upto)
-            if files:
-                total += self._table_sum(table, files, after, upto)
+            prover = Prover(what, table.columns)
+            for file in _overlapping(table.changes if what == CHANGES else table.conflicts, after, upto):
+                total += self._file_sum(prover, f"{self._folder}/{file.path}", after, upto)
         return total
 
-    def _table_sum(self, table: TableFiles, files: Sequence[File], after: int, upto: int) -> Sum:
-        columns = table.columns
-        codecs = self._codecs(columns.table.columns)
-        prover = Prover(columns.table)
-        position = ds.field(OWN, "position")
+    def _file_sum(self, prover: Prover, path: str, after: int, upto: int) -> Sum:
         total = Sum()
-        for file in files:
-            path = f"{self._folder}/{file.path}"
-            try:
-                data = ds.dataset(path, format="parquet", filesystem=self._filesystem)
-                stretch = (position > after) & (position <= upto)
-                for batch in data.to_batches(filter=stretch, batch_size=_ROWS):
-                    if batch.num_rows:
-                        total += _batch_sum(table, codecs, prover, batch)
-            except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
-                raise EvidenceError(f"{path}: {error!r}") from error
+        try:
+            with open_file(self._filesystem, path) as file:
+                # All columns, though no sum has all of them: a page that can't be read is found in any of them.
+                for rows in batches_of(file, file.schema_arrow.names):
+                    position = own_fields(rows)["position"]
+                    if position.null_count:
+                        raise ValueError("a row has no position")
+                    mine = pc.and_(pc.greater(position, after), pc.less_equal(position, upto))
+                    if mine.true_count:
+                        total += prover.sum(rows if mine.true_count == len(rows) else rows.filter(mine))
+        except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+            raise EvidenceError(f"{path}: {error!r}") from error
         return total
 
 
 def _overlapping(files: Iterable[File], after: int, upto: int) -> list[File]:
     return [file for file in files if file.first_position <= upto and file.last_position > after]
-
-
-def _batch_sum(table: TableFiles, codecs: Sequence[FileCodec], prover: Prover, batch: pa.RecordBatch) -> Sum:
-    own = batch.column(OWN)
-    fields = dict(zip([f.name for f in own.type], own.flatten(), strict=True))
-    exact = [dict(texts or {}) for texts in fields["exact"].to_pylist()]
-    cells: list[list[Cell]] = []
-    for codec, column in zip(codecs, table.columns.columns, strict=True):
-        if column.file_name not in batch.schema.names:
-            cells.append([None] * batch.num_rows)
-            continue
-        texts = [one.get(column.file_name) for one in exact]
-        cells.append(codec.read(batch.column(column.file_name), texts))
-    types = [KINDS[name] for name in fields["type"].to_pylist()]
-    return prover.effects(types, [names or () for names in fields["changed"].to_pylist()], cells)

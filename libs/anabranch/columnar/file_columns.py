@@ -14,10 +14,28 @@ from functools import cached_property
 import pyarrow as pa
 
 from anabranch.values import Column, Table
-from anabranch.values.parquet import file_type
+from anabranch.values.parquet import file_type, may_need_text
 
 OWN = "anabranch"
 """The name of our own struct in every file."""
+CHANGES, CONFLICTS, BASE = "changes", "conflicts", "base"
+"""The folders of a table's files: each has rows of one kind."""
+KINDS = {1: "insert", 2: "update", 3: "delete", 4: "none"}
+"""Numbers of ``anabranch.v1.EffectType`` to what files say."""
+CONFLICT_FIELDS = (
+    "position",
+    "batch",
+    "ordinal",
+    "key",
+    "column",
+    "losing_batch",
+    "losing_node",
+    "winning_batch",
+    "winning_node",
+)
+"""The fields of a conflict beside its value."""
+EXACT_TEXTS = pa.map_(pa.string(), pa.string())
+"""The type of the exact texts of what columns can't hold, by the names of file columns."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +64,16 @@ class FileTable:
     def ever(self) -> tuple[FileColumn, ...]:
         """All columns that a file may have."""
         return self.columns + self.gone
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Names in files, in the table's order."""
+        return [column.file_name for column in self.columns]
+
+    @cached_property
+    def with_text(self) -> list[int]:
+        """Places of the columns that may need exact texts."""
+        return [i for i, one in enumerate(self.columns) if may_need_text(one.column)]
 
 
 def file_table(table: Table, before: Sequence[FileColumn] = ()) -> FileTable:

@@ -1,15 +1,35 @@
-"""The sums of a proof: hashes of effects and of rows, computed anew from the cells of files.
+"""The proof that files hold what Postgres holds: their rows are encoded anew, by columns, and the hashes added up.
 
-Columns come as lists of cells, in the table's order. Sums are modulo 2**128, and so may be added in any order.
+The compactor, the janitor and the snapshot all prove by this module, and compare the sums with those of Postgres. The
+module does not know how the rows came into their files. Sums are modulo 2**128, and so may be added in any order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from hashlib import blake2b, sha256
 
-from anabranch.values import Cell, Table
-from anabranch.values.canonical import SUM_MODULUS, RowEncoder
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from anabranch.columnar.encode import ColumnEncoder, cells_of, joined, own_fields
+from anabranch.columnar.file_columns import BASE, CHANGES, CONFLICT_FIELDS, CONFLICTS, KINDS, OWN, FileTable
+from anabranch.columnar.losing_values import LosingValues
+from anabranch.values.canonical import SUM_MODULUS
+
+ROWS_AT_ONCE, BYTES_AT_ONCE = 65_536, 8 * 1024 * 1024
+NAME_SEPARATOR = "\0"
+"""Between the names of changed columns: no name in Postgres has it."""
+_TYPES = {name: number for number, name in KINDS.items()}
+_INSERT, _UPDATE = KINDS[1], KINDS[2]
+# Copying a prepared state costs less than making one.
+_new_hash = blake2b(digest_size=16).copy
+_BETWEEN = pa.scalar("\x1f")
+_READ = {CHANGES: ("type", "changed"), CONFLICTS: (*CONFLICT_FIELDS, "untyped"), BASE: ("deleted",)}
+"""The fields that are read of our struct, by the folder, beside position and exact texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,50 +50,91 @@ class Sum:
         return self.total.to_bytes(16, "big")
 
 
-INSERT, UPDATE = 1, 2
-"""Numbers of ``anabranch.v1.EffectType``; all others give the key alone."""
+def hash_sum(encoded: pa.Array) -> Sum:
+    """The sum of the BLAKE2b of each value. Raises TypeError where one is NULL."""
+    # Every value is hashed by itself: there is no other way to have the sum of hashes.
+    digests = []
+    for data in encoded.to_pylist():
+        one = _new_hash()
+        one.update(data)
+        digests.append(one.digest())
+    return _added(digests)
+
+
+def _added(digests: list[bytes]) -> Sum:
+    return Sum(len(digests), sum(map(int.from_bytes, digests)) % SUM_MODULUS)
+
+
+def row_sum(encoder: ColumnEncoder, cells: pa.RecordBatch) -> Sum:
+    """The sum of the row hashes of ``c…`` and ``x…``."""
+    return hash_sum(encoder.rows(encoder.values(cells)))
+
+
+def pulled_sum(encoder: ColumnEncoder, rows: pa.RecordBatch) -> Sum:
+    """The sum of the row hashes of a table's columns as a Pull carries them."""
+    return hash_sum(encoder.rows([encoder.value(i, values) for i, values in enumerate(rows.columns)]))
+
+
+def effect_sum(encoder: ColumnEncoder, cells: pa.RecordBatch, types: pa.Array, changed: pa.Array) -> Sum:
+    """The sum of the effect hashes of ``c…`` and ``x…``. ``types``: as files say; ``changed``: the names of the columns
+    that an update changed, with NAME_SEPARATOR.
+
+    Raises:
+        KeyError: there is no such type, or no such column.
+    """
+    forms = pc.binary_join_element_wise(types.fill_null(""), changed.fill_null(""), NAME_SEPARATOR).dictionary_encode()
+    total = Sum()
+    for code, form in enumerate(forms.dictionary.to_pylist()):
+        kind, _, text = form.partition(NAME_SEPARATOR)
+        changes = text.split(NAME_SEPARATOR) if text and kind == _UPDATE else ()
+        given = encoder.table.column_names if kind == _INSERT else changes
+        rows = pc.indices_nonzero(pc.equal(forms.indices, code))
+        total += hash_sum(encoder.effects(_TYPES[kind], given, cells, rows))
+    return total
 
 
 class Prover:
-    """Adds up hashes for one table."""
+    """Adds up the rows of a table's files in one folder (``what``)."""
 
-    def __init__(self, table: Table) -> None:
-        self._encoder = RowEncoder(table)
-        self._index = table.index
-        self._width = len(table.columns)
+    def __init__(self, what: str, files: FileTable) -> None:
+        self.files = files
+        self.encoder = ColumnEncoder(files.table)
+        self._what = what
+        self._losers = LosingValues(files) if what == CONFLICTS else None
 
-    def rows(self, columns: Sequence[Sequence[Cell]]) -> Sum:
-        """The sum of row hashes."""
-        encoder = self._encoder
-        fields = [list(map(encode, cells)) for encode, cells in zip(encoder.encoders, columns, strict=True)]
-        hashes = [encoder.hash_fields(row) for row in zip(*fields, strict=True)]
-        return Sum(len(hashes), sum(hashes) % SUM_MODULUS)
+    def read(self, file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
+        """The rows of a file, with all that a proof needs of them, so many at a time as fit in memory."""
+        there = set(file.schema_arrow.names)
+        mine = self.files.ever if self._what == CONFLICTS else self.files.columns
+        own = [f"{OWN}.{name}" for name in ("position", "exact", *_READ[self._what])]
+        return batches_of(file, [*(one.file_name for one in mine if one.file_name in there), *own])
 
-    def effects(self, types: Sequence[int], changed: Sequence[Sequence[str]], columns: Sequence[Sequence[Cell]]) -> Sum:
-        """The sum of effect hashes. ``changed``: the names of the columns that an update changed.
+    def sum(self, rows: pa.RecordBatch) -> Sum:
+        """The sum of the hashes of effects, of conflicts, or of rows.
 
         Raises:
-            KeyError: a changed column is none of the table's.
+            ValueError, KeyError, TypeError, pyarrow.ArrowException: they are no such rows.
         """
-        shapes: dict[tuple[int, tuple[str, ...]], list[int]] = {}
-        for i, kind in enumerate(types):
-            shapes.setdefault((kind, tuple(changed[i]) if kind == UPDATE else ()), []).append(i)
-        total = 0
-        for (kind, names), places in shapes.items():
-            total += self._shape(kind, names, [[cells[i] for i in places] for cells in columns])
-        return Sum(len(types), total % SUM_MODULUS)
+        own = own_fields(rows)
+        if self._losers is not None:
+            fields = pc.binary_join_element_wise(*(own[name].cast(pa.string()) for name in CONFLICT_FIELDS), _BETWEEN)
+            conflicts = joined(fields.cast(pa.binary()), self._losers.of(rows, own))
+            return _added([sha256(one).digest()[:16] for one in conflicts.to_pylist()])
+        cells = cells_of(self.files, rows, range(len(self.files.columns)))
+        if self._what == BASE:
+            return row_sum(self.encoder, cells)
+        return effect_sum(self.encoder, cells, own["type"], pc.binary_join(own["changed"], NAME_SEPARATOR))
 
-    def _shape(self, kind: int, names: Iterable[str], columns: Sequence[Sequence[Cell]]) -> int:
-        encoder = self._encoder
-        given = range(self._width) if kind == INSERT else [self._index[name] for name in names]
-        places = encoder.places(given)
-        fields: list[Sequence[bytes]] = [()] * self._width
-        for i in places:
-            fields[i] = list(map(encoder.encoders[i], columns[i]))
-        total = 0
-        row: list[bytes] = [b""] * self._width
-        for at in range(len(columns[0])):
-            for i in places:
-                row[i] = fields[i][at]
-            total += int.from_bytes(encoder.effect_hash_fields(kind, row, places), "big")
-        return total
+
+def open_file(filesystem: fs.FileSystem, path: str) -> pq.ParquetFile:
+    """Open a file whose pages are compared with their checksums, where they have some. Of each row group all columns
+    are read at once: an object store takes long for each read, however little it is."""
+    return pq.ParquetFile(path, filesystem=filesystem, pre_buffer=True, page_checksum_verification=True)
+
+
+def batches_of(file: pq.ParquetFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    """A file's rows, so many at a time as fit in memory; none of two row groups together."""
+    for group in range(file.num_row_groups):
+        about = file.metadata.row_group(group)
+        size = min(ROWS_AT_ONCE, max(1, BYTES_AT_ONCE * about.num_rows // max(1, about.total_byte_size)))
+        yield from file.iter_batches(size, row_groups=[group], columns=columns, use_threads=False)

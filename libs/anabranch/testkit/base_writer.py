@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from ulid import ULID
 
-from anabranch.columnar.file_columns import OWN, file_table
+from anabranch.columnar.file_columns import EXACT_TEXTS, OWN, file_table
 from anabranch.columnar.manifest import (
     Base,
     Bucket,
@@ -24,15 +24,15 @@ from anabranch.columnar.manifest import (
     table_folder,
     to_json,
 )
-from anabranch.columnar.proof import Prover, Sum
+from anabranch.columnar.proof import Sum
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.lake import compactions
 from anabranch.store.log.pull_reader import PullOptions, PullReader, PullSource
 from anabranch.store.session.engine import Session
+from anabranch.testkit.row_proof import rows_sum
 from anabranch.values import Cell, Table
 from anabranch.values.parquet import file_codecs, may_need_text
 
-_EXACT = pa.map_(pa.string(), pa.string())
 _OPTIONS = PullOptions(10_000, 60_000, 60_000, 1 << 20)
 
 
@@ -156,7 +156,7 @@ def _dealt(rows: Sequence[Sequence[Cell]], position: int, buckets: int) -> list[
 
 def _sum(table: Table, rows: Sequence[Sequence[Cell]]) -> Sum:
     columns = [[row[i] for row in rows] for i in range(len(table.columns))]
-    return Prover(table).rows(columns)
+    return rows_sum(table, columns)
 
 
 def _file_rows(table: Table, one: FileRows) -> pa.Table:
@@ -175,7 +175,7 @@ def _file_rows(table: Table, one: FileRows) -> pa.Table:
         [
             pa.repeat(pa.scalar(one.position, pa.int64()), count),
             pa.repeat(pa.scalar(one.deleted), count),
-            pa.array([found or None for found in texts], _EXACT),
+            pa.array([found or None for found in texts], EXACT_TEXTS),
         ],
         names=["position", "deleted", "exact"],
     )

@@ -37,7 +37,7 @@ def write_files(
                 filesystem.create_dir(folder, recursive=True)
             name, rows = f"{prefix}-{len(found)}.parquet", 0
             sink = filesystem.open_output_stream(f"{folder}/{name}")
-            writer = pq.ParquetWriter(sink, schema, compression="zstd", store_schema=False)
+            writer = pq.ParquetWriter(sink, schema, compression="zstd", store_schema=False, write_page_checksum=True)
         writer.write_table(part, row_group_size=max(1, part.num_rows))
         rows += part.num_rows
         if sink.tell() >= FILE_BYTES:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from anabranch_compactor.encode import ColumnEncoder
+from anabranch.columnar.encode import ColumnEncoder
 
 if TYPE_CHECKING:
     from anabranch.values import Table

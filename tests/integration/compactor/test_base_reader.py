@@ -14,7 +14,6 @@ from anabranch.columnar.evidence import EvidenceError
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.session.engine import connect
 from anabranch.values.arrow import arrow_schema
-from anabranch.values.parquet import file_codecs
 from anabranch_snapshot.bases import lacks
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
@@ -38,7 +37,7 @@ def test_a_base_of_spark_is_read_and_proven_without_it(make_lake: Callable[..., 
     with connect(lake.url, application_name="test", autocommit=True) as conn:
         database = load_database(conn, "app")
     assert not lacks(manifest, database, list(database.tables.values()))
-    base = PublishedBase(lake.root, manifest, file_codecs)
+    base = PublishedBase(lake.root, manifest)
     prover = BaseProver(threading.Event())
     prover.prove(base, prover.unproven(base, ["todo", "odd"]))
     assert prover.unproven(base, ["todo", "odd"]) == []

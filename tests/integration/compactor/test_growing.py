@@ -10,7 +10,8 @@ import pytest
 from tests.integration.compactor.conftest import Lake
 from tests.integration.compactor.test_runs import history, rows_of_base
 
-from anabranch.store.lake.conflict_proof import conflicts_sum
+from anabranch.columnar.evidence import Evidence
+from anabranch.columnar.file_columns import CONFLICTS
 from anabranch.testkit.log_writer import Logged
 from anabranch.v1 import value_pb2
 from anabranch.values.cells import Literal
@@ -95,7 +96,7 @@ def test_losing_values_that_were_never_in_postgres_stay_as_they_were_sent(make_l
     assert sorted(found) == sorted(value.SerializeToString() for value in values)
     assert [row["price"] for row in rows if row["price"] is not None] == [Decimal("2.50")]
     manifest = lake.manifest()
-    assert conflicts_sum(lake.root, manifest, 0, manifest.to_position).count == len(sent)
+    assert Evidence(lake.root, manifest).sum(CONFLICTS, 0, manifest.to_position).count == len(sent)
 
 
 @pytest.mark.long

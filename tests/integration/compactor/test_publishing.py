@@ -260,7 +260,7 @@ def test_publishing_the_same_run_again_changes_nothing(lake: Lake) -> None:
         }  # fmt: skip
         for _ in range(2):
             compactions.publish(conn, database.id, epoch=database.epoch, **run)
-        with pytest.raises(compactions.NotPublishedError, match="run R1 has published"):
+        with pytest.raises(compactions.NotPublishedError, match="run R1 has already published"):
             compactions.publish(conn, database.id, epoch=database.epoch, **{**run, "run_id": "R2"})
         with pytest.raises(compactions.NotPublishedError, match="epoch"):
             compactions.publish(conn, database.id, epoch="another", **{**run, "run_id": "R3", "after": 5, "upto": 6})

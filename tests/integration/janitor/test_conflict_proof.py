@@ -12,10 +12,10 @@ from tests.integration.compactor.conftest import Lake, make_lake, spark
 from tests.integration.janitor.conftest import DAY_MS
 
 from anabranch.clock import Clock
-from anabranch.columnar.file_columns import FileTable
+from anabranch.columnar.evidence import Evidence
+from anabranch.columnar.file_columns import CONFLICTS, FileTable
 from anabranch.columnar.manifest import Manifest
 from anabranch.runtime.config import load_settings
-from anabranch.store.lake.conflict_proof import conflicts_sum
 from anabranch.testkit.log_writer import Logged
 from anabranch.v1 import value_pb2
 from anabranch_retention_janitor.config import JanitorSettings
@@ -75,10 +75,10 @@ def test_promise_6_values_that_lost_stay_while_their_files_are_not_as_proven(
     rows = kept(lake)
     assert rows == len(VALUES) + 1
     manifest = lake.manifest()
-    found = conflicts_sum(lake.root, manifest, 0, manifest.to_position)
+    found = Evidence(lake.root, manifest).sum(CONFLICTS, 0, manifest.to_position)
     assert found.count == rows
     # In a later manifest a column may be gone in which values lost.
-    assert conflicts_sum(lake.root, without(manifest, "body"), 0, manifest.to_position) == found
+    assert Evidence(lake.root, without(manifest, "body")).sum(CONFLICTS, 0, manifest.to_position) == found
     for path in map(Path, lake.paths("note", "conflicts")):
         content = path.read_bytes()
         path.write_bytes(turned_over(content))

@@ -23,6 +23,7 @@ import pytest
 from anabranch import values
 from anabranch.client.reading.arrow_rows import ArrowRows
 from anabranch.columnar.chunks import from_ipc, to_ipc
+from anabranch.columnar.encode import ColumnEncoder
 from anabranch.store.catalog.relation import types_of
 from anabranch.store.cells.binary_cells import literal_sender, output_text, quote, read_expression, row_loader, sender
 from anabranch.store.session import binary, steps
@@ -58,7 +59,6 @@ from anabranch.values.kinds import NoFormError
 from anabranch.values.postgres_types import REFUSED_KEYS, kinds_of
 from anabranch.wire.effects import EffectBuilder
 from anabranch_compactor.effect_columns import EffectDecoder
-from anabranch_compactor.encode import ColumnEncoder
 
 INFINITE, NAN = float("inf"), float("nan")
 REAL_TENTH = struct.unpack("f", struct.pack("f", 0.1))[0]

@@ -12,14 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import fs
 
+from anabranch.columnar.encode import ColumnEncoder, cells_of
 from anabranch.columnar.file_columns import OWN, file_table
 from anabranch.values import Column, Kind, Table
 from anabranch_compactor import base_rows
-from anabranch_compactor.encode import ColumnEncoder
 from anabranch_compactor.files.parquet_files import write_files
 from anabranch_compactor.merge import merged_bucket
 from anabranch_compactor.shape import OLD, Shape
 from anabranch_compactor.spark.packing import key_hashes
+from anabranch_compactor.spark.packing import whole as one_batch
 
 TABLE = Table("todo", (Column("n", Kind.INT64, "bigint"), Column("id", Kind.STRING, "text"),
                        Column("at", Kind.TIMESTAMP, "timestamptz"), Column("v", Kind.INT64, "bigint")),
@@ -84,13 +85,14 @@ def test_the_latest_row_of_each_key_is_found_in_whatever_file_it_is(
         pieces = list(merged_bucket(SHAPE, fs.LocalFileSystem(), paths[:split], paths[split:]))
         merged = [table for _, table in pieces]
         assert not [path for path in Path(folder).iterdir() if str(path) not in paths]
-    left = [row for table in merged for row in base_rows.cells_of(SHAPE, table, range(SHAPE.width)).to_pylist()]
+    read = [cells_of(SHAPE.file_table, one_batch(table), range(SHAPE.width)) for table in merged]
+    left = [row for cells in read for row in cells.to_pylist()]
     assert sorted(map(repr, map(key_of, left))) == sorted(map(repr, live))
     assert {key_of(row): row["c0"] for row in left} == live
     for piece in range(split):
         mine = [table for number, table in pieces if number == piece]
         if mine:
-            cells = base_rows.cells_of(SHAPE, pa.concat_tables(mine), range(SHAPE.width))
+            cells = cells_of(SHAPE.file_table, one_batch(pa.concat_tables(mine)), range(SHAPE.width))
             order = [(name, "ascending") for name in SHAPE.sorting]
             assert pc.sort_indices(cells, sort_keys=order).to_pylist() == list(range(cells.num_rows)), (
                 "each file is in order"

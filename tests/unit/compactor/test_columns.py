@@ -14,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import fs
 
-from anabranch.columnar.file_columns import file_table
+from anabranch.columnar.encode import ColumnEncoder
+from anabranch.columnar.file_columns import KINDS, file_table
+from anabranch.columnar.proof import NAME_SEPARATOR, effect_sum, row_sum
 from anabranch.testkit.cell_strategies import cells
 from anabranch.v1 import change_pb2, value_pb2
 from anabranch.values import Cell, Column, Kind, Table
@@ -25,7 +27,6 @@ from anabranch.wire.effects import DELETE, INSERT, NONE, UPDATE, Effect, EffectB
 from anabranch_compactor import history
 from anabranch_compactor.decode import log_decoder
 from anabranch_compactor.effect_columns import EffectDecoder, MalformedEffectError
-from anabranch_compactor.encode import NAME_SEPARATOR, ColumnEncoder, effect_sum, row_sum
 from anabranch_compactor.files.parquet_files import write_files
 from anabranch_compactor.prove import file_sum
 from anabranch_compactor.shape import OLD, Shape
@@ -143,7 +144,8 @@ def test_effects_by_columns_are_those_of_the_contracts_class(made: list[Made]) -
         assert repr(cells_at(batch, row)) == repr(want)
         assert batch.column("changed")[row].as_py() == NAME_SEPARATOR.join(effect.changed)
     hashes = sum(int.from_bytes(effect.hash, "big") for (effect, _), _ in made)
-    found = effect_sum(ColumnEncoder(TABLE), batch)
+    types = pa.array([KINDS[kind] for kind in batch.column("kind").to_pylist()])
+    found = effect_sum(ColumnEncoder(TABLE), batch, types, batch.column("changed"))
     assert (found.count, found.total) == (len(made), hashes % SUM_MODULUS)
 
 

@@ -53,19 +53,8 @@ from (select table_id, octet_length(losing_value) + octet_length(key) as bytes, 
       where database_id = %(db)s and position > %(after)s and position <= %(upto)s) c
 group by table_id
 """
-"""Conflicts have no hash of their own: the first 128 bits of SHA-256 over their fields (``conflict_bytes``)."""
-CONFLICT_FIELDS = (
-    "position",
-    "batch",
-    "ordinal",
-    "key",
-    "column",
-    "losing_batch",
-    "losing_node",
-    "winning_batch",
-    "winning_node",
-)
-"""The fields of a conflict in files beside its value, in the order of ``conflict_bytes``."""
+"""Conflicts have no hash of their own: the first 128 bits of SHA-256 over their fields (CONFLICT_FIELDS of
+``columnar.file_columns``, in that order) and their value."""
 
 PUBLISHED = """
 select run_id, epoch, from_position, to_position, changes, root, manifest, published_ms
@@ -192,11 +181,6 @@ def read_conflict_sums(conn: Session, database_id: int, after: int, upto: int) -
     """Number of conflicts of (``after``, ``upto``] and the sum of their hashes, by table; the size of their values."""
     rows = conn.execute(CONFLICT_SUMS, {"db": database_id, "after": after, "upto": upto}).fetchall()
     return {number: LogSum(_sum(count, sums), int(size)) for number, count, size, *sums in rows}
-
-
-def conflict_bytes(fields: Sequence[str | int], losing_value: bytes) -> bytes:
-    """The bytes of a conflict that CONFLICT_SUMS hashes. ``fields``: those of CONFLICT_FIELDS, in their order."""
-    return "\x1f".join(map(str, fields)).encode() + losing_value
 
 
 def _sum(count: int, sums: Sequence[int]) -> Sum:

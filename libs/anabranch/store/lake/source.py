@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from anabranch.columnar.file_columns import KINDS
 from anabranch.columnar.lake import LakeTable
 from anabranch.columnar.manifest import from_json
 from anabranch.columnar.row_states import Change, Key
@@ -21,7 +22,6 @@ from anabranch.values.parquet import file_codecs
 
 MOST_TAIL_ROWS = 1_000_000
 """Rows of the log beyond the lake; compaction is due where there are more."""
-_TYPES = {1: "insert", 2: "update", 3: "delete", 4: "none"}
 
 
 class NotCompactedError(ServerError):
@@ -91,7 +91,7 @@ def _changes(table: Table, rows: Sequence[TailRow]) -> list[Change]:
         pairs = zip(effect.columns, effect.values, strict=True)
         cells = {name: readers[name](value) for name, value in pairs if name in readers}
         key = tuple(cells[name] for name in table.key_columns)
-        kind = _TYPES[row.type]
+        kind = KINDS[row.type]
         place = (row.position, row.batch_id, row.ordinal, row.node_id)
         after = None if kind == "delete" else cells
         found.append(Change(*place, kind, key, tuple(row.changed), after, {}, kind == "insert"))

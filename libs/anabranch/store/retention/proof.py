@@ -8,14 +8,13 @@ janitor compares both sides again, and cuts nothing where they differ.
 from __future__ import annotations
 
 from anabranch.columnar.evidence import Evidence, EvidenceError
+from anabranch.columnar.file_columns import CHANGES, CONFLICTS
 from anabranch.columnar.manifest import ManifestError, from_json
 from anabranch.columnar.proof import Sum
 from anabranch.store.lake.compactions import Published
-from anabranch.store.lake.conflict_proof import conflicts_sum
 from anabranch.store.lake.run_shapes import read_pieces
 from anabranch.store.retention.floor import Kept, conflict_sum, log_sum
 from anabranch.store.session.engine import Session
-from anabranch.values.parquet import file_codecs
 
 
 class Proof:
@@ -31,7 +30,7 @@ class Proof:
         except (ManifestError, KeyError, TypeError, ValueError) as error:
             raise EvidenceError(f"run {published.run_id}: its published manifest can't be read: {error!r}") from error
         self._root, self._manifest = published.root, manifest
-        self._evidence = Evidence(published.root, manifest, file_codecs)
+        self._evidence = Evidence(published.root, manifest)
         self._evidence.require_manifest()
 
     def require_files(self, after: int, upto: int) -> None:
@@ -49,10 +48,9 @@ class Proof:
         stretch = f"of ({after}, {upto}]"
         found = Sum()
         for piece in read_pieces(conn, kept.id, kept.epoch, after, upto):
-            evidence = Evidence(self._root, piece.seen_in(self._manifest), file_codecs)
-            found += evidence.changes_sum(piece.after, piece.upto)
+            found += Evidence(self._root, piece.seen_in(self._manifest)).sum(CHANGES, piece.after, piece.upto)
         _require(stretch, "changes", found, "log", log_sum(conn, kept, after, upto))
-        lost = conflicts_sum(self._root, self._manifest, after, upto)
+        lost = self._evidence.sum(CONFLICTS, after, upto)
         _require(stretch, "values that lost", lost, "database", conflict_sum(conn, kept, after, upto))
 
 
