@@ -175,6 +175,7 @@ def test_a_file_that_is_not_in_the_format_falls_short(runner: Runner, tmp_path: 
     assert run(runner, tmp_path, "{colour: red}") == "expect.colour: unknown"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_the_command(tmp_path: Path) -> None:
     folder = tmp_path / "files"
