@@ -124,6 +124,7 @@ def test_update_by_sql_against_delete_of_a_device(story: Teller, delete: str) ->
         assert [reason for reason, _ in b.dead] == ["CONCURRENT_UPDATE"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(6))
 def test_sql_and_devices_at_the_same_time_end_equal(story: Teller, seed: int) -> None:
     told = story(LISTS, setup=TOUCH)

@@ -62,6 +62,7 @@ def test_a_client_that_does_what_it_is_told_holds(tmp_path: Path, client: Make) 
     assert len((tmp_path / "seen").read_text().splitlines()) >= 6, "every node was the program"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_one_that_only_says_so_falls_short(tmp_path: Path, client: Make) -> None:
     code, results = run(tmp_path, client(PRETENDS), "02-update-different-columns-merge.yaml")

@@ -39,6 +39,7 @@ def test_a_write_on_one_device_reaches_another(place: Any) -> None:
     assert (a.status().queued, a.status().disagreeing) == (0, ())
 
 
+@pytest.mark.long
 def test_a_batch_that_awaits_a_row_says_so_and_holds_up_nobody(place: Any) -> None:
     here = place(TODO, policy={"park_ms": 300})
     a = here.device("a")
@@ -70,6 +71,7 @@ def test_a_batch_that_awaits_a_row_says_so_and_holds_up_nobody(place: Any) -> No
     assert not a._sender.awaiting
 
 
+@pytest.mark.long
 def test_a_background_asks_seldom_for_a_batch_that_awaits_a_row(place: Any) -> None:
     here = place(TODO, policy={"park_ms": 300})
     a = here.device("a")

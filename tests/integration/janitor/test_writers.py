@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tests.integration.janitor.conftest import DAY_MS, Ground
 from ulid import ULID
 
 from anabranch.testkit.ingest_rig import Device, IngestRig
 
 
+@pytest.mark.long
 def test_the_floor_goes_past_a_node_that_only_writes_and_not_past_one_that_reads(
     ground: Ground, tmp_path: Path
 ) -> None:

@@ -220,6 +220,7 @@ with echo_service(sys.argv[1], Path(sys.argv[2])) as echo:
 """
 
 
+@pytest.mark.long
 def test_it_ends_with_the_process_that_started_it(url: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", PARENT, url, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:

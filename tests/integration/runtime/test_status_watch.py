@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from tests.integration.janitor.conftest import make_database
 
 from anabranch.cli.status import read, shown
@@ -106,6 +107,7 @@ def test_what_changes_is_shown(migrated_url: str) -> None:
         writer.close()
 
 
+@pytest.mark.long
 def test_it_outlives_a_postgres_that_is_away(tmp_path: Path) -> None:
     with EmbeddedPostgres(tmp_path / "postgres") as postgres:
         migrate.upgrade(postgres.url)
