@@ -4,8 +4,6 @@
 PYTHON ?= python3
 VENV := .venv/bin
 PYTEST_FLAGS ?= -n 2 --dist loadgroup
-# Many of the long tests wait for most of their time: for Spark, for minutes of an outage.
-LONG_FLAGS ?= -n 4 --dist loadgroup
 DEMO_FLAGS ?=
 CLUSTER_FLAGS ?=
 CLUSTER_TESTS = $(addprefix tests/cluster/,accepted.py accounts.py lifecycle.py changed.py drained.py)
@@ -22,7 +20,7 @@ LOCK = $(VENV)/uv pip compile --quiet --universal --python-version 3.11 --genera
 	--no-emit-index-url --no-emit-find-links $(LOCK_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-postgres torture check protos protos-check stubs stubs-test wheels chart classes helm cluster-tools cluster-test images images-test docs lock clean
+.PHONY: help setup demo test test-slow test-long test-postgres torture check protos protos-check stubs stubs-test wheels chart classes helm cluster-tools cluster-test images images-test docs lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,11 +31,14 @@ setup: ## make .venv current with everything locked by hash; does nothing when i
 demo: setup ## gate tablets, a real day's departures, one Postgres, Parquet; ends in a summary
 	@$(VENV)/anabranch demo $(DEMO_FLAGS)
 
-test: setup helm classes ## every test but the long ones; ends with a list of what was not run and why
+test: setup helm classes ## the quick tests; ends with a list of what was not run and why
 	@$(VENV)/python -m pytest $(PYTEST_FLAGS) tests
 
-test-long: setup helm classes ## the long tests: Spark, faults, outages, benches, images
-	@$(VENV)/python -m pytest $(LONG_FLAGS) --only-long --durations=10 tests
+test-slow: setup helm classes ## tests of more than a few seconds: faults, outages, Spark, benches
+	@$(VENV)/python -m pytest $(PYTEST_FLAGS) --only-slow --durations=10 tests
+
+test-long: setup helm classes ## tests of minutes: whole runs of Spark, a million rows, two minutes without Postgres, images
+	@$(VENV)/python -m pytest $(PYTEST_FLAGS) --only-long --durations=10 tests
 
 test-postgres: setup ## what depends on Postgres's version, on the embedded 16; other servers: ANABRANCH_POSTGRES_URL
 	@ANABRANCH_POSTGRES_MAJOR=$(MAJOR) $(VENV)/python -m pytest $(PYTEST_FLAGS) tests/integration tests/e2e

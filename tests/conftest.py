@@ -28,21 +28,28 @@ POSTGRES_MAJOR = int(os.environ["ANABRANCH_POSTGRES_MAJOR"]) if os.environ.get("
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--long`` runs what is left out otherwise, ``--only-long`` nothing else."""
-    parser.addoption("--long", action="store_true", help="also run the tests that are marked long")
+    """``--long`` runs what is left out otherwise, ``--only-slow`` and ``--only-long`` nothing but such tests."""
+    parser.addoption("--long", action="store_true", help="also run the tests that are marked slow or long")
+    parser.addoption("--only-slow", action="store_true", help="run the tests that are marked slow, and no others")
     parser.addoption("--only-long", action="store_true", help="run the tests that are marked long, and no others")
 
 
+def _pace(item: pytest.Item) -> str:
+    """``long``, ``slow`` or ``quick``; of a slow file's tests some may be long."""
+    return next((mark for mark in ("long", "slow") if item.get_closest_marker(mark)), "quick")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the long tests out unless they were asked for, and say so."""
-    if config.getoption("--only-long"):
-        items[:] = [item for item in items if item.get_closest_marker("long")]
-        return
+    """Leave slow and long tests out unless they were asked for, and say so."""
+    for only in ("slow", "long"):
+        if config.getoption(f"--only-{only}"):
+            items[:] = [item for item in items if _pace(item) == only]
+            return
     if config.getoption("--long"):
         return
     for item in items:
-        if item.get_closest_marker("long"):
-            item.add_marker(pytest.mark.skip(reason="it takes long: make test-long runs it"))
+        if (pace := _pace(item)) != "quick":
+            item.add_marker(pytest.mark.skip(reason=f"it is {pace}: make test-{pace} runs it"))
 
 
 def pytest_report_header() -> str:

@@ -127,7 +127,7 @@ def _floor_s(postgres_server: str) -> float:
     return CHANGES / rate
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_floor_of_the_write_path_is_as_fast_as_the_server_alone(postgres_server: str) -> None:
     floor_s, server_s = lambda: _floor_s(postgres_server), lambda: _server_side_s(postgres_server)
@@ -146,7 +146,7 @@ def test_the_floor_is_captured_by_nothing(bench_database: tuple[str, Database]) 
     assert (triggers, captured) == (0, 0)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_two_bare_commits_are_as_fast_as_with_pgbench(bench_database: tuple[str, Database], tmp_path: Path) -> None:
     url, _ = bench_database
     script = tmp_path / "commit.sql"
@@ -160,7 +160,7 @@ def test_two_bare_commits_are_as_fast_as_with_pgbench(bench_database: tuple[str,
     hold("two commits, against pgbench", lambda: mean(150), lambda: 2 * transaction_s(url, script, 300), 1 / AS_FAST)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_copy_is_read_as_fast_as_by_two_drivers(postgres_server: str) -> None:
     rows = 200_000
@@ -193,7 +193,7 @@ def test_a_copy_is_read_as_fast_as_by_two_drivers(postgres_server: str) -> None:
         hold("psql, against the faster driver", lambda: copy_s(url, pull.COPY), by_driver, 1 / AS_FAST)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_log_is_read_as_fast_as_by_psql_and_written_as_fast_as_by_duckdb(
     bench_database: tuple[str, Database], tmp_path: Path
@@ -229,7 +229,7 @@ def test_a_log_is_read_as_fast_as_by_psql_and_written_as_fast_as_by_duckdb(
         hold("Parquet by Arrow, against DuckDB", by_arrow, by_duckdb, 1 / AS_FAST)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_rows_in_memory_enter_a_file_about_as_fast_as_from_another_table(tmp_path: Path) -> None:
     """The other way converts nothing: SQLite reads a table that it holds in memory."""
     rows = 100_000

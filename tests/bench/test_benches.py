@@ -16,7 +16,7 @@ from anabranch.bench.report import Result, percentile, print_json
 from anabranch.v1 import batch_pb2, errors_pb2, verdict_pb2
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     "run",
@@ -24,14 +24,14 @@ from anabranch.v1 import batch_pb2, errors_pb2, verdict_pb2
         pytest.param(lambda: ingest.ingest(changes=1_600), id="ingest"),
         pytest.param(lambda: ingest.ingest1(changes=320), id="ingest1"),
         pytest.param(lambda: latency.latency(times=20), id="latency"),
-        pytest.param(lambda: latency.propagate(times=20), id="propagate"),
+        pytest.param(lambda: latency.propagate(times=20), id="propagate", marks=pytest.mark.long),
         pytest.param(lambda: capture_drain.capture(rows=1_000, paced=100), id="capture"),
         pytest.param(lambda: pull.pull(rows=4_000), id="pull"),
-        pytest.param(lambda: pull.bootstrap(rows=4_000), id="bootstrap"),
+        pytest.param(lambda: pull.bootstrap(rows=4_000), id="bootstrap", marks=pytest.mark.long),
         pytest.param(lambda: fanout.fanout(subscribers=20, seconds=1), id="fanout"),
-        pytest.param(lambda: drain.drain(batches=160), id="drain"),
-        pytest.param(lambda: poison.poison(changes=1_600), id="poison"),
-        pytest.param(lambda: growth.growth(changes=20_000, measured=800), id="growth"),
+        pytest.param(lambda: drain.drain(batches=160), id="drain", marks=pytest.mark.long),
+        pytest.param(lambda: poison.poison(changes=1_600), id="poison", marks=pytest.mark.long),
+        pytest.param(lambda: growth.growth(changes=20_000, measured=800), id="growth", marks=pytest.mark.long),
     ],
 )
 def test_a_bench_prints_one_object_of_the_agreed_shape(

@@ -151,7 +151,7 @@ def services(kept: Path, url: str, folder: Path) -> Iterator[dict[str, str]]:
         yield addresses
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_services_and_commands_do_their_work(kept: Path, databases: TestDatabases, tmp_path: Path) -> None:
     url = databases.fresh()

@@ -63,7 +63,7 @@ def test_rows_of_cascades_and_triggers_reach_every_node(story: Teller) -> None:
     assert (a.outcomes, b.outcomes) == ([["APPLIED"] * 3], [["APPLIED"]])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_truncate_reaches_devices_and_what_comes_after_it_too(story: Teller) -> None:
     """O13. More rows than a page of the log has."""
     told = story(TODO)
@@ -83,7 +83,7 @@ def test_truncate_reaches_devices_and_what_comes_after_it_too(story: Teller) -> 
     assert [row[0] for row in a.rows("todo")] == [row[0] for row in b.rows("todo")] == ["late"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_large_rows_of_one_transaction_travel_in_pages_by_their_bytes(story: Teller) -> None:
     """L01, L03: 500 rows of 9 kB, and rows of a MiB, more than any message or piece takes, changed and deleted."""
@@ -124,7 +124,7 @@ def test_update_by_sql_against_delete_of_a_device(story: Teller, delete: str) ->
         assert [reason for reason, _ in b.dead] == ["CONCURRENT_UPDATE"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_sql_and_devices_at_the_same_time_end_equal(story: Teller, seed: int) -> None:
     told = story(LISTS, setup=TOUCH)

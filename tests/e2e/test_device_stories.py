@@ -165,7 +165,7 @@ def test_in_the_background_a_commit_on_one_device_is_shown_on_the_other_at_once(
         b.db.stop()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_in_the_background_a_device_gets_over_a_restart_of_every_service(story: Teller, stack: Stack) -> None:
     told = story(TODO)
     a, b, x = told.node("a", start=False), told.node("b", start=False), new_id()

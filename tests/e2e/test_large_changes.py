@@ -28,7 +28,7 @@ from anabranch.testkit.process_memory import KNOWN, forget_peak, has_bytes, peak
 from anabranch.testkit.remote import remote_of
 from anabranch.testkit.stack import Stack
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 MIB = 2**20
 TABLES = """

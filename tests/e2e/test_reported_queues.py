@@ -202,7 +202,7 @@ def test_a_local_transaction_that_clears_the_queue_and_keeps_failing_heals_witho
     assert told.server("counted") == a.rows("counted") == [("x", 1)]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_fifty_rebases_of_four_mutations_leave_four(story: Teller) -> None:
     """Kind: duplicate."""
     told = story(COUNTED, table_policies=COUNTER)

@@ -33,7 +33,7 @@ def test_a_stack_that_works_passes_again_and_again_and_nothing_is_left(stack: St
     assert keys == (2, 2)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_stack_without_its_resolver_fails(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     assert CliRunner().invoke(app, _arguments(stack)).exit_code == 0
     monkeypatch.setattr(smoke, "TIMEOUT_S", 6.0)

@@ -82,7 +82,7 @@ def prepare(url: str) -> None:
         add_table(conn, "notes", "note")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_trace_goes_from_one_device_to_the_other(
     databases: TestDatabases, tmp_path: Path, collector: tuple[Collector, int]
 ) -> None:

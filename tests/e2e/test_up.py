@@ -28,7 +28,7 @@ from anabranch.runtime.health import probe
 from anabranch.testkit.echo import bearer
 from anabranch.v1 import snapshot_pb2, snapshot_pb2_grpc
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("up")]  # its processes are shared by its tests
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("up")]  # its processes are shared by its tests
 
 COMMAND = [sys.executable, "-c", "from anabranch.cli.app import app; app()"]
 START_TIMEOUT_S = 90.0

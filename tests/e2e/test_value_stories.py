@@ -108,7 +108,7 @@ def test_a_composite_key_syncs_and_similar_keys_stay_apart(story: Teller) -> Non
     assert sorted(told.server("m")) == [("1", "07", "x"), ("1", "7", "w")]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_batch_of_twelve_megabytes_and_a_row_of_six_travel_in_parts(story: Teller) -> None:
     told = story({"blob": "id text primary key, body text, raw bytea"})
     a, b = told.node("a"), told.node("b")

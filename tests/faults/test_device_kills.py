@@ -25,7 +25,7 @@ from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.remote import remote_of
 from anabranch.testkit.stack import Stack
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 KILLS = int(os.environ.get("ANABRANCH_TEST_KILLS", "12"))
 PROCESS = Path(__file__).with_name("device_process.py")

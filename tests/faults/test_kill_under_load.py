@@ -29,7 +29,7 @@ from anabranch.testkit.stack import Stack
 from anabranch.testkit.torture import checks, tables
 from anabranch.testkit.torture.processes import Node
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 SEED = int(os.environ.get("ANABRANCH_TEST_SEED", "20250607"))
 DEVICES = 4

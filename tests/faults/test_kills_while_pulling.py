@@ -31,7 +31,7 @@ from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.remote import remote_of
 from anabranch.testkit.stack import Stack
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 KILLS_IN_PULL = 15
 KILLS_IN_LOG = 15

@@ -27,7 +27,7 @@ from anabranch.testkit.snapshot_reader import Reader, whole_groups
 from anabranch.testkit.snapshot_rig import SnapshotRig
 from anabranch.testkit.waiting import until
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 _PATIENCE_S = 30.0
 TODO = 'create table app.todo (id text collate "C" primary key, title text)'
 

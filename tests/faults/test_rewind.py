@@ -24,7 +24,7 @@ from anabranch.testkit.story import Story, new_id
 from anabranch.testkit.story_node import StoryNode
 from anabranch.testkit.waiting import until
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 TODO = {"todo": "id text primary key, title text, n bigint"}
 HOUR_MS = 3_600_000
 WAIT_S = 60.0

@@ -24,7 +24,7 @@ def run(folder: Path, seconds: float, *, with_lake: bool) -> Report:
     return report
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(420)
 def test_promises_1_to_7_and_every_rule_hold_whatever_goes_wrong(tmp_path: Path) -> None:
     run(tmp_path, 15.0, with_lake=False)

@@ -254,7 +254,7 @@ def play(migrated_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.long) for part in range(1, _FIXTURES))])
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, _FIXTURES))])
 def test_direct_transactions_against_batches(play: Play, part: int) -> None:
     for seed in range(part, INTERLEAVINGS, _FIXTURES):
         play.play(seed)

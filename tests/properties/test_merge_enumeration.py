@@ -221,7 +221,7 @@ def tell_live(park_ms: int, offline: tuple[Change, ...], slots: Slots, picks: li
     return numbers
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_promises_5_and_6_hold_in_every_small_history(capsys: pytest.CaptureFixture[str]) -> None:
     schedule = schedules()

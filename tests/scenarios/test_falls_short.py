@@ -162,7 +162,7 @@ BEHIND_THE_TRIGGERS = """
 """
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_lake_that_is_not_the_server_falls_short(runner: Runner, tmp_path: Path) -> None:
     detail = run(runner, tmp_path, "{parquet: same}", BEHIND_THE_TRIGGERS)
@@ -175,7 +175,7 @@ def test_a_file_that_is_not_in_the_format_falls_short(runner: Runner, tmp_path: 
     assert run(runner, tmp_path, "{colour: red}") == "expect.colour: unknown"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_the_command(tmp_path: Path) -> None:
     folder = tmp_path / "files"

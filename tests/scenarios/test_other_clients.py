@@ -52,7 +52,7 @@ def run(tmp_path: Path, program: Path, *files: str) -> tuple[int, list[dict[str,
     return done.exit_code, json.loads(report.read_text())
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_client_that_does_what_it_is_told_holds(tmp_path: Path, client: Make) -> None:
     files = ("02-update-different-columns-merge.yaml", "12-lost-answer-is-harmless.yaml", "43-device-copied.yaml")
@@ -62,7 +62,7 @@ def test_a_client_that_does_what_it_is_told_holds(tmp_path: Path, client: Make) 
     assert len((tmp_path / "seen").read_text().splitlines()) >= 6, "every node was the program"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_one_that_only_says_so_falls_short(tmp_path: Path, client: Make) -> None:
     code, results = run(tmp_path, client(PRETENDS), "02-update-different-columns-merge.yaml")

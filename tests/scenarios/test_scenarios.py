@@ -17,7 +17,7 @@ FILES = sorted(Path(__file__).parent.glob("*.yaml"))
 
 def marks(file: Path) -> list[pytest.MarkDecorator]:
     text = file.read_text()
-    return [pytest.mark.long] if file.stem in HEAVY or any(word in text for word in HEAVY_WORDS) else []
+    return [pytest.mark.slow] if file.stem in HEAVY or any(word in text for word in HEAVY_WORDS) else []
 
 
 @pytest.mark.timeout(900)

@@ -65,7 +65,7 @@ def captured_rows(conn: Session, table: str) -> list[list[Cell] | None]:
         return [*decode(conn, "app", registered, [raw for (raw,) in found])]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_no_type_makes_a_writer_fail(conn: Session) -> None:
     """Every type of the server that a column can have: whoever writes to a table with our triggers can go on."""
     conn.execute(OWN_TYPES.encode())

@@ -44,7 +44,7 @@ def schema_text(url: str) -> list[tuple[object, ...]]:
         return conn.execute(SCHEMA_TEXT).fetchall()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_five_at_once_run_it_once_and_leave_what_one_leaves(databases_pair: tuple[str, str]) -> None:
     """P05."""
     alone, together = databases_pair

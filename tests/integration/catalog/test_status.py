@@ -69,7 +69,7 @@ def stopped(postgres: EmbeddedPostgres) -> Iterator[None]:
         postgres.thaw()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_postgres_that_stands_still_is_told_in_time_and_hides_no_service(tmp_path: Path) -> None:
     with EmbeddedPostgres(tmp_path / "postgres") as postgres, serving() as well:
         migrate.upgrade(postgres.url)

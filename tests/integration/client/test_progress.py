@@ -56,7 +56,7 @@ def shares(told: list[Progress]) -> list[float]:
     return found
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_pull_of_a_table_that_shrinks_stays_within_one(databases: TestDatabases, tmp_path: Path) -> None:
     url = databases.prepared("shrinking", prepare)

@@ -39,7 +39,7 @@ def test_a_write_on_one_device_reaches_another(place: Any) -> None:
     assert (a.status().queued, a.status().disagreeing) == (0, ())
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_batch_that_awaits_a_row_says_so_and_holds_up_nobody(place: Any) -> None:
     here = place(TODO, policy={"park_ms": 300})
     a = here.device("a")
@@ -71,7 +71,7 @@ def test_a_batch_that_awaits_a_row_says_so_and_holds_up_nobody(place: Any) -> No
     assert not a._sender.awaiting
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_background_asks_seldom_for_a_batch_that_awaits_a_row(place: Any) -> None:
     here = place(TODO, policy={"park_ms": 300})
     a = here.device("a")
@@ -176,7 +176,7 @@ def test_the_background_carries_writes_both_ways(place: Any) -> None:
     assert a.status().leader
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_long_flush_goes_by_stream_and_large_batches_in_parts(place: Any) -> None:
     here = place(TODO)
     a, b = here.device("a"), here.device("b")

@@ -142,7 +142,7 @@ def test_another_principal_is_told_so_and_nothing_of_the_queue_leaks(place: Any)
     assert here.sql("select id from todo order by id") == [("bob",), ("x",)]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_services_that_die_are_waited_for_and_told_of(place: Any) -> None:
     here = place(TODO)
     a = here.device("a")

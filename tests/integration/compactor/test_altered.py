@@ -16,9 +16,10 @@ from anabranch.store.session.engine import connect
 from anabranch.testkit.log_writer import Logged
 from anabranch.v1 import value_pb2
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark"), pytest.mark.timeout(400)]
 
 
+@pytest.mark.long
 def test_a_table_that_cannot_be_pulled_holds_up_no_other(lake: Lake) -> None:
     for name in ("gone", "lost", "emptied"):
         lake.add_table(name, f"create table {name} (id text primary key, v int)")
@@ -47,6 +48,7 @@ def add_anew(lake: Lake, table: str, alter: str) -> None:
         registration.add_table(conn, "app", table)
 
 
+@pytest.mark.long
 def test_the_history_of_a_table_that_is_registered_anew_stays_as_it_is_and_goes_on(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:

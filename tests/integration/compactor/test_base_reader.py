@@ -16,7 +16,7 @@ from anabranch.store.session.engine import connect
 from anabranch.values.arrow import arrow_schema
 from anabranch_snapshot.bases import lacks
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
 
 OLD = "insert into todo select 'old' || i, repeat('x', 50), i % 2 = 0, i from generate_series(1, 2000) i"

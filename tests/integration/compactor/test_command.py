@@ -16,7 +16,7 @@ from anabranch.store.catalog.databases import load_database
 from anabranch.store.lake import compactions
 from anabranch.store.session.engine import connect
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark"), pytest.mark.timeout(400)]
 
 
 def test_a_run_tells_its_steps_and_what_it_did(lake: Lake) -> None:

@@ -16,9 +16,10 @@ from anabranch.testkit.log_writer import Logged
 from anabranch.v1 import value_pb2
 from anabranch.values.cells import Literal
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark"), pytest.mark.timeout(400)]
 
 
+@pytest.mark.long
 def test_runs_are_put_together_and_the_history_stays_whole(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     from anabranch_compactor import base, merge
 
@@ -49,6 +50,7 @@ def test_runs_are_put_together_and_the_history_stays_whole(lake: Lake, monkeypat
     assert {str(path) for path in lake.folder.rglob("*.parquet")} == live
 
 
+@pytest.mark.long
 def test_losing_values_are_typed_like_the_column_that_lost(make_lake: Any) -> None:
     lake = make_lake(
         "note", "create table note (id text primary key, at timestamptz, price numeric(6,2), tags text[], body text)"
@@ -77,6 +79,7 @@ def test_losing_values_are_typed_like_the_column_that_lost(make_lake: Any) -> No
     assert {row["id"] for row in rows.values()} == {"a"}
 
 
+@pytest.mark.long
 def test_losing_values_that_were_never_in_postgres_stay_as_they_were_sent(make_lake: Any) -> None:
     """A value that lost went through no column of Postgres: it may be written otherwise, or be what none could hold."""
     lake = make_lake("note", "create table note (id text primary key, price numeric(6,2), n bigint)")
@@ -96,6 +99,7 @@ def test_losing_values_that_were_never_in_postgres_stay_as_they_were_sent(make_l
     assert Evidence(lake.root, manifest).sum(CONFLICTS, 0, manifest.to_position).count == len(sent)
 
 
+@pytest.mark.long
 def test_a_table_that_is_registered_later_comes_with_its_rows(lake: Lake) -> None:
     lake.writer().insert("todo", [("a", "t", None, 1)])
     first = lake.compact()

@@ -21,7 +21,7 @@ from anabranch.testkit.log_writer import Logged
 from anabranch.values import Cell, key_text
 from anabranch.values.cells import Literal
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 
 README = Path(anabranch_compactor.__file__).parent / "README.md"
 Rows = list[tuple[Any, ...]]
@@ -65,6 +65,7 @@ def states(lake: Lake) -> dict[int, Rows]:
     return found
 
 
+@pytest.mark.long
 def test_history_tells_every_change_with_the_values_before(lake: Lake) -> None:
     states(lake)
     told = [(c["type"], c["before"], c["row"] and c["row"]["title"]) for c in command(lake, "history", "--key", "a")]
@@ -80,6 +81,7 @@ def test_history_tells_every_change_with_the_values_before(lake: Lake) -> None:
     ]
 
 
+@pytest.mark.long
 def test_a_table_as_it_was_at_every_position(lake: Lake) -> None:
     found = states(lake)
     compacted = lake.manifest().to_position
@@ -100,6 +102,7 @@ def test_a_table_as_it_was_at_every_position(lake: Lake) -> None:
         assert [row[2] for row in conn.execute(history).fetchall()] == ["insert", "update"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -125,6 +128,7 @@ def refused(lake: Lake, *arguments: str) -> str:
     return done.stderr
 
 
+@pytest.mark.long
 def test_times_nodes_and_principals_are_taken_and_shown(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "240")
     writer = lake.writer()
@@ -178,6 +182,7 @@ KEYS: dict[str, list[tuple[str, Cell]]] = {
 }
 
 
+@pytest.mark.long
 def test_a_row_of_any_key_is_found(make_lake: Callable[..., Lake]) -> None:
     lake = make_lake("other", "create table other (id text primary key)")
     for number, kind in enumerate(KEYS):

@@ -26,7 +26,7 @@ from anabranch.store.lake import compactions
 from anabranch.store.lake.run_shapes import read_pieces
 from anabranch.store.session.engine import connect
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark"), pytest.mark.timeout(400)]
 
 Break = Callable[[pa.RecordBatch], pa.RecordBatch]
 
@@ -48,6 +48,7 @@ def null_for_text(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.set_column(batch.schema.get_field_index("c1"), "c1", pa.nulls(batch.num_rows, pa.string()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("broken", [another_title, a_row_less, a_row_twice_another_missing, null_for_text])
 def test_a_decoder_that_errs_publishes_nothing(lake: Lake, monkeypatch: pytest.MonkeyPatch, broken: Break) -> None:
     from anabranch_compactor import write
@@ -92,6 +93,7 @@ def of_another_time(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**row, "anabranch": {**row["anabranch"], "position": 1}} for row in rows]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("broken", "says"),
     [
@@ -128,6 +130,7 @@ def test_deltas_that_err_publish_nothing(
     assert lake.compact().changes == 2
 
 
+@pytest.mark.long
 def test_a_merge_that_errs_in_what_no_effect_has_publishes_nothing(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     from anabranch_compactor import merge
     from anabranch_compactor.prove import ProofError
@@ -217,6 +220,7 @@ def test_a_driver_killed_before_it_publishes_leaves_orphans_that_nobody_sees(lak
     assert files_below(lake.folder) == live
 
 
+@pytest.mark.long
 def test_a_driver_killed_after_it_published_is_told_of_by_the_next_run(lake: Lake, tmp_path: Path) -> None:
     lake.writer().insert("todo", [("a", "t", None, 1)])
     assert run_job(lake, "after_publish", tmp_path / "faults").returncode == -signal.SIGKILL
@@ -227,6 +231,7 @@ def test_a_driver_killed_after_it_published_is_told_of_by_the_next_run(lake: Lak
     assert json.loads(file.read_text())["run"] == manifest.run_id
 
 
+@pytest.mark.long
 def test_of_runs_long_ago_stays_what_they_prove_and_not_the_names_of_all_files(lake: Lake) -> None:
     writer = lake.writer()
     writer.insert("todo", [(f"old{i}", "t", None, i) for i in range(20)])
@@ -252,6 +257,7 @@ def test_of_runs_long_ago_stays_what_they_prove_and_not_the_names_of_all_files(l
     assert lake.compact(orphan_grace_ms=0).removed == 0
 
 
+@pytest.mark.long
 def test_publishing_the_same_run_again_changes_nothing(lake: Lake) -> None:
     with connect(lake.url, application_name="test", autocommit=True) as conn:
         database = load_database(conn, "app")

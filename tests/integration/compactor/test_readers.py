@@ -18,7 +18,7 @@ from anabranch.values import Cell, Table
 from anabranch.values.cells import Literal
 from anabranch.values.parquet import file_codecs
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 
 TYPES = """
 create table kinds (
@@ -100,6 +100,7 @@ def test_four_readers_give_what_postgres_holds(make_lake: Any, part: str) -> Non
         assert [list(map(repr, row)) for row in found] == [list(map(repr, row)) for row in ROWS], read.__name__
 
 
+@pytest.mark.long
 def test_timestamps_are_int64_and_decimals_are_decimals(make_lake: Any) -> None:
     lake = make_lake("kinds", TYPES)
     lake.writer().insert("kinds", ROWS[:1])
@@ -116,6 +117,7 @@ def test_timestamps_are_int64_and_decimals_are_decimals(make_lake: Any) -> None:
         assert str(found["wider"].logical_type) == "String"
 
 
+@pytest.mark.long
 def test_rows_are_sorted_by_key_and_row_groups_can_be_left_out(lake: Lake) -> None:
     writer = lake.writer()
     writer.insert("todo", [(f"k{(i * 7919) % 1000:04}", "x", None, i) for i in range(1000)])

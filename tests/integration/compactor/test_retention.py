@@ -14,7 +14,7 @@ from anabranch.store.session.engine import connect
 from anabranch_retention_janitor.config import JanitorSettings
 from anabranch_retention_janitor.sweep import SweepMemory, Swept, run_once
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 DAY_MS = 86_400_000
 
 
@@ -42,6 +42,7 @@ def damage(file: Path) -> None:
     file.write_bytes(content)
 
 
+@pytest.mark.long
 def test_the_floor_follows_the_compactor(lake: Lake) -> None:
     writer = lake.writer()
     for i in range(3):

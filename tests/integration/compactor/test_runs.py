@@ -11,7 +11,7 @@ from tests.integration.compactor.conftest import Lake
 from anabranch.store.catalog import registration
 from anabranch.store.session.engine import connect
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 
 
 def history(lake: Lake, table: str = "todo") -> list[dict[str, Any]]:
@@ -85,6 +85,7 @@ def test_later_runs_take_what_is_new_and_the_base_follows(lake: Lake) -> None:
     assert deleted["anabranch"]["before"] == {"title": "title 4", "done": False, "n": 4}
 
 
+@pytest.mark.long
 def test_rows_older_than_the_log_come_from_a_pull(lake: Lake) -> None:
     lake.sql("create table old (id bigint primary key, price numeric(12,2), body text)")
     lake.sql("insert into old select n, n + 0.5, 'body ' || n from generate_series(1, 50) n")
@@ -107,6 +108,7 @@ def test_rows_older_than_the_log_come_from_a_pull(lake: Lake) -> None:
     assert len(rows_of_base(lake, "old")) == 50
 
 
+@pytest.mark.long
 def test_a_first_base_leaves_out_what_is_in_no_group_yet(lake: Lake) -> None:
     writer = lake.writer()
     writer.insert("todo", [("a", "milk", False, 1), ("b", "tea", False, None), ("c", "oats", None, 3)])
@@ -125,6 +127,7 @@ def everything(lake: Lake) -> dict[str, tuple[bytes, int]]:
     return {str(path.relative_to(lake.folder)): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
 
+@pytest.mark.long
 def test_the_same_stretch_again_changes_nothing(lake: Lake) -> None:
     lake.writer().insert("todo", [(f"k{i}", "t", None, i) for i in range(20)])
     lake.compact()
@@ -135,6 +138,7 @@ def test_the_same_stretch_again_changes_nothing(lake: Lake) -> None:
     assert lake.sql("select * from anabranch.compactions") == published
 
 
+@pytest.mark.long
 def test_a_later_run_overwrites_no_file_of_an_earlier_one(lake: Lake) -> None:
     writer = lake.writer()
     writer.insert("todo", [(f"k{i}", "t", None, i) for i in range(20)])

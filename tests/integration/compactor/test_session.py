@@ -40,7 +40,7 @@ def run(java: str, before: str = "") -> str:
     return done.stdout
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_packaged_java_lacks_the_module_and_runs_spark_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(packaged_home()))
     java = find_java()

@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metric
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from tests.integration.compactor.conftest import Lake
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
@@ -45,6 +45,7 @@ class Gauges(metrics_service_pb2_grpc.MetricsServiceServicer):
         return metrics_service_pb2.ExportMetricsServiceResponse()
 
 
+@pytest.mark.long
 def test_a_run_is_one_trace_down_to_its_tasks(lake: Lake) -> None:
     lake.writer().insert("todo", [("a", "t", None, 1)])
     collector, gauges = Collector(), Gauges()

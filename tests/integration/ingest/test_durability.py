@@ -37,7 +37,7 @@ def where(url: str, payload: bytes) -> list[str]:
     return [str(row[0]) for row in found]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["before_append", "after_append", "before_answer"])
 def test_promises_1_and_3_a_kill_at_any_point_loses_nothing_and_repeats_nothing(
     module_url: str, tmp_path: Path, device: Device, point: str
@@ -74,7 +74,7 @@ def test_promise_1_what_was_appended_is_there_after_the_kill(module_url: str, tm
     rows(module_url, "delete from anabranch.inbox returning 1")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_two_processes_side_by_side(module_url: str, tmp_path: Path, device: Device) -> None:
     """The same batches through both at once, node by node: each has one verdict, and both processes tell it."""
     with IngestRig(module_url, tmp_path, count=2) as rig, VerdictWriter(module_url):

@@ -58,7 +58,7 @@ def send_all_at_once(devices: list[Device]) -> list[str]:
         return list(pool.map(send, devices))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_limit_holds_when_many_calls_come_at_once(rig: IngestRig, new_device: Devices, db_name: str) -> None:
     devices = [new_device("crowd") for _ in range(CALLS)]
     outcomes = send_all_at_once(devices)
@@ -78,7 +78,7 @@ def test_the_limit_holds_when_many_calls_come_at_once(rig: IngestRig, new_device
         assert devices[0].send(devices[0].payload()).verdicts[0].status == verdict_pb2.VERDICT_STATUS_APPLIED
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_several_processes_let_in_no_more_than_the_limit_each(
     rig: IngestRig, new_device: Devices, db_name: str
 ) -> None:

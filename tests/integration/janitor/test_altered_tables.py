@@ -23,7 +23,7 @@ def register_anew(lake: Lake, name: str, change: str) -> None:
         registration.add_table(conn, "app", name)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_promise_8_columns_that_came_and_went_do_not_hold_the_floor_for_ever(make_lake: Callable[..., Lake]) -> None:
     lake = make_lake("note", "create table note (id text primary key, body text, old text)")
     writer = lake.writer()

@@ -45,7 +45,7 @@ def ending(over: threading.Event, rig: Rig) -> Iterator[None]:
         rig.child.stop(15)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_each_life_gets_further_with_statements_that_run_out_of_time_and_writers_go_on(
     ground: Ground, tmp_path: Path

@@ -73,7 +73,7 @@ def state(ground: Ground) -> tuple[int, int, int]:
     return ground.floor, -rows, -groups
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_killed_each_time_it_comes_to_its_end_all_the_same(ground: Ground, tmp_path: Path) -> None:
     """Each life ends at the next step that was committed; every one of them got further, and none removed what the
     committed floor does not cover."""

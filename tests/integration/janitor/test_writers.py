@@ -11,7 +11,7 @@ from ulid import ULID
 from anabranch.testkit.ingest_rig import Device, IngestRig
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_floor_goes_past_a_node_that_only_writes_and_not_past_one_that_reads(
     ground: Ground, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from anabranch.runtime.fleet_watch import FleetWatch, last_objection
 from anabranch.runtime.health import probe
 from anabranch.testkit.gate import Gate
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("outages"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("outages"), pytest.mark.timeout(300)]
 
 UNREADY_S = 6.0
 PATIENCE_S = 60.0

@@ -32,7 +32,7 @@ from anabranch.testkit.gate import Gate
 from anabranch.testkit.stack import Stack
 from anabranch.testkit.waiting import until
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("outages"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("outages"), pytest.mark.timeout(600)]
 
 BACK_S = 5.0
 BUSY_S = 5.0
@@ -174,7 +174,7 @@ def crowded(place: Place) -> Iterator[None]:
 
 
 FAULTS = {"frozen": frozen, "killed": killed, "cut off": cut_off, "crowded": crowded}
-SPANS = [1, 10, 120]
+SPANS = [1, pytest.param(10, marks=pytest.mark.long), pytest.param(120, marks=pytest.mark.long)]
 
 
 def everything_works_after(place: Place, back: float) -> None:

@@ -16,7 +16,7 @@ from anabranch.store.session.availability import is_unavailable
 from anabranch.store.session.engine import Session, SessionOptions, aconnect, connect
 from anabranch.store.session.patience import DOUBT_S, SilentServerError, doubt_older, give_up_older
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("outages"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("outages"), pytest.mark.timeout(120)]
 
 BUSY_S = 10.0
 ASLEEP = "select count(*) from pg_stat_activity where wait_event = 'PgSleep'"

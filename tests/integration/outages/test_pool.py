@@ -13,7 +13,7 @@ from anabranch.embedded.postgres import EmbeddedPostgres
 from anabranch.store.session.availability import is_unavailable
 from anabranch.store.session.engine import AsyncPool, async_pool
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 CALLERS = 150
 BACK_S = 5.0
@@ -42,7 +42,7 @@ async def call(pool: AsyncPool, served: list[float], stop: asyncio.Event) -> Non
             await asyncio.sleep(0.1)
 
 
-@pytest.mark.parametrize("stopped_s", [1, 12, 120])
+@pytest.mark.parametrize("stopped_s", [1, 12, pytest.param(120, marks=pytest.mark.long)])
 def test_a_pool_comes_back_with_its_server_while_many_go_on_calling(
     postgres: EmbeddedPostgres, stopped_s: float
 ) -> None:

@@ -346,7 +346,7 @@ def test_a_crowd_of_transactions_that_overlap_is_drained_in_an_order_that_fits(r
     assert rig.sql("select count(distinct position) from anabranch.log where key like 'l%'") == [(1,)]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_memory_does_not_follow_the_size_of_a_transaction(rig: ResolverRig) -> None:
     rows = 150_000

@@ -105,7 +105,7 @@ def test_the_conflicts_of_a_row_are_found_by_their_index(rig: ResolverRig) -> No
         assert "Rows Removed by Filter" not in plan, plan
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_losing_value_larger_than_a_message_comes_in_parts(service: Service, rig: ResolverRig) -> None:
     a, b = rig.node("a"), rig.node("b")
     decided(service, "user-a", a.insert("todo", MILK))

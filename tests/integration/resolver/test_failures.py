@@ -406,7 +406,7 @@ def test_two_sessions_never_hold_one_database(rig: ResolverRig, migrated_url: st
     assert rig.group() == 1
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_lock_that_lasts_is_no_failure_of_a_batch(make_rig: Any, worker_of: Any) -> None:
     rig: ResolverRig = make_rig("create table t (id text primary key)", {"t": None})
     made = rig.node("a").insert("t", {"id": "1"})

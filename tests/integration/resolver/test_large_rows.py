@@ -16,7 +16,7 @@ from anabranch.store.catalog.drift import drift, stopped_tables
 from anabranch.testkit.oracle import read_server, replay
 from anabranch.testkit.resolver_rig import ResolverRig
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 TABLES = """
 create table doc (id text primary key, body text, raw bytea, data jsonb, plain json, n int);
@@ -65,6 +65,7 @@ def test_a_large_row_takes_four_times_its_size_at_most(make_rig: Any, grown: Any
     _take(make_rig, grown, column, size)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("column", ["body", "data"])
 def test_a_row_of_200_mb_takes_four_times_its_size_at_most(make_rig: Any, grown: Any, column: str) -> None:

@@ -82,7 +82,7 @@ def send_some(nodes: list[RigNode], count: int, tag: str) -> None:
         nodes[i % len(nodes)].insert("todo", {"id": f"{tag}-{i:04}", "title": tag})
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_two_resolvers_share_three_databases_while_one_after_the_other_is_killed(make_rig: Any, start: Any) -> None:
     rigs = [make_rig(TABLE, database=f"db{i}") for i in range(3)]
     nodes = [[rig.node(f"{i}") for i in range(3)] for rig in rigs]
@@ -102,7 +102,7 @@ def test_two_resolvers_share_three_databases_while_one_after_the_other_is_killed
         assert len(rig.rows("todo")) == total
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["after_claim", "before_commit", "after_commit"])
 def test_death_at_every_point_of_a_group_neither_loses_nor_doubles(
     make_rig: Any, start: Any, tmp_path: Path, point: str
@@ -121,7 +121,7 @@ def test_death_at_every_point_of_a_group_neither_loses_nor_doubles(
     assert len(rig.rows("todo")) == len(rig.sql("select 1 from anabranch.log")) == 20
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_stopped_resolver_loses_its_claim_within_seconds(make_rig: Any, start: Any) -> None:
     rig: ResolverRig = make_rig(TABLE)
     nodes = [rig.node("a")]

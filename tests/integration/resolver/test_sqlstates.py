@@ -49,7 +49,7 @@ PLACES = {
 }
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_every_sqlstate_that_a_function_raises_comes_to_a_verdict_by_name(
     make_rig: Any, worker_of: Any, place: str

@@ -81,7 +81,7 @@ class Callers:
             time.sleep(0.01)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_who_always_has_a_call_under_way_is_led_to_another_server_without_a_failure(url: str, tmp_path: Path) -> None:
     with (

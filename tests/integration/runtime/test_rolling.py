@@ -27,7 +27,7 @@ from anabranch.testkit.stack import Stack
 from anabranch.testkit.waiting import until
 
 pytestmark = [
-    pytest.mark.long,
+    pytest.mark.slow,
     pytest.mark.xdist_group("rolling"),
     pytest.mark.timeout(300),
 ]  # each keeps both cores busy
@@ -190,7 +190,9 @@ class Watch:
         self._thread.join()
 
 
-@pytest.mark.parametrize("seconds", [5, pytest.param(120, marks=pytest.mark.timeout(400))], ids="{}s".format)
+@pytest.mark.parametrize(
+    "seconds", [5, pytest.param(120, marks=[pytest.mark.long, pytest.mark.timeout(400)])], ids="{}s".format
+)
 def test_an_upgrade_with_a_long_migration_under_traffic(url: str, tmp_path: Path, seconds: int) -> None:
     """P02: old services stay ready on the schema before and after, new ones are ready only after; then they are
     exchanged."""

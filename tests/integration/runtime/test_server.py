@@ -187,7 +187,7 @@ def test_it_waits_for_the_schema(databases: TestDatabases, tmp_path: Path) -> No
     databases.release(fresh)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_readiness_follows_postgres(tmp_path: Path) -> None:
     with EmbeddedPostgres(tmp_path / "postgres") as postgres:
         migrate.upgrade(postgres.url)
@@ -220,7 +220,7 @@ with echo_service(sys.argv[1], Path(sys.argv[2])) as echo:
 """
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_it_ends_with_the_process_that_started_it(url: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", PARENT, url, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:

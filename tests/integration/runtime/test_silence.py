@@ -30,7 +30,7 @@ from anabranch.testkit.stack import Stack
 from anabranch.testkit.waiting import until
 from anabranch.v1 import change_pb2
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("silence"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("silence"), pytest.mark.timeout(300)]
 
 SLACK_S = 8.0
 DEVICE_NOTICES_S = (limits.DEVICE_PING_AFTER_MS + limits.PING_ANSWER_MS) / 1000 + SLACK_S
@@ -104,7 +104,7 @@ def prepare(url: str) -> None:
         add_table(conn, "notes", "item")
 
 
-@pytest.mark.parametrize("hole_s", [40, 120], ids="{}s".format)
+@pytest.mark.parametrize("hole_s", [40, pytest.param(120, marks=pytest.mark.long)], ids="{}s".format)
 def test_an_upload_into_a_black_hole_drains_after_it(databases: TestDatabases, tmp_path: Path, hole_s: int) -> None:
     """V04: the stall shows on the device and on the server, and a minute after it all is there, once."""
     url = databases.prepared("silence-notes", prepare)

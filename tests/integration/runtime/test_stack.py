@@ -114,7 +114,7 @@ def test_a_killed_service_stays_dead_until_it_is_restarted(stack: Stack, sender:
     assert [name for name, _ in stack.killed] == ["ingest"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_work_of_a_stopped_or_killed_resolver_is_taken_over(stack: Stack, sender: Sender) -> None:
     stack.stop_signal("conflict-resolver")
     try:

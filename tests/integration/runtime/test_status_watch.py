@@ -107,7 +107,7 @@ def test_what_changes_is_shown(migrated_url: str) -> None:
         writer.close()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_it_outlives_a_postgres_that_is_away(tmp_path: Path) -> None:
     with EmbeddedPostgres(tmp_path / "postgres") as postgres:
         migrate.upgrade(postgres.url)

@@ -219,7 +219,7 @@ class KeySetServer:
         self._server.server_close()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_key_set_from_a_url_follows_a_rotation(url: str, tmp_path: Path, signers: Signers) -> None:
     with KeySetServer() as keys:
         keys.content = key_set({"elliptic": signers["elliptic"]})

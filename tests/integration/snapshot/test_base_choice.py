@@ -96,7 +96,7 @@ def test_a_base_that_is_not_good_for_a_pull_is_left_and_why_is_counted(
     assert from_parquet() == 3
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_table_that_no_base_has_yet_sends_pulls_to_postgres_until_one_has(
     place: Any, lake: BaseWriter, writer: LogWriter, from_parquet: Callable[[], float]
 ) -> None:
@@ -183,7 +183,7 @@ def test_a_file_that_goes_while_it_is_read_ends_the_pull_and_the_next_one_is_pos
     assert from_postgres(place, "broken") == 1
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_base_that_broke_is_no_matter_once_a_newer_one_is_proven(
     place: Any, lake: BaseWriter, writer: LogWriter, from_parquet: Callable[[], float]
 ) -> None:

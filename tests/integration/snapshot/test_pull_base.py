@@ -180,7 +180,7 @@ def test_l10_a_pull_from_parquet_that_is_cut_again_and_again_ends_complete(
     assert from_postgres(place, "resumed") == 1
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_client_that_takes_nothing_gives_its_turn_back_and_goes_on_later(
     place: Any, lake: BaseWriter, writer: LogWriter, tmp_path: Path
 ) -> None:
@@ -265,7 +265,7 @@ def test_the_log_is_kept_from_the_base_on_for_who_has_pulled_it(
     assert place.conn.execute(stored, (reader.node.id,)).fetchone() == (as_of,)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["parquet", "postgres"])
 def test_what_a_node_writes_during_its_first_pull_takes_nothing_from_the_pulls_hold_on_the_log(
     place: Any, lake: BaseWriter, writer: LogWriter, tmp_path: Path, source: str, from_parquet: Callable[[], float]
@@ -303,7 +303,7 @@ def test_what_a_node_writes_during_its_first_pull_takes_nothing_from_the_pulls_h
     assert from_parquet() == (2 if source == "parquet" else 0)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_servers_memory_does_not_follow_the_tables_size(
     place: Any, lake: BaseWriter, writer: LogWriter, from_parquet: Callable[[], float]
 ) -> None:

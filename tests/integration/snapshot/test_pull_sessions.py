@@ -57,7 +57,7 @@ def test_a_lock_that_is_not_to_be_had_is_told_as_unavailable(
     reader.close()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_l06_a_stalled_client_does_not_hold_its_transaction_and_can_go_on(
     place: Any, writer: LogWriter, reader: Reader
 ) -> None:

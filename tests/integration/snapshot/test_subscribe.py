@@ -162,7 +162,7 @@ def test_subscribers_who_join_while_the_log_grows_miss_nothing(place: Any, write
         stream.cancel()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_slow_subscriber_is_bounded_in_memory_and_goes_on_by_paging(place: Any, writer: LogWriter) -> None:
     rig: SnapshotRig = place.rig
     slow, quick = place.make_reader(), place.make_reader()
@@ -255,7 +255,7 @@ def test_a_live_subscriber_is_not_led_into_another_history(place: Any, writer: L
     assert not [response for response in got if response.page.groups]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_two_processes_side_by_side_and_a_kill_lose_nothing(module_url: str, place: Any, tmp_path: Any) -> None:
     writer = place.make_writer()
     with SnapshotRig(module_url, tmp_path, count=2) as pair:
@@ -278,7 +278,7 @@ def test_two_processes_side_by_side_and_a_kill_lose_nothing(module_url: str, pla
             reader.close()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_session_that_postgres_ends_is_not_noticed_by_subscribers(place: Any, reader: Reader) -> None:
     writer = place.make_writer()
     position = writer.insert("item", rows(1))

@@ -69,7 +69,7 @@ def test_what_is_coalesced_shows_the_same_over_any_base_whoever_leaves(
         assert shown(base, [p.change for p in coalesced], POLICY) == whole
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_row_with_ten_thousand_pending_writes_costs_what_one_with_a_hundred_does(
     device: SyncedDb, remote: MemoryRemote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

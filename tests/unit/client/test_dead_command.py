@@ -105,7 +105,7 @@ def test_list_and_show_tell_everything_and_start_no_clock(device: SyncedDb, lett
     assert device.execute("SELECT max(first_shown_ms) FROM _db_mutations_queue_dead").fetchone() == (0,)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_large_letter_is_cut_with_its_lengths_said_and_whole_where_it_is_asked_for(
     device: SyncedDb, remote: MemoryRemote, tmp_path: Path
 ) -> None:

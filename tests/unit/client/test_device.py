@@ -315,7 +315,7 @@ def test_a_file_of_another_database_is_refused(tmp_path: Path, device: SyncedDb,
         SyncedDb(tmp_path / "device.db", remote, "another")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_write_and_a_page_of_the_log_cost_the_same_with_ten_thousand_pending(
     device: SyncedDb, remote: MemoryRemote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,7 +65,7 @@ def test_a_device_opens_its_file_and_looks_at_its_letters(device: Environment) -
     assert "the other commands need the package anabranch-server" in done.stderr
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_server_works_without_the_testkit(installed: Callable[..., Environment]) -> None:
     server = installed("device", "server")
     imported = set(server.python(IMPORT_ALL, "", EXTRAS).split())
