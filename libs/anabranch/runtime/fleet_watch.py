@@ -71,8 +71,10 @@ class FleetWatch:
         """Return a service's state. Its time starts anew if it has no process, or another process than before."""
         pid = self._fleet.child(name).pid
         state = probe(self._fleet.addresses[name], _PROBE_S)
-        if pid is not None and state != "UNREACHABLE":
+        if pid is not None and state != "UNREACHABLE" and self._listened.get(name) != pid:
+            # From here on its time to get ready counts, however long it took to start.
             self._listened[name] = pid
+            self._since.pop(name, None)
         if pid is None or state == "SERVING":
             self._since.pop(name, None)
         elif self._since.get(name, (None,))[0] != pid:
