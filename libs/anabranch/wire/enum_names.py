@@ -6,8 +6,7 @@ can't name a reason must not stop at it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 _FIRST = "UNSPECIFIED"
 
@@ -15,18 +14,17 @@ _FIRST = "UNSPECIFIED"
 class NamedNumbers(Protocol):
     """An enum of the generated stubs."""
 
-    def keys(self) -> Sequence[str]:
-        """Its names, that of zero first."""
-
-    def items(self) -> Sequence[tuple[str, int]]:
-        """Its names with their numbers."""
+    @property
+    def DESCRIPTOR(self) -> Any:  # noqa: N802
+        """A ``google.protobuf.descriptor.EnumDescriptor``."""
 
 
 def enum_name(enum: NamedNumbers, number: int) -> str:
     """The name of a number, as ``TOO_SLOW`` for ``REASON_TOO_SLOW``; ``UNKNOWN_99`` for one that this release does not
     know."""
-    prefix = enum.keys()[0].removesuffix(_FIRST)
-    for name, known in enum.items():
-        if known == number:
-            return name.removeprefix(prefix)
-    return f"UNKNOWN_{number}"
+    known = enum.DESCRIPTOR
+    if number not in known.values_by_number:
+        return f"UNKNOWN_{number}"
+    prefix: str = known.values[0].name.removesuffix(_FIRST)
+    name: str = known.values_by_number[number].name
+    return name.removeprefix(prefix)
