@@ -131,11 +131,9 @@ def _set_apart(
                 return written
             results += written
             continue
-        refused = _each_alone(context, progress, part, suspects, blame_keys=blame_keys)
+        refused = _each_alone(context, progress, part, suspects, blame_keys=blame_keys, sure=True)
         if isinstance(refused, Setback):
             return refused
-        if not all(is_as_sure(suspects, result) for result in refused):
-            return Setback(Why.MISJUDGED)
         results += refused
     judge(context.conn)
     return results
@@ -176,14 +174,22 @@ def _one_by_one(
 
 
 def _each_alone(
-    context: Context, progress: Progress, candidates: Sequence[Candidate], suspects: Suspects, *, blame_keys: bool
+    context: Context,
+    progress: Progress,
+    candidates: Sequence[Candidate],
+    suspects: Suspects,
+    *,
+    blame_keys: bool,
+    sure: bool = False,
 ) -> list[Result] | Setback:
-    """Try the candidates one after the other, until one is set back."""
+    """Try the candidates one after the other, until one is set back, or, where all are ``sure`` to be bad, is not."""
     results: list[Result] = []
     for one in candidates:
         result = alone(context, progress, one, blame_keys=blame_keys, suspects=suspects)
         if isinstance(result, Setback):
             return result
+        if sure and not is_as_sure(suspects, result):
+            return Setback(Why.MISJUDGED)
         results.append(result)
     return results
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from pathlib import Path
 
 import psycopg
@@ -19,6 +18,7 @@ from anabranch.testkit.exposition import shown
 from anabranch.testkit.network import Network
 from anabranch.testkit.remote import remote_of
 from anabranch.testkit.stack import Stack
+from anabranch.testkit.waiting import until
 
 ROWS, CUT_AT, LEFT = 100_000, 50_000, 10_000
 PATIENCE_S = 90.0
@@ -40,11 +40,8 @@ def failures(stack: Stack, reason: str) -> float:
 
 def wait_for_drain(url: str, rows: int) -> None:
     """Until the log has all that was written by SQL."""
-    deadline = time.monotonic() + PATIENCE_S
     with psycopg.connect(url, autocommit=True) as conn:
-        while conn.execute("select row_count from anabranch.table_sums").fetchone() != (rows,):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        until(lambda: conn.execute("select row_count from anabranch.table_sums").fetchone() == (rows,), PATIENCE_S)
 
 
 def shares(told: list[Progress]) -> list[float]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from anabranch.client import ConflictEvent, State, SyncedDb
+from anabranch.client.file import layout
 from anabranch.merge import Policy
 from anabranch.testkit.memory_remote import MemoryRemote
 from anabranch.testkit.memory_server import MemoryServer, MemoryTable
@@ -121,6 +124,24 @@ def test_a_table_that_gets_a_column_of_an_unknown_kind_is_no_longer_shown(
     assert device.execute("SELECT name FROM sqlite_master WHERE name = 'later'").fetchall() == []
     assert device.execute("SELECT id FROM todo").fetchall() == [("there",)]
     device.close()
+
+
+def test_a_release_that_knows_the_kind_asks_for_the_tables_anew(newer: Newer, device: SyncedDb, tmp_path: Path) -> None:
+    """As ``NEWEST_KIND`` says: the upgrade of the file's format forgets which tables it knows."""
+    assert device.sync()
+    device.close()
+    newer.kind = int(Kind.STRING)
+    with closing(sqlite3.connect(tmp_path / "a.db")) as conn, conn:
+        conn.execute("UPDATE _db_state SET schema_version = 0")
+    upgraded = SyncedDb(tmp_path / "a.db", newer, "d")
+    upgraded.start(background=False)
+    assert upgraded.sync()
+    assert upgraded.execute("SELECT id FROM later").fetchall() == [("there",)]
+    upgraded.close()
+
+
+def test_a_further_kind_comes_with_a_further_format() -> None:
+    assert max(Kind) == layout.NEWEST_KIND, "a new kind: a new FORMAT, whose upgrade sets schema_version to 0"
 
 
 def test_names_have_no_prefix() -> None:

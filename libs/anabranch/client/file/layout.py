@@ -10,6 +10,11 @@ FORMAT = 6
 PLAIN_DECIMALS = 4
 """Up to this format columns of decimals had no collation: ``redeclare`` adds it."""
 
+NEWEST_KIND = 13
+"""The last kind of columns that releases of this format know. A table with a later one was set aside: a release that
+has a further kind has a further format, whose upgrade sets ``schema_version`` to 0, so that the tables are asked for
+anew."""
+
 PREFIX = "_db_"
 
 _SEEN = """CREATE TABLE _db_seen (

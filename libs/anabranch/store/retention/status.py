@@ -96,5 +96,5 @@ def status(conn: Session, kept: Kept, now_ms: int) -> RetentionStatus:
 
 
 def at(kept: Kept, floor: int) -> Kept:
-    """The same with its floor there."""
+    """The facts as they are once the floor is at ``floor``."""
     return replace(kept, floor=floor)

@@ -1,4 +1,4 @@
-"""What the declarations of tables share: the MetaData that they are all in, types, and the reference to a database."""
+"""Parts that the declarations of tables share: their MetaData, types, and the reference to a database."""
 
 from __future__ import annotations
 

@@ -177,4 +177,4 @@ ROW_VERSIONS = Table(
     PrimaryKeyConstraint("table_id", "key"),
     postgresql_with={"fillfactor": 80},
 )
-"""Who wrote a row last, and each of its columns; tombstones as well."""
+"""The last writers of each row and of its columns; tombstones as well."""
