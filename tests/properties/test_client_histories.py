@@ -60,7 +60,7 @@ UNIQUE = ("body",)
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """Where a file's commits cost no disk: what survives a crash is for other tests."""
-EXAMPLES, MANY_EXAMPLES = 60, 1_200
+FEW_EXAMPLES, EXAMPLES, MANY_EXAMPLES = 60, 250, 2_500
 ROUNDS = 4
 """As many times as many histories are told at most until everything has come about."""
 WANTED = (
@@ -234,6 +234,14 @@ def check_invariants(device: SyncedDb) -> None:
 @pytest.mark.parametrize("many", [16, 1], ids=["as it is", "every row coalesced"])
 @pytest.mark.parametrize("order", ["server", "edit"])
 def test_every_history_ends_with_equal_rows_and_nothing_lost(order: str, many: int) -> None:
+    tell_histories(order, many, FEW_EXAMPLES)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("many", [16, 1], ids=["as it is", "every row coalesced"])
+@pytest.mark.parametrize("order", ["server", "edit"])
+def test_hundreds_of_histories_end_so(order: str, many: int) -> None:
     tell_histories(order, many, EXAMPLES)
 
 
