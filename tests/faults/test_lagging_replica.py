@@ -131,7 +131,7 @@ def test_promise_9_a_standby_that_lags_behind_a_rewound_primary_moves_nothing(
 
         first, _ = epochs()
         at_primary = rig.reader("app")
-        until(caught_up)
+        until(caught_up, _PATIENCE_S)
         assert other.execute("select pg_is_in_recovery()").fetchone() == (True,)
         other.execute("select pg_wal_replay_pause()")
         at_standby = Reader(lagging.addresses[0], at_primary.key, "app", node=at_primary.node)
@@ -156,9 +156,9 @@ def test_promise_9_a_standby_that_lags_behind_a_rewound_primary_moves_nothing(
         at_standby.seen = None
         assert [group.position for group in whole_groups(at_standby.pages())][-1:] != [position]
         other.execute("select pg_wal_replay_resume()")
-        until(caught_up)
+        until(caught_up, _PATIENCE_S)
         at_standby.seen = at_primary.seen
-        until(lambda: at_standby.get().state.settled == at_primary.seen)
+        until(lambda: at_standby.get().state.settled == at_primary.seen, _PATIENCE_S)
         assert [group.position for group in whole_groups(at_standby.pages())][-1:] == [position]
         assert epochs() == (second, 1)
         for reader in (at_primary, at_standby):

@@ -165,7 +165,7 @@ class ResolverRig:
             )
         ]
 
-    def until_left(self, left: int = 0, timeout_s: float = 30.0) -> None:
+    def until_left(self, left: int = 0, timeout_s: float = 20.0) -> None:
         """Wait until no more than ``left`` batches are in the inbox."""
         until(lambda: len(self.waiting()) <= left, timeout_s, lambda: f"{len(self.waiting())} batches are left")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ import pytest
 from anabranch.client import Change, ConflictEvent, RowMissing, State, SyncedDb, SyncedElsewhere
 from anabranch.store.catalog import registration
 from anabranch.store.session.engine import connect
-from anabranch.testkit.waiting import until
+from anabranch.testkit import waiting
+
+until = partial(waiting.until, timeout_s=15.0)
 
 TODO = {"todo": "id text primary key, title text, done boolean"}
 

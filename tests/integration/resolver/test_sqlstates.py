@@ -94,7 +94,7 @@ def test_a_batch_whose_failure_looks_like_trouble_of_postgres_ends_and_holds_up_
     bad = node.insert("t", {"id": "bad", "a": "bad"})
     good = [node.insert("t", {"id": f"{i}"}) for i in range(20)]
     worker_of(rig, rest_ms=5)
-    rig.until_left()
+    rig.until_left(timeout_s=30.0)
     rig.check()
     assert rig.outcome(bad) == "DATABASE_FAILURE"
     assert [rig.outcome(one) for one in good] == [["APPLIED"]] * 20
@@ -112,11 +112,11 @@ def test_a_batch_that_postgres_has_no_room_for_waits_is_not_blamed_and_holds_up_
     bad = node.insert("t", {"id": "bad", "a": "bad"})
     good = [node.insert("t", {"id": f"{i}"}) for i in range(20)]
     worker_of(rig, rest_ms=5)
-    rig.until_left(left=1)
+    rig.until_left(left=1, timeout_s=30.0)
     assert [rig.outcome(one) for one in good] == [["APPLIED"]] * 20
     assert rig.outcome(bad) == "PENDING"
     assert rig.sql("select attempts, failure from anabranch.inbox") == [(0, None)]
     rig.sql("drop trigger fail on app.t")
-    rig.until_left()
+    rig.until_left(timeout_s=30.0)
     rig.check()
     assert rig.outcome(bad) == ["APPLIED"]

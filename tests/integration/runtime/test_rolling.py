@@ -202,7 +202,7 @@ def test_an_upgrade_with_a_long_migration_under_traffic(url: str, tmp_path: Path
             old.see_more()
             for name in SERVICES:
                 new.child(name).start()
-            until(lambda: all("migrations have not run" in said(new, name) for name in SERVICES))
+            until(lambda: all("migrations have not run" in said(new, name) for name in SERVICES), READY_S)
             with Watch(dict(old.stack.addresses)) as watch:
                 with Watch(dict(new.addresses)) as before, release.migrate(url) as migration:
                     not_yet_s = asked_s = time.monotonic()
@@ -210,7 +210,7 @@ def test_an_upgrade_with_a_long_migration_under_traffic(url: str, tmp_path: Path
                         not_yet_s = asked_s
                         old.see_more(1)
                         asked_s = time.monotonic()
-                    until(lambda: before.served_s is not None)
+                    until(lambda: before.served_s is not None, READY_S)
                 output, _ = migration.communicate(timeout=30)
                 assert migration.returncode == 0, output
                 old.see_more(100)

@@ -12,12 +12,14 @@ import pytest
 from ulid import ULID
 
 from anabranch.store.log.seal import position_token
+from anabranch.testkit import waiting
 from anabranch.testkit.ingest_rig import FailedCallError
 from anabranch.testkit.log_writer import Logged, LogWriter
 from anabranch.testkit.snapshot_reader import Reader, whole_groups
-from anabranch.testkit.waiting import until
 from anabranch.v1 import change_pb2, position_pb2, value_pb2
 from anabranch.wire.effects import EffectBuilder
+
+until = partial(waiting.until, timeout_s=10.0)
 
 MIB = 1024 * 1024
 MOST_MESSAGE_BYTES = 4 * MIB

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import grpc
 import pytest
 
+from anabranch.testkit import waiting
 from anabranch.testkit.ingest_rig import FailedCallError
 from anabranch.testkit.snapshot_reader import Reader
-from anabranch.testkit.waiting import until
+
+until = partial(waiting.until, timeout_s=10.0)
 
 
 @pytest.fixture(scope="module")

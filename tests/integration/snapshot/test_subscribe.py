@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import grpc
@@ -13,13 +14,15 @@ import pytest
 from ulid import ULID
 
 from anabranch.store.session.engine import connect
+from anabranch.testkit import waiting
 from anabranch.testkit.ingest_rig import failed
 from anabranch.testkit.log_writer import Logged, LogWriter
 from anabranch.testkit.snapshot_reader import Reader, whole_groups
 from anabranch.testkit.snapshot_rig import SnapshotRig
-from anabranch.testkit.waiting import until
 from anabranch.v1 import change_pb2
 from anabranch.wire.effects import EffectBuilder
+
+until = partial(waiting.until, timeout_s=10.0)
 
 MIB = 1024 * 1024
 QUEUE_BYTES = 2 * MIB
