@@ -49,6 +49,7 @@ def test_rendered_twice_it_is_the_same_text(helm: Helm, name: str) -> None:
     assert helm.fresh_text(topology(name)) == helm.fresh_text(topology(name))
 
 
+@pytest.mark.slow
 def test_every_object_fits_kubernetes_own_schema(objects: Objects) -> None:
     checked = Counter[str]()
     for one in objects:

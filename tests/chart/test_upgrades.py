@@ -43,6 +43,7 @@ def test_generated_secrets_are_kept_over_upgrades(helm: Helm) -> None:
             assert len(value) >= 32
 
 
+@pytest.mark.slow
 def test_an_install_tells_a_cluster_from_none(helm: Helm) -> None:
     """Helm itself asks the API which kinds there are; by that the chart knows that it may make secrets."""
     with cluster() as where:

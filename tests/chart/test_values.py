@@ -333,6 +333,7 @@ def _compare(values: Any, schema: dict[str, Any], root: dict[str, Any], path: st
         _compare(value, properties[key], root, f"{path}.{key}".lstrip("."))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["trial", "public", "minimal", "gateway-tls"])
 def test_notes_say_what_to_do_next(helm: Helm, name: str) -> None:
     with cluster() as where:

@@ -42,6 +42,7 @@ def test_a_new_node_has_every_row_after_its_first_start(story: Teller) -> None:
     assert (b.db.status().pulls, b.db.status().queued) == (1, 0)
 
 
+@pytest.mark.slow
 def test_promise_5_rows_of_a_pull_and_of_the_log_are_the_servers(story: Teller) -> None:
     told = story(
         TODO, setup=["insert into @todo select 'k' || g, 'title ' || g, g % 3 = 0 from generate_series(1, 3000) g"]
@@ -194,6 +195,7 @@ def test_in_the_background_a_device_gets_over_a_restart_of_every_service(story: 
         b.db.stop()
 
 
+@pytest.mark.slow
 def test_stopping_does_not_wait_for_a_verdict_that_does_not_come(story: Teller, stack: Stack) -> None:
     told = story(TODO)
     a, x = told.node("a", start=False), new_id()
@@ -227,6 +229,7 @@ db.close()
 """
 
 
+@pytest.mark.slow
 def test_of_two_processes_on_one_file_one_syncs_for_both_and_the_other_takes_over(story: Teller, stack: Stack) -> None:
     told = story(TODO)
     a, b = told.node("a", start=False), told.node("b", start=False)

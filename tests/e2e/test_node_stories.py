@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from typer.testing import CliRunner
 
 from anabranch.cli.app import app
@@ -18,6 +19,7 @@ def nodes(told: Story) -> dict[str, KnownNode]:
     return {node.name: node for node in found.nodes}
 
 
+@pytest.mark.slow
 def test_a_device_tells_of_its_dead_letters_and_of_their_end(story: Teller) -> None:
     told = story(TODO)
     a, b = told.node("a"), told.node("b")

@@ -12,6 +12,7 @@ from anabranch.v1 import batch_pb2, errors_pb2
 TODO = {"todo": "id text primary key, title text, done boolean"}
 
 
+@pytest.mark.slow
 def test_an_update_that_overtakes_its_insert_waits_for_it_and_all_apply(story: Teller) -> None:
     told = story(TODO, policy={"park_ms": 10_000})
     a, _, x = told.node("a"), told.node("b"), new_id()
@@ -47,6 +48,7 @@ def test_a_late_batch_takes_its_place_after_the_park_time(story: Teller) -> None
     assert told.conflicts == [("todo", x, "title", "first")]
 
 
+@pytest.mark.slow
 def test_a_delete_a_new_insert_and_an_update_of_one_row_end_right_in_any_order(story: Teller) -> None:
     told = story(TODO)
     a, b, x = told.node("a"), told.node("b"), new_id()
@@ -118,6 +120,7 @@ def test_promise_3_the_same_id_with_other_content_is_refused_as_a_reuse(story: T
     assert a.outcomes == [["APPLIED"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["after_claim", "before_commit", "after_commit"])
 def test_promise_1_a_resolver_killed_around_its_commit_loses_nothing_and_repeats_nothing(
     story: Teller, stack: Stack, point: str
@@ -136,6 +139,7 @@ def test_promise_1_a_resolver_killed_around_its_commit_loses_nothing_and_repeats
     assert len(told.logged) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["before_append", "after_append", "before_answer"])
 def test_promise_1_an_ingest_killed_around_its_append_loses_nothing_and_repeats_nothing(
     story: Teller, stack: Stack, point: str

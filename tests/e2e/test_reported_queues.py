@@ -49,6 +49,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_the_process_that_syncs_is_killed_with_writes_pending_and_another_sends_each_once(
     story: Teller, stack: Stack
 ) -> None:
@@ -127,6 +128,7 @@ def test_a_device_that_slept_past_its_tokens_end_gets_a_new_one_and_drops_nothin
     assert {("x",), ("y",)} <= set(told.server("todo", "id"))
 
 
+@pytest.mark.slow
 def test_ten_increments_sent_eleven_times_around_a_crash_count_ten(story: Teller, stack: Stack) -> None:
     """Kind: duplicate. The first execution is committed, and its process dies before anybody is answered."""
     told = story(COUNTED, table_policies=COUNTER)
@@ -147,6 +149,7 @@ def test_ten_increments_sent_eleven_times_around_a_crash_count_ten(story: Teller
     assert a.verdicts[1] == verdicts[0]
 
 
+@pytest.mark.slow
 def test_a_deadline_shorter_than_the_commit_and_a_retry_in_other_chunks_apply_each_once(
     story: Teller, stack: Stack
 ) -> None:

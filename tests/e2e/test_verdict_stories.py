@@ -161,6 +161,7 @@ def test_a_rejection_reaches_hook_dead_queue_and_file_with_the_servers_row(
         assert letter.server_row_now == {"id": key, "title": "theirs", "n": 9}
 
 
+@pytest.mark.slow
 def test_promise_6_a_lost_value_is_put_back_with_one_call(story: Teller) -> None:
     told, a, b, x = two(story)
     of_a = heard(a)

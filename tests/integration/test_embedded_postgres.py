@@ -84,6 +84,7 @@ def owner(folder: Path) -> Iterator[Owner]:
         process.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("major", [16, 18])
 def test_a_second_start_continues_with_the_same_version(folder: Path, major: int) -> None:
     with EmbeddedPostgres(folder, major=major) as server:
@@ -95,6 +96,7 @@ def test_a_second_start_continues_with_the_same_version(folder: Path, major: int
         assert read(server.url) == ["first", "second"]
 
 
+@pytest.mark.slow
 def test_start_is_idempotent_and_restart_keeps_the_address(folder: Path) -> None:
     with EmbeddedPostgres(folder) as server:
         url, pid = server.url, server.pid
@@ -107,6 +109,7 @@ def test_start_is_idempotent_and_restart_keeps_the_address(folder: Path) -> None
         _ = server.url
 
 
+@pytest.mark.slow
 def test_it_commits_durably_and_listens_on_loopback_with_a_password(folder: Path) -> None:
     with EmbeddedPostgres(folder, settings={"work_mem": "7MB"}) as server:
         assert show(server.url, "fsync") == "on"
@@ -120,6 +123,7 @@ def test_it_commits_durably_and_listens_on_loopback_with_a_password(folder: Path
     assert stat.S_IMODE((folder / "cluster").stat().st_mode) == 0o700
 
 
+@pytest.mark.slow
 def test_folders_above_keep_their_modes(folder: Path) -> None:
     parents = [parent for parent in folder.parents if parent.owner() == folder.parent.owner()]
     before = [parent.stat().st_mode for parent in parents]
@@ -128,6 +132,7 @@ def test_folders_above_keep_their_modes(folder: Path) -> None:
     assert [parent.stat().st_mode for parent in parents] == before
 
 
+@pytest.mark.slow
 def test_a_killed_server_starts_again_with_what_was_committed(folder: Path) -> None:
     with EmbeddedPostgres(folder) as server:
         write(server.url, "committed")
@@ -138,6 +143,7 @@ def test_a_killed_server_starts_again_with_what_was_committed(folder: Path) -> N
         assert server.pid != killed
 
 
+@pytest.mark.slow
 def test_the_server_ends_with_its_killed_owner(owner: Owner, folder: Path) -> None:
     process, url = owner
     write(url, "committed")
@@ -151,6 +157,7 @@ def test_the_server_ends_with_its_killed_owner(owner: Owner, folder: Path) -> No
         assert read(server.url) == ["committed"]
 
 
+@pytest.mark.slow
 def test_it_lives_on_when_the_thread_that_started_it_ends(folder: Path) -> None:
     server = EmbeddedPostgres(folder)
     starter = threading.Thread(target=server.start)
@@ -170,6 +177,7 @@ def test_a_folder_has_one_owner(owner: Owner, folder: Path) -> None:
     write(url, "the first is unharmed")
 
 
+@pytest.mark.slow
 def test_a_server_that_an_owner_left_behind_is_ended(folder: Path) -> None:
     with EmbeddedPostgres(folder) as server:
         write(server.url, "committed")
@@ -193,6 +201,7 @@ def test_a_server_that_an_owner_left_behind_is_ended(folder: Path) -> None:
             orphan.kill()
 
 
+@pytest.mark.slow
 def test_an_interrupted_initdb_is_done_again(folder: Path) -> None:
     (folder / "cluster.new").mkdir(parents=True)
     (folder / "cluster.new" / "PG_VERSION").write_text("18\n")
@@ -201,6 +210,7 @@ def test_an_interrupted_initdb_is_done_again(folder: Path) -> None:
     assert not (folder / "cluster.new").exists()
 
 
+@pytest.mark.slow
 def test_a_taken_port_is_named(folder: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -213,6 +223,7 @@ def test_a_taken_port_is_named(folder: Path) -> None:
     server.stop()
 
 
+@pytest.mark.slow
 def test_a_bad_setting_is_reported_with_the_servers_words(folder: Path) -> None:
     with pytest.raises(PostgresUnavailableError, match="no_such_setting"):
         EmbeddedPostgres(folder, settings={"no_such_setting": "1"}).start()
@@ -223,6 +234,7 @@ def test_a_version_that_is_not_there_is_refused(folder: Path) -> None:
         EmbeddedPostgres(folder, major=9).start()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not AS_ROOT, reason="only root can become another user; we are one ourselves")
 def test_an_ordinary_user_needs_nothing_of_root() -> None:
     user = pwd.getpwnam("nobody")
@@ -261,6 +273,7 @@ def test_an_ordinary_user_needs_nothing_of_root() -> None:
         shutil.rmtree(home)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not AS_ROOT, reason="only root needs a copy of the binaries")
 def test_the_copy_for_an_unprivileged_user_is_made_once_and_whole(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
@@ -296,6 +309,7 @@ def test_names_of_databases_are_quoted(postgres_server: str, databases: TestData
         databases.release(url)
 
 
+@pytest.mark.slow
 def test_a_prepared_database_is_prepared_once_and_its_copies_are_apart(databases: TestDatabases) -> None:
     calls: list[str] = []
 

@@ -256,6 +256,7 @@ def check_invariants(device: SyncedDb) -> None:
                 assert (sum_count, digest) == (count, total.to_bytes(16, "big"))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("many", [16, 1], ids=["as it is", "every row coalesced"])
 @pytest.mark.parametrize("order", ["server", "edit"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -136,6 +137,7 @@ class BySql:
             self.batches[logged.position] = [ServerBatch(logged.id, name, changes)]
 
 
+@pytest.mark.slow
 @given(
     story=makings(),
     sql=by_sql,

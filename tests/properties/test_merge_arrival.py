@@ -3,6 +3,7 @@ comes later still takes its place."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,6 +45,7 @@ def in_place(arrival: Arrival, own: list[Arrival]) -> int:
     return min(a.slot for a in own if a.sent.id >= arrival.sent.id)
 
 
+@pytest.mark.slow
 @given(story=makings(), policy=policies)
 @settings(max_examples=400, deadline=None)
 def test_any_arrival_within_the_park_time_ends_as_the_right_order_does(story: list[Making], policy: Policy) -> None:
@@ -58,6 +60,7 @@ def test_any_arrival_within_the_park_time_ends_as_the_right_order_does(story: li
     assert server.conflicts == right.conflicts
 
 
+@pytest.mark.slow
 @given(story=makings(), policy=policies)
 @settings(max_examples=600, deadline=None)
 def test_what_comes_later_still_takes_its_place(story: list[Making], policy: Policy) -> None:
@@ -72,6 +75,7 @@ def test_what_comes_later_still_takes_its_place(story: list[Making], policy: Pol
     assert server.live() == again.live()
 
 
+@pytest.mark.slow
 @given(story=one_row_offline(), policy=policies)
 @settings(max_examples=600, deadline=None)
 def test_a_late_batch_is_accepted_where_the_right_order_accepts_it(story: list[Making], policy: Policy) -> None:

@@ -81,6 +81,7 @@ def told_world(runner: Runner, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield world
 
 
+@pytest.mark.slow
 def test_what_is_true_holds(runner: Runner, tmp_path: Path) -> None:
     assert run(runner, tmp_path, TRUE) == ""
 

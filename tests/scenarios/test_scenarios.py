@@ -10,8 +10,16 @@ from anabranch.scenario.run import Runner
 
 HEAVY_WORDS = ("parquet", "compact", "rewind")
 """Of stories that start Spark, or services of their own on a server that is taken back."""
-HEAVY = frozenset({"109-a-large-row-by-sql", "113-what-looks-like-trouble-of-postgres"})
-"""Stories with much data, or with batches that fail until they are given up."""
+HEAVY = frozenset(
+    {
+        *("17-crash-between-commit-and-answer", "51-services-killed-one-after-the-other"),
+        *("52-ingest-dies-around-its-append", "53-resolver-dies-after-its-claim"),
+        *("62-a-million-characters", "73-batches-one-by-one", "91-what-waits-for-a-row-of-its-own"),
+        *("98-child-far-larger-than-its-parent", "107-array-nulls-off-of-a-database", "109-a-large-row-by-sql"),
+        *("113-what-looks-like-trouble-of-postgres", "140-what-waits-for-a-row-holds-up-nothing"),
+    }
+)
+"""Stories with much data, with services that die, or with batches that wait or fail until they are given up."""
 FILES = sorted(Path(__file__).parent.glob("*.yaml"))
 
 

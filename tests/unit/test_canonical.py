@@ -267,6 +267,7 @@ SHAPES: list[tuple[Kind, Kind | None]] = [(kind, None) for kind in Kind if kind 
 SHAPES += [(Kind.ARRAY, kind) for kind, _ in SHAPES]
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_both_encoders_agree_on_any_row(data: st.DataObject) -> None:
     names = data.draw(st.lists(st.text(max_size=4), min_size=1, max_size=5, unique=True))

@@ -50,6 +50,7 @@ def key_first(table: Table, columns: list[str]) -> list[str]:
     return [*table.key_columns, *(name for name in columns if name not in table.key_columns)]
 
 
+@pytest.mark.slow
 @given(rows)
 def test_an_insert_gives_every_column_with_the_keys_first(row: list[Cell]) -> None:
     effect = EffectBuilder(ALL).insert(row)
@@ -59,6 +60,7 @@ def test_an_insert_gives_every_column_with_the_keys_first(row: list[Cell]) -> No
     assert effect.hash_change == hash_of(ALL, row)
 
 
+@pytest.mark.slow
 @given(rows, rows, st.sets(st.sampled_from(range(len(SHAPES)))))
 def test_an_update_gives_the_key_and_what_differs(before: list[Cell], other: list[Cell], changes: set[int]) -> None:
     after = [other[i] if i in changes - set(ALL.key_index) else cell for i, cell in enumerate(before)]
@@ -79,6 +81,7 @@ def test_an_update_gives_the_key_and_what_differs(before: list[Cell], other: lis
     assert (effect.hash_change - hash_of(ALL, after) + hash_of(ALL, before)) % SUM_MODULUS == 0
 
 
+@pytest.mark.slow
 @given(rows)
 def test_a_delete_and_a_none_give_the_key(row: list[Cell]) -> None:
     key = list(ALL.key_columns)
@@ -105,6 +108,7 @@ def test_what_counts_as_changed(before: list[Cell], after: list[Cell], changed: 
     assert EffectBuilder(NOTE).update(before, after).changed == changed
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_the_changes_of_effects_lead_to_the_tables_sum(data: st.DataObject) -> None:
     builder = EffectBuilder(NOTE)

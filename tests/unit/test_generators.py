@@ -68,6 +68,7 @@ def test_there_are_such_generators(holders: frozenset[str]) -> None:
     assert {"pull", "compare", "pull_base", "follow", "serve_stream", "base_rows"} <= holders
 
 
+@pytest.mark.slow
 def test_no_generator_that_holds_something_is_iterated_over_without_being_closed(holders: frozenset[str]) -> None:
     left = []
     for path, tree in modules():
@@ -79,6 +80,7 @@ def test_no_generator_that_holds_something_is_iterated_over_without_being_closed
     assert not left
 
 
+@pytest.mark.slow
 def test_no_asynchronous_generator_is_iterated_over_without_being_closed() -> None:
     """asyncio ends one that was left some time later, in a task of its own, whatever it holds through others."""
     left = [

@@ -96,6 +96,7 @@ def test_a_device_installs_nothing_of_the_server() -> None:
     assert len(seen) < 15, sorted(seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_service_loads_neither_sqlalchemy_nor_alembic(service: str) -> None:
     """They would cost it a third of its start. That it loads them later neither, import rules hold."""

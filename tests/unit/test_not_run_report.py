@@ -40,6 +40,7 @@ def test_skips_are_listed_with_their_reasons_and_nodes(pytester: pytest.Pytester
     )
 
 
+@pytest.mark.slow
 def test_whole_modules_are_listed_also_from_parallel_workers(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("import pytest\npytest.skip('needs a sea', allow_module_level=True)")
     pytester.makepyfile(test_b="def test_that_runs(): ...")
@@ -55,6 +56,7 @@ def test_a_complete_run_says_so(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*= not run =*", "Nothing: every test that was collected ran."])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), ("-n", "2")], ids=["alone", "parallel"])
 def test_a_skip_without_a_reason_fails_the_run(pytester: pytest.Pytester, flags: tuple[str, ...]) -> None:
     pytester.makepyfile(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,6 +30,7 @@ def sums_of(rows: dict[int, int]) -> RangeSums:
     return sums
 
 
+@pytest.mark.slow
 def test_parts_of_a_range_are_its_rows_exactly_once() -> None:
     rows: list[tuple[Cell, ...]] = [(i, i) for i in range(3_000)]
     sums = RangeSums()
@@ -44,6 +46,7 @@ def test_parts_of_a_range_are_its_rows_exactly_once() -> None:
     assert not KeyRange(4, 0).is_valid
 
 
+@pytest.mark.slow
 @given(
     st.sets(st.integers(0, 4_999), max_size=5),
     st.sets(st.integers(0, 4_999), max_size=5),

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -151,6 +152,7 @@ def knowable(history: History, position: int, name: str) -> bool:
     return base_at >= 0
 
 
+@pytest.mark.slow
 @settings(max_examples=600, deadline=None)
 @given(histories())
 def test_at_every_position_what_any_file_tells_is_known_and_nothing_else(history: History) -> None:

@@ -32,6 +32,7 @@ def wheel(folder: Path, name: str) -> None:
         archive.writestr(f"{about}/RECORD", "")
 
 
+@pytest.mark.slow
 def test_each_phase_says_how_much_there_is_and_how_far_it_is(
     setup: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -166,6 +166,7 @@ def test_who_is_served_goes_back_as_far_as_every_migration_allows(
     assert list(migrate.code_revisions()) == served
 
 
+@pytest.mark.slow
 def test_an_upgrade_that_waits_for_a_table_stops_nobody(database_url: str) -> None:
     """Who holds a table for long (a pull, a dump) is waited for by the upgrade, and not by writers behind it."""
     with migrate._transaction(database_url) as connection:

@@ -51,6 +51,7 @@ def here(place: Any) -> Any:
     return place(ITEMS, setup=[FILL])
 
 
+@pytest.mark.slow
 def test_a_value_flipped_on_a_device(here: Any) -> None:
     a = here.device("a")
     a.start(background=False)
@@ -82,6 +83,7 @@ def test_a_value_flipped_on_a_device(here: Any) -> None:
     assert run_verify(here)[0] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["/Get", "/Pull"])
 def test_a_bit_flipped_on_the_wire(here: Any, method: str) -> None:
     wire = BitFlip()
@@ -107,6 +109,7 @@ def test_a_bit_flipped_on_the_wire(here: Any, method: str) -> None:
     assert counted(here) == 1
 
 
+@pytest.mark.slow
 def test_a_background_tells_app_and_operator_at_once(here: Any) -> None:
     wire = BitFlip()
     a, b = here.device("a", remote=here.remote(interceptors=[wire])), here.device("b")
@@ -127,6 +130,7 @@ def test_a_background_tells_app_and_operator_at_once(here: Any) -> None:
     assert a.status().disagreeing == ()
 
 
+@pytest.mark.slow
 def test_a_repair_under_writes_on_both_sides_finds_the_faults_alone(here: Any) -> None:
     a, b = here.device("a"), here.device("b")
     a.start(background=False)
@@ -176,6 +180,7 @@ def test_a_repair_under_writes_on_both_sides_finds_the_faults_alone(here: Any) -
     assert run_verify(here)[0] == 0
 
 
+@pytest.mark.slow
 def test_a_value_changed_in_postgres_behind_the_triggers_back(here: Any) -> None:
     a, b = here.device("a"), here.device("b")
     a.start(background=False)
@@ -205,6 +210,7 @@ def test_a_value_changed_in_postgres_behind_the_triggers_back(here: Any) -> None
     assert run_verify(here)[0] == 0
 
 
+@pytest.mark.slow
 def test_a_row_that_the_log_never_had_is_adopted_into_the_sum_and_repaired_on_devices(here: Any) -> None:
     a = here.device("a")
     a.start(background=False)
@@ -243,6 +249,7 @@ def _compare_nothing(here: Any) -> None:
         next(remote.compare(iter([snapshot_pb2.CompareRequest(db_name=here.name, table="nothing")])))
 
 
+@pytest.mark.slow
 def test_direct_writes_that_wait_for_the_resolver_are_no_faults(here: Any) -> None:
     a, b = here.device("a"), here.device("b")
     states: list[State] = []

@@ -198,6 +198,7 @@ def test_a_long_flush_goes_by_stream_and_large_batches_in_parts(place: Any) -> N
     assert here.sql("select count(*) from todo") == [(1201,)]
 
 
+@pytest.mark.slow
 def test_two_devices_on_one_file_have_one_that_syncs(place: Any) -> None:
     here = place(TODO)
     a = here.device("a")
@@ -264,6 +265,7 @@ def rows_of_late(device: SyncedDb) -> list[tuple[Any, ...]]:
     return rows(device, "late") if known else []
 
 
+@pytest.mark.slow
 def test_a_table_made_anew_under_its_name_is_pulled_anew_by_itself(place: Any) -> None:
     """Of another type, with other rows, while a device stands in the middle of its log."""
     here = place({**TODO, "stock": "id text primary key, n integer"}, setup=["insert into stock values ('old', 1)"])

@@ -60,6 +60,7 @@ def test_promises_1_and_3_a_kill_at_any_point_loses_nothing_and_repeats_nothing(
         assert device.send(payload).verdicts[0] == again.verdicts[0]
 
 
+@pytest.mark.slow
 def test_promise_1_what_was_appended_is_there_after_the_kill(module_url: str, tmp_path: Path, device: Device) -> None:
     """Nobody decides: the batch waits in the inbox while ingest is dead, with its bytes."""
     with IngestRig(module_url, tmp_path) as rig:
@@ -106,6 +107,7 @@ def test_two_processes_side_by_side(module_url: str, tmp_path: Path, device: Dev
         assert stored == [(120, 120)]
 
 
+@pytest.mark.slow
 def test_one_node_through_two_processes_in_turn(module_url: str, tmp_path: Path, device: Device) -> None:
     """Tokens live in Postgres: it does not matter which process a call reaches."""
     with IngestRig(module_url, tmp_path, count=2) as rig, VerdictWriter(module_url):
@@ -114,6 +116,7 @@ def test_one_node_through_two_processes_in_turn(module_url: str, tmp_path: Path,
             assert device.send(device.payload()).verdicts[0].status == APPLIED
 
 
+@pytest.mark.slow
 def test_polling_finds_verdicts_that_nobody_told_of(module_url: str, tmp_path: Path, device: Device) -> None:
     environment = {"ANABRANCH_POLL_INTERVAL_MS": "200"}
     with (
@@ -234,6 +237,7 @@ def test_a_database_that_was_removed_fails_only_its_own_calls(
     assert neighbour.send(neighbour.payload()).verdicts[0].status == APPLIED
 
 
+@pytest.mark.slow
 def test_a_principal_with_too_much_waiting_is_told_to_come_later(
     module_url: str, tmp_path: Path, new_device: Devices
 ) -> None:
@@ -259,6 +263,7 @@ def test_a_principal_with_too_much_waiting_is_told_to_come_later(
         assert busy.send(busy.payload()).verdicts[0].status == APPLIED
 
 
+@pytest.mark.slow
 def test_a_stopping_server_answers_who_waits(module_url: str, tmp_path: Path, device: Device) -> None:
     """SIGTERM: no call waits out its deadline, and none is cut off."""
     with IngestRig(module_url, tmp_path) as rig:

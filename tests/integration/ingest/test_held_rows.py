@@ -92,6 +92,7 @@ def test_a_lost_answers_call_waits_for_its_own_node_as_well(
     assert outcome == [APPLIED]
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_being_decided_is_waited_for_by_its_own_call_only(rig: IngestRig, new_device: Devices) -> None:
     sender, other = new_device(), new_device()
     payload = sender.payload()
@@ -129,6 +130,7 @@ def test_a_stream_waits_for_its_own_node(rig: IngestRig, device: Device, resolve
     assert row == ([batch_id(p) for p in payloads],)
 
 
+@pytest.mark.slow
 def test_nodes_that_are_written_all_the_time_lose_no_call(
     rig: IngestRig, new_device: Devices, resolver: VerdictWriter
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from hashlib import sha256
 
+import pytest
+
 from anabranch.store.inbox import notified
 from anabranch.store.session.channels import GROUPS_CHANNEL
 from anabranch.store.session.engine import connect
@@ -66,6 +68,7 @@ def test_a_verdict_comes_with_the_notification(rig: IngestRig, device: Device, r
     assert (verdict.status, verdict.message) == (verdict_pb2.VERDICT_STATUS_APPLIED, "told")
 
 
+@pytest.mark.slow
 def test_a_forged_notification_decides_nothing(rig: IngestRig, device: Device, resolver: VerdictWriter) -> None:
     resolver.paused.set()
     call = Told(rig, device)

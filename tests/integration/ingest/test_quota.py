@@ -87,6 +87,7 @@ def test_several_processes_let_in_no_more_than_the_limit_each(
     assert LIMIT <= waiting(rig, db_name) == outcomes.count("") * EACH <= 2 * LIMIT
 
 
+@pytest.mark.slow
 def test_batches_that_wait_already_take_nothing_of_the_limit(rig: IngestRig, device: Device, db_name: str) -> None:
     payloads = [device.payload() for _ in range(EACH)]
     for _ in range(2 * LIMIT // EACH):
@@ -95,6 +96,7 @@ def test_batches_that_wait_already_take_nothing_of_the_limit(rig: IngestRig, dev
     assert waiting(rig, db_name) == LIMIT
 
 
+@pytest.mark.slow
 def test_what_a_refused_call_took_is_given_back(rig: IngestRig, device: Device, db_name: str) -> None:
     device.send(device.payload(), timeout_s=SHORT_S)
     for _ in range(2 * LIMIT // EACH):

@@ -73,6 +73,7 @@ def test_an_answer_proves_what_its_verdicts_say(device: Device, resolver: Verdic
         assert answer.state.settled.server_timestamp_ms >= verdict.position
 
 
+@pytest.mark.slow
 def test_promise_9_a_broken_session_does_not_hide_a_rewind(
     device: Device, new_device: Devices, resolver: VerdictWriter, sql: Sql
 ) -> None:

@@ -202,6 +202,7 @@ def test_a_stream_whose_first_answer_was_lost_is_proved_by_a_batch_of_it(
     assert device.send(device.payload(), unanswered=[batch_id(again)]).verdicts[0].status == APPLIED
 
 
+@pytest.mark.slow
 def test_a_stream_without_a_first_request_ends(module_url: str, tmp_path: Path, device: Device) -> None:
     hold: queue.Queue[ingest_pb2.SendStreamRequest | None] = queue.Queue()
     with IngestRig(module_url, tmp_path, environment={"ANABRANCH_FIRST_REQUEST_MS": "200"}) as rig:
@@ -215,6 +216,7 @@ def test_a_stream_without_a_first_request_ends(module_url: str, tmp_path: Path, 
     )
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_too_fast_is_held_back(module_url: str, tmp_path: Path, db_name: str, device: Device) -> None:
     """Without verdicts only the window is read, however much the client has to send; nothing is lost when they come."""
     window, total = 200, 2_000
@@ -292,6 +294,7 @@ def test_a_stream_left_by_its_client_leaves_nothing_behind(
     assert "Task exception was never retrieved" not in rig.log()
 
 
+@pytest.mark.slow
 def test_streams_that_hold_too_many_bytes_are_told_to_come_later(
     module_url: str, tmp_path: Path, device: Device, new_device: Devices, resolver: VerdictWriter
 ) -> None:
@@ -324,6 +327,7 @@ def test_streams_that_hold_too_many_bytes_are_told_to_come_later(
         assert status == APPLIED
 
 
+@pytest.mark.slow
 def test_a_payload_that_came_in_parts_no_longer_counts_when_it_is_appended(
     module_url: str, tmp_path: Path, device: Device, new_device: Devices, resolver: VerdictWriter
 ) -> None:

@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from tests.integration.janitor.conftest import DAY_MS, Ground, make_database
 from tests.integration.janitor.test_process import Rig
 
@@ -163,6 +164,7 @@ def test_what_is_gone_is_shown_no_more() -> None:
         tell(nothing)
 
 
+@pytest.mark.slow
 def test_the_process_shows_them(ground: Ground, tmp_path: Path) -> None:
     """As declared in the table, which dashboards are checked against."""
     ground.write(1)

@@ -62,6 +62,7 @@ def turned_over(content: bytes) -> bytes:
     return content[:middle] + bytes(b ^ 0xFF for b in content[middle : middle + 8]) + content[middle + 8 :]
 
 
+@pytest.mark.slow
 def test_promise_6_values_that_lost_stay_while_their_files_are_not_as_proven(
     make_lake: Callable[..., Lake],
 ) -> None:

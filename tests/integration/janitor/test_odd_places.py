@@ -96,6 +96,7 @@ def test_what_a_deleted_database_leaves_goes_in_pieces(ground: Ground) -> None:
     assert ground.number("select count(*) from anabranch.row_versions") == 5
 
 
+@pytest.mark.slow
 def test_the_lead_is_kept_while_a_proof_takes_long(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer than Postgres lets a session be still."""
     positions = ground.write(2)

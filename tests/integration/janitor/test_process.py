@@ -96,6 +96,7 @@ def test_killed_each_time_it_comes_to_its_end_all_the_same(ground: Ground, tmp_p
     assert seen[-1] == (positions[-1], 0, -1)
 
 
+@pytest.mark.slow
 def test_calls_tell_and_sweep(ground: Ground, tmp_path: Path) -> None:
     positions = ground.write(3)
     ground.node("A", positions[1], seen_days=39)

@@ -17,6 +17,9 @@ from anabranch.testkit.waiting import until
 from anabranch.v1 import batch_pb2, errors_pb2, verdict_pb2
 from anabranch.wire.envelopes import receive
 
+# Each test starts a resolver of its own.
+pytestmark = pytest.mark.slow
+
 MILK = {"id": "x", "title": "milk", "done": False}
 APPLIED, REJECTED, PENDING = (
     verdict_pb2.VERDICT_STATUS_APPLIED,

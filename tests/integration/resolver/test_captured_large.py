@@ -271,6 +271,7 @@ def test_work_for_a_change_does_not_grow_with_what_waits_behind_it(rig: Resolver
     assert many < 1.5 * few + 3, f"{few:.1f} rows looked at for each change where 200 wait, {many:.1f} where 1,600 do"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_nor_where_each_transaction_is_taken_in_pieces(rig: ResolverRig) -> None:
     with another_session(rig) as session:
@@ -279,6 +280,7 @@ def test_nor_where_each_transaction_is_taken_in_pieces(rig: ResolverRig) -> None
     assert many < 1.5 * few + 3, f"{few:.1f} rows looked at for each change where 250 wait, {many:.1f} where 2,000 do"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_the_scan_of_a_backlog_has_a_time_limit_of_its_own(rig: ResolverRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may take longer than any other statement of a group; what comes after it may not."""

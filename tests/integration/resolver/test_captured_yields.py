@@ -96,6 +96,7 @@ def test_prepared_transactions_come_when_they_are_committed(rig: ResolverRig) ->
     assert rig.sql("select key from anabranch.log order by position") == [("c",), ("a",)]
 
 
+@pytest.mark.slow
 def test_a_long_transaction_has_its_whole_time_again_after_each_piece(migrated_url: str) -> None:
     from anabranch.store.inbox.claim import open_session, renew, session_options
 

@@ -113,6 +113,7 @@ BY_SERVER = "select count(*) from anabranch.batches where node_id = 'server'"
 BY_BATCH = "select count(*) from anabranch.log where batch_id = %s and (table_id, key) <> (%s, %s)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES.keys())
 def test_what_a_function_writes_is_an_effect_of_the_batch(make_rig: Any, place: str) -> None:
     """The rig compares sums and tables after each group."""

@@ -13,6 +13,9 @@ from anabranch.store.log import conflicts
 from anabranch.testkit.resolver_rig import ResolverRig, RigNode
 from anabranch.v1 import value_pb2
 
+# Each test starts a resolver of its own.
+pytestmark = pytest.mark.slow
+
 MILK = {"id": "x", "title": "milk", "done": False}
 
 
@@ -105,7 +108,6 @@ def test_the_conflicts_of_a_row_are_found_by_their_index(rig: ResolverRig) -> No
         assert "Rows Removed by Filter" not in plan, plan
 
 
-@pytest.mark.slow
 def test_a_losing_value_larger_than_a_message_comes_in_parts(service: Service, rig: ResolverRig) -> None:
     a, b = rig.node("a"), rig.node("b")
     decided(service, "user-a", a.insert("todo", MILK))

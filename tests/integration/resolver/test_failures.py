@@ -45,6 +45,7 @@ create trigger fail before insert on t for each row execute function fail();
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", ["40001", "40P01", "53100", "53200", "55000", "57014", "57P01", "58030", "XX000"])
 def test_a_batch_that_fails_alone_three_times_while_others_pass_is_rejected_by_name(
     make_rig: Any, worker_of: Any, code: str, capsys: pytest.CaptureFixture[str]
@@ -72,6 +73,7 @@ create trigger slow before insert on t for each row execute function slow()
 """
 
 
+@pytest.mark.slow
 def test_a_batch_that_runs_out_of_time_is_tried_alone_with_more(make_rig: Any) -> None:
     """Neither the limit of a statement nor that of the transaction, which is three times as long, ends it then."""
     rig: ResolverRig = make_rig(SLOW, {"t": None})
@@ -219,6 +221,7 @@ REFUSALS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refusal", REFUSALS)
 def test_while_postgres_refuses_every_group_no_batch_is_blamed(
     make_rig: Any, worker_of: Any, refusal: str, capsys: pytest.CaptureFixture[str]

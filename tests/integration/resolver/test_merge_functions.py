@@ -151,6 +151,7 @@ def test_a_function_that_fails_rejects_that_batch_alone(
     assert stored == (list(theirs) if isinstance(theirs, tuple) else int(theirs) if column == "doc" else theirs)
 
 
+@pytest.mark.slow
 def test_batches_beyond_a_groups_time_are_put_off_and_nobody_waits_for_them(make: Any) -> None:
     """Ten batches whose function hangs, in one group with one that asks nothing."""
     rig, a, b = make(body="hangs")

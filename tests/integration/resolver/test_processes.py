@@ -159,6 +159,7 @@ def test_a_stopped_resolver_loses_its_claim_within_seconds(make_rig: Any, start:
     assert len(rig.rows("todo")) == 20 + 20 * (stopped + 1) + 20
 
 
+@pytest.mark.slow
 def test_a_resolver_drains_and_ends_when_told(make_rig: Any, start: Any) -> None:
     rig: ResolverRig = make_rig(TABLE)
     process = start()

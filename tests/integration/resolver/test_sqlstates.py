@@ -103,6 +103,7 @@ def test_a_batch_whose_failure_looks_like_trouble_of_postgres_ends_and_holds_up_
     assert (verdict.sqlstate, sqlstate in verdict.message) == (sqlstate, True)
 
 
+@pytest.mark.slow
 def test_a_batch_that_postgres_has_no_room_for_waits_is_not_blamed_and_holds_up_nobody(
     make_rig: Any, worker_of: Any
 ) -> None:

@@ -112,6 +112,7 @@ versions = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.dictionaries(st.tuples(st.integers(1, 3), texts), st.tuples(versions, versions), max_size=4),

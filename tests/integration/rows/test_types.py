@@ -355,6 +355,7 @@ def wide(register: Register) -> Table:
     return register("wide", f"create table app.wide (id integer primary key, {columns})")
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_rows_of_every_kind_come_back_bit_for_bit(conn: Session, wide: Table, data: st.DataObject) -> None:

@@ -141,6 +141,7 @@ def test_an_open_stream_ends_with_its_key(channel: grpc.Channel, echo: Echo, aft
     untouched.cancel()  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_an_open_stream_ends_when_its_key_expires(channel: grpc.Channel, echo: Echo) -> None:
     expires_ms = now_ms() + 1_500
     stream = subscribe(channel, echo.new_key("bob", expires_ms=expires_ms))
@@ -171,6 +172,7 @@ os.kill(os.getpid(), 9)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [0, behaviour.PAUSES, behaviour.FLOODS], ids=["busy", "silent", "flood"])
 def test_a_client_that_vanishes_leaves_nothing_and_is_no_fault(url: str, tmp_path: Path, after: int) -> None:
     with echo_service(url, tmp_path) as echo:
@@ -248,6 +250,7 @@ def test_a_traceparent_is_handed_on_when_tracing_is_off(channel: grpc.Channel, k
     assert get(channel, key).state.settled.epoch == ""
 
 
+@pytest.mark.slow
 def test_pings_every_fraction_of_a_second_are_no_abuse(echo: Echo, key: str) -> None:
     """Case L08, faster: a server with gRPC's defaults sends GOAWAY at the third ping without data."""
     options = [
@@ -265,6 +268,7 @@ def test_pings_every_fraction_of_a_second_are_no_abuse(echo: Echo, key: str) -> 
         stream.cancel()  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_principal_that_calls_too_often_delays_only_itself(url: str, tmp_path: Path) -> None:
     limits = {"ANABRANCH_LIMIT_CALLS_PER_S": "2", "ANABRANCH_LIMIT_CALLS_BURST": "5"}
     with echo_service(url, tmp_path, limits) as echo, echo.channel() as channel:
@@ -294,6 +298,7 @@ def test_open_streams_of_a_principal_are_limited(url: str, tmp_path: Path) -> No
         until(lambda: outcome(lambda: subscribe(channel, busy)) == ("OK", ""), 10)
 
 
+@pytest.mark.slow
 def test_an_armed_fault_point_kills_the_process_once(url: str, tmp_path: Path) -> None:
     faults_file, clock_file = tmp_path / "faults", tmp_path / "clock"
     environment = {"ANABRANCH_FAULT_FILE": str(faults_file), "ANABRANCH_CLOCK_FILE": str(clock_file)}

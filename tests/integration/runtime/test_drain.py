@@ -108,6 +108,7 @@ def test_who_always_has_a_call_under_way_is_led_to_another_server_without_a_fail
         assert set(callers.outcomes) == {"OK"}, callers.outcomes
 
 
+@pytest.mark.slow
 def test_sigterm_lets_calls_finish_and_sends_streams_away(url: str, tmp_path: Path) -> None:
     with echo_service(url, tmp_path) as echo, echo.channel() as channel, ThreadPoolExecutor(1) as pool:
         echo.wait_ready()
@@ -126,6 +127,7 @@ def test_sigterm_lets_calls_finish_and_sends_streams_away(url: str, tmp_path: Pa
         assert '"event": "stopped"' in echo.child.log_tail()
 
 
+@pytest.mark.slow
 def test_what_outlasts_the_drain_is_cut_off_with_a_reason(url: str, tmp_path: Path) -> None:
     with (
         echo_service(url, tmp_path, {"ANABRANCH_DRAIN_MS": "800"}) as echo,

@@ -50,6 +50,7 @@ def said(echo: Echo) -> list[str]:
     return [line.get("detail", "ready") for line in lines if line["event"] in ("ready", "not ready")] or [""]
 
 
+@pytest.mark.slow
 def test_readiness_follows_the_schema(url: str, tmp_path: Path) -> None:
     with echo_service(url, tmp_path) as echo:
         wait_for(echo, "SERVING", "ready")
@@ -66,6 +67,7 @@ def test_readiness_follows_the_schema(url: str, tmp_path: Path) -> None:
         wait_for(echo, "SERVING", "ready")
 
 
+@pytest.mark.slow
 def test_a_release_starts_on_a_newer_schema_that_serves_it(url: str, tmp_path: Path) -> None:
     put_schema(url, "9999", "9999", OWN)
     with echo_service(url, tmp_path) as echo:

@@ -97,6 +97,7 @@ def _probe_program(address: str, ca_file: Path, *more: str) -> tuple[int, str]:
     return done.returncode, done.stdout.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutual", [False, True], ids=["server", "mutual"])
 def test_tls(url: str, tmp_path: Path, mutual: bool) -> None:
     authority = Authority(tmp_path)
@@ -125,6 +126,7 @@ def test_tls(url: str, tmp_path: Path, mutual: bool) -> None:
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
@@ -148,6 +150,7 @@ def test_settings_that_do_not_fit_end_it_with_one_line(
         assert "short" not in line or told != "ANABRANCH_JWT_HS256_SECRET" or "shorter" in line
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_ends_it(url: str, tmp_path: Path) -> None:
     with running_echo(url, tmp_path / "first", {}) as (first, _):
         with echo_service(url, tmp_path / "second", {"ANABRANCH_LISTEN_ADDRESS": first.address}) as second:
@@ -156,6 +159,7 @@ def test_a_port_that_is_taken_ends_it(url: str, tmp_path: Path) -> None:
         assert probe(first.address, 2.0) == "SERVING"
 
 
+@pytest.mark.slow
 def test_beyond_loopback_reflection_needs_credentials(url: str, tmp_path: Path) -> None:
     """With TLS it may listen everywhere; the test itself calls over loopback."""
     authority = Authority(tmp_path)
@@ -176,6 +180,7 @@ def test_beyond_loopback_reflection_needs_credentials(url: str, tmp_path: Path) 
             assert next(allowed).list_services_response.service
 
 
+@pytest.mark.slow
 def test_it_waits_for_the_schema(databases: TestDatabases, tmp_path: Path) -> None:
     fresh = databases.fresh()
     with echo_service(fresh, tmp_path) as echo:
@@ -246,6 +251,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
 
+@pytest.mark.slow
 def test_a_trace_goes_on_through_the_service(url: str, tmp_path: Path) -> None:
     collector = Collector()
     server = grpc.server(futures.ThreadPoolExecutor(2))

@@ -100,6 +100,7 @@ def test_a_batch_gets_its_verdict(stack: Stack, sender: Sender) -> None:
         assert conn.execute("select body from public.note").fetchall() == [("milk",)]
 
 
+@pytest.mark.slow
 def test_a_killed_service_stays_dead_until_it_is_restarted(stack: Stack, sender: Sender) -> None:
     pid = stack.pid("ingest")
     assert pid is not None
@@ -142,6 +143,7 @@ def test_an_armed_service_dies_once_and_its_work_is_found(stack: Stack, sender: 
         assert conn.execute(count).fetchone() == (1,)
 
 
+@pytest.mark.slow
 def test_status_tells_heads_backlog_and_nodes(stack: Stack, sender: Sender) -> None:
     sent = sender.send(sender.envelope("seen in the status"))
     missing = str(ULID())
@@ -170,6 +172,7 @@ def test_services_log_json_and_no_credentials(stack: Stack) -> None:
         assert "postgresql://" not in text
 
 
+@pytest.mark.slow
 def test_a_stack_that_can_not_start_leaves_nothing_behind(databases: TestDatabases, tmp_path: Path) -> None:
     url = databases.prepared("notes", prepare)
     broken = Stack(url, folder=tmp_path, environment={"ANABRANCH_LOG_LEVEL": "loud"})

@@ -82,6 +82,7 @@ def watching(url: str) -> Iterator[Terminal]:
         terminal.close()
 
 
+@pytest.mark.slow
 def test_what_changes_is_shown(migrated_url: str) -> None:
     with connect(migrated_url, application_name="test", autocommit=True) as conn:
         make_database(conn, "app")
@@ -143,6 +144,7 @@ def test_many_nodes_are_cut_short(databases: TestDatabases) -> None:
     databases.release(url)
 
 
+@pytest.mark.slow
 def test_it_goes_with_no_json(migrated_url: str) -> None:
     command = [
         sys.executable,

@@ -115,6 +115,7 @@ def test_an_expired_token_is_told_so_also_when_it_was_good_before(hs256: grpc.Ch
     assert failing(lambda: get(hs256, token)) == EXPIRED
 
 
+@pytest.mark.slow
 def test_an_open_stream_ends_when_its_token_does(hs256: grpc.Channel) -> None:
     ends_s = now_ms() / 1000 + 1.5
     request = change_pb2.SubscribeRequest(db_name="shop", after=behaviour.PAUSES)
@@ -150,6 +151,7 @@ def signed(signers: Signers, kid: str, **changes: Any) -> str:
     return jwt.encode(claims(**changes), private, algorithm, {"kid": kid})
 
 
+@pytest.mark.slow
 def test_a_key_set_from_a_file(url: str, tmp_path: Path, signers: Signers) -> None:
     file = tmp_path / "keys.json"
     file.write_text(key_set(signers))
@@ -243,6 +245,7 @@ def test_a_key_set_from_a_url_follows_a_rotation(url: str, tmp_path: Path, signe
             assert failing(lambda: get(channel, signed(signers, "elliptic"))) == REFUSED, "a withdrawn key"
 
 
+@pytest.mark.slow
 def test_no_key_set_is_no_verdict_on_the_token(url: str, tmp_path: Path, signers: Signers) -> None:
     with running_echo(url, tmp_path, {"ANABRANCH_JWT_JWKS_URL": "http://127.0.0.1:9/keys"}) as (_, channel):
         assert failing(lambda: get(channel, signed(signers, "rsa"))) == ("UNAVAILABLE", "UNAVAILABLE")

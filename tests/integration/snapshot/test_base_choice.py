@@ -165,6 +165,7 @@ def test_a_file_that_is_missing_or_changed_sends_pulls_to_postgres_and_is_told(
     assert "the published base is not as proven" in place.rig.log()
 
 
+@pytest.mark.slow
 def test_a_file_that_goes_while_it_is_read_ends_the_pull_and_the_next_one_is_postgres(
     place: Any, lake: BaseWriter, writer: LogWriter, from_parquet: Callable[[], float]
 ) -> None:

@@ -130,6 +130,7 @@ def test_captured_rows_that_cannot_be_read_are_a_reason(writer: LogWriter, reade
         writer.conn.execute("delete from anabranch.captured")
 
 
+@pytest.mark.slow
 def test_nobody_goes_on_for_ever(place: Any, writer: LogWriter, reader: Reader) -> None:
     one = Comparison(reader, "item")
     list(one.answer())

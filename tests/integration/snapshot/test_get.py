@@ -48,6 +48,7 @@ def effects(groups: list[change_pb2.LoggedGroup]) -> list[change_pb2.Effect]:
     ]
 
 
+@pytest.mark.slow
 def test_promise_4_a_reader_never_finds_anything_at_or_below_where_it_has_been(place: Any, reader: Reader) -> None:
     """Two writers compete, and each holds its finished group open for a moment before it commits (case O01)."""
     stop = threading.Event()
@@ -139,6 +140,7 @@ def test_a_group_larger_than_a_page_comes_in_parts_that_make_it_whole(
     assert pages[0].reached.server_timestamp_ms == 0
 
 
+@pytest.mark.slow
 def test_l01_l03_an_effect_of_9_mb_and_many_large_ones_pass_through_a_default_channel(
     writer: LogWriter, reader: Reader
 ) -> None:

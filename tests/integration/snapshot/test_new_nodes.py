@@ -37,6 +37,7 @@ def stored(place: Any, reader: Reader) -> tuple[str, int] | None:
     return found
 
 
+@pytest.mark.slow
 def test_the_first_report_is_not_overwritten(place: Any, writer: Any, reader: Reader, other: Reader) -> None:
     reader.acknowledged = writer.insert("item", [("a", "a", 1, b"")])
     other.acknowledged = writer.insert("item", [("b", "b", 1, b"")])
@@ -49,6 +50,7 @@ def test_the_first_report_is_not_overwritten(place: Any, writer: Any, reader: Re
     assert stored(place, reader) == ("reader", reader.acknowledged)
 
 
+@pytest.mark.slow
 def test_who_only_asked_for_the_tables_has_no_node(place: Any, writer: Any, reader: Reader, other: Reader) -> None:
     """A device may ask, and then be given to another principal before it ever reads."""
     head = writer.insert("item", [("a", "a", 1, b"")])

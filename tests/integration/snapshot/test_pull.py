@@ -117,6 +117,7 @@ def test_rows_committed_while_it_runs_are_not_in_it_and_follow_in_the_log(place:
         assert mine == server
 
 
+@pytest.mark.slow
 def test_l10_a_pull_that_is_cut_again_and_again_ends_complete_while_rows_change(place: Any, writer: LogWriter) -> None:
     made = sorted(rows(4_000, 200))
     writer.insert("item", made)
@@ -207,6 +208,7 @@ def test_o13_a_truncate_that_commits_meanwhile_does_not_read_as_an_empty_table(
     assert result[0].rows["item"] == [("a", "after", 1, None)]
 
 
+@pytest.mark.slow
 def test_o13_a_truncate_of_a_table_that_is_yet_to_be_read_waits(place: Any, writer: LogWriter, reader: Reader) -> None:
     place.add_table("create table {schema}.later (id text primary key references {schema}.item)", "later")
     # Far more than the transport takes in ahead of its reader: the pull is under way as long as nobody reads on.
@@ -229,6 +231,7 @@ def test_a_row_of_9_mb_passes_in_parts_through_a_default_channel(place: Any, wri
     assert Pulled().all(stream).rows["item"] == made
 
 
+@pytest.mark.slow
 def test_memory_is_flat_over_300_000_rows(place: Any, reader: Reader) -> None:
     place.conn.execute(
         f"""insert into {place.schema}.item

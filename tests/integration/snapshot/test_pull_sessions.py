@@ -78,6 +78,7 @@ def test_l06_a_stalled_client_does_not_hold_its_transaction_and_can_go_on(
     assert [row[:3] for row in pulled.rows["item"]] == [row[:3] for row in made]
 
 
+@pytest.mark.slow
 def test_sessions_that_postgres_ends_cost_a_resumption_and_nothing_else(
     place: Any, writer: LogWriter, reader: Reader
 ) -> None:

@@ -72,6 +72,7 @@ def test_a_group_comes_at_once_by_its_notification(writer: LogWriter, reader: Re
     stream.cancel()
 
 
+@pytest.mark.slow
 def test_a_lost_notification_costs_a_poll_and_nothing_else(
     module_url: str, place: Any, writer: LogWriter, tmp_path: Any
 ) -> None:

@@ -41,6 +41,7 @@ batches = st.lists(st.lists(changes(), min_size=1, max_size=2), min_size=1, max_
 bases = st.none() | st.fixed_dictionaries({"a": numbers, "b": numbers, "n": numbers, "m": numbers})
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=None)
 @given(history=batches, base=bases, gone=st.lists(st.integers(0, 7), max_size=8))
 def test_what_is_coalesced_shows_the_same_over_any_base_whoever_leaves(

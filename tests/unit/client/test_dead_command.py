@@ -77,6 +77,7 @@ def letters(device: SyncedDb, remote: MemoryRemote) -> list[str]:
     return [update, insert]
 
 
+@pytest.mark.slow
 def test_list_and_show_tell_everything_and_start_no_clock(device: SyncedDb, letters: list[str]) -> None:
     file = device._file.path
     code, out, _ = dead("list", file)
@@ -145,6 +146,7 @@ def test_a_large_letter_is_cut_with_its_lengths_said_and_whole_where_it_is_asked
     assert "File exists" in err
 
 
+@pytest.mark.slow
 def test_a_letter_is_edited_and_replayed_and_goes_with_the_next_sync(
     device: SyncedDb, remote: MemoryRemote, letters: list[str]
 ) -> None:
@@ -160,6 +162,7 @@ def test_a_letter_is_edited_and_replayed_and_goes_with_the_next_sync(
     assert device.dead_letters() == []
 
 
+@pytest.mark.slow
 def test_a_letter_is_discarded_by_the_beginning_of_its_id(device: SyncedDb, letters: list[str]) -> None:
     file = device._file.path
     code, _, error = dead("discard", file, letters[0][:2])
@@ -189,6 +192,7 @@ def test_a_wrong_edit_says_why_and_leaves_the_letter(
     assert device.status().queued == 0
 
 
+@pytest.mark.slow
 def test_what_is_no_devices_file_is_refused_and_made_nowhere(tmp_path: Path) -> None:
     assert dead("list", tmp_path / "none.db")[0] == 2
     assert not (tmp_path / "none.db").exists()

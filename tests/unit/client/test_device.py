@@ -108,6 +108,7 @@ def test_reads_can_not_write(device: SyncedDb) -> None:
     assert titles(device)["k0"] == "title 0"
 
 
+@pytest.mark.slow
 def test_a_batch_above_a_limit_is_refused_whole(device: SyncedDb) -> None:
     with pytest.raises(ValueError, match="at most 50000 rows"):
         device.table("todo").insert([{"id": f"n{i}"} for i in range(50_001)])

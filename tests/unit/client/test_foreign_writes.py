@@ -77,6 +77,7 @@ def test_foreign_writes_are_refused_through_a_view_an_attached_file_and_a_foreig
     assert rows(device) == before
 
 
+@pytest.mark.slow
 def test_the_package_itself_writes_by_every_way(device: SyncedDb, foreign: sqlite3.Connection) -> None:
     """Local writes, a batch whose part is undone, large ones, the log's rows, a pull: and nobody else in between."""
     device.table("todo").insert({"id": "a", "title": "mine"})

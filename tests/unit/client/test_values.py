@@ -30,6 +30,7 @@ TABLE = DeviceTable(Table("t", (Column("id", Kind.INT64, "bigint"), *COLUMNS), (
 ROWS = st.tuples(st.just(1), *(cells(c.kind, c.element_kind) for c in COLUMNS))
 
 
+@pytest.mark.slow
 @given(ROWS)
 def test_every_cell_comes_back_from_sqlite_as_it_was(row: tuple[Any, ...]) -> None:
     with sqlite3.connect(":memory:") as conn:
@@ -42,12 +43,14 @@ def test_every_cell_comes_back_from_sqlite_as_it_was(row: tuple[Any, ...]) -> No
     assert TABLE.codec.same(stored, TABLE.codec.store(row))
 
 
+@pytest.mark.slow
 @given(ROWS)
 def test_every_base_image_comes_back_as_it_was(row: tuple[Any, ...]) -> None:
     encoder = RowEncoder(TABLE.table)
     assert encoder.encode(TABLE.from_bytes(TABLE.to_bytes(row))) == encoder.encode(row)
 
 
+@pytest.mark.slow
 @given(ROWS)
 def test_what_a_read_gives_a_write_takes(row: tuple[Any, ...]) -> None:
     for column, cell, stored in zip(COLUMNS, row[1:], TABLE.codec.store(row)[1:], strict=True):

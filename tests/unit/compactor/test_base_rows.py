@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import fs
@@ -54,6 +55,7 @@ def key_of(row: dict[str, object]) -> tuple[object, object]:
     return row["c1"], row["x2"] if at is None else round(at.timestamp() * 1e6)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(FILES, FILES, st.sets(KEYS, min_size=1), st.booleans())
 def test_the_latest_row_of_each_key_is_found_in_whatever_file_it_is(
@@ -100,6 +102,7 @@ def test_the_latest_row_of_each_key_is_found_in_whatever_file_it_is(
     assert not any(one["deleted"] for table in merged for one in table.column(OWN).to_pylist())
 
 
+@pytest.mark.slow
 @given(st.lists(st.text(), unique=True), st.sampled_from([1, 2, 8]))
 def test_each_row_is_in_one_bucket(texts: list[str], buckets: int) -> None:
     keys = pa.array([text.encode() for text in texts], pa.binary())

@@ -133,6 +133,7 @@ def cells_at(batch: pa.RecordBatch, row: int) -> dict[str, Cell]:
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(an_effect(), st.booleans()), min_size=1, max_size=12))
 def test_effects_by_columns_are_those_of_the_contracts_class(made: list[Made]) -> None:
@@ -149,6 +150,7 @@ def test_effects_by_columns_are_those_of_the_contracts_class(made: list[Made]) -
     assert (found.count, found.total) == (len(made), hashes % SUM_MODULUS)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.lists(A_ROW, min_size=1, max_size=8))
 def test_row_hashes_by_columns_are_those_of_the_rows(rows: list[tuple[Cell, ...]]) -> None:
@@ -212,6 +214,7 @@ def test_a_fault_of_the_program_or_the_machine_is_not_the_effects(fault: type[Ex
         list(decoder.decode(pa.array([effect.SerializeToString()], pa.binary())))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.lists(an_effect(), min_size=1, max_size=12))
 def test_a_file_that_is_read_again_adds_up_to_its_effects(made: list[tuple[Effect, dict[str, Cell]]]) -> None:
@@ -234,6 +237,7 @@ NARROW = Table("todo", (Column("id", Kind.STRING, "text"), Column("a", Kind.INT6
 A_STEP = st.tuples(st.sampled_from("xyz"), st.sampled_from(["put", "a", "b", "delete", "none"]), st.integers(0, 9))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.sets(st.sampled_from("xyz")), st.lists(A_STEP, min_size=1, max_size=20), st.booleans())
 def test_histories_by_columns_are_those_of_one_change_after_the_other(

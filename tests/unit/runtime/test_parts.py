@@ -180,6 +180,7 @@ def test_a_child_that_dies_is_started_again_and_that_is_said(tmp_path: Path) -> 
     assert made.deaths == 1, "stopping is no death"
 
 
+@pytest.mark.slow
 def test_the_pause_doubles_while_it_does_not_stay(tmp_path: Path) -> None:
     said = Said()
     made = child(tmp_path, ENDS, said, restarts=True)
@@ -241,6 +242,7 @@ def test_help_lists_every_command_and_loads_none() -> None:
     assert all(name in done.stdout for name in COMMANDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(COMMANDS))
 def test_every_command_has_help(name: str) -> None:
     command = [sys.executable, "-c", "from anabranch.cli.app import app; app()", name, "--help"]

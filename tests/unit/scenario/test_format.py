@@ -167,6 +167,7 @@ def test_our_own_files_are_in_the_format(file: Path) -> None:
     assert read_scenario(file).name
 
 
+@pytest.mark.slow
 def test_our_own_files_use_every_step_and_expectation() -> None:
     scenarios = [read_scenario(file) for file in FILES]
     steps = [step for scenario in scenarios for step in scenario.steps]
