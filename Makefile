@@ -20,7 +20,7 @@ LOCK = $(VENV)/uv pip compile --quiet --universal --python-version 3.11 --genera
 	--no-emit-index-url --no-emit-find-links $(LOCK_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-long test-postgres torture check protos protos-check stubs stubs-test wheels chart classes helm cluster-tools cluster-test images images-test docs lock clean
+.PHONY: help setup demo test test-slow test-long test-postgres torture attack check protos protos-check stubs stubs-test wheels chart classes helm cluster-tools cluster-test images images-test docs lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ test-postgres: setup ## what depends on Postgres's version, on the embedded 16; 
 
 torture: setup ## one fault run; SECONDS=60 SEED=n, the seed is printed; LAKE=1 adds compactor and janitor
 	@$(VENV)/python -m anabranch.testkit.torture --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(if $(LAKE),,--no-lake)
+
+attack: setup ## one attack on a stack of its own; SECONDS=60 SEED=n, the seed is printed
+	@$(VENV)/python -m anabranch.testkit.attack --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 check: setup protos-check helm ## linters, types, import rules, contract, chart, alerts, dashboards
 	@$(VENV)/ruff check .
