@@ -7,6 +7,7 @@ What each process grew to is printed (``-s``); the figures of a run are in the r
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -173,11 +174,13 @@ def large(request: pytest.FixtureRequest, databases: TestDatabases, tmp_path: Pa
     databases.release(url)
 
 
+MANY = int(os.environ.get("ANABRANCH_TEST_ROWS", "200000"))
+"""A million take a quarter of an hour."""
 SIZES = pytest.mark.parametrize(
     ("large", "most_mib"),
     [
         pytest.param(50_000, 64, marks=pytest.mark.timeout(600), id="50,000"),
-        pytest.param(1_000_000, 256, marks=[pytest.mark.long, pytest.mark.timeout(5_400)], id="1,000,000"),
+        pytest.param(MANY, 128, marks=[pytest.mark.long, pytest.mark.timeout(5_400)], id=f"{MANY:,}"),
     ],
     indirect=["large"],
 )
