@@ -51,6 +51,7 @@ class Ingest:
         self._look_ups = SessionSource(url, settings.append_timeout_ms)
         self._fetches = SessionSource(url, settings.append_timeout_ms)
         self._histories = SessionSource(url, settings.append_timeout_ms)
+        self._claims = SessionSource(url, settings.append_timeout_ms)
         self._tickets: set[Ticket] = set()
         self._listening = False
         self._unsealed = 0
@@ -58,7 +59,7 @@ class Ingest:
         self.waiting = WatchedBatches()
         self.memory = HeldBytes(settings.memory_max_bytes)
         self.databases = Databases(self._look_ups)
-        self.seen = SeenPositions(self._histories, self.databases, clock)
+        self.seen = SeenPositions(self._histories, self._claims, self.databases, clock)
         self.databases.on_head = self.seen.note_head
         self._quota = Quota(self._look_ups, settings.principal_max_waiting_batches)
         self._appender = Appender(url, settings, self.waiting, clock)
@@ -149,6 +150,7 @@ class Ingest:
             await self._look_ups.close()
             await self._fetches.close()
             await self._histories.close()
+            await self._claims.close()
 
     async def _listen(self) -> None:
         async def listen() -> None:

@@ -9,12 +9,16 @@ is remembered.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from anabranch.clock import Clock
 from anabranch.runtime.errors import CallError
-from anabranch.runtime.rewind import check_seen
+from anabranch.runtime.fair_turns import FairTurns
+from anabranch.runtime.principal import current_subject
+from anabranch.runtime.rewind import Rewinds
 from anabranch.store.inbox.heads import DatabaseHead
-from anabranch.store.log.history import History
+from anabranch.store.session.engine import AsyncSession
 from anabranch.v1 import position_pb2
 from anabranch_ingest.databases import Databases
 from anabranch_ingest.sessions import SessionSource
@@ -22,15 +26,19 @@ from anabranch_ingest.sessions import SessionSource
 KEPT = 50_000
 """Positions that are remembered."""
 _Known = tuple[int, str, int, bytes]
+_T = TypeVar("_T")
 
 
 class SeenPositions:
-    """The positions that nodes of all databases present."""
+    """The positions that nodes of all databases present. ``source`` is the session that looks them up, for one
+    principal after the other; ``claiming`` the one that may wait for a claim."""
 
-    def __init__(self, source: SessionSource, databases: Databases, clock: Clock) -> None:
+    def __init__(self, source: SessionSource, claiming: SessionSource, databases: Databases, clock: Clock) -> None:
         self._source = source
+        self._claiming = claiming
         self._databases = databases
-        self._clock = clock
+        self._turns = FairTurns(1)
+        self._rewinds = Rewinds(clock, self._with_session, self._with_claiming)
         self._known: OrderedDict[_Known, None] = OrderedDict()
         self._remembering = False
         self._generation = 0
@@ -55,7 +63,7 @@ class SeenPositions:
         """Check the greatest position that a node ever saw; gives the database in today's epoch.
 
         Raises:
-            CallError: HISTORY_REWOUND, INVALID_POSITION, UNKNOWN_DATABASE.
+            CallError: HISTORY_REWOUND, INVALID_POSITION, UNKNOWN_DATABASE, UNAVAILABLE.
             psycopg.Error: the history can't be read.
         """
         position = (database.id, seen.epoch, seen.server_timestamp_ms, seen.token)
@@ -65,19 +73,23 @@ class SeenPositions:
             return database
         generation = self._generation
         try:
-            history = await self._look(database, seen)
+            checked = await self._rewinds.check(database.id, database.name, seen)
         except CallError:
-            # A new epoch may have begun, in which the next call's token is judged.
-            await self._databases.read_all()
+            # The database may be gone.
+            self._databases.look()
             raise
-        if self._remembering and generation == self._generation and seen.epoch == history.epoch:
-            self._add(position)
-        if history.epoch != database.epoch:
+        if checked.epoch != database.epoch:
+            # In the new epoch the next call's token is judged, also where this call fails.
             await self._databases.read_all()
-            return await self._databases.find(database.name)
-        return database
+        if checked.failure is not None:
+            raise checked.failure
+        if self._remembering and generation == self._generation and seen.epoch == checked.epoch:
+            self._add(position)
+        return database if checked.epoch == database.epoch else await self._databases.find(database.name)
 
-    async def _look(self, database: DatabaseHead, seen: position_pb2.Position) -> History:
-        return await self._source.again(
-            lambda session: check_seen(session.conn, database.id, database.name, seen, self._clock)
-        )
+    async def _with_session(self, work: Callable[[AsyncSession], Awaitable[_T]], /) -> _T:
+        async with self._turns.turn(current_subject()):
+            return await self._source.again(lambda session: work(session.conn))
+
+    async def _with_claiming(self, work: Callable[[AsyncSession], Awaitable[_T]], /) -> _T:
+        return await self._claiming.again(lambda session: work(session.conn))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from anabranch.clock import Clock
 from anabranch.runtime.errors import CallError
-from anabranch.runtime.rewind import check_seen, seen_of
+from anabranch.runtime.fair_turns import FairTurns
+from anabranch.runtime.principal import current_subject
+from anabranch.runtime.rewind import Rewinds, seen_of
 from anabranch.store.catalog.databases import Database, UnknownDatabaseError
 from anabranch.store.log.history import History, Judgement, SeenGroup, judge, read_history
 from anabranch.store.log.reader import NO_LIMIT, Stretch, Sums, read_stretch, read_sums
@@ -20,6 +22,8 @@ from anabranch_snapshot.databases import ServedDatabases
 from anabranch_snapshot.nodes import Nodes
 from anabranch_snapshot.page_tokens import Place
 from anabranch_snapshot.pages import to_page, to_position
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +42,38 @@ class Reading:
 
 
 class Log:
-    """The log of all databases. At most ``sessions`` reads are under way; others wait for their turn."""
+    """The log of all databases. At most ``sessions`` reads are under way; others wait for their turn, and principals
+    take turns. Claims are waited for in sessions of ``claim_pool``."""
 
-    def __init__(self, pool: AsyncPool, databases: ServedDatabases, nodes: Nodes, clock: Clock, sessions: int) -> None:
+    def __init__(
+        self,
+        pool: AsyncPool,
+        claim_pool: AsyncPool,
+        databases: ServedDatabases,
+        nodes: Nodes,
+        clock: Clock,
+        sessions: int,
+    ) -> None:
         self._pool = pool
+        self._claim_pool = claim_pool
         self._databases = databases
         self._nodes = nodes
         self._clock = clock
-        self._turns = asyncio.Semaphore(sessions)
+        self._turns = FairTurns(sessions)
+        self._rewinds = Rewinds(clock, self._with_session, self._with_claiming)
 
     @contextlib.asynccontextmanager
     async def _session(self) -> AsyncIterator[AsyncSession]:
-        async with self._turns, self._pool.connection() as conn:
+        async with self._turns.turn(current_subject()), self._pool.connection() as conn:
             yield conn
+
+    async def _with_session(self, work: Callable[[AsyncSession], Awaitable[_T]], /) -> _T:
+        async with self._session() as conn:
+            return await work(conn)
+
+    async def _with_claiming(self, work: Callable[[AsyncSession], Awaitable[_T]], /) -> _T:
+        async with self._claim_pool.connection() as conn:
+            return await work(conn)
 
     async def read(
         self,
@@ -124,16 +147,16 @@ class Log:
         """Check the greatest position that a node ever saw. Gives the history that has it.
 
         Raises:
-            CallError: HISTORY_REWOUND, INVALID_POSITION, UNKNOWN_DATABASE.
+            CallError: HISTORY_REWOUND, INVALID_POSITION, UNKNOWN_DATABASE, UNAVAILABLE.
             psycopg.Error: the history can't be read.
         """
-        async with self._session() as conn:
-            try:
-                return await check_seen(conn, database.id, database.name, seen, self._clock)
-            except CallError:
-                # The epoch may just have moved.
+        checked = await self._rewinds.check(database.id, database.name, seen)
+        if checked.failure is not None:
+            if checked.epoch != self._databases.current(database).epoch:
+                # It has just moved.
                 self._databases.look()
-                raise
+            raise checked.failure
+        return checked.history
 
     async def find_common(self, database: Database, seen: Sequence[position_pb2.Position]) -> position_pb2.Position:
         """The greatest of these positions that the history has, sealed in its epoch; the position 0 where it has none.

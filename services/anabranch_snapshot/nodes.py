@@ -27,6 +27,9 @@ from anabranch_snapshot.disagreements import Disagreements
 
 KEPT = 50_000
 """Nodes that are remembered, and nodes whose report may wait; a report that does not fit comes with the next call."""
+AT_ONCE = 200
+"""Nodes whose reports one statement stores. It locks their rows, for which a group of one of them waits, and anybody
+may report under any number of names."""
 KEPT_FOR_S = 300.0
 """A node may get another name: after so long it is looked up again."""
 ABSENT_FOR_S = 5.0
@@ -164,14 +167,15 @@ class Nodes:
         Raises:
             psycopg.Error: it can't be stored; it is kept.
         """
-        reports = dict(self._reports)
+        reports = list(self._reports.items())
         if not reports and not self._dead_letters.waiting:
             return
         async with self._pool.connection() as conn:
-            if reports:
-                await write_reports(conn, list(reports.values()))
+            for start in range(0, len(reports), AT_ONCE):
+                piece = reports[start : start + AT_ONCE]
+                await write_reports(conn, [report for _, report in piece])
+                for key, report in piece:
+                    if self._reports.get(key) is report:
+                        del self._reports[key]
             # A node's row comes first: a report belongs to it.
             await self._dead_letters.flush(conn)
-        for key, report in reports.items():
-            if self._reports.get(key) is report:
-                del self._reports[key]

@@ -20,6 +20,7 @@ acting on it nothing is awaited. No state holds a session or a transaction while
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -92,7 +93,10 @@ class Tail:
         self._count()
         if self._task is None:
             self._heartbeat_at = time.monotonic() + self._settings.heartbeat_ms / 1000
-            self._task = asyncio.create_task(self._run(), name=f"tail of {self.database.name}")
+            # Its reads are for all subscribers, and stand in no principal's line.
+            self._task = asyncio.create_task(
+                self._run(), name=f"tail of {self.database.name}", context=contextvars.Context()
+            )
         return subscriber
 
     def detach(self, subscriber: Subscriber) -> None:

@@ -32,6 +32,12 @@ def current_principal() -> Principal:
     return _current.get()
 
 
+def current_subject() -> str:
+    """The caller's name; "" for work that no call asked for."""
+    principal = _current.get(None)
+    return "" if principal is None else principal.subject
+
+
 def set_principal(principal: Principal) -> None:
     """Name the caller for the rest of this task."""
     _current.set(principal)

@@ -66,6 +66,18 @@ def test_a_call_waits_for_its_own_node_and_others_do_not(
     assert outcome == [APPLIED]
 
 
+def test_a_call_in_the_name_of_anothers_node_is_refused_and_never_locks_its_row(
+    rig: IngestRig, new_device: Devices, resolver: VerdictWriter
+) -> None:
+    """Locked, it would hold up the groups and the calls of that node as often as a stranger likes."""
+    owner, stranger = new_device(), new_device()
+    owner.send(owner.payload())
+    stranger.node_id = owner.node_id
+    with holding_node(rig, owner), pytest.raises(FailedCallError) as caught:
+        stranger.send(stranger.payload(), token=bytes(len(owner.token)), timeout_s=3.0)
+    assert caught.value.reason == "WRONG_PRINCIPAL"
+
+
 def test_a_node_that_stays_held_is_given_up_at_the_deadline(
     rig: IngestRig, device: Device, resolver: VerdictWriter
 ) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 import pytest
 
+from anabranch.store.session.channels import CLAIM_LOCK_CLASS
 from anabranch.store.session.engine import connect
 from anabranch.testkit.ingest_rig import Device, FailedCallError, IngestRig, batch_id, failed
 from anabranch.testkit.verdict_writer import VerdictWriter
+from anabranch.testkit.waiting import until
 from anabranch.v1 import position_pb2, verdict_pb2
 
 APPLIED = verdict_pb2.VERDICT_STATUS_APPLIED
@@ -71,6 +74,24 @@ def test_an_answer_proves_what_its_verdicts_say(device: Device, resolver: Verdic
         answer = device.send(device.payload())
         (verdict,) = answer.verdicts
         assert answer.state.settled.server_timestamp_ms >= verdict.position
+
+
+def test_a_forged_position_is_refused_while_a_group_is_committed(
+    device: Device, new_device: Devices, resolver: VerdictWriter, rig: IngestRig, sql: Sql
+) -> None:
+    """Nobody waits for the claim because of what a caller makes up: the resolver would wait behind it."""
+    settled = device.send(device.payload()).state.settled
+    forger = new_device()
+    forger.seen = position_pb2.Position(
+        epoch=settled.epoch, server_timestamp_ms=settled.server_timestamp_ms + 60_000, token=bytes(len(settled.token))
+    )
+    ((number,),) = sql("select id from anabranch.databases where id = @")
+    with connect(rig.url, application_name="test") as holder, ThreadPoolExecutor(1) as pool:
+        holder.execute(b"select pg_advisory_xact_lock(%s, %s)", (CLAIM_LOCK_CLASS, number))
+        answer = pool.submit(refusal, forger, forger.payload())
+        until(answer.done, 5, "the call waits for the claim")
+        assert answer.result() == "INVALID_POSITION"
+        holder.rollback()
 
 
 @pytest.mark.slow

@@ -4,8 +4,10 @@ The server recognises its own positions of any epoch by their seals: the key out
 and that its history does not have was lost: the server was restored from a backup. A seal that does not fit proves
 nothing, except where a database's rows were moved into another Postgres cluster.
 
-Only the primary can confirm a contradiction: ``confirm`` looks again, under the database's claim, so that no group is
-committed meanwhile, and moves the epoch at most once for the lost positions. Its statements commit together.
+Only the primary can confirm a contradiction. ``look_again`` does so as far as nothing has to be written: a seal that
+does not fit stays one that does not fit, and a position whose epoch has ended for its like moves none. So what a caller
+presents costs its database nothing, however often it does so. ``confirm`` ends an epoch, under the database's claim, so
+that no group is committed meanwhile, and at most once for the lost positions. Its statements commit together.
 """
 
 from __future__ import annotations
@@ -157,9 +159,32 @@ async def read_history(conn: AsyncSession, database_id: int, positions: Sequence
     return History(epoch, floor_ms, seal_key, system_identifier, head, head_chain or EMPTY_CHAIN, dict(chains))
 
 
+async def look_again(conn: AsyncSession, database_id: int, seen: Seen, history: History) -> Judgement | None:
+    """Judge a position that contradicts ``history``, which was read by this session, without the database's claim.
+    None: an epoch has to end for it, which takes ``confirm``. The answer is LOST only on a primary.
+
+    Raises:
+        psycopg.Error: it can't be looked at now.
+    """
+    ((standby, cluster),) = await _rows(conn, CLUSTER, [])
+    if standby:
+        return Judgement.STRANGE
+    if history.system_identifier != cluster:
+        return None
+    if judge(history, seen) is Judgement.STRANGE:
+        # By the seal alone, or by an epoch and a head that this session has read.
+        return Judgement.STRANGE
+    if not await _rows(conn, ENDED, [postgres_binary.int8(database_id), postgres_binary.text(seen.epoch)]):
+        return None
+    # Read once more: this server may have been a standby, and behind, when the history was read.
+    now = await read_history(conn, database_id, [seen.position])
+    return Judgement.FITS if now is None else judge(now, seen)
+
+
 async def confirm(conn: AsyncSession, database_id: int, seen: Seen, new_epoch: str, now_ms: int) -> Judgement:
-    """Look again at a position that was found to contradict the history, and begin the epoch ``new_epoch`` where that
-    proves a rewind that no epoch has ended for yet. The answer is LOST only on a primary.
+    """Judge a position once more for which ``look_again`` found that an epoch has to end, and begin the epoch
+    ``new_epoch`` where that proves a rewind that no epoch has ended for yet. It waits for the database's claim, and the
+    resolver waits meanwhile: one at a time in a process. The answer is LOST only on a primary.
 
     Raises:
         psycopg.Error: it can't be looked at now; nothing was changed.

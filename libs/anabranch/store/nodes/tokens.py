@@ -71,6 +71,8 @@ select * from unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::tex
 # way, or just over, sends the same, but will follow the log from where that pull began.
 ACKNOWLEDGED = "greatest(n.acknowledged, case when n.pulled then c.acknowledged else abs(c.acknowledged) end)"
 
+# Nodes that are there are left out first: an insert would wait for whoever is updating such a row, and with it all
+# calls that are looked at together.
 CREATE = f"""
 with call as materialized ({CALLS})
 insert into anabranch.nodes
@@ -78,16 +80,28 @@ insert into anabranch.nodes
 select c.database_id, c.node_id, c.name, c.principal, c.epoch, c.new_token, c.token, string_to_array(c.ids, ','),
        $12::bigint, abs(c.acknowledged)
 from call c
+where (select true from anabranch.nodes x
+       where x.database_id = c.database_id and x.node_id = c.node_id limit 1) is null
 on conflict (database_id, node_id) do nothing
 returning database_id, node_id
 """.encode()
 
+# The row of another principal's node is looked at and not locked: the resolver, and the node's own calls, need it.
 LOCK = b"""
 select q.number, n.principal, n.epoch, n.token, coalesce(n.previous_token, ''), n.last_call
-from unnest($1::bigint[], $2::bigint[], $3::text[]) q(number, database_id, node_id)
+from unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[]) q(number, database_id, node_id, principal)
 cross join lateral (
-    select * from anabranch.nodes x where x.database_id = q.database_id and x.node_id = q.node_id
+    select * from anabranch.nodes x
+    where x.database_id = q.database_id and x.node_id = q.node_id and x.principal = q.principal
     for update skip locked
+) n
+union all
+select q.number, n.principal, n.epoch, '', '', '{}'
+from unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[]) q(number, database_id, node_id, principal)
+cross join lateral (
+    select * from anabranch.nodes x
+    where x.database_id = q.database_id and x.node_id = q.node_id and x.principal <> q.principal
+    limit 1
 ) n
 """
 
@@ -128,11 +142,12 @@ async def create(session: Session, calls: Sequence[Call], now_ms: int) -> frozen
 
 async def lock(session: Session, calls: Sequence[Call]) -> dict[int, NodeRow]:
     """The nodes of ``calls`` by the call's number, locked until the transaction ends; without those that another
-    transaction holds."""
+    transaction holds. Of one that belongs to another principal than the call's, only that is told."""
     parameters = [
         postgres_binary.int8_array([c.number for c in calls]),
         postgres_binary.int8_array([c.database_id for c in calls]),
         postgres_binary.text_array([c.node_id for c in calls], "node_id"),
+        postgres_binary.text_array([c.principal for c in calls], "principal"),
     ]
     rows = await run(session, LOCK, parameters)
     return {

@@ -1,0 +1,67 @@
+"""Turns go to principals one after the other, and none is lost when whoever waits for it goes away."""
+
+from __future__ import annotations
+
+import asyncio
+
+from anabranch.runtime.fair_turns import FairTurns
+
+
+def test_a_principal_that_asks_often_is_served_in_turn_with_one_that_asks_once() -> None:
+    async def run() -> list[str]:
+        turns, served = FairTurns(1), []
+        await turns.take("first")
+
+        async def one(subject: str) -> None:
+            async with turns.turn(subject):
+                served.append(subject)
+
+        tasks = [asyncio.create_task(one("busy")) for _ in range(5)]
+        await asyncio.sleep(0)
+        tasks += [asyncio.create_task(one("other")), asyncio.create_task(one("third"))]
+        await asyncio.sleep(0)
+        assert (turns.waiting, turns.waiting_of("busy")) == (7, 5)
+        turns.give_back("first")
+        await asyncio.gather(*tasks)
+        assert turns.waiting == 0
+        return served
+
+    assert asyncio.run(run()) == ["busy", "other", "third", "busy", "busy", "busy", "busy"]
+
+
+def test_one_principal_leaves_a_turn_to_others() -> None:
+    async def run() -> None:
+        turns = FairTurns(3, of_one=2)
+        for _ in range(2):
+            await turns.take("busy")
+        third = asyncio.create_task(turns.take("busy"))
+        await asyncio.sleep(0)
+        assert not third.done()
+        await asyncio.wait_for(turns.take("other"), 1)
+        turns.give_back("other")
+        await asyncio.sleep(0)
+        assert not third.done()
+        turns.give_back("busy")
+        await asyncio.wait_for(third, 1)
+
+    asyncio.run(run())
+
+
+def test_a_turn_is_not_lost_with_one_that_waited_for_it() -> None:
+    async def run() -> None:
+        turns = FairTurns(1)
+        await turns.take("a")
+        gone, handed, last = (asyncio.create_task(turns.take(subject)) for subject in "bcd")
+        await asyncio.sleep(0)
+        # One goes while it waits; the next in the moment in which the turn is handed to it.
+        gone.cancel()
+        turns.give_back("a")
+        handed.cancel()
+        await asyncio.wait_for(last, 1)
+        assert gone.cancelled() or gone.done()
+        assert handed.cancelled()
+        turns.give_back("d")
+        assert turns.is_free("e")
+        assert turns.waiting == 0
+
+    asyncio.run(run())
