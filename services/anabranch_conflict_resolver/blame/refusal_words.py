@@ -77,6 +77,13 @@ def message(context: Context, write: Write, fault: Fault, column: str) -> str:
     return f'the database refuses this change of table "{table}" {code}'
 
 
+def of_key(table: Table, column: str, cell: Cell, fault: Fault) -> str:
+    """The message about a key's value that is no value of its column's type."""
+    kind = table.by_name[column].postgres_type
+    what = _VALUES.get(fault.sqlstate, "is no value that type {type} takes").format(type=kind)
+    return f'column "{column}" of table "{table.name}": {_short(cell)} {what} (SQLSTATE {fault.sqlstate})'
+
+
 def _constraint(context: Context, write: Write, sqlstate: str, name: str, table: str) -> str:
     if sqlstate == _FOREIGN_KEY:
         if write.type is MutationType.DELETE or write.table != table:

@@ -20,6 +20,7 @@ from anabranch_conflict_resolver.batch.results import Candidate, Result
 from anabranch_conflict_resolver.blame.alone import alone, nothing
 from anabranch_conflict_resolver.blame.bisect import bisect
 from anabranch_conflict_resolver.blame.evidence import LOCK_NOT_AVAILABLE
+from anabranch_conflict_resolver.blame.keys import refused_keys
 from anabranch_conflict_resolver.blame.rejections import any_failed, fault_of
 from anabranch_conflict_resolver.blame.suspects import Suspects, is_as_sure, stages, suspects_of
 from anabranch_conflict_resolver.captured.drain import drain
@@ -73,16 +74,22 @@ def run(context: Context, attempt: Attempt, batches: Sequence[Candidate]) -> Dec
         progress = _load(context, attempt, ())
         outcome = progress if isinstance(progress, Setback) else Decided([], progress, attempt.expects_bad)
     else:
+        loaded = False
         try:
             first, judged = partial(_load, context, attempt, batches), not attempt.one_by_one
             with wave(context.conn, context.synced.database.schema_name, first, judged=judged) as opened:
+                loaded = True
                 outcome = _decide(context, attempt, batches, opened.begun)
                 if isinstance(outcome, Setback):
                     opened.undo()
         except DatabaseError as error:
-            if attempt.one_by_one:
+            keys = {} if loaded else refused_keys(context, batches, error)
+            if keys:
+                outcome = Setback(Why.KEYS_REFUSED, frozenset(keys), keys=keys)
+            elif attempt.one_by_one:
                 raise
-            outcome = _setback_of(context, attempt, batches, error)
+            else:
+                outcome = _setback_of(context, attempt, batches, error)
     if isinstance(outcome, Decided):
         return outcome
     until_ms = context.now_ms + context.busy_ms

@@ -15,7 +15,7 @@ from anabranch_conflict_resolver.batch.decode import RowKey
 from anabranch_conflict_resolver.batch.results import Candidate, Rejection, Result, Waiting
 from anabranch_conflict_resolver.blame.rejections import no_effect
 from anabranch_conflict_resolver.group.cuts import levels
-from anabranch_conflict_resolver.group.setback import Setback, Why
+from anabranch_conflict_resolver.group.setback import RefusedKey, Setback, Why
 from anabranch_conflict_resolver.group.view import View
 
 OVERTAKEN_AT_MOST = 5
@@ -129,6 +129,26 @@ def _without_effect(tried: Tried) -> _Next:
     return tried.attempt, [c for c in tried.batches if c.taken.batch_id not in writes], rejected
 
 
+def _without_refused_keys(tried: Tried) -> _Next:
+    keys = tried.setback.keys
+    rejected = [_refused(c, keys[c.taken.batch_id]) for c in tried.batches if c.taken.batch_id in keys]
+    return tried.attempt, [c for c in tried.batches if c.taken.batch_id not in keys], rejected
+
+
+def _refused(candidate: Candidate, key: RefusedKey) -> Rejection:
+    return Rejection(
+        candidate.taken,
+        key.reason,
+        key.message,
+        key.mutation,
+        key.at[0],
+        candidate.decoded.keys[key.at],
+        (key.column,),
+        constraint=key.constraint,
+        sqlstate=key.sqlstate,
+    )
+
+
 def _long_way(tried: Tried) -> _Next:
     return replace(tried.attempt, sets_apart=False), tried.batches, ()
 
@@ -171,6 +191,7 @@ TABLE: Mapping[Why, Callable[[Tried], _Next]] = MappingProxyType(
         Why.IN_COMPANY: _first_on_their_rows,
         Why.TABLE_LOCKED: _rest_of_table,
         Why.REFUSED: _look_for_bad,
+        Why.KEYS_REFUSED: _without_refused_keys,
     }
 )
 """The function that gives the next try, by the reason of the setback."""

@@ -38,16 +38,33 @@ class Why(Enum):
     """Another session has locked as a whole a table that some of the batches touch."""
     REFUSED = auto()
     """Postgres refused a statement that one of the batches is to blame for."""
+    KEYS_REFUSED = auto()
+    """Some of the batches name keys that Postgres can't take, so that no row could be looked up."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedKey:
+    """A key that Postgres can't take, as it stands in a batch: the mutation, the row and the column; ``reason`` is
+    an ``anabranch.v1.Reason``."""
+
+    reason: int
+    message: str
+    mutation: int
+    at: RowKey
+    column: str
+    constraint: str
+    sqlstate: str
 
 
 @dataclass(frozen=True, slots=True)
 class Setback:
     """``batches``: the ids of those that it affects, where not all of them; ``writes``: of each the write that had no
     effect. ``waited``: the statement waited too long for a lock. ``caused``: the rows that were changed without being
-    named, with their keys."""
+    named, with their keys. ``keys``: of each a key that is refused."""
 
     why: Why
     batches: frozenset[str] = frozenset()
     writes: Mapping[str, Write] = field(default_factory=dict)
     waited: bool = False
     caused: Mapping[RowKey, tuple[Cell, ...]] = field(default_factory=dict)
+    keys: Mapping[str, RefusedKey] = field(default_factory=dict)

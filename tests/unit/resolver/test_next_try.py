@@ -21,7 +21,7 @@ from anabranch_conflict_resolver.group.next_try import (
     is_in_company,
     next_try,
 )
-from anabranch_conflict_resolver.group.setback import Setback, Why
+from anabranch_conflict_resolver.group.setback import RefusedKey, Setback, Why
 
 ROW = ("todo", "x")
 A, B, C = (batch(n, (UPDATE, "todo", {"id": row, "title": "t"}), node=row) for n, row in enumerate("xyz"))
@@ -34,6 +34,16 @@ def after(attempt: Attempt, setback: Setback, batches: Sequence[Candidate] = (A,
 def write_of(candidate: Candidate) -> Write:
     [at] = candidate.decoded.keys
     return Write(at[0], at[1], UPDATE, {}, 0, 0)
+
+
+def test_whoever_names_a_key_that_is_none_is_refused_and_the_others_go_on() -> None:
+    [at] = B.decoded.keys
+    key = RefusedKey(6, "no", 0, at, "id", "", "22P02")
+    retry = after(Attempt(optimistic=True), Setback(Why.KEYS_REFUSED, keys={B.taken.batch_id: key}))
+    assert (retry.attempt, retry.left) == (Attempt(optimistic=True), [A, C])
+    [refused] = retry.results
+    assert isinstance(refused, Rejection)
+    assert (refused.taken, refused.table, refused.key, refused.columns) == (B.taken, "todo", ("y",), ("id",))
 
 
 def test_every_setback_has_its_line() -> None:

@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from anabranch.store.cells.binary_cells import CellSender, literal_sender, quote, read_expression, sender
+from anabranch.store.cells.binary_cells import (
+    CellSender,
+    carried_type,
+    is_built_in,
+    literal_sender,
+    quote,
+    read_expression,
+    sender,
+)
 from anabranch.values import Cell, Column, Kind, Table
 from anabranch.values.cells import Literal
 from anabranch.values.postgres_binary import Parameter
@@ -34,7 +42,14 @@ class Sent:
 
     @property
     def condition(self) -> str:
-        return f"t.{quote(self.column.name)} = {self.expression}"
+        return f"{self.held_in('t', self.column.name)} = {self.expression}"
+
+    def held_in(self, relation: str, name: str) -> str:
+        """A column that the sent values are compared with. A domain over an enumeration has no operators of its own;
+        the cast that gives it some is none to an index."""
+        carried = carried_type(self.column)
+        cast = f"::{carried}" if self.column.base_type and not is_built_in(carried) else ""
+        return f"{relation}.{quote(name)}{cast}"
 
 
 class Statements:

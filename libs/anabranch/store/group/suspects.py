@@ -54,7 +54,9 @@ def without_parent(
 ) -> Places:
     """The places of ``values`` (of the referring ``columns``, none NULL) that no row of the referred table has."""
     sent = sent_as(columns, _turned(values), "c")
-    where = " and ".join(f"p.{quote(to)} = {one.expression}" for to, one in zip(key.to_columns, sent, strict=True))
+    where = " and ".join(
+        f"{one.held_in('p', to)} = {one.expression}" for to, one in zip(key.to_columns, sent, strict=True)
+    )
     table = f"{quote(key.to_schema)}.{quote(key.to_table)}"
     return _places(conn, sent, f"(select true from {table} as p where {where} limit 1) is null", values)
 
@@ -64,7 +66,9 @@ def with_children(
 ) -> Places:
     """The places of ``values`` (of the referred columns of ``to``) that a row of ``table`` refers to."""
     sent = sent_as([to.by_name[name] for name in key.to_columns], _turned(values), "c")
-    where = " and ".join(f"r.{quote(name)} = {one.expression}" for name, one in zip(key.columns, sent, strict=True))
+    where = " and ".join(
+        f"{one.held_in('r', name)} = {one.expression}" for name, one in zip(key.columns, sent, strict=True)
+    )
     from_table = f"{quote(schema_name)}.{quote(table.name)}"
     return _places(conn, sent, f"(select true from {from_table} as r where {where} limit 1)", values)
 
@@ -82,7 +86,7 @@ def taken_values(
     sent = sent_as([table.by_name[name] for name in unique.columns], _turned(values), "c")
     own = sent_as([table.by_name[name] for name in table.key_columns], _turned(keys), "k")
     same = " and ".join(one.condition for one in sent)
-    other = " or ".join(f"t.{quote(one.column.name)} <> {one.expression}" for one in own)
+    other = " or ".join(f"{one.held_in('t', one.column.name)} <> {one.expression}" for one in own)
     where = f"(select true from {quote(schema_name)}.{quote(table.name)} as t where {same} and ({other}) limit 1)"
     return _places(conn, [*sent, *own], where, [[*v, *k] for v, k in zip(values, keys, strict=True)])
 
