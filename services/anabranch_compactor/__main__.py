@@ -20,6 +20,7 @@ from anabranch.store.catalog.databases import UnknownDatabaseError, schema_versi
 from anabranch.store.lake.compactions import NotPublishedError
 from anabranch.store.session.availability import is_unavailable
 from anabranch.store.session.engine import connect
+from anabranch.store.session.told import told
 from anabranch_compactor.compact import Options, compact
 from anabranch_compactor.config import CompactorSettings
 from anabranch_compactor.files.lake_files import RootError
@@ -110,7 +111,7 @@ def main() -> int:
     except Exception as error:
         if not is_unavailable(error):
             raise
-        print(f"anabranch: Postgres is not available: {error} (UNAVAILABLE)", file=sys.stderr)
+        print(f"anabranch: Postgres is not available: {told(error)} (UNAVAILABLE)", file=sys.stderr)
         return REFUSED
 
 

@@ -181,7 +181,8 @@ class EffectDecoder:
                 ]
                 found = {p: _written(self._codecs[p], [cell]) for p, cell in zip(places, cells, strict=True)}
             except _UNREADABLE as error:
-                raise MalformedEffectError(f"an effect of {self._table.name} can't be read: {error!r}") from error
+                kind = type(error).__name__
+                raise MalformedEffectError(f"an effect of {self._table.name} can't be read: {kind}") from error
             yield Form(np.array([row]), effect.type, _changed(self._table, effect), found)
 
 

@@ -127,7 +127,7 @@ class Appender:
             await self._insist(source, group)
         except Exception as error:
             if is_unavailable(error):
-                _log.warning("append failed", error=type(error).__name__, detail=str(error))
+                _log.warning("append failed", error=type(error).__name__, detail=error)
                 for submission in group:
                     submission.fail(_unavailable("the database can't take batches now"))
             elif len(group) > 1:
@@ -144,7 +144,7 @@ class Appender:
         except Exception as error:
             if not is_unavailable(error):
                 raise
-            _log.warning("append is tried again", error=type(error).__name__, detail=str(error))
+            _log.warning("append is tried again", error=type(error).__name__, detail=error)
             # It may have been committed, and then is found to wait already.
             for submission in group:
                 submission.certain = False

@@ -129,7 +129,7 @@ class Databases:
             except Exception as error:
                 if not is_unavailable(error):
                     raise
-                _log.warning("heads can't be read", error=type(error).__name__, detail=str(error))
+                _log.warning("heads can't be read", error=type(error).__name__, detail=error)
                 self.look()
                 await asyncio.sleep(_RETRY_S)
             await asyncio.sleep(_PAUSE_S)

@@ -233,7 +233,7 @@ async def _insist(work: Callable[[], Awaitable[None]]) -> None:
     except Exception as error:
         if not is_unavailable(error):
             raise
-        _log.warning("without the database", error=type(error).__name__, detail=str(error))
+        _log.warning("without the database", error=type(error).__name__, detail=error)
     retrying = tenacity.AsyncRetrying(
         retry=tenacity.retry_if_exception(is_unavailable),
         wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-
-import grpc
+from typing import TYPE_CHECKING
 
 from anabranch.runtime.server import main
 from anabranch.runtime.service import Service, ServiceContext
@@ -14,6 +13,9 @@ from anabranch_retention_janitor.census import Census
 from anabranch_retention_janitor.config import JanitorSettings
 from anabranch_retention_janitor.janitor import Janitor
 from anabranch_retention_janitor.servicer import JanitorServicer
+
+if TYPE_CHECKING:
+    import grpc
 
 
 async def build(context: ServiceContext[JanitorSettings]) -> Service:

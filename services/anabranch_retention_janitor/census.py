@@ -107,5 +107,5 @@ class Census:
             except Exception as error:
                 if not is_unavailable(error):
                     raise
-                _log.warning("a census failed", error=type(error).__name__, detail=str(error))
+                _log.warning("a census failed", error=type(error).__name__, detail=error)
             await asyncio.sleep(self._settings.census_interval_ms / 1000)

@@ -38,7 +38,7 @@ def clear(conn: Session, kept: Kept, pace: SweepPace, turn: SweepTurn, lock_time
                 "a registration that was cut off goes on gathering",
                 database=one.database,
                 table=one.table,
-                detail=" ".join(str(error).split()),
+                detail=error,
             )
     upto = cut_off.dead_upto(conn)
     if not upto:

@@ -45,7 +45,7 @@ def move(conn: Session, look: Look, now_ms: int, pace: SweepPace, turn: SweepTur
                 with turn.long():
                     look.proof.require(conn, kept, kept.floor, upto)
         except EvidenceError as error:
-            _log.error("the log is not cut: its files are not as proven", database=kept.name, detail=str(error))
+            _log.error("the log is not cut: its files are not as proven", database=kept.name, detail=error)
             return Moved(kept, (broken(kept.floor, error), *bounds), True)
         except Exception as error:
             if not is_timeout(error):

@@ -64,12 +64,12 @@ class Janitor:
             await self.sweep()
         except ClockError as error:
             metrics.count("anabranch_sweeps", outcome="failed")
-            _log.error("no sweep", detail=str(error))
+            _log.error("no sweep", detail=error)
         except Exception as error:
             if not is_unavailable(error):
                 raise
             metrics.count("anabranch_sweeps", outcome="failed")
-            _log.warning("a sweep ended early", error=type(error).__name__, detail=str(error))
+            _log.warning("a sweep ended early", error=type(error).__name__, detail=error)
 
     async def close(self) -> None:
         """Have a sweep that was asked for end after its step."""

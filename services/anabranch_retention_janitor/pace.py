@@ -108,7 +108,7 @@ def in_pieces(turn: SweepTurn, pace: SweepPace, piece: Callable[[int], int]) -> 
                 raise
             misses += 0 if pace.shrink() else 1
             if misses >= _TRIES_AT_LEAST:
-                _log.warning("a row takes too long; it is left for a later sweep", detail=str(error))
+                _log.warning("a row takes too long; it is left for a later sweep", detail=error)
                 return removed, False
             turn.rest(time.monotonic() - began)
             continue

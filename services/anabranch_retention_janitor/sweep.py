@@ -164,7 +164,7 @@ def _unless_late(text: str, leaf: Leaf, do: Callable[[], bool]) -> bool:
     except Exception as error:
         if not is_timeout(error):
             raise
-        _log.warning(text, partition=leaf.name, detail=str(error))
+        _log.warning(text, partition=leaf.name, detail=error)
         return False
 
 

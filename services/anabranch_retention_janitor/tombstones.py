@@ -61,7 +61,7 @@ class TombstoneWalk:
                 if not is_timeout(error):
                     raise
                 if not pace.shrink():
-                    _log.warning("tombstones wait for a later sweep", detail=str(error))
+                    _log.warning("tombstones wait for a later sweep", detail=error)
                     return removed, False
                 turn.rest(time.monotonic() - began)
                 continue

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-
-import grpc
+from typing import TYPE_CHECKING
 
 from anabranch.runtime.server import main
 from anabranch.runtime.service import Service, ServiceContext
@@ -13,6 +12,9 @@ from anabranch_snapshot.change_servicer import ChangeServicer
 from anabranch_snapshot.config import SnapshotSettings
 from anabranch_snapshot.snapshot import Snapshot
 from anabranch_snapshot.snapshot_servicer import SnapshotServicer
+
+if TYPE_CHECKING:
+    import grpc
 
 
 async def build(context: ServiceContext[SnapshotSettings]) -> Service:

@@ -181,12 +181,12 @@ class Bases:
     def _break(self, database: Database, found: FoundBase, error: EvidenceError) -> None:
         run_id = found.run_id
         if not found.newest:
-            _log.info("an older base is not there any more", database=database.name, run=run_id, detail=str(error))
+            _log.info("an older base is not there any more", database=database.name, run=run_id, detail=error)
             return
         self._broken[database.id, run_id] = time.monotonic()
         metrics.gauge("anabranch_base_broken", 1, database=database.name)
         text = "pulls go to Postgres: the published base is not as proven"
-        _log.error(text, database=database.name, run=run_id, detail=str(error))
+        _log.error(text, database=database.name, run=run_id, detail=error)
 
     async def _open(self, database: Database, found: FoundBase) -> PublishedBase | None:
         key = database.id, found.run_id

@@ -83,6 +83,6 @@ class ServedDatabases:
             except Exception as error:
                 if not is_unavailable(error):
                     raise
-                _log.warning("databases can't be read", error=type(error).__name__, detail=str(error))
+                _log.warning("databases can't be read", error=type(error).__name__, detail=error)
                 self._stale.set()
                 await asyncio.sleep(_RETRY_S)

@@ -159,7 +159,7 @@ class Nodes:
             except Exception as error:
                 if not is_unavailable(error):
                     raise
-                _log.warning("nodes can't be stored", error=type(error).__name__, detail=str(error))
+                _log.warning("nodes can't be stored", error=type(error).__name__, detail=error)
 
     async def flush(self) -> None:
         """Store the nodes' reports since the last time.

@@ -90,7 +90,7 @@ async def pull(
         if session.cut_off is not None and error is not session.cut_off:
             raise session.cut_off from error
         if isinstance(error, PullUnavailableError):
-            _log.warning("pull without its database", detail=str(error))
+            _log.warning("pull without its database", detail=error)
             raise CallError(errors_pb2.REASON_UNAVAILABLE, "the tables can't be read now: resume the pull") from error
         raise
     finally:

@@ -86,7 +86,7 @@ class Turns:
         except Exception as error:
             if not is_unavailable(error):
                 raise
-            _log.warning("a pull's session can't be ended now", error=type(error).__name__, detail=str(error))
+            _log.warning("a pull's session can't be ended now", error=type(error).__name__, detail=error)
 
     async def drained(self, database_id: int, table_id: int, newest: int, shown: SeenGroup) -> SeenGroup:
         """Wait until no change of a table up to the number ``newest``, as it was seen in the moment ``shown``, is

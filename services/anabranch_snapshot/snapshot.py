@@ -67,7 +67,7 @@ class Snapshot:
         except Exception as error:
             if not is_unavailable(error):
                 raise
-            _log.warning("nodes can't be stored", error=type(error).__name__, detail=str(error))
+            _log.warning("nodes can't be stored", error=type(error).__name__, detail=error)
         self.turns.close()
         self.bases.close()
         await self._log_pool.close()
@@ -148,4 +148,4 @@ def _pull_source(settings: SnapshotSettings) -> PullSource:
 
 def _log_outage(state: tenacity.RetryCallState) -> None:
     error = state.outcome.exception() if state.outcome else None
-    _log.warning("notifications are not heard", error=type(error).__name__, detail=str(error))
+    _log.warning("notifications are not heard", error=type(error).__name__, detail=error)

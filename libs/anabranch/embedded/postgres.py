@@ -66,7 +66,8 @@ SETTINGS: Mapping[str, str] = {
     "max_wal_size": "2GB",
     "jit": "off",
     "timezone": "UTC",
-    # Seven files, each emptied when its weekday comes again. Neither rows nor statements are written to them.
+    # Seven files, each emptied when its weekday comes again. Neither rows nor statements are written to them: so no
+    # failed statement's message either, which may quote a row, and which the session that sent it gets.
     "logging_collector": "on",
     "log_directory": "log",
     "log_filename": "postgres-%a.log",
@@ -76,6 +77,7 @@ SETTINGS: Mapping[str, str] = {
     "log_timezone": "UTC",
     "log_line_prefix": "%m [%p] %q%a@%d ",
     "log_checkpoints": "off",
+    "log_min_messages": "log",
     "log_error_verbosity": "terse",
     "log_min_error_statement": "panic",
 }

@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from anabranch.errors import ServerError
+from anabranch.store.session.engine import ConninfoError, require_connection_string
 
 PREFIX = "ANABRANCH_"
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -117,6 +118,15 @@ class ServiceSettings(BaseSettings):
             split_address(value)
         return value
 
+    @field_validator("postgres_url")
+    @classmethod
+    def _is_connection_string(cls, value: SecretStr) -> SecretStr:
+        try:
+            require_connection_string(value.get_secret_value())
+        except ConninfoError as error:
+            raise ValueError(str(error)) from None
+        return value
+
     @model_validator(mode="after")
     def _fits(self) -> ServiceSettings:
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
@@ -167,7 +177,10 @@ class SecretFiles(PydanticBaseSettingsSource):
         try:
             return Path(file).read_text(encoding="utf-8").rstrip("\r\n"), field_name, False
         except OSError as error:
-            raise SettingsError(f"{variable}_FILE: {error}") from error
+            # Without the path: somebody may have given the secret itself.
+            raise SettingsError(f"{variable}_FILE: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise SettingsError(f"{variable}_FILE: the file is no UTF-8 text") from None
 
     def __call__(self) -> dict[str, Any]:
         found = {name: self.get_field_value(field, name)[0] for name, field in self.settings_cls.model_fields.items()}

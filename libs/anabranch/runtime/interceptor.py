@@ -297,11 +297,11 @@ def foreseen(method: str, error: Exception) -> CallError:
         if reason in CODES:
             return CallError(reason, str(error) or error.__doc__ or error.REASON)
     if is_unavailable(error):
-        _log.warning("call without its database", method=method, error=type(error).__name__, detail=str(error))
+        _log.warning("call without its database", method=method, error=type(error).__name__, detail=error)
         return CallError(errors_pb2.REASON_UNAVAILABLE, "the database is not available now")
     trace_id = telemetry.fault_id()
     _log.error("call failed", method=method, fault_trace_id=trace_id, exc_info=error)
-    trace.get_current_span().record_exception(error)
+    telemetry.mark_failed(trace.get_current_span(), error)
     return CallError(
         errors_pb2.REASON_SERVER_FAULT,
         f"the server failed; its log has more under {trace_id}",

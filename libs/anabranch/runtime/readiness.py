@@ -24,6 +24,7 @@ from anabranch.store.session.availability import is_unavailable
 from anabranch.store.session.engine import CONNECT_S, AsyncPool, AsyncSession, SessionOptions, aconnect
 from anabranch.store.session.patience import doubt_older, give_up_older
 from anabranch.store.session.readiness import instance, not_ready
+from anabranch.store.session.told import told
 
 SILENT_MS = 4_000
 _log = structlog.get_logger()
@@ -66,7 +67,7 @@ class Lookout:
         except Exception as error:
             self._pooled = False
             if is_unavailable(error):
-                return f"the database is not available: {error}"
+                return f"the database is not available: {told(error)}"
             raise
         if objection is None and not self._pooled:
             objection = await self._ask_pool(timeout_s)
@@ -106,5 +107,5 @@ class Lookout:
                 return None
         except Exception as error:
             if is_unavailable(error):
-                return f"the pool has no session: {error}"
+                return f"the pool has no session: {told(error)}"
             raise

@@ -45,7 +45,7 @@ from anabranch.runtime.health_states import HealthStates
 from anabranch.runtime.interceptor import HEALTH_PREFIX, REFLECTION_PREFIX, CallInterceptor
 from anabranch.runtime.keys import KeyDirectory
 from anabranch.runtime.limits import RateLimit
-from anabranch.runtime.logs import configure_logs
+from anabranch.runtime.logs import configure_logs, write_error_of_loop
 from anabranch.runtime.readiness import Lookout
 from anabranch.runtime.service import Build, Service, ServiceContext
 from anabranch.runtime.streams import Streams
@@ -54,6 +54,7 @@ from anabranch.store import revisions
 from anabranch.store.session.availability import is_unavailable
 from anabranch.store.session.engine import AsyncPool, SessionOptions, async_pool
 from anabranch.store.session.readiness import PoolerError, first_look
+from anabranch.store.session.told import told
 from anabranch.v1 import errors_pb2
 
 START_TIMEOUT_S = 60.0
@@ -86,6 +87,7 @@ def serve(settings: S, name: str, build: Build[S]) -> int:
 
 
 async def _serve(settings: S, name: str, build: Build[S]) -> int:
+    asyncio.get_running_loop().set_exception_handler(write_error_of_loop)
     close_telemetry = telemetry.start(name, settings)
     stopping = asyncio.Event()
     clock = Clock(settings.clock_offset_ms, settings.clock_file)
@@ -112,7 +114,7 @@ async def _serve(settings: S, name: str, build: Build[S]) -> int:
                 stack.push_async_callback(service.close)
             return await _listen(settings, service, pool, clock, stopping)
     except (NotReadyError, PoolerError, SettingsError) as error:
-        _log.error("can't start", detail=str(error))
+        _log.error("can't start", detail=error)
         return 1
     except Exception as error:
         _log.error("service failed", exc_info=error)
@@ -200,7 +202,7 @@ async def _asked(asking: Awaitable[str | None], timeout_s: float) -> str | None:
         return "the database does not answer in time"
     except Exception as error:
         if is_unavailable(error):
-            return f"the database is not available: {error}"
+            return f"the database is not available: {told(error)}"
         raise
 
 
@@ -358,7 +360,7 @@ async def _watch_credentials(authenticator: Authenticator, streams: Streams) -> 
         except Exception as error:
             if not (isinstance(error, TimeoutError | CallError) or is_unavailable(error)):
                 raise
-            _log.warning("credentials can't be looked at now", detail=str(error))
+            _log.warning("credentials can't be looked at now", detail=error)
             continue
         if ended:
             failure = CallError(errors_pb2.REASON_CREDENTIALS_EXPIRED, "the credentials have expired or were revoked")

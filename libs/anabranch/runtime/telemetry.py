@@ -19,10 +19,11 @@ from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetr
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import Link, Span, SpanKind
+from opentelemetry.trace import Link, Span, SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from anabranch.runtime.config import ServiceSettings, split_address
+from anabranch.store.session.told import told
 
 _propagator = TraceContextTextMapPropagator()
 _incoming: ContextVar[str | None] = ContextVar("anabranch_traceparent", default=None)
@@ -97,8 +98,22 @@ def _made_span(
     linked = [
         Link(trace.get_current_span(_propagator.extract({"traceparent": link})).get_span_context()) for link in links
     ]
-    with tracer.start_as_current_span(name, context=context, kind=kind, links=linked) as span:
-        yield span
+    # An error is recorded here, because the library records its text, which may quote a row.
+    with tracer.start_as_current_span(
+        name, context=context, kind=kind, links=linked, record_exception=False, set_status_on_exception=False
+    ) as span:
+        try:
+            yield span
+        except Exception as error:
+            mark_failed(span, error)
+            raise
+
+
+def mark_failed(span: Span, error: Exception) -> None:
+    """Record ``error`` in ``span``, in words that quote no row."""
+    kind = type(error).__name__
+    span.add_event("exception", {"exception.type": kind, "exception.message": told(error)})
+    span.set_status(StatusCode.ERROR, kind)
 
 
 _NO_SPAN = contextlib.nullcontext(trace.INVALID_SPAN)

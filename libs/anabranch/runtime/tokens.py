@@ -149,7 +149,7 @@ class TokenVerifier:
                 text = await asyncio.to_thread(self._fetch)
                 keys = {key.key_id or "": key for key in jwt.PyJWKSet.from_json(text).keys}
             except (OSError, jwt.PyJWTError, json.JSONDecodeError, UnicodeDecodeError) as error:
-                _log.error("key set can't be read", error=str(error))
+                _log.error("key set can't be read", detail=error)
                 if self._keys_read is None:
                     raise CallError(errors_pb2.REASON_UNAVAILABLE, "the key set can't be read now") from error
                 # The old set holds until the next try.

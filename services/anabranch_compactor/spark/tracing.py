@@ -38,11 +38,18 @@ def in_task_span(name: str, trace: TaskTrace | None, batches: Batches) -> Batche
         yield from batches
         return
     context = TraceContextTextMapPropagator().extract({"traceparent": trace.parent})
-    with _tracer(trace.endpoint).start_as_current_span(name, context=context) as span:
+    tracer = _tracer(trace.endpoint)
+    with tracer.start_as_current_span(
+        name, context=context, record_exception=False, set_status_on_exception=False
+    ) as span:
         rows = 0
-        for batch in batches:
-            rows += batch.num_rows
-            yield batch
+        try:
+            for batch in batches:
+                rows += batch.num_rows
+                yield batch
+        except Exception as error:
+            telemetry.mark_failed(span, error)
+            raise
         span.set_attribute("anabranch.rows", rows)
 
 

@@ -21,6 +21,7 @@ from anabranch.store.inbox.claim import allow, claim
 from anabranch.store.log.seal import EMPTY_CHAIN
 from anabranch.store.session.engine import Session
 from anabranch.store.session.errors import is_nobodys
+from anabranch.store.session.told import told
 from anabranch_conflict_resolver.captured.backlog import drain_backlog
 from anabranch_conflict_resolver.captured.outstanding import Outstanding
 from anabranch_conflict_resolver.group.cache import Cache, current
@@ -102,10 +103,10 @@ class _Trials:
             except UndecodableError as error:
                 return str(error)
             except DatabaseError as error:
-                return None if self.conn.closed or is_nobodys(error) else f"{error.sqlstate}: {error}"
+                return None if self.conn.closed or is_nobodys(error) else told(error)
             except Exception as error:
                 # A fault of this program that some value triggers.
-                return repr(error)
+                return told(error)
             return ""
         finally:
             self._end()

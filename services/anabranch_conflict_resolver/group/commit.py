@@ -106,7 +106,7 @@ def commit_group(
         cache.more = False
         # Recorded in the database before anything is dropped, so that no reader goes on as if the log had it.
         mark_torn(conn, database_id, error.table, now_ms=now_ms)
-        _log.error("captured changes are dropped: the table has to be registered anew", detail=str(error))
+        _log.error("captured changes are dropped: the table has to be registered anew", detail=error)
         assert isinstance(begun, _Begun), "captured changes are read by a group that has begun"
         return begun.rolled_back(drained=1)
     except BaseException:

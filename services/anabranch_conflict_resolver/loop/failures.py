@@ -91,7 +91,7 @@ class Failures:
             # Where it comes from is published once it is known which batch brings it out.
             where = error if batches <= 1 else None
             text = "group rolled back by a fault of the program"
-            _log.error(text, database=name, batches=batches, detail=repr(error), exc_info=where)
+            _log.error(text, database=name, batches=batches, detail=error, exc_info=where)
             return
         say = _log.debug if number in self.known.refused_since else _log.warning
         say(
@@ -99,8 +99,8 @@ class Failures:
             database=name,
             batches=batches,
             sqlstate=fault.sqlstate,
-            constraint=fault.constraint,
-            detail=str(error),
+            constraint="" if fault.raised else fault.constraint,
+            detail=error,
         )
 
     def _others_pass(self, number: int, name: str, controls: int, error: Exception) -> bool:
@@ -117,7 +117,7 @@ class Failures:
                 "Postgres refuses every group of the database, with or without a batch: no batch and no table is "
                 "blamed, all wait, and the next try comes within two seconds",
                 database=name,
-                detail=str(error),
+                detail=error,
             )
         return False
 
@@ -132,12 +132,12 @@ class Failures:
                 text = "captured changes can't be drained, and no table is shown to be at fault: they are tried again"
                 failures = cache.trouble.failures
                 say = _log.error if failures % _PUBLISH_EACH == FAILURES_AT_MOST else _log.debug
-                say(text, database=name, failures=failures, detail=str(error))
+                say(text, database=name, failures=failures, detail=error)
                 return
             mark_torn(session, number, found.table, now_ms=now_ms)
             session.commit()
         except DatabaseError as lost:
-            _log.warning("no table was found to be at fault", database=name, detail=str(lost))
+            _log.warning("no table was found to be at fault", database=name, detail=lost)
             if not session.closed:
                 session.rollback()
             return
@@ -167,7 +167,7 @@ class Failures:
                 take.park(session, number, [take.Parking(batch_id, self.clock.now_ms() + REST_MS)])
             session.commit()
         except DatabaseError as error:
-            _log.warning("batch that failed alone not put aside", database=name, batch=batch_id, detail=str(error))
+            _log.warning("batch that failed alone not put aside", database=name, batch=batch_id, detail=error)
             if not session.closed:
                 session.rollback()
             return

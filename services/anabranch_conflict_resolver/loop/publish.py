@@ -37,7 +37,6 @@ def publish(outcome: Outcome, took_s: float) -> None:
                     batch=result.taken.batch_id,
                     reason=reason_name(reason),
                     sqlstate=result.sqlstate,
-                    detail=result.message,
                 )
     if verdicts:
         for (status, reason_text), count in verdicts.items():

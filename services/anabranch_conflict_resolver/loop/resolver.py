@@ -33,6 +33,7 @@ from anabranch.store.inbox.claim import (
     silent_claims,
 )
 from anabranch.store.session.engine import Session
+from anabranch.store.session.told import told
 from anabranch_conflict_resolver.captured.watch import CapturedWatch
 from anabranch_conflict_resolver.config import ResolverSettings, group_options
 from anabranch_conflict_resolver.loop.wakeups import Wakeups
@@ -104,8 +105,8 @@ class Resolver:
                 finally:
                     session.close()
             except DatabaseError as error:
-                self._without_listener = f"the listener has no session: {error}"
-                _log.warning("the listener has no session", detail=str(error))
+                self._without_listener = f"the listener has no session: {told(error)}"
+                _log.warning("the listener has no session", detail=error)
                 self._stopping.wait(_PAUSE_S)
 
     def _hear(self, session: Session) -> None:

@@ -20,6 +20,7 @@ from anabranch.clock import Clock
 from anabranch.store.group.waves import DatabaseError
 from anabranch.store.inbox.claim import open_session
 from anabranch.store.session.engine import Session, SessionOptions
+from anabranch.store.session.told import told
 from anabranch_conflict_resolver.batch.results import Waiting
 from anabranch_conflict_resolver.group.cache import Cache
 from anabranch_conflict_resolver.group.outcome import Outcome
@@ -107,8 +108,8 @@ class Worker:
         try:
             self._session = open_session(self._url, self._options)
         except DatabaseError as error:
-            self.broken = f"no session with the database: {error}"
-            _log.warning("no session with the database", detail=str(error))
+            self.broken = f"no session with the database: {told(error)}"
+            _log.warning("no session with the database", detail=error)
             self._pause(self._lost)
             self._lost += 1
             return None

@@ -18,10 +18,10 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_secret_may_come_from_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "url"
-    file.write_text(f"{URL}?from=file\n")
+    file.write_text(f"{URL}?connect_timeout=3\n")
     monkeypatch.delenv("ANABRANCH_POSTGRES_URL")
     monkeypatch.setenv("ANABRANCH_POSTGRES_URL_FILE", str(file))
-    assert load_settings(ServiceSettings).postgres_url.get_secret_value() == f"{URL}?from=file"
+    assert load_settings(ServiceSettings).postgres_url.get_secret_value() == f"{URL}?connect_timeout=3"
 
 
 def test_a_secret_in_two_places_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

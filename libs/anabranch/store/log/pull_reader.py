@@ -37,6 +37,7 @@ from anabranch.store.log.reader_statements import SUMS
 from anabranch.store.session.availability import is_passing
 from anabranch.store.session.engine import CONNECT_S, AsyncSession, SessionOptions, connection_arguments
 from anabranch.store.session.settings import PUT_RIGHT
+from anabranch.store.session.told import told
 from anabranch.values import Table
 from anabranch.values.arrow import to_cells
 from anabranch.values.postgres_text import array_printer
@@ -247,5 +248,5 @@ def key_of_last(table: Table, batch: pa.RecordBatch) -> list[str]:
 def _judged(error: Exception) -> Exception:
     sqlstate = getattr(error, "sqlstate", None)
     if is_passing(sqlstate) if sqlstate else isinstance(error, driver.OperationalError | OSError):
-        return PullUnavailableError(str(error))
+        return PullUnavailableError(f"the session that reads the tables failed: {told(error)}")
     return error

@@ -22,6 +22,7 @@ from psycopg_pool import AsyncConnectionPool
 from anabranch.errors import ServerError
 from anabranch.store.session.patience import PatientAsyncConnection, PatientConnection, enroll
 from anabranch.store.session.settings import FIXED, LATER, PUT_RIGHT
+from anabranch.store.session.told import told
 
 Session = psycopg.Connection[tuple[Any, ...]]
 AsyncSession = psycopg.AsyncConnection[tuple[Any, ...]]
@@ -83,6 +84,41 @@ DEFAULT_OPTIONS = SessionOptions()
 logging.getLogger("psycopg").setLevel(logging.ERROR)
 
 
+class ConninfoError(ServerError, psycopg.ProgrammingError):
+    """A connection string can't be parsed, or not as it was meant. libpq's own message quotes a part of it, which may
+    be one of the password."""
+
+
+def _parsed(url: str) -> dict[str, Any]:
+    try:
+        found = conninfo_to_dict(url)
+    except psycopg.ProgrammingError:
+        found = None
+    if (
+        found is None
+        or not str(found.get("port") or "0").replace(",", "").isdecimal()
+        or (url.startswith(("postgresql://", "postgres://")) and _is_torn(url, str(found.get("host") or "")))
+    ):
+        raise ConninfoError(
+            "the connection string can't be parsed: give postgresql://role:password@host:port/database, and in the "
+            "password % before the hexadecimal digits of every @ : / ? # % (@ is %40)"
+        )
+    return found
+
+
+def _is_torn(url: str, host: str) -> bool:
+    """Whether an unescaped @ or / in the password of a URL ended it too early: its rest was taken for a host or a
+    database, which messages quote."""
+    place = url.partition("://")[2].partition("?")[0]
+    before, at, after = place.partition("@")
+    return "@" in host[1:] or (at != "" and ("/" in before or "@" in after))
+
+
+def require_connection_string(url: str) -> None:
+    """Raises ConninfoError where ``url`` is no connection string; its message quotes nothing of it."""
+    _parsed(url)
+
+
 def connection_arguments(url: str, *, application_name: str, options: SessionOptions | None = None) -> dict[str, Any]:
     """The keyword arguments of a psycopg connection to ``url`` (a libpq URL or key=value text).
 
@@ -90,7 +126,7 @@ def connection_arguments(url: str, *, application_name: str, options: SessionOpt
     URL only (ADBC), ``psycopg.conninfo.make_conninfo(**arguments)`` makes one.
 
     Raises:
-        psycopg.ProgrammingError: ``url`` is no connection string.
+        ConninfoError: ``url`` is no connection string.
     """
     chosen = options or DEFAULT_OPTIONS
     settings = {
@@ -104,7 +140,7 @@ def connection_arguments(url: str, *, application_name: str, options: SessionOpt
     arguments: dict[str, Any] = {
         **NETWORK,
         "connect_timeout": str(chosen.connect_timeout_s),
-        **conninfo_to_dict(url),
+        **_parsed(url),
     }
     if "," in str(arguments.get("host", "")):
         # Of several hosts the one that takes writes, whichever that is now.
@@ -170,7 +206,7 @@ class _AsyncConnection(PatientAsyncConnection):
 def _unfit(error: psycopg.Error) -> UnfitSettingError:
     wanted = ", ".join(f"{name} = {fixed.value or repr('')}" for name, fixed in LATER.items())
     return UnfitSettingError(
-        f"the server, the database or the role has a setting that this role may not put right: {error}; reset it "
+        f"the server, the database or the role has a setting that this role may not put right: {told(error)}; reset it "
         f"(ALTER DATABASE … RESET, ALTER ROLE … RESET), so that sessions begin with {wanted}"
     )
 

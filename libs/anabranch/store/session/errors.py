@@ -66,7 +66,7 @@ _POSTGRES_CLASSES = frozenset({"00", "01"}) | {
 _REASONS: Mapping[str, BatchReason] = MappingProxyType({"42501": BatchReason.FORBIDDEN})
 _UNIQUE_VIOLATION = "23505"
 # Postgres names the place in its own source: that of RAISE.
-_RAISE = "exec_stmt_raise"
+RAISE = "exec_stmt_raise"
 
 
 def read_error(error: psycopg.Error, *, primary_keys: Collection[str] = (), own_statement: bool = False) -> Fault:
@@ -85,7 +85,7 @@ def read_error(error: psycopg.Error, *, primary_keys: Collection[str] = (), own_
         remedy = Remedy.RESTART
     reason = _REASONS.get(sqlstate, BatchReason.CONSTRAINT) if remedy is Remedy.BLAME else None
     return Fault(
-        remedy, sqlstate, reason, constraint, table, column, diag.datatype_name or "", diag.source_function == _RAISE
+        remedy, sqlstate, reason, constraint, table, column, diag.datatype_name or "", diag.source_function == RAISE
     )
 
 
@@ -121,5 +121,5 @@ UnreachableError = psycopg.OperationalError
 
 
 def is_conninfo_error(error: psycopg.Error) -> bool:
-    """Whether a connection string could not be parsed: the driver's own error, which no server has sent."""
+    """Whether a connection string could not be parsed: an error that no server has sent."""
     return isinstance(error, psycopg.ProgrammingError) and error.sqlstate is None
