@@ -35,6 +35,10 @@ class ChangeServicer:
 
     async def get(self, request: change_pb2.GetRequest, context: Context) -> change_pb2.GetResponse:
         """``ChangeService.Get``."""
+        async with self._snapshot.log.admitted():
+            return await self._page(request)
+
+    async def _page(self, request: change_pb2.GetRequest) -> change_pb2.GetResponse:
         snapshot, settings = self._snapshot, self._snapshot.settings
         database, head = await snapshot.open_call(request.db_name, request.node_state)
         known = seen_by(database, request.node_state.greatest_seen)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from anabranch_snapshot.page_tokens import Place
 from anabranch_snapshot.pages import to_page, to_position
 
 _T = TypeVar("_T")
+CALLS_PER_SESSION = 4
+"""Calls that are under way for each session: a call reads several times, and does other things in between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,8 @@ class Reading:
 
 class Log:
     """The log of all databases. At most ``sessions`` reads are under way; others wait for their turn, and principals
-    take turns. Claims are waited for in sessions of ``claim_pool``."""
+    take turns. Claims are waited for in sessions of ``claim_pool``. A call waits at most ``wait_ms`` until it may begin
+    to read."""
 
     def __init__(
         self,
@@ -53,6 +57,7 @@ class Log:
         nodes: Nodes,
         clock: Clock,
         sessions: int,
+        wait_ms: int,
     ) -> None:
         self._pool = pool
         self._claim_pool = claim_pool
@@ -60,7 +65,31 @@ class Log:
         self._nodes = nodes
         self._clock = clock
         self._turns = FairTurns(sessions)
+        self._calls = FairTurns(CALLS_PER_SESSION * sessions)
+        self._wait_s = wait_ms / 1000
         self._rewinds = Rewinds(clock, self._with_session, self._with_claiming)
+
+    @contextlib.asynccontextmanager
+    async def admitted(self) -> AsyncIterator[None]:
+        """A block in which a call may read. Calls that come faster than they can be answered would all wait until their
+        callers have given up, and none would be answered: those that wait for long are refused, and come again.
+
+        Raises:
+            CallError: OVERLOADED.
+        """
+        subject = current_subject()
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await self._calls.take(subject)
+        except TimeoutError:
+            raise CallError(
+                errors_pb2.REASON_OVERLOADED,
+                f"the call has waited {self._wait_s:g} s for its turn to read the log: call again in a while",
+            ) from None
+        try:
+            yield
+        finally:
+            self._calls.give_back(subject)
 
     @contextlib.asynccontextmanager
     async def _session(self) -> AsyncIterator[AsyncSession]:

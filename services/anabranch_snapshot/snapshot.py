@@ -43,7 +43,9 @@ class Snapshot:
         self._log_pool = log_pool(
             self._url, max_size=settings.log_sessions, statement_timeout_ms=settings.log_statement_timeout_ms
         )
-        self.log = Log(self._log_pool, pool, self.databases, self.nodes, clock, settings.log_sessions)
+        self.log = Log(
+            self._log_pool, pool, self.databases, self.nodes, clock, settings.log_sessions, settings.log_wait_ms
+        )
         self.turns = Turns(_pull_source(settings), pool, settings.pull_sessions, settings.pull_waiting)
         self.bases = Bases(settings, clock, pool)
         self._tails: dict[int, Tail] = {}
