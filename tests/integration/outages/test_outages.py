@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("outages"), pytest.mark.
 
 BACK_S = 5.0
 BUSY_S = 5.0
-"""What a busy machine may add to it."""
+"""The most that a busy machine may add to it, where as many want a processor as there are."""
 NOTICED_S = 10.0
 """From when on a service may no longer say that it is ready while Postgres is away."""
 PATIENCE_S = 60.0
@@ -177,6 +177,11 @@ FAULTS = {"frozen": frozen, "killed": killed, "cut off": cut_off, "crowded": cro
 SPANS = [1, pytest.param(10, marks=pytest.mark.long), pytest.param(120, marks=pytest.mark.long)]
 
 
+def busy_s() -> float:
+    """The most that the machine may add now."""
+    return BUSY_S * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 def everything_works_after(place: Place, back: float) -> None:
     """All services are ready, and calls that are made from ``back`` on come through, both soon."""
     within = place.callers.first_after(back, PATIENCE_S)
@@ -184,8 +189,8 @@ def everything_works_after(place: Place, back: float) -> None:
     until(lambda: states(place.stack) == serving, PATIENCE_S, lambda: str(states(place.stack)))
     ready_s = time.monotonic() - back
     assert set(within) == set(KINDS)
-    assert max(within.values()) < BACK_S + BUSY_S, within
-    assert ready_s < BACK_S + BUSY_S + 1.0, ready_s
+    assert max(within.values()) < BACK_S + busy_s(), within
+    assert ready_s < BACK_S + busy_s() + 1.0, ready_s
 
 
 @pytest.mark.parametrize("away_s", SPANS)
