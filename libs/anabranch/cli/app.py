@@ -11,6 +11,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from anabranch.cli.printable import say
+
 COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("anabranch.cli.up", "Run everything on this machine: Postgres, its schema, the services."),
     "status": ("anabranch.cli.status", "Show databases, heads, backlog, nodes and lag."),
@@ -78,7 +80,7 @@ class LazyGroup(TyperGroup):
             explanation = _explain(error)
             if explanation is None:
                 raise
-            typer.echo(f"anabranch: {explanation}", err=True)
+            say(f"anabranch: {explanation}", err=True)
             raise typer.Exit(1) from error
 
 
@@ -89,7 +91,7 @@ def _module(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name not in TESTKIT:
             raise
-        typer.echo(f"anabranch: `anabranch {name}` needs the package anabranch-testkit, of the same version", err=True)
+        say(f"anabranch: `anabranch {name}` needs the package anabranch-testkit, of the same version", err=True)
         raise typer.Exit(1) from error
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from anabranch.cli.installation import DataDir, PostgresUrl, find_postgres
+from anabranch.cli.lines import show
+from anabranch.cli.printable import say, say_json
 from anabranch.runtime.compactor_job import ROOT_VARIABLE, CompactorError, Event, run_job, show_job
 
 LAKE = "lake"
@@ -49,13 +51,14 @@ def compact(
     try:
         if as_json:
             for event in events:
-                typer.echo(json.dumps(event))
+                say_json(event)
             return
         console = Console()
         for outcome in show_job(events, console):
-            console.print(_line(outcome), highlight=False)
+            show(console, [Text(_line(outcome))])
     except CompactorError as error:
-        typer.echo(str(error), err=True)
+        for line in str(error).expandtabs().splitlines():
+            say(line, err=True)
         raise typer.Exit(error.code) from error
 
 

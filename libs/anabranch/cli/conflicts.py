@@ -14,6 +14,7 @@ from rich.text import Text
 from anabranch.cli.catalog.session import catalog_session, refuse
 from anabranch.cli.installation import DataDir, PostgresUrl
 from anabranch.cli.lines import listing, show
+from anabranch.cli.printable import say_json
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.catalog.former_tables import all_former
 from anabranch.store.log.conflicts import Lost, WantedConflicts, listed_tables, named, page
@@ -64,7 +65,7 @@ def list_(
         rows = _rows(conn, {one.id: one for one in every}, wanted, most)
         if as_json:
             for row in rows:
-                typer.echo(json.dumps(row, ensure_ascii=False, default=bytes.hex))
+                say_json(row, default=bytes.hex)
         else:
             console = Console()
             show(console, _listed(rows, console.width))

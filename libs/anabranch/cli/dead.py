@@ -7,16 +7,15 @@ Only the standard library and what a device has are imported: no typer.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sqlite3
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from anabranch.cli.dead_text import as_json, lines, message, moment
+from anabranch.cli.printable import json_text, say, say_json
 from anabranch.client.errors import ClientError
 from anabranch.client.letters.offline import DeadQueue
 
@@ -32,7 +31,7 @@ def main(arguments: list[str]) -> int:
         with closing(DeadQueue(options.file)) as queue:
             run(options, queue)
     except (ClientError, ValueError, sqlite3.Error, OSError) as error:
-        print(f"anabranch: {' '.join(str(error).split())}", file=sys.stderr)
+        say(f"anabranch: {' '.join(str(error).split())}", err=True)
         return REFUSED
     return 0
 
@@ -77,15 +76,15 @@ def _parser() -> argparse.ArgumentParser:
 def _list(options: argparse.Namespace, queue: DeadQueue) -> None:
     letters = queue.letters()
     if options.json:
-        print(json.dumps([as_json(letter, full=options.full) for letter in letters], indent=2, ensure_ascii=False))
+        say_json([as_json(letter, full=options.full) for letter in letters], indent=2)
         return
     if not letters:
-        print("no dead letters")
+        say("no dead letters")
     for letter in letters:
         tried = ", ".join(f"{kind} {table} ({len(rows)})" for kind, table, rows in letter.mutations)
         undone = "; STILL SHOWN: its undo failed" if letter.still_shown else ""
         why = f"{letter.reason}: {message(letter, full=options.full)}"
-        print(f"{letter.id}  {moment(letter.died_ms)}  {why}  [{tried}]{undone}")
+        say(f"{letter.id}  {moment(letter.died_ms)}  {why}  [{tried}]{undone}")
 
 
 def _show(options: argparse.Namespace, queue: DeadQueue) -> None:
@@ -93,13 +92,13 @@ def _show(options: argparse.Namespace, queue: DeadQueue) -> None:
     if options.out is not None:
         # The values are private to their author, so only the owner may read the file; no file is overwritten.
         with open(os.open(options.out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            json.dump(as_json(letter, full=True), file, indent=2, ensure_ascii=False)
-        print(f"wrote {options.out}")
+            file.write(json_text(as_json(letter, full=True), indent=2))
+        say(f"wrote {options.out}")
     elif options.json:
-        print(json.dumps(as_json(letter, full=options.full), indent=2, ensure_ascii=False))
+        say_json(as_json(letter, full=options.full), indent=2)
     else:
         for line in lines(letter, full=options.full):
-            print(line)
+            say(line)
 
 
 def _replay(options: argparse.Namespace, queue: DeadQueue) -> None:
@@ -110,10 +109,10 @@ def _replay(options: argparse.Namespace, queue: DeadQueue) -> None:
         if not equals:
             raise ValueError(f"--set takes COLUMN=VALUE, not {text!r}")
         changes[column] = queue.value(letter, column, value)
-    print(f"queued as {queue.replay(letter, changes, options.leave_out)}")
+    say(f"queued as {queue.replay(letter, changes, options.leave_out)}")
 
 
 def _discard(options: argparse.Namespace, queue: DeadQueue) -> None:
     letter = queue.letter(options.letter)
     queue.discard(letter)
-    print(f"discarded {letter.id}")
+    say(f"discarded {letter.id}")

@@ -9,6 +9,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from anabranch.cli.printable import say
+
 ENDPOINTS = "endpoints.json"
 POSTGRES_VARIABLE = "ANABRANCH_POSTGRES_URL"
 
@@ -24,7 +26,7 @@ PostgresUrl = Annotated[
 
 def fail(message: str) -> NoReturn:
     """Say what is wrong on standard error and end with exit code 1."""
-    typer.echo(f"anabranch: {message}", err=True)
+    say(f"anabranch: {message}", err=True)
     raise typer.Exit(1)
 
 

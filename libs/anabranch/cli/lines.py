@@ -10,12 +10,9 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from anabranch.cli.printable import printable
+
 _GAP = "  "
-
-
-def printable(name: str) -> str:
-    """A name that is safe to show: characters that would move a terminal's cursor, or colour it, are escaped."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in name)
 
 
 def fitted(parts: Sequence[str], width: int, indent: int = 0, hang: int = 2, style: str = "") -> list[Text]:
@@ -80,7 +77,17 @@ def listing(header: Sequence[str], rows: Iterable[Sequence[str]], width: int) ->
     return lines
 
 
+def cell(text: str) -> Text:
+    """A cell of a grid, or its title: neither markup nor anything that a terminal obeys."""
+    return Text(printable(text))
+
+
+def safe(line: Text) -> Text:
+    """A line of one style, whatever names are in it."""
+    return Text(printable(line.plain), style=line.style)
+
+
 def show(console: Console, lines: Iterable[Text]) -> None:
-    """Print lines unchanged: a terminal that is narrower than a line breaks it itself."""
+    """Print lines, each on one: a terminal that is narrower than a line breaks it itself."""
     for line in lines:
-        console.print(line, soft_wrap=True, highlight=False, emoji=False)
+        console.print(safe(line), soft_wrap=True, highlight=False, emoji=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,12 +10,13 @@ from typing import Annotated, Any
 import grpc
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Column
 from rich.table import Table as Shown
 
 from anabranch.cli.catalog.session import catalog_session, refuse
 from anabranch.cli.installation import DataDir, PostgresUrl, read_endpoints
+from anabranch.cli.lines import cell
+from anabranch.cli.printable import say_json
 from anabranch.clock import Clock
 from anabranch.store.retention.floor import databases
 from anabranch.store.retention.status import COUNTED, RetentionStatus, status
@@ -47,7 +47,7 @@ def status_(
             raise refuse("UNKNOWN_DATABASE", f'there is no database "{database}"')
     content = _content(found)
     if as_json:
-        typer.echo(json.dumps(content, ensure_ascii=False))
+        say_json(content)
         return
     console = Console()
     console.print(f"floor       {_moment(content['floor'])}")
@@ -85,7 +85,7 @@ def sweep(
         "unfinished": done.unfinished,
     }
     if as_json:
-        typer.echo(json.dumps(content, ensure_ascii=False))
+        say_json(content)
         return
     console = Console()
     console.print(f"floor  {_moment(done.floor_before)} -> {_moment(done.floor)}")
@@ -121,7 +121,7 @@ def _moment(position: int) -> str:
 def _print_bounds(console: Console, bounds: Iterable[dict[str, Any]]) -> None:
     shown = Shown("held by", "at", Column("why", overflow="fold"))
     for bound in bounds:
-        shown.add_row(bound["hold"], _moment(bound["position"]), escape(bound["detail"]))
+        shown.add_row(bound["hold"], _moment(bound["position"]), cell(bound["detail"]))
     console.print(shown)
 
 

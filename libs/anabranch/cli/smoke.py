@@ -17,6 +17,7 @@ from ulid import ULID
 
 from anabranch.cli.catalog.session import catalog_session
 from anabranch.cli.installation import DataDir, PostgresUrl, fail, read_endpoints
+from anabranch.cli.printable import say
 from anabranch.client import RemoteDb, SyncedDb
 from anabranch.client.errors import CallFailed
 from anabranch.client.remote import Tls
@@ -70,7 +71,7 @@ def run(
             parts = split_key(key)
             assert parts is not None
             key_administration.revoke(conn, parts[0], time.time_ns() // 1_000_000)
-    typer.echo(f"works: one device wrote a row and another read it, {took_s:.2f} s")
+    say(f"works: one device wrote a row and another read it, {took_s:.2f} s")
 
 
 def _prepare(conn: Session) -> None:

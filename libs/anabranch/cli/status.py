@@ -7,7 +7,6 @@ off without an error, is reported in time and hides nothing else.
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -22,7 +21,8 @@ from rich.live import Live
 from rich.text import Text
 
 from anabranch.cli.installation import DataDir, PostgresUrl, find_postgres, read_endpoints
-from anabranch.cli.lines import paragraph, show
+from anabranch.cli.lines import paragraph, safe, show
+from anabranch.cli.printable import say, say_json
 from anabranch.cli.status_lines import RED, databases_lines, services_lines
 from anabranch.runtime.health import probe
 from anabranch.store.catalog.status import DatabaseStatus, read_status
@@ -80,12 +80,12 @@ def status(
             "services": facts.services,
             "databases": [asdict(database) for database in facts.databases],
         }
-        typer.echo(json.dumps(content, indent=2))
+        say_json(content, indent=2)
     else:
         console = Console()
         show(console, shown(facts, console.width))
     if facts.trouble:
-        typer.echo(f"anabranch: {facts.trouble}", err=True)
+        say(f"anabranch: {facts.trouble}", err=True)
         raise typer.Exit(1)
 
 
@@ -148,7 +148,7 @@ def watch_status(look: Callable[[], StatusFacts], every_s: float) -> None:
             elif not facts.trouble:
                 last = facts
             moment = f"{datetime.fromtimestamp(facts.now_ms / 1000, UTC):%H:%M:%S}Z  " if facts.now_ms else ""
-            lines = [*shown(facts, console.width), Text(f"{moment}Ctrl-C ends")]
+            lines = [*map(safe, shown(facts, console.width)), Text(f"{moment}Ctrl-C ends")]
             live.update(Text("\n").join(lines), refresh=True)
             time.sleep(every_s)
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from rich.cells import cell_len
 from rich.text import Text
 
-from anabranch.cli.lines import columns, fitted, paragraph, printable
+from anabranch.cli.lines import columns, fitted, paragraph
+from anabranch.cli.printable import printable
 from anabranch.store.catalog.census import SEEN
 from anabranch.store.catalog.cut_off import in_words
 from anabranch.store.catalog.status import COUNTED, DatabaseStatus

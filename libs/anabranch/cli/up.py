@@ -39,6 +39,8 @@ from anabranch.cli.installation import (
     write_endpoints,
     write_private,
 )
+from anabranch.cli.printable import printable
+from anabranch.cli.printable import say as print_line
 from anabranch.embedded.binaries import PostgresUnavailableError
 from anabranch.ports import HOST, NoFreePortError, is_free
 from anabranch.runtime.fleet import SERVICES, Fleet, FleetError
@@ -104,7 +106,7 @@ def up(data_dir: Folder, port_base: PortBase = None) -> None:
 
 def _run(data_dir: Path, ports: Mapping[str, int], stop: threading.Event, note: Say, say: Say) -> None:
     """``note`` gets the lines about expected steps, ``say`` those that people have to know."""
-    print(f"starting Postgres and {len(SERVICES)} services in {data_dir} …", flush=True)
+    print_line(f"starting Postgres and {len(SERVICES)} services in {data_dir} …")
     with ExitStack() as stack:
         embedded, url = _start_postgres(data_dir, ports, stack, note)
         if migrate.upgrade(url):
@@ -125,7 +127,8 @@ def _run(data_dir: Path, ports: Mapping[str, int], stop: threading.Event, note: 
             },
         )
         note("ready")
-        print("\n".join(_listening(data_dir, fleet, url, embedded)), flush=True)
+        for line in _listening(data_dir, fleet, url, embedded):
+            print_line(line)
         stack.enter_context(FleetWatch(fleet, url, say))
         while not stop.wait(POSTGRES_CHECK_S):
             if embedded is not None:
@@ -259,11 +262,12 @@ def _sayers(log: IO[str]) -> tuple[Say, Say]:
     lock = threading.Lock()
 
     def write(text: str, *, shown: bool) -> None:
-        line = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}Z {text}"
+        lines = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}Z {text}".splitlines()
         with lock:
-            if shown:
-                print(line, flush=True)
-            print(line, file=log, flush=True)
+            for line in lines:
+                if shown:
+                    print_line(line)
+                print(printable(line), file=log, flush=True)
 
     return partial(write, shown=False), partial(write, shown=True)
 

@@ -70,14 +70,16 @@ _STAGES = 2
 
 def show_job(events: Iterable[Event], console: Console) -> Iterator[Event]:
     """The outcomes among a job's events, with a bar for the others. Raises as ``run_job``."""
-    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[tasks]}"), TimeElapsedColumn()
+    described = TextColumn("{task.description}", markup=False)
+    columns = described, BarColumn(), TextColumn("{task.fields[tasks]}"), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task("starting", total=None, tasks="")
         for event in events:
             if event["step"] == "begun":
                 progress.update(bar, description="planning")
             elif event["step"] == "planned":
-                text = f"{event['database']}: {event['changes']:,} changes"
+                # As a literal of Python, since a name may hold what a terminal obeys.
+                text = f"{event['database']!r}: {event['changes']:,} changes"
                 progress.update(bar, description=text, total=_STAGES, completed=0)
             elif event["step"] == "tasks":
                 progress.update(bar, tasks=f"Spark tasks {event['done']}/{event['tasks']}")

@@ -10,7 +10,8 @@ from rich.console import Console
 from anabranch.cli.catalog import policy as policies
 from anabranch.cli.catalog.session import PolicyOption, catalog_session, clear_errors, read_policy
 from anabranch.cli.installation import DataDir, PostgresUrl, find_postgres
-from anabranch.cli.lines import columns, listing, paragraph, printable, show
+from anabranch.cli.lines import columns, listing, paragraph, show
+from anabranch.cli.printable import printable, say
 from anabranch.store import migrate as migrations
 from anabranch.store.catalog.databases import Database, load_database, load_databases
 from anabranch.store.catalog.drift import Drift, drift
@@ -34,7 +35,7 @@ def create(
     given = read_policy(policy)
     with catalog_session(postgres_url, data_dir, "database") as conn:
         made = create_database(conn, name, schema, given)
-    typer.echo(f'database "{made.name}" is schema "{made.schema_name}"; no table is synced yet')
+    say(f'database "{made.name}" is schema "{made.schema_name}"; no table is synced yet')
 
 
 @app.command("list")
@@ -75,7 +76,7 @@ def migrate(data_dir: DataDir = None, postgres_url: PostgresUrl = None) -> None:
         url = find_postgres(postgres_url, data_dir)
         changed = migrations.upgrade(url)
         revision = migrations.current(url)
-    typer.echo(f"schema anabranch {'is now' if changed else 'was already'} at revision {revision}")
+    say(f"schema anabranch {'is now' if changed else 'was already'} at revision {revision}")
 
 
 def _show(console: Console, database: Database, differences: list[Drift]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from datetime import UTC, datetime
 from typing import Annotated
@@ -13,6 +12,7 @@ from rich.console import Console
 from anabranch import limits
 from anabranch.cli.installation import DataDir, PostgresUrl, fail, find_postgres
 from anabranch.cli.lines import listing, show
+from anabranch.cli.printable import say, say_json
 from anabranch.store.nodes import key_administration
 from anabranch.store.nodes.api_keys import ApiKey, Role, split_key
 from anabranch.store.session.engine import connect
@@ -59,7 +59,7 @@ def create(
             )
         except key_administration.KeyOfNoDatabaseError:
             fail(f"there is no database {database!r}; `anabranch database create` makes one")
-    typer.echo(key)
+    say(key)
 
 
 @app.command("list")
@@ -74,7 +74,7 @@ def list_(
     with connect(url, application_name=_APPLICATION_NAME, autocommit=True) as conn:
         keys = key_administration.list_keys(conn)
     if as_json:
-        typer.echo(json.dumps([_as_json(key, now_ms) for key in keys], indent=2))
+        say_json([_as_json(key, now_ms) for key in keys], indent=2)
         return
     header = ("id", "subject", "role", "database", "created", "expires", "state")
     rows = [
@@ -106,7 +106,7 @@ def revoke(
     with connect(url, application_name=_APPLICATION_NAME, autocommit=True) as conn:
         if not key_administration.revoke(conn, key_id, _now_ms()):
             fail(f"there is no key {key_id} that could be revoked")
-    typer.echo(f"revoked {key_id}")
+    say(f"revoked {key_id}")
 
 
 def _state(key: ApiKey, now_ms: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -15,7 +14,8 @@ from rich.text import Text
 
 from anabranch.cli.catalog.session import catalog_session, refuse
 from anabranch.cli.installation import DataDir, PostgresUrl
-from anabranch.cli.lines import fitted, printable, show
+from anabranch.cli.lines import fitted, show
+from anabranch.cli.printable import printable, say, say_json
 from anabranch.cli.status_lines import YELLOW, age
 from anabranch.store.nodes.known import KnownNode, KnownNodes, find, forget, known_nodes
 from anabranch.store.session.engine import Session
@@ -40,9 +40,9 @@ def list_(
         for number, found in enumerate(_pages(conn, database)):
             if as_json:
                 for node in found.nodes:
-                    typer.echo(json.dumps(asdict(node), ensure_ascii=False))
+                    say_json(asdict(node))
             elif number == 0 and not found.nodes:
-                typer.echo("no nodes yet")
+                say("no nodes yet")
             else:
                 show(console, (line for node in found.nodes for line in _lines(node, found.now_ms, console.width)))
 
@@ -72,7 +72,7 @@ def forget_(
         if not forget(conn, database, node_id, before_ms):
             text = f"node {shown} called within the last day; --force forgets it all the same"
             raise refuse("NODE_IN_USE", text)
-    typer.echo(f"node {shown} is forgotten")
+    say(f"node {shown} is forgotten")
 
 
 def _pages(conn: Session, database: str) -> Iterator[KnownNodes]:

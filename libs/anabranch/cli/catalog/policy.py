@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ import typer
 
 from anabranch.cli.catalog.session import catalog_session, read_policy, refuse
 from anabranch.cli.installation import DataDir, PostgresUrl
+from anabranch.cli.printable import say_json
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.catalog.set_policy import set_database_policy, set_table_policy
 
@@ -56,4 +56,4 @@ def table(
 
 
 def _print(policy: Mapping[str, Any]) -> None:
-    typer.echo(json.dumps(policy, indent=2, sort_keys=True))
+    say_json(policy, indent=2, sort_keys=True)

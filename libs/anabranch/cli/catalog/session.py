@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from anabranch.cli.installation import find_postgres
+from anabranch.cli.printable import say
 from anabranch.store import migrate, revisions
 from anabranch.store.catalog.databases import UnknownDatabaseError
 from anabranch.store.catalog.registration import RegistrationError, SeveralRefusedError
@@ -28,7 +29,7 @@ PolicyOption = Annotated[
 
 def refuse(reason: str, message: str) -> typer.Exit:
     """Print one line with its reason to standard error; return the exception to raise."""
-    typer.echo(f"anabranch: {_one_line(message)} ({reason})", err=True)
+    say(f"anabranch: {_one_line(message)} ({reason})", err=True)
     return typer.Exit(REFUSED)
 
 
@@ -43,10 +44,10 @@ def clear_errors() -> Iterator[None]:
         yield
     except SeveralRefusedError as error:
         for one in error.errors:
-            typer.echo(f"anabranch: {_one_line(str(one))}", err=True)
+            say(f"anabranch: {_one_line(str(one))}", err=True)
         raise typer.Exit(REFUSED) from error
     except RegistrationError as error:
-        typer.echo(f"anabranch: {_one_line(str(error))}", err=True)
+        say(f"anabranch: {_one_line(str(error))}", err=True)
         raise typer.Exit(REFUSED) from error
     except migrate.MigrationError as error:
         raise refuse("SCHEMA_NOT_CURRENT", str(error)) from error

@@ -14,6 +14,7 @@ from anabranch.cli.catalog.session import REFUSED, PolicyOption, catalog_session
 from anabranch.cli.catalog.table_lines import tables_lines
 from anabranch.cli.installation import DataDir, PostgresUrl
 from anabranch.cli.lines import show
+from anabranch.cli.printable import say
 from anabranch.clock import clock_from_environment
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.catalog.gather import add_tables, restart_captures
@@ -72,17 +73,17 @@ def add(
             others = "other one" if len(names) == 1 else f"other {len(names)}"
             told[-1] += f"; nothing was added: --skip-refused adds the {others}"
         for line in told:
-            typer.echo(f"anabranch: {line}", err=True)
+            say(f"anabranch: {line}", err=True)
         if refused and not (skip_refused and names):
             raise typer.Exit(REFUSED)
         if not names:
-            typer.echo(f'every table of schema "{schema}" is synced already')
+            say(f'every table of schema "{schema}" is synced already')
             return
         added = add_tables(conn, database, names, given, now_ms=clock_from_environment().now_ms())
     for table in added:
-        typer.echo(f'table "{table.table.name}" is synced: {table.rows} rows')
+        say(f'table "{table.table.name}" is synced: {table.rows} rows')
         for warning in table.warnings:
-            typer.echo(f"warning: {warning}", err=True)
+            say(f"warning: {warning}", err=True)
 
 
 @app.command()
@@ -97,7 +98,7 @@ def remove(
         for name in tables:
             remove_table(conn, database, name)
     for name in tables:
-        typer.echo(f'table "{name}" is no longer synced')
+        say(f'table "{name}" is no longer synced')
 
 
 @app.command("capture")
@@ -114,13 +115,13 @@ def capture_(
     with catalog_session(postgres_url, data_dir, "table") as conn:
         if switch is Switch.ON:
             for added in restart_captures(conn, database, tables, now_ms=clock_from_environment().now_ms()):
-                typer.echo(f'direct writes to table "{added.table.name}" are captured: {added.rows} rows')
+                say(f'direct writes to table "{added.table.name}" are captured: {added.rows} rows')
             return
         with conn.transaction():
             for name in tables:
                 capture_off(conn, database, name)
     for name in tables:
-        typer.echo(f'direct writes to table "{name}" are not captured until capture is turned on')
+        say(f'direct writes to table "{name}" are not captured until capture is turned on')
 
 
 @app.command("list")

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
-from anabranch.cli.lines import columns, fitted, paragraph, printable
+from anabranch.cli.lines import columns, fitted, paragraph
+from anabranch.cli.printable import printable
 from anabranch.cli.status_lines import YELLOW, unsynced_lines
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.unsynced import Tables

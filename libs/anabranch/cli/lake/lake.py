@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
+from rich.table import Column
 from rich.table import Table as Grid
 
 from anabranch.cli.catalog.session import catalog_session, refuse
 from anabranch.cli.installation import DataDir, PostgresUrl
 from anabranch.cli.lake.positions import moment_of, position_of
 from anabranch.cli.lake.shown import add_change, add_row, change_json, key_order, row_json
+from anabranch.cli.lines import cell
+from anabranch.cli.printable import say, say_json
 from anabranch.columnar.lake import LakeError, Registration
 from anabranch.columnar.row_states import Change, Key
 from anabranch.store.catalog.databases import load_database
@@ -67,16 +68,16 @@ def history(
         found = list(_history(conn, source, cells))
         names = node_names(conn, source.database_id, (change.node_id for _, changes in found for change in changes))
     if source.registered_anew:
-        typer.echo(f"anabranch: {_anew(table)}", err=True)
+        say(f"anabranch: {_anew(table)}", err=True)
     grid = Grid("time", "node", "principal", "change", "column", "before", "after", "batch", "position")
     for known, changes in found:
         for change in changes:
             if as_json:
-                typer.echo(json.dumps(change_json(known, change, names), ensure_ascii=False))
+                say_json(change_json(known, change, names))
             else:
                 add_change(grid, known, change, names)
     if not as_json:
-        grid.title = escape(f"{table} {key}")
+        grid.title = cell(f"{table} {key}")
         Console().print(grid)
 
 
@@ -91,6 +92,10 @@ def _history(conn: Session, source: LakeSource, key: Key) -> Iterator[tuple[Tabl
 def _key_columns(registration: Registration) -> list[tuple[object, ...]]:
     table = registration.table
     return [(name, table.by_name[name].kind) for name in table.key_columns]
+
+
+def _column(name: str) -> Column:
+    return Column(cell(name))
 
 
 def _anew(table: str) -> str:
@@ -122,10 +127,10 @@ def rows_as_of(
     ordered = [rows[key] for key in sorted(rows, key=key_order)]
     if as_json:
         for row in ordered:
-            typer.echo(json.dumps(row_json(known, row), ensure_ascii=False))
+            say_json(row_json(known, row))
         return
     title = f"{table} at {moment_of(position)}, position {position}"
-    grid = Grid(*map(escape, known.column_names), title=escape(title))
+    grid = Grid(*map(_column, known.column_names), title=cell(title))
     for row in ordered:
         add_row(grid, known, row)
     Console().print(grid)

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rich.markup import escape
 from rich.table import Table as Grid
 
 from anabranch.cli.lake.positions import moment_of
+from anabranch.cli.lines import cell
 from anabranch.columnar.row_states import Change, Key, Row
 from anabranch.store.nodes.names import Who
 from anabranch.values import Cell, Column, Kind, Table
@@ -62,7 +62,7 @@ def add_change(grid: Grid, table: Table, change: Change, names: Mapping[str, Who
         before = _shown(table, change.before, name) if name and change.type in ("update", "delete") else ""
         after = _shown(table, change.row, name) if name and change.row is not None else ""
         end = (change.batch_id, str(change.position)) if first else ("", "")
-        grid.add_row(*map(escape, (*head, name, before, after, *end)))
+        grid.add_row(*map(cell, (*head, name, before, after, *end)))
 
 
 _HEAD = ("",) * 4
@@ -82,7 +82,7 @@ def _shown(table: Table, row: Row | None, name: str) -> str:
 
 def add_row(grid: Grid, table: Table, row: Row) -> None:
     """Add a row."""
-    grid.add_row(*(escape(_shown(table, row, name)) for name in table.column_names))
+    grid.add_row(*(cell(_shown(table, row, name)) for name in table.column_names))
 
 
 def key_order(key: Key) -> tuple[tuple[str, Cell], ...]:

@@ -14,6 +14,7 @@ import typer
 
 from anabranch.cli.catalog.session import catalog_session, refuse
 from anabranch.cli.installation import DataDir, PostgresUrl
+from anabranch.cli.printable import say
 from anabranch.cli.verify.device import NotComparableError, check_device
 from anabranch.cli.verify.log import RowComparison, contradictions
 from anabranch.store.capture.rows import UndecodableError
@@ -70,7 +71,7 @@ def verify(
         if table is not None and table not in database.tables:
             raise refuse("NOT_SYNCED", f'"{table}" is no synced table of "{db}"')
         for one in cut_off(conn, db):
-            typer.echo(f"warning: {in_words(db, one.table)}", err=True)
+            say(f"warning: {in_words(db, one.table)}", err=True)
         if device is not None:
             if take:
                 raise refuse("INVALID_OPTIONS", "--adopt is for the server's tables: a device mends itself")
@@ -119,9 +120,9 @@ def _table(conn: Session, database: Database, table: Table) -> bool:
             except UndrainedError:
                 continue
             if kept == (count, sum_to_bytes(total)):
-                typer.echo(f"{table.name}: {count} rows are those of the log at {now.head}")
+                say(f"{table.name}: {count} rows are those of the log at {now.head}")
                 return True
-            typer.echo(f"{table.name}: DIFFERS from the log at {now.head}: {count} rows, {kept[0]} logged")
+            say(f"{table.name}: DIFFERS from the log at {now.head}: {count} rows, {kept[0]} logged")
             _name_rows(table, contradictions(conn, database, table, rows_before(conn, database, table)))
             return False
     raise AssertionError("patience ends with an error")
@@ -133,11 +134,11 @@ def _name_rows(table: Table, found: Iterator[Contradiction]) -> None:
     for number, one in enumerate(found, 1):
         if number <= MOST_SHOWN:
             names = ("in the table", "in the log")
-            typer.echo(f"  {comparison.describe(one.key, one.stored, one.logged, names)}")
+            say(f"  {comparison.describe(one.key, one.stored, one.logged, names)}")
     if number > MOST_SHOWN:
-        typer.echo(f"  and {number - MOST_SHOWN} more rows")
+        say(f"  and {number - MOST_SHOWN} more rows")
     if not number:
-        typer.echo("  rows that the log has never had, or not whole: compare a device's file (--device)")
+        say("  rows that the log has never had, or not whole: compare a device's file (--device)")
 
 
 def _adopt(conn: Session, database: Database, table: Table) -> None:
@@ -151,7 +152,7 @@ def _adopt(conn: Session, database: Database, table: Table) -> None:
             if len(found) > MOST_ADOPTED:
                 raise refuse("TOO_MANY", f"more than {MOST_ADOPTED} rows of {table.name} differ: register it anew")
             adopt(conn, database, table, found)
-        typer.echo(f"{table.name}: adopted; {len(found)} rows go into the log")
+        say(f"{table.name}: adopted; {len(found)} rows go into the log")
         return
 
 
@@ -162,11 +163,11 @@ def _device(conn: Session, database: Database, file: Path, only: str | None) -> 
         for check in check_device(conn, database, file, only):
             left_out = f"; {check.changed} rows changed since are left out" if check.changed else ""
             told = f"{len(check.differences)} rows DIFFER" if check.differences else "the rows are the server's"
-            typer.echo(f"{check.table}: at {check.position} {told}{left_out}")
+            say(f"{check.table}: at {check.position} {told}{left_out}")
             for difference in check.differences[:MOST_SHOWN]:
-                typer.echo(f"  {difference}")
+                say(f"  {difference}")
             if len(check.differences) > MOST_SHOWN:
-                typer.echo(f"  and {len(check.differences) - MOST_SHOWN} more rows")
+                say(f"  and {len(check.differences) - MOST_SHOWN} more rows")
             differs |= bool(check.differences)
     except NotComparableError as error:
         raise refuse("NOT_COMPARABLE", str(error)) from error
