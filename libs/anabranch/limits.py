@@ -7,7 +7,8 @@ A batch beyond a limit is rejected ``LIMIT_EXCEEDED``; a request beyond one fail
 from __future__ import annotations
 
 MAX_BATCH_BYTES = 32 * 1024 * 1024
-"""Bytes of one batch's payload. One larger than a request travels in parts over ``SendStream``."""
+"""Bytes of one batch's payload. One larger than a request travels in parts over ``SendStream``. Nor may its values grow
+by more, where Postgres prints them (``values.growth``)."""
 MAX_BATCH_MUTATIONS = 10_000
 """Mutations of one batch."""
 MAX_BATCH_ROWS = 50_000
@@ -26,7 +27,7 @@ MAX_DEAD_LETTER_COUNTS = 50
 MAX_NODE_NAME_BYTES = 255
 """UTF-8 bytes of a node's name."""
 MAX_VALUE_BYTES = 16 * 1024 * 1024
-"""Bytes of one value as it travels."""
+"""Bytes of one value as it travels. Nor may it grow by more, where Postgres prints it."""
 
 BATCH_EXPIRY_MS = 7 * 24 * 3600 * 1000
 """How long a device keeps a batch that it can't send, and the server one that waits for a row which an earlier batch of

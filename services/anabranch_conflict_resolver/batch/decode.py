@@ -20,6 +20,7 @@ from anabranch.store.catalog.databases import Database
 from anabranch.v1 import batch_pb2, errors_pb2, value_pb2
 from anabranch.values import Cell, Kind, Table, key_text
 from anabranch.values.cells import Literal
+from anabranch.values.growth import MAY_GROW, growth_of
 from anabranch.values.messages import ARMS, NotGivenError, Reader, column_reader
 
 RowKey = tuple[str, str]
@@ -56,13 +57,15 @@ class _Refuse(Exception):
 @dataclass(slots=True)
 class Decoded:
     """A batch, read. ``keys`` holds the key's cells of every row that it touches; ``twice``: it touches one of them
-    more than once; ``expects_rows``: those that it updates or deletes. With ``refusal`` the rest is empty."""
+    more than once; ``expects_rows``: those that it updates or deletes. ``grown``: how many bytes more its values have
+    where Postgres prints them. With ``refusal`` the rest is empty."""
 
     time_ms: int = 0
     mutations: list[Mutation] = field(default_factory=list)
     keys: dict[RowKey, tuple[Cell, ...]] = field(default_factory=dict)
     twice: bool = False
     expects_rows: bool = False
+    grown: int = 0
     refusal: Refusal | None = None
 
 
@@ -72,6 +75,7 @@ class _Shape:
     __slots__ = (
         "arms",
         "counters",
+        "growing",
         "key_at",
         "kind",
         "names",
@@ -111,6 +115,7 @@ class _Shape:
         # The common case: one key column whose text is its cell.
         self.simple_key = [columns[i].kind in (Kind.STRING, Kind.UUID) for i in self.key_at] == [True]
         self.text_at = [i for i, c in enumerate(columns) if c.kind not in _WITHOUT_TEXT]
+        self.growing = [(c.name, growth.measure) for c in columns if (growth := growth_of(c)) is not None]
         keys = set(table.key_columns)
         self.value_at = [i for i, name in enumerate(names) if name not in keys]
         self.counters = (
@@ -183,6 +188,20 @@ class _Shape:
                 raise _Refuse(errors_pb2.REASON_INVALID_VALUE, text)
         return cells, missing
 
+    def growth(self, values: Mapping[str, Cell]) -> int:
+        """By how many bytes the values of a row grow."""
+        grown = 0
+        for name, measure in self.growing:
+            cell = values.get(name)
+            if cell is None:
+                continue
+            more = measure(cell)
+            if more > limits.MAX_VALUE_BYTES:
+                text = f"column {_quoted(name)}: {_grows('the value', limits.MAX_VALUE_BYTES)}"
+                raise _Refuse(errors_pb2.REASON_LIMIT_EXCEEDED, text)
+            grown += more
+        return grown
+
     def before(self, undo: batch_pb2.Undo, row: int) -> dict[str, Cell] | None:
         """The device's old values of the row's counters and function-merged columns; None where it sent none."""
         if row >= len(undo.rows):
@@ -218,6 +237,10 @@ def _has_nul(cell: Cell) -> bool:
     return isinstance(cell, tuple) and any(_has_nul(c) for c in cell if c is not None)
 
 
+def _grows(what: str, most: int) -> str:
+    return f"{what} would grow by more than {most} bytes: a number with an exponent is stored with all of its digits"
+
+
 def _quoted(name: str) -> str:
     return '"' + name[:80] + '"'
 
@@ -225,11 +248,14 @@ def _quoted(name: str) -> str:
 class Decoder:
     """Reads payloads for one database. ``stopped``: tables that can't be synced as they are, and why, in words."""
 
-    __slots__ = ("_shapes", "_stopped", "_tables")
+    __slots__ = ("_any_grow", "_grow_always", "_shapes", "_stopped", "_tables")
 
     def __init__(self, database: Database, stopped: Mapping[str, str] = _NONE) -> None:
         self._tables = database.tables
         self._stopped = stopped
+        growths = [growth_of(column) for table in database.tables.values() for column in table.columns]
+        self._any_grow = any(growths)
+        self._grow_always = any(growth is not None and growth.always for growth in growths)
         self._shapes: dict[tuple[str, int, tuple[str, ...]], _Shape] = {}
 
     def decode(self, batch_id: str, payload: bytes) -> Decoded:
@@ -242,20 +268,23 @@ class Decoder:
         except ValueError:
             return Decoded(refusal=Refusal(errors_pb2.REASON_INVALID_ID, "the batch's id is not a ULID"))
         look_for_nul = b"\0" in payload
+        look_for_growth = self._grow_always or (self._any_grow and MAY_GROW(payload) is not None)
         table = ""
         try:
             if not message.mutations:
                 raise _Refuse(errors_pb2.REASON_EMPTY, "the batch has no mutation")
             for mutation in message.mutations:
                 table = mutation.table
-                self._read(mutation, decoded, look_for_nul)
+                self._read(mutation, decoded, look_for_nul, look_for_growth)
         except _Refuse as refused:
             # The mutation is the one after those that were read.
             refusal = Refusal(refused.reason, refused.message, len(decoded.mutations), table)
             return Decoded(decoded.time_ms, refusal=refusal)
         return decoded
 
-    def _read(self, mutation: batch_pb2.DbMutation, decoded: Decoded, look_for_nul: bool) -> None:
+    def _read(
+        self, mutation: batch_pb2.DbMutation, decoded: Decoded, look_for_nul: bool, look_for_growth: bool
+    ) -> None:
         table = mutation.table
         shape = self._shape(table, mutation.type, tuple(mutation.columns))
         if not mutation.rows:
@@ -274,6 +303,11 @@ class Decoder:
             else:
                 keys[at] = cells
             rows.append(RowChange(key, values) if undo is None else RowChange(key, values, undo(i)))
+            if look_for_growth and shape.growing:
+                decoded.grown += shape.growth(values)
+                if decoded.grown > limits.MAX_BATCH_BYTES:
+                    text = _grows("the batch", limits.MAX_BATCH_BYTES)
+                    raise _Refuse(errors_pb2.REASON_LIMIT_EXCEEDED, text)
         if shape.kind is not MutationType.INSERT:
             decoded.expects_rows = True
         decoded.mutations.append(Mutation(table, shape.kind, rows))

@@ -14,8 +14,12 @@ which goes into the group's link, and the notes of ``captured.pieces``. Time lim
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 
+from anabranch.store.capture.captured import Captured
+from anabranch.store.capture.growth import row_growth
 from anabranch.store.capture.large import Transaction, first_of, read_whole
 from anabranch_conflict_resolver.captured import limits
 from anabranch_conflict_resolver.captured.intake import NOTHING_CAUSED, log_pieces, log_rows
@@ -45,6 +49,11 @@ def drain_backlog(context: Context, outstanding: Outstanding) -> Progress:
         large = transactions[0].changes > limits.MOST_ROWS or transactions[0].size > limits.MOST_BYTES
         rows = first_of(conn, number, transactions[0]) if large else read_whole(conn, number, transactions)
         if len(rows) == (1 if large else sum(one.changes for one in transactions)):
+            if not large and (fit := _fitting(context, transactions, rows)) < len(transactions):
+                transactions = transactions[: max(1, fit)]
+                taken = {one.xid for one in transactions}
+                rows = [row for row in rows if row.xid in taken]
+                large = not fit
             outstanding.taken = len(transactions)
             if large:
                 origin = Origin(rows[0].xid, rows[0].role, rows[0].application)
@@ -54,6 +63,17 @@ def drain_backlog(context: Context, outstanding: Outstanding) -> Progress:
             return Progress(view, drained=drained)
         outstanding.forget()
     return Progress(view, drained=Drained((), (), NOTHING_CAUSED))
+
+
+def _fitting(context: Context, transactions: Sequence[Transaction], rows: Sequence[Captured]) -> int:
+    """How many of the transactions fit into a group when the values of their rows have grown."""
+    grown = {one.xid: 0 for one in transactions}
+    for row in rows if context.synced.growing else ():
+        grown[row.xid] += row_growth(context.synced.growing, row)
+    if not any(grown.values()):
+        return len(transactions)
+    sizes = accumulate(one.size + grown[one.xid] for one in transactions)
+    return sum(size <= limits.MOST_BYTES for size in sizes)
 
 
 def drain_large(context: Context, transaction: Transaction, origin: Origin) -> Drained:

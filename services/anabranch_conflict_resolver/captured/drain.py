@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Set
 
 from anabranch.store.capture import captured
+from anabranch.store.capture.growth import growth
 from anabranch_conflict_resolver.batch.decode import RowKey
 from anabranch_conflict_resolver.captured import limits
 from anabranch_conflict_resolver.captured.intake import log_rows
@@ -41,7 +42,8 @@ def drain(context: Context, view: View, touched: Set[RowKey]) -> Drained | None:
         psycopg.Error: Postgres refused a statement.
     """
     rows = captured.read(context.conn, context.synced.database.id, limits.MOST_ROWS + 1, limits.MOST_BYTES)
-    large = any(row.old is None and row.new is None for row in rows) or captured.size(rows) > limits.MOST_BYTES
+    size = captured.size(rows) + growth(context.synced.growing, rows)
+    large = any(row.old is None and row.new is None for row in rows) or size > limits.MOST_BYTES
     if len(rows) > limits.MOST_ROWS or large:
         return None
     return log_rows(context, view, rows, touched)

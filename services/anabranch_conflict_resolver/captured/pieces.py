@@ -23,6 +23,7 @@ from itertools import pairwise
 
 from anabranch.store.capture import captured, large
 from anabranch.store.capture.captured import Captured
+from anabranch.store.capture.growth import growth, row_growth
 from anabranch.store.capture.large import Transaction, key_bytes
 from anabranch.store.capture.large_images import image_size
 from anabranch.store.inbox.claim import renew
@@ -105,11 +106,16 @@ def by_row(conn: Session, synced: SyncedDatabase, transaction: Transaction) -> I
     for place, ids in enumerate(buckets.ids):
         if ids:
             rows = _of_bucket(conn, number, buckets, place)
-            [steps] = steps_of(conn, synced, rows).values() if rows else [[]]
-            # An update of a key is in the buckets of both.
-            yield [step for step in steps if buckets.of_step(step) == place]
-            del rows, steps
-            renew(conn)
+            parts = 1 + growth(synced.growing, rows) // BUCKET_BYTES
+            for part in range(parts):
+                some = rows if parts == 1 else buckets.part(rows, place, part, parts)
+                [steps] = steps_of(conn, synced, some).values() if some else [[]]
+                # An update of a key is in the buckets of both.
+                of_part = [step for step in steps if buckets.part_of(step, parts) == part]
+                yield [step for step in of_part if buckets.of_step(step) == place]
+                del some, steps, of_part
+                renew(conn)
+            del rows
     for after, up_to in pairwise(ends):
         large.delete_of(conn, number, transaction.xid, after, up_to)
         renew(conn)
@@ -123,8 +129,19 @@ def _read(conn: Session, synced: SyncedDatabase, transaction: Transaction) -> It
         if not rows:
             return
         after = rows[-1].id
-        yield rows
+        yield from _grown_apart(synced, rows)
         del rows
+
+
+def _grown_apart(synced: SyncedDatabase, rows: list[Captured]) -> Iterator[list[Captured]]:
+    """Rows in parts that are not too large when their values have grown."""
+    first = grown = 0
+    for place, row in enumerate(rows) if synced.growing else ():
+        grown += row_growth(synced.growing, row)
+        if grown > BUCKET_BYTES and place > first:
+            yield rows[first:place]
+            first, grown = place, row_growth(synced.growing, row)
+    yield rows[first:]
 
 
 @dataclass(slots=True)
@@ -162,12 +179,27 @@ class _Buckets:
         """Those of ``places`` that are in a bucket."""
         return [part for part in self.places(row) if self.of(part[0]) == bucket]
 
-    def of_step(self, step: Step) -> int:
-        """The bucket of a change."""
+    def place_of(self, step: Step) -> _Place:
+        """The row that a change is of."""
         image = step.link[0] or step.link[1]
         assert image is not None
         number = step.table.table.id
-        return self.of((number, key_bytes(image, self.keys[number])))
+        return number, key_bytes(image, self.keys[number])
+
+    def of_step(self, step: Step) -> int:
+        """The bucket of a change."""
+        return self.of(self.place_of(step))
+
+    def part(self, rows: Iterable[Captured], bucket: int, part: int, parts: int) -> list[Captured]:
+        """Those changes of a bucket that are of one of its parts, of which each has all changes of its rows."""
+        return [row for row in rows if any(self._part(at, parts) == part for at, _, _ in self.parts(row, bucket))]
+
+    def part_of(self, step: Step, parts: int) -> int:
+        """The part of its bucket that a change is in."""
+        return self._part(self.place_of(step), parts) if parts > 1 else 0
+
+    def _part(self, place: _Place, parts: int) -> int:
+        return hash(place) // len(self.ids) % parts
 
 
 def _of_bucket(conn: Session, database_id: int, buckets: _Buckets, bucket: int) -> list[Captured]:

@@ -25,7 +25,7 @@ from anabranch_conflict_resolver.blame.rejections import any_failed, fault_of
 from anabranch_conflict_resolver.blame.suspects import Suspects, is_as_sure, stages, suspects_of
 from anabranch_conflict_resolver.captured.drain import drain
 from anabranch_conflict_resolver.group.context import Context, Progress
-from anabranch_conflict_resolver.group.cuts import before_touched_again, in_order, in_waves
+from anabranch_conflict_resolver.group.cuts import at_once, in_order, in_waves
 from anabranch_conflict_resolver.group.next_try import Attempt, Retry, Tried, is_in_company, next_try
 from anabranch_conflict_resolver.group.setback import Setback, Why
 from anabranch_conflict_resolver.group.view import load_view
@@ -52,7 +52,7 @@ def decide_group(context: Context, attempt: Attempt, batches: Sequence[Candidate
         DatabaseError: no batch is at fault; roll back and try again.
     """
     done: list[Result] = []
-    left: Sequence[Candidate] = before_touched_again(batches, context.synced.once_a_group)
+    left: Sequence[Candidate] = at_once(batches, context.synced.once_a_group)
     while True:
         outcome = run(context, attempt, left)
         if isinstance(outcome, Decided):

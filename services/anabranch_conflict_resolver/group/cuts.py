@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from anabranch import limits
 from anabranch.merge import MutationType, Write
 from anabranch_conflict_resolver.batch.decode import RowKey
 from anabranch_conflict_resolver.batch.results import Candidate
@@ -26,6 +27,9 @@ _BECOMES: Mapping[MutationType, frozenset[MutationType]] = MappingProxyType(
     {_INSERT: frozenset({_INSERT, _UPDATE}), _UPDATE: frozenset({_UPDATE}), _DELETE: frozenset({_DELETE})}
 )
 """The types of writes that a mutation may become: a late insert of a live row is an update."""
+GROWN_BYTES = limits.MAX_BATCH_BYTES
+"""The most bytes of a group's batches as Postgres prints their values, where some of these grow; one of more than that
+has a group of its own."""
 
 
 def in_waves(candidates: Sequence[Candidate], watched: Kinds) -> Sequence[list[Candidate]]:
@@ -70,6 +74,11 @@ def runs(candidates: Sequence[Candidate]) -> list[list[Candidate]]:
     return waves
 
 
+def at_once(candidates: Sequence[Candidate], tables: frozenset[str]) -> Sequence[Candidate]:
+    """The candidates that one group may decide; ``tables``: those of which it touches a row once only."""
+    return before_touched_again(as_large_as_may_be(candidates), tables)
+
+
 def before_touched_again(candidates: Sequence[Candidate], tables: frozenset[str]) -> list[Candidate]:
     """The candidates without those that touch a row of ``tables`` after another, and without the later ones of their
     nodes."""
@@ -86,6 +95,18 @@ def before_touched_again(candidates: Sequence[Candidate], tables: frozenset[str]
             kept.append(candidate)
         touched |= rows
     return kept
+
+
+def as_large_as_may_be(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+    """The first of the candidates, as many as may be in a group when their values have grown."""
+    if not any(one.decoded.grown for one in candidates):
+        return candidates
+    total = 0
+    for place, one in enumerate(candidates):
+        total += one.taken.size + one.decoded.grown
+        if place and total > GROWN_BYTES:
+            return candidates[:place]
+    return candidates
 
 
 def is_watched(watched: Kinds, candidate: Candidate) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from anabranch.merge import MutationType, function_of
+from anabranch.store.capture.growth import Growing, growing_columns
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.relation import ForeignKey
 from anabranch.store.group.rows import TableSql
@@ -42,6 +43,8 @@ class SyncedDatabase:
     which."""
     referrers: Mapping[str, Sequence[tuple[str, ForeignKey]]] = field(default_factory=dict)
     """By table, the synced tables that refer to it, each with the foreign key."""
+    growing: Growing = field(default_factory=dict)
+    """Columns of captured rows whose values grow."""
     unreadable: set[str] = field(default_factory=set)
     """Tables that have drifted so far from their registration that their captured changes can't be read."""
 
@@ -84,9 +87,10 @@ def compile_database(
             if key.to_schema == database.schema_name and key.to_table in database.tables:
                 referrers.setdefault(key.to_table, []).append((name, key))
     may_cause = _may_cause(database, with_code)
+    growing = growing_columns(list(database.tables.values()))
     torn = set(database.torn)
     return SyncedDatabase(
-        database, decoder, tables, primary_keys, writers, once_a_group, asks, may_cause, referrers, torn
+        database, decoder, tables, primary_keys, writers, once_a_group, asks, may_cause, referrers, growing, torn
     )
 
 

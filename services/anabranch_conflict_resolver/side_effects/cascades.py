@@ -39,6 +39,7 @@ from anabranch.merge import Write
 from anabranch.store.capture import captured
 from anabranch.store.capture import large as store
 from anabranch.store.capture.captured import Captured
+from anabranch.store.capture.growth import growth
 from anabranch_conflict_resolver.batch.decode import RowKey
 from anabranch_conflict_resolver.batch.results import Accepting, Applied, Made, Result
 from anabranch_conflict_resolver.captured.dependencies import needed_by
@@ -83,7 +84,7 @@ def absorb(context: Context, progress: Progress, accepting: Accepting, made: Mad
     """Take the changes caused since the last look, as changes of a batch: one for each row, from its state before, or
     from the state that the batch itself had given it, to its state now."""
     conn, synced, view = context.conn, context.synced, progress.view
-    own = captured.take_own(conn, context.synced.database.id, progress.looked_up_to, MOST_HELD, MOST_BYTES)
+    own = _take_own(context, progress)
     if own is None:
         return _absorb_large(context, progress, accepting, made)
     if not own:
@@ -104,6 +105,18 @@ def absorb(context: Context, progress: Progress, accepting: Accepting, made: Mad
         if change is not None:
             made.changes.append(change)
     return None
+
+
+def _take_own(context: Context, progress: Progress) -> list[Captured] | None:
+    conn, number, after = context.conn, context.synced.database.id, progress.looked_up_to
+    if not context.synced.growing:
+        return captured.take_own(conn, number, after, MOST_HELD, MOST_BYTES)
+    with conn.transaction() as trial:
+        own = captured.take_own(conn, number, after, MOST_HELD, MOST_BYTES)
+        if own is not None and growth(context.synced.growing, own) > MOST_BYTES:
+            # They are put back, and taken piece by piece.
+            own, trial.force_rollback = None, True
+    return own
 
 
 def _absorb_large(context: Context, progress: Progress, accepting: Accepting, made: Made) -> Setback | None:
@@ -174,7 +187,8 @@ def with_arrived(progress: Progress) -> Drained | None:
 def _arrived_steps(context: Context, rows: Sequence[Captured]) -> list[Step] | None:
     """The captured changes of others, of which ``MOST_ARRIVED`` are read at most; None where they are too many to be
     looked at."""
-    if len(rows) >= MOST_ARRIVED or captured.size(rows) > captured.MOST_BYTES:
+    size = captured.size(rows) + growth(context.synced.growing, rows)
+    if len(rows) >= MOST_ARRIVED or size > captured.MOST_BYTES:
         return None
     return [step for steps in steps_of(context.conn, context.synced, rows).values() for step in steps]
 

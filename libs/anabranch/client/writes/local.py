@@ -21,6 +21,7 @@ from anabranch.merge.overlay import Pending
 from anabranch.v1 import batch_pb2, snapshot_pb2
 from anabranch.values import Cell
 from anabranch.values.cells import Literal
+from anabranch.values.growth import growth_of
 from anabranch.values.python import Converter, converter
 
 Cells = dict[str, Cell]
@@ -40,6 +41,7 @@ class WriteChecks:
         self._table = table
         self.table_name = table.name
         self._converters: dict[str, Converter] = {c.name: converter(c) for c in table.table.columns}
+        self._growing = {c.name: growth.measure for c in table.table.columns if (growth := growth_of(c)) is not None}
 
     def cell(self, column: str, value: Any) -> Cell:
         """One value. Raises ValueError."""
@@ -100,6 +102,19 @@ class WriteChecks:
             raise ValueError(f"{self._table.name}: a key has the columns {', '.join(names)}")
         return self.row(dict(zip(names, values, strict=True)))
 
+    def growth(self, rows: Iterable[Cells], most: int) -> int:
+        """By how many bytes the values of rows grow where the server stores them. Raises ValueError where one grows by
+        more than ``most``."""
+        grown = 0
+        for name, measure in self._growing.items():
+            for row in rows:
+                cell = row.get(name)
+                more = 0 if cell is None else measure(cell)
+                if more > most:
+                    raise ValueError(f"{self._table.name}.{name}: a value grows by at most {most} bytes, not {more}")
+                grown += more
+        return grown
+
 
 class BatchBuilder:
     """A batch while its transaction is open. Each method checks everything first: where it raises, nothing of that
@@ -112,6 +127,7 @@ class BatchBuilder:
         self._mutations: list[batch_pb2.DbMutation] = []
         self._touched: dict[tuple[str, str], None] = {}
         self._rows = 0
+        self._grown = 0
         self.limits = snapshot_pb2.Limits.FromString(tx.state.limits)
 
     def _table(self, name: str) -> tuple[DeviceTable, WriteChecks]:
@@ -159,13 +175,13 @@ class BatchBuilder:
     @contextmanager
     def call(self) -> Iterator[None]:
         """Undo one call's writes alone if it raises, inside a batch that may go on."""
-        mutations, touched, rows = len(self._mutations), dict(self._touched), self._rows
+        mutations, touched, rows, grown = len(self._mutations), dict(self._touched), self._rows, self._grown
         try:
             with self.tx.savepoint():
                 yield
         except BaseException:
             del self._mutations[mutations:]
-            self._touched, self._rows = touched, rows
+            self._touched, self._rows, self._grown = touched, rows, grown
             raise
 
     def insert(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -183,6 +199,7 @@ class BatchBuilder:
         columns = [c for c in table.table.column_names if c in given]
         message = mutation_message(table, MutationType.INSERT, columns, list(by_text.values()), (), ())
         self._fits(message)
+        self._grown += checks.growth(by_text.values(), self.limits.max_value_bytes or limits.MAX_VALUE_BYTES)
         self._apply(table, MutationType.INSERT, by_text, keys, {}, columns)
         self._add(message, by_text)
 
@@ -202,6 +219,7 @@ class BatchBuilder:
         undo = [{c: shown[text][index[c]] for c in changed if c in row} for text, row in by_text.items()]
         message = mutation_message(table, MutationType.UPDATE, columns, list(by_text.values()), changed, undo)
         self._fits(message)
+        self._grown += checks.growth(by_text.values(), self.limits.max_value_bytes or limits.MAX_VALUE_BYTES)
         self._apply(table, MutationType.UPDATE, by_text, keys, shown, changed)
         self._add(message, by_text)
 
@@ -304,6 +322,9 @@ class BatchBuilder:
             raise ValueError(f"a batch has at most {max_mutations} mutations, not {len(self._mutations)}")
         if self._rows > max_rows:
             raise ValueError(f"a batch has at most {max_rows} rows, not {self._rows}")
+        if self._grown > max_bytes:
+            text = f"a batch grows by at most {max_bytes} bytes where the server stores its values, not {self._grown}"
+            raise ValueError(f"{text}: numbers with exponents are stored with all of their digits")
         batch_id = next_id(state.last_id, now_ms, state.seen_ms)
         payload = batch_pb2.DbMutationBatch(
             id=batch_id,

@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from anabranch.errors import ServerError
+from anabranch.store.capture.growth import growing_columns, image_growth
 from anabranch.store.capture.rows import decode
 from anabranch.store.catalog.databases import Database
 from anabranch.store.cells.binary_cells import Row
@@ -116,6 +117,9 @@ def rows_before(conn: Connection, database: Database, table: Table) -> dict[str,
         raise UndrainedError(table.name)
     changes = run(conn, _WAITING, wanted).fetchall() if count else []
     raws = [raw for change in changes for raw in change]
+    places = growing_columns([table]).get(table.id)
+    if places is not None and size + sum([image_growth(raw, places) for raw in raws if raw is not None]) > MOST_BYTES:
+        raise UndrainedError(table.name)
     decoded = iter(decode(conn, database.schema_name, table, [raw for raw in raws if raw is not None]))
     rows = [None if raw is None else next(decoded) for raw in raws]
     hash_of = RowEncoder(table).hash
