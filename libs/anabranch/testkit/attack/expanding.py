@@ -41,6 +41,8 @@ def send_expanding(target: Target, chance: random.Random, stop: threading.Event,
                 answer: ingest_pb2.SendResponse = stub.Send(request, timeout=CALL_S, metadata=bearer(target.device_key))
             except grpc.RpcError as error:
                 judge(f"expanding: {name}", error, [], found)
+                # The token of the lost answer is unknown: a new node goes on.
+                node, token = batch_pb2.Node(id=str(ULID()), name="expanding"), b""
                 continue
             token = answer.node_token
             for verdict in answer.verdicts:

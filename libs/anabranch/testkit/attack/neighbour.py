@@ -61,6 +61,8 @@ class Neighbour:
                 except grpc.RpcError as error:
                     info = error_info(error)
                     self.failures[kind] = f"{error.code().name} {info.reason if info else ''} {error.details()}"
+                    # The token of a lost answer is unknown: a new node goes on.
+                    self._node, self._token = batch_pb2.Node(id=str(ULID()), name="neighbour"), b""
                 else:
                     times[kind].append(time.monotonic() - began)
         return times
