@@ -1,4 +1,4 @@
-"""As much of a Kubernetes API as Helm asks for when it renders against a cluster: discovery, and Secrets by name.
+"""As much of a Kubernetes API as Helm asks for when it renders against a cluster: discovery, Secrets and Services.
 
 It is no Kubernetes: it lets Helm's own `lookup` speak to something over HTTP, so that what the chart keeps over
 upgrades can be told from what it makes anew.
@@ -14,13 +14,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-SECRET = re.compile(r"/api/v1/namespaces/([^/]+)/secrets/([^/?]+)")
+OBJECT = re.compile(r"/api/v1/namespaces/([^/]+)/(secrets|services)/([^/?]+)")
 KINDS = {
     "v1": "ConfigMap Pod Secret Service ServiceAccount",
     "apps/v1": "Deployment StatefulSet",
     "autoscaling/v2": "HorizontalPodAutoscaler",
     "batch/v1": "CronJob Job",
-    "gateway.networking.k8s.io/v1": "GRPCRoute",
+    "cert-manager.io/v1": "Certificate",
+    "gateway.networking.k8s.io/v1": "BackendTLSPolicy GRPCRoute",
     "monitoring.coreos.com/v1": "PrometheusRule ServiceMonitor",
     "networking.k8s.io/v1": "Ingress NetworkPolicy",
     "policy/v1": "PodDisruptionBudget",
@@ -49,11 +50,12 @@ def _groups() -> list[dict[str, Any]]:
 
 
 class Cluster:
-    """Its address, and the Secrets in it by namespace and name."""
+    """Its address, and the Secrets and Services in it by namespace and name."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.secrets: dict[tuple[str, str], dict[str, Any]] = {}
+        self.services: dict[tuple[str, str], dict[str, Any]] = {}
         self.asked: list[str] = []
 
     def answer(self, path: str) -> tuple[int, dict[str, Any]]:
@@ -71,9 +73,11 @@ class Cluster:
             return 200, _resources(version)
         if re.fullmatch(r"/api/v1/namespaces/[^/]+/secrets", bare):
             return 200, {"kind": "SecretList", "apiVersion": "v1", "items": []}  # Helm looks for its releases.
-        match = SECRET.fullmatch(bare)
-        if match is not None and (match[1], match[2]) in self.secrets:
-            return 200, self.secrets[match[1], match[2]]
+        match = OBJECT.fullmatch(bare)
+        if match is not None:
+            found = {"secrets": self.secrets, "services": self.services}[match[2]].get((match[1], match[3]))
+            if found is not None:
+                return 200, found
         status = {"kind": "Status", "apiVersion": "v1", "status": "CallError", "reason": "NotFound", "code": 404}
         return 404, status
 

@@ -18,6 +18,8 @@ TOPOLOGIES = CHART / "tests"
 KUBERNETES = "1.34.0"
 
 Objects = list[dict[str, Any]]
+PLAIN: dict[str, Any] = {"tls": {"enabled": False}}
+"""Services without TLS: for renderings without a cluster, where no certificate can be made and kept."""
 
 
 class Helm:

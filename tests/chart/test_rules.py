@@ -15,7 +15,7 @@ import yaml
 from .conftest import CHART, KUBERNETES, Helm, Objects, of_kind, pod_specs, topologies, topology
 
 SELECTOR_LABELS = {"app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/component"}
-CUSTOM = {"ServiceMonitor", "PrometheusRule", "GRPCRoute"}
+CUSTOM = {"ServiceMonitor", "PrometheusRule", "GRPCRoute", "BackendTLSPolicy", "Certificate"}
 """Kinds that Kubernetes itself has no schema for."""
 OLDEST, NEWEST = "1.30", kubernetes_validate.latest_version()
 
@@ -132,7 +132,8 @@ def test_what_is_written_is_bounded(objects: Objects) -> None:
 def test_what_a_pod_refers_to_is_there(objects: Objects) -> None:
     """Config maps, secrets of the chart, accounts, mounted volumes: each name leads somewhere."""
     made = {kind: of_kind(objects, kind).keys() for kind in ("ConfigMap", "Secret", "ServiceAccount")}
-    foreign = {"db", "cluster-app", "tokens", "services-tls", "lake-credentials"}
+    foreign = {"db", "cluster-app", "tokens", "services-tls", "postgres-tls", "postgres-ca", "lake-credentials"}
+    foreign |= {one["spec"]["secretName"] for one in of_kind(objects, "Certificate").values()}
     for where, pod in pod_specs(objects).items():
         account = pod.get("serviceAccountName", "default")
         assert account == "default" or account in made["ServiceAccount"], where
@@ -213,7 +214,7 @@ def test_readiness_asks_the_service_itself(objects: Objects, name: str) -> None:
     for deployment in of_kind(objects, "Deployment").values():
         container = deployment["spec"]["template"]["spec"]["containers"][0]
         probe = container["readinessProbe"]
-        if name == "gateway-tls":
+        if topology(name)["tls"].get("enabled") is not False:
             assert probe["exec"]["command"][:3] == ["python", "-m", "anabranch.runtime.health"]
         else:
             assert probe["grpc"] == {"port": 7400}

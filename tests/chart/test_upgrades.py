@@ -11,9 +11,11 @@ import pytest
 import yaml
 
 from .cluster import Cluster, cluster
-from .conftest import CHART, Helm, Objects, of_kind, topologies, topology
+from .conftest import CHART, PLAIN, Helm, Objects, of_kind, topologies, topology
 
-GENERATED = {"bundledPostgres": {"enabled": True}, "auth": {"hs256": {"enabled": True}}}
+HS256: dict[str, Any] = {"auth": {"hs256": {"enabled": True}}}
+GENERATED: dict[str, Any] = {"bundledPostgres": {"enabled": True}, **HS256}
+UNSAFE: dict[str, Any] = {"postgres": {"sslMode": "disable"}}
 
 
 def _against(helm: Helm, where: Cluster, *more: str) -> Objects:
@@ -37,7 +39,8 @@ def test_generated_secrets_are_kept_over_upgrades(helm: Helm) -> None:
             assert _secrets(_against(helm, where, "--is-upgrade")) == _secrets(installed)
         assert any("/secrets/" in path for path in where.asked)
     made = _secrets(installed)
-    assert made.keys() == {"rel-anabranch-postgres", "rel-anabranch-tokens"}
+    certificates = {"rel-anabranch-tls", "rel-anabranch-postgres-tls"}
+    assert made.keys() == {"rel-anabranch-postgres", "rel-anabranch-tokens", *certificates}
     for data in made.values():
         for value in data.values():
             assert len(value) >= 32
@@ -68,11 +71,13 @@ def test_a_given_value_goes_before_the_kept_one(helm: Helm) -> None:
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({"bundledPostgres": {"enabled": True}}, "set bundledPostgres.password"),
+        ({**PLAIN, **UNSAFE, "bundledPostgres": {"enabled": True}}, "set bundledPostgres.password"),
         (
-            {"bundledPostgres": {"enabled": True, "password": "x"}, "auth": {"hs256": {"enabled": True}}},
+            {**PLAIN, **UNSAFE, "bundledPostgres": {"enabled": True, "password": "x"}, **HS256},
             "set auth.hs256.secret",
         ),
+        ({"postgres": {"host": "db"}}, "set tls.secretName or tls.certManager.issuer.name, or tls.enabled: false"),
+        ({**PLAIN, "bundledPostgres": {"enabled": True, "password": "x"}}, "set bundledPostgres.tlsSecret"),
     ],
 )
 def test_without_a_cluster_no_secret_is_made_up(helm: Helm, values: dict[str, Any], told: str) -> None:

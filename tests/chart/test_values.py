@@ -16,7 +16,7 @@ from tests.tools import load_tool
 from anabranch.runtime.config import ServiceSettings, load_settings
 
 from .cluster import cluster
-from .conftest import CHART, Helm, Objects, of_kind, pod_specs, topologies, topology
+from .conftest import CHART, PLAIN, Helm, Objects, of_kind, pod_specs, topologies, topology
 
 NASTY = "p@:/#?%[]&$() 'x\" \\ $(HOME) $$ {{ .Values }} ü"
 
@@ -54,14 +54,14 @@ def test_a_value_without_a_comment_is_found(
 @pytest.mark.parametrize("where", ["Deployment/rel-anabranch-ingest", "Job/rel-anabranch-migration"])
 def test_a_password_of_any_characters_arrives_as_it_is(helm: Helm, password: str, where: str) -> None:
 
-    values = {"postgres": {"host": "db", "user": NASTY, "database": NASTY, "password": password}}
+    values = {**PLAIN, "postgres": {"host": "db", "user": NASTY, "database": NASTY, "password": password}}
     objects = helm.render(values)
     env = _env(objects, where)
     reference = env["PGPASSWORD"]["valueFrom"]["secretKeyRef"]
     stored = of_kind(objects, "Secret")[reference["name"]]["data"][reference["key"]]
     assert base64.b64decode(stored).decode() == password
     found = psycopg.conninfo.conninfo_to_dict(_expanded(env["ANABRANCH_POSTGRES_URL"]["value"]))
-    assert found == {"host": "db", "port": "5432", "dbname": NASTY, "user": NASTY, "sslmode": "prefer"}
+    assert found == {"host": "db", "port": "5432", "dbname": NASTY, "user": NASTY, "sslmode": "require"}
 
 
 def test_a_whole_url_comes_from_its_secret(helm: Helm) -> None:
@@ -77,7 +77,7 @@ def test_parameters_of_the_connection(helm: Helm) -> None:
     assert found["options"] == "-c geqo=off"
 
 
-@pytest.mark.parametrize("name", ["public", "minimal", "single", "trial", "gateway-tls"])
+@pytest.mark.parametrize("name", ["public", "minimal", "single", "trial", "gateway-tls", "cert-manager"])
 def test_services_take_the_settings_that_the_chart_gives(
     helm: Helm, chart_tool: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -97,7 +97,7 @@ def test_services_take_the_settings_that_the_chart_gives(
             environment.setenv("ANABRANCH_POSTGRES_URL", "host=x")
             loaded = load_settings(settings)
         assert loaded.listen_address == "0.0.0.0:7400"
-        assert loaded.tls is (name == "gateway-tls")
+        assert loaded.tls is (name in ("minimal", "gateway-tls", "cert-manager"))
         if name == "public":
             assert loaded.log_level == "warning"
             assert loaded.otlp_endpoint == "http://collector.telemetry:4317"
@@ -220,7 +220,7 @@ def test_a_lake_in_an_object_store_is_reached_by_those_who_read_it_and_nobody_el
 
 
 def test_the_janitor_is_there_unless_it_is_turned_off_and_has_no_lake_without_a_compactor(helm: Helm) -> None:
-    values = {"postgres": {"host": "db", "password": "x"}}
+    values = {**PLAIN, "postgres": {"host": "db", "password": "x"}}
     pods = pod_specs(helm.render(values))
     assert pods.keys() >= READERS
     for where in READERS:
@@ -267,6 +267,27 @@ def test_the_compactor_with_executors(helm: Helm) -> None:
         ({"postgres": {"host": "db"}, "auth": {"hs256": {"enabled": True, "secret": "short"}}}, "32 bytes"),
         ({"postgres": {"host": "db"}, "tls": {"secretName": "t"}}, "tls.serverName"),
         (
+            {"postgres": {"host": "db"}, "tls": {"enabled": False, "secretName": "t", "serverName": "x"}},
+            "tls.enabled is false",
+        ),
+        (
+            {
+                "postgres": {"host": "db"},
+                "tls": {"secretName": "t", "serverName": "x", "certManager": {"issuer": {"name": "i"}}},
+            },
+            "give one of them",
+        ),
+        (
+            {
+                "postgres": {"host": "db"},
+                "tls": {"secretName": "t", "serverName": "x"},
+                "gateway": {"enabled": True, "parentRefs": [{"name": "public"}]},
+            },
+            "gateway.backendTls.caConfigMap",
+        ),
+        ({"postgres": {"host": "db", "sslMode": "verify-full"}}, "postgres.ca.secretName"),
+        ({"postgres": {"ca": {"secretName": "x"}}, "bundledPostgres": {"enabled": True}}, "bundledPostgres.tlsSecret"),
+        (
             {"postgres": {"host": "db"}, "serviceMonitor": {"enabled": True}, "telemetry": {"prometheus": False}},
             "serviceMonitor.enabled needs telemetry.prometheus",
         ),
@@ -304,6 +325,8 @@ def test_values_that_do_not_fit_together(helm: Helm, values: dict[str, Any], tol
         ({"image": {"digest": "sha256:123"}}, "digest"),
         ({"telemetry": {"otlpEndpoint": "collector:4317"}}, "otlpEndpoint"),
         ({"postgres": {"parameters": {"password": "x"}}}, "password"),
+        ({"postgres": {"sslMode": "none"}}, "sslMode"),
+        ({"tls": {"enabled": "yes"}}, "enabled"),
     ],
 )
 def test_the_schema_refuses_by_name(helm: Helm, values: dict[str, Any], path: str) -> None:

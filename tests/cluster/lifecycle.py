@@ -41,7 +41,8 @@ def test_everything_in_the_cluster_from_install_to_uninstall(release: Release) -
     release.await_behind("rel-anabranch-postgres", "postgres", 1)
     until("the first migration has run", GONE_TIMEOUT_S, lambda: _succeeded(release, "rel-anabranch-first-migration"))
     secrets, pods = release.secrets(), _uids(release.settled())
-    assert secrets.keys() == {"rel-anabranch-postgres", "rel-anabranch-tokens"}
+    certificates = {"rel-anabranch-tls", "rel-anabranch-postgres-tls"}
+    assert secrets.keys() == {"rel-anabranch-postgres", "rel-anabranch-tokens", *certificates}
 
     release.upgrade(TRIAL)
     assert release.secrets() == secrets

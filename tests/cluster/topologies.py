@@ -31,6 +31,8 @@ def without_optional_kinds(values: dict[str, Any]) -> dict[str, Any]:
     left = copy.deepcopy(values)
     for name in OPTIONAL_KINDS:
         left.pop(name, None)
+    if left.get("tls", {}).pop("certManager", None):
+        left["tls"] = {"secretName": "services-tls", "serverName": "anabranch.example.org"}
     return left
 
 
@@ -42,6 +44,8 @@ def provide(release: Release) -> None:
         "tokens": {"secret": "0123456789abcdef0123456789abcdef"},
         "lake-credentials": {"AWS_ACCESS_KEY_ID": "x"},
         "services-tls": {"tls.crt": "x", "tls.key": "x", "ca.crt": "x"},
+        "postgres-tls": {"tls.crt": "x", "tls.key": "x", "ca.crt": "x"},
+        "postgres-ca": {"ca.crt": "x", "root.crt": "x"},
         "registry": {},
     }.items():
         release.api.create(

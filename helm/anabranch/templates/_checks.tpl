@@ -34,8 +34,35 @@
 {{- if and .Values.serviceMonitor.enabled (not .Values.telemetry.prometheus) -}}
 {{- fail "serviceMonitor.enabled needs telemetry.prometheus" -}}
 {{- end -}}
-{{- if and .Values.tls.secretName (not .Values.tls.serverName) -}}
+{{- $tls := .Values.tls -}}
+{{- if and $tls.secretName (not $tls.serverName) -}}
 {{- fail "tls.serverName: the probes need the name in the certificate" -}}
+{{- end -}}
+{{- if and (not (include "anabranch.tls" .)) (or $tls.secretName $tls.certManager.issuer.name) -}}
+{{- fail "tls.enabled is false, and tls.secretName or tls.certManager.issuer is given: choose one" -}}
+{{- end -}}
+{{- if and $tls.secretName $tls.certManager.issuer.name -}}
+{{- fail "tls.secretName and tls.certManager.issuer: give one of them" -}}
+{{- end -}}
+{{- if and .Values.gateway.enabled (include "anabranch.tls" .) .Values.gateway.backendTls.enabled (not .Values.gateway.backendTls.caConfigMap) (not (include "anabranch.tlsGenerated" .)) -}}
+{{- fail "gateway.backendTls.caConfigMap: the Gateway needs the authority of the services' certificate; or gateway.backendTls.enabled: false, where a policy of yours has it" -}}
+{{- end -}}
+{{- if and .Release.IsUpgrade (kindIs "invalid" $tls.enabled) (not $tls.secretName) -}}
+{{- $root := . -}}
+{{- range include "anabranch.enabledServices" . | fromYamlArray -}}
+{{- $there := lookup "v1" "Service" $root.Release.Namespace (printf "%s-%s" (include "anabranch.fullname" $root) .component) -}}
+{{- range dig "spec" "ports" list $there -}}
+{{- if eq (get . "appProtocol") "kubernetes.io/h2c" -}}
+{{- fail "the services of this release speak plaintext so far, and TLS is the default now: say tls.enabled: true (whoever calls the Services inside the cluster has to speak TLS, too) or tls.enabled: false" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and $postgres.ca.secretName .Values.bundledPostgres.enabled -}}
+{{- fail "bundledPostgres.enabled and postgres.ca: the bundled one has an authority of its own (bundledPostgres.tlsSecret)" -}}
+{{- end -}}
+{{- if and (has $postgres.sslMode (list "verify-ca" "verify-full")) (not (include "anabranch.postgresCa" .)) (not $postgres.parameters.sslrootcert) (not $existing.urlKey) -}}
+{{- fail "postgres.sslMode: to verify takes an authority: name it in postgres.ca.secretName" -}}
 {{- end -}}
 {{- if .Values.compactor.enabled -}}
 {{- if and (hasPrefix "/" .Values.compactor.root) (not .Values.compactor.volumeClaim) -}}

@@ -24,6 +24,7 @@ env:
   mountPath: /tmp
 - name: shuffle
   mountPath: /var/spark
+{{ include "anabranch.postgresCaMount" . }}
 {{- if .Values.compactor.volumeClaim }}
 - name: lake
   mountPath: /var/lib/anabranch
@@ -37,6 +38,7 @@ env:
 - name: shuffle
   emptyDir:
     sizeLimit: 20Gi
+{{ include "anabranch.postgresCaVolume" . }}
 {{- with .Values.compactor.volumeClaim }}
 - name: lake
   persistentVolumeClaim:

@@ -34,9 +34,9 @@ imagePullSecrets:
 {{/* Where Postgres is, without the password. */}}
 {{- define "anabranch.conninfo" -}}
 {{- $postgres := .Values.postgres -}}
-{{- $parts := dict "host" $postgres.host "port" $postgres.port "dbname" $postgres.database "user" $postgres.user "sslmode" $postgres.sslMode -}}
+{{- $parts := dict "host" $postgres.host "port" $postgres.port "dbname" $postgres.database "user" $postgres.user "sslmode" (include "anabranch.sslMode" .) -}}
 {{- if .Values.bundledPostgres.enabled -}}
-{{- $parts = dict "host" (printf "%s-postgres" (include "anabranch.fullname" .)) "port" 5432 "dbname" "anabranch" "user" "anabranch" "sslmode" "disable" -}}
+{{- $parts = dict "host" (printf "%s-postgres" (include "anabranch.fullname" .)) "port" 5432 "dbname" "anabranch" "user" "anabranch" "sslmode" (include "anabranch.sslMode" .) -}}
 {{- end -}}
 {{- range $name, $value := mergeOverwrite (dict) $parts $postgres.parameters -}}
 {{ $name }}={{ include "anabranch.conninfoValue" $value }}{{ " " }}
@@ -44,8 +44,8 @@ imagePullSecrets:
 {{- end -}}
 
 {{/* The variables that lead to Postgres. The password travels beside the URL, as it is: no character of it needs
-an escape. In a plain value Kubernetes would expand $(NAME); $$ is a dollar sign. Takes root, and secret: the name
-of the chart's Secret to use. */}}
+an escape. In a plain value Kubernetes would expand $(NAME); $$ is a dollar sign. What a URL of a Secret leaves unsaid
+about TLS, PGSSLMODE says. Takes root, and secret: the name of the chart's Secret to use. */}}
 {{- define "anabranch.postgresEnv" -}}
 {{- $existing := .root.Values.postgres.existingSecret -}}
 {{- if and $existing.name $existing.urlKey (not .root.Values.bundledPostgres.enabled) -}}
@@ -54,6 +54,8 @@ of the chart's Secret to use. */}}
     secretKeyRef:
       name: {{ $existing.name }}
       key: {{ $existing.urlKey }}
+- name: PGSSLMODE
+  value: {{ include "anabranch.sslMode" .root }}
 {{- else -}}
 - name: ANABRANCH_POSTGRES_URL
   value: {{ include "anabranch.conninfo" .root | trim | replace "$" "$$" | quote }}
@@ -69,6 +71,10 @@ of the chart's Secret to use. */}}
       key: password
 {{- end }}
 {{- end }}
+{{- end }}
+{{- if include "anabranch.postgresCa" .root }}
+- name: PGSSLROOTCERT
+  value: /etc/anabranch/postgres/ca.crt
 {{- end }}
 {{- end -}}
 

@@ -11,7 +11,7 @@ anabranch.enabledServices. */}}
 {{- with $root.Values.telemetry.otlpEndpoint -}}
 {{- $_ := set $settings "otlp_endpoint" . -}}
 {{- end -}}
-{{- if $root.Values.tls.secretName -}}
+{{- if include "anabranch.tls" $root -}}
 {{- $_ := set $settings "tls_cert_file" "/etc/anabranch/tls/tls.crt" -}}
 {{- $_ := set $settings "tls_key_file" "/etc/anabranch/tls/tls.key" -}}
 {{- else -}}
@@ -28,7 +28,7 @@ ANABRANCH_{{ upper $name }}: {{ include "anabranch.settingText" $value | quote }
 {{- end -}}
 
 {{- define "anabranch.probe" -}}
-{{- if .root.Values.tls.secretName -}}
+{{- if include "anabranch.tls" .root -}}
 exec:
   command:
     - python
@@ -36,9 +36,9 @@ exec:
     - anabranch.runtime.health
     - 127.0.0.1:7400
     - --ca-file
-    - /etc/anabranch/tls/{{ .root.Values.tls.caKey }}
+    - /etc/anabranch/tls/{{ include "anabranch.tlsCaKey" .root }}
     - --server-name
-    - {{ required "tls.serverName: the probes need the name in the certificate" .root.Values.tls.serverName | quote }}
+    - {{ include "anabranch.tlsServerName" .root | quote }}
 {{- else -}}
 grpc:
   port: 7400
@@ -155,8 +155,14 @@ spec:
           # SERVING: pool, schema and the service itself agree that it can work.
           readinessProbe:
             {{- include "anabranch.probe" . | nindent 12 }}
+            {{- if include "anabranch.tls" $root }}
+            # A program of Python each time, which takes a few tenths of a second of processor.
+            periodSeconds: 10
+            timeoutSeconds: 5
+            {{- else }}
             periodSeconds: 5
             timeoutSeconds: 3
+            {{- end }}
             failureThreshold: 2
           # Whether the process still listens. A database that is away must not have it started again.
           livenessProbe:
@@ -174,7 +180,8 @@ spec:
           volumeMounts:
             - name: tmp
               mountPath: /tmp
-            {{- if $root.Values.tls.secretName }}
+            {{- include "anabranch.postgresCaMount" $root | nindent 12 }}
+            {{- if include "anabranch.tls" $root }}
             - name: tls
               mountPath: /etc/anabranch/tls
               readOnly: true
@@ -188,10 +195,11 @@ spec:
         - name: tmp
           emptyDir:
             sizeLimit: 256Mi
-        {{- if $root.Values.tls.secretName }}
+        {{- include "anabranch.postgresCaVolume" $root | nindent 8 }}
+        {{- if include "anabranch.tls" $root }}
         - name: tls
           secret:
-            secretName: {{ $root.Values.tls.secretName }}
+            secretName: {{ include "anabranch.tlsSecret" $root }}
             defaultMode: 0440
         {{- end }}
         {{- if and $lake $root.Values.compactor.volumeClaim }}

@@ -38,6 +38,7 @@ from anabranch.clock import Clock
 from anabranch.errors import ServerError
 from anabranch.runtime import metrics, telemetry
 from anabranch.runtime.auth import Authenticator
+from anabranch.runtime.certificates import Certificates
 from anabranch.runtime.config import S, ServiceSettings, SettingsError, is_loopback, load_settings
 from anabranch.runtime.drain import drain
 from anabranch.runtime.errors import CallError
@@ -232,13 +233,7 @@ def _bind(server: grpc.aio.Server, settings: ServiceSettings) -> int:
     try:
         if settings.tls_cert_file is None or settings.tls_key_file is None:
             return server.add_insecure_port(address)
-        authorities = settings.tls_client_ca_file
-        credentials = grpc.ssl_server_credentials(
-            [(settings.tls_key_file.read_bytes(), settings.tls_cert_file.read_bytes())],
-            root_certificates=authorities.read_bytes() if authorities else None,
-            require_client_auth=authorities is not None,
-        )
-        return server.add_secure_port(address, credentials)
+        return server.add_secure_port(address, Certificates(settings).credentials())
     except (RuntimeError, OSError) as error:
         raise SettingsError(f"can't listen on {address}: {error}") from error
 

@@ -90,6 +90,36 @@ class Authority:
         )
 
 
+@pytest.mark.slow
+def test_a_certificate_is_renewed_while_it_runs(url: str, tmp_path: Path) -> None:
+    """Connections that are there stay, new ones get the new certificate; one that can't be read changes nothing."""
+    (tmp_path / "next").mkdir()
+    before, after = Authority(tmp_path), Authority(tmp_path / "next")
+    cert, key = before.issue("server")
+    settings = {"ANABRANCH_TLS_CERT_FILE": str(cert), "ANABRANCH_TLS_KEY_FILE": str(key)}
+    with echo_service(url, tmp_path, settings, grpc.ssl_channel_credentials(before.pem)) as echo:
+        echo.wait_ready()
+        api_key = echo.new_key("alice")
+
+        def takes(authority: Authority) -> bool:
+            with grpc.secure_channel(echo.address, grpc.ssl_channel_credentials(authority.pem)) as channel:
+                try:
+                    return get(channel, api_key).next_page_token == b"alice"
+                except grpc.RpcError:
+                    return False
+
+        with echo.channel() as open_before:
+            assert get(open_before, api_key).next_page_token == b"alice"
+            new_cert, new_key = after.issue("server")
+            cert.write_bytes(b"no certificate")
+            until(lambda: takes(before) and "read anew" in echo.child.log_tail(), 30, "it was not looked at")
+            new_cert.replace(cert)
+            new_key.replace(key)
+            until(lambda: takes(after), 30, "the new certificate is not shown")
+            assert not takes(before)
+            assert get(open_before, api_key).next_page_token == b"alice"
+
+
 def _probe_program(address: str, ca_file: Path, *more: str) -> tuple[int, str]:
     """The probe that the chart runs where services speak TLS: exit code and what it prints."""
     arguments = [sys.executable, "-m", "anabranch.runtime.health", address, "--ca-file", str(ca_file), *more]
