@@ -53,8 +53,11 @@ def message(letter: DeadLetter, *, full: bool) -> str:
 
 
 def moment(ms: int) -> str:
-    """A time in UTC."""
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    """A time in UTC; as it is where it is damaged, and can't be one."""
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    except (OSError, OverflowError, TypeError, ValueError):
+        return f"{ms!r} ms"
 
 
 def as_json(letter: DeadLetter, *, full: bool) -> dict[str, Any]:

@@ -146,6 +146,43 @@ def test_a_large_letter_is_cut_with_its_lengths_said_and_whole_where_it_is_asked
     assert "File exists" in err
 
 
+TRICKS = "\x1b[2Jab\r\ncd\x7f\x9b31m\u202eef\u2066gh\u2069\u200f\u200e\u2028"
+
+
+@pytest.mark.slow
+def test_nothing_of_a_letter_moves_a_terminal_or_turns_its_text(device: SyncedDb, remote: MemoryRemote) -> None:
+    """Values, names of columns and tables, and the server's words are all others' text."""
+    update = device.table("todo").update({"id": "k0", "title": f"value{TRICKS}"})
+    key = [value_pb2.Value(string_value=f"key{TRICKS}")]
+    row = value_pb2.NamedRow(columns=[f"column{TRICKS}"], values=key)
+    refused = verdict_pb2.Verdict(
+        batch_id=update,
+        status=verdict_pb2.VERDICT_STATUS_REJECTED,
+        position=2_000,
+        reason=errors_pb2.REASON_CONSTRAINT,
+        message=f"message{TRICKS}",
+        constraint=f"constraint{TRICKS}",
+        sqlstate=f"state{TRICKS}",
+        mutations=[verdict_pb2.MutationVerdict(table="todo", key=key, server_row=row)],
+    )
+    with device._file.transaction() as tx:
+        device._sender._note(tx, [refused], remote.state())
+    path = device._file.path
+    for arguments in (("list", path), ("show", path, update), ("show", path, update, "--full")):
+        code, out, _ = dead(*arguments)
+        assert code == 0
+        assert [one for line in out.splitlines() for one in line if not one.isprintable()] == []
+        assert r"\x1b[2Jab" in out
+        assert r"\u202eef\u2066gh\u2069\u200f\u200e" in out
+    assert len(dead("list", path)[1].splitlines()) == 1
+    code, out, _ = dead("show", path, update, "--json")
+    assert [one for one in out if not one.isprintable() and one != "\n"] == []
+    assert json.loads(out)["tried"][0]["rows"][0]["title"] == f"value{TRICKS}"
+    code, out, error = dead("show", path, TRICKS)
+    assert (code, out) == (2, "")
+    assert error.rstrip("\n").isprintable()
+
+
 @pytest.mark.slow
 def test_a_letter_is_edited_and_replayed_and_goes_with_the_next_sync(
     device: SyncedDb, remote: MemoryRemote, letters: list[str]
