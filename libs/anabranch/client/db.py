@@ -62,9 +62,14 @@ class SyncedDb:
     ``reached`` is for tests: it is called with the name of a point at which the process may end and must lose nothing:
     after a local commit (``after_local_commit``) and around a page of the log (``before_apply``, ``after_apply``).
 
+    A file that is made here can be read and written by its owner alone, and so can the files beside it (``-wal``,
+    ``-shm``, ``-sync``), whatever the umask. One that exists keeps its mode, and those beside it get the same: an app
+    may share its file with a group.
+
     Raises:
-        ClientError: the file holds another database.
-        sqlite3.Error: it is no SQLite file.
+        ForeignFile: the file is another program's, or no SQLite file. Nothing was changed.
+        FileDamaged: its own tables are damaged. What is queued in it stays there.
+        ClientError: the file holds another database, or was written by a later version.
     """
 
     def __init__(
@@ -116,7 +121,8 @@ class SyncedDb:
             raise BatchState("it is started already")
         self._owner.claim()
         if self._lease.acquire():
-            self._first_pull(progress)
+            with self._file.diagnosing():
+                self._first_pull(progress)
         elif not background:
             raise SyncedElsewhere(f"{self._file.path} is synced by another process")
         else:
@@ -193,7 +199,7 @@ class SyncedDb:
             WrongPrincipal: the file belongs to another principal.
         """
         self._sync_here()
-        with self._owner.heeding():
+        with self._owner.heeding(), self._file.diagnosing():
             return self._sender.flush(timeout_s)
 
     def read(self) -> None:
@@ -201,7 +207,7 @@ class SyncedDb:
         compared with its sum in a thread of its own, after a pull and then once a day: ``on_state``, ``status`` and the
         next call report the result. Raises CallFailed, SyncedElsewhere, BatchState."""
         self._sync_here()
-        with self._owner.heeding():
+        with self._owner.heeding(), self._file.diagnosing():
             self._reader.read()
         if self._loop is None:
             self._row_check.begin()
@@ -224,7 +230,8 @@ class SyncedDb:
         self._file.require_free()
         for name in [table] if table is not None else list(self._file.tables()):
             self._require_table(name)
-            sums.verify(self._file, name, self._now_ms())
+            with self._file.diagnosing():
+                sums.verify(self._file, name, self._now_ms())
         return tuple(sums.disagreements(self._file.reader()))
 
     def repair(self, table: str) -> Repaired:
@@ -242,7 +249,8 @@ class SyncedDb:
         """
         self._sync_here()
         self._require_table(table)
-        return self._reader.repair(table)
+        with self._file.diagnosing():
+            return self._reader.repair(table)
 
     def _require_table(self, name: str) -> None:
         if name not in self._file.tables():
@@ -336,6 +344,7 @@ class SyncedDb:
 
         Raises:
             sqlite3.OperationalError: the SQL is wrong, or writes.
+            FileDamaged: what it reads is damaged; also later, while its rows are fetched.
             NotReady: it failed before the first pull is complete: the table may not have arrived yet.
             BatchState: the SQL would end the open batch before its block ends.
             WrongPrincipal: the file belongs to another principal.

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
+from pathlib import Path
 
 from anabranch.errors import AnabranchError
+
+_SOME = "the device's file"
 
 
 class ClientError(AnabranchError):
@@ -37,6 +40,35 @@ class FileFailed(ClientError, sqlite3.OperationalError):
 class DiskFull(FileFailed):
     """There is no room for the file to grow: a full disk, a quota or a limit on files. The work under way was undone
     whole. Make room, then repeat it."""
+
+
+class FileDamaged(FileFailed):
+    """The device's file has content that can't be: a disk, a copy that was cut short, or another program has changed
+    it. ``found`` says what, ``path`` is the file's, None where that is not known. Nothing was changed because of it:
+    what can still be read, the queue and the dead letters among it, stays where it is. Keep a copy of the file and of
+    all files beside it whose names begin with its own; then put a backup back, or open another path: the tables are
+    pulled again, and what was queued and not sent is in the copy alone."""
+
+    def __init__(self, found: str, path: Path | None = None) -> None:
+        super().__init__(
+            f"{path or _SOME} is damaged: {found}. Keep a copy of it and of the files beside it whose "
+            f"names begin with its own: what is queued there and was not sent is nowhere else. Then put a backup back, "
+            f"or open another path"
+        )
+        self.found = found
+        self.path = path
+
+
+class ForeignFile(ClientError):
+    """The file is not a device's: another program's database, no database at all, a folder. Neither it nor anything
+    beside it was changed. Give the path of the device's file, or one where nothing is yet."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(
+            f"{path} is no device's file: {why}. Nothing was changed; give the path of a device's file, or one where "
+            f"there is no file yet"
+        )
+        self.path = path
 
 
 class TriggerWrites(ClientError):

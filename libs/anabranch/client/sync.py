@@ -216,7 +216,8 @@ class SyncLoop:
             if self._stopped.is_set():
                 return
             log.exception("sync_failed")
-            self._publish(half, "disk_full" if isinstance(error, DiskFull) else "error", str(error))
+            told = self._file.diagnosed(error)
+            self._publish(half, "disk_full" if isinstance(told, DiskFull) else "error", str(told))
             raise
 
     def _failed(self, half: Half, error: CallFailed) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+from google.protobuf.message import DecodeError
 
 from anabranch.client.errors import CallFailed
 from anabranch.client.remote import RemoteDb
@@ -48,6 +49,13 @@ class _Stream(Iterator[Any]):
 
     def cancel(self) -> None:
         """Do nothing: no call is in progress."""
+
+
+def _name_of(payload: bytes) -> str:
+    try:
+        return batch_pb2.DbMutationBatch.FromString(payload).id
+    except DecodeError:
+        return ""
 
 
 class MemoryRemote(RemoteDb):
@@ -162,17 +170,30 @@ class MemoryRemote(RemoteDb):
         return snapshot_pb2.DescribeResponse(tables=tables, policy=policy, state=self.state())
 
     def send(self, request: ingest_pb2.SendRequest, timeout_s: float = 0) -> ingest_pb2.SendResponse:
-        """Take batches in and decide them."""
+        """Take batches in and decide them. One that can't be read is refused under the name that it has, if any."""
         self._called("send", request.node_state)
+        names: list[str] = []
+        unread: dict[str, verdict_pb2.Verdict] = {}
         for envelope in request.envelopes:
-            self.server.send(self.sent(envelope, request.node_state.node.id), self.now_ms())
+            name = _name_of(envelope.payload)
+            names.append(name)
+            try:
+                sent = self.sent(envelope, request.node_state.node.id) if name else None
+            except (DecodeError, ValueError, LookupError, TypeError):
+                sent = None
+            if sent is not None:
+                self.server.send(sent, self.now_ms())
+                continue
+            unread[name] = verdict_pb2.Verdict(
+                batch_id=name, status=verdict_pb2.VERDICT_STATUS_REJECTED, reason=errors_pb2.REASON_MALFORMED
+            )
         self.commit()
         if self.lose_answers > 0:
             self.lose_answers -= 1
             self.lost += 1
             raise CallFailed("UNAVAILABLE", "", "the answer is lost", again=True)
-        ids = [batch_pb2.DbMutationBatch.FromString(e.payload).id for e in request.envelopes]
-        return ingest_pb2.SendResponse(verdicts=[self.verdict(i) for i in ids], node_token=b"token", state=self.state())
+        verdicts = [unread[name] if name in unread else self.verdict(name) for name in names]
+        return ingest_pb2.SendResponse(verdicts=verdicts, node_token=b"token", state=self.state())
 
     def get_verdict(self, request: resolver_pb2.GetVerdictRequest) -> resolver_pb2.GetVerdictResponse:
         """Verdicts of batches that are known."""

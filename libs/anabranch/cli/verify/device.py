@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from anabranch.cli.verify.log import RowComparison
+from anabranch.client.errors import ForeignFile
 from anabranch.client.file import state
+from anabranch.client.file.believed import UNREADABLE, believed
 from anabranch.client.file.device_table import DeviceTable, table_of
+from anabranch.client.file.identify import is_devices
 from anabranch.client.reading import sums
 from anabranch.errors import ServerError
 from anabranch.ranges import RangeSums, differing_ranges, in_ranges
@@ -49,8 +52,12 @@ def check_device(conn: Session, database: Database, file: Path, only: str | None
 
     Raises:
         NotComparableError: the file or a table of it can't be compared with this database.
-        sqlite3.Error: the file is not a device's file.
+        ForeignFile: the file is not a device's file; it is left as it is.
+        ClientError: it is damaged, or can't be read.
+        sqlite3.Error: as long as it is read.
     """
+    if not is_devices(file):
+        raise ForeignFile(file, "there is nothing in it" if file.exists() else "there is no file")
     with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True, timeout=FILE_TIMEOUT_S)) as device:
         device.isolation_level = None
         current = state.load(device)
@@ -68,7 +75,9 @@ def check_device(conn: Session, database: Database, file: Path, only: str | None
                 continue
             if stage != "live" or last_ms > current.cursor_ms:
                 raise NotComparableError(f"{name} is not completely pulled: have the device sync first")
-            yield _check(conn, database, device, DeviceTable(table_of(snapshot_pb2.Table.FromString(value))))
+            with believed(f"the description of the table {name}"):
+                table = DeviceTable(table_of(snapshot_pb2.Table.FromString(value)))
+            yield _check(conn, database, device, table)
         if only is not None and only not in (name for name, *_ in rows):
             raise NotComparableError(f"{file} has no table {only!r}")
 
@@ -88,7 +97,7 @@ def _check(conn: Session, database: Database, device: sqlite3.Connection, here: 
         changed = keys_since(conn, database.id, table.id, cursor, server.head)
         try:
             mine = _sums(here.table, sums.base_rows(device, here), changed)
-        except sums.UNREADABLE as error:
+        except UNREADABLE as error:
             raise NotComparableError(f"a row of {here.name} can't be read: {error}; repair pulls the table") from error
         theirs = _sums(table, (row for rows in rows_at(conn, database, table) for row in rows), changed)
         wanted = differing_ranges(mine, theirs)

@@ -17,6 +17,7 @@ from anabranch.cli.installation import DataDir, PostgresUrl
 from anabranch.cli.printable import say
 from anabranch.cli.verify.device import NotComparableError, check_device
 from anabranch.cli.verify.log import RowComparison, contradictions
+from anabranch.client.errors import ClientError
 from anabranch.store.capture.rows import UndecodableError
 from anabranch.store.capture.triggers import gathering
 from anabranch.store.capture.undrained import UndrainedError, rows_before
@@ -173,6 +174,8 @@ def _device(conn: Session, database: Database, file: Path, only: str | None) -> 
         raise refuse("NOT_COMPARABLE", str(error)) from error
     except UndrainedError as error:
         raise refuse("UNDRAINED", str(error)) from error
+    except ClientError as error:
+        raise refuse("INVALID_FILE", str(error)) from error
     except sqlite3.Error as error:
         raise refuse("INVALID_FILE", f"{file}: {error}") from error
     return differs

@@ -21,15 +21,15 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from anabranch.client.errors import BatchState, ClientError
+from anabranch.client.errors import BatchState, ClientError, FileDamaged
 from anabranch.client.events import Event, Listeners
-from anabranch.client.file import guards, layout, state
+from anabranch.client.file import guards, layout, opening, shape, state
+from anabranch.client.file.believed import UNREADABLE, believed, cause
 from anabranch.client.file.device_table import DeviceTable, device_table
 from anabranch.client.file.holder import Holder
-from anabranch.client.file.mend import mend
-from anabranch.client.file.redeclare import redeclare
+from anabranch.client.file.read_connection import AppConnection, ReadConnection
 from anabranch.client.file.state import FileState
-from anabranch.client.file.write_connection import WriteConnection, explained
+from anabranch.client.file.write_connection import WriteConnection, as_damage, explained
 from anabranch.client.writes.ids import next_id
 from anabranch.v1 import snapshot_pb2
 from anabranch.values.decimals import add_decimals
@@ -127,37 +127,21 @@ class Tx:
             forget()
 
 
-class _ReadConnection(sqlite3.Connection):
-    """A connection that allows weak references."""
-
-
-class _AppConnection(_ReadConnection):
-    """Closes its cursors when it is closed: an open cursor would keep its snapshot, and the WAL's pages, in use."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._cursors: weakref.WeakSet[sqlite3.Cursor] = weakref.WeakSet()
-
-    def execute(self, *arguments: Any) -> sqlite3.Cursor:
-        cursor = self.cursor()
-        self._cursors.add(cursor)
-        return cursor.execute(*arguments)
-
-    def close(self) -> None:
-        for cursor in list(self._cursors):
-            cursor.close()
-        super().close()
-
-
 class DeviceFile:
-    """``path`` is created if it is missing. ``refuse_foreign``: whether foreign writes to synced tables are refused
-    from now on; None leaves that as it is. Raises ClientError where the file belongs to another database or to a later
-    version of this package, and sqlite3.Error where the file is not one of SQLite."""
+    """``path`` is created if it is missing, unless ``db_name`` is None: then it must hold a database already, any one.
+    ``refuse_foreign``: whether foreign writes to synced tables are refused from now on; None leaves that as it is.
+
+    Raises:
+        ForeignFile: the file is another program's, or no file of SQLite.
+        FileDamaged: it is a device's, and its own tables are not what they were. Neither file is changed.
+        FileFailed: it can't be opened, or made.
+        ClientError: it belongs to another database or to a later version of this package.
+    """
 
     def __init__(
         self,
         path: Path,
-        db_name: str,
+        db_name: str | None,
         node_name: str,
         now_ms: Callable[[], int],
         listeners: Listeners,
@@ -165,8 +149,6 @@ class DeviceFile:
     ) -> None:
         self.path = path
         self.listeners = listeners
-        self._db_name = db_name
-        self._node_name = node_name
         self._now_ms = now_ms
         self._lock = threading.Lock()
         self._holder: Holder | None = None
@@ -176,14 +158,14 @@ class DeviceFile:
         self._cleared = 0
         self._compiled_tables: tuple[int, dict[str, DeviceTable]] = (-1, {})
         self._authorizer = guards.Authorizer()
+        is_new = opening.found_or_made(path, may_make=db_name is not None)
         self._write = self._connect(WriteConnection)
         try:
-            self._write.execute("PRAGMA journal_mode = WAL")
-            self._write.execute("PRAGMA synchronous = FULL")
-            self._prepare(refuse_foreign)
+            self._db_name = opening.prepare(self._write, path, is_new, db_name, node_name, now_ms, refuse_foreign)
         except BaseException as error:
+            explained = opening.as_damage(self._explained(error), path)
             self._write.close()
-            if (explained := self._explained(error)) is not error:
+            if explained is not error:
                 raise explained from error
             raise
         self._write.set_authorizer(self._authorizer)
@@ -192,55 +174,24 @@ class DeviceFile:
         return explained(self._authorizer.explain(error), self.path, self._write.has_ended)
 
     def _connect(self, factory: type[C]) -> C:
-        conn = sqlite3.connect(
-            self.path,
-            timeout=BUSY_TIMEOUT_MS / 1000,
-            isolation_level=None,
-            check_same_thread=False,
-            factory=factory,
-            cached_statements=_STATEMENTS_CACHED,
-        )
+        try:
+            conn = sqlite3.connect(
+                self.path,
+                timeout=BUSY_TIMEOUT_MS / 1000,
+                isolation_level=None,
+                check_same_thread=False,
+                factory=factory,
+                cached_statements=_STATEMENTS_CACHED,
+            )
+        except sqlite3.Error as error:
+            if (found := explained(error, self.path, False)) is not error:
+                raise found from error
+            raise
         conn.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
         add_decimals(conn)
+        if isinstance(conn, ReadConnection):
+            conn.path = self.path
         return conn
-
-    def _prepare(self, refuse_foreign: bool | None) -> None:
-        conn = self._write
-        conn.begin()
-        try:
-            found = conn.execute("PRAGMA user_version").fetchone()[0]
-            if found > layout.FORMAT:
-                raise ClientError(f"{self.path} was written by a later version (format {found})")
-            if found < layout.FORMAT:
-                steps = (
-                    [layout.UPGRADES[number] for number in range(found, layout.FORMAT)]
-                    if found
-                    else [layout.STATEMENTS]
-                )
-                for statement in (statement for step in steps for statement in step):
-                    conn.execute(statement)
-                if 0 < found <= layout.PLAIN_DECIMALS:
-                    redeclare(conn)
-                conn.execute(f"PRAGMA user_version = {layout.FORMAT}")
-            if conn.execute("SELECT 1 FROM _db_state").fetchone() is None:
-                conn.execute(
-                    "INSERT INTO _db_state (one, db_name, node_id, node_name) VALUES (1, ?, ?, ?)",
-                    (self._db_name, next_id("", self._now_ms(), 0), self._node_name),
-                )
-            current = state.load(conn)
-            if current.db_name != self._db_name:
-                raise ClientError(f"{self.path} holds the database {current.db_name!r}, not {self._db_name!r}")
-            if self._node_name and current.node_name != self._node_name:
-                state.store(conn, current, {"node_name": self._node_name})
-            mend(conn, refuse_foreign)
-            conn.execute("COMMIT")
-        except BaseException as error:
-            conn.failed(error)
-            if (explained := self._explained(error)) is not error:
-                raise explained from error
-            raise
-        finally:
-            conn.finish()
 
     @property
     def in_transaction(self) -> bool:
@@ -318,11 +269,11 @@ class DeviceFile:
     def reader(self) -> sqlite3.Connection:
         """A connection for reads of ours: the thread's own, or the open transaction's. Every cursor is read to its end
         at once."""
-        return self._read_with("ours", _ReadConnection)
+        return self._read_with("ours", ReadConnection)
 
     def app_reader(self) -> sqlite3.Connection:
         """A connection for the app's queries: the thread's own, or the transaction's. The app closes its cursors."""
-        return self._read_with("app", _AppConnection)
+        return self._read_with("app", AppConnection)
 
     def _read_with(self, name: str, factory: type[sqlite3.Connection]) -> sqlite3.Connection:
         if self.in_transaction:
@@ -340,7 +291,7 @@ class DeviceFile:
     @contextmanager
     def private_reader(self) -> Iterator[sqlite3.Connection]:
         """A connection for one piece of reading, beside the thread's own connections."""
-        with closing(self._connect(_ReadConnection)) as conn:
+        with closing(self._connect(ReadConnection)) as conn:
             conn.execute("PRAGMA query_only = ON")
             yield conn
 
@@ -356,18 +307,46 @@ class DeviceFile:
     def _compiled(self, conn: sqlite3.Connection, current: FileState) -> dict[str, DeviceTable]:
         version, tables = self._compiled_tables
         if current.tables_version != version:
-            tables = {
-                name: device_table(snapshot_pb2.Table.FromString(value))
-                for name, value in conn.execute("SELECT name, value FROM _db_tables ORDER BY ordinal")
-            }
+            with believed("the description of a table"):
+                tables = {
+                    name: device_table(snapshot_pb2.Table.FromString(value))
+                    for name, value in conn.execute("SELECT name, value FROM _db_tables ORDER BY ordinal")
+                }
             # One assignment: at worst another thread compiles the same tables once more.
             self._compiled_tables = (current.tables_version, tables)
         return tables
 
+    @contextmanager
+    def diagnosing(self) -> Iterator[None]:
+        """Raise FileDamaged where the block, which syncs, fails and the file turns out to be damaged."""
+        try:
+            yield
+        except Exception as error:
+            if (found := self.diagnosed(error)) is not error:
+                raise found from error
+            raise
+
+    def diagnosed(self, error: Exception) -> Exception:
+        """``error`` as FileDamaged, if it is one of those by which damage shows and the file is damaged, for which all
+        of it is read. Else ``error`` itself."""
+        if (damaged := as_damage(error, self.path)) is not None:
+            return damaged
+        if isinstance(error, ClientError) or not isinstance(error, (sqlite3.Error, *UNREADABLE)):
+            return error
+        try:
+            with self.private_reader() as conn:
+                what = shape.damage(conn)
+        except (sqlite3.Error, ClientError):
+            return error
+        return error if what is None else FileDamaged(f"{what} ({cause(error)})", self.path)
+
     def data_version(self) -> int:
         """Changes when another process has written to the file."""
         with self._held():
-            version: int = self._write.execute("PRAGMA data_version").fetchone()[0]
+            try:
+                version: int = self._write.execute("PRAGMA data_version").fetchone()[0]
+            except (sqlite3.Error, MemoryError) as error:
+                raise self._explained(error) from error
         return version
 
     def reset(self) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sqlite3
 
+APPLICATION_ID = 0x616E6272
+"""Kept in ``PRAGMA application_id``: the mark of a device's file, "anbr". Files from before it was set have 0."""
+
 FORMAT = 6
 """Kept in ``PRAGMA user_version``; a file of a later format is refused."""
 
@@ -145,6 +148,18 @@ UPGRADES = {
     5: ("ALTER TABLE _db_state ADD COLUMN credential BLOB",),
 }
 """The statements that turn a file of each older format into one of the next format."""
+
+
+def bring_up(conn: sqlite3.Connection, found: int) -> None:
+    """Bring a file of the format ``found`` (0: new) to the present one, and give it the mark, where it lacks them; in a
+    transaction."""
+    if found < FORMAT:
+        steps = [UPGRADES[number] for number in range(found, FORMAT)] if found else [STATEMENTS]
+        for statement in (statement for step in steps for statement in step):
+            conn.execute(statement)
+        conn.execute(f"PRAGMA user_version = {FORMAT}")
+    if conn.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+        conn.execute(f"PRAGMA application_id = {APPLICATION_ID}")
 
 
 def emptied(conn: sqlite3.Connection) -> list[str]:

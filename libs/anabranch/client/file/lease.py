@@ -1,8 +1,9 @@
 """The lock that decides which of several processes syncs a file; the end of the process that holds it frees it.
 
 The lock is SQLite's own, on a file of its own beside the device's: the same code on every system that SQLite runs on,
-where the modules for locks of files differ. Nothing is ever written to it. The lock is RESERVED (BEGIN IMMEDIATE): of
-several processes that try at one moment exactly one gets it, whereas with EXCLUSIVE they could refuse each other.
+where the modules for locks of files differ. Nothing is ever written to it; it has the mode of the device's file. The
+lock is RESERVED (BEGIN IMMEDIATE): of several processes that try at one moment exactly one gets it, whereas with
+EXCLUSIVE they could refuse each other.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import sqlite3
 from pathlib import Path
 
 from anabranch.client.errors import FileFailed
+from anabranch.client.file import modes
+from anabranch.client.file.identify import beside
 
 _PRIMARY = 0xFF
 """Mask of SQLite's primary error code in an extended one."""
@@ -20,7 +23,8 @@ class Lease:
     """A lock on a file beside the device's. The operating system frees it when the process ends, in whatever way."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path.with_name(path.name + "-sync")
+        self._device = path
+        self._path = beside(path, "-sync")
         self._lock: sqlite3.Connection | None = None
         self.taken = 0
         """How often this object has taken it."""
@@ -38,7 +42,7 @@ class Lease:
         """
         if self._lock is not None:
             return True
-        self._lock = _locked(self._path)
+        self._lock = _locked(self._path, self._device)
         self.taken += self.held
         return self.held
 
@@ -49,15 +53,16 @@ class Lease:
             self._lock = None
 
 
-def _locked(path: Path) -> sqlite3.Connection | None:
+def _locked(path: Path, device: Path) -> sqlite3.Connection | None:
     """A connection that holds the lock, None if another process has it."""
     lock: sqlite3.Connection | None = None
     try:
+        modes.make(path, device)
         lock = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
         # Otherwise a journal would lie beside the lock's file while the lock is held.
         lock.execute("pragma journal_mode = memory")
         lock.execute("begin immediate")
-    except sqlite3.Error as error:
+    except (OSError, sqlite3.Error) as error:
         if lock is not None:
             lock.close()
         if getattr(error, "sqlite_errorcode", 0) & _PRIMARY == sqlite3.SQLITE_BUSY:

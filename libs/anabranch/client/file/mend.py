@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import sqlite3
 
+from anabranch.client.errors import FileDamaged
 from anabranch.client.file import guards, layout
+from anabranch.client.file.believed import believed
 from anabranch.client.file.device_table import DeviceTable, quote, table_of
 from anabranch.client.logs import get_logger
 from anabranch.v1 import snapshot_pb2
@@ -32,7 +34,10 @@ def mend(conn: sqlite3.Connection, refuse: bool | None) -> None:
         )
     )
     for name, value in conn.execute("SELECT name, value FROM _db_tables").fetchall():
-        table = DeviceTable(table_of(snapshot_pb2.Table.FromString(value)))
+        with believed(f"the description of the table {name}"):
+            table = DeviceTable(table_of(snapshot_pb2.Table.FromString(value)))
+        if table.name != name:
+            raise FileDamaged(f"the description of the table {name} is that of {table.name}")
         if not _is_whole(conn, table):
             _make_anew(conn, table)
             continue

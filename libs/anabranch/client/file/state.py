@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 from dataclasses import dataclass, fields, replace
+from itertools import product
+from operator import itemgetter
 from typing import Any, TypeAlias
 
+from anabranch.client.errors import FileDamaged
 from anabranch.v1 import batch_pb2, position_pb2
 
 Seen: TypeAlias = tuple[str, int, bytes]
@@ -62,11 +65,27 @@ class FileState:
 _HOUR_MS = 3600 * 1000
 _FIELDS = tuple(f.name for f in fields(FileState))
 _SELECT = f"SELECT {', '.join(_FIELDS)} FROM _db_state"
+_NONE = type(None)
+_KINDS = {
+    "str": (str,),
+    "int": (int,),
+    "bytes": (bytes,),
+    "str | None": (str, _NONE),
+    "bytes | None": (bytes, _NONE),
+}
+_TYPES = frozenset(product(*(_KINDS[str(f.type)] for f in fields(FileState))))
+"""The types that the fields of a state may have together."""
+_numbers = itemgetter(*(place for place, f in enumerate(fields(FileState)) if f.type == "int"))
 
 
 def load(conn: sqlite3.Connection) -> FileState:
-    """The state as ``conn``'s transaction sees it."""
-    return FileState(*conn.execute(_SELECT).fetchone())
+    """The state as ``conn``'s transaction sees it. Raises FileDamaged where it is missing, or can't be one."""
+    row = conn.execute(_SELECT).fetchone()
+    if row is None:
+        raise FileDamaged("the row of its state is missing")
+    if tuple(map(type, row)) not in _TYPES or min(_numbers(row)) < 0:
+        raise FileDamaged("a value of its state can't be one")
+    return FileState(*row)
 
 
 def store(conn: sqlite3.Connection, state: FileState, changes: dict[str, Any]) -> FileState:

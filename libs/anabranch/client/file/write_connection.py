@@ -13,7 +13,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from anabranch.client.errors import DiskFull, FileFailed
+from anabranch.client.errors import DiskFull, FileDamaged, FileFailed
 
 _CAUSES = {
     sqlite3.SQLITE_BUSY: "another process has held the file for too long; let it finish its transaction",
@@ -24,6 +24,9 @@ _CAUSES = {
     sqlite3.SQLITE_READONLY: "it can't be written; look at its permissions, and its folder's",
     sqlite3.SQLITE_CANTOPEN: "it, or a file beside it, can't be opened; look at permissions and at limits on files",
 }
+_DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_NO_TEXT = "Could not decode to UTF-8"
+"""How the message begins of the one error about a file's content that has no code."""
 
 
 class WriteConnection(sqlite3.Connection):
@@ -77,8 +80,11 @@ class WriteConnection(sqlite3.Connection):
 
 
 def explained(error: BaseException, path: Path, has_ended: bool) -> BaseException:
-    """Return FileFailed or DiskFull with the cause and a remedy if ``error`` says that SQLite could not use the file at
-    ``path``; else ``error`` itself. ``has_ended``: SQLite has ended the transaction, too."""
+    """Return FileFailed, DiskFull or FileDamaged with the cause and a remedy if ``error`` says that SQLite could not
+    use the file at ``path``; else ``error`` itself. ``has_ended``: SQLite has ended the transaction, too."""
+    damaged = as_damage(error, path)
+    if damaged is not None:
+        return damaged
     if isinstance(error, FileFailed):
         return error
     code = _code(error)
@@ -94,6 +100,23 @@ def explained(error: BaseException, path: Path, has_ended: bool) -> BaseExceptio
         made = FileFailed(f"{path}: SQLite, or a trigger of the app, has undone the whole transaction: {error}")
     else:
         return error
+    return _with_code(made, error)
+
+
+def as_damage(error: BaseException, path: Path | None) -> FileDamaged | None:
+    """``error`` as a FileDamaged that names the path, if it says that the file's content is damaged."""
+    if isinstance(error, FileDamaged):
+        return error if error.path is not None else FileDamaged(error.found, path)
+    if not isinstance(error, sqlite3.Error):
+        return None
+    if _code(error) in _DAMAGED or (isinstance(error, sqlite3.OperationalError) and str(error).startswith(_NO_TEXT)):
+        made = FileDamaged(str(error), path)
+        _with_code(made, error)
+        return made
+    return None
+
+
+def _with_code(made: FileFailed, error: BaseException) -> FileFailed:
     for name in ("sqlite_errorcode", "sqlite_errorname"):
         if hasattr(error, name):
             setattr(made, name, getattr(error, name))

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from anabranch.client.events import DeadLetter, Kind
+from anabranch.client.file.believed import UNREADABLE, cause
 from anabranch.client.file.device_file import Tx
 from anabranch.client.file.device_table import DeviceTable
 from anabranch.client.overlay.rebase import read_bases
@@ -34,7 +35,8 @@ def _mutations(batch: batch_pb2.DbMutationBatch, tables: Mapping[str, DeviceTabl
 
 def letters(conn: sqlite3.Connection, tables: Mapping[str, DeviceTable], letter_id: str = "") -> list[DeadLetter]:
     """All dead letters in the order in which they were made, or the one of that id. Tables and columns that the device
-    no longer knows are given as they were sent."""
+    no longer knows are given as they were sent. A letter whose bytes in the file are damaged is given without what
+    can't be read, which its message says."""
     rows = conn.execute(
         "SELECT id, value, verdict, died_ms, first_shown_ms, still_shown FROM _db_mutations_queue_dead "
         "WHERE ? IN ('', id) ORDER BY id",
@@ -53,9 +55,7 @@ def _letter(
     shown_ms: int,
     still_shown: int,
 ) -> DeadLetter:
-    verdict = verdict_pb2.Verdict.FromString(data)
-    batch = batch_pb2.DbMutationBatch.FromString(value)
-    mutations = _mutations(batch, tables)
+    verdict, batch, mutations = _read(batch_id, value, data, tables)
     refused = verdict.mutations[-1] if verdict.mutations else verdict_pb2.MutationVerdict()
     name = refused.table or (mutations[0][1] if mutations else "")
     table = tables.get(name)
@@ -84,6 +84,31 @@ def _letter(
     )
 
 
+def _batch(batch_id: str, value: bytes) -> batch_pb2.DbMutationBatch:
+    """The batch in a letter's bytes. Raises one of UNREADABLE where they are damaged."""
+    batch = batch_pb2.DbMutationBatch.FromString(value)
+    if batch.id != batch_id:
+        raise ValueError(f"they are those of a batch {batch.id!r}")
+    return batch
+
+
+def _read(
+    batch_id: str, value: bytes, data: bytes, tables: Mapping[str, DeviceTable]
+) -> tuple[verdict_pb2.Verdict, batch_pb2.DbMutationBatch, _Mutations]:
+    batch, mutations = batch_pb2.DbMutationBatch(), _Mutations()
+    try:
+        verdict = verdict_pb2.Verdict.FromString(data)
+    except UNREADABLE as error:
+        verdict = verdict_pb2.Verdict(message=f"the verdict is damaged in the device's file ({cause(error)})")
+    try:
+        found = _batch(batch_id, value)
+        mutations = _mutations(found, tables)
+        batch = found
+    except UNREADABLE as error:
+        verdict.message = f"{verdict.message}; the batch is damaged in the device's file ({cause(error)})"
+    return verdict, batch, mutations
+
+
 def _first_key(batch: batch_pb2.DbMutationBatch, table: DeviceTable) -> Sequence[value_pb2.Value]:
     """The key of the first row that a batch names; nothing where it names none, or not by all columns of the key."""
     for mutation in batch.mutations[:1]:
@@ -101,12 +126,12 @@ def _row_now(
     try:
         key = tuple(table.readers[i](v) for i, v in zip(table.table.key_index, values, strict=True))
         text = table.key_text(key)
-    except ValueError:
-        return None  # The key is of another kind now.
-    bases = read_bases(conn, table, [text])
-    if text in bases:
-        base = bases[text]
-        return None if base is None else table.shown(table.codec.store(base))
+        bases = read_bases(conn, table, [text])
+        if text in bases:
+            base = bases[text]
+            return None if base is None else table.shown(table.codec.store(base))
+    except UNREADABLE:
+        return None  # The key is of another kind now, or the base is damaged.
     rows = table.read(conn, [key])
     return table.shown(rows[0]) if rows else None
 
@@ -146,11 +171,15 @@ def replay(
     every row whose table has it.
 
     Raises:
-        ValueError: there is no letter of that id, or no row takes a column of ``changes`` or gives one to leave out.
+        ValueError: there is no letter of that id, or its bytes are damaged, or no row takes a column of ``changes`` or
+            gives one to leave out.
         RowMissing, RowExists: it does not fit the rows shown now. The letter stays in each case.
     """
-    batch = batch_pb2.DbMutationBatch.FromString(_take(tx, letter_id))
-    mutations = _mutations(batch, tx.tables)
+    value = _take(tx, letter_id)
+    try:
+        mutations = _mutations(_batch(letter_id, value), tx.tables)
+    except UNREADABLE as error:
+        raise ValueError(f"the dead letter {letter_id} can't be read: {cause(error)}") from error
     lost = {table for _, table, _ in mutations} - set(tx.tables)
     if lost:
         raise ValueError(f"there is no synced table {min(lost)!r} any more")

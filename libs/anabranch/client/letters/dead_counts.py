@@ -5,11 +5,13 @@ the last report runs every ``LOOK_S`` at most.
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import time
 from collections import Counter
 
 from anabranch import limits
+from anabranch.client.file.believed import UNREADABLE
 from anabranch.v1 import batch_pb2, errors_pb2, position_pb2, verdict_pb2
 
 LOOK_S = 30.0
@@ -62,9 +64,14 @@ def _about(conn: sqlite3.Connection, batch_id: str) -> _Subject:
     row = conn.execute("SELECT verdict, value FROM _db_mutations_queue_dead WHERE id = ?", (batch_id,)).fetchone()
     if row is None:
         return errors_pb2.REASON_UNSPECIFIED, ""
-    verdict = verdict_pb2.Verdict.FromString(row[0])
-    table = verdict.mutations[-1].table if verdict.mutations else ""
-    if not table:
-        mutations = batch_pb2.DbMutationBatch.FromString(row[1]).mutations
-        table = mutations[0].table if mutations else ""
-    return verdict.reason, table
+    reason: int = errors_pb2.REASON_UNSPECIFIED
+    table = ""
+    # What is damaged is counted without.
+    with contextlib.suppress(*UNREADABLE):
+        verdict = verdict_pb2.Verdict.FromString(row[0])
+        reason = verdict.reason
+        table = verdict.mutations[-1].table if verdict.mutations else ""
+        if not table:
+            mutations = batch_pb2.DbMutationBatch.FromString(row[1]).mutations
+            table = mutations[0].table if mutations else ""
+    return reason, table

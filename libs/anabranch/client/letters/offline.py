@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 from collections.abc import Collection, Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from anabranch.client.errors import ClientError
 from anabranch.client.events import DeadLetter, Listeners
-from anabranch.client.file import layout
 from anabranch.client.file.device_file import DeviceFile
 from anabranch.client.file.device_table import DeviceTable
 from anabranch.client.letters import dead
@@ -27,11 +23,13 @@ class DeadQueue:
     the two weeks for which it is kept after the app has first shown it.
 
     Raises:
-        ClientError: there is no such file, it is no device's file, or one of a later version.
+        ForeignFile: there is no such file, or it is no device's. Nothing is made or changed.
+        FileDamaged: it is a device's, and damaged.
+        ClientError: it is one of a later version.
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = DeviceFile(path, _database_of(path), "", _now_ms, Listeners())
+        self._file = DeviceFile(path, None, "", _now_ms, Listeners())
 
     def close(self) -> None:
         """Close the file."""
@@ -77,20 +75,6 @@ class DeadQueue:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-def _database_of(path: Path) -> str:
-    """The name of the file's database. Raises ClientError."""
-    if not path.is_file():
-        raise ClientError(f"{path} is no file")
-    try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as conn:
-            (found,) = conn.execute("PRAGMA user_version").fetchone()
-            if 0 < found <= layout.FORMAT:
-                return str(conn.execute("SELECT db_name FROM _db_state").fetchone()[0])
-    except (sqlite3.Error, TypeError) as error:
-        raise ClientError(f"{path} is no device's file: {error}") from error
-    raise ClientError(f"{path} is no device's file, or a later version's (format {found})")
 
 
 def _parse(table: DeviceTable, column: Column, text: str) -> Any:

@@ -3,7 +3,8 @@
 State model. Batches go in the order of their ids; one call of this file is under way at a time (``_turn``), because the
 node's token changes with each. Before a call the id of its first batch is kept as unanswered, durably; the answer's
 token and the removal of those ids are one transaction. A batch is *unsent* until a verdict is noted; PENDING leaves it
-so, and sending it again finds the verdict; if the server says that the batch waits for a row of an earlier one, its
+so, and sending it again finds the verdict; a batch whose bytes in the file are damaged can't get one, and becomes a
+dead letter as soon as a call has brought none; if the server says that the batch waits for a row of an earlier one, its
 verdict is asked for again seldom. Batches older than ``BATCH_EXPIRY_MS`` are not sent before the server's clock and its
 memory of them are known. If the server does not have the position that the file has seen, nothing is sent before the
 reader has taken the server's history.
@@ -28,6 +29,7 @@ from anabranch.client.queue.statements import Queued
 from anabranch.client.reading import rewind, seen
 from anabranch.client.remote import SEND_TIMEOUT_S, SLOWEST_BYTES_PER_S, RemoteDb
 from anabranch.client.server_clock import ServerClock
+from anabranch.client.writes import payload
 from anabranch.client.writes.ids import first_id_at, next_id
 from anabranch.v1 import batch_pb2, errors_pb2, ingest_pb2, position_pb2, resolver_pb2, snapshot_pb2, verdict_pb2
 
@@ -129,6 +131,7 @@ class Sender:
     def _flush(self, deadline: float, only: Sequence[str] | None) -> bool:
         self._expire()
         before = self._file.current().last_id + "~"
+        looked_at: list[Queued] = []
         while True:
             batches = self._batches(before, only)
             if not batches:
@@ -144,10 +147,24 @@ class Sender:
                 return not self._batches(before, only)
             # Pending verdicts are asked for again; the server waits with its answer, so this loop seldom runs twice.
             if self._batches(before, only) == batches:
+                if batches != looked_at and self._bury_damaged(batches):
+                    continue
+                looked_at = batches
                 if all(batch.id in self._awaiting for batch in batches):
                     # The server does not wait for these verdicts, and would give the same answer.
                     return False
                 time.sleep(min(_ASK_AGAIN_S, max(0.0, deadline - time.monotonic())))
+
+    def _bury_damaged(self, batches: Sequence[Queued]) -> bool:
+        """Move those batches to the dead queue that got no verdict because their bytes are damaged: to the server they
+        have another name, or none. Return whether there were any."""
+        damaged = {b.id: why for b in batches if (why := payload.damage(b.id, b.value))}
+        if not damaged:
+            return False
+        with self._file.transaction() as tx:
+            settle.bury_damaged(tx, damaged, self._pendings, self._clock.now_ms() or self._now_ms())
+        self._file.listeners.deliver()
+        return True
 
     def _batches(self, before: str, only: Sequence[str] | None) -> list[Queued]:
         conn = self._file.reader()

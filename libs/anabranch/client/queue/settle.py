@@ -7,15 +7,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from anabranch.client.events import ConflictEvent, ConflictOutcome, Origin, State
+from anabranch.client.file.believed import UNREADABLE
 from anabranch.client.file.device_file import Tx
 from anabranch.client.file.device_table import DeviceTable
-from anabranch.client.file.sets import select_in
+from anabranch.client.file.sets import change_in, select_in
 from anabranch.client.logs import get_logger
 from anabranch.client.overlay.pendings import Pendings
 from anabranch.client.overlay.rebase import rebase, release
 from anabranch.client.queue import statements
 from anabranch.client.reading.effects import Folded
-from anabranch.client.reading.sums import UNREADABLE
 from anabranch.v1 import change_pb2, errors_pb2, value_pb2, verdict_pb2
 from anabranch.wire.enum_names import enum_name
 from anabranch.wire.plain import plain_value
@@ -138,8 +138,12 @@ def publish_verdicts(tx: Tx, ids: Sequence[str]) -> None:
     rows = select_in(
         tx.conn, "SELECT id, verdict FROM _db_mutations_queue WHERE verdict IS NOT NULL AND id IN {in}", ids
     )
-    for _, data in rows:
-        _publish(tx, verdict_pb2.Verdict.FromString(data), _IN_THE_LOG)
+    for batch_id, data in rows:
+        try:
+            _publish(tx, verdict_pb2.Verdict.FromString(data), _IN_THE_LOG)
+        except UNREADABLE as error:
+            # What it tells of is among the server's conflicts, too; the pull matters more.
+            log.warning("verdict_not_read", batch=batch_id, error=type(error).__name__)
 
 
 def publish_merged(tx: Tx, verdicts: Sequence[verdict_pb2.Verdict]) -> None:
@@ -184,6 +188,25 @@ def bury(tx: Tx, verdicts: Sequence[verdict_pb2.Verdict], pendings: Pendings, di
     if any(isinstance(e, State) and e.kind == "set_aside" for e in tx.events[asides:]):
         tx.conn.executemany("UPDATE _db_mutations_queue_dead SET still_shown = 1 WHERE id = ?", [(i,) for i in ids])
     publish_dead(tx, [known[i] for i in ids])
+
+
+def bury_damaged(tx: Tx, damaged: Mapping[str, str], pendings: Pendings, died_ms: int) -> None:
+    """Move batches of the queue whose bytes are damaged (id to what is wrong) to the dead queue, where they stay as
+    they are. The rows that they show can't be told from them: their tables are pulled again."""
+    tables = select_in(tx.conn, "SELECT DISTINCT tbl FROM _db_pending_rows WHERE batch IN {in}", damaged)
+    verdicts = [
+        verdict_pb2.Verdict(
+            batch_id=batch_id,
+            status=verdict_pb2.VERDICT_STATUS_REJECTED,
+            reason=errors_pb2.REASON_MALFORMED,
+            message=f"it was not sent: its bytes in the device's file are damaged ({why})",
+        )
+        for batch_id, why in damaged.items()
+    ]
+    bury(tx, verdicts, pendings, died_ms)
+    for (table,) in tables:
+        set_aside(tx, table, f"a damaged batch has changed it: {', '.join(damaged)}")
+    change_in(tx.conn, "UPDATE _db_mutations_queue_dead SET still_shown = 1 WHERE id IN {in}", damaged)
 
 
 def publish_dead(tx: Tx, verdicts: Iterable[verdict_pb2.Verdict]) -> None:

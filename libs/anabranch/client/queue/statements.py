@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from anabranch.client.file.sets import change_in, select_in
 
@@ -63,12 +63,19 @@ def unsent(conn: sqlite3.Connection, after: str, max_count: int, max_bytes: int,
         (after, before, max_count),
     )
     for row in cursor:
-        size += len(row[1])
+        queued = _queued(row)
+        size += len(queued.value)
         if out and size > max_bytes:
             cursor.close()
             break
-        out.append(Queued(*row))
+        out.append(queued)
     return out
+
+
+def _queued(row: tuple[Any, ...]) -> Queued:
+    """A row as a batch; one that is damaged has no bytes, so that it is found out where it is sent."""
+    batch_id, value, basis, prev = row
+    return Queued(*row) if type(value) is bytes and type(basis) is int else Queued(batch_id, b"", 0, prev)
 
 
 def envelope(conn: sqlite3.Connection, batch_id: str) -> Queued | None:
@@ -78,7 +85,7 @@ def envelope(conn: sqlite3.Connection, batch_id: str) -> Queued | None:
            FROM _db_mutations_queue q WHERE id = ?""",
         (batch_id,),
     ).fetchone()
-    return None if row is None else Queued(*row)
+    return None if row is None else _queued(row)
 
 
 class InQueue(NamedTuple):

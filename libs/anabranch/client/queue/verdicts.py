@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from anabranch.client.file.believed import believed
 from anabranch.client.file.device_file import DeviceFile
 from anabranch.client.file.device_table import DeviceTable
 from anabranch.client.queue import statements
@@ -110,7 +111,8 @@ def of_batch(
         return None
     data, position, in_log = row
     if data is not None:
-        return _from_message(verdict_pb2.Verdict.FromString(data), tables)
+        with believed(f"the verdict on the batch {batch_id}"):
+            return _from_message(verdict_pb2.Verdict.FromString(data), tables)
     if not in_log and batch_id in awaiting:
         return BatchVerdict(batch_id, "PENDING", reason="AWAITS_ROW", message=awaiting[batch_id])
     return BatchVerdict(batch_id, "APPLIED" if in_log else "PENDING", position)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from anabranch import ranges
 from anabranch.client.errors import CallFailed
+from anabranch.client.file.believed import UNREADABLE
 from anabranch.client.file.device_file import DeviceFile
 from anabranch.client.file.device_table import DeviceTable
 from anabranch.client.overlay.pendings import Pendings
@@ -172,7 +173,7 @@ def _range_sums(file: DeviceFile, table: DeviceTable) -> RangeSums:
     try:
         with sums.one_moment(conn), closing(sums.base_rows(conn, table)) as rows:
             found.add(table.encoder, rows)
-    except sums.UNREADABLE as error:
+    except UNREADABLE as error:
         raise PullInstead from error
     return found
 

@@ -10,6 +10,7 @@ import sqlite3
 import threading
 
 from anabranch.client.errors import ClientError
+from anabranch.client.file.believed import UNREADABLE
 from anabranch.client.logs import get_logger
 from anabranch.client.reading.reader import Reader
 
@@ -49,7 +50,7 @@ class RowCheck:
     def _read(self, stopped: threading.Event) -> None:
         try:
             self._reader.verify(stopped.is_set)
-        except (sqlite3.Error, ClientError):
-            # A full or a broken disk, or a batch that stays open: the app gets the error from its own calls, and the
-            # rows are still due.
+        except (sqlite3.Error, ClientError, *UNREADABLE):
+            # A full or a broken disk, a damaged file, or a batch that stays open: the app gets the error from its own
+            # calls, and the rows are still due.
             log.exception("rows_not_read")

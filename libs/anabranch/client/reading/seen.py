@@ -75,8 +75,11 @@ def prune(tx: Tx, now_ms: int, keep_ms: int) -> None:
 
 
 def positions(conn: sqlite3.Connection) -> list[position_pb2.Position]:
-    """The kept positions, in order."""
-    rows = conn.execute("SELECT epoch, position, token FROM _db_seen ORDER BY position")
+    """The kept positions, in order. Damaged ones are left out: with fewer, the common one found may be earlier."""
+    rows = conn.execute(
+        "SELECT epoch, position, token FROM _db_seen WHERE typeof(epoch) = 'text' AND typeof(token) = 'blob' "
+        "ORDER BY position"
+    )
     return [position_pb2.Position(epoch=e, server_timestamp_ms=p, token=t) for e, p, t in rows]
 
 

@@ -14,14 +14,12 @@ clock; 0 where they never were since a pull took the server's word for its sum, 
 from __future__ import annotations
 
 import sqlite3
-import struct
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
-from google.protobuf.message import DecodeError
-
 from anabranch.client.events import State
+from anabranch.client.file.believed import UNREADABLE
 from anabranch.client.file.device_file import DeviceFile, Tx
 from anabranch.client.file.device_table import DeviceTable
 from anabranch.errors import AnabranchError
@@ -29,8 +27,6 @@ from anabranch.v1 import position_pb2
 from anabranch.values import Cell
 from anabranch.values.canonical import SUM_MODULUS, table_sum
 
-UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, struct.error, DecodeError)
-"""The errors that reading a row raises when its values do not fit its columns."""
 VERIFIED_FOR_MS = 24 * 3600 * 1000
 """Milliseconds for which the rows of a table are not read again, unless the app asks for it."""
 _ROWS_AT_ONCE = 5_000

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from anabranch import limits
-from anabranch.client.errors import NotReady, RowExists, RowMissing
+from anabranch.client.errors import FileDamaged, NotReady, RowExists, RowMissing
 from anabranch.client.events import Origin
+from anabranch.client.file.believed import believed
 from anabranch.client.file.device_file import Tx
 from anabranch.client.file.device_table import DeviceTable
 from anabranch.client.overlay.rebase import change_of, overlaid, write_bases
@@ -136,8 +137,10 @@ class BatchBuilder:
             if not self.tx.state.pulls:
                 raise NotReady(f"there is no table {name!r} yet: the first pull is not complete")
             raise ValueError(f"there is no synced table {name!r}")
-        (stage,) = self.tx.conn.execute("SELECT stage FROM _db_tables WHERE name = ?", (name,)).fetchone()
-        if stage == "new":
+        row = self.tx.conn.execute("SELECT stage FROM _db_tables WHERE name = ?", (name,)).fetchone()
+        if row is None:
+            raise FileDamaged(f"the description of the table {name} can't be found")
+        if row[0] == "new":
             raise NotReady(f"{name} has not been pulled yet")
         checks = self._checks.get(name)
         if checks is None or checks._table is not table:
@@ -216,11 +219,13 @@ class BatchBuilder:
         columns = [c for c in table.table.column_names if c in given]
         changed = [c for c in columns if c not in names]
         index = table.table.index
-        undo = [{c: shown[text][index[c]] for c in changed if c in row} for text, row in by_text.items()]
-        message = mutation_message(table, MutationType.UPDATE, columns, list(by_text.values()), changed, undo)
+        with believed(_rows_of(name)):
+            undo = [{c: shown[text][index[c]] for c in changed if c in row} for text, row in by_text.items()]
+            message = mutation_message(table, MutationType.UPDATE, columns, list(by_text.values()), changed, undo)
         self._fits(message)
         self._grown += checks.growth(by_text.values(), self.limits.max_value_bytes or limits.MAX_VALUE_BYTES)
-        self._apply(table, MutationType.UPDATE, by_text, keys, shown, changed)
+        with believed(_rows_of(name)):
+            self._apply(table, MutationType.UPDATE, by_text, keys, shown, changed)
         self._add(message, by_text)
 
     def delete(self, name: str, row_keys: Sequence[Any]) -> None:
@@ -229,11 +234,12 @@ class BatchBuilder:
         by_text, keys = self._named(table, [checks.key(k) for k in row_keys])
         shown = self._shown(table, keys)
         columns = table.table.column_names
-        undo = [dict(zip(columns, shown[text], strict=True)) for text in by_text]
-        self._apply(table, MutationType.DELETE, by_text, keys, shown, ())
-        message = mutation_message(
-            table, MutationType.DELETE, table.table.key_columns, list(by_text.values()), columns, undo
-        )
+        with believed(_rows_of(name)):
+            undo = [dict(zip(columns, shown[text], strict=True)) for text in by_text]
+            self._apply(table, MutationType.DELETE, by_text, keys, shown, ())
+            message = mutation_message(
+                table, MutationType.DELETE, table.table.key_columns, list(by_text.values()), columns, undo
+            )
         self._add(message, by_text)
 
     def _fits(self, message: batch_pb2.DbMutation) -> None:
@@ -253,7 +259,8 @@ class BatchBuilder:
             lacking = next(text for text in keys if text not in found)
             raise RowMissing(f"{table.name} has no row {lacking}")
         load = table.codec.load
-        return {text: load(row) for text, row in found.items()}
+        with believed(_rows_of(table.name)):
+            return {text: load(row) for text, row in found.items()}
 
     def _apply(
         self,
@@ -338,3 +345,7 @@ class BatchBuilder:
         statements.add(tx.conn, batch_id, payload, state.cursor_ms, self._touched)
         tx.set(last_id=batch_id)
         return batch_id
+
+
+def _rows_of(table: str) -> str:
+    return f"a row of {table}, which a repair of the table mends,"

@@ -7,12 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from anabranch.client.file.believed import UNREADABLE, cause
 from anabranch.client.file.device_table import DeviceTable
+from anabranch.client.logs import get_logger
 from anabranch.merge.model import MutationType
 from anabranch.merge.overlay import Pending
 from anabranch.v1 import batch_pb2, value_pb2
 from anabranch.values import Cell
 from anabranch.values.messages import Reader
+
+log = get_logger(__name__)
 
 _NOT_GIVEN = value_pb2.Value()
 _CACHED_ROWS = 50_000
@@ -109,6 +113,15 @@ def parse(payload: bytes, tables: Mapping[str, DeviceTable]) -> list[RowPart]:
     return parts
 
 
+def damage(batch_id: str, payload: bytes) -> str:
+    """What is wrong with a queued batch whose bytes are not those that were queued, as far as they show it; else ""."""
+    try:
+        found = batch_pb2.DbMutationBatch.FromString(payload).id
+    except UNREADABLE as error:
+        return cause(error)
+    return "" if found == batch_id else f"they are those of a batch {found!r}"
+
+
 class PayloadCache:
     """Parsed batches by id, the least recently used dropped beyond a number of rows. A batch's bytes never change."""
 
@@ -119,15 +132,20 @@ class PayloadCache:
     def get(
         self, batch_id: str, payload: bytes, tables: Mapping[str, DeviceTable], tables_version: int
     ) -> dict[tuple[str, str], list[RowPart]]:
-        """The batch's parts by (table, key text)."""
+        """The batch's parts by (table, key text); none where its bytes are damaged."""
         name = (batch_id, tables_version)
         found = self._batches.get(name)
         if found is not None:
             self._batches.move_to_end(name)
             return found
         found = {}
-        for part in parse(payload, tables):
-            found.setdefault((part.table, part.key_text), []).append(part)
+        try:
+            for part in parse(payload, tables):
+                found.setdefault((part.table, part.key_text), []).append(part)
+        except UNREADABLE as error:
+            # It shows nothing, and stops no other; who sends the queue finds it, too.
+            log.warning("payload_not_read", batch=batch_id, error=type(error).__name__)
+            found = {}
         self._batches[name] = found
         self._rows += len(found)
         while self._rows > _CACHED_ROWS and len(self._batches) > 1:
