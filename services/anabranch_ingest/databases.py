@@ -99,14 +99,18 @@ class Databases:
         if self.position(database) < position:
             await self.read_all()
 
-    def hear(self, heard: Heard) -> None:
-        """Take in a notification: its database is looked at soon."""
+    def hear(self, heard: Heard) -> bool:
+        """Take in a notification: its database is looked at soon. False for a group of a database that is not known:
+        anybody may send it, and the next poll finds one that is new."""
         known = self._by_id.get(heard.database_id)
-        if known is None or heard.position == 0:
+        if heard.position == 0:
             self.look()
+        elif known is None:
+            return False
         elif heard.position > known.position:
             self._announced[heard.database_id] = heard.position
             self._stale.set()
+        return True
 
     def look(self) -> None:
         """Have the databases looked at soon: something may have been missed."""

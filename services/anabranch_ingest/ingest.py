@@ -155,6 +155,7 @@ class Ingest:
     async def _listen(self) -> None:
         async def listen() -> None:
             conn = await open_listener(self._url, application_name="anabranch-ingest-listener")
+            metrics.count("anabranch_notifications_ignored", 0)
             try:
                 self._listening = True
                 self.seen.remember(True)
@@ -163,9 +164,12 @@ class Ingest:
                 self.waiting.look_at_all()
                 async with contextlib.aclosing(hear(conn, self.settings.poll_interval_ms / 1000)) as notifications:
                     async for heard in notifications:
-                        self._take_verdicts(heard)
-                        self.databases.hear(heard)
-                        self.waiting.hear(heard)
+                        if heard is not None:
+                            self._take_verdicts(heard)
+                        if heard is not None and self.databases.hear(heard):
+                            self.waiting.hear(heard)
+                        else:
+                            metrics.count("anabranch_notifications_ignored")
             finally:
                 self._listening = False
                 self.seen.remember(False)

@@ -15,6 +15,8 @@ from anabranch.v1 import errors_pb2
 
 _PAUSE_S = 0.2
 """Between two reads that calls for unknown names may cause."""
+_NEXT_S = 0.05
+"""Between two reads that notifications cause: anybody may send any number of them."""
 _RETRY_S = 0.5
 _log = structlog.get_logger()
 
@@ -69,6 +71,10 @@ class ServedDatabases:
         """The same database as it is known now."""
         return self._by_id.get(database.id, database)
 
+    def knows(self, number: int) -> bool:
+        """Whether there was a database of that number when they were read."""
+        return number in self._by_id
+
     def look(self) -> None:
         """Have them read soon: something has changed."""
         self._stale.set()
@@ -86,3 +92,4 @@ class ServedDatabases:
                 _log.warning("databases can't be read", error=type(error).__name__, detail=error)
                 self._stale.set()
                 await asyncio.sleep(_RETRY_S)
+            await asyncio.sleep(_NEXT_S)

@@ -9,6 +9,7 @@ import structlog
 import tenacity
 
 from anabranch.clock import Clock
+from anabranch.runtime import metrics
 from anabranch.runtime.principal import require_database
 from anabranch.store.catalog.databases import Database
 from anabranch.store.log.pull_reader import PullOptions, PullSource
@@ -121,6 +122,7 @@ class Snapshot:
 
     async def _hear(self) -> None:
         conn = await open_listener(self._url, application_name="anabranch-snapshot-listener")
+        metrics.count("anabranch_notifications_ignored", 0)
         try:
             self._listening = True
             # Notifications that were sent before the session listened are made up for by a look.
@@ -129,7 +131,9 @@ class Snapshot:
                 tail.hear(0)
             async with contextlib.aclosing(hear(conn, self.settings.poll_interval_ms / 1000)) as notifications:
                 async for heard in notifications:
-                    if heard.position == 0:
+                    if heard is None or (heard.position and not self.databases.knows(heard.database_id)):
+                        metrics.count("anabranch_notifications_ignored")
+                    elif heard.position == 0:
                         self.databases.look()
                     elif heard.database_id in self._tails:
                         self._tails[heard.database_id].hear(heard.position, heard.traceparent)

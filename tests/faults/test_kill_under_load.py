@@ -21,7 +21,7 @@ import pytest
 from anabranch import faults
 from anabranch.store.catalog import databases as catalog
 from anabranch.store.catalog import registration
-from anabranch.store.session.channels import CLAIM_LOCK_CLASS, GROUPS_CHANNEL
+from anabranch.store.session.channels import GROUPS_CHANNEL
 from anabranch.store.session.engine import Session, connect
 from anabranch.testkit import oracle
 from anabranch.testkit.databases import TestDatabases
@@ -131,9 +131,9 @@ class Havoc:
     def _holds_claim(self, service: str) -> bool:
         ports = {c.laddr.port for c in psutil.Process(self.stack.pid(service)).net_connections("tcp")}
         holders = self.conn.execute(
-            "select a.client_port from pg_locks l join pg_stat_activity a on a.pid = l.pid"
-            " where l.locktype = 'advisory' and l.granted and l.classid = %s and l.objid = %s",
-            (CLAIM_LOCK_CLASS, self.database_id),
+            "select a.client_port from anabranch.claims c join pg_locks l on l.transactionid = c.xmax and l.granted"
+            " join pg_stat_activity a on a.pid = l.pid where l.locktype = 'transactionid' and c.database_id = %s",
+            (self.database_id,),
         ).fetchall()
         return any(port in ports for (port,) in holders)
 

@@ -55,8 +55,8 @@ class Restorable:
         self.story = Story(ground.stack, folder, TODO, **options)
         if ahead:
             self.story.sql(
-                "insert into anabranch.groups (database_id, position, batches, changes, chain, sums)"
-                " values (%s, %s, 0, 0, %s, '{}')",
+                "insert into anabranch.groups (database_id, position, batches, changes, chain, sums, claimed)"
+                " values (%s, %s, 0, 0, %s, '{}', true)",
                 [self.story.database.id, time.time_ns() // 1_000_000 + HOUR_MS, secrets.token_bytes(16)],
             )
 

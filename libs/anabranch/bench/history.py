@@ -110,8 +110,8 @@ from (
 
 
 _RECORDED = f"""{_GROUPS}
-insert into anabranch.groups (database_id, position, batches, changes, chain, sums)
-select %(db)s, position, 50, 500, substr(sha256(convert_to(time, 'UTF8')), 1, 16), array[%(sum)s::bytea] from g
+insert into anabranch.groups (database_id, position, batches, changes, chain, sums, claimed)
+select %(db)s, position, 50, 500, substr(sha256(convert_to(time, 'UTF8')), 1, 16), array[%(sum)s::bytea], true from g
 """
 # For the groups that update alone: with them, their rows have their whole history.
 _VERSIONS = f"""{_GROUPS}

@@ -70,6 +70,13 @@ METRICS: tuple[Metric, ...] = (
     Metric("anabranch_pool_waiting", "gauge", "1", (), "Requests that wait for a connection of the pool"),
     Metric("anabranch_pool_refused", "counter", "1", (), "Requests that got no connection of the pool in time"),
     Metric("anabranch_failures", "counter", "1", ("reason",), "Calls that failed, by the reason that the caller got"),
+    Metric(
+        "anabranch_notifications_ignored",
+        "counter",
+        "1",
+        (),
+        "Notifications that say nothing here: without the form of ours, or of a database that is not known",
+    ),
     # ingest.
     Metric("anabranch_batches_received", "counter", "1", ("database",), "Batches taken in, repeats included"),
     Metric(

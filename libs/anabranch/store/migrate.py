@@ -1,7 +1,8 @@
 """Upgrade schema ``anabranch`` to this release.
 
-Any number of processes may do so at once: the whole upgrade is one transaction that first takes the advisory
-lock ``MIGRATION_LOCK``. A process that waits there finds the work done. A failed upgrade leaves nothing behind.
+Any number of processes may do so at once: the whole upgrade is one transaction that first locks the table of the
+schema's revision, or, before there is one, makes the schema, which one process can. One that waits there finds the work
+done. A failed upgrade leaves nothing behind.
 
 Services go on working meanwhile. A change that adds (*expand*) runs before the release that uses it; a later release
 removes unused parts (*contract*). Each migration names in ``works_from`` the oldest revision whose release works with
@@ -24,14 +25,13 @@ from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from psycopg.errors import LockNotAvailable
+from psycopg.errors import DuplicateTable, LockNotAvailable, UniqueViolation
 from sqlalchemy import Connection, NullPool, create_engine, inspect, text
 from sqlalchemy.exc import DBAPIError
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random
 
 from anabranch.errors import ServerError
 from anabranch.store.revisions import CODE_TABLE, SCHEMA, VERSION_TABLE, head, revisions
-from anabranch.store.session.channels import MIGRATION_LOCK
 from anabranch.store.session.engine import SessionOptions, connect
 from anabranch.store.session.table_locks import give_up_early
 
@@ -97,10 +97,20 @@ def upgrade(url: str) -> bool:
 
 
 def _upgrade(url: str) -> bool:
+    try:
+        return _try_to_upgrade(url)
+    except (UniqueViolation, DuplicateTable):
+        if current(url) is None:
+            raise
+        # Another process has made the schema meanwhile, or even the tables.
+        return _try_to_upgrade(url)
+
+
+def _try_to_upgrade(url: str) -> bool:
     config = _config()
     with _transaction(url) as connection:
         require_server(connection.scalar(text("select current_setting('server_version_num')::int")) or 0)
-        connection.execute(text("select pg_advisory_xact_lock(:lock)"), {"lock": MIGRATION_LOCK})
+        _wait_for_turn(connection)
         before, known = _current(connection), revisions()
         if before == known[0]:
             return False
@@ -112,12 +122,21 @@ def _upgrade(url: str) -> bool:
                 "work with: it was made by a newer one"
             )
         give_up_early(connection)
-        connection.execute(text(f"create schema if not exists {SCHEMA}"))
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
         connection.execute(text(_CLEAR_CODE_REVISIONS))
         connection.execute(text(_ADD_CODE_REVISIONS), {"revisions": list(code_revisions())})
         return True
+
+
+def _wait_for_turn(connection: Connection) -> None:
+    """Keep all other upgrades away until the transaction's end. Of several that find no schema one makes it, and the
+    others, which wait for it there, are told that it exists: they begin anew."""
+    if inspect(connection).has_table(VERSION_TABLE, schema=SCHEMA):
+        # Services go on reading it.
+        connection.execute(text(f"lock table {SCHEMA}.{VERSION_TABLE} in exclusive mode"))
+    else:
+        connection.execute(text(f"create schema if not exists {SCHEMA}"))
 
 
 def _is_served(connection: Connection, revision: str) -> bool:

@@ -28,14 +28,13 @@ from anabranch.store.group.records import (
     write_sums,
 )
 from anabranch.store.group.rows import TableSql
-from anabranch.store.session.channels import CLAIM_LOCK_CLASS
 from anabranch.store.session.engine import connect
+from anabranch.store.session.own_locks import wait_for_claim
 from anabranch.v1 import position_pb2
 from anabranch.values import Cell, Table, key_text
 from anabranch.values.canonical import SUM_MODULUS
 from anabranch.wire.effects import Effect, EffectBuilder
 
-CLAIM = "select pg_advisory_xact_lock(%s, %s)"
 SUMS = "select row_count, row_hash from anabranch.table_sums where table_id = %s"
 
 
@@ -111,7 +110,7 @@ class LogWriter:
         conn, number = self.conn, self.database.id
         with conn.transaction():
             conn.execute(MARK_RESOLVER)
-            conn.execute(CLAIM, (CLAIM_LOCK_CLASS, number))
+            wait_for_claim(conn, number)
             head = read_head(conn, number)
             position = max(time.time_ns() // 1_000_000, head.position + 1)
             if rows is not None:

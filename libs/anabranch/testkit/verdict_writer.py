@@ -37,8 +37,8 @@ where v.n = w.n
 # Two ingest processes may append an id once more in the moment in which it is decided.
 KNOWN = "select batch_id from anabranch.batches where database_id = %s and batch_id = any(%s::text[])"
 GROUP = """
-insert into anabranch.groups (database_id, position, batches, changes, chain, sums)
-values (%s, %s, %s, 0, %s, '{}')
+insert into anabranch.groups (database_id, position, batches, changes, chain, sums, claimed)
+values (%s, %s, %s, 0, %s, '{}', true)
 """
 TELL = "select pg_notify(%s, %s)"
 _NOTIFY_IDS = 270

@@ -35,7 +35,7 @@ from anabranch.store.capture.captured import UndecodableError
 from anabranch.store.catalog.drift import fingerprint
 from anabranch.store.catalog.out_of_sync import mark_torn
 from anabranch.store.inbox import take
-from anabranch.store.inbox.claim import allow, claim
+from anabranch.store.inbox.claim import allow, claim, give_up
 from anabranch.store.inbox.take import Head, Taken
 from anabranch.store.log.seal import EMPTY_CHAIN
 from anabranch.store.session.engine import Session
@@ -93,8 +93,7 @@ def commit_group(
     try:
         begun = _begin(conn, cache, database_id, most, now_ms, clock_offset_ms, limits, functions)
         if isinstance(begun, Outcome):
-            # Nothing was written. At a ROLLBACK the driver would forget all prepared statements, after every look.
-            conn.commit()
+            give_up(conn)
             return begun
         # The group goes on with the trace of its first batch, and is linked with those of the others.
         traces = list(dict.fromkeys(t.traceparent for t in begun.now if t.traceparent)) if tracing() else []

@@ -29,6 +29,7 @@ from anabranch.store.inbox.claim import (
     SilentClaim,
     end_session,
     heard,
+    known_databases,
     open_listener,
     silent_claims,
 )
@@ -44,6 +45,8 @@ _GAUGE_INTERVAL_S = 5.0
 _COUNT_AT_MOST = 100_000
 _LISTENER_LOCK_MS = 10_000
 """It holds no lock that others wait for: so it may wait behind a migration for longer than a group may."""
+_NEW_S = 0.05
+"""A number that is not known may be a new database's; anybody may send it, so it is looked for no more often."""
 _SLICE_S = 0.25
 """The longest that a thread does not look whether it shall stop."""
 
@@ -111,12 +114,15 @@ class Resolver:
 
     def _hear(self, session: Session) -> None:
         polled = gauged = float("-inf")
+        known: frozenset[int] = frozenset()
+        metrics.count("anabranch_notifications_ignored", 0)
         moments: dict[int, tuple[str, float]] = {}
         watch = CapturedWatch(self._captured_poll_s)
         while not self._stopping.is_set():
             now = time.monotonic()
             if now - polled >= self._poll_s:
                 polled = now
+                known = known_databases(session)
                 for number in take.databases_with_work(session, self._clock.now_ms()):
                     self._wakeups.wake(number)
                 self._end_silent_claims(session, now)
@@ -132,9 +138,14 @@ class Resolver:
                 for number in watch.look(session, now, self._wakeups.busy()):
                     self._wakeups.wake(number)
             self._without_listener = None
-            for number in heard(session, min(_SLICE_S, self._poll_s, watch.due_in(now))):
-                self._wakeups.wake(number)
+            for heard_of in heard(session, min(_SLICE_S, self._poll_s, watch.due_in(now))):
                 now = time.monotonic()
+                if heard_of in known:
+                    self._wakeups.wake(heard_of)
+                else:
+                    metrics.count("anabranch_notifications_ignored")
+                    if heard_of is not None and now - polled >= _NEW_S:
+                        polled = float("-inf")
                 if now - polled >= self._poll_s or watch.due_in(now) <= 0:
                     break
 

@@ -29,6 +29,7 @@ from anabranch.store.catalog.registration import (
 )
 from anabranch.store.catalog.sums import scan_rows
 from anabranch.store.session.engine import Session, connect
+from anabranch.store.session.own_locks import TRY_CLAIM
 from anabranch.values.canonical import RowEncoder, table_sum
 
 NOW_MS = 1_800_000_000_000
@@ -152,7 +153,7 @@ def test_capture_is_turned_on_without_waiting_and_the_devices_go_on(
     def write() -> bool:
         # A group: it writes to the table, and moves the sum that the log carries.
         with writer.transaction():
-            claimed = writer.execute("select pg_try_advisory_xact_lock(%s, %s)", (0x616E6162, before.id)).fetchone()
+            claimed = writer.execute(TRY_CLAIM, (before.id,)).fetchone()
             writer.execute(triggers.MARK_RESOLVER)
             writer.execute("insert into app.t values ('by a device', 7)")
             row = before.tables["t"]

@@ -17,8 +17,9 @@ from anabranch.store.catalog.registration import (
     create_database,
     remove_table,
 )
-from anabranch.store.session.channels import CATALOG_CHANNEL, CLAIM_LOCK_CLASS
+from anabranch.store.session.channels import CATALOG_CHANNEL
 from anabranch.store.session.engine import Session, aconnect, connect
+from anabranch.store.session.own_locks import wait_for_claim
 from anabranch.values import Cell, Table
 from anabranch.values.canonical import RowEncoder, table_sum
 
@@ -205,7 +206,7 @@ def test_the_catalog_does_not_change_inside_a_group(
     if change is remove_table:
         add_table(conn, "d", "t")
     with connect(migrated_url, application_name="resolver") as resolver:
-        resolver.execute("select pg_advisory_xact_lock(%s, %s)", (CLAIM_LOCK_CLASS, database.id))
+        wait_for_claim(resolver, database.id)
         with pytest.raises(RegistrationError) as caught:
             change(conn, "d", "t", limits=SOON)
         assert caught.value.reasons == [TableRefusal.BUSY]
@@ -218,7 +219,7 @@ def test_the_first_position_is_the_head(conn: Session) -> None:
     conn.execute("create table app.early (id text primary key); create table app.late (id text primary key)")
     add_table(conn, "d", "early")
     for number, position in ((database.id, 1_000), (database.id, 2_000), (other.id, 9_000)):
-        conn.execute("insert into anabranch.groups values (%s, %s, 1, 1, '\\x00', '{}')", (number, position))
+        conn.execute("insert into anabranch.groups values (%s, %s, 1, 1, '\\x00', '{}', true)", (number, position))
     add_table(conn, "d", "late")
     assert load_database(conn, "d").first_positions == {"early": 0, "late": 2_000}
     assert kept_sum(conn, "early")[0] == 0

@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
-from anabranch.store.session.channels import CLAIM_LOCK_CLASS
 from anabranch.store.session.engine import connect
+from anabranch.store.session.own_locks import wait_for_claim
 from anabranch.testkit.ingest_rig import Device, FailedCallError, IngestRig, batch_id, failed
 from anabranch.testkit.verdict_writer import VerdictWriter
 from anabranch.testkit.waiting import until
@@ -87,7 +87,7 @@ def test_a_forged_position_is_refused_while_a_group_is_committed(
     )
     ((number,),) = sql("select id from anabranch.databases where id = @")
     with connect(rig.url, application_name="test") as holder, ThreadPoolExecutor(1) as pool:
-        holder.execute(b"select pg_advisory_xact_lock(%s, %s)", (CLAIM_LOCK_CLASS, number))
+        wait_for_claim(holder, number)
         answer = pool.submit(refusal, forger, forger.payload())
         until(answer.done, 5, "the call waits for the claim")
         assert answer.result() == "INVALID_POSITION"

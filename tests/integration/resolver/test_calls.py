@@ -11,7 +11,7 @@ import pytest
 from tests.integration.resolver.calls import Service, decided
 
 from anabranch.runtime.errors import error_info
-from anabranch.store.session.channels import CLAIM_LOCK_CLASS
+from anabranch.store.session.own_locks import wait_for_claim
 from anabranch.testkit.resolver_rig import Made, ResolverRig
 from anabranch.testkit.waiting import until
 from anabranch.v1 import batch_pb2, errors_pb2, verdict_pb2
@@ -89,7 +89,7 @@ def test_explain_counts_what_was_written_by_sql_and_is_not_in_the_log_yet(servic
     made = a.make(("insert", "todo", [{"id": "x", "title": "mine"}]))
     with rig.session() as holder:
         # Nobody can commit a group.
-        holder.execute("select pg_advisory_xact_lock(%s, %s)", [CLAIM_LOCK_CLASS, rig.database.id])
+        wait_for_claim(holder, rig.database.id)
         rig.sql("insert into app.todo values ('x', 'by sql', false), ('y', 'by sql', false)")
         answer = service.explain(a, made)
         assert answer.verdict.reason == errors_pb2.REASON_ROW_EXISTS

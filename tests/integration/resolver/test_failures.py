@@ -15,6 +15,7 @@ from anabranch.merge import Batch
 from anabranch.store.group.waves import DatabaseError
 from anabranch.store.inbox import take
 from anabranch.store.inbox.claim import open_session, session_options
+from anabranch.store.session.own_locks import wait_for_claim
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch.testkit.waiting import until
 from anabranch_conflict_resolver.batch.decode import Decoded, Decoder
@@ -402,7 +403,7 @@ def test_a_commit_whose_answer_is_lost_is_found_out_by_looking(
 def test_two_sessions_never_hold_one_database(rig: ResolverRig, migrated_url: str) -> None:
     rig.node("a").insert("todo", {"id": "1"})
     with rig.session() as other:
-        other.execute("select pg_advisory_xact_lock(%s, %s)", (0x616E6162, rig.database.id))
+        wait_for_claim(other, rig.database.id)
         assert rig.group() == 0
         assert len(rig.waiting()) == 1
         other.rollback()

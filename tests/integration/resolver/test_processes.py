@@ -19,7 +19,7 @@ TABLE = "create table todo (id text primary key, title text)"
 IDLE_MS = 1_000
 ACTIVITY = """
 select pid, application_name, state, wait_event_type, wait_event, clock_timestamp() - state_change,
-       array(select mode from pg_locks l where l.pid = a.pid and locktype = 'advisory'), left(query, 60)
+       array(select mode from pg_locks l where l.pid = a.pid and locktype = 'transactionid'), left(query, 60)
 from pg_stat_activity a where application_name like 'anabranch%' and datname = current_database()
 """
 
@@ -139,8 +139,8 @@ def test_a_stopped_resolver_loses_its_claim_within_seconds(make_rig: Any, start:
         send_some(nodes, 20, f"s{attempt}")
         os.kill(first.pid, signal.SIGSTOP)
         holders = rig.sql(
-            "select 1 from pg_locks where locktype = 'advisory' and classid = 1634623842 and granted"
-            " and objid = %s and database = (select oid from pg_database where datname = current_database())",
+            "select 1 from anabranch.claims c join pg_locks l on l.transactionid = c.xmax and l.granted"
+            " where l.locktype = 'transactionid' and c.database_id = %s",
             [rig.database.id],
         )
         if holders:

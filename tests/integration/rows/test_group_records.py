@@ -58,7 +58,7 @@ def test_the_head_is_the_last_group(conn: Session, database: int) -> None:
         records.write_group(conn, database, position, GroupRow(2, 3, chain, [b"sum", b""]))
     assert records.read_head(conn, database) == Head(2**41 + 7, b"b" * 16)
     assert records.read_head(conn, database + 1) == Head(0, EMPTY_CHAIN)
-    assert stored(conn, "groups")[0] == (database, 2**41 + 5, 2, 3, b"a" * 16, [b"sum", b""])
+    assert stored(conn, "groups")[0] == (database, 2**41 + 5, 2, 3, b"a" * 16, [b"sum", b""], True)
 
 
 def test_the_log_keeps_every_field(conn: Session, database: int) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from tests.integration.snapshot.pulled import rows
 
-from anabranch.store.session.channels import CLAIM_LOCK_CLASS
 from anabranch.store.session.engine import connect
+from anabranch.store.session.own_locks import wait_for_claim
 from anabranch.testkit.ingest_rig import FailedCallError
 from anabranch.testkit.log_writer import LogWriter
 from anabranch.testkit.snapshot_reader import Reader
@@ -21,23 +21,24 @@ from anabranch.testkit.waiting import until
 from anabranch.v1 import position_pb2
 
 CALLERS = 8
-QUEUED = """select count(*) from pg_locks
-            where locktype = 'advisory' and classid = %s::bigint::oid and objid::int = %s and not granted
-              and database = (select oid from pg_database where datname = current_database())"""
+QUEUED = """select count(*) from pg_locks l join pg_stat_activity a on a.pid = l.pid
+            where a.datname = current_database() and not l.granted
+              and (l.locktype = 'transactionid'
+                   or l.locktype = 'tuple' and l.relation = 'anabranch.claims'::regclass)"""
 
 
 @contextmanager
 def claimed(place: Any, writer: LogWriter) -> Iterator[None]:
     """A resolver has the database's claim, as in the middle of a group."""
     with connect(place.rig.url, application_name="test") as resolver:
-        resolver.execute(b"select pg_advisory_xact_lock(%s, %s)", (CLAIM_LOCK_CLASS, writer.database.id))
+        wait_for_claim(resolver, writer.database.id)
         yield
         resolver.rollback()
 
 
-def queued(place: Any, writer: LogWriter) -> int:
+def queued(place: Any) -> int:
     """How many sessions stand before the claim."""
-    (count,) = place.conn.execute(QUEUED, (CLAIM_LOCK_CLASS, writer.database.id)).fetchone()
+    (count,) = place.conn.execute(QUEUED).fetchone()
     return int(count)
 
 
@@ -76,7 +77,7 @@ def test_a_forged_position_is_refused_while_a_group_is_committed(
     reader.seen = forged(reader.get().state.settled)[which]
     with claimed(place, writer), ThreadPoolExecutor(1) as pool:
         answer = pool.submit(reason, reader)
-        until(answer.done, 5, lambda: f"the call waits for the claim, as {queued(place, writer)} sessions do")
+        until(answer.done, 5, lambda: f"the call waits for the claim, as {queued(place)} sessions do")
         assert answer.result() == "INVALID_POSITION"
 
 
@@ -89,7 +90,7 @@ def test_a_lost_position_is_told_again_and_again_without_the_claim(
     assert reason(reader) == "HISTORY_REWOUND"
     with claimed(place, writer), ThreadPoolExecutor(1) as pool:
         answer = pool.submit(reason, reader)
-        until(answer.done, 5, lambda: f"the call waits for the claim, as {queued(place, writer)} sessions do")
+        until(answer.done, 5, lambda: f"the call waits for the claim, as {queued(place)} sessions do")
         assert answer.result() == "HISTORY_REWOUND"
 
 
@@ -107,7 +108,7 @@ def test_of_many_that_find_a_rewind_at_once_one_waits_for_the_claim(place: Any, 
         nonlocal most
         with connect(place.rig.url, application_name="test", autocommit=True) as conn:
             while not over.is_set():
-                (count,) = conn.execute(QUEUED, (CLAIM_LOCK_CLASS, writer.database.id)).fetchone() or (0,)
+                (count,) = conn.execute(QUEUED).fetchone() or (0,)
                 most = max(most, count)
 
     watcher = threading.Thread(target=watch)
@@ -116,7 +117,7 @@ def test_of_many_that_find_a_rewind_at_once_one_waits_for_the_claim(place: Any, 
             watcher.start()
             try:
                 answers = [pool.submit(reason, one) for one in readers]
-                until(lambda: queued(place, writer) > 0, 10)
+                until(lambda: queued(place) > 0, 10)
                 # All the while others read.
                 for _ in range(20):
                     assert healthy.get().page.reached.server_timestamp_ms == lost

@@ -13,15 +13,14 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from typing import LiteralString, NamedTuple
 
-from anabranch.store.catalog.cut_off import RUNS
-from anabranch.store.session.channels import REGISTRATION_LOCK_CLASS
 from anabranch.store.session.engine import Session
+from anabranch.store.session.own_locks import REGISTRATION_RUNS
 
 WAITING: LiteralString = f"""
 select d.id, d.name, (select count(*) from (
            select from anabranch.captured c where c.database_id = d.id limit %(most)s
        ) counted), pg_current_snapshot()::text, (select count(*) from (
-           select from anabranch.captured c where c.database_id = -d.id and not {RUNS} limit %(most)s
+           select from anabranch.captured c where c.database_id = -d.id and not {REGISTRATION_RUNS} limit %(most)s
        ) gathered)
 from anabranch.databases d order by d.name
 """
@@ -53,7 +52,7 @@ def captured_backlogs(conn: Session, moments: Moments, now_s: float, most: int) 
     Raises:
         psycopg.Error: it can't be read.
     """
-    found = conn.execute(WAITING, {"most": most, "class": REGISTRATION_LOCK_CLASS}).fetchall()
+    found = conn.execute(WAITING, {"most": most}).fetchall()
     for number in moments.keys() - {row[0] for row in found}:
         del moments[number]
     backlogs = []

@@ -19,7 +19,8 @@ from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.sums import scan_sum, sum_to_bytes
 from anabranch.store.cells.binary_cells import CellSender, Row, literal_sender, quote, sender
 from anabranch.store.session.binary import Connection, run
-from anabranch.store.session.channels import CLAIM_LOCK_CLASS, INBOX_CHANNEL
+from anabranch.store.session.channels import INBOX_CHANNEL
+from anabranch.store.session.own_locks import wait_for_claim
 from anabranch.values import Column, Kind, Table
 from anabranch.values.canonical import SUM_MODULUS, RowEncoder
 from anabranch.values.cells import Literal
@@ -28,7 +29,6 @@ from anabranch.values.postgres_binary import bool_array, bytea, int8
 _LIMITS = """
 select set_config('lock_timeout', %(lock)s, true), set_config('statement_timeout', %(statement)s, true)
 """
-_CLAIM = "select pg_advisory_xact_lock(%s, %s)"
 _WAITING = "select exists (select from anabranch.captured where database_id = %s and table_id = %s)"
 _SET_SUM = b"""
 update anabranch.table_sums set row_count = $2::int8, row_hash = $3::bytea where table_id = $1::int8
@@ -63,7 +63,7 @@ def held(
     caller has to try again. Raises psycopg.Error."""
     with conn.transaction():
         conn.execute(_LIMITS, {"lock": str(lock_timeout_ms), "statement": str(statement_timeout_ms)})
-        conn.execute(_CLAIM, (CLAIM_LOCK_CLASS, database.id))
+        wait_for_claim(conn, database.id)
         conn.execute(f"lock table {quote(database.schema_name)}.{quote(table.name)} in share mode".encode())
         row = conn.execute(_WAITING, (database.id, table.id)).fetchone()
         yield row is not None and not row[0]

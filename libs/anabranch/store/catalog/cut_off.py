@@ -1,6 +1,6 @@
 """Registrations that were cut off: the triggers that they left, and the changes that these have gathered.
 
-A registration of tables with foreign writers (``gather``) holds an advisory lock for each as long as its session lives.
+A registration of tables with foreign writers (``gather``) holds a lock for each as long as its session lives.
 So where a table's triggers gather and no session holds its lock, they gather in vain: its writers pay for them, and no
 registration reads the gathered changes. Two steps clear that up:
 
@@ -18,18 +18,9 @@ from typing import Any, LiteralString, NamedTuple
 import psycopg
 
 from anabranch.store.capture import triggers
-from anabranch.store.session.channels import REGISTRATION_LOCK_CLASS
+from anabranch.store.session.own_locks import REGISTRATION_RUNS, begin_registration, registered_now
 
 Connection = psycopg.Connection[Any]
-
-# Two keys of 32 bits, as pg_locks shows them; 2: it is of that form.
-_HELD: LiteralString = """
-exists (select from pg_catalog.pg_locks l
-        join pg_catalog.pg_database own on own.oid = l.database and own.datname = pg_catalog.current_database()
-        where l.locktype = 'advisory' and l.granted and l.objsubid = 2 and l.classid::bigint = %(class)s
-"""
-RUNS: LiteralString = _HELD + ")"
-"""Whether any table is being registered."""
 
 CUT_OFF: LiteralString = f"""
 select distinct d.id, d.name, n.nspname, c.relname,
@@ -39,13 +30,11 @@ join pg_catalog.pg_proc f on f.oid = t.tgfoid join pg_catalog.pg_namespace o on 
 join pg_catalog.pg_class c on c.oid = t.tgrelid join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 join anabranch.databases d on pg_catalog.split_part(pg_catalog.encode(t.tgargs, 'escape'), '\\000', 1) = (-d.id)::text
 where o.nspname = 'anabranch' and (%(name)s::text is null or d.name = %(name)s)
-  and not {_HELD}
-          and l.objid::bigint = (pg_catalog.hashtext(d.name || ' ' || c.relname)::bigint & 4294967295))
+  and not {registered_now("d.name || ' ' || c.relname")}
 order by d.name, c.relname
 """
 """Tables whose triggers gather, though no session registers them."""
 
-LOCK: LiteralString = "select pg_try_advisory_xact_lock(%s, hashtext(%s))"
 LIMIT: LiteralString = "select set_config('lock_timeout', %s, true)"
 SYNCED: LiteralString = """
 select t.id from anabranch.synced_tables t join anabranch.databases d on d.id = t.database_id
@@ -75,7 +64,7 @@ class CutOff(NamedTuple):
 
 def cut_off(conn: Connection, database: str | None = None) -> list[CutOff]:
     """The registrations that were cut off in all databases, or in one. Raises psycopg.Error."""
-    rows = conn.execute(CUT_OFF, {"name": database, "class": REGISTRATION_LOCK_CLASS}).fetchall()
+    rows = conn.execute(CUT_OFF, {"name": database}).fetchall()
     return [CutOff(*row) for row in rows]
 
 
@@ -96,8 +85,8 @@ def end(conn: Connection, one: CutOff, lock_timeout_ms: int) -> bool:
     database_id, database, schema_name, table, number = one
     with conn.transaction():
         conn.execute(LIMIT, (str(lock_timeout_ms),))
-        [(ours,)] = conn.execute(LOCK, (REGISTRATION_LOCK_CLASS, f"{database} {table}")).fetchall()
-        if not ours or number not in triggers.gathering(conn, schema_name, table, database_id):
+        ours = begin_registration(conn, f"{database} {table}", for_transaction=True)
+        if ours is None or number not in triggers.gathering(conn, schema_name, table, database_id):
             return False
         was = conn.execute(SYNCED, (database_id, schema_name, table)).fetchone()
         if was is None:
@@ -126,7 +115,7 @@ def dead_upto(conn: Connection) -> int:
     """The number up to which no registration gathers any more; 0 while one is under way. Call it outside of a
     transaction: the look for running registrations must come after the number was read. Raises psycopg.Error."""
     [(newest,)] = conn.execute(NEWEST).fetchall()
-    [(runs,)] = conn.execute(f"select {RUNS}".encode(), {"class": REGISTRATION_LOCK_CLASS}).fetchall()
+    [(runs,)] = conn.execute(f"select {REGISTRATION_RUNS}".encode()).fetchall()
     return 0 if runs else int(newest)
 
 

@@ -53,7 +53,7 @@ from anabranch.store.catalog.registration import (
 )
 from anabranch.store.catalog.sums import scan_sum
 from anabranch.store.cells.binary_cells import quote
-from anabranch.store.session.channels import REGISTRATION_LOCK_CLASS
+from anabranch.store.session.own_locks import begin_registration, end_registration
 from anabranch.store.session.steps import run
 from anabranch.values import Table
 from anabranch.values.canonical import SUM_MODULUS, RowEncoder
@@ -74,8 +74,6 @@ _PASSES = 50
 _KNOWN_BEFORE = frozenset({TableRefusal.ROW_SECURITY_OF_OTHERS})
 """Reasons that do not refuse a table that is synced already: its rows are on devices, and ``drift`` reports them."""
 
-_LOCK = "select pg_try_advisory_lock(%s, hashtext(%s))"
-_UNLOCK = "select pg_advisory_unlock(%s, hashtext(%s))"
 _MOMENT = "select pg_current_snapshot()::text"
 _KEPT = "select row_count, row_hash from anabranch.table_sums where table_id = %s"
 _OFF = """
@@ -361,16 +359,16 @@ def _clear(what: str) -> Iterator[None]:
 def _alone(conn: Connection, database: str, tables: Sequence[str]) -> Iterator[None]:
     """Keep other processes from registering one of the tables in this way meanwhile."""
     names = [f"{database} {table}" for table in sorted(set(tables))]
-    held: list[str] = []
+    held: list[int] = []
     try:
         for name in names:
-            [(ours,)] = conn.execute(_LOCK, (REGISTRATION_LOCK_CLASS, name)).fetchall()
-            if not ours:
+            number = begin_registration(conn, name)
+            if number is None:
                 what = f"tables of {database} can't be registered"
                 raise refuse(what, TableRefusal.BUSY, "another process is registering one of them")
-            held.append(name)
+            held.append(number)
         yield
     finally:
         if not conn.closed:
-            for name in held:
-                conn.execute(_UNLOCK, (REGISTRATION_LOCK_CLASS, name))
+            for number in held:
+                end_registration(conn, number)

@@ -33,8 +33,9 @@ from anabranch.store.catalog.policy import PolicyError, TablePolicy, database_po
 from anabranch.store.catalog.refusals import Refused, TableRefusal, name_clashes, why_not
 from anabranch.store.catalog.relation import relations_of
 from anabranch.store.catalog.sums import scan_sum, sum_to_bytes
-from anabranch.store.session.channels import CATALOG_CHANNEL, CLAIM_LOCK_CLASS
+from anabranch.store.session.channels import CATALOG_CHANNEL
 from anabranch.store.session.errors import OWN_SCHEMA, violated
+from anabranch.store.session.own_locks import MAKE_CLAIMS, wait_for_claim
 from anabranch.store.session.steps import run
 from anabranch.values import Table
 
@@ -56,7 +57,6 @@ insert into anabranch.databases (name, schema_name, epoch, policy, seal_key, cre
 values (%s, %s, %s, %s, %s, %s)
 """
 _NOTIFY_NEW = "select pg_notify(%s, id::text) from anabranch.databases where name = %s"
-_CLAIM = "select pg_advisory_xact_lock(%s, %s)"
 # Keeps two registrations of one database apart, without blocking inserts of rows that refer to it.
 _LOCK_DATABASE = "select name from anabranch.databases where id = %s for no key update"
 _SYNCED = "select name from anabranch.synced_tables where database_id = %s"
@@ -177,6 +177,7 @@ def create_database(
             epoch = str(ULID.from_timestamp(now / 1000))
             seal_key = secrets.token_bytes(_SEAL_KEY_BYTES)
             conn.execute(_INSERT_DATABASE, (name, schema, epoch, Jsonb(dict(given)), seal_key, now))
+            conn.execute(MAKE_CLAIMS)
             conn.execute(_NOTIFY_NEW, (CATALOG_CHANNEL, name))
     except psycopg.errors.UniqueViolation as error:
         raise _taken(what, error, name=name, schema=schema) from error
@@ -229,7 +230,7 @@ def new_number(conn: Connection) -> int:
 
 def claim(conn: Connection, database_id: int) -> None:
     """Keep groups of the database from committing until the transaction ends."""
-    conn.execute(_CLAIM, (CLAIM_LOCK_CLASS, database_id))
+    wait_for_claim(conn, database_id)
 
 
 def enter(

@@ -20,13 +20,13 @@ from anabranch.store.catalog.policy import PolicyError, changed, database_policy
 from anabranch.store.catalog.refusals import Refused, TableRefusal, policy_refusals
 from anabranch.store.catalog.registration import RegistrationError
 from anabranch.store.schema import DATABASES, SYNCED_TABLES
-from anabranch.store.session.channels import CATALOG_CHANNEL, CLAIM_LOCK_CLASS
+from anabranch.store.session.channels import CATALOG_CHANNEL
 from anabranch.store.session.core import execute
+from anabranch.store.session.own_locks import wait_for_claim
 
 _LOCK_TIMEOUT = "select set_config('lock_timeout', %s, true)"
 LOCK_TIMEOUT_MS = 10_000
 """How long a change waits for the groups of the database."""
-_CLAIM = "select pg_advisory_xact_lock(%s, %s)"
 # Policies are read under the claim: of two changes at once neither must be lost.
 _DATABASE_POLICY = (
     select(DATABASES.c.id, DATABASES.c.policy)
@@ -133,7 +133,7 @@ def _claimed(conn: psycopg.Connection[Any], what: str, name: str) -> tuple[int, 
         number = load_database(conn, name).id
     except UnknownDatabaseError as error:
         raise _refuse(what, TableRefusal.UNKNOWN_DATABASE, str(error)) from error
-    conn.execute(_CLAIM, (CLAIM_LOCK_CLASS, number))
+    wait_for_claim(conn, number)
     row = execute(conn, _DATABASE_POLICY, database=name).fetchone()
     if row is None:
         raise _refuse(what, TableRefusal.UNKNOWN_DATABASE, f'there is no database "{name}" any more')

@@ -85,9 +85,10 @@ set position = excluded.position, row_count = excluded.row_count, row_hash = exc
 """
 
 WRITE_GROUP = b"""
-insert into anabranch.groups (database_id, position, batches, changes, chain, sums)
-values ($1::int8, $2::int8, $3::int8, $4::int8, $5::bytea, $6::bytea[])
+insert into anabranch.groups (database_id, position, batches, changes, chain, sums, claimed)
+values ($1::int8, $2::int8, $3::int8, $4::int8, $5::bytea, $6::bytea[], true)
 """
+"""``claimed`` says by which lock: a release that says nothing is refused."""
 
 DELETE_INBOX = b"""
 delete from anabranch.inbox where database_id = $1::int8 and batch_id = any($2::text[])

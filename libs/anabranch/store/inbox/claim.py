@@ -1,7 +1,7 @@
 """The claim of a database: the right to commit its groups.
 
-A claim is a transaction-level advisory lock, so that it ends with its transaction, however that ends: COMMIT,
-ROLLBACK, or the end of the session. The session's own limits make the last one sure within seconds:
+A claim is the lock of a row of ours (``session.own_locks``), so that it ends with its transaction, however that ends:
+COMMIT, ROLLBACK, or the end of the session. The session's own limits make the last one sure within seconds:
 
 * a stopped process (SIGSTOP) is idle in its transaction: ``idle_in_transaction_session_timeout``;
 * one that is stopped in the middle of a large answer leaves bytes unacknowledged: ``tcp_user_timeout``;
@@ -35,8 +35,10 @@ import psycopg
 
 from anabranch.store.inbox.take import HEAD, Head
 from anabranch.store.session.binary import dedicate, run
-from anabranch.store.session.channels import CATALOG_CHANNEL, CLAIM_LOCK_CLASS, INBOX_CHANNEL
+from anabranch.store.session.channels import CATALOG_CHANNEL, INBOX_CHANNEL
 from anabranch.store.session.engine import CONNECT_S, SessionOptions, connect
+from anabranch.store.session.listening import database_of
+from anabranch.store.session.own_locks import MAKE_CLAIMS, TRY_CLAIM
 from anabranch.store.session.patience import bear
 from anabranch.values.postgres_binary import text
 
@@ -55,7 +57,7 @@ class Claimed(Generic[T]):
     answer: Callable[[], T]
 
 
-CLAIM = "select pg_try_advisory_xact_lock(%s, %s)"
+NOTHING_WRITTEN = b"set local synchronous_commit = off"
 
 LIMIT_TRANSACTIONS = """
 select pg_catalog.set_config('transaction_timeout', %(ms)s, false)
@@ -105,9 +107,10 @@ select pg_catalog.set_config('statement_timeout', $1::text, true),
 
 SILENT_CLAIMS = """
 select a.pid, a.backend_start, a.state_change
-from pg_catalog.pg_locks l join pg_catalog.pg_stat_activity a on a.pid = l.pid
-where l.locktype = 'advisory' and l.classid = %(class)s::bigint::oid and l.objsubid = 2 and l.granted
-  and l.database = (select d.oid from pg_catalog.pg_database d where d.datname = pg_catalog.current_database())
+from anabranch.claims c
+join pg_catalog.pg_locks l on l.locktype = 'transactionid' and l.granted and l.transactionid = c.xmax
+join pg_catalog.pg_stat_activity a on a.pid = l.pid
+where c.xmax <> '0'::pg_catalog.xid
   and a.state <> 'idle' and a.wait_event = 'ClientRead' and a.pid <> pg_catalog.pg_backend_pid()
 """
 
@@ -176,12 +179,24 @@ def claim(conn: Connection, database_id: int, then: Callable[[], Callable[[], T]
     _begun_s[conn] = time.monotonic()
     # Statements with a snapshot each, sent together.
     with conn.pipeline():
-        claimed = conn.execute(CLAIM, (CLAIM_LOCK_CLASS, database_id))
+        claimed = conn.execute(TRY_CLAIM, (database_id,))
         head = conn.execute(HEAD, {"db": database_id})
         answer = then()
-        [(ours,)] = claimed.fetchall()
+        ours = claimed.fetchone() is not None
         row = head.fetchone()
-    return Claimed(bool(ours), Head._make(row) if row else None, answer)
+    return Claimed(ours, Head._make(row) if row else None, answer)
+
+
+def give_up(conn: Connection) -> None:
+    """End a claiming transaction that has written nothing, without a wait for the disk: the claim's lock alone has
+    given it a number. Not by a ROLLBACK, at which the driver forgets all prepared statements."""
+    run(conn, NOTHING_WRITTEN, ())
+    conn.commit()
+
+
+def known_databases(conn: Connection) -> frozenset[int]:
+    """The numbers of all databases; each can be claimed from now on."""
+    return frozenset(number for (number,) in conn.execute(MAKE_CLAIMS))
 
 
 _young_s: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
@@ -243,7 +258,7 @@ class SilentClaim(NamedTuple):
 
 def silent_claims(conn: Connection) -> list[SilentClaim]:
     """The sessions that hold a claim and wait for their client, for however short a time."""
-    return [SilentClaim._make(row) for row in conn.execute(SILENT_CLAIMS, {"class": CLAIM_LOCK_CLASS})]
+    return [SilentClaim._make(row) for row in conn.execute(SILENT_CLAIMS)]
 
 
 def end_session(conn: Connection, claim: SilentClaim) -> None:
@@ -268,13 +283,13 @@ def open_listener(url: str, options: SessionOptions) -> Connection:
     return conn
 
 
-def heard(conn: Connection, timeout_s: float) -> Iterator[int]:
+def heard(conn: Connection, timeout_s: float) -> Iterator[int | None]:
     """Numbers of databases in which batches were appended or tables registered, as notified; ends after ``timeout_s``
-    seconds without any. A notification that is no number is not ours: any session may send one.
+    seconds without any. Any session may send a notification: None for one that is no such number, and a number may be
+    that of no database.
 
     Raises:
         psycopg.OperationalError: the session is lost.
     """
     for notify in conn.notifies(timeout=timeout_s):
-        if notify.payload.isascii() and notify.payload.isdecimal():
-            yield int(notify.payload)
+        yield database_of(notify.payload)

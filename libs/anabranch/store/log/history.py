@@ -21,8 +21,9 @@ import psycopg
 
 from anabranch.store.log.seal import EMPTY_CHAIN, chain_of
 from anabranch.store.session import binary
-from anabranch.store.session.channels import CATALOG_CHANNEL, CLAIM_LOCK_CLASS
+from anabranch.store.session.channels import CATALOG_CHANNEL
 from anabranch.store.session.engine import AsyncSession
+from anabranch.store.session.own_locks import WAIT_FOR_CLAIM
 from anabranch.values import postgres_binary
 
 HISTORY = b"""
@@ -40,7 +41,6 @@ cross join lateral (
     select x.chain from anabranch.groups x where x.database_id = $1::int8 and x.position = q.position limit 1
 ) g
 """
-CLAIM = f"select pg_advisory_xact_lock({CLAIM_LOCK_CLASS}, $1::int8::int)".encode()
 CLUSTER = b"""
 select pg_is_in_recovery(), (pg_control_system()).system_identifier
 """
@@ -194,7 +194,7 @@ async def confirm(conn: AsyncSession, database_id: int, seen: Seen, new_epoch: s
         ((standby, cluster),) = await _rows(conn, CLUSTER, [])
         if standby:
             return Judgement.STRANGE
-        await _rows(conn, CLAIM, [number])
+        await _rows(conn, WAIT_FOR_CLAIM, [number])
         history = await read_history(conn, database_id, [seen.position])
         if history is None:
             return Judgement.FITS

@@ -1,9 +1,9 @@
 """The floor: the facts that decide where it may be, the janitor's lead, and the step that moves it.
 
-The lead is an advisory lock of a transaction, so that it holds behind a transaction pooler, too, and ends with its
-transaction however that ends. The transaction does nothing else: before each step the janitor checks that its session
-still has the lead (``lead``). A janitor that was stopped and comes back after another one took over finds out there,
-and a step that was under way is harmless: every one of them checks its own conditions.
+The lead is a lock of a transaction (``session.own_locks``), so that it holds behind a transaction pooler, too, and ends
+with its transaction however that ends. The transaction does nothing else: before each step the janitor checks that its
+session still has the lead (``lead``). A janitor that was stopped and comes back after another one took over finds out
+there, and a step that was under way is harmless: every one of them checks its own conditions.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from anabranch.columnar.proof import Sum
 from anabranch.merge.retention import Facts, Slowest, absent_before_ms
 from anabranch.store.catalog.policy import DatabasePolicy, database_policy
 from anabranch.store.lake.compactions import HEAD, LAST, Published, read_conflict_sums, read_log_sums
-from anabranch.store.session.channels import JANITOR_LOCK_CLASS
 from anabranch.store.session.engine import Session, SessionOptions, connect
+from anabranch.store.session.own_locks import LEAD
 
-LEAD = "select pg_try_advisory_xact_lock(%s, 0)"
 STILL_LEADS = "select 1"
 DATABASES = """
 select d.id, d.name, d.epoch, d.floor_ms, d.policy from anabranch.databases d
@@ -90,8 +89,16 @@ def lead(conn: Session) -> Iterator[Callable[[], None] | None]:
     """Be the one janitor that sweeps while the block lasts. Yields a function that raises psycopg.Error where the lead
     is lost; None where another janitor has the lead. ``conn`` does nothing else meanwhile."""
     with conn.transaction(force_rollback=True):
-        row = conn.execute(LEAD, (JANITOR_LOCK_CLASS,)).fetchone()
-        yield (lambda: _still(conn)) if row is not None and row[0] else None
+        yield (lambda: _still(conn)) if _takes_lead(conn) else None
+
+
+def _takes_lead(conn: Session) -> bool:
+    try:
+        with conn.transaction():
+            conn.execute(LEAD)
+    except psycopg.errors.LockNotAvailable:
+        return False
+    return True
 
 
 def _still(conn: Session) -> None:

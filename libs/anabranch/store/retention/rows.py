@@ -13,8 +13,9 @@ from typing import Any
 from ulid import ULID
 
 from anabranch.store.cells.binary_cells import quote
-from anabranch.store.session.channels import CLAIM_LOCK_CLASS, INBOX_CHANNEL
+from anabranch.store.session.channels import INBOX_CHANNEL
 from anabranch.store.session.engine import Session
+from anabranch.store.session.own_locks import wait_for_claim
 from anabranch.wire.envelopes import least_id
 
 # Which rows, by their place; ``_delete`` and ``_count`` make statements of them.
@@ -66,8 +67,6 @@ select w.table_id, w.key from anabranch.row_versions w
 where w.ctid >= %(first)s::tid and w.ctid < %(end)s::tid
   and w.tombstone_batch is not null and w.table_id = any(%(tables)s::int[]) and w.last_position <= %(upto)s
 """
-# A group reads a row's version and writes it later: between the two no other session may remove it. So the claim.
-CLAIM = "select pg_advisory_xact_lock(%(class)s, %(db)s)"
 TOMBSTONES = """
 delete from anabranch.row_versions w
 using unnest(%(ids)s::int[], %(keys)s::text[]) q(table_id, key)
@@ -182,7 +181,8 @@ def remove_tombstones(conn: Session, limits: Limits, tables: Sequence[int], firs
         return 0
     ids, keys = map(list, zip(*found, strict=True))
     with conn.transaction():
-        conn.execute(CLAIM, {"class": CLAIM_LOCK_CLASS, "db": limits.database_id})
+        # A group reads a row's version and writes it later: between the two no other session may remove it.
+        wait_for_claim(conn, limits.database_id)
         removed = conn.execute(TOMBSTONES, {"ids": ids, "keys": keys, "upto": upto}).rowcount
         conn.execute(RING, {"channel": INBOX_CHANNEL, "db": limits.database_id})
     return removed

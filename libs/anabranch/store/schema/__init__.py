@@ -7,7 +7,16 @@ SQLAlchemy's Core are written with it, by commands alone: services load no SQLAl
 from __future__ import annotations
 
 # All of them here, so that whoever imports a part has the whole of METADATA.
-from anabranch.store.schema.catalog import CODE_REVISIONS, DATABASES, EPOCHS, FORMER_TABLES, SYNCED_TABLES, TABLE_SUMS
+from anabranch.store.schema.catalog import (
+    CLAIMS,
+    CODE_REVISIONS,
+    DATABASES,
+    EPOCHS,
+    FORMER_TABLES,
+    LEADS,
+    SYNCED_TABLES,
+    TABLE_SUMS,
+)
 from anabranch.store.schema.log import COMPACTIONS, CONFLICTS, GROUPS, LOG
 from anabranch.store.schema.metadata import METADATA
 from anabranch.store.schema.nodes import API_KEYS, NODE_DEAD_LETTERS, NODES
@@ -17,6 +26,7 @@ __all__ = [
     "API_KEYS",
     "BATCHES",
     "CAPTURED",
+    "CLAIMS",
     "CODE_REVISIONS",
     "COMPACTIONS",
     "CONFLICTS",
@@ -25,6 +35,7 @@ __all__ = [
     "FORMER_TABLES",
     "GROUPS",
     "INBOX",
+    "LEADS",
     "LOG",
     "METADATA",
     "NODES",

@@ -121,6 +121,24 @@ EPOCHS = Table(
 )
 """Epochs of databases that have ended."""
 
+CLAIMS = Table(
+    "claims",
+    METADATA,
+    Column(
+        "database_id", Integer, ForeignKey(DATABASES.c.id, ondelete="CASCADE"), primary_key=True, autoincrement=False
+    ),
+    comment="a row for each database: who locks it commits the database's groups, or keeps them away",
+)
+"""The claims of databases, as rows to lock."""
+
+LEADS = Table(
+    "leads",
+    METADATA,
+    Column("name", BYTE_ORDERED, primary_key=True),
+    comment="always empty: the janitor that sweeps locks the whole table",
+)
+"""The lead among janitors, as a table to lock."""
+
 CODE_REVISIONS = Table(
     "code_revisions",
     METADATA,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     CheckConstraint,
     Column,
     Index,
@@ -32,6 +33,13 @@ GROUPS = Table(
         ARRAY(BYTEA),
         nullable=False,
         comment="serialized anabranch.v1.TableSum of each table that the group changed, after it",
+    ),
+    Column(
+        "claimed",
+        Boolean,
+        nullable=False,
+        server_default=text("anabranch.claimed_otherwise()"),
+        comment="true: who made the group had locked the row of its database in claims",
     ),
     PrimaryKeyConstraint("database_id", "position"),
 )

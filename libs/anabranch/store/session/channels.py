@@ -1,5 +1,5 @@
-"""Names that processes share in Postgres: notification channels and advisory locks. Where a notification is lost,
-polling finds the same news."""
+"""Channels of notifications that processes share in Postgres. Where a notification is lost, polling finds the same
+news; any role may send one, so that each is read as one that may be false (``listening``)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,3 @@ ids than fit into 7,500 bytes sends several, with the same position. Where the g
 
 CATALOG_CHANNEL = "anabranch_catalog"
 """A database or its registered tables changed. Payload: the database's number."""
-
-CLAIM_LOCK_CLASS = 0x616E6162
-"""First key of the advisory lock by which a resolver claims a database; the second is the database's
-number."""
-
-REGISTRATION_LOCK_CLASS = 0x616E6172
-"""First key of the session-level advisory lock that is held while a table with foreign writers is registered; the
-second is a hash of database and table."""
-
-JANITOR_LOCK_CLASS = 0x616E616A
-"""First key of the advisory lock by which one janitor sweeps; the second is 0."""
-
-MIGRATION_LOCK = 0x616E61626D696772
-"""The advisory lock under which migrations run."""

@@ -1,19 +1,26 @@
-"""Receive notifications of committed groups and of changes of the catalog. Callers poll, too: one may be lost."""
+"""Receive notifications of committed groups and of changes of the catalog. Callers poll, too: one may be lost.
+
+Any role that may connect can send any text on any channel. So a payload is believed as far as its form goes, each part
+of which has a bound, and no further: it says where to look, and the reader looks. What is not of the form is None.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-
-import structlog
 
 from anabranch.store.session.channels import CATALOG_CHANNEL, GROUPS_CHANNEL
 from anabranch.store.session.engine import CONNECT_S, AsyncSession, SessionOptions, aconnect
 
 _ANSWER_MS = 4_000
 """How long a listener's session may take to answer a statement, in milliseconds."""
-_log = structlog.get_logger()
+_MOST_DATABASE = 2**31 - 1
+_MOST_POSITION = 2**63 - 1
+_NUMBER = re.compile(r"[0-9]{1,19}")
+_ID_CHARACTERS = 64
+_TRACEPARENT = re.compile(r"[0-9a-f-]{0,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +50,9 @@ async def open_listener(url: str, *, application_name: str) -> AsyncSession:
     return conn
 
 
-async def hear(conn: AsyncSession, silence_s: float) -> AsyncGenerator[Heard, None]:
-    """Notifications as they come, until the session breaks. After ``silence_s`` seconds without one the session is
-    tried, so that a connection that died in silence is noticed.
+async def hear(conn: AsyncSession, silence_s: float) -> AsyncGenerator[Heard | None, None]:
+    """Notifications as they come, None for one without our form, until the session breaks. After ``silence_s`` seconds
+    without one the session is tried, so that a connection that died in silence is noticed.
 
     Raises:
         psycopg.OperationalError: the session is lost.
@@ -54,22 +61,36 @@ async def hear(conn: AsyncSession, silence_s: float) -> AsyncGenerator[Heard, No
         # It holds the session's lock: closing the session must not wait for it.
         async with contextlib.aclosing(conn.notifies(timeout=silence_s)) as notifications:
             async for notify in notifications:
-                heard = understood(notify.channel, notify.payload)
-                if heard is None:
-                    _log.warning("ignored a notification of unknown form", channel=notify.channel)
-                else:
-                    yield heard
+                yield understood(notify.channel, notify.payload)
         await conn.execute("select 1")
 
 
 def understood(channel: str, payload: str) -> Heard | None:
-    """The content of a notification; None where it does not have our form. Any session may send one."""
-    try:
-        if channel == CATALOG_CHANNEL:
-            return Heard(int(payload), 0, ())
-        database, position, rest = payload.split(":", 2)
-        ids, _, rest = rest.partition(";")
-        traceparent, _, verdicts = rest.partition(";")
-        return Heard(int(database), int(position), tuple(ids.split(",")), traceparent, verdicts)
-    except ValueError:
+    """The content of a notification; None where it does not have our form."""
+    if channel == CATALOG_CHANNEL:
+        number = database_of(payload)
+        return None if number is None else Heard(number, 0, ())
+    parts = payload.split(":", 2)
+    if len(parts) != 3:
         return None
+    database, position = database_of(parts[0]), _bounded(parts[1], _MOST_POSITION)
+    named, _, rest = parts[2].partition(";")
+    traceparent, _, verdicts = rest.partition(";")
+    ids = tuple(filter(None, named.split(",")))
+    if database is None or position is None or not _TRACEPARENT.fullmatch(traceparent):
+        return None
+    if max(map(len, ids), default=0) > _ID_CHARACTERS:
+        return None
+    return Heard(database, position, ids, traceparent, verdicts)
+
+
+def database_of(text: str) -> int | None:
+    """The number of a database that a payload names; None where that can't be one."""
+    return _bounded(text, _MOST_DATABASE)
+
+
+def _bounded(text: str, most: int) -> int | None:
+    if not _NUMBER.fullmatch(text):
+        return None
+    number = int(text)
+    return number if number <= most else None
