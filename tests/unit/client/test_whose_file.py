@@ -8,14 +8,16 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from anabranch.client import ClientError, FileDamaged, FileFailed, ForeignFile, SyncedDb
-from anabranch.client.file import layout
+from anabranch.client.file import layout, opening
 from anabranch.client.letters.offline import DeadQueue
 from anabranch.testkit.memory_remote import MemoryRemote
 
@@ -200,6 +202,26 @@ def test_a_file_from_before_the_mark_is_known_and_gets_it(tmp_path: Path, remote
         assert again.status().queued == 1
     with closing(sqlite3.connect(old)) as conn:
         assert conn.execute("PRAGMA application_id").fetchone() == (layout.APPLICATION_ID,)
+
+
+def test_the_switch_to_the_log_waits_for_another_that_writes(
+    tmp_path: Path, device: SyncedDb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where several processes make a file at one moment."""
+    with closing(sqlite3.connect(device._file.path)) as conn:
+        conn.execute("VACUUM INTO ?", (str(tmp_path / "other.db"),))
+    waits: list[float] = []
+    with closing(sqlite3.connect(tmp_path / "other.db", isolation_level=None)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+
+        def sleep(seconds: float) -> None:
+            waits.append(seconds)
+            writer.execute("COMMIT")
+
+        monkeypatch.setattr(opening, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+        with closing(SyncedDb(tmp_path / "other.db", device._remote, "d")) as opened:
+            assert opened.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert len(waits) == 1
 
 
 DAMAGES = {

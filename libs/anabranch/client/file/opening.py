@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from anabranch.client.file.redeclare import redeclare
 from anabranch.client.file.write_connection import WriteConnection
 from anabranch.client.writes.ids import next_id
 
+_PATIENCE_S = 30.0
+_AGAIN_S = 0.01
 _NOT_AS_MADE = frozenset(
     {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_TOOBIG}
 )
@@ -56,7 +59,7 @@ def prepare(
     if is_new:
         # Before anything else: a process that ends right after it leaves a file that is known as a device's.
         conn.execute(f"PRAGMA application_id = {layout.APPLICATION_ID}")
-    conn.execute("PRAGMA journal_mode = WAL")
+    _in_wal_mode(conn)
     conn.execute("PRAGMA synchronous = FULL")
     conn.begin()
     try:
@@ -85,6 +88,20 @@ def prepare(
     finally:
         conn.finish()
     return current.db_name
+
+
+def _in_wal_mode(conn: WriteConnection) -> None:
+    """Switch to the write-ahead log, where that is not the file's mode yet. For the switch SQLite reads first, and then
+    does not wait for another process that writes, as one does that makes the file at the same moment."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            conn.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(_AGAIN_S)
 
 
 def as_damage(error: BaseException, path: Path) -> BaseException:
