@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import functools
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
 
 from anabranch.runtime import metrics
+from anabranch.runtime.dropping import drop_call
 from anabranch.runtime.errors import CallError
-from anabranch.runtime.principal import require_database
+from anabranch.runtime.principal import current_subject, require_database
+from anabranch.runtime.streams import current_stream
 from anabranch.store.log.history import SeenGroup
 from anabranch.v1 import change_pb2, errors_pb2
 from anabranch_snapshot.log import beyond_head
@@ -18,13 +22,19 @@ from anabranch_snapshot.moments import seen_by
 from anabranch_snapshot.page_tokens import Place, from_token, place_after, to_token
 from anabranch_snapshot.pages import to_sum
 from anabranch_snapshot.snapshot import Snapshot
-from anabranch_snapshot.subscribe import follow
+from anabranch_snapshot.subscribe import OWN, follow
+from anabranch_snapshot.unread import SMALL_BYTES, Unread
 
 Context = grpc.aio.ServicerContext[Any, Any]
 SERVICE = "anabranch.v1.ChangeService"
 LEAST_PAGE_BYTES = 1024
 MOST_SEEN = 1_000
 """Positions that FindCommon takes."""
+TOO_SLOW = CallError(
+    errors_pb2.REASON_OVERLOADED,
+    "this subscriber has taken nothing for long, and others need the room: page, and subscribe again",
+    retry_after_ms="1000",
+)
 
 
 class ChangeServicer:
@@ -50,6 +60,12 @@ class ChangeServicer:
         if request.max_bytes < 0:
             raise CallError(errors_pb2.REASON_INVALID_REQUEST, "max_bytes is negative")
         max_bytes = max(LEAST_PAGE_BYTES, min(request.max_bytes or settings.page_bytes, settings.page_max_bytes))
+        task = asyncio.current_task()
+        assert task is not None
+        unread = self._unread(task, functools.partial(drop_call, task))
+        if not unread.reserve(OWN * max_bytes):
+            max_bytes = min(max_bytes, SMALL_BYTES // OWN)
+            unread.hold(OWN * max_bytes)
         reading = await snapshot.log.read(database, place, max_bytes, known=known, resumed=resumed)
         stretch = reading.stretch
         # Read after the page: a table that has not changed since has had the same sum there.
@@ -60,7 +76,9 @@ class ChangeServicer:
             state=snapshot.log.state(database, stretch.head, stretch.head_chain, stretch.floor, stretch.schema_version),
             sums=[to_sum(row) for row in sums.rows if row.position <= stretch.reached],
         )
-        metrics.count("anabranch_log_sent_bytes", response.ByteSize(), database=database.name)
+        size = response.ByteSize()
+        metrics.count("anabranch_log_sent_bytes", size, database=database.name)
+        unread.sent(OWN * size)
         return response
 
     async def subscribe(self, request: change_pb2.SubscribeRequest, context: Context) -> AsyncIterator[bytes]:
@@ -70,10 +88,20 @@ class ChangeServicer:
         place = _place(request.after, head)
         tail = snapshot.tail(database)
         known = seen_by(database, request.node_state.greatest_seen)
-        pages = follow(snapshot.log, database, tail, place, known, snapshot.settings.page_bytes)
+        stream = current_stream()
+        assert stream is not None
+        unread = self._unread(stream.task, functools.partial(stream.end, TOO_SLOW))
+        pages = follow(snapshot.log, database, tail, place, known, snapshot.settings.page_bytes, unread)
         async with contextlib.aclosing(pages):
             async for response in pages:
                 yield response
+
+    def _unread(self, task: asyncio.Task[Any], end: Callable[[], None]) -> Unread:
+        """What a call holds until gRPC has no part in it any more, which is when its task ends."""
+        unread = self._snapshot.unread.call(current_subject(), end)
+        # Not by the context: it would be kept in a circle with the call, until garbage is collected.
+        task.add_done_callback(lambda _: unread.gone())
+        return unread
 
     async def find_common(
         self, request: change_pb2.FindCommonRequest, context: Context

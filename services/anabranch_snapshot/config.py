@@ -27,6 +27,13 @@ class SnapshotSettings(ServiceSettings):
     """How often a subscriber gets the settled position and the sums."""
     subscriber_queue_bytes: int = Field(4 * 1024 * 1024, ge=1)
     """Pages that wait for one subscriber; beyond, it goes back to paging."""
+    unread_max_bytes: int = Field(256 * 1024 * 1024, ge=1024 * 1024)
+    """Answers of the log that clients have not taken yet; beyond, pages are small, and the slowest subscriber is sent
+    away, back to paging."""
+    unread_max_bytes_per_principal: int = Field(64 * 1024 * 1024, ge=1024 * 1024)
+    """The share of it that the clients of one principal may have; beyond, the same for them."""
+    unread_patience_ms: int = Field(5_000, ge=10)
+    """How long a client may leave an answer untaken before its call can be ended for want of room."""
     recent_pages_bytes: int = Field(8 * 1024 * 1024, ge=1)
     """Pages of a database that are kept for subscribers who come a little late."""
     fan_out_pause_us: int = Field(100, ge=0)

@@ -25,6 +25,7 @@ from anabranch_snapshot.log import Log
 from anabranch_snapshot.nodes import Nodes
 from anabranch_snapshot.pull_session import Turns
 from anabranch_snapshot.tail import Tail
+from anabranch_snapshot.unread import UnreadBytes
 
 _IDLE_MARGIN_MS = 30_000
 """A stalled pull is ended by this process, with a reason; so much later by Postgres, should this one be stopped."""
@@ -49,6 +50,9 @@ class Snapshot:
         )
         self.turns = Turns(_pull_source(settings), pool, settings.pull_sessions, settings.pull_waiting)
         self.bases = Bases(settings, clock, pool)
+        self.unread = UnreadBytes(
+            settings.unread_max_bytes, settings.unread_max_bytes_per_principal, settings.unread_patience_ms / 1000
+        )
         self._tails: dict[int, Tail] = {}
         self._listening = False
 

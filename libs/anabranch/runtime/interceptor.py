@@ -23,6 +23,7 @@ from opentelemetry import trace
 from anabranch.errors import AnabranchError
 from anabranch.runtime import metrics, telemetry
 from anabranch.runtime.auth import Authenticator, Identity
+from anabranch.runtime.dropping import drop_call
 from anabranch.runtime.errors import CODES, CallError, abort, reason_name
 from anabranch.runtime.limits import RateLimit
 from anabranch.runtime.principal import set_principal
@@ -35,6 +36,8 @@ _log = structlog.get_logger()
 
 HEALTH_PREFIX = "/grpc.health.v1.Health/"
 REFLECTION_PREFIX = "/grpc.reflection."
+TELL_S = 5.0
+"""Seconds in which the caller of a stream that is ended can take the rest of it and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,9 +232,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 if stream is None or stream.failure is None:
                     raise
                 stream.task.uncancel()
-                failure = stream.failure
-                code = CODES[failure.reason].name
-                return await abort(context, failure.reason, failure.message, **failure.metadata)
+                code = CODES[stream.failure.reason].name
+                return await _tell(context, stream.task, stream.failure)
             except Exception as error:
                 failure = foreseen(method, error)
                 code = CODES[failure.reason].name
@@ -277,10 +279,26 @@ def _readable(request: Any) -> Any:
 async def _serve_stream(behaviour: Callable[..., Any], request: Any, context: Context) -> Any:
     if not inspect.isasyncgenfunction(behaviour):
         return await behaviour(request, context)
+    begun = False
     async with contextlib.aclosing(behaviour(request, context)) as responses:
         async for response in responses:
+            if not begun:
+                # By itself: gRPC notes that it was sent when the first message was taken, and would send it once more,
+                # and fail, with the status of a stream that ends before.
+                await context.send_initial_metadata(())
+                begun = True
             await context.write(response)
     return None
+
+
+async def _tell(context: Context, task: asyncio.Task[Any], failure: CallError) -> None:
+    """End a stream with its failure. A caller that takes nothing does not take that either: then it is dropped."""
+    try:
+        async with asyncio.timeout(TELL_S):
+            await abort(context, failure.reason, failure.message, **failure.metadata)
+    except (TimeoutError, grpc.aio.InternalError):
+        drop_call(task)
+        raise asyncio.CancelledError from None
 
 
 def _name(code: Any) -> str:

@@ -175,6 +175,14 @@ METRICS: tuple[Metric, ...] = (
         ("database",),
         "Subscribers that were too slow for the live log and went back to paging",
     ),
+    Metric("anabranch_unread", "gauge", "By", (), "Answers of the log that clients have not taken yet, in whole MiB"),
+    Metric(
+        "anabranch_calls_dropped",
+        "counter",
+        "1",
+        ("why",),
+        "Calls of slow clients that were ended because others needed the room (unread) or the turn (slow)",
+    ),
     Metric("anabranch_log_sent_bytes", "counter", "By", ("database",), "Bytes of log pages sent"),
     Metric("anabranch_pulls", "gauge", "1", ("state",), "Pulls that are reading, and pulls that wait for their turn"),
     Metric(

@@ -41,6 +41,7 @@ from anabranch.runtime.auth import Authenticator
 from anabranch.runtime.certificates import Certificates
 from anabranch.runtime.config import S, ServiceSettings, SettingsError, is_loopback, load_settings
 from anabranch.runtime.drain import drain
+from anabranch.runtime.dropping import watch_calls
 from anabranch.runtime.errors import CallError
 from anabranch.runtime.health_states import HealthStates
 from anabranch.runtime.interceptor import HEALTH_PREFIX, REFLECTION_PREFIX, CallInterceptor
@@ -251,6 +252,7 @@ async def _listen(
         first_request_ms=settings.first_request_ms,
         open_reflection=is_loopback(settings.listen_address),
     )
+    watch_calls(asyncio.get_running_loop())
     server = grpc.aio.server(interceptors=[interceptor], options=_options(settings))
     service.register(server)
     states = HealthStates(service.names)

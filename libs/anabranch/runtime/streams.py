@@ -1,7 +1,8 @@
 """The streams that are open, so that they can be counted and ended from outside; and when calls may end.
 
 State of a stream: open, then either ended by itself or ended from outside. ``OpenStream.end`` sets its failure and
-cancels the task that serves it; the interceptor catches that and sends the failure as the stream's status.
+cancels the task that serves it; the interceptor catches that and sends the failure as the stream's status, or drops the
+stream where its caller does not take even that.
 Everything in one event loop.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 from anabranch.runtime import metrics
@@ -32,6 +34,14 @@ class OpenStream:
         if self.failure is None:
             self.failure = failure
             self.task.cancel()
+
+
+_current: ContextVar[OpenStream | None] = ContextVar("anabranch_stream", default=None)
+
+
+def current_stream() -> OpenStream | None:
+    """The stream that the current task serves."""
+    return _current.get()
 
 
 class Streams:
@@ -72,12 +82,15 @@ class Streams:
                 raise CallError(errors_pb2.REASON_OVERLOADED, "this principal has too many streams open")
             self._of[subject] += 1
         self._open.add(stream)
+        _current.set(stream)
         metrics.gauge("anabranch_open_streams", len(self._open))
         return stream
 
     def remove(self, stream: OpenStream) -> None:
-        """Note that it has ended."""
+        """Note that it has ended; the current task served it."""
         self._open.discard(stream)
+        # A task holds its context: they would be kept in a circle.
+        _current.set(None)
         if stream.identity is not None:
             subject = stream.identity.principal.subject
             self._of[subject] -= 1
