@@ -85,4 +85,4 @@ def register(server: grpc.aio.Server, servicer: IngestServicer) -> None:
             servicer.send_stream, ingest_pb2.SendStreamRequest.FromString
         ),
     }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    server.add_registered_method_handlers(SERVICE, handlers)

@@ -148,4 +148,4 @@ def register(server: grpc.aio.Server, servicer: ChangeServicer) -> None:
             change_pb2.FindCommonResponse.SerializeToString,
         ),
     }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    server.add_registered_method_handlers(SERVICE, handlers)

@@ -179,4 +179,4 @@ def register(server: grpc.aio.Server, servicer: SnapshotServicer) -> None:
         ),
         "Pull": grpc.unary_stream_rpc_method_handler(servicer.pull, snapshot_pb2.PullRequest.FromString),
     }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    server.add_registered_method_handlers(SERVICE, handlers)

@@ -59,7 +59,8 @@ RAISED_IN = {
     "OVERLOADED": {
         "libs/anabranch/runtime/keys.py", "libs/anabranch/runtime/limits.py", "libs/anabranch/runtime/streams.py",
         "services/anabranch_conflict_resolver/explain.py", "services/anabranch_ingest/queueing.py",
-        "services/anabranch_ingest/quota.py", "services/anabranch_snapshot/log.py",
+        "services/anabranch_ingest/quota.py", "services/anabranch_snapshot/change_servicer.py",
+        "services/anabranch_snapshot/log.py",
         "services/anabranch_snapshot/pull_session.py",
     },
     "MESSAGE_TOO_LARGE": {"libs/anabranch/runtime/interceptor.py", "services/anabranch_ingest/calls.py"},

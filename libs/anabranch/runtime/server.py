@@ -52,6 +52,7 @@ from anabranch.runtime.readiness import Lookout
 from anabranch.runtime.service import Build, Service, ServiceContext
 from anabranch.runtime.streams import Streams
 from anabranch.runtime.tokens import TokenVerifier
+from anabranch.runtime.unknown_methods import make_server
 from anabranch.store import revisions
 from anabranch.store.session.availability import is_unavailable
 from anabranch.store.session.engine import AsyncPool, SessionOptions, async_pool
@@ -253,7 +254,7 @@ async def _listen(
         open_reflection=is_loopback(settings.listen_address),
     )
     watch_calls(asyncio.get_running_loop())
-    server = grpc.aio.server(interceptors=[interceptor], options=_options(settings))
+    server = make_server([interceptor], _options(settings))
     service.register(server)
     states = HealthStates(service.names)
     health_pb2_grpc.add_HealthServicer_to_server(states, server)

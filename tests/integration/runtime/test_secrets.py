@@ -175,7 +175,7 @@ def malformed(credentials: bytes) -> Iterator[list[tuple[bytes, bytes]]]:
     for name in (b":method", b":scheme", b":path", b":authority", b"content-type", b"te"):
         yield [(key, value) for key, value in good.items() if key != name]
         yield [(key, b"nonsense" if key == name else value) for key, value in good.items()]
-        yield [(key, b"bad\x01" if key == name else value) for key, value in good.items()]
+        yield [(key, b"bad\x01\xff" if key == name else value) for key, value in good.items()]
     others = [(key, value) for key, value in good.items() if key != b"authorization"]
     for end in (b"\xff\xfe", b"\n", b"\0", b"\x01", b"\r\nx: y", b" " * 200):
         yield [*others, (b"authorization", b"Bearer " + credentials + end)]
