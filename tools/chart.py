@@ -34,7 +34,7 @@ SETTINGS = {
 OF_THE_CHART = frozenset(
     {
         "listen_address", "allow_plaintext_beyond_loopback", "tls_cert_file", "tls_key_file", "tls_client_ca_file",
-        "postgres_url", "metrics_address", "otlp_endpoint", "jwt_hs256_secret", "jwt_jwks_file",
+        "postgres_url", "writer_postgres_url", "metrics_address", "otlp_endpoint", "jwt_hs256_secret", "jwt_jwks_file",
     }
 )  # fmt: skip
 """Settings that the chart makes from other values, or that need a file that it does not mount."""

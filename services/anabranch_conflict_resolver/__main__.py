@@ -17,6 +17,7 @@ from anabranch_conflict_resolver.group.outcome import GroupLimits
 from anabranch_conflict_resolver.loop import garbage
 from anabranch_conflict_resolver.loop.known import Known
 from anabranch_conflict_resolver.loop.resolver import Resolver
+from anabranch_conflict_resolver.loop.seal_keys import SealKeys
 from anabranch_conflict_resolver.loop.wakeups import Wakeups
 from anabranch_conflict_resolver.loop.worker import Worker
 from anabranch_conflict_resolver.servicer import SERVICE, ResolverServicer, register
@@ -28,11 +29,13 @@ async def build(context: ServiceContext[ResolverSettings]) -> Service:
     settings, clock = context.settings, context.clock
     url = settings.postgres_url.get_secret_value()
     functions = Functions(settings.function_timeout_ms)
-    wakeups, known, stopping = Wakeups(), Known(), Event()
+    writes_as = settings.writer_url
+    keys = None if writes_as == url else SealKeys(url)
+    wakeups, known, stopping = Wakeups(), Known(keys), Event()
     limits = GroupLimits(settings.group_max_bytes, settings.busy_ms, alone_ms=settings.group_alone_timeout_ms)
     workers = [
         Worker(
-            url,
+            writes_as,
             group_options(settings),
             partial(commit_group, limits=limits, functions=functions),
             clock,
@@ -46,7 +49,7 @@ async def build(context: ServiceContext[ResolverSettings]) -> Service:
         for _ in range(settings.resolver_workers)
     ]
     resolver = Resolver(settings, workers, wakeups, stopping, clock)
-    dry_runs = DryRuns(url, explain_options(settings), functions)
+    dry_runs = DryRuns(writes_as, explain_options(settings), functions, keys)
     servicer = ResolverServicer(context.pool, clock, dry_runs.explain)
 
     async def close() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from anabranch.runtime.config import ServiceSettings
 from anabranch.store.inbox.claim import session_options
@@ -12,6 +12,9 @@ from anabranch.store.session.engine import SessionOptions
 class ResolverSettings(ServiceSettings):
     """The settings of the conflict-resolver."""
 
+    writer_postgres_url: SecretStr | None = None
+    """Where groups are committed: `postgres_url` with another role, a writer (`anabranch database writer`). Code of the
+    synced tables' owners runs as this role. None: as the role of `postgres_url`."""
     resolver_workers: int = Field(2, ge=1, le=64)
     """Databases that this process commits groups of at the same time; each has a session of its own."""
     group_max_batches: int = Field(2_000, ge=1, le=20_000)
@@ -45,6 +48,11 @@ class ResolverSettings(ServiceSettings):
     """The longest that a dry run waits for another session's lock."""
     explain_timeout_ms: int = Field(2_000, ge=10)
     """The longest that one statement of a dry run may run."""
+
+    @property
+    def writer_url(self) -> str:
+        """The URL of sessions that commit groups."""
+        return (self.writer_postgres_url or self.postgres_url).get_secret_value()
 
 
 def group_options(settings: ResolverSettings) -> SessionOptions:

@@ -9,6 +9,7 @@ rest for a moment.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Lock
 
@@ -45,6 +46,7 @@ class DryRuns:
     url: str
     options: SessionOptions
     functions: Functions
+    seal_key: Callable[[int], bytes] | None = None
     _lock: Lock = field(default_factory=Lock)
     _session: Session | None = None
     _caches: dict[int, Cache] = field(default_factory=dict)
@@ -83,7 +85,7 @@ class DryRuns:
         head = take.read_head(conn, database_id)
         if head is None:
             raise CallError(errors_pb2.REASON_UNKNOWN_DATABASE, "the database is gone")
-        cache = self._caches.setdefault(database_id, Cache())
+        cache = self._caches.setdefault(database_id, Cache(self.seal_key))
         synced = current(conn, cache, head)
         oldest = least_id(now_ms - synced.database.policy.retention_days * _DAY_MS)
         received = receive(envelope.payload, envelope.basis, envelope.prev, synced.database.name, oldest)

@@ -367,3 +367,17 @@ def test_notes_say_what_to_do_next(helm: Helm, name: str) -> None:
     assert "exec deploy/rel-anabranch-ingest -- anabranch database create" in notes
     assert ("sync.example.org:443" in notes) == (name in ("public", "gateway-tls"))
     assert ("port-forward" in notes) == (name in ("trial", "minimal"))
+
+
+def test_the_resolver_alone_has_the_role_that_groups_are_committed_as(helm: Helm) -> None:
+    values = {
+        "postgres": {"host": "db", "password": "x", "writerSecret": {"name": "writer"}},
+        "tls": {"enabled": False},
+    }
+    for where, pod in pod_specs(helm.render(values)).items():
+        given = {one["name"]: one for one in pod["containers"][0]["env"]}.get("ANABRANCH_WRITER_POSTGRES_URL")
+        if where == "Deployment/rel-anabranch-conflict-resolver":
+            assert given is not None
+            assert given["valueFrom"] == {"secretKeyRef": {"name": "writer", "key": "url"}}
+        else:
+            assert given is None, where

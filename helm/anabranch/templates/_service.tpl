@@ -131,6 +131,13 @@ spec:
             {{- end }}
           env:
             {{- include "anabranch.postgresEnv" (dict "root" $root "secret" (printf "%s-postgres" (include "anabranch.fullname" $root))) | nindent 12 }}
+            {{- if and (eq $service.key "conflictResolver") $root.Values.postgres.writerSecret.name }}
+            - name: ANABRANCH_WRITER_POSTGRES_URL
+              valueFrom:
+                secretKeyRef:
+                  name: {{ $root.Values.postgres.writerSecret.name }}
+                  key: {{ $root.Values.postgres.writerSecret.urlKey }}
+            {{- end }}
             {{- if $root.Values.auth.hs256.enabled }}
             {{- $existing := $root.Values.auth.hs256.existingSecret }}
             - name: ANABRANCH_JWT_HS256_SECRET

@@ -136,6 +136,13 @@ METRICS: tuple[Metric, ...] = (
         ("database", "cause"),
         "Groups rolled back that had nothing but captured changes to drain",
     ),
+    Metric(
+        "anabranch_writer_excess",
+        "gauge",
+        "1",
+        (),
+        "1 while groups are committed as a role that may read keys, as code of tables' owners then may, too",
+    ),
     # The janitor reports the next four, too, when no resolver runs.
     Metric("anabranch_inbox_backlog", "gauge", "1", ("database",), "Batches in the inbox that could be decided"),
     Metric(

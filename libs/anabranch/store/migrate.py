@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psycopg
 from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
@@ -31,6 +32,7 @@ from sqlalchemy.exc import DBAPIError
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random
 
 from anabranch.errors import ServerError
+from anabranch.store.catalog import writer
 from anabranch.store.revisions import CODE_TABLE, SCHEMA, VERSION_TABLE, head, revisions
 from anabranch.store.session.engine import SessionOptions, connect
 from anabranch.store.session.table_locks import give_up_early
@@ -126,6 +128,9 @@ def _try_to_upgrade(url: str) -> bool:
         command.upgrade(config, "head")
         connection.execute(text(_CLEAR_CODE_REVISIONS))
         connection.execute(text(_ADD_CODE_REVISIONS), {"revisions": list(code_revisions())})
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, psycopg.Connection)
+        writer.refresh(driver)
         return True
 
 

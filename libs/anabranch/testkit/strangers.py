@@ -1,4 +1,4 @@
-"""A role that may connect, and nothing more: for tests of what such a one can hold up."""
+"""Roles that may log in, and nothing more: for tests of what such a one can do, or is given."""
 
 from __future__ import annotations
 
@@ -14,16 +14,21 @@ _PASSWORD = "stranger"
 
 
 @contextmanager
-def stranger(url: str) -> Iterator[Session]:
-    """A session, in autocommit, of a new role without rights in the database of the superuser's ``url``."""
+def login(url: str, name: str = "stranger") -> Iterator[tuple[str, str]]:
+    """A new role without rights in the database of the superuser's ``url``: its name, and its URL."""
     parts = urlsplit(url)
-    role = f"stranger_{parts.path.lstrip('/')}"
+    role = f"{name}_{parts.path.lstrip('/')}"
     with psycopg.connect(url, autocommit=True) as owner:
         owner.execute(f"create role \"{role}\" login password '{_PASSWORD}'".encode())
         try:
             place = parts.netloc.rpartition("@")[2]
-            own = parts._replace(netloc=f"{role}:{_PASSWORD}@{place}").geturl()
-            with connect(own, application_name="stranger", autocommit=True) as session:
-                yield session
+            yield role, parts._replace(netloc=f"{role}:{_PASSWORD}@{place}").geturl()
         finally:
             owner.execute(f'drop owned by "{role}"; drop role "{role}"'.encode())
+
+
+@contextmanager
+def stranger(url: str) -> Iterator[Session]:
+    """A session of such a role, in autocommit."""
+    with login(url) as (_, own), connect(own, application_name="stranger", autocommit=True) as session:
+        yield session

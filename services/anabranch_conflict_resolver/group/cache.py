@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import structlog
 
 from anabranch.store.capture.captured import tables_with_code
-from anabranch.store.catalog.databases import load_database
+from anabranch.store.catalog.databases import load_database, load_without_key
 from anabranch.store.catalog.drift import drift, fingerprint, stopped_tables
 from anabranch.store.inbox.take import Head, Taken
 from anabranch.store.session.engine import Session
@@ -74,6 +74,7 @@ class Cache:
     while the schema version is its own, ``sums`` while the chain's last link is ``link``, a batch that was
     ``read_ahead`` while the payload's hash is its own. ``shape`` is the tables' fingerprint when they were compiled,
     and ``looked_s`` when that was last looked at (``time.monotonic``): after a failure, and every ``_LOOK_S``.
+    ``seal_key`` gives the key of a database's seals where the session may not read it.
 
     For the next group: ``more``: the last one was full. ``last_principal``: the owner of the batch that it took last.
     ``all_may_cause``: any table may have got a trigger that causes other changes since its schema was read.
@@ -81,6 +82,7 @@ class Cache:
     constraint refused. ``outstanding``: the backlog of captured changes, while there is one. ``undertaken``: what the
     group that runs has set out to do, or the last one had."""
 
+    seal_key: Callable[[int], bytes] | None = None
     synced: SyncedDatabase | None = None
     link: bytes = b""
     sums: Sums = field(default_factory=dict)
@@ -120,7 +122,8 @@ def current(conn: Session, cache: Cache, head: Head) -> SyncedDatabase:
         return synced
     shape = fingerprint(conn, head.name)
     if synced is None or not current or shape != cache.shape:
-        database = load_database(conn, head.name)
+        sealing = cache.seal_key
+        database = load_database(conn, head.name) if sealing is None else load_without_key(conn, head.name, sealing)
         differences = drift(conn, database)
         for one in differences:
             if not one.stops:

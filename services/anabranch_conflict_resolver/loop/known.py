@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from anabranch_conflict_resolver.group.cache import Cache
@@ -12,8 +13,13 @@ from anabranch_conflict_resolver.loop.pace import Pace
 class Known:
     """By the database's number. One worker at most is on a database at a time (``wakeups``): it keeps its state here
     for the next one. ``refused_since``: since when Postgres refuses every group of a database, by the monotonic
-    clock."""
+    clock. ``seal_key``: as in ``Cache``."""
 
+    seal_key: Callable[[int], bytes] | None = None
     caches: dict[int, Cache] = field(default_factory=dict)
     paces: dict[int, Pace] = field(default_factory=dict)
     refused_since: dict[int, float] = field(default_factory=dict)
+
+    def cache(self, database_id: int) -> Cache:
+        """The cache of a database; an empty one the first time."""
+        return self.caches.setdefault(database_id, Cache(self.seal_key))

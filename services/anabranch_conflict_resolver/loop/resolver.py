@@ -23,6 +23,7 @@ import structlog
 from anabranch.clock import Clock
 from anabranch.runtime import metrics
 from anabranch.store.capture.backlog import captured_backlogs
+from anabranch.store.catalog import writer
 from anabranch.store.group.waves import DatabaseError
 from anabranch.store.inbox import take
 from anabranch.store.inbox.claim import (
@@ -68,7 +69,8 @@ class Resolver:
     def __init__(
         self, settings: ResolverSettings, workers: Sequence[Body], wakeups: Wakeups, stopping: Event, clock: Clock
     ) -> None:
-        self._url = settings.postgres_url.get_secret_value()
+        # The workers' role: it sees their sessions, and may end them.
+        self._url = settings.writer_url
         self._clock = clock
         self._poll_s = settings.poll_interval_ms / 1000
         self._captured_poll_s = settings.captured_poll_interval_ms / 1000
@@ -100,10 +102,12 @@ class Resolver:
         return self._without_listener or next((w.broken for w in self._workers if w.broken), None)
 
     def _listen(self) -> None:
+        rights_told = False
         while not self._stopping.is_set():
             try:
                 session = open_listener(self._url, replace(self._options, lock_timeout_ms=_LISTENER_LOCK_MS))
                 try:
+                    rights_told = rights_told or _tell_of_rights(session)
                     self._hear(session)
                 finally:
                     session.close()
@@ -157,3 +161,20 @@ class Resolver:
             if now - since >= self._claim_idle_s:
                 _log.warning("ended a session that held a claim and was silent", pid=claim.pid)
                 end_session(session, claim)
+
+
+def _tell_of_rights(session: Session) -> bool:
+    """Say whether the role that commits groups may do more than that takes, and whether it may do all of it."""
+    judged, lacks = writer.judge(session), writer.lacking(session)
+    metrics.gauge("anabranch_writer_excess", int(judged.superuser or judged.keys))
+    if judged.superuser or judged.keys:
+        _log.warning(
+            "code of the synced tables' owners (triggers, defaults) runs as a role that may read keys: give "
+            "ANABRANCH_WRITER_POSTGRES_URL with a role of `anabranch database writer`",
+            role=judged.name,
+            superuser=judged.superuser,
+        )
+    if lacks:
+        text = "the role that commits groups may not write to synced tables: run `anabranch database writer` again"
+        _log.error(text, role=judged.name, tables=lacks)
+    return True

@@ -130,7 +130,7 @@ class Worker:
 
     def _work(self, session: Session, number: int) -> None:
         """One group. Where it may have left something, the database is woken again, behind the others."""
-        cache = self._known.caches.setdefault(number, Cache())
+        cache = self._known.cache(number)
         pace = self._known.paces.setdefault(number, Pace(self._most_batches, self._target_ms))
         started = time.perf_counter()
         now_ms = self._clock.now_ms()

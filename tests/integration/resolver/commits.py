@@ -26,14 +26,14 @@ def session(url: str) -> Session:
     return open_session(url, session_options(statement_timeout_ms=10_000, lock_timeout_ms=250, idle_timeout_ms=5_000))
 
 
-def on(conn: Session) -> Commit:
-    """Commits on a session."""
+def on(conn: Session, seal_key: Callable[[int], bytes] | None = None) -> Commit:
+    """Commits on a session. ``seal_key``: as in ``Cache``."""
     caches: dict[int, Cache] = {}
 
     def commit(database_id: int, most: int, offset_ms: int) -> int:
         outcome = commit_group(
             conn,
-            caches.setdefault(database_id, Cache()),
+            caches.setdefault(database_id, Cache(seal_key)),
             database_id,
             most=most,
             now_ms=Clock(offset_ms).now_ms(),

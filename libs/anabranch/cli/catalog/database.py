@@ -13,6 +13,7 @@ from anabranch.cli.installation import DataDir, PostgresUrl, find_postgres
 from anabranch.cli.lines import columns, listing, paragraph, show
 from anabranch.cli.printable import printable, say
 from anabranch.store import migrate as migrations
+from anabranch.store.catalog import writer
 from anabranch.store.catalog.databases import Database, load_database, load_databases
 from anabranch.store.catalog.drift import Drift, drift
 from anabranch.store.catalog.registration import create_database
@@ -66,6 +67,21 @@ def show_(name: Name, data_dir: DataDir = None, postgres_url: PostgresUrl = None
         database = load_database(conn, name)
         differences = drift(conn, database)
     _show(Console(), database, differences)
+
+
+@app.command("writer")
+def make_writer(
+    role: Annotated[str, typer.Argument(help="An existing role that may log in.", show_default=False)],
+    data_dir: DataDir = None,
+    postgres_url: PostgresUrl = None,
+) -> None:
+    """Give a role the rights that committing groups takes, and no others: the resolver writes to the application's
+    tables as this role, whose password you set, where ANABRANCH_WRITER_POSTGRES_URL names it."""
+    with catalog_session(postgres_url, data_dir, "database") as conn:
+        excess = writer.make(conn, role)
+    for what in excess:
+        typer.echo(f'warning: role "{role}" {what}, and so may what the owners of synced tables have run', err=True)
+    typer.echo(f'role "{role}" may commit groups, of all tables that are synced now or later')
 
 
 @app.command()

@@ -7,11 +7,11 @@ those of the present catalog; ``drift`` finds where the two differ. Constraints 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 
@@ -117,8 +117,8 @@ def columns_from_json(
 
 
 # One statement, so that a database and its tables are of one moment.
-_DATABASES = """
-select d.id, d.name, d.schema_name, d.epoch, d.floor_ms, d.schema_version, d.policy, d.seal_key,
+_COLUMNS: LiteralString = "d.id, d.name, d.schema_name, d.epoch, d.floor_ms, d.schema_version, d.policy"
+_TABLES: LiteralString = """
        coalesce((select jsonb_agg(jsonb_build_array(
                      t.id, t.name, t.columns, to_jsonb(t.key_columns), t.policy, t.first_position,
                      t.capture_off_ms, t.torn_ms)
@@ -127,10 +127,14 @@ select d.id, d.name, d.schema_name, d.epoch, d.floor_ms, d.schema_version, d.pol
 from anabranch.databases d
 where %(name)s::text is null or d.name = %(name)s
 """
+_DATABASES: LiteralString = f"select {_COLUMNS}, d.seal_key, {_TABLES}"
+# A role that may not read the key may not name its column.
+_WITHOUT_KEYS: LiteralString = f"select {_COLUMNS}, ''::bytea, {_TABLES}"
+_SEAL_KEY = "select seal_key from anabranch.databases where id = %s"
 
 
-def _databases(name: str | None) -> Steps[dict[str, Database]]:
-    rows = yield Statement(_DATABASES, {"name": name})
+def _databases(name: str | None, statement: LiteralString = _DATABASES) -> Steps[dict[str, Database]]:
+    rows = yield Statement(statement, {"name": name})
     constraints = yield from constraints_of(row[2] for row in rows)
     base_types = yield from base_types_of(row[2] for row in rows)
     return {row[1]: _database(row, constraints, base_types) for row in rows}
@@ -192,6 +196,25 @@ def load_database(conn: psycopg.Connection[Any], name: str) -> Database:
         UnknownDatabaseError: there is none of that name.
     """
     return _one(run(conn, _databases(name)), name)
+
+
+def load_without_key(conn: psycopg.Connection[Any], name: str, seal_key: Callable[[int], bytes]) -> Database:
+    """``load_database`` in a session that may not read the key of its seals; ``seal_key`` gives it for the database's
+    number."""
+    found = _one(run(conn, _databases(name, _WITHOUT_KEYS)), name)
+    return replace(found, seal_key=seal_key(found.id))
+
+
+def read_seal_key(conn: psycopg.Connection[Any], database_id: int) -> bytes:
+    """The key of a database's seals.
+
+    Raises:
+        UnknownDatabaseError: there is none of that number.
+    """
+    row = conn.execute(_SEAL_KEY, (database_id,)).fetchone()
+    if row is None:
+        raise UnknownDatabaseError(f"there is no database of the number {database_id}")
+    return bytes(row[0])
 
 
 async def aload_database(conn: psycopg.AsyncConnection[Any], name: str) -> Database:

@@ -27,7 +27,7 @@ from ulid import ULID
 
 from anabranch.errors import ServerError
 from anabranch.store.capture import triggers
-from anabranch.store.catalog import former_tables
+from anabranch.store.catalog import former_tables, writer
 from anabranch.store.catalog.databases import Database, UnknownDatabaseError, columns_to_json, load_database
 from anabranch.store.catalog.policy import PolicyError, TablePolicy, database_policy, table_policy
 from anabranch.store.catalog.refusals import Refused, TableRefusal, name_clashes, why_not
@@ -74,6 +74,10 @@ with head as (
 insert into anabranch.table_sums (table_id, position, row_count, row_hash)
 select id, first_position, %(count)s, %(sum)s from added
 returning table_id
+"""
+_IS_THERE = """
+select from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where n.nspname = %s and c.relname = %s
 """
 _NUMBER = "select nextval(pg_get_serial_sequence('anabranch.synced_tables', 'id'))"
 _DELETE_VERSIONS = "delete from anabranch.row_versions where table_id = %s"
@@ -269,6 +273,7 @@ def enter(
     }
     conn.execute(_INSERT_TABLE, parameters)
     triggers.install(conn, database.schema_name, table.name, database.id, number)
+    writer.admit(conn, database.schema_name, table.name)
     tell(conn, database.id)
 
 
@@ -292,6 +297,8 @@ def remove_table(conn: Connection, database: str, table: str, *, limits: Registr
                 raise refuse(what, TableRefusal.NOT_SYNCED, f'"{table}" is no synced table of "{database}"')
             triggers.remove(conn, found.id, number)
             triggers.end_gathering(conn, found.schema_name, table, found.id)
+            if conn.execute(_IS_THERE, (found.schema_name, table)).fetchone() is not None:
+                writer.dismiss(conn, found.schema_name, table)
             tell(conn, found.id)
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
         raise refuse(what, TableRefusal.BUSY, "the database is being written to; try again") from error
