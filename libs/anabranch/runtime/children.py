@@ -9,6 +9,9 @@ States of a child, under its lock:
   running; else it stays so until ``start``.
 * *stopping*: asked to end by SIGTERM; SIGKILL follows after the patience it is given. Leads to *stopped*.
 
+Its log is looked at while it runs: a large one is copied beside itself and emptied. The child writes to the end of the
+file, wherever that is; the lines of the moment between the two are lost.
+
 A child's standard input is a pipe that only this process holds: when this process is gone, however it ended,
 the child reads its end and stops by itself (``ServiceSettings.end_with_stdin``).
 """
@@ -16,6 +19,7 @@ the child reads its end and stops by itself (``ServiceSettings.end_with_stdin``)
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -29,6 +33,7 @@ LONGEST_PAUSE_S = 10.0
 STEADY_S = 30.0
 KILL_S = 10.0
 LOG_KEPT_BYTES = 16 * 1024 * 1024
+LOG_LOOK_S = 2.0
 LOG_TAIL_BYTES = 4_000
 
 
@@ -76,6 +81,7 @@ class Child:
                 target=self._keep, args=(process,), name=f"keeper-{self.program.name}", daemon=True
             )
             self._keeper.start()
+            threading.Thread(target=self._watch_log, name=f"log-{self.program.name}", daemon=True).start()
 
     def stop(self, patience_s: float) -> None:
         """SIGTERM, and SIGKILL after ``patience_s``. Does nothing where it is stopped. Raises
@@ -115,10 +121,17 @@ class Child:
         log = self.program.log
         return log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace") if log.exists() else ""
 
+    def _watch_log(self) -> None:
+        keeper = self._keeper
+        while True:
+            with self._changed:
+                if self._changed.wait_for(lambda: not self._wanted or self._keeper is not keeper, LOG_LOOK_S):
+                    return
+            turn_log(self.program.log)
+
     def _launch(self) -> subprocess.Popen[bytes]:
         log = self.program.log
-        if log.exists() and log.stat().st_size > LOG_KEPT_BYTES:
-            log.replace(log.with_name(f"{log.name}.1"))
+        turn_log(log)
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 list(self.program.arguments),
@@ -180,3 +193,14 @@ class Child:
 
 def _ending(status: int) -> str:
     return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
+
+
+def turn_log(log: Path) -> None:
+    """Put the content of a large log aside, as ``NAME.1``, where it replaces what was put aside before. A disk that
+    does not take it leaves the log as it is."""
+    try:
+        if log.stat().st_size > LOG_KEPT_BYTES:
+            shutil.copyfile(log, log.with_name(f"{log.name}.1"))
+            os.truncate(log, 0)
+    except OSError:
+        return

@@ -4,8 +4,9 @@ State: a bounded cache, id -> (key, confirmed, used). An entry answers calls whi
 than ``TRUST_S`` ago. Once a second ``confirm`` reads every cached id again in one statement, so that a
 revocation is noticed within about a second at no cost to calls; ids that were not used for ``IDLE_S`` are
 forgotten. Ids that are not cached are looked up together: calls that come while one look-up is under way
-share the next one, so that any number of callers with made-up keys hold one connection at most. Everything
-here runs in one event loop.
+share the next one, so that any number of callers with made-up keys hold one connection at most. A look-up that fails,
+and not for want of a database, is done again in halves, down to the id at fault: it fails for its own callers alone.
+Everything here runs in one event loop.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import asyncio
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
+
+import structlog
 
 from anabranch.runtime.errors import CallError
 from anabranch.store.nodes import api_keys
@@ -27,6 +30,9 @@ WAITING_CAPACITY = 10_000
 TRUST_S = 5.0
 IDLE_S = 60.0
 LOOK_UP_TIMEOUT_S = 3.0
+MOST_FAULTS = 16
+"""Ids that one look-up finds at fault. With more of them it is not the ids' fault, and all that are left fail."""
+_log = structlog.get_logger()
 
 
 @dataclass(slots=True)
@@ -73,20 +79,25 @@ class KeyDirectory:
     async def _look_up_waiting(self) -> None:
         while self._waiting:
             waiting, self._waiting = self._waiting, {}
-            try:
-                found = await self._read(list(waiting))
-            except Exception as error:
-                failure = (
-                    CallError(errors_pb2.REASON_UNAVAILABLE, "credentials can't be checked now: no database")
-                    if is_unavailable(error) or isinstance(error, TimeoutError)
-                    else error
-                )
-                for future in waiting.values():
-                    future.set_exception(failure)
-                    future.exception()  # its callers may all be gone; then nothing else would read it
-                continue
-            for key_id, future in waiting.items():
-                future.set_result(found.get(key_id))
+            left, faults = [list(waiting)], 0
+            while left:
+                ids = left.pop()
+                try:
+                    found = await self._read(ids)
+                except Exception as error:
+                    passes = is_unavailable(error) or isinstance(error, TimeoutError)
+                    if len(ids) > 1 and not passes and faults < MOST_FAULTS:
+                        middle = len(ids) // 2
+                        left += ids[middle:], ids[:middle]
+                        continue
+                    if not passes:
+                        faults += 1
+                        _log.error("keys can't be looked up", keys=len(ids), exc_info=error)
+                    for key_id in ids:
+                        _fail(waiting[key_id], "no database" if passes else "their look-up failed")
+                    continue
+                for key_id in ids:
+                    waiting[key_id].set_result(found.get(key_id))
 
     async def _read(self, ids: list[str]) -> dict[str, ApiKey]:
         async with asyncio.timeout(LOOK_UP_TIMEOUT_S), self._pool.connection() as conn:
@@ -115,3 +126,9 @@ class KeyDirectory:
         for key_id in ids:
             if key_id not in found:
                 self._entries.pop(key_id, None)
+
+
+def _fail(future: asyncio.Future[ApiKey | None], why: str) -> None:
+    # One error a future: raised by many callers, one would collect the traceback of each.
+    future.set_exception(CallError(errors_pb2.REASON_UNAVAILABLE, f"credentials can't be checked now: {why}"))
+    future.exception()  # its callers may all be gone; then nothing else would read it

@@ -3,7 +3,7 @@
 ``structlog.get_logger()`` is the way to log; what libraries write through the standard module comes out alike. An
 error is given as it is (``detail=error``, ``exc_info=error``), never as its text: here, in one place, it is put into
 words that quote no row and no credentials (``store.session.told``). What nobody caught is written here, too, and what
-gRPC's core would write is not (``runtime``).
+gRPC's core would write is not (``runtime``). One cause does not flood a log (``log_floods``).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import structlog
 from opentelemetry import trace
 
+from anabranch.runtime.log_floods import Flood, cut_texts
 from anabranch.store.session.told import told
 
 FRAMES_AT_MOST = 50
@@ -94,6 +95,7 @@ def configure_logs(service: str, level: str) -> None:
         event["service"] = service
         return event
 
+    flood = Flood()
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -102,19 +104,21 @@ def configure_logs(service: str, level: str) -> None:
         _add_trace,
         structlog.processors.ExceptionRenderer(_tell_stacks),
         _tell_errors,
+        cut_texts,
     ]
     number = logging.getLevelName(level.upper())
     structlog.configure(
-        processors=[*shared, structlog.processors.JSONRenderer()],
+        processors=[flood.processor, *shared, structlog.processors.JSONRenderer()],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(flood.filter)
     handler.addFilter(_tell_arguments)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
+            foreign_pre_chain=[structlog.stdlib.ExtraAdder(["left_out"]), *shared, structlog.stdlib.add_logger_name],
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 structlog.processors.JSONRenderer(),

@@ -9,6 +9,7 @@ what a key was.
 from __future__ import annotations
 
 import hmac
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -16,6 +17,7 @@ from typing import Any, Literal
 
 import psycopg
 
+_is_key = re.compile(r"ak_([0-9a-f]{16})_([0-9a-f]{64})").fullmatch
 Role = Literal["device", "admin"]
 Row = tuple[Any, ...]
 
@@ -47,11 +49,9 @@ class ApiKey:
 
 
 def split_key(text: str) -> tuple[str, str] | None:
-    """Id and secret of a key, or None where the text is no key."""
-    parts = text.split("_")
-    if len(parts) != 3 or parts[0] != "ak" or not parts[1] or not parts[2]:
-        return None
-    return parts[1], parts[2]
+    """Id and secret of a key, or None for a text of another form: none such gets into a look-up."""
+    found = _is_key(text)
+    return (found[1], found[2]) if found is not None else None
 
 
 def proves(key: ApiKey, secret: str) -> bool:
