@@ -15,6 +15,10 @@ MAX_BATCH_ROWS = 50_000
 """Rows of one batch, over all its mutations."""
 MAX_COLUMNS = 1_600
 """Columns of one mutation: the most that a table of Postgres can have."""
+MAX_EXPLAIN_BYTES = 1024 * 1024
+"""Bytes of a payload that a dry run takes."""
+MAX_EXPLAIN_ROWS = 1_000
+"""Rows of one: it holds locks on them that a group would wait for."""
 MAX_NAME_BYTES = 63
 """UTF-8 bytes of a database's, table's or column's name: the most that an identifier of Postgres can have."""
 MAX_KEY_BYTES = 2_600

@@ -49,10 +49,13 @@ async def build(context: ServiceContext[ResolverSettings]) -> Service:
         for _ in range(settings.resolver_workers)
     ]
     resolver = Resolver(settings, workers, wakeups, stopping, clock)
-    dry_runs = DryRuns(writes_as, explain_options(settings), functions, keys)
+    dry_runs = DryRuns(
+        writes_as, explain_options(settings), functions, keys, longest_s=settings.explain_timeout_ms / 1000
+    )
     servicer = ResolverServicer(context.pool, clock, dry_runs.explain)
 
     async def close() -> None:
+        await asyncio.to_thread(servicer.close)
         await asyncio.to_thread(dry_runs.close)
         functions.close()
 

@@ -47,7 +47,7 @@ class ResolverSettings(ServiceSettings):
     explain_lock_timeout_ms: int = Field(100, ge=1)
     """The longest that a dry run waits for another session's lock."""
     explain_timeout_ms: int = Field(2_000, ge=10)
-    """The longest that one statement of a dry run may run."""
+    """The longest that a dry run may take."""
 
     @property
     def writer_url(self) -> str:

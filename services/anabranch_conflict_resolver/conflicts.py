@@ -57,7 +57,7 @@ def _key(table: Table, request: resolver_pb2.ListConflictsRequest) -> str:
         raise _invalid(f"key has {len(request.key)} values; the table's has {len(columns)}")
     try:
         text = key_text([column_reader(column)(value) for column, value in zip(columns, request.key, strict=True)])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _invalid(f"key: {error}") from None
     if "\0" in text:
         raise _invalid("key holds text with a NUL character")

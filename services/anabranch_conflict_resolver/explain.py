@@ -2,25 +2,27 @@
 
 First the checks of ingest, then the same steps as a group of this one batch, in a transaction that is always rolled
 back. It makes no claim, so that it delays no group; rows that a group has locked count as busy, and it waits for no
-lock longer than its session allows. Changes that were made by SQL and are not in the log yet count, as they would in
-that group, and the answer says how many they were. A group that meets a row that a dry run has locked lets that batch
-rest for a moment.
+lock longer than its session allows. A group that meets a row that a dry run has locked lets that batch rest for a
+moment: so a dry run has few rows (``limits.MAX_EXPLAIN_ROWS``) and little time. Changes that were made by SQL and are
+not in the log yet count, as they would in that group, and the answer says how many they were.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from threading import Lock
+from threading import Event, Thread
 
+from anabranch import limits
 from anabranch.runtime.errors import CallError
 from anabranch.store.capture.captured import UndecodableError
+from anabranch.store.group.waves import DatabaseError
 from anabranch.store.inbox import take
 from anabranch.store.inbox.claim import open_session
 from anabranch.store.inbox.explain import KnownOfBatch, known
 from anabranch.store.inbox.take import Taken
 from anabranch.store.session.engine import Session, SessionOptions
-from anabranch.v1 import change_pb2, errors_pb2, resolver_pb2, value_pb2, verdict_pb2
+from anabranch.v1 import batch_pb2, change_pb2, errors_pb2, resolver_pb2, value_pb2, verdict_pb2
 from anabranch.wire.envelopes import Received, least_id, receive
 from anabranch_conflict_resolver.batch.results import Applied, Rejection, Result
 from anabranch_conflict_resolver.batch.verdicts import applied_verdict, rejected_verdict, waiting_verdict
@@ -35,19 +37,20 @@ from anabranch_conflict_resolver.question import Question
 
 _BUSY_MS = 100
 _DAY_MS = 86_400_000
-WAIT_S = 2.0
-"""How long a dry run waits for another one of this process."""
+_CANCELED = "57014"
+_AGAIN_S = 0.1
 
 
 @dataclass(slots=True)
 class DryRuns:
-    """One session for all dry runs of a process, one at a time. ``explain`` blocks and belongs into a thread."""
+    """One session for all dry runs of a process, one at a time. ``explain`` blocks and belongs into a thread; it takes
+    ``longest_s`` at most."""
 
     url: str
     options: SessionOptions
     functions: Functions
     seal_key: Callable[[int], bytes] | None = None
-    _lock: Lock = field(default_factory=Lock)
+    longest_s: float = 2.0
     _session: Session | None = None
     _caches: dict[int, Cache] = field(default_factory=dict)
 
@@ -55,23 +58,31 @@ class DryRuns:
         """The answer, without the server's state.
 
         Raises:
-            CallError: OVERLOADED while another dry run takes long, or more waits to enter the log than one counts;
-                LIMIT_EXCEEDED for a batch that causes more changes than it shows; WRONG_PRINCIPAL for another
+            CallError: OVERLOADED where it takes too long, or more waits to enter the log than one counts;
+                LIMIT_EXCEEDED for a batch that has or causes more changes than it shows; WRONG_PRINCIPAL for another
                 principal's node; UNKNOWN_DATABASE.
             psycopg.Error: Postgres refused a statement.
         """
-        if not self._lock.acquire(timeout=WAIT_S):
-            raise CallError(errors_pb2.REASON_OVERLOADED, "another dry run is under way")
+        if self._session is None or self._session.closed:
+            self._session = open_session(self.url, self.options)
+        session, over, late = self._session, Event(), Event()
+        clock = Thread(target=_end_late, args=(session, self.longest_s, over, late), name="dry-run-clock", daemon=True)
+        clock.start()
         try:
-            if self._session is None or self._session.closed:
-                self._session = open_session(self.url, self.options)
-            try:
-                return self._explain(self._session, question, now_ms, clock_offset_ms)
-            finally:
-                if not self._session.closed:
-                    self._session.rollback()
+            return self._explain(session, question, now_ms, clock_offset_ms)
+        except DatabaseError as error:
+            if error.sqlstate != _CANCELED:
+                raise
+            text = f"a dry run of this batch takes longer than {self.longest_s:g} s"
+            raise CallError(errors_pb2.REASON_OVERLOADED, text, retry_after_ms="1000") from error
         finally:
-            self._lock.release()
+            over.set()
+            clock.join()
+            if late.is_set():
+                # A request to end a statement may still be on its way to it.
+                session.close()
+            elif not session.closed:
+                session.rollback()
 
     def close(self) -> None:
         """End the session."""
@@ -107,11 +118,23 @@ class DryRuns:
             return _rejected(batch_id, errors_pb2.REASON_ID_REUSED, text)
         if received.refusal is not None:
             return _rejected(batch_id, *received.refusal)
+        rows = sum(len(mutation.rows) for mutation in batch_pb2.DbMutationBatch.FromString(envelope.payload).mutations)
+        if rows > limits.MAX_EXPLAIN_ROWS:
+            text = f"a batch of {rows} rows; a dry run takes {limits.MAX_EXPLAIN_ROWS}"
+            raise CallError(errors_pb2.REASON_LIMIT_EXCEEDED, text, max_rows=str(limits.MAX_EXPLAIN_ROWS))
         taken = _as_taken(question, received, facts, now_ms)
         position = max(head.clock_ms + clock_offset_ms, head.position + 1)
         asking = Asking(self.functions)
         context = Context(conn, synced, position, now_ms, _BUSY_MS, [batch_id], synced.may_cause, asking)
         return _tried(context, cache, taken, drains=head.any_captured)
+
+
+def _end_late(session: Session, longest_s: float, over: Event, late: Event) -> None:
+    """End the session's statements, one after the other, once it has taken too long."""
+    while not over.wait(longest_s):
+        late.set()
+        session.cancel_safe()
+        longest_s = _AGAIN_S
 
 
 def _as_taken(question: Question, received: Received, facts: KnownOfBatch, now_ms: int) -> Taken:

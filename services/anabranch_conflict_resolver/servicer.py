@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -20,6 +20,7 @@ from anabranch.store.session.engine import AsyncPool, AsyncSession
 from anabranch.v1 import errors_pb2, position_pb2, resolver_pb2, resolver_pb2_grpc, verdict_pb2
 from anabranch_conflict_resolver.batch.verdicts import shorten, waiting_verdict
 from anabranch_conflict_resolver.conflicts import MAX_PAGE_BYTES, answer, read_request
+from anabranch_conflict_resolver.explain_turns import Turns
 from anabranch_conflict_resolver.question import Question
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -39,6 +40,7 @@ class ResolverServicer(resolver_pb2_grpc.ConflictResolverServiceServicer):
         self._pool = pool
         self._clock = clock
         self._explain = explain
+        self._turns = Turns()
         self._databases: dict[int, Database] = {}
 
     async def GetVerdict(  # noqa: N802 - the contract's name
@@ -72,15 +74,22 @@ class ResolverServicer(resolver_pb2_grpc.ConflictResolverServiceServicer):
         envelope, node_id = request.envelope, request.node_state.node.id
         if envelope.payload_incomplete:
             raise _invalid("payload_incomplete is for SendStream")
-        if not envelope.payload or len(envelope.payload) > limits.MAX_BATCH_BYTES:
-            raise _invalid(f"envelope.payload has 1 to {limits.MAX_BATCH_BYTES} bytes")
+        if not envelope.payload:
+            raise _invalid("envelope.payload is empty")
+        if len(envelope.payload) > limits.MAX_EXPLAIN_BYTES:
+            raise CallError(
+                errors_pb2.REASON_LIMIT_EXCEEDED,
+                f"a payload of {len(envelope.payload)} bytes; a dry run takes {limits.MAX_EXPLAIN_BYTES}",
+                max_bytes=str(limits.MAX_EXPLAIN_BYTES),
+            )
         if len(node_id) != _ID_CHARACTERS or "\0" in node_id or "\0" in envelope.prev:
             raise _invalid("node_state.node.id is no ULID")
         async with self._pool.connection() as conn:
             state = _found(request.db_name, await read_state(conn, request.db_name))
         question = Question(state.id, principal.subject, node_id, envelope)
         now_ms = self._clock.now_ms()
-        answer = await asyncio.to_thread(self._explain, question, now_ms, now_ms - Clock().now_ms())
+        work = partial(self._explain, question, now_ms, now_ms - Clock().now_ms())
+        answer = await self._turns.run(principal.subject, work)
         answer.state.CopyFrom(self._server_state(state))
         return answer
 
@@ -98,6 +107,10 @@ class ResolverServicer(resolver_pb2_grpc.ConflictResolverServiceServicer):
         response = answer(database, tables, request, listed)
         response.state.CopyFrom(self._server_state(state))
         return response
+
+    def close(self) -> None:
+        """Wait for the end of the dry run under way. Blocks."""
+        self._turns.close()
 
     async def _database(self, conn: AsyncSession, state: DatabaseState) -> Database:
         """The database with its tables, read anew where its schema version or epoch has moved."""
