@@ -24,6 +24,13 @@ class IngestSettings(ServiceSettings):
     """Payload bytes taken in and not yet appended; beyond, calls fail OVERLOADED."""
     memory_max_bytes: int = Field(512 * 1024 * 1024, ge=1)
     """Bytes of requests under way and of payloads in parts; beyond, calls fail OVERLOADED."""
+    principal_max_parts_bytes: int = Field(64 * 1024 * 1024, ge=1)
+    """Bytes of one principal's unfinished payloads in parts; beyond, calls fail OVERLOADED. One payload is taken in any
+    case."""
+    part_wait_ms: int = Field(60_000, ge=10)
+    """The longest that the next part of a payload may be waited for."""
+    parts_max_ms: int = Field(900_000, ge=10)
+    """The longest from the first part of a payload to its last; the largest then needs some 40 kB/s."""
 
     principal_max_waiting_batches: int = Field(50_000, ge=1)
     """Batches of one principal that wait for a verdict in one database; beyond, calls fail OVERLOADED."""

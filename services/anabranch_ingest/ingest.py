@@ -26,7 +26,7 @@ from anabranch_ingest.calls import Opening
 from anabranch_ingest.config import IngestSettings
 from anabranch_ingest.databases import Databases
 from anabranch_ingest.queueing import Submission
-from anabranch_ingest.quota import HeldBytes, Quota
+from anabranch_ingest.quota import HeldBytes, HeldParts, Quota
 from anabranch_ingest.seen import SeenPositions
 from anabranch_ingest.sessions import SessionSource
 from anabranch_ingest.waiting import Ticket, WatchedBatches
@@ -58,6 +58,7 @@ class Ingest:
         self._unsealed_logged_s = -UNSEALED_S
         self.waiting = WatchedBatches()
         self.memory = HeldBytes(settings.memory_max_bytes)
+        self.parts = HeldParts(self.memory, settings.memory_max_bytes, settings.principal_max_parts_bytes)
         self.databases = Databases(self._look_ups)
         self.seen = SeenPositions(self._histories, self._claims, self.databases, clock)
         self.databases.on_head = self.seen.note_head

@@ -14,7 +14,7 @@ limit if they all start at one moment from nothing, and never more; where they s
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 from anabranch.runtime.errors import CallError
 from anabranch.store.inbox.append import count_waiting
@@ -111,3 +111,43 @@ class HeldBytes:
     def give_back(self, size: int) -> None:
         """Hold so many bytes less."""
         self.held -= size
+
+
+class HeldParts:
+    """Bytes of unfinished payloads in parts, which are part of ``memory``: at most ``most`` of one principal, and half
+    of the memory in all, so that whole requests have room however many payloads stay unfinished."""
+
+    def __init__(self, memory: HeldBytes, limit: int, most: int) -> None:
+        self._memory = memory
+        self._limit = limit // 2
+        self._most = most
+        self._of: Counter[str] = Counter()
+        self._held = 0
+
+    def hold(self, principal: str, before: int, after: int) -> None:
+        """A stream of the principal holds ``after`` bytes in place of ``before``; one payload in any case.
+
+        Raises:
+            CallError: OVERLOADED.
+        """
+        more = after - before
+        if more > 0:
+            others = self._of[principal] - before
+            if others and others + after > self._most:
+                raise _too_many_parts(f"unfinished payloads of this principal hold {others} bytes, of {self._most}")
+            others = self._held - before
+            if others and others + after > self._limit:
+                raise _too_many_parts(f"unfinished payloads hold {others} bytes, of {self._limit}")
+            self._memory.take(more)
+        else:
+            self._memory.give_back(-more)
+        self._held += more
+        self._of[principal] += more
+        if not self._of[principal]:
+            del self._of[principal]
+
+
+def _too_many_parts(text: str) -> CallError:
+    return CallError(
+        errors_pb2.REASON_OVERLOADED, f"{text}: finish those first, or send again in a second", retry_after_ms="1000"
+    )

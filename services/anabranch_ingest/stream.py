@@ -5,9 +5,9 @@ decodes and appends a request after the other; beside it verdicts are written as
 has closed its side; what is missing is waited for), *ended*: all verdicts are written, or the deadline has come and the
 rest is PENDING.
 
-Memory: what is read but not appended is one request, and one payload in parts; what has no verdict yet, or one that the
-client has not taken, is bounded by the window. While that is full nothing is read, and gRPC's flow control holds the
-client back.
+Memory: what is read but not appended is one request, and one payload in parts, which has a deadline and counts against
+its principal (``quota.HeldParts``); what has no verdict yet, or one that the client has not taken, is bounded by the
+window. While that is full nothing is read, and gRPC's flow control holds the client back.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ async def serve_stream(ingest: Ingest, requests: Requests, remaining_s: float | 
         reader: asyncio.Task[None] | None = None
         try:
             await flow.open(first)
+            del first
             yield flow.response([])
             reader = asyncio.create_task(flow.read(requests))
             reader.add_done_callback(lambda _: ticket.wake())
@@ -93,6 +94,7 @@ class _Flow:
         self._recorded = 0
         self._assembly: Assembly | None = None
         self._parts_held = 0
+        self._parts_until = 0.0
         self._room = asyncio.Event()
 
     async def open(self, first: ingest_pb2.SendStreamRequest) -> None:
@@ -107,11 +109,13 @@ class _Flow:
     async def read(self, requests: Requests) -> None:
         """Append the further requests. Raises as ``Ingest.append``, and CallError INVALID_REQUEST."""
         window = self._ingest.settings.stream_window_batches
-        async for request in requests:
+        while (request := await self._next(requests)) is not None:
             if request.db_name not in ("", self._opening.database.name):
                 raise invalid("a stream is for one database: db_name differs from the first request's")
             with self._holding(check_size(request)):
                 await self._append(self._sort(request))
+            # Nothing of it is kept while the next one is waited for.
+            request = None
             if self._assembly is None:
                 self._hold_parts(0)
             while self._used() >= window:
@@ -120,17 +124,28 @@ class _Flow:
         if self._assembly is not None:
             raise invalid("the stream ends inside of a payload: payload_incomplete was set in its last envelope")
 
+    async def _next(self, requests: Requests) -> ingest_pb2.SendStreamRequest | None:
+        """The next request; None at the end. Raises CallError INVALID_REQUEST where a payload's part does not come."""
+        if self._assembly is None:
+            return await anext(requests, None)
+        settings = self._ingest.settings
+        left_s = min(settings.part_wait_ms / 1000, self._parts_until - time.monotonic())
+        try:
+            async with asyncio.timeout(max(0.0, left_s)):
+                return await anext(requests, None)
+        except TimeoutError:
+            raise invalid(
+                f"a payload's next part did not come within {settings.part_wait_ms / 1000:g} s, or its last one within "
+                f"{settings.parts_max_ms / 1000:g} s: send the batch again"
+            ) from None
+
     def close(self) -> None:
         """Let go of what the stream holds."""
         self._assembly = None
         self._hold_parts(0)
 
     def _hold_parts(self, size: int) -> None:
-        memory = self._ingest.memory
-        if size > self._parts_held:
-            memory.take(size - self._parts_held)
-        else:
-            memory.give_back(self._parts_held - size)
+        self._ingest.parts.hold(self._opening.principal, self._parts_held, size)
         self._parts_held = size
 
     @contextlib.contextmanager
@@ -204,6 +219,7 @@ class _Flow:
                     self._assembly = None
             elif envelope.payload_incomplete:
                 self._assembly = Assembly(envelope)
+                self._parts_until = time.monotonic() + self._ingest.settings.parts_max_ms / 1000
                 self._hold_parts(self._assembly.kept)
             else:
                 received.append(receive(envelope.payload, envelope.basis, envelope.prev, database.name, oldest))
