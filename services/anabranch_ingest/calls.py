@@ -80,10 +80,6 @@ def open_call(
     node = request.node_state.node
     if not is_ulid(node.id):
         raise invalid("node_state.node.id is not a ULID in its canonical form")
-    if len(node.name.encode()) > limits.MAX_NODE_NAME_BYTES:
-        raise invalid(f"node_state.node.name has more than {limits.MAX_NODE_NAME_BYTES} bytes")
-    if "\0" in node.name:
-        raise invalid("node_state.node.name holds a NUL character")
     if len(request.node_token) not in (0, TOKEN_BYTES):
         raise invalid("node_token is not one that this service gives")
     if len(request.unanswered_batch_ids) > limits.MAX_UNANSWERED_IDS:

@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 
 from anabranch import limits
+from anabranch.runtime.forms import Form
 from anabranch.store.catalog.databases import Database
 from anabranch.store.nodes.dead_reports import DeadCount, DeadReport, write_dead_reports
 from anabranch.store.nodes.reports import NodeKey
@@ -22,7 +23,7 @@ KEPT = 50_000
 AGAIN_S = 300.0
 UNKNOWN = "UNKNOWN"
 _MOST = 2**53
-_TABLE_BYTES = 63
+_TABLE = Form(limits.MAX_NAME_BYTES)
 _Said = tuple[int, tuple[DeadCount, ...]]
 
 
@@ -43,7 +44,7 @@ def _reason(number: int) -> str:
 
 
 def _table(name: str) -> str:
-    return name if len(name.encode()) <= _TABLE_BYTES and "\0" not in name else ""
+    return name if _TABLE.fault(name) is None else ""
 
 
 class DeadLetterReports:

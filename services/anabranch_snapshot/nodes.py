@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping
 
 import structlog
 
-from anabranch import limits
 from anabranch.clock import Clock
 from anabranch.runtime.errors import CallError
 from anabranch.store.catalog.databases import Database
@@ -68,11 +67,6 @@ class Nodes:
             return
         if not _ULID.fullmatch(node.id):
             raise CallError(errors_pb2.REASON_INVALID_REQUEST, "node_state.node.id is not a ULID in its canonical form")
-        if len(node.name.encode()) > limits.MAX_NODE_NAME_BYTES or "\0" in node.name:
-            raise CallError(
-                errors_pb2.REASON_INVALID_REQUEST,
-                f"node_state.node.name has more than {limits.MAX_NODE_NAME_BYTES} bytes or a NUL character",
-            )
         key = (database.id, node.id)
         owner = self._known(key)
         if owner is None or owner.principal != principal:

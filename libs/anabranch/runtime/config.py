@@ -80,6 +80,11 @@ class ServiceSettings(BaseSettings):
     """Calls that it may make at once."""
     limit_open_streams: int = Field(2_000, ge=1)
     """Streams that it may have open."""
+    limit_request_bytes: int = Field(512 * 1024 * 1024, ge=16 * 1024 * 1024)
+    """Memory of the requests under way, as bytes and as messages, of which one principal has half; beyond, calls fail
+    OVERLOADED."""
+    limit_connections: int = Field(10_000, ge=1)
+    """Connections that the server takes at a time."""
 
     jwt_hs256_secret: SecretStr | None = None
     """Secret of HS256 tokens, at least 32 bytes. None: such tokens are refused."""

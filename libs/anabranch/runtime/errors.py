@@ -53,6 +53,11 @@ CODES: dict[Reason.ValueType, grpc.StatusCode] = {
 _RPC_CODES = {code: getattr(code_pb2, code.name) for code in set(CODES.values())}
 
 
+MAX_TEXT_BYTES = 800
+"""UTF-8 bytes of a message, and of each text beside it: a status travels in a header, of which clients take 8 KiB, and
+there a message stands twice, once with three bytes for each that is not ASCII."""
+
+
 class CallError(ServerError):
     """A call fails for ``reason``, which must be in ``CODES``. ``message`` is for people; ``metadata`` goes
     into ErrorInfo."""
@@ -70,13 +75,22 @@ def reason_name(reason: Reason.ValueType) -> str:
 
 
 def to_status(failure: CallError) -> grpc.Status:
-    """The gRPC status of a failure. Raises KeyError where no call fails for its reason."""
-    info = error_details_pb2.ErrorInfo(reason=reason_name(failure.reason), domain=DOMAIN, metadata=failure.metadata)
+    """The gRPC status of a failure, whose texts are cut. Raises KeyError where no call fails for its reason."""
+    metadata = {name: _cut(text) for name, text in failure.metadata.items()}
+    message = _cut(failure.message)
+    info = error_details_pb2.ErrorInfo(reason=reason_name(failure.reason), domain=DOMAIN, metadata=metadata)
     detail = any_pb2.Any()
     detail.Pack(info)
     return rpc_status.to_status(
-        status_pb2.Status(code=_RPC_CODES[CODES[failure.reason]], message=failure.message, details=[detail])
+        status_pb2.Status(code=_RPC_CODES[CODES[failure.reason]], message=message, details=[detail])
     )
+
+
+def _cut(text: str) -> str:
+    raw = text.encode(errors="replace")
+    if len(raw) <= MAX_TEXT_BYTES:
+        return raw.decode()
+    return raw[:MAX_TEXT_BYTES].decode(errors="ignore") + "…"
 
 
 async def abort(

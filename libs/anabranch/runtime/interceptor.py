@@ -1,70 +1,43 @@
 """Wraps every call: checks its credentials and its rate, and adds its trace, its errors and its metrics.
 
-One interceptor, because each one more costs every call. Handlers are wrapped once per method. Requests are
-measured while they are still bytes: one that is too large or can't be parsed reaches the wrapper as an
-``Unreadable``.
+One interceptor, because each one more costs every call. Handlers are wrapped once per method. A call is judged by its
+metadata (``admission``); only then its message is taken, within bounds (``requests``), and parsed. Calls that need no
+credentials have bounds of their own (``strangers``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn, TypeAlias
 
 import grpc
 import structlog
-from google.protobuf.message import DecodeError
 from opentelemetry import trace
 
 from anabranch.errors import AnabranchError
 from anabranch.runtime import metrics, telemetry
-from anabranch.runtime.auth import Authenticator, Identity
+from anabranch.runtime.admission import Admission, admitted, take_trace
 from anabranch.runtime.dropping import drop_call
-from anabranch.runtime.errors import CODES, CallError, abort, reason_name
+from anabranch.runtime.errors import CODES, CallError, abort
 from anabranch.runtime.limits import RateLimit
-from anabranch.runtime.principal import set_principal
+from anabranch.runtime.requests import Reader, UnderWay, paced, serve_stream
+from anabranch.runtime.strangers import Strangers
 from anabranch.runtime.streams import OpenStream, Streams, moving
 from anabranch.store.session.availability import is_unavailable
 from anabranch.v1 import errors_pb2
 
 Context = grpc.aio.ServicerContext[Any, Any]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Behaviour = Callable[..., Any]
 _log = structlog.get_logger()
 
 HEALTH_PREFIX = "/grpc.health.v1.Health/"
 REFLECTION_PREFIX = "/grpc.reflection."
 TELL_S = 5.0
 """Seconds in which the caller of a stream that is ended can take the rest of it and the reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unreadable:
-    """Stands for a request that was not taken in."""
-
-    failure: CallError
-
-
-def measured(deserialize: Callable[[bytes], Any] | None, max_bytes: int) -> Callable[[bytes], Any]:
-    """``deserialize`` (None: the bytes as they are) for messages up to ``max_bytes``; an Unreadable for others."""
-
-    def read(raw: bytes) -> Any:
-        if len(raw) > max_bytes:
-            return Unreadable(
-                CallError(
-                    errors_pb2.REASON_MESSAGE_TOO_LARGE,
-                    f"a message of {len(raw)} bytes; at most {max_bytes} are taken",
-                    max_bytes=str(max_bytes),
-                )
-            )
-        try:
-            return raw if deserialize is None else deserialize(raw)
-        except DecodeError:
-            return Unreadable(CallError(errors_pb2.REASON_INVALID_REQUEST, "the request is no message of this call"))
-
-    return read
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
@@ -76,28 +49,31 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(
         self,
-        authenticator: Authenticator,
+        admission: Admission,
         rate: RateLimit,
         streams: Streams,
+        under_way: UnderWay,
         *,
         max_message_bytes: int,
         first_request_ms: int,
         open_reflection: bool,
     ) -> None:
-        self._authenticator = authenticator
+        self._admission = admission
         self._rate = rate
         self._streams = streams
+        self._under_way = under_way
+        self._strangers = Strangers(streams)
         self._max_message_bytes = max_message_bytes
-        self._first_request_ms = first_request_ms
+        self._first_request_s = first_request_ms / 1000
         self._open_prefixes = (HEALTH_PREFIX, REFLECTION_PREFIX) if open_reflection else (HEALTH_PREFIX,)
-        self._wrapped: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+        self._wrapped: dict[str, Handler] = {}
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """The method's wrapped handler."""
+    ) -> Handler | None:
+        """The method's wrapped handler, or one that refuses the call without taking its message."""
         self._streams.taken += 1
         method: str = handler_call_details.method
         wrapped = self._wrapped.get(method)
@@ -108,69 +84,87 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 # names.
                 return None
             wrapped = self._wrapped[method] = self._wrap(method, handler)
-        return wrapped
-
-    def _wrap(self, method: str, handler: Any) -> grpc.RpcMethodHandler[Any, Any]:
-        serialize = handler.response_serializer
-        deserialize = measured(handler.request_deserializer, self._max_message_bytes)
-        if not handler.request_streaming and not handler.response_streaming:
-            return grpc.unary_unary_rpc_method_handler(self._unary(method, handler.unary_unary), deserialize, serialize)
-        if not handler.request_streaming:
-            return grpc.unary_stream_rpc_method_handler(
-                self._stream(method, handler.unary_stream, False), deserialize, serialize
-            )
-        if not handler.response_streaming:
-            return grpc.stream_unary_rpc_method_handler(
-                self._stream(method, handler.stream_unary, True), deserialize, serialize
-            )
-        return grpc.stream_stream_rpc_method_handler(
-            self._stream(method, handler.stream_stream, True), deserialize, serialize
-        )
-
-    async def _admit(self, method: str, context: Context) -> Identity | None:
-        authorization: str | bytes | None = None
-        traceparent: str | None = None
-        for name, value in context.invocation_metadata() or ():
-            if name == "authorization":
-                authorization = value
-            elif name == "traceparent" and isinstance(value, str):
-                traceparent = value
-        telemetry.accept_traceparent(traceparent)
+        metadata: Any = handler_call_details.invocation_metadata or ()
+        take_trace(metadata)
         if method.startswith(self._open_prefixes):
-            return None
+            return wrapped
+        refused = await self._refused(method, metadata)
+        return wrapped if refused is None else refused
+
+    async def _refused(self, method: str, metadata: Any) -> Handler | None:
+        """None where the call is admitted. gRPC goes on with it in this very task."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._streams.unary.add(task)
         try:
-            identity = await self._authenticator.identify(authorization)
-        except CallError as failure:
-            metrics.count("anabranch_refused_credentials", reason=reason_name(failure.reason))
-            raise
-        set_principal(identity.principal)
-        self._rate.take(identity.principal.subject)
-        return identity
+            await self._admission.judge(metadata)
+            return None
+        except asyncio.CancelledError:
+            if not self._streams.cut_off:
+                raise
+            task.uncancel()
+            failure = moving()
+        except Exception as error:
+            failure = told(method, error)
+        finally:
+            self._streams.unary.discard(task)
+
+        async def refuse(requests: Any, context: Context) -> None:
+            metrics.count("anabranch_calls", method=method, code=CODES[failure.reason].name)
+            await self._fail(method, context, failure)
+
+        # A handler for a stream of requests is not given any before it asks.
+        return grpc.stream_unary_rpc_method_handler(refuse)
+
+    def _wrap(self, method: str, handler: Any) -> Handler:
+        serialize = handler.response_serializer
+        streams_in, streams_out = handler.request_streaming, handler.response_streaming
+        behaviour: Behaviour = getattr(
+            handler,
+            ("stream_" if streams_in else "unary_") + ("stream" if streams_out else "unary"),
+        )
+        if method.startswith(self._open_prefixes):
+            serve = self._strangers.serving(behaviour, handler.request_deserializer, streams_in)
+            make = grpc.stream_stream_rpc_method_handler if streams_out else grpc.stream_unary_rpc_method_handler
+            return make(self._stream(method, serve, open_to_all=True), None, serialize)
+        reader = Reader(handler.request_deserializer, self._max_message_bytes)
+        if not streams_in and not streams_out:
+            return grpc.unary_unary_rpc_method_handler(self._unary(method, behaviour, reader), None, serialize)
+        if not streams_in:
+            return grpc.unary_stream_rpc_method_handler(
+                self._stream(method, self._serve_one(behaviour, reader)), None, serialize
+            )
+        make = grpc.stream_stream_rpc_method_handler if streams_out else grpc.stream_unary_rpc_method_handler
+        return make(self._stream(method, self._serve_many(behaviour, reader)), None, serialize)
 
     async def _may_end(self, method: str) -> None:
         # A load balancer, which sends callers here, has to learn at once that it is to stop.
         if not method.startswith(HEALTH_PREFIX):
             await self._streams.may_end()
 
-    def _unary(self, method: str, behaviour: Callable[[Any, Context], Awaitable[Any]]) -> Any:
-        async def call(request: Any, context: Context) -> Any:
+    async def _fail(self, method: str, context: Context, failure: CallError) -> NoReturn:
+        await self._may_end(method)
+        await abort(context, failure.reason, failure.message, **failure.metadata)
+
+    def _unary(self, method: str, behaviour: Callable[[Any, Context], Awaitable[Any]], reader: Reader) -> Any:
+        async def call(raw: bytes | None, context: Context) -> Any:
+            assert raw is not None
             started = time.monotonic()
             code = "CANCELLED"
             task = asyncio.current_task()
             assert task is not None
             self._streams.unary.add(task)
             try:
-                await self._admit(method, context)
-                if isinstance(request, Unreadable):
-                    raise request.failure
-                with telemetry.call_span(method):
-                    try:
-                        answer = await behaviour(request, context)
-                    except (CallError, grpc.aio.AbortError):
-                        raise
-                    except Exception as error:
-                        # Judged inside the span, whose id then stands in the log.
-                        raise foreseen(method, error) from error
+                with self._under_way.holding(admitted().principal.subject, reader.cost(raw)):
+                    request = reader.read(raw)
+                    with telemetry.call_span(method):
+                        try:
+                            answer = await behaviour(request, context)
+                        except (CallError, grpc.aio.AbortError):
+                            raise
+                        except Exception as error:
+                            # Judged inside the span, whose id then stands in the log.
+                            raise foreseen(method, error) from error
                 await self._may_end(method)
                 code = "OK"
                 return answer
@@ -181,40 +175,51 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 if not self._streams.cut_off:
                     raise
                 task.uncancel()
-                code = grpc.StatusCode.UNAVAILABLE.name
                 failure = moving()
-                return await abort(context, failure.reason, failure.message)
-            except Exception as error:
-                failure = foreseen(method, error)
                 code = CODES[failure.reason].name
-                await self._may_end(method)
-                return await abort(context, failure.reason, failure.message, **failure.metadata)
+            except Exception as error:
+                failure = told(method, error)
+                code = CODES[failure.reason].name
             finally:
                 self._streams.unary.discard(task)
                 metrics.count("anabranch_calls", method=method, code=code)
                 metrics.record("anabranch_call_duration", time.monotonic() - started, method=method)
+            # gRPC keeps this frame, in the traceback of the error by which it ends the call, until garbage is
+            # collected: so nothing large is in it, and the error has no other one behind it.
+            raw = request = None
+            return await self._fail(method, context, failure)
 
         return call
 
-    def _stream(self, method: str, behaviour: Callable[..., Any], request_streaming: bool) -> Any:
+    def _serve_one(self, behaviour: Behaviour, reader: Reader) -> Behaviour:
+        async def serve(raw: bytes, context: Context, stream: OpenStream) -> Any:
+            with self._under_way.holding(admitted().principal.subject, reader.cost(raw)):
+                return await serve_stream(behaviour, reader.read(raw), context)
+
+        return serve
+
+    def _serve_many(self, behaviour: Behaviour, reader: Reader) -> Behaviour:
+        async def serve(requests: Any, context: Context, stream: OpenStream) -> Any:
+            subject = admitted().principal.subject
+            coming = paced(context, reader, self._under_way, self._rate, subject, self._first_request_s)
+            async with contextlib.aclosing(coming) as messages:
+                return await serve_stream(behaviour, messages, context)
+
+        return serve
+
+    def _stream(self, method: str, serve: Behaviour, *, open_to_all: bool = False) -> Any:
         """Return a coroutine that writes the responses itself: so every wait of the stream is in it, and can be ended
         from outside."""
 
         async def call(request: Any, context: Context) -> Any:
             stream: OpenStream | None = None
+            ended: asyncio.Task[object] | None = None
             code = "CANCELLED"
             try:
-                identity = await self._admit(method, context)
-                stream = self._streams.add(method, identity)
-                if isinstance(request, Unreadable):
-                    raise request.failure
+                stream = self._streams.add(method, None if open_to_all else admitted())
                 with telemetry.call_span(method):
                     try:
-                        if request_streaming:
-                            async with contextlib.aclosing(self._requests(request, identity)) as requests:
-                                answer = await _serve_stream(behaviour, requests, context)
-                        else:
-                            answer = await _serve_stream(behaviour, request, context)
+                        answer = await serve(request, context, stream)
                     except (CallError, grpc.aio.AbortError):
                         raise
                     except grpc.aio.InternalError as error:
@@ -232,63 +237,22 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 if stream is None or stream.failure is None:
                     raise
                 stream.task.uncancel()
-                code = CODES[stream.failure.reason].name
-                return await _tell(context, stream.task, stream.failure)
-            except Exception as error:
-                failure = foreseen(method, error)
+                failure = stream.failure
                 code = CODES[failure.reason].name
-                await self._may_end(method)
-                return await abort(context, failure.reason, failure.message, **failure.metadata)
+                ended = stream.task
+            except Exception as error:
+                failure = told(method, error)
+                code = CODES[failure.reason].name
             finally:
                 if stream is not None:
                     self._streams.remove(stream)
                 metrics.count("anabranch_calls", method=method, code=code)
+            request = None  # as in ``_unary``
+            if ended is not None:
+                return await _tell(context, ended, failure)
+            return await self._fail(method, context, failure)
 
         return call
-
-    async def _requests(self, requests: AsyncIterator[Any], identity: Identity | None) -> AsyncGenerator[Any, None]:
-        coming = aiter(requests)
-        waited_s = self._first_request_ms / 1000
-        try:
-            async with asyncio.timeout(waited_s):
-                request = await anext(coming)
-        except StopAsyncIteration:
-            return
-        except TimeoutError:
-            raise CallError(
-                errors_pb2.REASON_INVALID_REQUEST, f"the stream's first request did not come within {waited_s:g} s"
-            ) from None
-        yield _readable(request)
-        async for request in coming:
-            readable = _readable(request)
-            if identity is not None:
-                # The stream's opening took a token. From then on a principal that is too fast waits: gRPC's
-                # flow control hands the delay on to it. Bounded by the stream's own end, which cancels this.
-                while wait_s := self._rate.wait_s(identity.principal.subject):
-                    await asyncio.sleep(wait_s)
-            yield readable
-
-
-def _readable(request: Any) -> Any:
-    """The request. Raises the CallError of one that was not taken in."""
-    if isinstance(request, Unreadable):
-        raise request.failure
-    return request
-
-
-async def _serve_stream(behaviour: Callable[..., Any], request: Any, context: Context) -> Any:
-    if not inspect.isasyncgenfunction(behaviour):
-        return await behaviour(request, context)
-    begun = False
-    async with contextlib.aclosing(behaviour(request, context)) as responses:
-        async for response in responses:
-            if not begun:
-                # By itself: gRPC notes that it was sent when the first message was taken, and would send it once more,
-                # and fail, with the status of a stream that ends before.
-                await context.send_initial_metadata(())
-                begun = True
-            await context.write(response)
-    return None
 
 
 async def _tell(context: Context, task: asyncio.Task[Any], failure: CallError) -> None:
@@ -303,6 +267,13 @@ async def _tell(context: Context, task: asyncio.Task[Any], failure: CallError) -
 
 def _name(code: Any) -> str:
     return code.name if isinstance(code, grpc.StatusCode) else "UNKNOWN"
+
+
+def told(method: str, error: Exception) -> CallError:
+    """``foreseen``, without the traceback: kept by the call that it is told to, it would keep the call's frames, and so
+    the request, until garbage is collected."""
+    failure = foreseen(method, error)
+    return CallError(failure.reason, failure.message, **failure.metadata)
 
 
 def foreseen(method: str, error: Exception) -> CallError:

@@ -37,6 +37,7 @@ from anabranch import limits
 from anabranch.clock import Clock
 from anabranch.errors import ServerError
 from anabranch.runtime import metrics, telemetry
+from anabranch.runtime.admission import Admission
 from anabranch.runtime.auth import Authenticator
 from anabranch.runtime.certificates import Certificates
 from anabranch.runtime.config import S, ServiceSettings, SettingsError, is_loopback, load_settings
@@ -49,6 +50,7 @@ from anabranch.runtime.keys import KeyDirectory
 from anabranch.runtime.limits import RateLimit
 from anabranch.runtime.logs import configure_logs, write_error_of_loop
 from anabranch.runtime.readiness import Lookout
+from anabranch.runtime.requests import UnderWay
 from anabranch.runtime.service import Build, Service, ServiceContext
 from anabranch.runtime.streams import Streams
 from anabranch.runtime.tokens import TokenVerifier
@@ -65,6 +67,13 @@ START_LOOK_S = 5.0
 CREDENTIALS_INTERVAL_S = 1.0
 UNREADY_INTERVAL_S = 0.1
 CLOSE_TIMEOUT_S = 5.0
+METADATA_BYTES = 64 * 1024
+"""The most that gRPC takes of a call's metadata. Beyond, it refuses the call itself."""
+CALLS_OF_A_CONNECTION = 10_000
+"""Calls at a time: a gateway has those of many devices on one connection."""
+IDLE_MS = 300_000
+"""A connection without a call is closed after so long; clients make another one by themselves."""
+HANDSHAKE_MS = 20_000
 _log = structlog.get_logger()
 
 
@@ -214,7 +223,18 @@ def _options(settings: ServiceSettings) -> list[tuple[str, int]]:
         # A second process on the same port is an error, not a rival.
         ("grpc.so_reuseport", 0),
         # Above the limit of the interceptor, so that the interceptor can refuse a message with a reason.
-        ("grpc.max_receive_message_length", 2 * settings.max_message_bytes + 1024 * 1024),
+        ("grpc.max_receive_message_length", settings.max_message_bytes + 1024 * 1024),
+        # The same for what comes beside it: gRPC's default is below the longest token.
+        ("grpc.max_metadata_size", METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", METADATA_BYTES),
+        # What comes of a message before it is asked for stays small; with the probe it grows to megabytes a call. A
+        # message that is asked for gets room for all of it, whatever the network.
+        ("grpc.http2.bdp_probe", 0),
+        # Callers without credentials have a part in all of these.
+        ("grpc.max_allowed_incoming_connections", settings.limit_connections),
+        ("grpc.max_concurrent_streams", CALLS_OF_A_CONNECTION),
+        ("grpc.max_connection_idle_ms", IDLE_MS),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
         ("grpc.max_send_message_length", -1),
         # Devices ping an idle stream, which also keeps it through NATs; that is no abuse.
         ("grpc.keepalive_permit_without_calls", 1),
@@ -245,10 +265,12 @@ async def _listen(
 ) -> int:
     streams = Streams(settings.limit_open_streams, stopping)
     authenticator = Authenticator(KeyDirectory(pool), TokenVerifier(settings, clock), clock)
+    rate = RateLimit(settings.limit_calls_per_s, settings.limit_calls_burst)
     interceptor = CallInterceptor(
-        authenticator,
-        RateLimit(settings.limit_calls_per_s, settings.limit_calls_burst),
+        Admission(authenticator, rate),
+        rate,
         streams,
+        UnderWay(settings.limit_request_bytes),
         max_message_bytes=settings.max_message_bytes,
         first_request_ms=settings.first_request_ms,
         open_reflection=is_loopback(settings.listen_address),

@@ -44,6 +44,10 @@ def current_stream() -> OpenStream | None:
     return _current.get()
 
 
+MOST_OF_STRANGERS = 200
+"""Open streams, and health calls, of callers without credentials. The oldest is ended when there is one more."""
+
+
 class Streams:
     """All open streams; at most ``limit`` of one principal. ``stopping``: whether the server is to stop."""
 
@@ -51,6 +55,8 @@ class Streams:
         self._limit = limit
         self._open: set[OpenStream] = set()
         self._of: Counter[str] = Counter()
+        # In the order in which they came.
+        self._strangers: dict[OpenStream, None] = {}
         self.unary: set[asyncio.Task[object]] = set()
         """Tasks that serve unary calls now; the interceptor adds and takes them out."""
         self.cut_off = False
@@ -81,16 +87,26 @@ class Streams:
             if self._of[subject] >= self._limit:
                 raise CallError(errors_pb2.REASON_OVERLOADED, "this principal has too many streams open")
             self._of[subject] += 1
+        else:
+            self._add_stranger(stream)
         self._open.add(stream)
         _current.set(stream)
         metrics.gauge("anabranch_open_streams", len(self._open))
         return stream
+
+    def _add_stranger(self, stream: OpenStream) -> None:
+        while len(self._strangers) >= MOST_OF_STRANGERS:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.end(CallError(errors_pb2.REASON_OVERLOADED, "newer calls without credentials have come"))
+        self._strangers[stream] = None
 
     def remove(self, stream: OpenStream) -> None:
         """Note that it has ended; the current task served it."""
         self._open.discard(stream)
         # A task holds its context: they would be kept in a circle.
         _current.set(None)
+        self._strangers.pop(stream, None)
         if stream.identity is not None:
             subject = stream.identity.principal.subject
             self._of[subject] -= 1

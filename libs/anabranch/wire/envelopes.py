@@ -18,10 +18,14 @@ from ulid import base32
 from anabranch import limits
 from anabranch.v1 import batch_pb2, errors_pb2, value_pb2
 from anabranch.v1.errors_pb2 import Reason
+from anabranch.wire.fields import FLAT, count_fields
 
 _is_ulid = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}").fullmatch
 _ID_AT_START = re.compile(rb"\x0a\x1a([0-7][0-9A-HJKMNP-TV-Z]{25})", re.DOTALL).match
 _ID_BYTES = 28
+_UNCOUNTED_BYTES = 64 * 1024
+_MOST_FIELDS = limits.MAX_BATCH_MUTATIONS + 4
+"""Of a batch: its mutations, and one each of the others."""
 _SHOWN_ID_CHARACTERS = 64
 _TYPES_END = batch_pb2.MUTATION_TYPE_DELETE + 1
 
@@ -62,6 +66,10 @@ def receive(payload: bytes, basis: int, prev: str, db_name: str, oldest: str) ->
     digest = sha256(payload).digest()
     if len(payload) > limits.MAX_BATCH_BYTES:
         return Received(_id_at_start(payload), b"", digest, 0, "", _too_large(len(payload)))
+    if len(payload) > _UNCOUNTED_BYTES and count_fields(payload, FLAT, _MOST_FIELDS) > _MOST_FIELDS:
+        # Parsed, mutations without content would take thirty times their bytes.
+        refusal = (errors_pb2.REASON_LIMIT_EXCEEDED, f"more than {limits.MAX_BATCH_MUTATIONS} mutations")
+        return Received(_id_at_start(payload), b"", digest, 0, "", refusal)
     try:
         batch = batch_pb2.DbMutationBatch.FromString(payload)
     except DecodeError:

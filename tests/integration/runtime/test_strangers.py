@@ -1,0 +1,251 @@
+"""What callers without credentials can take of a service: little, whatever they send."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tests.integration.runtime.raw_http2 import refused_calls
+
+from anabranch.runtime import strangers, streams
+from anabranch.store import migrate
+from anabranch.testkit import echo_service as behaviour
+from anabranch.testkit import process_memory
+from anabranch.testkit.databases import TestDatabases
+from anabranch.testkit.echo import Echo, bearer, echo_service, failure, get
+from anabranch.testkit.waiting import until
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("runtime-strangers"),
+    pytest.mark.skipif(not process_memory.KNOWN, reason="this machine does not report a process's memory"),
+]
+GET = f"/{behaviour.NAME}/Get"
+CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
+MESSAGE_BYTES = 4_000_000
+CALLS = 24
+MOST_BYTES = 250_000_000
+"""What the memory of a service may grow by, whoever calls."""
+REFUSED = ("UNAUTHENTICATED", "UNAUTHENTICATED")
+OVERLOADED = ("RESOURCE_EXHAUSTED", "OVERLOADED")
+
+
+def prepare(url: str) -> None:
+    migrate.upgrade(url)
+
+
+@pytest.fixture(scope="module")
+def url(databases: TestDatabases) -> str:
+    return databases.prepared("migrated", prepare)
+
+
+@pytest.fixture
+def echo(url: str, tmp_path: Any) -> Iterator[Echo]:
+    with echo_service(url, tmp_path) as running:
+        running.wait_ready()
+        yield running
+
+
+def empty_messages(size: int = MESSAGE_BYTES) -> bytes:
+    """A GetRequest whose node_state.disagreements are empty messages of two bytes each."""
+    content = b"\x22\x00" * (size // 2)
+    length, rest = b"", len(content)
+    while rest > 0x7F:
+        length += bytes([rest & 0x7F | 0x80])
+        rest >>= 7
+    return b"\x12" + length + bytes([rest]) + content
+
+
+@contextmanager
+def bounded_growth(echo: Echo, most: int = MOST_BYTES) -> Iterator[None]:
+    """The service's memory grows by no more, even for a moment, while the block lasts."""
+    pid = echo.child.pid
+    assert pid is not None
+    process_memory.forget_peak(pid)
+    before = process_memory.has_bytes(pid)
+    yield
+    grown = process_memory.peak_bytes(pid) - before
+    print(f"grew by {grown / 1e6:.0f} MB")
+    assert grown < most, f"{grown / 1e6:.0f} MB"
+
+
+NEIGHBOUR = """
+import sys, threading, time
+from statistics import median
+import grpc
+from anabranch.testkit.echo import get
+address, key = sys.argv[1:]
+over = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.readline(), over.set()), daemon=True).start()
+with grpc.insecure_channel(address) as channel:
+    def took():
+        started = time.monotonic()
+        get(channel, key)
+        return time.monotonic() - started
+    quiet = median(took() for _ in range(100))
+    print(quiet, flush=True)
+    times = [took()]
+    while not over.is_set():
+        times.append(took())
+    print(median(times), len(times), flush=True)
+"""
+
+
+@contextmanager
+def healthy_neighbour(echo: Echo) -> Iterator[None]:
+    """A caller with credentials, in a process of its own, is served in no more than three times its quiet time while
+    the block lasts."""
+    command = [sys.executable, "-c", NEIGHBOUR, echo.address, echo.new_key("neighbour")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as neighbour:
+        assert neighbour.stdout is not None
+        quiet = float(neighbour.stdout.readline())
+        try:
+            yield
+        finally:
+            told, _ = neighbour.communicate("over\n", timeout=60)
+    busy, calls = told.split()
+    print(f"neighbour: {quiet * 1000:.1f} ms quiet, {float(busy) * 1000:.1f} ms meanwhile, {calls} calls")
+    # This test itself, which makes the load, has one of the processors.
+    assert float(busy) < max(3 * quiet, quiet + 0.02)
+
+
+def outcomes(channel: grpc.Channel, method: str, message: bytes, metadata: Any, calls: int) -> list[tuple[str, str]]:
+    """Code and reason of calls that are made at once."""
+    call = channel.unary_unary(method, lambda raw: raw, lambda raw: raw)
+    found = []
+    for under_way in [call.future(message, timeout=60, metadata=metadata) for _ in range(calls)]:
+        try:
+            under_way.result()
+            found.append(("OK", ""))
+        except grpc.RpcError as error:
+            found.append(failure(error))
+    return found
+
+
+def test_messages_of_strangers_are_not_taken(echo: Echo) -> None:
+    message = empty_messages()
+    with echo.channel() as channel, healthy_neighbour(echo), bounded_growth(echo):
+        for _ in range(4):
+            assert outcomes(channel, GET, message, (), CALLS) == [REFUSED] * CALLS
+        unknown = bearer("ak_0123456789abcdef_" + "0" * 64)
+        assert outcomes(channel, GET, message, unknown, CALLS) == [REFUSED] * CALLS
+
+
+def test_a_message_that_would_grow_is_refused_before_it_is_parsed(echo: Echo) -> None:
+    message, own = empty_messages(), bearer(echo.new_key("alice"))
+    with echo.channel() as channel, bounded_growth(echo):
+        too_large = ("RESOURCE_EXHAUSTED", "MESSAGE_TOO_LARGE")
+        assert set(outcomes(channel, GET, message, own, CALLS)) == {too_large}
+
+
+def test_health_takes_no_large_names(echo: Echo) -> None:
+    message = health_pb2.HealthCheckRequest(service="x" * 3_000_000).SerializeToString()
+    told = {("RESOURCE_EXHAUSTED", "MESSAGE_TOO_LARGE"), OVERLOADED}
+    with echo.channel() as channel, healthy_neighbour(echo), bounded_growth(echo):
+        for method in (CHECK, WATCH):
+            assert set(outcomes(channel, method, message, (), 60)) <= told
+
+
+def test_many_probes_at_once_are_all_served(echo: Echo) -> None:
+    with echo.channel() as channel:
+        assert outcomes(channel, CHECK, b"", (), 150) == [("OK", "")] * 150
+
+
+def test_watchers_of_health_are_few_and_the_oldest_goes_first(echo: Echo) -> None:
+    most = streams.MOST_OF_STRANGERS
+    with echo.channel() as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        watched = [stub.Watch(health_pb2.HealthCheckRequest(), timeout=60) for _ in range(most)]
+        for one in watched:
+            assert next(one).status == health_pb2.HealthCheckResponse.SERVING
+        newest = stub.Watch(health_pb2.HealthCheckRequest(), timeout=60)
+        assert next(newest).status == health_pb2.HealthCheckResponse.SERVING
+        until(lambda: any(one.done() for one in watched), 20)
+        [ended] = [one for one in watched if one.done()]
+        assert failure(ended) == OVERLOADED
+        # A probe is served, and takes the place of another old one.
+        assert stub.Check(health_pb2.HealthCheckRequest(), timeout=10).status == health_pb2.HealthCheckResponse.SERVING
+        for one in (*watched, newest):
+            one.cancel()
+
+
+def test_messages_that_do_not_come_keep_no_probe_away(echo: Echo) -> None:
+    never: queue.Queue[None] = queue.Queue()
+    with echo.channel() as channel:
+        open_call = channel.stream_unary(CHECK, lambda raw: raw, lambda raw: raw)
+        held = [open_call.future(iter(never.get, None), timeout=60) for _ in range(strangers.MOST_READ + 8)]
+        try:
+            with pytest.raises(grpc.RpcError) as ended:
+                held[0].result()
+            assert failure(ended.value) == OVERLOADED
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=10)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        finally:
+            for one in held:
+                one.cancel()
+                never.put(None)
+
+
+def test_connections_are_few(url: str, tmp_path: Any) -> None:
+    """Beyond the limit a connection is closed, and one that ends makes room."""
+    with echo_service(url, tmp_path, {"ANABRANCH_LIMIT_CONNECTIONS": "3"}) as echo:
+        echo.wait_ready()
+        key = echo.new_key("alice")
+        # gRPC shares connections between channels that are alike.
+        channels = [
+            grpc.insecure_channel(echo.address, options=[("grpc.use_local_subchannel_pool", 1)]) for _ in range(4)
+        ]
+        try:
+            until(lambda: _served(channels[0], key), 10)
+            assert _served(channels[1], key)
+            assert _served(channels[2], key)
+            assert not _served(channels[3], key)
+            channels[0].close()
+            until(lambda: _served(channels[3], key), 20)
+        finally:
+            for channel in channels:
+                channel.close()
+
+
+def _served(channel: grpc.Channel, key: str) -> bool:
+    try:
+        get(channel, key)
+    except grpc.RpcError as error:
+        if error.code() is not grpc.StatusCode.UNAVAILABLE:
+            raise
+        return False
+    return True
+
+
+@pytest.mark.parametrize("key_id", [b"0123\0" + b"5" * 11, b"\xff" * 16, b"x" * 5_000], ids=["nul", "bytes", "long"])
+def test_a_key_that_is_none_fails_nobody_elses_look_up_and_fills_no_log(echo: Echo, key_id: bytes) -> None:
+    log = echo.child.program.log
+    size = log.stat().st_size
+    bad = [(b"authorization", b"Bearer ak_" + key_id + b"_" + b"0" * 64)]
+    over, served = threading.Event(), []
+
+    def call_with_new_keys() -> None:
+        with echo.channel() as channel:
+            while not over.is_set():
+                served.append(get(channel, echo.new_key("bob")).next_page_token)
+
+    caller = threading.Thread(target=call_with_new_keys)
+    caller.start()
+    try:
+        assert refused_calls(echo.address, GET, bad, 1_000) >= 1
+    finally:
+        over.set()
+        caller.join()
+    assert served
+    assert set(served) == {b"bob"}
+    assert log.stat().st_size - size < 100_000
+    assert "call failed" not in log.read_text()
