@@ -32,7 +32,8 @@ async def build(context: ServiceContext[ResolverSettings]) -> Service:
     writes_as = settings.writer_url
     keys = None if writes_as == url else SealKeys(url)
     wakeups, known, stopping = Wakeups(), Known(keys), Event()
-    limits = GroupLimits(settings.group_max_bytes, settings.busy_ms, alone_ms=settings.group_alone_timeout_ms)
+    alone_ms = settings.group_alone_timeout_ms
+    limits = GroupLimits(settings.group_max_bytes, settings.busy_ms, alone_ms=alone_ms, rest_ms=settings.rest_ms)
     workers = [
         Worker(
             writes_as,

@@ -11,6 +11,9 @@ States of a batch: *untried*; *failed in company* (it says nothing: the group is
   by any operator at any moment, so that many controls have to pass in a row. One that has lost its prepared statements
   is replaced by a new one, which has none to lose: a batch that fails so again has caused it itself.
 
+A process that is killed leaves a mark of what it was trying (``group.undertaking``): a batch that was alone in its
+group then counts as one that failed alone. Nobody is left to try a control, so that none is.
+
 An error that a function of the application raises by itself counts against its batch, whatever its SQLSTATE.
 
 After ``FAILURES_AT_MOST`` failures that count it is *given up*, with a reason that has a name; at once where it ran out
@@ -21,7 +24,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from anabranch.store.inbox.take import LOST, PROGRAM
+from anabranch.store.inbox.take import KILLED, LOST, PROGRAM
 from anabranch.store.session.errors import Fault
 from anabranch.v1 import errors_pb2
 from anabranch_conflict_resolver.batch.decode import Refusal
@@ -43,6 +46,8 @@ _DISK_FULL, _TOO_MANY_CONNECTIONS, _CANNOT_CONNECT_NOW = "53100", "53300", "57P0
 # That the transaction takes no writes is none of them: the control sees that, however small it is.
 _STATES = frozenset({_DISK_FULL, _TOO_MANY_CONNECTIONS, _CANNOT_CONNECT_NOW, LOCK_NOT_AVAILABLE})
 REST_MS = 2_000
+REST_GROWS = 4
+"""By how many times longer a batch rests each time that it has failed alone."""
 _ENDED = frozenset({"", "57P01", "57P02", "57P05", "08000", "08003", "08006"})
 
 
@@ -85,6 +90,11 @@ def given_up(failure: str) -> Refusal:
     """The refusal of a batch that has failed alone too often, the last time by ``failure``."""
     if failure == PROGRAM:
         text = "the server's program failed on the batch, alone, while others passed: its log has the fault"
+        return Refusal(errors_pb2.REASON_INTERNAL, text)
+    if failure == KILLED:
+        text = (
+            "the server's process was killed whenever the batch was tried alone: by a lack of memory, or its own fault"
+        )
         return Refusal(errors_pb2.REASON_INTERNAL, text)
     if failure == OUT_OF_TIME:
         text = "the batch took longer than one may that has a group of its own (group_alone_timeout_ms)"

@@ -23,6 +23,7 @@ _LOOK_S = 2.0
 """How long, in seconds, a change of a table's shape may go unseen where nothing fails for it."""
 
 
+CAREFUL_S = 30.0
 _LONGEST_DRAIN_MS = 600_000
 _LEAST_ALLOWED_MS = 20_000
 
@@ -58,11 +59,13 @@ class DrainTrouble:
 @dataclass(frozen=True, slots=True)
 class Undertaken:
     """The work that a group sets out to do, kept for the case that it fails. ``batches``: the ids of those that it is
-    to decide. ``drains_alone``: it decides none and drains a backlog. ``long``: its one batch has ``alone_ms``."""
+    to decide. ``drains_alone``: it decides none and drains a backlog. ``long``: its one batch has ``alone_ms``.
+    ``marked``: they are written down in the database."""
 
     batches: Sequence[str] = ()
     drains_alone: bool = False
     long: bool = False
+    marked: bool = False
 
 
 NOTHING = Undertaken()
@@ -80,7 +83,8 @@ class Cache:
     ``all_may_cause``: any table may have got a trigger that causes other changes since its schema was read.
     ``optimistic``: the last one caused no changes beside what it wrote. ``expects_bad``: it had batches that a
     constraint refused. ``outstanding``: the backlog of captured changes, while there is one. ``undertaken``: what the
-    group that runs has set out to do, or the last one had."""
+    group that runs has set out to do, or the last one had. ``careful``: groups are written down before they are tried
+    (``undertaking``), since the process began at ``begun_s``."""
 
     seal_key: Callable[[int], bytes] | None = None
     synced: SyncedDatabase | None = None
@@ -97,6 +101,14 @@ class Cache:
     outstanding: Outstanding = field(default_factory=Outstanding)
     undertaken: Undertaken = NOTHING
     trouble: DrainTrouble = field(default_factory=DrainTrouble)
+    careful: bool = False
+    begun_s: float = field(default_factory=time.monotonic)
+
+    def is_careful(self) -> bool:
+        """Whether groups are written down: for ``CAREFUL_S``, and until no more waits than a group takes."""
+        if self.careful and not self.more and time.monotonic() - self.begun_s > CAREFUL_S:
+            self.careful = False
+        return self.careful
 
     def read(self, taken: Taken) -> Decoded:
         """The batch, read now or ahead."""

@@ -5,7 +5,8 @@ batches where they were:
 
 1. *claimed*: this session is the only one that commits groups of the database. Nothing read before counts: the head,
    the schema version and the sums are those of now.
-2. *taken*: up to ``most`` batches of the inbox. Each is at once one of: already decided (it came twice), refused
+2. *taken*: up to ``most`` batches of the inbox. Where one of them may kill the process, they are written down, and that
+   is committed first (``undertaking``). Each is at once one of: already decided (it came twice), refused
    (invalid, too old, or failed too often), waiting for its ``prev``, or a candidate.
 3. *decided* (``attempt``): the candidates' rows are locked and read, the rules asked, and the accepted writes made,
    wave by wave. A candidate becomes applied, rejected or waiting. Captured changes of others are drained between the
@@ -37,6 +38,7 @@ from anabranch.store.catalog.out_of_sync import mark_torn
 from anabranch.store.inbox import take
 from anabranch.store.inbox.claim import allow, claim, give_up
 from anabranch.store.inbox.take import Head, Taken
+from anabranch.store.inbox.undertaken import OWNER, finish
 from anabranch.store.log.seal import EMPTY_CHAIN
 from anabranch.store.session.engine import Session
 from anabranch_conflict_resolver.batch.results import Rejection, Result, Waiting
@@ -50,6 +52,7 @@ from anabranch_conflict_resolver.group.next_try import Attempt
 from anabranch_conflict_resolver.group.outcome import GroupLimits, Outcome
 from anabranch_conflict_resolver.group.records import Between, Recorded, record
 from anabranch_conflict_resolver.group.tables import Kinds, SyncedDatabase
+from anabranch_conflict_resolver.group.undertaking import choose, put_down, settle, write_down
 
 _log = structlog.get_logger()
 
@@ -112,6 +115,8 @@ def commit_group(
         cache.begin_anew()
         if not conn.closed:
             conn.rollback()
+            if cache.undertaken.marked:
+                put_down(conn, database_id)
         raise
 
 
@@ -145,6 +150,8 @@ def _begin(
     if not claimed.ours or head is None:
         return Outcome(claimed.ours)
     faults.reach("after_claim")
+    if head.undertaken is not None and settle(conn, database_id, head, now_ms, limits.rest_ms):
+        return Outcome(True, name=head.name, drained=1)
     synced = current(conn, cache, head)
     if synced.asks and functions is not None:
         functions.warm()
@@ -152,17 +159,26 @@ def _begin(
     cache.more = len(taken) >= most
     if not taken and not head.any_captured:
         cache.last_principal = ""
+        if head.owner == OWNER:
+            finish(conn, database_id)
         return Outcome(claimed=True, name=head.name)
-    now, later = taken[:most], taken[most:]
-    failed = [t for t in now if t.attempts]
-    if failed:
-        # It may be one that takes long, as a delete that cascades over a million rows: it has a group of its own, and
-        # time for it. The others come next.
-        cache.more |= len(taken) > 1
-        now, later = failed[:1], []
-        allow(conn, limits.alone_ms)
+    chosen = choose(taken, most)
+    now, later = chosen.now, chosen.later
+    if chosen.failed or chosen.suspected:
+        cache.more |= len(taken) > len(now)
+    marked = chosen.suspected or (bool(now) and cache.careful and cache.is_careful())
+    marked = marked and not cache.outstanding.waiting
+    if marked and len(chosen.ids) == 1 and head.any_captured and not cache.trouble.innocent:
+        cache.trouble.alone, marked = True, False
     cache.last_principal = now[-1].principal if now else ""
-    cache.undertaken = Undertaken([t.batch_id for t in now], long=bool(failed))
+    cache.undertaken = Undertaken([t.batch_id for t in now], long=chosen.failed, marked=marked)
+    if marked:
+        again = write_down(conn, database_id, head, chosen.ids)
+        if again is None:
+            return Outcome(True, name=head.name, drained=1)
+        head = again
+    if chosen.failed:
+        allow(conn, limits.alone_ms)
     cache.trouble.beside = head.any_captured
     if cache.trouble.allowed_ms:
         allow(conn, cache.trouble.allowed_ms)
@@ -243,6 +259,8 @@ def _commit(begun: _Begun, cache: Cache) -> Outcome:
     missing = _missing(begun.now, decided)
     if missing:
         take.note_missing(conn, database_id, missing)
+    if head.owner == OWNER:
+        finish(conn, database_id)
     faults.reach("before_commit")
     conn.commit()
     faults.reach("after_commit")

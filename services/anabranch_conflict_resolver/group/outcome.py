@@ -12,12 +12,14 @@ from anabranch_conflict_resolver.batch.results import Result, Waiting
 class GroupLimits:
     """``most_bytes``: payload bytes of one group. ``busy_ms``: how long a batch rests whose row another session locks.
     ``restarts``: how often a group starts again because rows appeared in between. ``alone_ms``: how long a group
-    may take of one batch that has failed alone before."""
+    may take of one batch that has failed alone before. ``rest_ms``: how long a batch rests with which alone a process
+    was killed."""
 
     most_bytes: int = 8 * 1024 * 1024
     busy_ms: int = 100
     restarts: int = 3
     alone_ms: int = 60_000
+    rest_ms: int = 1_000
 
 
 @dataclass(slots=True)

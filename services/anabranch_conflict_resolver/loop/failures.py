@@ -27,6 +27,7 @@ from anabranch_conflict_resolver.blame.evidence import (
     CONTROLS,
     FAILURES_AT_MOST,
     NO_SUCH_STATEMENT,
+    REST_GROWS,
     REST_MS,
     Suspicion,
     of_captured,
@@ -38,7 +39,6 @@ from anabranch_conflict_resolver.loop.known import Known
 from anabranch_conflict_resolver.loop.wakeups import Wakeups
 
 _log = structlog.get_logger()
-_REST_GROWS = 4
 _PUBLISH_EACH = 30
 """Of drains that fail with no table to blame, one in so many is published: about one a minute."""
 _OUT_OF_TIME = "57"
@@ -159,7 +159,7 @@ class Failures:
                     batch_id,
                     self.clock.now_ms(),
                     self.rest_ms,
-                    _REST_GROWS,
+                    REST_GROWS,
                     failure=found.failure,
                     least=FAILURES_AT_MOST if found.last else 0,
                 )
@@ -176,5 +176,5 @@ class Failures:
             text = "batch rests: Postgres has no room or no lock for it, while others pass; it is tried again"
             _log.warning(text, database=name, batch=batch_id, sqlstate=found.failure, rest_ms=REST_MS)
             return
-        self.wakeups.wake_in(number, self.rest_ms * _REST_GROWS ** max(0, (attempts or 1) - 1) / 1000)
+        self.wakeups.wake_in(number, self.rest_ms * REST_GROWS ** max(0, (attempts or 1) - 1) / 1000)
         _log.warning("batch failed alone", database=name, batch=batch_id, attempts=attempts)

@@ -22,4 +22,4 @@ class Known:
 
     def cache(self, database_id: int) -> Cache:
         """The cache of a database; an empty one the first time."""
-        return self.caches.setdefault(database_id, Cache(self.seal_key))
+        return self.caches.setdefault(database_id, Cache(self.seal_key, careful=True))

@@ -34,6 +34,7 @@ from anabranch.store.inbox.claim import (
     open_listener,
     silent_claims,
 )
+from anabranch.store.inbox.undertaken import show_alive
 from anabranch.store.session.engine import Session
 from anabranch.store.session.told import told
 from anabranch_conflict_resolver.captured.watch import CapturedWatch
@@ -107,6 +108,7 @@ class Resolver:
             try:
                 session = open_listener(self._url, replace(self._options, lock_timeout_ms=_LISTENER_LOCK_MS))
                 try:
+                    show_alive(session)
                     rights_told = rights_told or _tell_of_rights(session)
                     self._hear(session)
                 finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.store.inbox.take import LOST, PROGRAM
+from anabranch.store.inbox.take import KILLED, LOST, PROGRAM
 from anabranch.store.session.errors import Fault, Remedy
 from anabranch.v1 import errors_pb2
 from anabranch_conflict_resolver.blame.evidence import (
@@ -53,6 +53,7 @@ def test_a_fault_of_the_program_counts() -> None:
     ("failure", "reason", "sqlstate"),
     [
         (PROGRAM, errors_pb2.REASON_INTERNAL, ""),
+        (KILLED, errors_pb2.REASON_INTERNAL, ""),
         ("57014", errors_pb2.REASON_TOO_SLOW, "57014"),
         (LOST, errors_pb2.REASON_DATABASE_FAILURE, ""),
         ("XX000", errors_pb2.REASON_DATABASE_FAILURE, "XX000"),

@@ -16,6 +16,7 @@ import psycopg
 
 from anabranch.merge import RowVersion
 from anabranch.store.group import records
+from anabranch.store.inbox.undertaken import undertake
 from anabranch.store.session.engine import Session
 
 POSITION = 2**62
@@ -59,3 +60,4 @@ def _write(conn: psycopg.Connection[Any], database_id: int) -> None:
     batch = records.BatchRow(_BATCH, _NODE, _NODE, _HASH * 2, 1, 0, POSITION, b"")
     records.write_batches(conn, database_id, POSITION, POSITION, [batch])
     records.write_group(conn, database_id, POSITION, records.GroupRow(0, 0, _HASH, []))
+    undertake(conn, database_id, [])

@@ -22,9 +22,10 @@ from anabranch.store.cells.index_keys import index_key, index_keys
 Connection = psycopg.Connection[Any]
 
 
-LOST, PROGRAM = "lost", "program"
-"""How a batch can fail other than with an SQLSTATE: its session was lost without an error of the server, or the program
-raised an error of its own."""
+LOST, PROGRAM, KILLED = "lost", "program", "killed"
+"""How a batch can fail other than with an SQLSTATE: its session was lost without an error of the server, the program
+raised an error of its own, or its process was killed. KILLED and a number, of a batch that has not failed alone yet:
+so many were in work then, and it was one of them."""
 
 
 class Taken(NamedTuple):
@@ -32,7 +33,7 @@ class Taken(NamedTuple):
     there is no ``prev``. ``last_accepted``: the greatest id among the accepted batches of its node, None where there is
     none. ``missing``: the id of a batch that had not come when a later one of the node, which named it, was decided; it
     may have come since. ``attempts``: how often it failed alone while others passed, ``failure`` how it failed the last
-    time: an SQLSTATE, LOST or PROGRAM. ``size`` is the payload's length in bytes."""
+    time: an SQLSTATE, LOST, PROGRAM or KILLED. ``size`` is the payload's length in bytes."""
 
     batch_id: str
     node_id: str
@@ -52,6 +53,13 @@ class Taken(NamedTuple):
     last_accepted: str | None
     missing: str | None
     size: int
+
+    @property
+    def company(self) -> int:
+        """How many batches were in work, this one among them, when a process was killed; 0 where none was."""
+        if self.failure is None or not self.failure.startswith(KILLED):
+            return 0
+        return int(self.failure.removeprefix(KILLED) or 1)
 
 
 # One step of a loose index scan is one probe of inbox_ready, so that the cost follows the number of principals that
@@ -185,8 +193,10 @@ select coalesce(g.position, 0), g.chain, d.name, d.schema_version,
        (extract(epoch from clock_timestamp()) * 1000)::bigint,
        (select true from anabranch.inbox i
         where i.database_id = d.id and i.park_deadline_ms is not null limit 1) is not null,
-       (select true from anabranch.captured c where c.database_id = d.id limit 1) is not null
+       (select true from anabranch.captured c where c.database_id = d.id limit 1) is not null,
+       u.owner, u.batches
 from anabranch.databases d
+left join anabranch.undertaken u on u.database_id = d.id
 left join lateral (
     select x.position, x.chain from anabranch.groups x where x.database_id = d.id order by x.position desc limit 1
 ) g on true
@@ -327,7 +337,8 @@ def backlogs(conn: Connection, most: int) -> list[InboxBacklog]:
 
 class Head(NamedTuple):
     """The head of a database: its last group (position 0 and no chain where there is none), its name and schema
-    version, Postgres's clock in milliseconds, whether a batch of it is parked, and whether captured changes wait."""
+    version, Postgres's clock in milliseconds, whether a batch of it is parked, and whether captured changes wait.
+    ``undertaken``: the batches that the process ``owner`` has written down and not finished, None where none has."""
 
     position: int
     chain: bytes | None
@@ -336,6 +347,8 @@ class Head(NamedTuple):
     clock_ms: int
     any_parked: bool
     any_captured: bool
+    owner: int | None = None
+    undertaken: Sequence[str] | None = None
 
 
 def read_head(conn: Connection, database_id: int) -> Head | None:

@@ -20,7 +20,7 @@ from anabranch.store.schema.catalog import (
 from anabranch.store.schema.log import COMPACTIONS, CONFLICTS, GROUPS, LOG
 from anabranch.store.schema.metadata import METADATA
 from anabranch.store.schema.nodes import API_KEYS, NODE_DEAD_LETTERS, NODES
-from anabranch.store.schema.write_path import BATCHES, CAPTURED, INBOX, ROW_VERSIONS
+from anabranch.store.schema.write_path import BATCHES, CAPTURED, INBOX, ROW_VERSIONS, UNDERTAKEN
 
 __all__ = [
     "API_KEYS",
@@ -43,4 +43,5 @@ __all__ = [
     "ROW_VERSIONS",
     "SYNCED_TABLES",
     "TABLE_SUMS",
+    "UNDERTAKEN",
 ]

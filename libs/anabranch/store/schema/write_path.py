@@ -14,7 +14,7 @@ from sqlalchemy import (
     Text,
     text,
 )
-from sqlalchemy.dialects.postgresql import BYTEA, JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, BYTEA, JSONB
 
 from anabranch.store.schema.metadata import BYTE_ORDERED, METADATA, Xid8, of_database
 
@@ -46,7 +46,9 @@ INBOX = Table(
     Column(
         "failure",
         BYTE_ORDERED,
-        comment="how the batch failed the last time that it was alone and others passed: an SQLSTATE, lost or program",
+        comment="how the batch failed the last time that it was alone and others passed: an SQLSTATE, lost, program or "
+        "killed; killed and a number: so many batches were in work when a resolver was killed, and this was one of "
+        "them",
     ),
     PrimaryKeyConstraint("database_id", "batch_id"),
     Index("inbox_ready", "database_id", "principal", "arrival", postgresql_where=text("park_deadline_ms is null")),
@@ -66,6 +68,22 @@ INBOX = Table(
     },
 )
 """Batches that wait for their verdict."""
+
+UNDERTAKEN = Table(
+    "undertaken",
+    METADATA,
+    of_database(),
+    Column(
+        "owner",
+        Integer,
+        nullable=False,
+        comment="the process: while it lives, it holds the advisory lock of that number",
+    ),
+    Column("batches", ARRAY(BYTE_ORDERED), nullable=False),
+    PrimaryKeyConstraint("database_id"),
+    comment="the batches that a resolver is trying: written before the group begins, and deleted with its commit",
+)
+"""What each database's resolver has set out to do, where that is written down."""
 
 BATCHES = Table(
     "batches",
