@@ -2,7 +2,7 @@
 
 States of a comparison:
 
-* *waiting* for its turn, as a pull does and among the pulls: it costs what the pull of its table costs.
+* *waiting* for its turn, as a pull does, in a queue of its own: it costs what the pull of its table costs.
 * *summing*: it has a session with an open transaction, and a thread reads every row for the sums of the finest ranges
   (2**16 of them, whatever the table's size). The first response was sent before, so that the node comes to the moment's
   position meanwhile.
@@ -32,7 +32,8 @@ from anabranch.values import Table
 from anabranch.values.messages import column_writer
 from anabranch_snapshot.config import SnapshotSettings
 from anabranch_snapshot.pages import to_position, to_sum
-from anabranch_snapshot.pull_session import PullSession, Turns
+from anabranch_snapshot.pull_session import PullSession
+from anabranch_snapshot.turns import Turns
 
 MOST_REQUESTS = 8
 """After the first one. A node needs two: one to split, one to read."""
@@ -68,19 +69,12 @@ async def compare(
         state = await began(moment, reader.chains)
         sum_ = next((to_sum(row) for row in moment.rows if row.table == table.name), None)
         as_of = to_position(database, moment.head, moment.chain)
-        yield snapshot_pb2.CompareResponse(as_of=as_of, sum=sum_, state=state)
-        sums = await session.start(reader.range_sums)
-        yield snapshot_pb2.CompareResponse(sums=_parts(sums, [WHOLE]), done=True)
-        async with contextlib.aclosing(_in_time(session, settings.pull_stall_ms / 1000, requests)) as asked:
-            async for request in asked:
-                split, read = _ranges(request.split, FINEST_BITS - 1), _ranges(request.read, FINEST_BITS)
-                for one in split:
-                    yield snapshot_pb2.CompareResponse(sums=_parts(sums, [one]))
-                if read:
-                    async with contextlib.aclosing(_rows(session, reader, table, read)) as rows:
-                        async for response in rows:
-                            yield response
-                yield snapshot_pb2.CompareResponse(done=True)
+        first = snapshot_pb2.CompareResponse(as_of=as_of, sum=sum_, state=state)
+        answers = _answers(session, reader, settings.pull_stall_ms, table, first, requests)
+        async with contextlib.aclosing(answers):
+            async for response in answers:
+                with session.taken_within(settings.pull_stall_ms, response.ByteSize()):
+                    yield response
     except UnknownDatabaseError:
         raise CallError(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {database.name!r}") from None
     except UndrainedError as error:
@@ -96,8 +90,31 @@ async def compare(
         await session.close()
 
 
+async def _answers(
+    session: PullSession,
+    reader: MomentReader,
+    stall_ms: int,
+    table: Table,
+    first: snapshot_pb2.CompareResponse,
+    requests: AsyncIterator[snapshot_pb2.CompareRequest],
+) -> AsyncGenerator[snapshot_pb2.CompareResponse, None]:
+    yield first
+    sums = await session.start(reader.range_sums)
+    yield snapshot_pb2.CompareResponse(sums=_parts(sums, [WHOLE]), done=True)
+    async with contextlib.aclosing(_in_time(session, stall_ms, requests)) as asked:
+        async for request in asked:
+            split, read = _ranges(request.split, FINEST_BITS - 1), _ranges(request.read, FINEST_BITS)
+            for one in split:
+                yield snapshot_pb2.CompareResponse(sums=_parts(sums, [one]))
+            if read:
+                async with contextlib.aclosing(_rows(session, reader, table, read)) as rows:
+                    async for response in rows:
+                        yield response
+            yield snapshot_pb2.CompareResponse(done=True)
+
+
 async def _in_time(
-    session: PullSession, stall_s: float, requests: AsyncIterator[snapshot_pb2.CompareRequest]
+    session: PullSession, stall_ms: int, requests: AsyncIterator[snapshot_pb2.CompareRequest]
 ) -> AsyncGenerator[snapshot_pb2.CompareRequest, None]:
     """The requests; the comparison is cut off where one is waited for too long.
 
@@ -106,14 +123,9 @@ async def _in_time(
     """
     count = 0
     while True:
-        try:
-            async with asyncio.timeout(stall_s):
-                request = await anext(requests, None)
-        except TimeoutError:
-            session.cut(f"nothing was asked for {stall_s:g} s: begin the comparison anew")
-            request = None
-        if session.cut_off is not None:
-            raise session.cut_off
+        silence = f"nothing was asked for {stall_ms / 1000:g} s: begin the comparison anew"
+        with session.taken_within(stall_ms, silence=silence):
+            request = await anext(requests, None)
         if request is None:
             return
         count += 1

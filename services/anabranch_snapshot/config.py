@@ -47,9 +47,20 @@ class SnapshotSettings(ServiceSettings):
     """How often the acknowledged positions of nodes are stored."""
 
     pull_sessions: int = Field(4, ge=1, le=64)
-    """Pulls that read at once; others wait."""
+    """Pulls that read at once; others wait, and principals take turns."""
+    pull_sessions_per_principal: int = Field(3, ge=1, le=64)
+    """Pulls of one principal that read at once; one that is not below pull_sessions lets it have all turns."""
     pull_waiting: int = Field(200, ge=0)
     """Pulls that may wait for their turn; beyond, calls fail OVERLOADED."""
+    pull_waiting_per_principal: int = Field(100, ge=0)
+    """Pulls of one principal that may wait."""
+    pull_least_bytes_per_s: int = Field(64 * 1024, ge=1)
+    """A pull or comparison whose client takes less in the long run gives its turn back where others wait for one; it
+    goes on from its resume tokens."""
+    pull_least_window_ms: int = Field(15_000, ge=10)
+    """How long a client may pause before that."""
+    pull_turn_ms: int = Field(120_000, ge=100)
+    """How long a pull or comparison keeps its turn, however fast it is, while a principal waits that has none."""
     pull_lock_timeout_ms: int = Field(10_000, ge=1)
     """How long a pull waits for the locks of its tables."""
     pull_stall_ms: int = Field(60_000, ge=10)
@@ -58,6 +69,15 @@ class SnapshotSettings(ServiceSettings):
     """The longest that one pull's transaction stays open; then the pull ends and can be resumed."""
     pull_batch_bytes: int = Field(2 * 1024 * 1024, ge=4 * 1024, le=64 * 1024 * 1024)
     """About how many bytes one chunk of a pull has."""
+
+    compare_sessions: int = Field(2, ge=1, le=64)
+    """Comparisons that read at once, beside the pulls; others wait."""
+    compare_sessions_per_principal: int = Field(1, ge=1, le=64)
+    """Comparisons of one principal that read at once."""
+    compare_waiting: int = Field(100, ge=0)
+    """Comparisons that may wait for their turn; beyond, calls fail OVERLOADED."""
+    compare_waiting_per_principal: int = Field(50, ge=0)
+    """Comparisons of one principal that may wait."""
 
     base_proof_wait_ms: int = Field(10_000, ge=0)
     """How long a pull waits while the published base is proven by this process; then it reads from Postgres."""

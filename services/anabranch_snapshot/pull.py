@@ -35,8 +35,9 @@ from anabranch.values import Table
 from anabranch_snapshot.config import SnapshotSettings
 from anabranch_snapshot.pages import to_position, to_sum
 from anabranch_snapshot.pull_responses import Response, in_parts, with_ipc
-from anabranch_snapshot.pull_session import PullSession, Turns
+from anabranch_snapshot.pull_session import PullSession
 from anabranch_snapshot.resume_tokens import PullProgress, to_token
+from anabranch_snapshot.turns import Turns
 
 _log = structlog.get_logger()
 
@@ -82,8 +83,10 @@ async def pull(
                     if state is not None:
                         response.state.CopyFrom(state)
                         state = None
-                    with session.taken_within(settings.pull_stall_ms):
-                        yield with_ipc(response, ipc)
+                    data = with_ipc(response, ipc)
+                    with session.taken_within(settings.pull_stall_ms, len(data)):
+                        yield data
+                    del data
     except UnknownDatabaseError:
         raise CallError(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {database.name!r}") from None
     except Exception as error:

@@ -24,8 +24,9 @@ from anabranch_snapshot.config import SnapshotSettings
 from anabranch_snapshot.pages import to_position
 from anabranch_snapshot.pull import Wanted
 from anabranch_snapshot.pull_responses import Response, in_parts, with_ipc
-from anabranch_snapshot.pull_session import PullSession, Turns
+from anabranch_snapshot.pull_session import PullSession
 from anabranch_snapshot.resume_tokens import BasePlace, PullProgress, to_token
+from anabranch_snapshot.turns import Turns
 
 _Chunk = tuple[pa.RecordBatch, memoryview, RowPlace]
 
@@ -83,8 +84,10 @@ async def pull_base(
                     if first is not None:
                         response.state.CopyFrom(first)
                         first = None
-                    with session.taken_within(settings.pull_stall_ms):
-                        yield with_ipc(response, ipc)
+                    data = with_ipc(response, ipc)
+                    with session.taken_within(settings.pull_stall_ms, len(data)):
+                        yield data
+                    del data
     except EvidenceError as error:
         await broke(error)
         raise CallError(

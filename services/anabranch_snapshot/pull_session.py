@@ -1,138 +1,26 @@
-"""The turns of pulls and comparisons, and each call's session with Postgres, which can be ended while a thread waits
-for it."""
+"""The session of one pull or comparison: its reader, which can be ended while a thread waits for it, and its turn."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
 import structlog
 
 from anabranch.runtime import metrics
 from anabranch.runtime.errors import CallError
-from anabranch.store.capture.undrained import OtherHistoryError, head_when_drained
-from anabranch.store.log.history import SeenGroup
-from anabranch.store.log.pull_reader import PullSource, end_session
-from anabranch.store.session.availability import is_unavailable
-from anabranch.store.session.engine import AsyncPool
+from anabranch.runtime.streams import current_stream
 from anabranch.v1 import errors_pb2
+from anabranch_snapshot.pace import Pace
+from anabranch_snapshot.turns import Turn, Turns
 
 _END_AGAIN_S = 0.5
-_DRAIN_S = 10.0
-"""How long, in seconds, a pull waits until the rows that it has shown are in the log."""
-_DRAIN_FIRST_S, _DRAIN_MOST_S = 0.005, 0.2
-"""Between two looks; each pause is twice the one before."""
+_LOOK_S = 1.0
+"""Seconds between two looks whether others wait, while a client is waited for."""
 _T = TypeVar("_T")
 _log = structlog.get_logger()
-
-
-class Turns:
-    """The turns to read, the threads that read, and the source of their sessions. ``sessions`` at once; ``waiting``
-    more may wait."""
-
-    def __init__(self, source: PullSource, pool: AsyncPool, sessions: int, waiting: int) -> None:
-        self.source = source
-        self._pool = pool
-        self._turns = asyncio.Semaphore(sessions)
-        self._waiting = 0
-        self._reading = 0
-        self._most_waiting = waiting
-        self._threads = ThreadPoolExecutor(sessions, thread_name_prefix="pull")
-
-    async def take(self) -> Turn:
-        """Wait for a turn; it is for the session that reads, which gives it back.
-
-        Raises:
-            CallError: OVERLOADED.
-        """
-        if self._turns.locked() and self._waiting >= self._most_waiting:
-            raise CallError(
-                errors_pb2.REASON_OVERLOADED,
-                f"{self._waiting} pulls wait for their turn: come again later",
-                retry_after_ms="5000",
-            )
-        self._count(waiting=1)
-        try:
-            await self._turns.acquire()
-        finally:
-            self._count(waiting=-1)
-        self._count(reading=1)
-        return Turn(self)
-
-    def give_back(self) -> None:
-        """A turn is over. For ``Turn`` alone."""
-        self._count(reading=-1)
-        self._turns.release()
-
-    def _count(self, *, waiting: int = 0, reading: int = 0) -> None:
-        self._waiting += waiting
-        self._reading += reading
-        metrics.gauge("anabranch_pulls", self._waiting, state="waiting")
-        metrics.gauge("anabranch_pulls", self._reading, state="reading")
-
-    def run(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
-        """Do blocking work in one of the threads."""
-        return asyncio.get_running_loop().run_in_executor(self._threads, work)
-
-    async def end_session(self, pid: int) -> None:
-        """End the session of a reader, if Postgres is available."""
-        try:
-            async with self._pool.connection() as conn:
-                await end_session(conn, pid)
-        except Exception as error:
-            if not is_unavailable(error):
-                raise
-            _log.warning("a pull's session can't be ended now", error=type(error).__name__, detail=error)
-
-    async def drained(self, database_id: int, table_id: int, newest: int, shown: SeenGroup) -> SeenGroup:
-        """Wait until no change of a table up to the number ``newest``, as it was seen in the moment ``shown``, is
-        undrained; gives the head's position and chain.
-
-        Raises:
-            CallError: UNAVAILABLE, where it takes too long, or the server was restored meanwhile.
-            psycopg.Error: it can't be looked at.
-        """
-        deadline = time.monotonic() + _DRAIN_S
-        pause_s = _DRAIN_FIRST_S
-        while True:
-            try:
-                async with self._pool.connection() as conn:
-                    head = await head_when_drained(conn, database_id, table_id, newest, shown)
-            except OtherHistoryError:
-                raise CallError(
-                    errors_pb2.REASON_UNAVAILABLE, "the server was restored while its tables were read: call again"
-                ) from None
-            if head is not None:
-                return head
-            if time.monotonic() > deadline:
-                raise CallError(
-                    errors_pb2.REASON_UNAVAILABLE,
-                    f"direct writes have waited {_DRAIN_S:g} s for the resolver: resume the pull",
-                )
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _DRAIN_MOST_S)
-
-    def close(self) -> None:
-        """End the threads, and the session that is kept."""
-        self._threads.shutdown(wait=False)
-        self.source.close()
-
-
-class Turn:
-    """A turn that was taken."""
-
-    def __init__(self, turns: Turns) -> None:
-        self._turns: Turns | None = turns
-
-    def give_back(self) -> None:
-        """End it; nothing where it has ended."""
-        turns, self._turns = self._turns, None
-        if turns is not None:
-            turns.give_back()
 
 
 class BlockingReader(Protocol):
@@ -146,12 +34,14 @@ class BlockingReader(Protocol):
 
 class PullSession:
     """One call's reader, at most one call of it under way at a time, and its end from outside. The call's turn is
-    given back when the reader has ended, whether or not its client ever takes notice."""
+    given back when the reader has ended, and the call's stream ends with it, whether or not its client takes notice."""
 
     def __init__(self, reader: BlockingReader, turns: Turns, turn: Turn) -> None:
         self._reader = reader
         self._turns = turns
         self._turn = turn
+        self._stream = current_stream()
+        self._pace = Pace(turns.limits.least_bytes_per_s, turns.limits.window_s)
         self._under_way: asyncio.Future[object] | None = None
         self._ending: asyncio.Task[None] | None = None
         self.cut_off: CallError | None = None
@@ -168,28 +58,54 @@ class PullSession:
         return asyncio.shield(future)
 
     @contextlib.contextmanager
-    def taken_within(self, stall_ms: int) -> Iterator[None]:
-        """The client takes a response in the block; it is cut off where it does not for so long.
+    def taken_within(self, stall_ms: int, size: int = 0, silence: str = "") -> Iterator[None]:
+        """The client is waited for in the block: it takes a response of ``size`` bytes, or asks for more (0). It is cut
+        off where it does not for so long, for which ``silence`` may have other words, or is too slow while others wait
+        for the turn.
 
         Raises:
             CallError: the session was cut off, by this or otherwise.
         """
-        stalled = asyncio.get_running_loop().call_later(
-            stall_ms / 1000, self.cut, f"nothing was taken for {stall_ms} ms: resume the pull"
-        )
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        allowed_s = self._pace.allowed_s(size)
+        silence = silence or f"nothing was taken for {stall_ms} ms: go on with another call"
+        stalled = loop.call_later(stall_ms / 1000, self.cut, silence)
+        # Most responses are taken before anything has to be looked at.
+        look = loop.call_later(min(allowed_s, _LOOK_S), lambda: watch())
+
+        def watch() -> None:
+            nonlocal look
+            if self._turn.is_due():
+                self.cut("others wait for their turn: go on with another call")
+            elif loop.time() - began >= allowed_s and self._turn.is_wanted():
+                metrics.count("anabranch_calls_dropped", why="slow")
+                self.cut(
+                    f"less than {self._turns.limits.least_bytes_per_s} bytes a second were taken while others wait for"
+                    " their turn: go on with another call"
+                )
+            else:
+                look = loop.call_later(_LOOK_S, watch)
+
         try:
             yield
         finally:
             stalled.cancel()
+            look.cancel()
+            self._pace.took(size, loop.time() - began)
+        if self.cut_off is None and self._turn.is_due():
+            self.cut("others wait for their turn: go on with another call")
         if self.cut_off is not None:
             raise self.cut_off
 
     def cut(self, message: str) -> None:
-        """End it because of its client."""
+        """End it because of its client, and the stream with it."""
         if self._ending is None:
             _log.warning("pull cut off", detail=message)
             self.cut_off = CallError(errors_pb2.REASON_UNAVAILABLE, message)
             self._ending = asyncio.create_task(self._end())
+            if self._stream is not None:
+                self._stream.end(self.cut_off)
 
     async def close(self) -> None:
         """End it; waits for the end."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 
 import structlog
 import tenacity
@@ -23,8 +24,8 @@ from anabranch_snapshot.config import SnapshotSettings
 from anabranch_snapshot.databases import ServedDatabases
 from anabranch_snapshot.log import Log
 from anabranch_snapshot.nodes import Nodes
-from anabranch_snapshot.pull_session import Turns
 from anabranch_snapshot.tail import Tail
+from anabranch_snapshot.turns import TurnLimits, Turns
 from anabranch_snapshot.unread import UnreadBytes
 
 _IDLE_MARGIN_MS = 30_000
@@ -48,7 +49,9 @@ class Snapshot:
         self.log = Log(
             self._log_pool, pool, self.databases, self.nodes, clock, settings.log_sessions, settings.log_wait_ms
         )
-        self.turns = Turns(_pull_source(settings), pool, settings.pull_sessions, settings.pull_waiting)
+        source = _pull_source(settings)
+        self.turns = Turns(source, pool, _pull_limits(settings))
+        self.compare_turns = Turns(source, pool, _compare_limits(settings))
         self.bases = Bases(settings, clock, pool)
         self.unread = UnreadBytes(
             settings.unread_max_bytes, settings.unread_max_bytes_per_principal, settings.unread_patience_ms / 1000
@@ -76,6 +79,7 @@ class Snapshot:
                 raise
             _log.warning("nodes can't be stored", error=type(error).__name__, detail=error)
         self.turns.close()
+        self.compare_turns.close()
         self.bases.close()
         await self._log_pool.close()
 
@@ -154,6 +158,30 @@ def _pull_source(settings: SnapshotSettings) -> PullSource:
         batch_bytes=settings.pull_batch_bytes,
     )
     return PullSource(settings.postgres_url.get_secret_value(), options)
+
+
+def _pull_limits(settings: SnapshotSettings) -> TurnLimits:
+    return TurnLimits(
+        kind="pulls",
+        sessions=settings.pull_sessions,
+        sessions_of_one=settings.pull_sessions_per_principal,
+        waiting=settings.pull_waiting,
+        waiting_of_one=settings.pull_waiting_per_principal,
+        least_bytes_per_s=settings.pull_least_bytes_per_s,
+        window_s=settings.pull_least_window_ms / 1000,
+        turn_s=settings.pull_turn_ms / 1000,
+    )
+
+
+def _compare_limits(settings: SnapshotSettings) -> TurnLimits:
+    return replace(
+        _pull_limits(settings),
+        kind="comparisons",
+        sessions=settings.compare_sessions,
+        sessions_of_one=settings.compare_sessions_per_principal,
+        waiting=settings.compare_waiting,
+        waiting_of_one=settings.compare_waiting_per_principal,
+    )
 
 
 def _log_outage(state: tenacity.RetryCallState) -> None:

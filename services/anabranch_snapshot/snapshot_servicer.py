@@ -111,7 +111,9 @@ class SnapshotServicer:
             await self._unchanged(database, moment, chains, past, request.node_state)
             return snapshot.log.state(database, moment.head, moment.chain, moment.floor, moment.schema_version)
 
-        responses = compare(snapshot.turns, snapshot.settings, database, wanted.table, requests, past.positions, began)
+        responses = compare(
+            snapshot.compare_turns, snapshot.settings, database, wanted.table, requests, past.positions, began
+        )
         async with contextlib.aclosing(responses):
             async for response in responses:
                 yield response

@@ -32,7 +32,12 @@ READS = 5
 PULL_SESSIONS = 4
 """Pulls that a snapshot process serves at once, as it is set from the start."""
 STALL_MS = 600_000
-"""A pull that nobody takes keeps its turn for as long as a test may last."""
+"""A pull that nobody takes keeps its turn for as long as a test may last, also while others wait."""
+SLOW = {
+    "ANABRANCH_PULL_STALL_MS": str(STALL_MS),
+    "ANABRANCH_PULL_LEAST_WINDOW_MS": str(STALL_MS),
+    "ANABRANCH_PULL_SESSIONS_PER_PRINCIPAL": str(PULL_SESSIONS),
+}
 _labels = itertools.count(1)
 
 
@@ -41,7 +46,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
     folder = tmp_path_factory.mktemp("ground")
     with (
         closing(Nursery(folder / "nursery.log")) as nursery,
-        Ground(folder / "ground", nursery, {"ANABRANCH_PULL_STALL_MS": str(STALL_MS)}) as made,
+        Ground(folder / "ground", nursery, SLOW) as made,
     ):
         yield made
 

@@ -193,6 +193,13 @@ METRICS: tuple[Metric, ...] = (
     Metric("anabranch_log_sent_bytes", "counter", "By", ("database",), "Bytes of log pages sent"),
     Metric("anabranch_pulls", "gauge", "1", ("state",), "Pulls that are reading, and pulls that wait for their turn"),
     Metric(
+        "anabranch_comparisons",
+        "gauge",
+        "1",
+        ("state",),
+        "Comparisons that are reading, and comparisons that wait for their turn",
+    ),
+    Metric(
         "anabranch_sums_disagreed",
         "counter",
         "1",

@@ -24,7 +24,7 @@ ROWS = 400
 def rig_environment() -> dict[str, str]:
     return {
         "ANABRANCH_PULL_STALL_MS": str(STALL_MS),
-        "ANABRANCH_PULL_SESSIONS": "1",
+        "ANABRANCH_COMPARE_SESSIONS": "1",
         "ANABRANCH_FIRST_REQUEST_MS": str(STALL_MS),
     }
 

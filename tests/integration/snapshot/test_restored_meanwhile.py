@@ -29,6 +29,7 @@ ADMITTING = """select count(*) from pg_stat_activity
 def rig_environment() -> dict[str, str]:
     return {
         "ANABRANCH_PULL_SESSIONS": "1",
+        "ANABRANCH_COMPARE_SESSIONS": "1",
         "ANABRANCH_PULL_BATCH_BYTES": str(64 * 1024),
         "ANABRANCH_BASE_PROOF_WAIT_MS": "60000",
     }
@@ -69,14 +70,17 @@ def held_at_its_node(place: Any) -> Iterator[Callable[..., None]]:
 
 
 @contextmanager
-def turn_taken(place: Any, writer: LogWriter) -> Iterator[None]:
-    """Another pull has the only turn."""
+def turn_taken(place: Any, writer: LogWriter, call: str = "pull") -> Iterator[None]:
+    """Another call of the kind has the only turn."""
     writer.insert("item", rows(200, 50_000))
     other = place.make_reader()
-    stream = other.pull()
+    comparison = Comparison(other, "item") if call == "compare" else None
+    stream = other.pull() if comparison is None else comparison.call
     next(stream)
     yield
     stream.cancel()
+    if comparison is not None:
+        comparison.asked.put(None)
 
 
 @pytest.mark.parametrize("call", ["pull", "compare"])
@@ -86,10 +90,11 @@ def test_a_call_that_waited_for_its_turn_gives_no_row_of_a_history_that_lost_wha
     seen = writer.insert("item", rows(3))
     reader.seen = reader.get().state.settled
     before = epoch(place)
-    with turn_taken(place, writer):
+    with turn_taken(place, writer, call):
         comparison = Comparison(reader, "item") if call == "compare" else None
         stream = reader.pull() if comparison is None else comparison.call
-        until(lambda: place.rig.metric("anabranch_pulls", state="waiting") == 1, 10)
+        turns = "anabranch_pulls" if comparison is None else "anabranch_comparisons"
+        until(lambda: place.rig.metric(turns, state="waiting") == 1, 10)
         restored(place, seen)
     try:
         assert reason(stream) == "HISTORY_REWOUND"
