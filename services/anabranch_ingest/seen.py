@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from anabranch.clock import Clock
+from anabranch.runtime.calls.fair_turns import FairTurns
+from anabranch.runtime.calls.rewind import Rewinds
 from anabranch.runtime.errors import CallError
-from anabranch.runtime.fair_turns import FairTurns
 from anabranch.runtime.principal import current_subject
-from anabranch.runtime.rewind import Rewinds
 from anabranch.store.inbox.heads import DatabaseHead
 from anabranch.store.session.engine import AsyncSession
 from anabranch.v1 import position_pb2

@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 
 from anabranch import limits
-from anabranch.runtime.forms import Form
+from anabranch.runtime.calls.forms import Form
 from anabranch.store.catalog.databases import Database
 from anabranch.store.nodes.dead_reports import DeadCount, DeadReport, write_dead_reports
 from anabranch.store.nodes.reports import NodeKey

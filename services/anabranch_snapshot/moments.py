@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from anabranch.runtime.calls.rewind import seen_of
 from anabranch.runtime.errors import CallError
-from anabranch.runtime.rewind import seen_of
 from anabranch.store.catalog.databases import Database
 from anabranch.store.log.history import SeenGroup, known_of
 from anabranch.v1 import errors_pb2, position_pb2

@@ -19,13 +19,13 @@ from anabranch.store.session.availability import is_unavailable
 from anabranch.store.session.engine import AsyncPool
 from anabranch.store.session.listening import hear, open_listener
 from anabranch.v1 import position_pb2
-from anabranch_snapshot.bases import Bases
 from anabranch_snapshot.config import SnapshotSettings
 from anabranch_snapshot.databases import ServedDatabases
 from anabranch_snapshot.log import Log
 from anabranch_snapshot.nodes import Nodes
+from anabranch_snapshot.pulls.bases import Bases
+from anabranch_snapshot.pulls.turns import TurnLimits, Turns
 from anabranch_snapshot.tail import Tail
-from anabranch_snapshot.turns import TurnLimits, Turns
 from anabranch_snapshot.unread import UnreadBytes
 
 _IDLE_MARGIN_MS = 30_000

@@ -15,13 +15,13 @@ from anabranch.store.catalog.sure import sure_refusals
 from anabranch.store.log.reader import Sums
 from anabranch.store.session.steps import arun
 from anabranch.v1 import errors_pb2, position_pb2, snapshot_pb2
-from anabranch_snapshot.compare import compare
 from anabranch_snapshot.describe import describe
 from anabranch_snapshot.moments import Moment, Past, require, seen_by
-from anabranch_snapshot.pull import Wanted, pull
-from anabranch_snapshot.pull_base import pull_base
-from anabranch_snapshot.pull_source import choose_source
-from anabranch_snapshot.resume_tokens import from_token
+from anabranch_snapshot.pulls.compare import compare
+from anabranch_snapshot.pulls.pull import Wanted, pull
+from anabranch_snapshot.pulls.pull_base import pull_base
+from anabranch_snapshot.pulls.pull_source import choose_source
+from anabranch_snapshot.pulls.resume_tokens import from_token
 from anabranch_snapshot.snapshot import Snapshot
 
 Context = grpc.aio.ServicerContext[Any, Any]

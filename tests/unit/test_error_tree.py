@@ -17,7 +17,7 @@ import anabranch_ingest
 import anabranch_retention_janitor
 import anabranch_snapshot
 from anabranch.errors import AnabranchError, ServerError
-from anabranch.runtime.interceptor import foreseen
+from anabranch.runtime.calls.interceptor import foreseen
 from anabranch.store.capture.undrained import UndrainedError
 from anabranch.v1 import errors_pb2
 

@@ -57,15 +57,16 @@ OF_OTHER_CAUSES = {
 }  # fmt: skip
 RAISED_IN = {
     "OVERLOADED": {
-        "libs/anabranch/runtime/admission.py", "libs/anabranch/runtime/keys.py", "libs/anabranch/runtime/limits.py",
-        "libs/anabranch/runtime/requests.py", "libs/anabranch/runtime/strangers.py",
-        "libs/anabranch/runtime/streams.py", "services/anabranch_conflict_resolver/explain.py",
+        "libs/anabranch/runtime/calls/admission.py", "libs/anabranch/runtime/keys.py",
+        "libs/anabranch/runtime/calls/limits.py",
+        "libs/anabranch/runtime/calls/requests.py", "libs/anabranch/runtime/calls/strangers.py",
+        "libs/anabranch/runtime/calls/streams.py", "services/anabranch_conflict_resolver/explain.py",
         "services/anabranch_conflict_resolver/explain_turns.py", "services/anabranch_ingest/queueing.py",
         "services/anabranch_ingest/quota.py", "services/anabranch_snapshot/change_servicer.py",
         "services/anabranch_snapshot/log.py",
-        "services/anabranch_snapshot/pull_session.py",
+        "services/anabranch_snapshot/pulls/turns.py",
     },
-    "MESSAGE_TOO_LARGE": {"libs/anabranch/runtime/requests.py", "services/anabranch_ingest/calls.py"},
+    "MESSAGE_TOO_LARGE": {"libs/anabranch/runtime/calls/requests.py", "services/anabranch_ingest/calls.py"},
     "LIMIT_EXCEEDED": {
         "libs/anabranch/wire/envelopes.py", "services/anabranch_conflict_resolver/batch/decode.py",
         "services/anabranch_conflict_resolver/explain.py", "services/anabranch_conflict_resolver/servicer.py",

@@ -24,7 +24,7 @@ import time
 import grpc
 import structlog
 
-from anabranch.runtime.streams import OpenStream, Streams
+from anabranch.runtime.calls.streams import OpenStream, Streams
 
 HOLD_S = 0.5
 QUIET_S = 0.05

@@ -14,7 +14,7 @@ from anabranch.columnar.evidence import EvidenceError
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.session.engine import connect
 from anabranch.values.arrow import arrow_schema
-from anabranch_snapshot.bases import lacks
+from anabranch_snapshot.pulls.bases import lacks
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 

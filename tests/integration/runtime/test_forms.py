@@ -11,8 +11,8 @@ from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
 from ulid import ULID
 
+from anabranch.runtime.calls.forms import FORMS, JUDGED_ELSEWHERE, plan_of
 from anabranch.runtime.errors import CODES, reason_name
-from anabranch.runtime.forms import FORMS, JUDGED_ELSEWHERE, plan_of
 from anabranch.store import migrate
 from anabranch.store.catalog.registration import add_table, create_database
 from anabranch.store.session.engine import connect

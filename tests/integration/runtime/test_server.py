@@ -234,7 +234,7 @@ def test_readiness_follows_postgres(tmp_path: Path) -> None:
             unavailable = ("UNAVAILABLE", "UNAVAILABLE")
             assert failing(lambda: get(channel, key, behaviour.ASKS_POSTGRES)) == unavailable
             # Whoever can't be looked up is not called invalid.
-            assert failing(lambda: get(channel, "ak_0123456789abcdef_00")) == unavailable
+            assert failing(lambda: get(channel, f"ak_0123456789abcdef_{'0' * 64}")) == unavailable
             postgres.start()
             wait_for_state(echo, "SERVING")
             assert get(channel, key, behaviour.ASKS_POSTGRES).next_page_token == b"alice"

@@ -15,7 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.integration.runtime.raw_http2 import refused_calls
 
-from anabranch.runtime import strangers, streams
+from anabranch.runtime.calls import strangers, streams
 from anabranch.store import migrate
 from anabranch.testkit import echo_service as behaviour
 from anabranch.testkit import process_memory

@@ -31,7 +31,7 @@ from anabranch.testkit.snapshot_reader import Reader, whole_groups
 from anabranch.testkit.snapshot_rig import SnapshotRig
 from anabranch.testkit.waiting import until
 from anabranch.v1 import errors_pb2
-from anabranch_snapshot.resume_tokens import BasePlace, PullProgress, from_token, to_token
+from anabranch_snapshot.pulls.resume_tokens import BasePlace, PullProgress, from_token, to_token
 
 SETTINGS = {
     "ANABRANCH_PULL_BATCH_BYTES": str(64 * 1024),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from anabranch.runtime.fair_turns import FairTurns
+from anabranch.runtime.calls.fair_turns import FairTurns
 
 
 def test_a_principal_that_asks_often_is_served_in_turn_with_one_that_asks_once() -> None:

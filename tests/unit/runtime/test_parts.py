@@ -17,9 +17,9 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 from anabranch import clock, faults
 from anabranch.cli.app import COMMANDS
 from anabranch.runtime import metrics
+from anabranch.runtime.calls.limits import RateLimit
 from anabranch.runtime.children import Child, Program
 from anabranch.runtime.errors import CODES, CallError, reason_name, to_status
-from anabranch.runtime.limits import RateLimit
 from anabranch.testkit.waiting import until
 from anabranch.v1 import errors_pb2
 

@@ -13,7 +13,7 @@ from google.protobuf.descriptor import MethodDescriptor
 
 from anabranch.runtime.errors import error_info
 from anabranch.testkit.attack.messages import Fuzzer
-from anabranch.testkit.attack.target import Found, Target
+from anabranch.testkit.attack.target import Findings, Target
 from anabranch.v1 import change_pb2, errors_pb2, ingest_pb2, resolver_pb2, retention_pb2, snapshot_pb2, verdict_pb2
 
 CALL_S = 5.0
@@ -54,7 +54,7 @@ RPCS = [
 ]
 
 
-def fuzz_calls(target: Target, chance: random.Random, stop: threading.Event, found: Found) -> None:
+def fuzz_calls(target: Target, chance: random.Random, stop: threading.Event, found: Findings) -> None:
     """Call until ``stop``."""
     fuzzer = Fuzzer(chance, target.db_name)
     channels = {service: grpc.insecure_channel(target.addresses[service]) for service in _SERVICES}
@@ -80,7 +80,7 @@ def _credentials(target: Target, chance: random.Random) -> str | None:
 
 
 def _call(
-    channel: grpc.Channel, rpc: Rpc, requests: Sequence[bytes], credentials: str | None, target: Target, found: Found
+    channel: grpc.Channel, rpc: Rpc, requests: Sequence[bytes], credentials: str | None, target: Target, found: Findings
 ) -> None:
     metadata = [] if credentials is None else [("authorization", credentials)]
     # Request and answer stay bytes: stubs can't say what is sent here.
@@ -107,7 +107,7 @@ def _bounded(answers: Any) -> Iterator[bytes]:
             return
 
 
-def judge(what: str, error: grpc.RpcError, requests: Sequence[bytes], found: Found) -> None:
+def judge(what: str, error: grpc.RpcError, requests: Sequence[bytes], found: Findings) -> None:
     """Count a failure; one that is not allowed is a breach: no listed reason, or SERVER_FAULT."""
     try:
         info = error_info(error)
@@ -124,7 +124,7 @@ def judge(what: str, error: grpc.RpcError, requests: Sequence[bytes], found: Fou
         found.breach(f"{what} ended {code.name} without a reason", f"{error.details()}; {_shown(requests)}")
 
 
-def _look_at(rpc: Rpc, answer: bytes, found: Found) -> None:
+def _look_at(rpc: Rpc, answer: bytes, found: Findings) -> None:
     """No verdict is INTERNAL: it would stand for a fault of ours."""
     if rpc.service != "ingest":
         return

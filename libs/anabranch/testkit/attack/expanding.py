@@ -10,7 +10,7 @@ import grpc
 from ulid import ULID
 
 from anabranch.testkit.attack.calls import judge
-from anabranch.testkit.attack.target import Found, Target
+from anabranch.testkit.attack.target import Findings, Target
 from anabranch.testkit.echo import bearer
 from anabranch.v1 import batch_pb2, errors_pb2, ingest_pb2, ingest_pb2_grpc, position_pb2, value_pb2, verdict_pb2
 
@@ -21,7 +21,7 @@ ROWS = 3_000
 _Value = value_pb2.Value
 
 
-def send_expanding(target: Target, chance: random.Random, stop: threading.Event, found: Found) -> None:
+def send_expanding(target: Target, chance: random.Random, stop: threading.Event, found: Findings) -> None:
     """Send until ``stop``."""
     node = batch_pb2.Node(id=str(ULID()), name="expanding")
     token = b""

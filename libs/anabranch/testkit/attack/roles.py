@@ -9,7 +9,7 @@ import psycopg
 from psycopg import sql
 
 from anabranch.store.session import channels
-from anabranch.testkit.attack.target import Found, Target
+from anabranch.testkit.attack.target import Findings, Target
 
 CONNECT_S = 10
 PAUSE_S = 0.1
@@ -32,7 +32,7 @@ _FORBIDDEN = (
 )
 
 
-def act_as_role(target: Target, chance: random.Random, stop: threading.Event, found: Found) -> None:
+def act_as_role(target: Target, chance: random.Random, stop: threading.Event, found: Findings) -> None:
     """Act until ``stop``."""
     with psycopg.connect(target.role_url, autocommit=True, connect_timeout=CONNECT_S) as conn:
         while not stop.wait(PAUSE_S):

@@ -31,7 +31,7 @@ from anabranch.testkit.attack.frames import send_frames
 from anabranch.testkit.attack.memory import LIMIT_BYTES, greatest
 from anabranch.testkit.attack.neighbour import Neighbour, medians
 from anabranch.testkit.attack.roles import act_as_role
-from anabranch.testkit.attack.target import Found, Target
+from anabranch.testkit.attack.target import Findings, Target
 from anabranch.testkit.stack import Stack
 
 QUIET_S = 5.0
@@ -97,7 +97,7 @@ class Report:
 def attack(folder: Path, seconds: float, seed: int, say: Callable[[str], None]) -> Report:
     """Run for ``seconds`` and some more, with ``folder`` for all files."""
     chance = random.Random(seed)
-    found = Found()
+    found = Findings()
     with ExitStack() as leave:
         postgres = leave.enter_context(EmbeddedPostgres(folder / "postgres", settings=UNSYNCED))
         stack = leave.enter_context(Stack(postgres.url, folder=folder / "stack"))
@@ -153,7 +153,7 @@ def _measured(
     seconds: float,
     works: Sequence[tuple[Callable[..., None], random.Random, Target]],
     pids: Mapping[str, int],
-    found: Found,
+    found: Findings,
 ) -> tuple[dict[str, float], dict[str, int]]:
     """The neighbours' medians by ``<database>/<kind>`` while ``works`` go on, and the services' greatest memory."""
     stop = threading.Event()
@@ -175,7 +175,7 @@ def _measured(
         return times, memory.result()
 
 
-def _note_end(ended: Future[None], name: str, found: Found) -> None:
+def _note_end(ended: Future[None], name: str, found: Findings) -> None:
     error = ended.exception()
     if error is not None:
         found.breach(f"{name} could not go on", repr(error))
@@ -186,7 +186,7 @@ def _as_attacker(url: str) -> str:
     return parts._replace(netloc=f"attacker:attacker@{parts.hostname}:{parts.port}").geturl()
 
 
-def _verify(url: str, name: str, found: Found) -> None:
+def _verify(url: str, name: str, found: Findings) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "anabranch.cli.entry", "verify", "--db", name],
         env={**os.environ, "ANABRANCH_POSTGRES_URL": url},
@@ -199,7 +199,7 @@ def _verify(url: str, name: str, found: Found) -> None:
         found.breach(f"verify {name} is not clean", f"{done.stdout}{done.stderr}")
 
 
-def _read_logs(folder: Path, found: Found) -> None:
+def _read_logs(folder: Path, found: Findings) -> None:
     for log in sorted(folder.glob("**/*.log")):
         for line in log.read_text(errors="replace").splitlines():
             for word in FAULT_WORDS:

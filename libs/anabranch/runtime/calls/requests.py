@@ -16,9 +16,9 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from anabranch.runtime.calls.forms import check, plan_of
+from anabranch.runtime.calls.limits import RateLimit
 from anabranch.runtime.errors import CallError
-from anabranch.runtime.forms import check, plan_of
-from anabranch.runtime.limits import RateLimit
 from anabranch.v1 import errors_pb2
 from anabranch.wire.fields import FIELD_BYTES, FLAT, count_fields, shape_of
 

@@ -12,8 +12,8 @@ from contextvars import ContextVar
 
 from anabranch.runtime import metrics, telemetry
 from anabranch.runtime.auth import Authenticator, Identity
+from anabranch.runtime.calls.limits import RateLimit
 from anabranch.runtime.errors import CallError, reason_name
-from anabranch.runtime.limits import RateLimit
 from anabranch.runtime.principal import set_principal
 from anabranch.v1 import errors_pb2
 

@@ -11,8 +11,8 @@ from anabranch.runtime.errors import CallError
 from anabranch.store.catalog.databases import Database
 from anabranch.store.lake.published_bases import read_floor
 from anabranch.v1 import errors_pb2, position_pb2
-from anabranch_snapshot.bases import Served, Why
-from anabranch_snapshot.pull import Wanted
+from anabranch_snapshot.pulls.bases import Served, Why
+from anabranch_snapshot.pulls.pull import Wanted
 from anabranch_snapshot.snapshot import Snapshot
 
 _log = structlog.get_logger()

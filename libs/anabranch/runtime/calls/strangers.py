@@ -16,9 +16,9 @@ from typing import Any
 
 import grpc
 
+from anabranch.runtime.calls.requests import Reader, first_of, next_of, serve_stream
+from anabranch.runtime.calls.streams import OpenStream, Streams
 from anabranch.runtime.errors import CallError
-from anabranch.runtime.requests import Reader, first_of, next_of, serve_stream
-from anabranch.runtime.streams import OpenStream, Streams
 from anabranch.v1 import errors_pb2
 
 Context = grpc.aio.ServicerContext[Any, Any]

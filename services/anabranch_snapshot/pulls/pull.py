@@ -34,10 +34,10 @@ from anabranch.v1 import errors_pb2, position_pb2, snapshot_pb2
 from anabranch.values import Table
 from anabranch_snapshot.config import SnapshotSettings
 from anabranch_snapshot.pages import to_position, to_sum
-from anabranch_snapshot.pull_responses import Response, in_parts, with_ipc
-from anabranch_snapshot.pull_session import PullSession
-from anabranch_snapshot.resume_tokens import PullProgress, to_token
-from anabranch_snapshot.turns import Turns
+from anabranch_snapshot.pulls.pull_responses import Response, in_parts, with_ipc
+from anabranch_snapshot.pulls.pull_session import PullSession
+from anabranch_snapshot.pulls.resume_tokens import PullProgress, to_token
+from anabranch_snapshot.pulls.turns import Turns
 
 _log = structlog.get_logger()
 

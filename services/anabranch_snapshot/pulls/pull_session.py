@@ -10,11 +10,11 @@ from typing import Protocol, TypeVar
 import structlog
 
 from anabranch.runtime import metrics
+from anabranch.runtime.calls.streams import current_stream
 from anabranch.runtime.errors import CallError
-from anabranch.runtime.streams import current_stream
 from anabranch.v1 import errors_pb2
-from anabranch_snapshot.pace import Pace
-from anabranch_snapshot.turns import Turn, Turns
+from anabranch_snapshot.pulls.pace import Pace
+from anabranch_snapshot.pulls.turns import Turn, Turns
 
 _END_AGAIN_S = 0.5
 _LOOK_S = 1.0

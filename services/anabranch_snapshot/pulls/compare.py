@@ -32,8 +32,8 @@ from anabranch.values import Table
 from anabranch.values.messages import column_writer
 from anabranch_snapshot.config import SnapshotSettings
 from anabranch_snapshot.pages import to_position, to_sum
-from anabranch_snapshot.pull_session import PullSession
-from anabranch_snapshot.turns import Turns
+from anabranch_snapshot.pulls.pull_session import PullSession
+from anabranch_snapshot.pulls.turns import Turns
 
 MOST_REQUESTS = 8
 """After the first one. A node needs two: one to split, one to read."""

@@ -19,14 +19,14 @@ from anabranch.runtime import metrics
 from anabranch.runtime.errors import CallError
 from anabranch.store.catalog.databases import Database
 from anabranch.v1 import errors_pb2, position_pb2, snapshot_pb2
-from anabranch_snapshot.bases import Served
 from anabranch_snapshot.config import SnapshotSettings
 from anabranch_snapshot.pages import to_position
-from anabranch_snapshot.pull import Wanted
-from anabranch_snapshot.pull_responses import Response, in_parts, with_ipc
-from anabranch_snapshot.pull_session import PullSession
-from anabranch_snapshot.resume_tokens import BasePlace, PullProgress, to_token
-from anabranch_snapshot.turns import Turns
+from anabranch_snapshot.pulls.bases import Served
+from anabranch_snapshot.pulls.pull import Wanted
+from anabranch_snapshot.pulls.pull_responses import Response, in_parts, with_ipc
+from anabranch_snapshot.pulls.pull_session import PullSession
+from anabranch_snapshot.pulls.resume_tokens import BasePlace, PullProgress, to_token
+from anabranch_snapshot.pulls.turns import Turns
 
 _Chunk = tuple[pa.RecordBatch, memoryview, RowPlace]
 

@@ -20,8 +20,8 @@ from typing import TypeVar
 import structlog
 
 from anabranch.runtime import metrics
+from anabranch.runtime.calls.fair_turns import FairTurns
 from anabranch.runtime.errors import CallError
-from anabranch.runtime.fair_turns import FairTurns
 from anabranch.runtime.principal import current_subject
 from anabranch.store.capture.undrained import OtherHistoryError, head_when_drained
 from anabranch.store.log.history import SeenGroup

@@ -19,13 +19,13 @@ from opentelemetry import trace
 
 from anabranch.errors import AnabranchError
 from anabranch.runtime import metrics, telemetry
-from anabranch.runtime.admission import Admission, admitted, take_trace
-from anabranch.runtime.dropping import drop_call
+from anabranch.runtime.calls.admission import Admission, admitted, take_trace
+from anabranch.runtime.calls.dropping import drop_call
+from anabranch.runtime.calls.limits import RateLimit
+from anabranch.runtime.calls.requests import Reader, UnderWay, paced, serve_stream
+from anabranch.runtime.calls.strangers import Strangers
+from anabranch.runtime.calls.streams import OpenStream, Streams, moving
 from anabranch.runtime.errors import CODES, CallError, abort
-from anabranch.runtime.limits import RateLimit
-from anabranch.runtime.requests import Reader, UnderWay, paced, serve_stream
-from anabranch.runtime.strangers import Strangers
-from anabranch.runtime.streams import OpenStream, Streams, moving
 from anabranch.store.session.availability import is_unavailable
 from anabranch.v1 import errors_pb2
 

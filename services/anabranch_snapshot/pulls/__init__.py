@@ -1,0 +1,1 @@
+"""Whole tables for a node, as Arrow: turns, sessions, sources, and comparisons by ranges of keys."""

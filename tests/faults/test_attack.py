@@ -1,0 +1,32 @@
+"""A short attack. The seed is printed; ANABRANCH_TEST_SEED repeats what is tried."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+import pytest
+import yaml
+
+from anabranch.testkit.attack.memory import LIMIT_BYTES
+from anabranch.testkit.attack.run import attack
+
+VALUES = Path(__file__).parents[2] / "helm" / "anabranch" / "values.yaml"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(420)
+def test_nobody_stops_it(tmp_path: Path) -> None:
+    seed = int(os.environ.get("ANABRANCH_TEST_SEED") or secrets.randbelow(1_000_000))
+    report = attack(tmp_path, 60.0, seed, lambda line: print(line, flush=True))
+    print(report)
+    assert report.clean, str(report)
+    # An attack that nothing answered has attacked nothing.
+    wanted = {"Send OK", "Get OK", "Describe OK", "Send UNAUTHENTICATED", "Send INVALID_REQUEST", "role: notified"}
+    assert wanted <= report.answers.keys()
+
+
+def test_the_limit_of_memory_is_the_charts() -> None:
+    limits = yaml.safe_load(VALUES.read_text())["services"]["defaults"]["resources"]["limits"]
+    assert limits["memory"] == f"{LIMIT_BYTES // 2**30}Gi"
