@@ -38,7 +38,7 @@ from anabranch.clock import Clock
 from anabranch.errors import ServerError
 from anabranch.runtime import metrics, telemetry
 from anabranch.runtime.auth import Authenticator
-from anabranch.runtime.calls.admission import Admission
+from anabranch.runtime.calls.admission import CallAdmission
 from anabranch.runtime.calls.dropping import watch_calls
 from anabranch.runtime.calls.interceptor import HEALTH_PREFIX, REFLECTION_PREFIX, CallInterceptor
 from anabranch.runtime.calls.limits import RateLimit
@@ -267,7 +267,7 @@ async def _listen(
     authenticator = Authenticator(KeyDirectory(pool), TokenVerifier(settings, clock), clock)
     rate = RateLimit(settings.limit_calls_per_s, settings.limit_calls_burst)
     interceptor = CallInterceptor(
-        Admission(authenticator, rate),
+        CallAdmission(authenticator, rate),
         rate,
         streams,
         UnderWay(settings.limit_request_bytes),

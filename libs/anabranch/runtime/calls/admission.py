@@ -37,7 +37,7 @@ def take_trace(metadata: Iterable[tuple[str, str | bytes]]) -> None:
     telemetry.accept_traceparent(found)
 
 
-class Admission:
+class CallAdmission:
     """Admits callers with credentials, each at its rate."""
 
     def __init__(self, authenticator: Authenticator, rate: RateLimit) -> None:

@@ -20,7 +20,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class TextForm:
     """At most ``max_bytes`` of UTF-8 without NUL; where it is a ``line``, without any control character."""
 
     max_bytes: int
@@ -37,32 +37,32 @@ class Form:
         return "holds a control character" if self.line and _CONTROL.search(text) else None
 
 
-_ID = Form(64)
-_TABLE = Form(255, line=False)
+_ID = TextForm(64)
+_TABLE = TextForm(255, line=False)
 """A table of Postgres may have any name; one that is not synced is told so."""
-_CELL = Form(1024 * 1024, line=False)
+_CELL = TextForm(1024 * 1024, line=False)
 JUDGED_ELSEWHERE = None
 
-FORMS: Mapping[str, Form | None] = {
-    "db_name": Form(limits.MAX_NAME_BYTES),
+FORMS: Mapping[str, TextForm | None] = {
+    "db_name": TextForm(limits.MAX_NAME_BYTES),
     "batch_ids": _ID,
     "unanswered_batch_ids": _ID,
     "node_id": _ID,
     "Node.id": _ID,
-    "Node.name": Form(limits.MAX_NODE_NAME_BYTES),
+    "Node.name": TextForm(limits.MAX_NODE_NAME_BYTES),
     "Position.epoch": _ID,
     "RequiredTable.table": _TABLE,
     "CompareRequest.table": _TABLE,
     "ListConflictsRequest.table": _TABLE,
     "Value.string_value": _CELL,
-    "Value.decimal_value": Form(200_000),
+    "Value.decimal_value": TextForm(200_000),
     "Value.json_value": _CELL,
     "Value.uuid_value": _ID,
     "Value.text_literal": _CELL,
     "Envelope.prev": JUDGED_ELSEWHERE,
     "Disagreement.table": JUDGED_ELSEWHERE,
     "DeadLetterCount.table": JUDGED_ELSEWHERE,
-    "HealthCheckRequest.service": Form(255, line=False),
+    "HealthCheckRequest.service": TextForm(255, line=False),
 }
 """By the field's name, or by message and field."""
 
@@ -71,8 +71,8 @@ FORMS: Mapping[str, Form | None] = {
 class Plan:
     """The texts of a message type with their forms, and its fields that hold further ones."""
 
-    texts: list[tuple[str, Form]]
-    lists: list[tuple[str, Form]]
+    texts: list[tuple[str, TextForm]]
+    lists: list[tuple[str, TextForm]]
     messages: list[tuple[str, Plan]]
     repeated: list[tuple[str, Plan]]
 
@@ -118,7 +118,7 @@ def _has_texts(descriptor: Any, seen: set[str]) -> bool:
     )
 
 
-def _form_of(field: Any) -> Form | None:
+def _form_of(field: Any) -> TextForm | None:
     own = f"{field.containing_type.name}.{field.name}"
     return FORMS[own] if own in FORMS else FORMS[field.name]
 

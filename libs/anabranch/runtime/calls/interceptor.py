@@ -19,7 +19,7 @@ from opentelemetry import trace
 
 from anabranch.errors import AnabranchError
 from anabranch.runtime import metrics, telemetry
-from anabranch.runtime.calls.admission import Admission, admitted, take_trace
+from anabranch.runtime.calls.admission import CallAdmission, admitted, take_trace
 from anabranch.runtime.calls.dropping import drop_call
 from anabranch.runtime.calls.limits import RateLimit
 from anabranch.runtime.calls.requests import Reader, UnderWay, paced, serve_stream
@@ -49,7 +49,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(
         self,
-        admission: Admission,
+        admission: CallAdmission,
         rate: RateLimit,
         streams: Streams,
         under_way: UnderWay,
