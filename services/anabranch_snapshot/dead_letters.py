@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 
 from anabranch import limits
-from anabranch.runtime.calls.forms import Form
+from anabranch.runtime.calls.forms import TextForm
 from anabranch.store.catalog.databases import Database
 from anabranch.store.nodes.dead_reports import DeadCount, DeadReport, write_dead_reports
 from anabranch.store.nodes.reports import NodeKey
@@ -23,7 +23,7 @@ KEPT = 50_000
 AGAIN_S = 300.0
 UNKNOWN = "UNKNOWN"
 _MOST = 2**53
-_TABLE = Form(limits.MAX_NAME_BYTES)
+_TABLE = TextForm(limits.MAX_NAME_BYTES)
 _Said = tuple[int, tuple[DeadCount, ...]]
 
 
