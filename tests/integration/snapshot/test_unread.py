@@ -48,6 +48,11 @@ def greedy(place: Any) -> Reader:
     return made
 
 
+def ended(rig: SnapshotRig) -> float:
+    """How many calls were ended for want of room."""
+    return rig.metric("anabranch_calls_dropped_total", why="unread")
+
+
 def reached(stream: Any, position: int) -> None:
     """Read a subscription up to a position."""
     for response in stream:
@@ -69,7 +74,8 @@ def test_subscriptions_that_take_nothing_are_bounded_in_memory_and_others_stay(
     before = process_memory.has_bytes(pid)
     process_memory.forget_peak(pid)
     streams = [greedy.subscribe() for _ in range(STREAMS)]
-    until(lambda: rig.metric("anabranch_open_streams") == STREAMS + 1, 20)
+    # On a busy machine some are ended before the last one has come.
+    until(lambda: rig.metric("anabranch_open_streams") + ended(rig) > STREAMS, 30)
     until(lambda: rig.metric(UNREAD) >= FULL * 2 * ROW, 20)
     # Who takes what it gets is served all the while.
     for _ in range(5):
@@ -127,7 +133,7 @@ def test_one_that_does_not_even_take_the_reason_is_dropped(place: Any, writer: L
     time.sleep(PATIENCE_MS / 1000)
     last = late.subscribe()
     next(last)
-    until(lambda: rig.metric("anabranch_open_streams") == len(streams), 15, "the call is not dropped")
+    until(lambda: rig.metric(UNREAD) < (2 * FULL - 1) * ROW, 15, "the call is not dropped")
     codes = []
     for stream in streams:
         try:
