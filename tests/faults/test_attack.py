@@ -19,12 +19,13 @@ VALUES = Path(__file__).parents[2] / "helm" / "anabranch" / "values.yaml"
 @pytest.mark.timeout(420)
 def test_nobody_stops_it(tmp_path: Path) -> None:
     seed = int(os.environ.get("ANABRANCH_TEST_SEED") or secrets.randbelow(1_000_000))
-    report = attack(tmp_path, 60.0, seed, lambda line: print(line, flush=True))
+    # Other tests run beside it: how slow the neighbours are is told, and judged by `make attack`.
+    report = attack(tmp_path, 60.0, seed, lambda line: print(line, flush=True), judge_times=False)
     print(report)
     assert report.clean, str(report)
     # An attack that nothing answered has attacked nothing.
-    wanted = {"Send OK", "Get OK", "Describe OK", "Send UNAUTHENTICATED", "Send INVALID_REQUEST", "role: notified"}
-    assert wanted <= report.answers.keys()
+    for wanted in (" OK", "UNAUTHENTICATED", "INVALID_REQUEST", "expanding: ", "http/2 ", "role: notified"):
+        assert any(wanted in answer for answer in report.answers), wanted
 
 
 def test_the_limit_of_memory_is_the_charts() -> None:

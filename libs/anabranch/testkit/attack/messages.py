@@ -48,6 +48,10 @@ class Fuzzer:
             "payload": lambda: self.batch().SerializeToString(),
             "type": lambda: chance.randrange(1, 4),
             "schema_version": lambda: 1,
+            # A new node's, which has seen nothing.
+            **dict.fromkeys(("after", "acknowledged", "server_timestamp_ms", "basis", "max_bytes"), lambda: 0),
+            **dict.fromkeys(("token", "node_token", "page_token", "next_page_token", "resume"), lambda: b""),
+            "epoch": lambda: "",
         }
 
     def ulid(self) -> str:
