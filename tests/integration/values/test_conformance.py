@@ -407,7 +407,7 @@ FORMS: dict[str, Callable[[Place, Column, Sequence[Cell]], list[Cell]]] = {
     "canonical": through_canonical,
     **OF_SERVICES,
 }
-NO_FORMS = {"calendar", "cells", "decimals", "kinds", "pieces", "postgres_types", "table"}
+NO_FORMS = {"calendar", "cells", "decimals", "growth", "kinds", "pieces", "postgres_types", "table"}
 WITH_OTHERS = {"arrow_to_sqlite"}
 """What a form's own way there and back goes through."""
 

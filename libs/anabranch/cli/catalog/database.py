@@ -80,8 +80,8 @@ def make_writer(
     with catalog_session(postgres_url, data_dir, "database") as conn:
         excess = writer.make(conn, role)
     for what in excess:
-        typer.echo(f'warning: role "{role}" {what}, and so may what the owners of synced tables have run', err=True)
-    typer.echo(f'role "{role}" may commit groups, of all tables that are synced now or later')
+        say(f'warning: role "{role}" {what}, and so may what the owners of synced tables have run', err=True)
+    say(f'role "{role}" may commit groups, of all tables that are synced now or later')
 
 
 @app.command()
