@@ -88,7 +88,7 @@ def killed_after(config: dict[str, str], word: str, count: int, later_s: float) 
         return said
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("seed", range(SEED, SEED + DEVICES))
 def test_killed_thirty_times_while_pulling_and_applying_a_file_stays_whole_and_ends_equal(
     stack: Stack, tmp_path: Path, seed: int
