@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 _LOOK_S = 0.01
+
+
+def load() -> float:
+    """How many have wanted a processor in the last minute for each that there is, at least 1: times that a test judges
+    are stretched by it. What falls short all the same is no matter of the machine."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def until(

@@ -30,7 +30,7 @@ from anabranch.store.session.engine import connect
 from anabranch.testkit.callers import KINDS, Callers
 from anabranch.testkit.gate import Gate
 from anabranch.testkit.stack import Stack
-from anabranch.testkit.waiting import until
+from anabranch.testkit.waiting import load, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("outages"), pytest.mark.timeout(600)]
 
@@ -177,11 +177,6 @@ FAULTS = {"frozen": frozen, "killed": killed, "cut off": cut_off, "crowded": cro
 SPANS = [1, pytest.param(10, marks=pytest.mark.long), pytest.param(120, marks=pytest.mark.long)]
 
 
-def busy_s() -> float:
-    """The most that the machine may add now."""
-    return BUSY_S * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
-
-
 def everything_works_after(place: Place, back: float) -> None:
     """All services are ready, and calls that are made from ``back`` on come through, both soon."""
     within = place.callers.first_after(back, PATIENCE_S)
@@ -189,8 +184,8 @@ def everything_works_after(place: Place, back: float) -> None:
     until(lambda: states(place.stack) == serving, PATIENCE_S, lambda: str(states(place.stack)))
     ready_s = time.monotonic() - back
     assert set(within) == set(KINDS)
-    assert max(within.values()) < BACK_S + busy_s(), within
-    assert ready_s < BACK_S + busy_s() + 1.0, ready_s
+    assert max(within.values()) < BACK_S + BUSY_S * load(), within
+    assert ready_s < BACK_S + BUSY_S * load() + 1.0, ready_s
 
 
 @pytest.mark.parametrize("away_s", SPANS)
