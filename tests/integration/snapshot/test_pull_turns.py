@@ -18,7 +18,7 @@ from anabranch.testkit.ingest_rig import failed
 from anabranch.testkit.log_writer import LogWriter
 from anabranch.testkit.snapshot_reader import Reader
 from anabranch.testkit.snapshot_rig import SnapshotRig
-from anabranch.testkit.waiting import until
+from anabranch.testkit.waiting import load, until
 from anabranch.v1 import snapshot_pb2
 
 SESSIONS = 4
@@ -106,8 +106,8 @@ def test_slow_pulls_of_many_principals_give_their_turns_back_and_go_on_later(
         until(lambda: reading(rig) == SESSIONS, 10)
         quick = rig.reader(place.name)
         began = time.monotonic()
-        assert Pulled().all(quick.pull(timeout_s=20.0)).done["item"].rows_done == 400
-        assert time.monotonic() - began < 10
+        assert Pulled().all(quick.pull(timeout_s=20.0 * load())).done["item"].rows_done == 400
+        assert time.monotonic() - began < 10 * load()
         ended = 0
         for one, stream, reader in zip(pulled, streams, slow, strict=True):
             reason = ""
@@ -164,8 +164,8 @@ def test_a_long_pull_gives_its_turn_to_a_principal_that_has_none(place: Any, wri
         try:
             until(lambda: reading(rig) == 1, 10)
             began = time.monotonic()
-            assert Pulled().all(other.pull(timeout_s=20.0)).done["item"].rows_done == 400
-            assert time.monotonic() - began < TURN_MS / 1000 + 8
+            assert Pulled().all(other.pull(timeout_s=20.0 * load())).done["item"].rows_done == 400
+            assert time.monotonic() - began < TURN_MS / 1000 + 8 * load()
         finally:
             stop.set()
             thread.join()
