@@ -164,8 +164,18 @@ def test_a_long_pull_gives_its_turn_to_a_principal_that_has_none(place: Any, wri
         try:
             until(lambda: reading(rig) == 1, 10)
             began = time.monotonic()
-            assert Pulled().all(other.pull(timeout_s=20.0 * load())).done["item"].rows_done == 400
-            assert time.monotonic() - began < TURN_MS / 1000 + 8 * load()
+            pulled = Pulled()
+            while "item" not in pulled.done:
+                resume = pulled.responses[-1].resume if pulled.responses else b""
+                reason = ""
+                try:
+                    pulled.all(other.pull([("item", resume)], timeout_s=20.0 * load()))
+                except grpc.RpcError as error:
+                    reason = failed(error).reason
+                # On a busy machine its own turn is over before it is done.
+                assert reason in ("", "UNAVAILABLE")
+                assert time.monotonic() - began < (TURN_MS / 1000 + 8) * load()
+            assert [row[:3] for row in pulled.rows["item"]] == [row[:3] for row in made]
         finally:
             stop.set()
             thread.join()
