@@ -39,7 +39,6 @@ class Pulled:
         self.responses.append(response)
 
     def all(self, stream: Any) -> Pulled:
-        self._ipc = b""  # A stream that was cut may have ended within a chunk.
         for response in stream:
             assert response.ByteSize() < 4 * MIB
             self.take(response)
