@@ -11,10 +11,12 @@ from typing import Any
 import grpc
 from google.protobuf.descriptor import MethodDescriptor
 
-from anabranch.runtime.errors import error_info
+from anabranch.runtime.errors import reason_name
 from anabranch.testkit.attack.messages import Fuzzer
 from anabranch.testkit.attack.target import Findings, Target
+from anabranch.testkit.ingest_rig import FailedCallError, failed
 from anabranch.v1 import change_pb2, errors_pb2, ingest_pb2, resolver_pb2, retention_pb2, snapshot_pb2, verdict_pb2
+from anabranch.wire.enum_names import enum_name
 
 CALL_S = 5.0
 MOST_ANSWERS = 20
@@ -96,7 +98,7 @@ def _call(
         if credentials not in (f"Bearer {target.device_key}", f"Bearer {target.admin_key}"):
             found.breach("an answer without credentials", f"{rpc.path} with {credentials!r}")
     except grpc.RpcError as error:
-        judge(rpc.method.name, error, requests, found)
+        judge(rpc.method.name, _seen(error), requests, found)
 
 
 def _bounded(answers: Any) -> Iterator[bytes]:
@@ -107,32 +109,37 @@ def _bounded(answers: Any) -> Iterator[bytes]:
             return
 
 
-def judge(what: str, error: grpc.RpcError, requests: Sequence[bytes], found: Findings) -> None:
-    """Count a failure; one that is not allowed is a breach: no listed reason, or SERVER_FAULT."""
+def _seen(error: grpc.RpcError) -> FailedCallError:
     try:
-        info = error_info(error)
+        return failed(error)
     except ValueError:  # Its details did not fit, and the library has put another code in place of ours.
-        info = None
-    code = error.code()
-    if info is not None:
-        found.answer(f"{what} {info.reason}")
-        if info.reason == "SERVER_FAULT" or f"REASON_{info.reason}" not in set(errors_pb2.Reason.keys()):
-            found.breach(f"{what} ended {info.reason}", f"{error.details()}; {_shown(requests)}")
-    elif code in _OURS:
-        found.answer(f"{what} {code.name}")
+        return FailedCallError(error.code(), "", str(error.details()))
+
+
+def judge(what: str, error: FailedCallError, requests: Sequence[bytes], found: Findings) -> None:
+    """Count a failure; one that is not allowed is a breach: no listed reason, or SERVER_FAULT."""
+    if error.reason:
+        found.answer(f"{what} {error.reason}")
+        if error.reason == "SERVER_FAULT" or f"REASON_{error.reason}" not in set(errors_pb2.Reason.keys()):
+            found.breach(f"{what} ended {error.reason}", f"{error.details}; {_shown(requests)}")
+    elif error.code in _OURS:
+        found.answer(f"{what} {error.code.name}")
     else:
-        found.breach(f"{what} ended {code.name} without a reason", f"{error.details()}; {_shown(requests)}")
+        found.breach(f"{what} ended {error.code.name} without a reason", f"{error.details}; {_shown(requests)}")
 
 
 def _look_at(rpc: Rpc, answer: bytes, found: Findings) -> None:
-    """No verdict is INTERNAL: it would stand for a fault of ours."""
-    if rpc.service != "ingest":
-        return
-    for verdict in ingest_pb2.SendResponse.FromString(answer).verdicts:
-        status = verdict_pb2.VerdictStatus.Name(verdict.status).removeprefix("VERDICT_STATUS_")
-        found.answer(f"verdict {status} {errors_pb2.Reason.Name(verdict.reason).removeprefix('REASON_')}")
-        if verdict.reason == errors_pb2.REASON_INTERNAL:
-            found.breach("a verdict INTERNAL", f"{verdict.batch_id}: {verdict.message}")
+    if rpc.service == "ingest":
+        for verdict in ingest_pb2.SendResponse.FromString(answer).verdicts:
+            judge_verdict("verdict", verdict, found)
+
+
+def judge_verdict(what: str, verdict: verdict_pb2.Verdict, found: Findings) -> None:
+    """Count a verdict; INTERNAL, which stands for a fault of ours, is a breach."""
+    status = enum_name(verdict_pb2.VerdictStatus, verdict.status)
+    found.answer(f"{what} {status} {reason_name(verdict.reason)}")
+    if verdict.reason == errors_pb2.REASON_INTERNAL:
+        found.breach(f"{what} INTERNAL", f"{verdict.batch_id}: {verdict.message}")
 
 
 def _shown(requests: Sequence[bytes]) -> str:

@@ -6,13 +6,12 @@ import random
 import threading
 from collections.abc import Callable, Mapping
 
-import grpc
 from ulid import ULID
 
-from anabranch.testkit.attack.calls import judge
+from anabranch.testkit.attack.calls import judge, judge_verdict
 from anabranch.testkit.attack.target import Findings, Target
-from anabranch.testkit.echo import bearer
-from anabranch.v1 import batch_pb2, errors_pb2, ingest_pb2, ingest_pb2_grpc, position_pb2, value_pb2, verdict_pb2
+from anabranch.testkit.ingest_rig import Device, FailedCallError
+from anabranch.v1 import batch_pb2, value_pb2
 
 CALL_S = 10.0
 PAUSE_S = 0.25
@@ -23,34 +22,23 @@ _Value = value_pb2.Value
 
 def send_expanding(target: Target, chance: random.Random, stop: threading.Event, found: Findings) -> None:
     """Send until ``stop``."""
-    node = batch_pb2.Node(id=str(ULID()), name="expanding")
-    token = b""
-    with grpc.insecure_channel(target.addresses["ingest"]) as channel:
-        stub = ingest_pb2_grpc.IngestServiceStub(channel)
-        while not stop.wait(PAUSE_S):
-            batch = batch_pb2.DbMutationBatch(id=str(ULID()), db_name=target.db_name, node=node, schema_version=1)
-            name = chance.choice(list(_MADE))
+    device = Device(target.addresses["ingest"], target.device_key, target.db_name)
+    while not stop.wait(PAUSE_S):
+        name = chance.choice(list(_MADE))
+
+        def make(batch: batch_pb2.DbMutationBatch, name: str = name) -> None:
+            batch.ClearField("mutations")
             _MADE[name](batch, chance)
-            request = ingest_pb2.SendRequest(
-                db_name=target.db_name,
-                node_state=position_pb2.NodeState(node=node),
-                node_token=token,
-                envelopes=[batch_pb2.Envelope(payload=batch.SerializeToString())],
-            )
-            try:
-                answer: ingest_pb2.SendResponse = stub.Send(request, timeout=CALL_S, metadata=bearer(target.device_key))
-            except grpc.RpcError as error:
-                judge(f"expanding: {name}", error, [], found)
-                # The token of the lost answer is unknown: a new node goes on.
-                node, token = batch_pb2.Node(id=str(ULID()), name="expanding"), b""
-                continue
-            token = answer.node_token
-            for verdict in answer.verdicts:
-                status = verdict_pb2.VerdictStatus.Name(verdict.status).removeprefix("VERDICT_STATUS_")
-                reason = errors_pb2.Reason.Name(verdict.reason).removeprefix("REASON_")
-                found.answer(f"expanding: {name} {status} {reason}")
-                if verdict.reason == errors_pb2.REASON_INTERNAL:
-                    found.breach(f"a verdict INTERNAL for {name}", verdict.message)
+
+        try:
+            answer = device.send(device.payload(change=make), timeout_s=CALL_S)
+        except FailedCallError as error:
+            judge(f"expanding: {name}", error, [], found)
+            # The token of the lost answer is unknown: a new node goes on.
+            device = Device(device.address, device.key, device.db_name)
+            continue
+        for verdict in answer.verdicts:
+            judge_verdict(f"expanding: {name}", verdict, found)
 
 
 def _insert(batch: batch_pb2.DbMutationBatch, rows: int, column: str, value: _Value) -> None:

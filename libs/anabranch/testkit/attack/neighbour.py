@@ -11,34 +11,23 @@ from statistics import median
 import grpc
 from ulid import ULID
 
-from anabranch.runtime.errors import error_info
-from anabranch.testkit.echo import bearer
-from anabranch.v1 import (
-    batch_pb2,
-    ingest_pb2,
-    ingest_pb2_grpc,
-    position_pb2,
-    snapshot_pb2,
-    snapshot_pb2_grpc,
-    value_pb2,
-    verdict_pb2,
-)
+from anabranch.testkit.ingest_rig import Device, FailedCallError, failed
+from anabranch.testkit.snapshot_reader import Reader
+from anabranch.v1 import batch_pb2, ingest_pb2, ingest_pb2_grpc, value_pb2, verdict_pb2
 
 CALL_S = 30.0
 PAUSE_S = 0.1
 
 
 class Neighbour:
-    """One principal of its own, with a connection to each service. ``times``: seconds of each call, by kind."""
+    """One principal of its own, with a connection to each service, on the table ``small`` (id, body)."""
 
-    def __init__(self, addresses: Mapping[str, str], key: str, db_name: str, table: str) -> None:
-        self._metadata = bearer(key)
-        self._db_name, self._table = db_name, table
-        self._node = batch_pb2.Node(id=str(ULID()), name="neighbour")
-        self._token = b""
-        self._ingest = grpc.insecure_channel(addresses["ingest"])
-        self._snapshot = grpc.insecure_channel(addresses["snapshot"])
+    def __init__(self, addresses: Mapping[str, str], key: str, db_name: str) -> None:
+        self._device = Device(addresses["ingest"], key, db_name)
+        self._channel = grpc.insecure_channel(addresses["ingest"])
+        self._reader = Reader(addresses["snapshot"], key, db_name)
         self.failures: dict[str, str] = {}
+        """The last failure of each kind of call."""
         self._calls: Mapping[str, Callable[[], None]] = {
             "batch": self._batch,
             "describe": self._describe,
@@ -47,66 +36,56 @@ class Neighbour:
 
     def close(self) -> None:
         """Close its connections."""
-        self._ingest.close()
-        self._snapshot.close()
+        self._channel.close()
+        self._reader.close()
 
     def measure(self, stop: threading.Event) -> dict[str, list[float]]:
-        """Call in turn until ``stop``; seconds by kind of call. Failures are kept by kind in ``failures``."""
+        """Call in turn until ``stop``; seconds by kind of call."""
         times: dict[str, list[float]] = defaultdict(list)
         while not stop.wait(PAUSE_S):
             for kind, call in self._calls.items():
                 began = time.monotonic()
                 try:
                     call()
-                except grpc.RpcError as error:
-                    info = error_info(error)
-                    self.failures[kind] = f"{error.code().name} {info.reason if info else ''} {error.details()}"
+                except (FailedCallError, grpc.RpcError) as error:
+                    seen = failed(error) if isinstance(error, grpc.RpcError) else error
+                    self.failures[kind] = f"{seen.code.name} {seen.reason} {seen.details}"
                     # The token of a lost answer is unknown: a new node goes on.
-                    self._node, self._token = batch_pb2.Node(id=str(ULID()), name="neighbour"), b""
+                    self._device = Device(self._device.address, self._device.key, self._device.db_name)
                 else:
                     times[kind].append(time.monotonic() - began)
         return times
 
-    @property
-    def _state(self) -> position_pb2.NodeState:
-        return position_pb2.NodeState(node=self._node)
-
     def _batch(self) -> None:
-        batch = batch_pb2.DbMutationBatch(id=str(ULID()), db_name=self._db_name, node=self._node, schema_version=1)
-        mutation = batch.mutations.add(table=self._table, type=batch_pb2.MUTATION_TYPE_INSERT, columns=["id", "body"])
-        mutation.rows.add(values=[value_pb2.Value(string_value=str(ULID())), value_pb2.Value(string_value="x")])
-        request = ingest_pb2.SendRequest(
-            db_name=self._db_name,
-            node_state=self._state,
-            node_token=self._token,
-            envelopes=[batch_pb2.Envelope(payload=batch.SerializeToString())],
-        )
-        stub = ingest_pb2_grpc.IngestServiceStub(self._ingest)
+        """On a connection that stays, as a device's does."""
+        device = self._device
+        request = device.request([device.payload(change=_insert)])
+        stub = ingest_pb2_grpc.IngestServiceStub(self._channel)
         deadline = time.monotonic() + CALL_S
         while True:
-            answer: ingest_pb2.SendResponse = stub.Send(request, timeout=CALL_S, metadata=self._metadata)
-            self._token = request.node_token = answer.node_token
+            answer: ingest_pb2.SendResponse = stub.Send(request, timeout=CALL_S, metadata=device.credentials())
+            device.token = request.node_token = answer.node_token
             [verdict] = answer.verdicts
             if verdict.status == verdict_pb2.VERDICT_STATUS_APPLIED:
                 return
-            pending = verdict.status == verdict_pb2.VERDICT_STATUS_PENDING and time.monotonic() < deadline
-            if not pending:
+            if verdict.status != verdict_pb2.VERDICT_STATUS_PENDING or time.monotonic() > deadline:
                 self.failures["verdict"] = str(verdict)
                 return
 
     def _describe(self) -> None:
-        request = snapshot_pb2.DescribeRequest(db_name=self._db_name, node_state=self._state)
-        snapshot_pb2_grpc.SnapshotServiceStub(self._snapshot).Describe(request, timeout=CALL_S, metadata=self._metadata)
+        self._reader.describe()
 
     def _pull(self) -> None:
-        request = snapshot_pb2.PullRequest(
-            db_name=self._db_name,
-            node_state=self._state,
-            required=[snapshot_pb2.RequiredTable(table="small")],
-        )
-        stub = snapshot_pb2_grpc.SnapshotServiceStub(self._snapshot)
-        for _ in stub.Pull(request, timeout=CALL_S, metadata=self._metadata):
+        for _ in self._reader.pull([("small", b"")], timeout_s=CALL_S):
             pass
+
+
+def _insert(batch: batch_pb2.DbMutationBatch) -> None:
+    [mutation] = batch.mutations
+    mutation.table = "small"
+    del mutation.columns[:], mutation.rows[:]
+    mutation.columns.extend(["id", "body"])
+    mutation.rows.add(values=[value_pb2.Value(string_value=str(ULID())), value_pb2.Value(string_value="x")])
 
 
 def medians(times: Mapping[str, list[float]]) -> dict[str, float]:

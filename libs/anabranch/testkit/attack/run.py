@@ -116,7 +116,7 @@ def attack(folder: Path, seconds: float, seed: int, say: Callable[[str], None], 
             _as_attacker(postgres.url),
         )
         neighbours = {
-            name: Neighbour(stack.addresses, stack.new_key(f"neighbour-{name}", database=name), name, "small")
+            name: Neighbour(stack.addresses, stack.new_key(f"neighbour-{name}", database=name), name)
             for name in (ATTACKED, NEXT)
         }
         for neighbour in neighbours.values():
