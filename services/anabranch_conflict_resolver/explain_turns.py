@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from anabranch.runtime.calls.fair_turns import FairTurns
 from anabranch.runtime.errors import CallError
 from anabranch.v1 import errors_pb2
 
@@ -29,8 +30,7 @@ class Turns:
     """Used in one event loop. ``close`` last."""
 
     def __init__(self) -> None:
-        # First in, first out.
-        self._turn = asyncio.Lock()
+        self._turns = FairTurns(1)
         self._of: Counter[str] = Counter()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dry-run")
 
@@ -46,22 +46,22 @@ class Turns:
         try:
             try:
                 async with asyncio.timeout(WAIT_S):
-                    await self._turn.acquire()
+                    await self._turns.take(principal)
             except TimeoutError:
                 raise _busy("other dry runs take long") from None
             # From here on the turn ends with the work, and not with its caller.
-            return await asyncio.shield(asyncio.ensure_future(self._do(work)))
+            return await asyncio.shield(asyncio.ensure_future(self._do(principal, work)))
         finally:
             self._of[principal] -= 1
             if not self._of[principal]:
                 del self._of[principal]
 
-    async def _do(self, work: Callable[[], T]) -> T:
+    async def _do(self, principal: str, work: Callable[[], T]) -> T:
         loop, started = asyncio.get_running_loop(), time.monotonic()
         try:
             return await loop.run_in_executor(self._thread, work)
         finally:
-            loop.call_later(min(time.monotonic() - started, REST_S), self._turn.release)
+            loop.call_later(min(time.monotonic() - started, REST_S), self._turns.give_back, principal)
 
     def close(self) -> None:
         """Wait for the end of the one that runs."""
