@@ -79,20 +79,7 @@ class Turns:
                     retry_after_ms="5000",
                 )
         await self._turns.take(subject)
-        return Turn(self, subject)
-
-    def give_back(self, subject: str) -> None:
-        """A turn is over. For ``Turn`` alone."""
-        self._turns.give_back(subject)
-
-    def is_due(self, subject: str, since_s: float) -> bool:
-        """Whether a turn that this principal has had since then, by the monotonic clock, is to go to one that has
-        none."""
-        return time.monotonic() - since_s >= self.limits.turn_s and self._turns.starved()
-
-    def is_wanted(self, subject: str) -> bool:
-        """Whether somebody waits for the turn that this principal has."""
-        return self._turns.wanted(subject)
+        return Turn(self._turns, subject, limits.turn_s)
 
     def _tell(self) -> None:
         name = f"anabranch_{self.limits.kind}"
@@ -148,23 +135,24 @@ class Turns:
 
 
 class Turn:
-    """A turn that was taken."""
+    """A turn that was taken; it is due after ``longest_s``."""
 
-    def __init__(self, turns: Turns, subject: str) -> None:
-        self._turns: Turns | None = turns
+    def __init__(self, turns: FairTurns, subject: str, longest_s: float) -> None:
+        self._turns = turns
         self._subject = subject
-        self._since_s = time.monotonic()
+        self._due_s = time.monotonic() + longest_s
+        self._over = False
 
     def give_back(self) -> None:
         """End it; nothing where it has ended."""
-        turns, self._turns = self._turns, None
-        if turns is not None:
-            turns.give_back(self._subject)
+        if not self._over:
+            self._over = True
+            self._turns.give_back(self._subject)
 
     def is_due(self) -> bool:
         """Whether it has lasted long enough, and is to go to a principal that has none."""
-        return self._turns is not None and self._turns.is_due(self._subject, self._since_s)
+        return not self._over and time.monotonic() >= self._due_s and self._turns.starved()
 
     def is_wanted(self) -> bool:
         """Whether somebody waits for it."""
-        return self._turns is not None and self._turns.is_wanted(self._subject)
+        return not self._over and self._turns.wanted(self._subject)
