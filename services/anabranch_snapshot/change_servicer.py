@@ -113,9 +113,10 @@ class ChangeServicer:
             raise CallError(errors_pb2.REASON_INVALID_REQUEST, f"seen has more than {MOST_SEEN} positions")
         database = await snapshot.databases.read(request.db_name)
         await snapshot.nodes.admit(database, principal.subject, request.node_state)
-        # In this order: were the server restored in between, the common position is one that the later history has.
-        sums = await snapshot.log.sums(database)
-        common = await snapshot.log.find_common(database, request.seen)
+        async with snapshot.log.admitted():
+            # In this order: were the server restored in between, the common position is one that the later history has.
+            sums = await snapshot.log.sums(database)
+            common = await snapshot.log.find_common(database, request.seen)
         return change_pb2.FindCommonResponse(
             common=common,
             state=snapshot.log.state(database, sums.head, sums.chain, sums.floor, sums.schema_version),

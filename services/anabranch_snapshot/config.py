@@ -13,7 +13,8 @@ class SnapshotSettings(ServiceSettings):
     log_sessions: int = Field(4, ge=1, le=64)
     """Sessions that read the log; a call that needs one when all are busy waits."""
     log_wait_ms: int = Field(2_000, ge=10)
-    """How long a call of Get waits for its turn to read the log; then it fails OVERLOADED. Less than callers wait."""
+    """How long Get, FindCommon and Describe wait for their turn to read the log; then they fail OVERLOADED. Less than
+    callers wait. Streams have no deadline, and wait."""
     log_statement_timeout_ms: int = Field(10_000, ge=100)
     """The longest that one read of the log may run."""
     page_bytes: int = Field(1024 * 1024, ge=16 * 1024, le=2 * 1024 * 1024)

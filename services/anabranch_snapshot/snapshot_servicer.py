@@ -36,6 +36,10 @@ class SnapshotServicer:
 
     async def describe(self, request: snapshot_pb2.DescribeRequest, context: Context) -> snapshot_pb2.DescribeResponse:
         """``SnapshotService.Describe``."""
+        async with self._snapshot.log.admitted():
+            return await self._describe(request)
+
+    async def _describe(self, request: snapshot_pb2.DescribeRequest) -> snapshot_pb2.DescribeResponse:
         snapshot = self._snapshot
         database = await self._fresh(request.db_name, request.node_state)
         sums = await snapshot.log.sums(database)
