@@ -174,13 +174,13 @@ def large(request: pytest.FixtureRequest, databases: TestDatabases, tmp_path: Pa
     databases.release(url)
 
 
-MANY = int(os.environ.get("ANABRANCH_TEST_ROWS", "200000"))
-"""A million take a quarter of an hour."""
+MANY = int(os.environ.get("ANABRANCH_TEST_ROWS", "1000000"))
+"""A million take a quarter of an hour; fewer are for a look in between."""
 SIZES = pytest.mark.parametrize(
     ("large", "most_mib"),
     [
         pytest.param(50_000, 64, marks=pytest.mark.timeout(600), id="50,000"),
-        pytest.param(MANY, 128, marks=[pytest.mark.long, pytest.mark.timeout(5_400)], id=f"{MANY:,}"),
+        pytest.param(MANY, 256, marks=[pytest.mark.long, pytest.mark.timeout(5_400)], id=f"{MANY:,}"),
     ],
     indirect=["large"],
 )

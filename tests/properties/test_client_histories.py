@@ -60,7 +60,7 @@ UNIQUE = ("body",)
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """Where a file's commits cost no disk: what survives a crash is for other tests."""
-FEW_EXAMPLES, EXAMPLES, MANY_EXAMPLES = 12, 250, 1_000
+FEW_EXAMPLES, EXAMPLES, MANY_EXAMPLES = 12, 300, 2_500
 WANTED = (
     *("APPLIED", "MERGED", "OVERWROTE", "ROW_EXISTS", "ROW_DELETED", "CONCURRENT_UPDATE"),
     *("by SQL", "dead letters", "behind the floor"),
@@ -275,7 +275,7 @@ def test_hundreds_of_histories_end_so(order: str, many: int) -> None:
 @pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("many", [16, 1], ids=["as it is", "every row coalesced"])
 @pytest.mark.parametrize("order", ["server", "edit"])
-def test_a_thousand_histories_end_so(order: str, many: int) -> None:
+def test_thousands_of_histories_end_so(order: str, many: int) -> None:
     tell_histories(order, many, MANY_EXAMPLES)
 
 
@@ -299,7 +299,7 @@ def tell_histories(order: str, many: int, examples: int) -> None:
 
 
 def tell_one(history: list[tuple[str, int, Any]], many: int, *rules: Any) -> Counter[str]:
-    """What came about in one history, by the rules that `World` takes."""
+    """Tell one history, and count its events, by the rules that `World` takes."""
     with TemporaryDirectory(dir=MEMORY) as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(pendings_module, "_MANY", many)
         world = World(Path(folder), *rules)
