@@ -97,7 +97,7 @@ class ChangeServicer:
                 yield response
 
     def _unread(self, task: asyncio.Task[Any], end: Callable[[], None]) -> Unread:
-        """What a call holds until gRPC has no part in it any more, which is when its task ends."""
+        """The answer that a call holds until gRPC has no part in it any more, which is when its task ends."""
         unread = self._snapshot.unread.call(current_subject(), end)
         # Not by the context: it would be kept in a circle with the call, until garbage is collected.
         task.add_done_callback(lambda _: unread.gone())

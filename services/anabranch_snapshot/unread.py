@@ -31,7 +31,7 @@ _MIB_BITS = 20
 
 
 class _Line:
-    """What the calls of one principal hold, longest untaken first, and those that wait for room."""
+    """The answers that the calls of one principal hold, longest untaken first, and the calls that wait for room."""
 
     __slots__ = ("bytes", "calls", "ending", "holding", "waiting")
 
@@ -144,7 +144,7 @@ class UnreadBytes:
         """The lines in which somebody waits for room."""
 
     def call(self, subject: str, end: Callable[[], None]) -> Unread:
-        """What one call of a principal holds: nothing yet."""
+        """The answers that one call of a principal holds: none yet."""
         line = self._lines.get(subject)
         if line is None:
             line = self._lines[subject] = _Line()

@@ -34,7 +34,7 @@ class Certificates:
         self._looked_s = time.monotonic()
 
     def credentials(self) -> grpc.ServerCredentials:
-        """What gRPC listens with. Raises OSError where a file can't be read, or certificate and key don't fit."""
+        """The listener's credentials. Raises OSError where a file can't be read, or certificate and key don't fit."""
         # None for an unchanged one is known to gRPC, and not to its stubs.
         return grpc.dynamic_ssl_server_credentials(
             self._configuration(),

@@ -24,7 +24,7 @@ CAUSES = 1_000
 TEXT_CHARACTERS = 4_000
 """The longest text of a line."""
 LIMITED = frozenset({"warning", "error", "critical", "exception"})
-"""What is limited: what happens in the ordinary course is told in full."""
+"""The levels that are limited: what happens in the ordinary course is told in full."""
 _Cause = tuple[str, str, str]
 
 

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 FIELD_BYTES = 72
-"""What a field takes in memory when it is parsed, at most."""
+"""Bytes of memory that a field takes at most when it is parsed."""
 
 Shape = Mapping[int, "Shape"]
 """The fields of a message that hold messages, by number, each with the shape of its own. Those left out hold no

@@ -18,8 +18,8 @@ from anabranch.store.nodes import key_administration
 from anabranch.testkit.resolver_rig import ResolverRig
 
 EVIL = "a\x1b[2J\x1b]0;owned\x07\nroot# \r\u202eb\x9b31m\u2066\x7f[red]c"
-"""What a terminal obeys: clearing the screen, its title, a second line, overwriting one, text from right to left, the
-one-byte form of an escape, an isolate, delete; and the markup of a library that draws tables."""
+"""Texts that a terminal obeys: clearing the screen, its title, a second line, overwriting one, text from right to left,
+the one-byte form of an escape, an isolate, delete; and the markup of a library that draws tables."""
 SHOWN = "\\u202eb\\x9b31m\\u2066\\x7f[red]c"
 """Its end, which no line breaks at a blank."""
 SQL = EVIL.replace("'", "''")

@@ -1,4 +1,4 @@
-"""What kills a resolver is tried alone, and set aside the third time; whoever was in work beside it is not blamed."""
+"""A batch that kills a resolver is tried alone, and set aside the third time; those beside it are not blamed."""
 
 from __future__ import annotations
 

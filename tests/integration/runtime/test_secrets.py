@@ -213,7 +213,7 @@ def send(stack: Stack, key: str, table: str, row: Mapping[str, value_pb2.Value |
 
 
 def refusals_of_another(stack: Stack, credentials: list[str]) -> str:
-    """What callers get to read whose calls fail."""
+    """The texts that callers get whose calls fail."""
     told = []
     for name, address in stack.addresses.items():
         with grpc.insecure_channel(address) as channel:

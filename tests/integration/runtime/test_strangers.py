@@ -1,4 +1,4 @@
-"""What callers without credentials can take of a service: little, whatever they send."""
+"""Callers without credentials can take little of a service, whatever they send."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
 MESSAGE_BYTES = 4_000_000
 CALLS = 24
 MOST_BYTES = 250_000_000
-"""What the memory of a service may grow by, whoever calls."""
+"""Bytes by which the memory of a service may grow, whoever calls."""
 REFUSED = ("UNAUTHENTICATED", "UNAUTHENTICATED")
 OVERLOADED = ("RESOURCE_EXHAUSTED", "OVERLOADED")
 

@@ -1,4 +1,4 @@
-"""What callers claim to have seen costs the database's commits nothing: the claim, for which its resolver waits, is
+"""A claim to have seen a position costs the database's commits nothing: the claim, for which its resolver waits, is
 taken to end an epoch, once, and for nothing that a caller makes up or repeats."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whoever pulls slowly, or long, delays others no longer than a moment: turns by principal, a least rate, and
+"""A client that pulls slowly, or long, delays others no longer than a moment: turns by principal, a least rate, and
 comparisons apart."""
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def rig_environment() -> dict[str, str]:
 
 @pytest.fixture
 def greedy(place: Any) -> Reader:
-    """Whoever asks and takes nothing."""
+    """A client that asks and takes nothing."""
     made: Reader = place.make_reader()
     return made
 

@@ -1,4 +1,4 @@
-"""Whose a file is: found before anything in it, or beside it, is changed.
+"""Finds whether a file is a device's, before anything in it, or beside it, is changed.
 
 ``PRAGMA application_id`` is the mark of a device's file. Files of earlier releases have none, and are known by their
 tables and format; the transaction that opens them sets it. All else is somebody else's, and left alone: SQLite would

@@ -54,7 +54,7 @@ def check(conn: sqlite3.Connection) -> None:
 
 
 def damage(conn: sqlite3.Connection) -> str | None:
-    """What is damaged in the file, as far as reading all of it shows; None where all is well. ``conn`` reads only."""
+    """The damage in the file, as far as reading all of it shows; None where all is well. ``conn`` reads only."""
     try:
         for table in _expected():
             if (column := _mistyped(conn, table)) is not None:

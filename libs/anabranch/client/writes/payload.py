@@ -114,7 +114,7 @@ def parse(payload: bytes, tables: Mapping[str, DeviceTable]) -> list[RowPart]:
 
 
 def damage(batch_id: str, payload: bytes) -> str:
-    """What is wrong with a queued batch whose bytes are not those that were queued, as far as they show it; else ""."""
+    """The damage of a queued batch whose bytes are not those that were queued, as far as they show it; else ""."""
     try:
         found = batch_pb2.DbMutationBatch.FromString(payload).id
     except UNREADABLE as error:

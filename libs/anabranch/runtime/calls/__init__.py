@@ -1,1 +1,1 @@
-"""What every call passes: credentials, forms, limits, turns, and the errors that end it."""
+"""The checks that every call passes: credentials, forms, limits, turns, and the errors that end it."""

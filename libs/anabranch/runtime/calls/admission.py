@@ -24,7 +24,7 @@ _admitted: ContextVar[Identity] = ContextVar("anabranch_admitted")
 
 
 def admitted() -> Identity:
-    """Who makes the call under way. Raises LookupError for a call that needs no credentials."""
+    """The identity that makes the call under way. Raises LookupError for a call that needs no credentials."""
     return _admitted.get()
 
 

@@ -42,7 +42,7 @@ class WithSession(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What became of a position: the ``epoch`` of today, and why the call fails (None: the ``history`` has it)."""
+    """The verdict on a position: the ``epoch`` of today, and why the call fails (None: the ``history`` has it)."""
 
     history: History
     epoch: str

@@ -83,7 +83,7 @@ UNDERTAKEN = Table(
     PrimaryKeyConstraint("database_id"),
     comment="the batches that a resolver is trying: written before the group begins, and deleted with its commit",
 )
-"""What each database's resolver has set out to do, where that is written down."""
+"""The batches that each database's resolver has set out to decide, where that is written down."""
 
 BATCHES = Table(
     "batches",

@@ -31,7 +31,7 @@ _SERVICES: Mapping[str, Sequence[Any]] = {
 }
 _JUNK_CREDENTIALS = ("", "Bearer", "Bearer ", "Bearer x", "Basic YTpi", "Bearer ab_" + "0" * 60, "Bearer a.b.c")
 _OURS = (grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
-"""What the caller itself has made of its call."""
+"""Codes that the caller itself has given its call."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ class Target:
 
 @dataclass
 class Findings:
-    """What an attacker saw; one for all of them, used by several threads.
+    """The findings of attackers; one for all of them, used by several threads.
 
     ``answers``: how often each answer came. ``breaches``: what must not be, each told once, with how it came about.
     """
