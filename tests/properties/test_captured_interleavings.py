@@ -253,8 +253,9 @@ def play(migrated_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
     made.close()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, _FIXTURES))])
+@pytest.mark.parametrize("part", range(_FIXTURES))
 def test_direct_transactions_against_batches(play: Play, part: int) -> None:
     for seed in range(part, INTERLEAVINGS, _FIXTURES):
         play.play(seed)

@@ -70,6 +70,7 @@ def test_comparisons_wait_for_no_pull(place: Any, writer: LogWriter, reader: Rea
         stream.cancel()
 
 
+@pytest.mark.slow
 def test_one_principal_can_not_fill_the_queue(place: Any, writer: LogWriter, tmp_path: Any) -> None:
     writer.insert("item", rows(400, 50_000))
     with rig_of(place, tmp_path, pull_sessions=1, pull_waiting=4, pull_waiting_per_principal=2) as rig:
