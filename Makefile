@@ -22,7 +22,7 @@ LOCK = $(VENV)/uv pip compile --quiet --universal --python-version 3.11 --genera
 	--no-emit-index-url --no-emit-find-links $(LOCK_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-long test-postgres torture attack check protos protos-check stubs stubs-test wheels chart classes helm cluster-tools cluster-test images images-test docs lock clean
+.PHONY: help setup demo test test-slow test-long test-postgres torture attack check advisories protos protos-check stubs stubs-test wheels chart classes helm cluster-tools cluster-test images images-test docs lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,7 +51,7 @@ torture: setup ## one fault run; SECONDS=60 SEED=n, the seed is printed; LAKE=1 
 attack: setup ## one attack on a stack of its own; SECONDS=60 SEED=n, the seed is printed
 	@$(VENV)/python -m anabranch.testkit.attack --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
-check: setup protos-check helm ## linters, types, import rules, contract, chart, alerts, dashboards
+check: setup protos-check helm ## linters, types, import rules, contract, chart, alerts, dashboards, known holes
 	@$(VENV)/ruff check .
 	@$(VENV)/ruff format --check .
 	@$(VENV)/mypy
@@ -60,6 +60,10 @@ check: setup protos-check helm ## linters, types, import rules, contract, chart,
 	@$(VENV)/python tools/protos.py breaking
 	@$(VENV)/python tools/chart.py check
 	@$(VENV)/python tools/cluster_tools.py lint
+	@$(VENV)/python tools/advisories.py
+
+advisories: setup ## known holes of the locked packages, where a source of advisories can be reached
+	@$(VENV)/python tools/advisories.py
 
 protos: setup ## regenerate libs/anabranch/v1 from protos/
 	@$(VENV)/python tools/protos.py generate
