@@ -52,7 +52,7 @@ from anabranch_conflict_resolver.group.next_try import Attempt
 from anabranch_conflict_resolver.group.outcome import GroupLimits, Outcome
 from anabranch_conflict_resolver.group.records import Between, Recorded, record
 from anabranch_conflict_resolver.group.tables import Kinds, SyncedDatabase
-from anabranch_conflict_resolver.group.undertaking import choose, put_down, settle, write_down
+from anabranch_conflict_resolver.group.undertaking import Chosen, choose, put_down, settle, write_down
 
 _log = structlog.get_logger()
 
@@ -163,33 +163,39 @@ def _begin(
             finish(conn, database_id)
         return Outcome(claimed=True, name=head.name)
     chosen = choose(taken, most)
-    now, later = chosen.now, chosen.later
-    if chosen.failed or chosen.suspected:
-        cache.more |= len(taken) > len(now)
-    marked = chosen.suspected or (bool(now) and cache.careful and cache.is_careful())
-    marked = marked and not cache.outstanding.waiting
-    if marked and len(chosen.ids) == 1 and head.any_captured and not cache.trouble.innocent:
-        cache.trouble.alone, marked = True, False
-    cache.last_principal = now[-1].principal if now else ""
-    cache.undertaken = Undertaken([t.batch_id for t in now], long=chosen.failed, marked=marked)
-    if marked:
-        again = write_down(conn, database_id, head, chosen.ids)
-        if again is None:
-            return Outcome(True, name=head.name, drained=1)
-        head = again
+    undertaken = _undertake(conn, cache, database_id, head, chosen, left=len(taken) > len(chosen.now))
+    if undertaken is None:
+        return Outcome(True, name=head.name, drained=1)
+    head = undertaken
     if chosen.failed:
         allow(conn, limits.alone_ms)
     cache.trouble.beside = head.any_captured
     if cache.trouble.allowed_ms:
         allow(conn, cache.trouble.allowed_ms)
-    now.sort(key=lambda t: t.batch_id)
+    now = sorted(chosen.now, key=lambda t: t.batch_id)
     position = max(head.clock_ms + clock_offset_ms, head.position + 1)
     at_hand = [t.batch_id for t in now]
     may_cause: Kinds = (
         dict.fromkeys(synced.tables, frozenset(MutationType)) if cache.all_may_cause else synced.may_cause
     )
     context = Context(conn, synced, position, now_ms, limits.busy_ms, at_hand, may_cause, Asking(functions))
-    return _Begun(context, head, now, later, limits.restarts)
+    return _Begun(context, head, now, chosen.later, limits.restarts)
+
+
+def _undertake(conn: Session, cache: Cache, database_id: int, head: Head, chosen: Chosen, *, left: bool) -> Head | None:
+    """Keep in the cache which batches this group has in work, and write them down where one of them may kill the
+    process. ``left``: batches were taken that are not in work. Return the head as it is then; None where the claim was
+    lost meanwhile."""
+    now = chosen.now
+    if chosen.failed or chosen.suspected:
+        cache.more |= left
+    marked = chosen.suspected or (bool(now) and cache.careful and cache.is_careful())
+    marked = marked and not cache.outstanding.waiting
+    if marked and len(chosen.ids) == 1 and head.any_captured and not cache.trouble.innocent:
+        cache.trouble.alone, marked = True, False
+    cache.last_principal = now[-1].principal if now else ""
+    cache.undertaken = Undertaken([t.batch_id for t in now], long=chosen.failed, marked=marked)
+    return write_down(conn, database_id, head, chosen.ids) if marked else head
 
 
 @dataclass(slots=True)
