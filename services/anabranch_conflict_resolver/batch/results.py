@@ -9,7 +9,8 @@ from itertools import accumulate
 from anabranch.merge import Accepted, Batch, Write
 from anabranch.store.group.chain import Joined
 from anabranch.store.group.rows import Row
-from anabranch.store.inbox.take import Parking, Taken
+from anabranch.store.inbox.parking import Parking
+from anabranch.store.inbox.take import Taken
 from anabranch.values import Cell
 from anabranch.wire.effects import Effect
 from anabranch_conflict_resolver.batch.decode import Decoded

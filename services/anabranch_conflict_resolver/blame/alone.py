@@ -11,7 +11,7 @@ from functools import partial
 
 from anabranch.merge import Write
 from anabranch.store.group.waves import DatabaseError, wave
-from anabranch.store.inbox.take import Parking
+from anabranch.store.inbox.parking import Parking
 from anabranch_conflict_resolver.batch.results import Accepting, Candidate, Made, Rejection, Result
 from anabranch_conflict_resolver.blame.evidence import LOCK_NOT_AVAILABLE
 from anabranch_conflict_resolver.blame.rejections import fault_of, no_effect, refused

@@ -14,7 +14,7 @@ from anabranch.merge import RowState
 from anabranch.store.capture.captured import Captured
 from anabranch.store.group import records as store
 from anabranch.store.group.rows import Row
-from anabranch.store.inbox import take
+from anabranch.store.inbox import parking
 from anabranch.store.inbox.claim import renew
 from anabranch.store.session.at_once import together
 from anabranch.values import Cell
@@ -96,7 +96,7 @@ def _log_now(context: Context, batch: ServerBatch, steps: Sequence[Step], rememb
         store.insert_versions(conn, begun)
         store.update_versions(conn, changed)
         if batch.came:
-            take.free(conn, synced.database.id, decided=(), rows=batch.came)
+            parking.free(conn, synced.database.id, decided=(), rows=batch.came)
     batch.let_go()
     for row in large:
         store.append_effect(conn, synced.database.id, context.position, row)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from anabranch.store.group.waves import DatabaseError, judge, locked_tables, wave
-from anabranch.store.inbox import take
+from anabranch.store.inbox import neighbours
 from anabranch.values import Cell
 from anabranch_conflict_resolver.batch.decode import RowKey
 from anabranch_conflict_resolver.batch.results import Candidate, Result
@@ -275,12 +275,12 @@ def _ask_pending(context: Context, progress: Progress, candidates: Sequence[Cand
     if not expecting:
         return
     conn, database_id, at_hand = context.conn, context.synced.database.id, context.at_hand
-    progress.pending = take.earliest_pending(conn, database_id, expecting, at_hand)
+    progress.pending = neighbours.earliest_pending(conn, database_id, expecting, at_hand)
     # Named as the one before, by a batch of the group or by one that was decided without it.
     of_nodes = [c.taken for c in candidates if c.taken.node_id in expecting]
     named = {(t.node_id, i) for t in of_nodes for i in (None if t.prev_decided else t.prev, t.missing) if i}
     named = {(node_id, batch_id) for node_id, batch_id in named if batch_id not in at_hand}
     if named:
-        undecided = take.undecided(conn, database_id, {batch_id for _, batch_id in named})
+        undecided = neighbours.undecided(conn, database_id, {batch_id for _, batch_id in named})
         # The earliest of each node stands last, and stays.
         progress.missing = {n: i for n, i in sorted(named, reverse=True) if i in undecided}

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from anabranch.limits import BATCH_EXPIRY_MS
-from anabranch.store.inbox import take
-from anabranch.store.inbox.take import Parking, Taken
+from anabranch.store.inbox import neighbours, parking, take
+from anabranch.store.inbox.parking import Parking
+from anabranch.store.inbox.take import Taken
 from anabranch.v1 import errors_pb2
 from anabranch_conflict_resolver.batch.decode import Decoded, Refusal
 from anabranch_conflict_resolver.batch.results import Candidate, Rejection, Result, Waiting
@@ -69,7 +70,7 @@ def _placed(context: Context, candidates: list[Candidate]) -> list[Candidate]:
     late = [(one.batch_id, one.node_id) for one in takens if one.last_accepted and one.last_accepted > one.batch_id]
     if not late:
         return candidates
-    places = take.places(context.conn, context.synced.database.id, late)
+    places = neighbours.places(context.conn, context.synced.database.id, late)
     return [replace(one, place=places.get(one.taken.batch_id, context.position)) for one in candidates]
 
 
@@ -79,7 +80,7 @@ def _patient(context: Context, taken: Sequence[Taken]) -> set[str]:
     named = {t.prev for t in taken if t.prev and not t.prev_decided} - {t.batch_id for t in taken}
     if not named:
         return set()
-    return take.awaiting_rows(context.conn, context.synced.database.id, named)
+    return parking.awaiting_rows(context.conn, context.synced.database.id, named)
 
 
 def _refusal_unread(taken: Taken) -> Refusal | None:

@@ -35,7 +35,7 @@ from anabranch.runtime.telemetry import span, tracing
 from anabranch.store.capture.captured import UndecodableError
 from anabranch.store.catalog.drift import fingerprint
 from anabranch.store.catalog.out_of_sync import mark_torn
-from anabranch.store.inbox import take
+from anabranch.store.inbox import neighbours, take
 from anabranch.store.inbox.claim import allow, claim, give_up
 from anabranch.store.inbox.take import Head, Taken
 from anabranch.store.inbox.undertaken import OWNER, finish
@@ -264,7 +264,7 @@ def _commit(begun: _Begun, cache: Cache) -> Outcome:
     decided = {result.taken.batch_id for result in tried.results if not isinstance(result, Waiting)}
     missing = _missing(begun.now, decided)
     if missing:
-        take.note_missing(conn, database_id, missing)
+        neighbours.note_missing(conn, database_id, missing)
     if head.owner == OWNER:
         finish(conn, database_id)
     faults.reach("before_commit")

@@ -17,7 +17,7 @@ from anabranch.store.catalog.sums import sum_to_bytes
 from anabranch.store.group import records as store
 from anabranch.store.group.chain import Joined, next_link
 from anabranch.store.group.records import BatchRow, ConflictRow, GroupRow, LogRow, SumRow
-from anabranch.store.inbox import notified, take
+from anabranch.store.inbox import notified, parking, take
 from anabranch.store.inbox.claim import wait_as_usual
 from anabranch.store.inbox.take import Head
 from anabranch.store.log.seal import EMPTY_CHAIN
@@ -51,7 +51,7 @@ class Records:
     log: list[LogRow] = field(default_factory=list)
     batches: list[BatchRow] = field(default_factory=list)
     conflicts: list[ConflictRow] = field(default_factory=list)
-    parkings: list[take.Parking] = field(default_factory=list)
+    parkings: list[parking.Parking] = field(default_factory=list)
     links: list[tuple[str, Sequence[bytes] | Joined]] = field(default_factory=list)
     sum_changes: dict[str, tuple[int, int]] = field(default_factory=dict)
     greatest: dict[str, str] = field(default_factory=dict)
@@ -228,7 +228,7 @@ def record(
         store.delete_inbox(conn, database_id, dropped)
         store.notify_group(conn, database_id, head.position, dropped)
     if records.parkings:
-        take.park(conn, database_id, records.parkings)
+        parking.park(conn, database_id, records.parkings)
     caused = look_between(conn, database_id, drained).fetchone() and drained is not None
     return Recorded(link, {}, Between.OWN if caused else Between.NONE, parked)
 
@@ -276,9 +276,9 @@ def write(
         store.notify_group(conn, database_id, position, [*decided, *dropped], traceparent, verdicts_of)
         send()
         if records.parkings:
-            take.park(conn, database_id, records.parkings)
+            parking.park(conn, database_id, records.parkings)
         if any_parked or records.parkings:
-            take.free(conn, database_id, decided=decided, rows=records.came)
+            parking.free(conn, database_id, decided=decided, rows=records.came)
         unknown = look_between(conn, database_id, drained)
         while_waiting()
     if not unknown.fetchone():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from anabranch.limits import BATCH_EXPIRY_MS
 from anabranch.merge import Accepted, Asked, Batch, Parked, Rejected, resolve
-from anabranch.store.inbox.take import Parking
+from anabranch.store.inbox.parking import Parking
 from anabranch.v1 import errors_pb2
 from anabranch_conflict_resolver.batch.results import Accepting, Candidate, Rejection, Waiting
 from anabranch_conflict_resolver.functions.ask import PutOff, Unanswered, with_answers

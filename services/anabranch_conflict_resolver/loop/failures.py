@@ -20,7 +20,7 @@ from anabranch.runtime import metrics
 from anabranch.store.catalog.out_of_sync import mark_torn
 from anabranch.store.group import control
 from anabranch.store.group.waves import DatabaseError
-from anabranch.store.inbox import take
+from anabranch.store.inbox import parking, take
 from anabranch.store.session.engine import Session
 from anabranch.store.session.errors import Fault, read_error
 from anabranch_conflict_resolver.blame.evidence import (
@@ -164,7 +164,7 @@ class Failures:
                     least=FAILURES_AT_MOST if found.last else 0,
                 )
             else:
-                take.park(session, number, [take.Parking(batch_id, self.clock.now_ms() + REST_MS)])
+                parking.park(session, number, [parking.Parking(batch_id, self.clock.now_ms() + REST_MS)])
             session.commit()
         except DatabaseError as error:
             _log.warning("batch that failed alone not put aside", database=name, batch=batch_id, detail=error)

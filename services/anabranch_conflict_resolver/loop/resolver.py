@@ -25,7 +25,7 @@ from anabranch.runtime import metrics
 from anabranch.store.capture.backlog import captured_backlogs
 from anabranch.store.catalog import writer
 from anabranch.store.group.waves import DatabaseError
-from anabranch.store.inbox import take
+from anabranch.store.inbox.backlog import backlogs, databases_with_work
 from anabranch.store.inbox.claim import (
     SilentClaim,
     end_session,
@@ -129,12 +129,12 @@ class Resolver:
             if now - polled >= self._poll_s:
                 polled = now
                 known = known_databases(session)
-                for number in take.databases_with_work(session, self._clock.now_ms()):
+                for number in databases_with_work(session, self._clock.now_ms()):
                     self._wakeups.wake(number)
                 self._end_silent_claims(session, now)
             if now - gauged >= _GAUGE_INTERVAL_S:
                 gauged = now
-                for backlog in take.backlogs(session, _COUNT_AT_MOST):
+                for backlog in backlogs(session, _COUNT_AT_MOST):
                     metrics.gauge("anabranch_inbox_backlog", backlog.ready, database=backlog.name)
                     metrics.gauge("anabranch_inbox_parked", backlog.parked, database=backlog.name)
                 for waiting in captured_backlogs(session, moments, now, _COUNT_AT_MOST):

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from anabranch.merge import MutationType
 from anabranch.store.group import records as store
 from anabranch.store.group.records import LogRow
-from anabranch.store.inbox import take
+from anabranch.store.inbox import parking
 from anabranch.store.session.at_once import together
 from anabranch_conflict_resolver.batch.decode import RowKey
 from anabranch_conflict_resolver.batch.results import Accepting, Made, Spill
@@ -120,5 +120,5 @@ def _log(
         store.insert_versions(conn, begun)
         store.update_versions(conn, changed)
         if came:
-            take.free(conn, synced.database.id, decided=(), rows=came)
+            parking.free(conn, synced.database.id, decided=(), rows=came)
     return None

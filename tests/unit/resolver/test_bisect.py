@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.resolver.made import UPDATE, batch
 
-from anabranch.store.inbox.take import Parking
+from anabranch.store.inbox.parking import Parking
 from anabranch_conflict_resolver.batch.results import Candidate, Rejection, Result, Waiting
 from anabranch_conflict_resolver.blame.bisect import bisect
 from anabranch_conflict_resolver.group.setback import Setback, Why

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from anabranch.store.inbox.take import AWAITED
+from anabranch.store.inbox.parking import AWAITED
 from anabranch.store.log.seal import EMPTY_CHAIN, position_token
 from anabranch.store.session.engine import AsyncSession
 from anabranch.wire.awaited import awaiting_row

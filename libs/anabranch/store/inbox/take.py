@@ -1,4 +1,4 @@
-"""Read and change the inbox, as a resolver does while it holds a database's claim.
+"""Take batches from the inbox, as a resolver does while it holds a database's claim, and the head that it starts from.
 
 A row of the inbox is *ready* (``park_deadline_ms`` is NULL) or *parked*: it waits for a batch, for a row, for
 both (whichever comes first), or only for time, and is looked at again at ``park_deadline_ms`` at the latest.
@@ -11,16 +11,12 @@ is a probe by key whatever the statistics say: EXISTS may be turned into a hash 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, LiteralString, NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
 
 import psycopg
 
-from anabranch import limits
-from anabranch.store.cells.index_keys import index_key, index_keys
-
 Connection = psycopg.Connection[Any]
-
 
 LOST, PROGRAM, KILLED = "lost", "program", "killed"
 """How a batch can fail other than with an SQLSTATE: its session was lost without an error of the server, the program
@@ -167,25 +163,6 @@ left join lateral (
 """
 FEW = 16
 
-HAS_WORK = """
-select d.id from anabranch.databases d
-where (select true from anabranch.inbox i
-       where i.database_id = d.id and i.park_deadline_ms is null limit 1) is not null
-   or (select true from anabranch.inbox i
-       where i.database_id = d.id and i.park_deadline_ms <= %(now)s limit 1) is not null
-   or (select true from anabranch.captured c where c.database_id = d.id limit 1) is not null
-order by d.id
-"""
-
-# Counted no further than the limit, so that the cost does not follow the backlog.
-BACKLOG = """
-select d.id, d.name,
-       (select count(*) from (select from anabranch.inbox i
-                              where i.database_id = d.id and i.park_deadline_ms is null limit %(most)s) a),
-       (select count(*) from (select from anabranch.inbox i
-                              where i.database_id = d.id and i.park_deadline_ms is not null limit %(most)s) a)
-from anabranch.databases d
-"""
 
 # The state that a group starts from. A statement after the claim's own reads it, and so sees the last holder's work.
 HEAD = """
@@ -208,83 +185,6 @@ select s.table_id, s.row_count, s.row_hash from unnest(%(tables)s::int[]) q(tabl
 cross join lateral (select * from anabranch.table_sums x where x.table_id = q.table_id limit 1) s
 """
 
-# The least undecided id of a node, leaving out those at hand: the probe goes past these and no further.
-EARLIEST_PENDING = """
-select q.node_id, i.batch_id
-from unnest(%(nodes)s::text[]) q(node_id)
-cross join lateral (
-    select x.batch_id from anabranch.inbox x
-    where x.database_id = %(db)s and x.node_id = q.node_id and x.batch_id <> all (%(ids)s::text[])
-    order by x.batch_id limit 1
-) i
-"""
-
-AWAITS_ROW: LiteralString = f"waits_for_key is not null and park_deadline_ms >= arrived_ms + {limits.BATCH_EXPIRY_MS}"
-"""True of a row of the inbox whose batch waits for a row of a table, beyond its park time."""
-
-AWAITED: LiteralString = f"""
-    {AWAITS_ROW} as awaits, x.park_deadline_ms, x.waits_for_key as awaited_key,
-    (select t.name from anabranch.synced_tables t where t.id = x.waits_for_table limit 1) as awaited_in
-"""
-"""Of a row ``x`` of the inbox: whether its batch waits for a row in this way, until when, and for which row."""
-
-AWAITING_ROWS = f"""
-select q.id from unnest(%(ids)s::text[]) q(id)
-where (select {AWAITS_ROW} from anabranch.inbox i
-       where i.database_id = %(db)s and i.batch_id = q.id limit 1)
-"""
-
-DECIDED = """
-select q.id from unnest(%(ids)s::text[]) q(id)
-where (select true from anabranch.batches b where b.database_id = %(db)s and b.batch_id = q.id limit 1) is not null
-"""
-
-# The earliest one is kept: a batch that waits for it waits for the others, too.
-NOTE_MISSING = """
-update anabranch.nodes n set missing = q.id
-from unnest(%(nodes)s::text[], %(ids)s::text[]) q(node_id, id)
-where n.database_id = %(db)s and n.node_id = q.node_id
-  and (n.missing is null or n.missing > q.id
-       or (select true from anabranch.batches b
-           where b.database_id = %(db)s and b.batch_id = n.missing limit 1) is not null)
-"""
-
-PLACES = """
-select q.batch_id, p.position
-from unnest(%(ids)s::text[], %(nodes)s::text[]) q(batch_id, node_id)
-cross join lateral (
-    select min(b.position) as position from anabranch.batches b
-    where b.database_id = %(db)s and b.node_id = q.node_id and b.status = 1 and b.batch_id > q.batch_id
-) p
-where p.position is not null
-"""
-
-PARK = """
-update anabranch.inbox i
-set park_deadline_ms = q.at, waits_for_batch = q.batch, waits_for_table = q.table_id, waits_for_key = q.key
-from unnest(%(ids)s::text[], %(at)s::bigint[], %(batches)s::text[], %(tables)s::int[], %(keys)s::text[])
-     q(id, at, batch, table_id, key)
-where i.database_id = %(db)s and i.batch_id = q.id
-"""
-
-# A chain of batches that wait for one another is set free as a whole: they are decided in one group, by id.
-FREE = """
-with recursive freed(batch_id) as (
-    (select i.batch_id from unnest(%(decided)s::text[]) q(id)
-        join anabranch.inbox i on i.database_id = %(db)s and i.waits_for_batch = q.id
-     union
-     select i.batch_id from unnest(%(tables)s::int[], %(keys)s::text[]) q(table_id, key)
-        join anabranch.inbox i on i.waits_for_table = q.table_id and i.waits_for_key = q.key
-     where i.database_id = %(db)s)
-  union
-    select i.batch_id from freed f
-        join anabranch.inbox i on i.database_id = %(db)s and i.waits_for_batch = f.batch_id
-)
-update anabranch.inbox i
-set park_deadline_ms = null, waits_for_batch = null, waits_for_table = null, waits_for_key = null
-from freed f
-where i.database_id = %(db)s and i.batch_id = f.batch_id
-"""
 
 COUNT_ATTEMPT = """
 update anabranch.inbox
@@ -316,25 +216,6 @@ def take(
     return answer
 
 
-def databases_with_work(conn: Connection, now_ms: int) -> list[int]:
-    """The numbers of the databases in which a batch is ready or due, or captured changes wait."""
-    return [row[0] for row in conn.execute(HAS_WORK, {"now": now_ms})]
-
-
-class InboxBacklog(NamedTuple):
-    """How many batches of a database are ready and how many are parked, each counted up to a limit."""
-
-    database_id: int
-    name: str
-    ready: int
-    parked: int
-
-
-def backlogs(conn: Connection, most: int) -> list[InboxBacklog]:
-    """The backlog of every database, counted up to ``most``."""
-    return [InboxBacklog._make(row) for row in conn.execute(BACKLOG, {"most": most})]
-
-
 class Head(NamedTuple):
     """The head of a database: its last group (position 0 and no chain where there is none), its name and schema
     version, Postgres's clock in milliseconds, whether a batch of it is parked, and whether captured changes wait.
@@ -361,85 +242,6 @@ def read_sums(conn: Connection, table_ids: Collection[int]) -> dict[int, tuple[i
     """Count and hash of each table's rows after the last group."""
     rows = conn.execute(SUMS, {"tables": sorted(table_ids)})
     return {table: (count, int.from_bytes(row_hash, "big")) for table, count, row_hash in rows}
-
-
-def earliest_pending(
-    conn: Connection, database_id: int, node_ids: Collection[str], at_hand: Sequence[str]
-) -> dict[str, str]:
-    """For each node the least id among its batches in the inbox, those ``at_hand`` left out; none where there
-    is none."""
-    rows = conn.execute(EARLIEST_PENDING, {"db": database_id, "nodes": list(node_ids), "ids": list(at_hand)})
-    return {row[0]: row[1] for row in rows}
-
-
-def awaiting_rows(conn: Connection, database_id: int, batch_ids: Collection[str]) -> set[str]:
-    """Those of ``batch_ids`` that wait for a row, beyond their park time."""
-    rows = conn.execute(AWAITING_ROWS, {"db": database_id, "ids": list(batch_ids)})
-    return {row[0] for row in rows}
-
-
-def undecided(conn: Connection, database_id: int, batch_ids: Collection[str]) -> set[str]:
-    """Those of ``batch_ids`` that have no verdict."""
-    rows = conn.execute(DECIDED, {"db": database_id, "ids": list(batch_ids)})
-    return set(batch_ids) - {row[0] for row in rows}
-
-
-def note_missing(conn: Connection, database_id: int, missing: Mapping[str, str]) -> None:
-    """Note by node the batch that had not come when a later one, which names it, was decided."""
-    conn.execute(NOTE_MISSING, {"db": database_id, "nodes": list(missing), "ids": list(missing.values())})
-
-
-def places(conn: Connection, database_id: int, late: Sequence[tuple[str, str]]) -> dict[str, int]:
-    """For each ``(batch id, node id)`` the smallest position among accepted batches of the node with a higher
-    id."""
-    rows = conn.execute(PLACES, {"db": database_id, "ids": [b for b, _ in late], "nodes": [n for _, n in late]})
-    return {row[0]: row[1] for row in rows}
-
-
-class Parking(NamedTuple):
-    """A batch that waits until ``until_ms`` at the latest, for a batch, for a row, or only for that time."""
-
-    batch_id: str
-    until_ms: int
-    for_batch: str | None = None
-    for_table: int | None = None
-    for_key: str | None = None
-
-
-def park(conn: Connection, database_id: int, parkings: Sequence[Parking]) -> None:
-    """Have batches of the inbox wait."""
-    ids, at, batches, tables, keys = zip(*parkings, strict=True)
-    conn.execute(
-        PARK,
-        {
-            "db": database_id,
-            "ids": list(ids),
-            "at": list(at),
-            "batches": list(batches),
-            "tables": list(tables),
-            "keys": [key if key is None else index_key(key) for key in keys],
-        },
-    )
-
-
-def free(
-    conn: Connection,
-    database_id: int,
-    *,
-    decided: Sequence[str],
-    rows: Sequence[tuple[int, str]],
-) -> None:
-    """Make ready the batches that wait for one that is now ``decided`` or for one of the ``rows`` (table id, key
-    text) that are now there, and those that wait for them in turn."""
-    conn.execute(
-        FREE,
-        {
-            "db": database_id,
-            "decided": list(decided),
-            "tables": [table for table, _ in rows],
-            "keys": index_keys([key for _, key in rows]),
-        },
-    )
 
 
 def count_attempt(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from anabranch.store.inbox.parking import AWAITED
 from anabranch.store.inbox.session import Session, run
-from anabranch.store.inbox.take import AWAITED
 from anabranch.values import postgres_binary
 from anabranch.wire.awaited import awaiting_row
 
