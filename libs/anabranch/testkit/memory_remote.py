@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
 from google.protobuf.message import DecodeError
 
 from anabranch.client.errors import CallFailed
 from anabranch.client.remote import RemoteDb
 from anabranch.merge import Mutation, MutationType, RowChange
 from anabranch.ranges import WHOLE, KeyRange, RangeSums, in_ranges
+from anabranch.testkit.memory_messages import AnswerStream, arrow_ipc, effect_bytes, name_of, range_sums, table_message
 from anabranch.testkit.memory_server import Logged, MemoryServer, Sent
 from anabranch.v1 import (
     batch_pb2,
@@ -28,34 +28,9 @@ from anabranch.v1 import (
     value_pb2,
     verdict_pb2,
 )
-from anabranch.values import Cell, Column, Table
+from anabranch.values import Cell, Table
 from anabranch.values.canonical import RowEncoder, table_sum
 from anabranch.values.messages import column_reader, column_writer
-
-_EFFECTS = {
-    MutationType.INSERT: change_pb2.EFFECT_TYPE_INSERT,
-    MutationType.UPDATE: change_pb2.EFFECT_TYPE_UPDATE,
-    MutationType.DELETE: change_pb2.EFFECT_TYPE_DELETE,
-    None: change_pb2.EFFECT_TYPE_NONE,
-}
-
-
-class _Stream(Iterator[Any]):
-    def __init__(self, items: Iterator[Any]) -> None:
-        self._items = items
-
-    def __next__(self) -> Any:
-        return next(self._items)
-
-    def cancel(self) -> None:
-        """Do nothing: no call is in progress."""
-
-
-def _name_of(payload: bytes) -> str:
-    try:
-        return batch_pb2.DbMutationBatch.FromString(payload).id
-    except DecodeError:
-        return ""
 
 
 class MemoryRemote(RemoteDb):
@@ -150,22 +125,7 @@ class MemoryRemote(RemoteDb):
     def describe(self, request: snapshot_pb2.DescribeRequest, timeout_s: float = 0) -> snapshot_pb2.DescribeResponse:
         """Every table."""
         self._called("describe", request.node_state)
-        tables = [
-            snapshot_pb2.Table(
-                name=t.name,
-                key_columns=t.key_columns,
-                columns=[
-                    snapshot_pb2.Column(
-                        name=c.name,
-                        kind=int(c.kind),  # type: ignore[arg-type]
-                        postgres_type=c.postgres_type,
-                        policy=c.policy,
-                    )
-                    for c in t.columns
-                ],
-            )
-            for t in self.tables.values()
-        ]
+        tables = [table_message(t) for t in self.tables.values()]
         policy = snapshot_pb2.DatabasePolicy(on_rewind=self.on_rewind)
         return snapshot_pb2.DescribeResponse(tables=tables, policy=policy, state=self.state())
 
@@ -175,7 +135,7 @@ class MemoryRemote(RemoteDb):
         names: list[str] = []
         unread: dict[str, verdict_pb2.Verdict] = {}
         for envelope in request.envelopes:
-            name = _name_of(envelope.payload)
+            name = name_of(envelope.payload)
             names.append(name)
             try:
                 sent = self.sent(envelope, request.node_state.node.id) if name else None
@@ -289,15 +249,7 @@ class MemoryRemote(RemoteDb):
         return parts
 
     def _effect(self, effect: Any) -> bytes:
-        table = self.tables[effect.table]
-        columns = ["id", *(c for c in effect.values if c != "id")]
-        values: Mapping[str, Cell] = {**effect.values, "id": effect.key}
-        return change_pb2.Effect(
-            table=effect.table,
-            type=_EFFECTS[effect.type],
-            columns=columns,
-            values=[column_writer(table.by_name[c])(values[c]) for c in columns],
-        ).SerializeToString()
+        return effect_bytes(self.tables[effect.table], effect)
 
     def get(self, request: change_pb2.GetRequest) -> change_pb2.GetResponse:
         """One page of the log."""
@@ -322,7 +274,7 @@ class MemoryRemote(RemoteDb):
     def pull(self, request: snapshot_pb2.PullRequest) -> Any:
         """The tables asked for."""
         self._called("pull", request.node_state)
-        return _Stream(self._chunks(request))
+        return AnswerStream(self._chunks(request))
 
     def _chunks(self, request: snapshot_pb2.PullRequest) -> Iterator[snapshot_pb2.PullResponse]:
         sent = 0
@@ -340,7 +292,7 @@ class MemoryRemote(RemoteDb):
                 (total,) = (s for s in self.sums() if s.table == table.name)
                 yield snapshot_pb2.PullResponse(
                     table=table.name,
-                    arrow_ipc=_ipc(table, chunk) if chunk else b"",
+                    arrow_ipc=arrow_ipc(table, chunk) if chunk else b"",
                     done=not rows,
                     as_of=self.position(self.server.head),
                     resume=b"" if not rows else str(chunk[-1][0]).encode(),
@@ -353,7 +305,7 @@ class MemoryRemote(RemoteDb):
     def compare(self, requests: Iterator[snapshot_pb2.CompareRequest], timeout_s: float = 0) -> Any:
         """A table by key ranges."""
         self._called("compare")
-        return _Stream(self._answers(requests))
+        return AnswerStream(self._answers(requests))
 
     def _answers(self, requests: Iterator[snapshot_pb2.CompareRequest]) -> Iterator[snapshot_pb2.CompareResponse]:
         table = self.tables[next(requests).table]
@@ -363,10 +315,10 @@ class MemoryRemote(RemoteDb):
         opening = snapshot_pb2.CompareResponse(as_of=self.position(self.server.head), sum=total, state=self.state())
         self.during_compare()
         yield opening
-        yield snapshot_pb2.CompareResponse(sums=_parts(sums, WHOLE), done=True)
+        yield snapshot_pb2.CompareResponse(sums=range_sums(sums, WHOLE), done=True)
         for request in requests:
             for one in request.split:
-                yield snapshot_pb2.CompareResponse(sums=_parts(sums, KeyRange(one.bits, one.prefix)))
+                yield snapshot_pb2.CompareResponse(sums=range_sums(sums, KeyRange(one.bits, one.prefix)))
             is_in = in_ranges(encoder, [KeyRange(one.bits, one.prefix) for one in request.read])
             for row in filter(is_in, rows):
                 self.rows_compared += 1
@@ -375,28 +327,3 @@ class MemoryRemote(RemoteDb):
                 yield snapshot_pb2.CompareResponse(rows=[data[:5]], row_incomplete=True)
                 yield snapshot_pb2.CompareResponse(rows=[data[5:]])
             yield snapshot_pb2.CompareResponse(done=True)
-
-
-def _parts(sums: RangeSums, of: KeyRange) -> list[snapshot_pb2.RangeSum]:
-    return [
-        snapshot_pb2.RangeSum(
-            range=snapshot_pb2.KeyRange(bits=part.bits, prefix=part.prefix),
-            count=found.rows,
-            hash=found.hash.to_bytes(16, "big"),
-        )
-        for part, found in sums.parts(of).items()
-    ]
-
-
-def _ipc(table: Table, rows: Sequence[Sequence[Cell]]) -> bytes:
-    types = {"text": pa.string(), "numeric": pa.string(), "bigint": pa.int64()}
-
-    def array(i: int, column: Column) -> Any:
-        return pa.array([row[i] for row in rows], types[column.postgres_type])
-
-    batch = pa.record_batch([array(i, c) for i, c in enumerate(table.columns)], names=list(table.column_names))
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data

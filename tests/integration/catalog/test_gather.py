@@ -18,15 +18,10 @@ from anabranch.store.catalog import gather, sums
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.catalog.drift import drift, stopped_tables
 from anabranch.store.catalog.gather import add_tables, restart_captures
+from anabranch.store.catalog.judging import RegistrationError
 from anabranch.store.catalog.out_of_sync import capture_off
 from anabranch.store.catalog.refusals import TableRefusal
-from anabranch.store.catalog.registration import (
-    RegistrationError,
-    RegistrationLimits,
-    add_table,
-    create_database,
-    remove_table,
-)
+from anabranch.store.catalog.registration import RegistrationLimits, add_table, create_database, remove_table
 from anabranch.store.catalog.sums import scan_rows
 from anabranch.store.session.engine import Session, connect
 from anabranch.store.session.own_locks import TRY_CLAIM

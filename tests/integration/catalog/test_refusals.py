@@ -3,8 +3,9 @@ from __future__ import annotations
 import psycopg
 import pytest
 
+from anabranch.store.catalog.judging import RegistrationError
 from anabranch.store.catalog.refusals import TableRefusal
-from anabranch.store.catalog.registration import RegistrationError, add_table, create_database
+from anabranch.store.catalog.registration import add_table, create_database
 from anabranch.store.session.engine import Session, connect
 
 OK = "id text primary key"

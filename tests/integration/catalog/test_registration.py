@@ -9,14 +9,9 @@ import pytest
 
 from anabranch.store.catalog import sums
 from anabranch.store.catalog.databases import Database, aload_database, load_database, load_databases, schema_versions
+from anabranch.store.catalog.judging import RegistrationError
 from anabranch.store.catalog.refusals import TableRefusal
-from anabranch.store.catalog.registration import (
-    RegistrationError,
-    RegistrationLimits,
-    add_table,
-    create_database,
-    remove_table,
-)
+from anabranch.store.catalog.registration import RegistrationLimits, add_table, create_database, remove_table
 from anabranch.store.session.channels import CATALOG_CHANNEL
 from anabranch.store.session.engine import Session, aconnect, connect
 from anabranch.store.session.own_locks import wait_for_claim

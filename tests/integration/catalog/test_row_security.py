@@ -8,8 +8,9 @@ import pytest
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.catalog.drift import drift, fingerprint, stopped_tables
 from anabranch.store.catalog.gather import add_tables, restart_captures
+from anabranch.store.catalog.judging import RegistrationError
 from anabranch.store.catalog.refusals import TableRefusal
-from anabranch.store.catalog.registration import RegistrationError, add_table, create_database
+from anabranch.store.catalog.registration import add_table, create_database
 from anabranch.store.catalog.set_policy import set_table_policy
 from anabranch.store.log.reader import Sums
 from anabranch.store.session.engine import Session

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from anabranch.store.catalog.judging import RegistrationError
 from anabranch.store.catalog.refusals import TableRefusal
-from anabranch.store.catalog.registration import RegistrationError
 from anabranch.store.cells.binary_cells import quote
 
 _REMEDIES: Mapping[TableRefusal, str] = MappingProxyType(

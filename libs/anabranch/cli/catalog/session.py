@@ -14,7 +14,7 @@ from anabranch.cli.installation import find_postgres
 from anabranch.cli.printable import say
 from anabranch.store import migrate, revisions
 from anabranch.store.catalog.databases import UnknownDatabaseError
-from anabranch.store.catalog.registration import RegistrationError, SeveralRefusedError
+from anabranch.store.catalog.judging import RegistrationError, SeveralRefusedError
 from anabranch.store.session.engine import Session, connect
 from anabranch.store.session.errors import PostgresError, UnreachableError, is_conninfo_error
 

@@ -18,8 +18,9 @@ from anabranch.cli.printable import say
 from anabranch.clock import clock_from_environment
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.catalog.gather import add_tables, restart_captures
+from anabranch.store.catalog.judging import refusals, unsynced_tables
 from anabranch.store.catalog.out_of_sync import capture_off
-from anabranch.store.catalog.registration import refusals, remove_table, unsynced_tables
+from anabranch.store.catalog.registration import remove_table
 from anabranch.store.catalog.unsynced import look
 
 app = typer.Typer(no_args_is_help=True, help="Register tables for sync, and list them.")

@@ -32,24 +32,26 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 from anabranch.store.capture import triggers
 from anabranch.store.capture.rows import UndecodableError, decode
 from anabranch.store.catalog.databases import Database, load_database
+from anabranch.store.catalog.judging import (
+    RegistrationError,
+    SeveralRefusedError,
+    find_database,
+    lock_and_judge,
+    refusals,
+    refuse,
+    warnings,
+)
 from anabranch.store.catalog.refusals import TableRefusal
 from anabranch.store.catalog.registration import (
     Added,
     Connection,
-    RegistrationError,
     RegistrationLimits,
-    SeveralRefusedError,
     claim,
     enter,
-    find_database,
     leave,
     limit,
-    lock_and_judge,
     new_number,
-    refusals,
-    refuse,
     tell,
-    warnings,
 )
 from anabranch.store.catalog.sums import scan_sum
 from anabranch.store.cells.binary_cells import quote

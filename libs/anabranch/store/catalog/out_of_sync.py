@@ -9,16 +9,9 @@ from __future__ import annotations
 import psycopg
 
 from anabranch.store.capture import triggers
+from anabranch.store.catalog.judging import find_database, refuse
 from anabranch.store.catalog.refusals import TableRefusal
-from anabranch.store.catalog.registration import (
-    Connection,
-    RegistrationLimits,
-    at_ms,
-    find_database,
-    limit,
-    refuse,
-    tell,
-)
+from anabranch.store.catalog.registration import Connection, RegistrationLimits, at_ms, limit, tell
 
 _CAPTURE_OFF = """
 update anabranch.synced_tables set capture_off_ms = %s

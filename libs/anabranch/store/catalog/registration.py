@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,18 +25,16 @@ import psycopg
 from psycopg.types.json import Jsonb
 from ulid import ULID
 
-from anabranch.errors import ServerError
 from anabranch.store.capture import triggers
 from anabranch.store.catalog import former_tables, writer
-from anabranch.store.catalog.databases import Database, UnknownDatabaseError, columns_to_json, load_database
-from anabranch.store.catalog.policy import PolicyError, TablePolicy, database_policy, table_policy
-from anabranch.store.catalog.refusals import Refused, TableRefusal, name_clashes, why_not
-from anabranch.store.catalog.relation import relations_of
+from anabranch.store.catalog.databases import Database, columns_to_json, load_database
+from anabranch.store.catalog.judging import RegistrationError, find_database, lock_and_judge, refuse, warnings
+from anabranch.store.catalog.policy import PolicyError, database_policy
+from anabranch.store.catalog.refusals import TableRefusal, name_clashes
 from anabranch.store.catalog.sums import scan_sum, sum_to_bytes
 from anabranch.store.session.channels import CATALOG_CHANNEL
 from anabranch.store.session.errors import OWN_SCHEMA, violated
 from anabranch.store.session.own_locks import MAKE_CLAIMS, wait_for_claim
-from anabranch.store.session.steps import run
 from anabranch.values import Table
 
 Connection = psycopg.Connection[Any]
@@ -48,10 +46,6 @@ _LIMITS = """
 select set_config('lock_timeout', %(lock)s, true), set_config('statement_timeout', %(statement)s, true)
 """
 _SCHEMA = "select 1 from pg_namespace where nspname = %s"
-_TABLES = """
-select c.relname::text from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-where n.nspname = %s and c.relkind in ('r', 'p') and not c.relispartition order by c.relname
-"""
 _INSERT_DATABASE = """
 insert into anabranch.databases (name, schema_name, epoch, policy, seal_key, created_ms)
 values (%s, %s, %s, %s, %s, %s)
@@ -99,32 +93,6 @@ _CONSTRAINTS: Mapping[str, tuple[TableRefusal, str]] = {
 """Our own constraints that a registration may violate, each with its refusal and text."""
 
 
-class RegistrationError(ServerError, ValueError):
-    """Something can't be registered; ``refusals`` holds every reason, ``about`` the name of the table, where it is
-    one."""
-
-    def __init__(self, what: str, refusals: list[Refused], about: str = "") -> None:
-        super().__init__(f"{what}: " + "; ".join(str(refused) for refused in refusals))
-        self.what = what
-        self.refusals = refusals
-        self.about = about
-
-    @property
-    def reasons(self) -> list[TableRefusal]:
-        """The names of the reasons."""
-        return [refused.reason for refused in self.refusals]
-
-
-class SeveralRefusedError(RegistrationError):
-    """Tables that were to be registered together, and of which some can't be; ``errors`` has one for each of these."""
-
-    def __init__(self, errors: list[RegistrationError]) -> None:
-        ValueError.__init__(self, "\n".join(map(str, errors)))
-        self.errors = errors
-        self.what, self.about = "", ""
-        self.refusals = [refused for error in errors for refused in error.refusals]
-
-
 @dataclass(frozen=True, slots=True)
 class Added:
     """A table as registered, the number of its rows, and warnings about it."""
@@ -140,11 +108,6 @@ class RegistrationLimits:
 
     lock_timeout_ms: int = 10_000
     statement_timeout_ms: int = 600_000
-
-
-def refuse(what: str, reason: TableRefusal, text: str) -> RegistrationError:
-    """The error for one reason."""
-    return RegistrationError(what, [Refused(reason, text)])
 
 
 def create_database(
@@ -312,111 +275,6 @@ def leave(conn: Connection, database: Database, table: str) -> int | None:
         return None
     conn.execute(_DELETE_VERSIONS, row)
     return int(row[0])
-
-
-def lock_and_judge(
-    conn: Connection,
-    what: str,
-    database: Database,
-    name: str,
-    policy: Mapping[str, Any],
-    waived: Collection[TableRefusal] = (),
-) -> Table:
-    """The table as it is once its lock is held. ``waived`` are reasons that don't count."""
-    # Judged before the lock, too: a name that is no table can't be locked, and a refusal must keep no session waiting.
-    own_policy = _may_be_added(conn, what, database, name, policy, waived)
-    triggers.lock(conn, database.schema_name, name)
-    return _judge(conn, what, database, name, own_policy, waived)
-
-
-def refusals(
-    conn: Connection, database: str, tables: Sequence[str], policy: Mapping[str, Any] | None = None
-) -> list[RegistrationError]:
-    """The reasons why tables can't be synced, one error for each of these tables. No lock is taken: the tables may have
-    changed by the time they are registered.
-
-    Raises:
-        RegistrationError: UNKNOWN_DATABASE.
-    """
-    found = find_database(conn, "no table can be synced", database)
-    errors = []
-    for name in dict.fromkeys(tables):
-        try:
-            _may_be_added(conn, f'table "{name}" can\'t be synced', found, name, policy or {})
-        except RegistrationError as error:
-            error.about = name
-            errors.append(error)
-    return errors
-
-
-def unsynced_tables(conn: Connection, database: str) -> list[str]:
-    """The tables in a database's schema that are not synced; partitions are left out.
-
-    Raises:
-        RegistrationError: UNKNOWN_DATABASE.
-    """
-    found = find_database(conn, "no table can be synced", database)
-    names = [name for (name,) in conn.execute(_TABLES, (found.schema_name,)).fetchall()]
-    return [name for name in names if name not in found.tables]
-
-
-def _may_be_added(
-    conn: Connection,
-    what: str,
-    database: Database,
-    name: str,
-    policy: Mapping[str, Any],
-    waived: Collection[TableRefusal] = (),
-) -> TablePolicy:
-    if name in database.tables:
-        raise refuse(what, TableRefusal.ALREADY_SYNCED, f'table "{name}" is synced already')
-    try:
-        own_policy = table_policy(policy)
-    except PolicyError as error:
-        raise refuse(what, TableRefusal.INVALID_POLICY, str(error)) from error
-    _judge(conn, what, database, name, own_policy, waived)
-    return own_policy
-
-
-def _judge(
-    conn: Connection, what: str, database: Database, name: str, policy: TablePolicy, waived: Collection[TableRefusal]
-) -> Table:
-    found, known = run(conn, relations_of(database.schema_name, [name]))
-    if name not in found:
-        text = f'there is no table "{name}" in schema "{database.schema_name}"'
-        raise refuse(what, TableRefusal.UNKNOWN_TABLE, text)
-    relation = found[name]
-    found_wrong = [one for one in why_not(relation, known, policy, database.tables) if one.reason not in waived]
-    if relation.kind == "r" and not relation.owned:
-        text = f"role {relation.role} does not own the table, and could make no triggers that always fire"
-        found_wrong.append(Refused(TableRefusal.NOT_OWNED, text))
-    if found_wrong:
-        raise RegistrationError(what, found_wrong)
-    return Table(name, relation.snapshot(known), relation.key_columns)
-
-
-def find_database(conn: Connection, what: str, name: str) -> Database:
-    """The database of that name; ``what`` begins the error's text. Raises RegistrationError: UNKNOWN_DATABASE."""
-    try:
-        return load_database(conn, name)
-    except UnknownDatabaseError as error:
-        raise refuse(what, TableRefusal.UNKNOWN_DATABASE, str(error)) from error
-
-
-def warnings(database: Database, table: str) -> Iterator[str]:
-    """Warnings about a synced table that are no reason to refuse it."""
-    for key in database.constraints[table].foreign_keys:
-        if key.to_table not in database.tables:
-            yield (
-                f'foreign key "{key.name}" points to "{key.to_table}", which is not synced: '
-                "devices can't see what they may refer to"
-            )
-    for cycle in database.order.cycles:
-        if table in cycle:
-            yield (
-                f"foreign keys point in a circle through {', '.join(cycle)}: "
-                "rows that need each other go through only where these keys are deferrable"
-            )
 
 
 def limit(conn: Connection, limits: RegistrationLimits | None) -> None:

@@ -16,9 +16,9 @@ from sqlalchemy import Text, bindparam, cast, func, select, update
 
 from anabranch.merge import function_of
 from anabranch.store.catalog.databases import Database, UnknownDatabaseError, load_database
+from anabranch.store.catalog.judging import RegistrationError
 from anabranch.store.catalog.policy import PolicyError, changed, database_policy, table_policy
 from anabranch.store.catalog.refusals import Refused, TableRefusal, policy_refusals
-from anabranch.store.catalog.registration import RegistrationError
 from anabranch.store.schema import DATABASES, SYNCED_TABLES
 from anabranch.store.session.channels import CATALOG_CHANNEL
 from anabranch.store.session.core import execute

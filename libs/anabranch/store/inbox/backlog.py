@@ -8,7 +8,6 @@ import psycopg
 
 Connection = psycopg.Connection[Any]
 
-
 HAS_WORK = """
 select d.id from anabranch.databases d
 where (select true from anabranch.inbox i

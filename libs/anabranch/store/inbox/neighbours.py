@@ -9,7 +9,6 @@ import psycopg
 
 Connection = psycopg.Connection[Any]
 
-
 # The least undecided id of a node, leaving out those at hand: the probe goes past these and no further.
 EARLIEST_PENDING = """
 select q.node_id, i.batch_id

@@ -12,7 +12,6 @@ from anabranch.store.cells.index_keys import index_key, index_keys
 
 Connection = psycopg.Connection[Any]
 
-
 AWAITS_ROW: LiteralString = f"waits_for_key is not null and park_deadline_ms >= arrived_ms + {limits.BATCH_EXPIRY_MS}"
 """True of a row of the inbox whose batch waits for a row of a table, beyond its park time."""
 
