@@ -7,12 +7,8 @@ import secrets
 from pathlib import Path
 
 import pytest
-import yaml
 
-from anabranch.testkit.attack.memory import LIMIT_BYTES
 from anabranch.testkit.attack.run import attack
-
-VALUES = Path(__file__).parents[2] / "helm" / "anabranch" / "values.yaml"
 
 
 @pytest.mark.slow
@@ -26,8 +22,3 @@ def test_nobody_stops_it(tmp_path: Path) -> None:
     # An attack that nothing answered has attacked nothing.
     for wanted in (" OK", "UNAUTHENTICATED", "INVALID_REQUEST", "expanding: ", "http/2 ", "role: notified"):
         assert any(wanted in answer for answer in report.answers), wanted
-
-
-def test_the_limit_of_memory_is_the_charts() -> None:
-    limits = yaml.safe_load(VALUES.read_text())["services"]["defaults"]["resources"]["limits"]
-    assert limits["memory"] == f"{LIMIT_BYTES // 2**30}Gi"

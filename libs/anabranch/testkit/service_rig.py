@@ -15,6 +15,7 @@ import grpc
 from anabranch.ports import free_port
 from anabranch.runtime.children import Child, Program
 from anabranch.runtime.health import PROBE_OPTIONS, becomes_ready
+from anabranch.testkit.memory_limits import MemoryWatch, chart_limits
 
 STOP_PATIENCE_S = 15.0
 READY_TIMEOUT_S = 30.0
@@ -22,7 +23,8 @@ READY_TIMEOUT_S = 30.0
 
 class ServiceRig:
     """``count`` processes of ``service`` ("ingest") on the migrated database at ``url``; ``environment`` is added for
-    each. ``addresses`` and ``metrics_addresses``: host:port of each."""
+    each. ``addresses`` and ``metrics_addresses``: host:port of each. One that has more memory than the chart gives it
+    is killed, and leaving the block then fails."""
 
     def __init__(
         self, service: str, url: str, folder: Path, *, count: int = 1, environment: Mapping[str, str] | None = None
@@ -52,26 +54,32 @@ class ServiceRig:
                 log=folder / f"{service}-{number}.log",
             )
             self.children.append(Child(program, restarts=False, say=lambda text: print(text, file=sys.stderr)))
+        kept = {child.program.name: child for child in self.children}
+        self.memory = MemoryWatch(kept, chart_limits(kept))
 
     def __enter__(self) -> Self:
+        self.memory.start()
         try:
             for child in self.children:
                 child.start()
             for number in range(len(self.children)):
                 self.wait_ready(number)
-        except BaseException:
-            self._stop()
+        except BaseException as error:
+            self._stop(error)
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop()
+        self._stop(error)
 
-    def _stop(self) -> None:
-        for child in self.children:
-            child.stop(STOP_PATIENCE_S)
+    def _stop(self, error: BaseException | None) -> None:
+        try:
+            self.memory.stop(error)
+        finally:
+            for child in self.children:
+                child.stop(STOP_PATIENCE_S)
 
     def wait_ready(self, number: int = 0) -> None:
         """Wait until a process reports that it is ready. Raises TimeoutError with the end of its log."""

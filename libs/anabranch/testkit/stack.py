@@ -6,7 +6,8 @@
         stack.restart("conflict-resolver")
 
 Names: ``ingest``, ``snapshot``, ``conflict-resolver``, ``retention-janitor``, and ``conflict-resolver-2`` where two
-were asked for. A process that dies stays dead until ``restart``. Leaving the block ends every process that was started,
+were asked for. A process that dies stays dead until ``restart``. One that has more memory than the chart gives it is
+killed, and leaving the block then fails (``memory_limits``). Leaving the block ends every process that was started,
 by its id; when it is left by an exception, the ends of all logs are printed first.
 """
 
@@ -25,6 +26,7 @@ from anabranch.runtime.fleet import READY_TIMEOUT_S, SERVICES, Fleet
 from anabranch.store import migrate
 from anabranch.store.nodes import api_keys, key_administration
 from anabranch.store.session.engine import connect
+from anabranch.testkit.memory_limits import MemoryWatch, chart_limits
 
 STOP_PATIENCE_S = 15.0
 DEATH_TIMEOUT_S = 20.0
@@ -34,7 +36,8 @@ class Stack:
     """The services on the database at ``database_url``, whose schema is made current first.
 
     ``folder`` takes logs, fault files and the clock's file. ``environment`` is added for every service
-    (``ANABRANCH_…`` settings), ``own_environment`` by name. The key in ``key`` has the role admin and opens every
+    (``ANABRANCH_…`` settings), ``own_environment`` by name. ``memory_limits``: bytes by name, where a test wants others
+    than the chart's. The key in ``key`` has the role admin and opens every
     database.
     """
 
@@ -47,12 +50,13 @@ class Stack:
         environment: Mapping[str, str] | None = None,
         own_environment: Mapping[str, Mapping[str, str]] | None = None,
         ready_timeout_s: float = READY_TIMEOUT_S,
+        memory_limits: Mapping[str, int] | None = None,
     ) -> None:
         self.database_url = database_url
         self.folder = folder
         self.key = ""
         self.killed: list[tuple[str, float]] = []
-        """Each service that was killed, and when (time.monotonic), for a test's report."""
+        """Each service that was killed by a test, and when (time.monotonic), for a test's report."""
         self._ready_timeout_s = ready_timeout_s
         self._clock_file = folder / "clock"
         names = list(SERVICES)
@@ -74,6 +78,10 @@ class Stack:
             },
             resolvers=resolvers,
         )
+        self.memory = MemoryWatch(
+            {name: self._fleet.child(name) for name in names}, {**chart_limits(names), **(memory_limits or {})}
+        )
+        """What the services have, and may have."""
 
     @property
     def addresses(self) -> Mapping[str, str]:
@@ -88,7 +96,12 @@ class Stack:
     def __enter__(self) -> Self:
         migrate.upgrade(self.database_url)
         self.key = self.new_key("stack", role="admin")
-        self._fleet.start(self._ready_timeout_s)
+        self.memory.start()
+        try:
+            self._fleet.start(self._ready_timeout_s)
+        except BaseException as error:
+            self.memory.stop(error)
+            raise
         return self
 
     def __exit__(
@@ -96,7 +109,10 @@ class Stack:
     ) -> None:
         if error is not None:
             self.print_logs()
-        self._fleet.stop()
+        try:
+            self.memory.stop(error)
+        finally:
+            self._fleet.stop()
 
     def new_key(self, subject: str, *, role: api_keys.Role = "device", database: str | None = None) -> str:
         """A new API key. Raises UnknownDatabaseError where ``database`` names none."""

@@ -28,7 +28,6 @@ from anabranch.store.session.engine import connect
 from anabranch.testkit.attack.calls import fuzz_calls
 from anabranch.testkit.attack.expanding import send_expanding
 from anabranch.testkit.attack.frames import send_frames
-from anabranch.testkit.attack.memory import LIMIT_BYTES, greatest
 from anabranch.testkit.attack.neighbour import Neighbour, medians
 from anabranch.testkit.attack.roles import act_as_role
 from anabranch.testkit.attack.target import Findings, Target
@@ -67,7 +66,8 @@ _REGISTERED = {
 @dataclass(frozen=True)
 class Report:
     """``quiet`` and ``attacked``: median seconds of a neighbour's calls, by neighbour and kind. ``memory``: the most
-    bytes of each service. ``breaches``: what must not be, and how it came about."""
+    bytes of each service; one that is above the chart's limit is killed. ``breaches``: what must not be, and how it
+    came about."""
 
     seed: int
     seconds: float
@@ -123,19 +123,18 @@ def attack(folder: Path, seconds: float, seed: int, say: Callable[[str], None], 
             leave.callback(neighbour.close)
         pids = {name: pid for name in stack.addresses if (pid := stack.pid(name)) is not None}
         say(f"seed {seed}: quiet for {QUIET_S:.0f} s")
-        quiet = _measured(neighbours, QUIET_S, [], {}, found)[0]
+        quiet = _measured(neighbours, QUIET_S, [], found)
         say(f"attacked for {seconds:.0f} s")
         began = time.monotonic()
         works = [(attacker, random.Random(chance.getrandbits(64)), target) for attacker in ATTACKERS]
-        attacked, memory = _measured(neighbours, seconds, works, pids, found)
+        attacked = _measured(neighbours, seconds, works, found)
         took_s = time.monotonic() - began
         say("looking at what it has left")
         for name, pid in pids.items():
             if stack.pid(name) != pid:
                 found.breach(f"{name} has ended", f"it was process {pid}, and is {stack.pid(name)}")
-        for name, size in memory.items():
-            if size > LIMIT_BYTES:
-                found.breach(f"{name} is larger than its limit", f"{size} bytes; the chart gives it {LIMIT_BYTES}")
+        for excess in stack.memory.take():
+            found.breach(f"{excess.name} was larger than its limit", str(excess))
         for kind, calm in quiet.items():
             felt = attacked.get(kind)
             if felt is None or (judge_times and felt > max(MOST_TIMES_SLOWER * calm, LEAST_S)):
@@ -146,21 +145,21 @@ def attack(folder: Path, seconds: float, seed: int, say: Callable[[str], None], 
         for name in _REGISTERED:
             _verify(postgres.url, name, found)
         _read_logs(folder / "stack", found)
-        return Report(seed, took_s, Counter(found.answers), quiet, attacked, memory, dict(found.breaches))
+        return Report(
+            seed, took_s, Counter(found.answers), quiet, attacked, dict(stack.memory.greatest), dict(found.breaches)
+        )
 
 
 def _measured(
     neighbours: Mapping[str, Neighbour],
     seconds: float,
     works: Sequence[tuple[Callable[..., None], random.Random, Target]],
-    pids: Mapping[str, int],
     found: Findings,
-) -> tuple[dict[str, float], dict[str, int]]:
-    """The neighbours' medians by ``<database>/<kind>`` while ``works`` go on, and the services' greatest memory."""
+) -> dict[str, float]:
+    """The neighbours' medians by ``<database>/<kind>`` while ``works`` go on."""
     stop = threading.Event()
-    with ThreadPoolExecutor(len(neighbours) + len(works) + 1) as threads:
+    with ThreadPoolExecutor(len(neighbours) + len(works)) as threads:
         measured = {name: threads.submit(neighbour.measure, stop) for name, neighbour in neighbours.items()}
-        memory = threads.submit(greatest, pids, stop)
         attacks = {threads.submit(work, target, chance, stop, found): work.__name__ for work, chance, target in works}
         try:
             stop.wait(seconds)
@@ -168,12 +167,11 @@ def _measured(
             stop.set()
         for ended, name in attacks.items():
             _note_end(ended, name, found)
-        times = {
+        return {
             f"{name}/{kind}": value
             for name, future in measured.items()
             for kind, value in medians(future.result()).items()
         }
-        return times, memory.result()
 
 
 def _note_end(ended: Future[None], name: str, found: Findings) -> None:

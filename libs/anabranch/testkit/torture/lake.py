@@ -33,6 +33,7 @@ from anabranch.runtime.compactor_job import program
 from anabranch.store.catalog.databases import Database
 from anabranch.store.group.waves import DatabaseError
 from anabranch.store.session.engine import Session, connect
+from anabranch.testkit.memory_limits import MemoryWatch, chart_limits
 from anabranch.testkit.stack import Stack
 
 JANITOR = "retention-janitor"
@@ -53,6 +54,23 @@ _DAY_MS = 86_400_000
 _FIRST_GUESS_S = 15.0
 _COPIED = ("log", "conflicts", "groups")
 _SHOWN = 1_500
+
+
+class _Job:
+    """A run of the compactor, as one that is kept."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id; None once it has ended."""
+        return self._process.pid if self._process.poll() is None else None
+
+    def send(self, number: signal.Signals) -> bool:
+        """Send it a signal."""
+        self._process.send_signal(number)
+        return True
 
 
 class Lake:
@@ -219,12 +237,13 @@ class Lake:
                 start_new_session=True,
             )
         try:
-            while process.poll() is None:
-                if self._leaving.is_set() or time.monotonic() > began + kill_s:
-                    process.kill()
-                    process.wait()
-                self._round()
-                time.sleep(PAUSE_S)  # between looks at a process
+            with MemoryWatch({"compactor": _Job(process)}, chart_limits(["compactor"]), self._say):
+                while process.poll() is None:
+                    if self._leaving.is_set() or time.monotonic() > began + kill_s:
+                        process.kill()
+                        process.wait()
+                    self._round()
+                    time.sleep(PAUSE_S)  # between looks at a process
         finally:
             with contextlib.suppress(ProcessLookupError):
                 # Processes that a killed driver leaves behind.
