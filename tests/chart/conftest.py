@@ -1,4 +1,4 @@
-"""What the tests of the chart share: a real Helm, and the topologies that are rendered."""
+"""The tests of the chart share a real Helm, and the topologies that are rendered."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Helm:
         )
 
     def text(self, values: Mapping[str, Any], *arguments: str, chart: Path = CHART) -> str:
-        """What `helm template` renders, or AssertionError with its message. Values alone are rendered once."""
+        """The output of `helm template`, or AssertionError with its message. Values alone are rendered once."""
         if arguments or chart != CHART:
             return self.fresh_text(values, *arguments, chart=chart)
         key = yaml.safe_dump(dict(values))

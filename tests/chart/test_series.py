@@ -36,7 +36,7 @@ CALL_TIMEOUT_S = 60.0
 
 
 def _request(number: int) -> ingest_pb2.SendRequest:
-    """What a new device sends that has made one row."""
+    """The call of a new device that has made one row."""
     node = batch_pb2.Node(id=str(ULID()), name=f"device-{number}")
     row = [value_pb2.Value(string_value=f"row-{number}"), value_pb2.Value(string_value="made offline")]
     mutation = batch_pb2.DbMutation(

@@ -1,4 +1,4 @@
-"""What stays the same over upgrades: generated secrets, and every field that Kubernetes does not let change."""
+"""Upgrades leave generated secrets as they are, and every field that Kubernetes does not let change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each value does, what is refused, and that values are the settings of the services."""
+"""Each value has its effect or is refused, and values are the settings of the services."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a real API server says to every object of every topology: unknown fields, wrong values, Pod Security."""
+"""A real API server takes every object of every topology: unknown fields, wrong values, Pod Security."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the accounts of the chart may do, tried with tokens of theirs."""
+"""The rights of the chart's accounts, tried with tokens of theirs."""
 
 from __future__ import annotations
 

@@ -130,7 +130,8 @@ def _message(text: str) -> str:
 
 
 def until(what: str, timeout_s: float, look: Callable[[], T | None]) -> T:
-    """What ``look`` finds, asked again until it is something. Raises AssertionError with ``what`` at the deadline."""
+    """Ask ``look`` again until it finds something, and return that. Raises AssertionError with ``what`` at the
+    deadline."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         found = look()

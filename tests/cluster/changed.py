@@ -1,4 +1,4 @@
-"""What a release may become after it was installed, and what the cluster refuses."""
+"""An installed release may become some things and not others; the cluster refuses those."""
 
 from __future__ import annotations
 

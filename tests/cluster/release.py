@@ -55,7 +55,7 @@ class Release:
         return self._helm("test", "rel", "--timeout", f"{WAIT_S}s")
 
     def rendered(self, values: Values, *more: str) -> str:
-        """What an install would send, with this cluster asked for what there is."""
+        """The objects that an install would send, with this cluster asked for what there is."""
         return self._helm("template", "rel", str(CHART), "--dry-run=server", "--validate", *more, values=values)
 
     def listed(self, path: str, **query: str) -> list[Thing]:

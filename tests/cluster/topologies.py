@@ -1,4 +1,4 @@
-"""What is installed: the chart's own topologies, with what they find in their namespace."""
+"""The chart's own topologies, as they are installed, with the objects that they find in their namespace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pod needs of its namespace before a kubelet would start it."""
+"""The objects that a pod needs in its namespace before a kubelet would start it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Want = tuple[str, str, str]
 
 
 def first_missing(api: Api, pod: Thing) -> str | None:
-    """What of it is not there, in words; None where all is."""
+    """The first need of a pod that is not met, in words; None where all are met."""
     space = pod["metadata"]["namespace"]
     for kind, name, key in wants(pod["spec"]):
         try:

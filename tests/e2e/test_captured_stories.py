@@ -1,4 +1,5 @@
-"""What others write by SQL, and what cascades and triggers change, on devices: in order, judged, equal at the end."""
+"""Changes that others make by SQL, and that cascades and triggers make, come to devices: in order, judged, equal at the
+end."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class Large:
         self.conn.execute(f"analyze {', '.join(f'large.{name}' for name in NAMES)}".encode())
 
     def answer(self) -> Any:
-        """What the device says next."""
+        """The next message of the device."""
         try:
             return self.answers.get(timeout=self.patience_s)
         except Empty:

@@ -1,4 +1,4 @@
-"""What every story is judged by must itself notice: a changed row, a lost batch, a queue that is not empty."""
+"""The judge of every story must itself notice a changed row, a lost batch and a queue that is not empty."""
 
 from __future__ import annotations
 

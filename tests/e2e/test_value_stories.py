@@ -1,4 +1,4 @@
-"""What is written on one device is on the other, exactly: types, names, keys, sizes."""
+"""A value that is written on one device is on the other, exactly: types, names, keys, sizes."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ DRAWN = tables.Drawn(
 
 
 class Havoc:
-    """What is done to the services, and the report of it."""
+    """Kills of the services, and the report of them."""
 
     def __init__(self, stack: Stack, conn: Session, listener: Session, chance: random.Random, database_id: int) -> None:
         self.stack = stack
@@ -138,7 +138,7 @@ class Havoc:
         return any(port in ports for (port,) in holders)
 
     def report(self) -> str:
-        """What was killed and when."""
+        """Each kill with its time."""
         return "\n".join(f"  {at:5.1f} s  {what}" for at, what in self.done)
 
 

@@ -50,7 +50,8 @@ def stack(databases: TestDatabases, tmp_path: Path) -> Iterator[Stack]:
 
 
 def check_file(file: Path, tables: dict[str, DeviceTable]) -> int:
-    """Whatever moment it died at: the file is whole, and the kept sums are those of the rows. Gives the rows there."""
+    """Check that the file is whole and that the kept sums are those of its rows, whenever the device died. Return the
+    number of rows."""
     with closing(sqlite3.connect(file)) as conn:
         assert conn.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         rows = 0
@@ -146,7 +147,7 @@ def test_killed_thirty_times_while_pulling_and_applying_a_file_stays_whole_and_e
 
 
 def write(writer: SyncedDb, chance: random.Random) -> None:
-    """What others write meanwhile: one batch that changes and removes rows."""
+    """Write as others do meanwhile: one batch that changes and removes rows."""
     keys = [f"k{n:06}" for n in chance.sample(range(ROWS // 2), 20)]
     with writer.batch():
         for name in ("first", "second"):

@@ -152,7 +152,7 @@ def test_promise_9_a_standby_that_lags_behind_a_rewound_primary_moves_nothing(
         at_standby.seen = at_primary.seen
         assert refused(at_standby) == "INVALID_POSITION"
         assert epochs() == (second, 1)
-        # What fits is served meanwhile, as it was.
+        # The groups that fit are served meanwhile, as they were.
         at_standby.seen = None
         assert [group.position for group in whole_groups(at_standby.pages())][-1:] != [position]
         other.execute("select pg_wal_replay_resume()")

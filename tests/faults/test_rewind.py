@@ -160,10 +160,10 @@ def test_promise_9_new_history_reuses_the_times_of_the_lost_one(restorable: Call
     assert moved != before
     assert ended == [before]
     assert (dead(a), dead(b), dead(d)) == ([(lost[0], "REWOUND")], [(lost[1], "REWOUND")], [])
-    # What d wrote was unseen by a's batch, however its times compare: a conflict, and both values are known.
+    # The write of d was unseen by a's batch, however its times compare: a conflict, and both values are known.
     assert unsent in story.logged
     assert ("todo", y, "title", "new history") in story.conflicts
-    # Who had lost nothing goes on without a snapshot.
+    # A device that had lost nothing goes on without a snapshot.
     pulls = c.db.status().pulls
     c.online()
     c.sync()

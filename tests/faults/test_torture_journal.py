@@ -1,4 +1,4 @@
-"""What the fault run takes from the journals of those who write by SQL."""
+"""The fault run reads the journals of those who write by SQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What processes of the fault run write down, and what of it is read: large rows, and lines that a kill cut off."""
+"""Processes of the fault run write records, and these are read: also large rows, and lines that a kill cut off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `make images` gives a build of this machine's pip, and what Docker itself says of compose.yaml."""
+"""`make images` gives a build the settings of this machine's pip, and Docker itself takes compose.yaml."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def built(request: pytest.FixtureRequest) -> str:
 
 
 def inside(name: str, script: str) -> str:
-    """What a Python program prints in a container of the image, as it comes."""
+    """The output of a Python program in a container of the image, as it comes."""
     return docker("run", "--rm", "--read-only", "--network=none", "--cap-drop=ALL", image(name), "python", "-c", script)
 
 
@@ -169,6 +169,6 @@ def test_the_compactor_does_its_work(shop: Shop, uid: int) -> None:
     assert changes >= 1
     assert to_position >= verdict.position
     assert list(lake.rglob("*.parquet"))
-    # What is cut is compared with the files first.
+    # The groups that are cut are compared with the files first.
     assert not Device(shop.addresses, "shop", shop.admin).sweep().unfinished
     assert row in Device(shop.addresses, "shop", shop.key).pull("todo")

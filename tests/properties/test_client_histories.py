@@ -198,7 +198,7 @@ class World:
                     else:
                         synced.delete(key)
                 except (RowMissing, RowExists):
-                    pass  # What is shown decides whether the change can be made; the batch goes on without it.
+                    pass  # The rows shown decide whether the change can be made; the batch goes on without it.
         if batch.id:
             self.made.append(batch.id)
 
@@ -335,7 +335,7 @@ def tell_history(world: World, history: list[tuple[str, int, Any]]) -> None:
 
 
 def counted_of(world: World) -> Counter[str]:
-    """What came about in a history."""
+    """The events of a history, counted."""
     found = Counter(verdict.reason or max(verdict.outcomes).name for verdict in world.server.verdicts.values())
     found["histories"] = 1
     found["by SQL"] = sum(logged.node == SERVER_NODE for logged in world.server.log)

@@ -155,7 +155,7 @@ def check_content(policy: Policy, content: Content, schedule: Sequence[Slots], c
     late: dict[Slots, Told] = {}
     for slots in schedule:
         in_time[slots] = tell(policy, PARKS, content, slots)
-        # What arrives in order waits for nothing, and the park time can't matter.
+        # A batch that arrives in order waits for nothing, and the park time can't matter.
         late[slots] = in_time[slots] if in_order(slots, counts) == slots else tell(policy, NEVER, content, slots)
         counted["histories"] += 1 + (late[slots] is not in_time[slots])
     for slots in schedule:
@@ -169,7 +169,7 @@ def check_content(policy: Policy, content: Content, schedule: Sequence[Slots], c
                 other = in_time[dense(right)].server
                 assert in_time[slots].server.live() == other.live()
                 assert reasons(in_time[slots].server) == reasons(other)
-        # What waits for a row of its node beyond the park time takes its place when that comes.
+        # A batch that waits for a row of its node beyond the park time takes its place when that comes.
         placed = in_place(decided(late[slots]), counts)
         if placed != slots and not any(map(any_refused, (late[slots], late[dense(placed)]))):
             counted["late"] += 1

@@ -30,7 +30,7 @@ sets = st.none() | arrays(Kind.INT64) | arrays(Kind.DOUBLE) | st.lists(small, ma
 
 
 def value_of(policy: str, cell: Cell) -> object:
-    """What a cell stands for under a policy: a set of elements, a place in time, or itself."""
+    """The value that a cell stands for under a policy: a set of elements, a place in time, or itself."""
     if cell is None:
         return None
     if policy == "union":

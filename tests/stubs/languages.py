@@ -145,7 +145,7 @@ def verdicts(told: dict[str, Any], story: Story) -> None:
 
 
 def log(told: dict[str, Any], story: Story) -> None:
-    """What was paged is what Postgres has, but for the batch that came later."""
+    """The log that was paged is the one in Postgres, but for the batch that came later."""
     rows = story.sql(
         "select position, batch_id, effect from anabranch.log where database_id = %s and batch_id <> %s"
         " order by position, batch_id, ordinal",

@@ -52,7 +52,7 @@ class Program:
 
 
 def _run(command: Sequence[str], folder: Path, environment: Mapping[str, str], timeout_s: float) -> str:
-    """What a command printed on stdout. Raises AssertionError."""
+    """The output of a command on stdout. Raises AssertionError."""
     done = subprocess.run(
         command,
         cwd=folder,
@@ -83,7 +83,7 @@ PROGRAMS = {
             (("mvn", "-B", "-q", "-ntp", "package"),),
             (
                 "java",
-                # What the Arrow library needs to reach memory outside of the heap.
+                # The Arrow library needs this to reach memory outside of the heap.
                 "--add-opens=java.base/java.nio=ALL-UNNAMED",
                 "-cp",
                 f"program/target/classes{os.pathsep}program/target/lib/*",

@@ -1,4 +1,4 @@
-"""What breaks clients that are out there is found before it is committed, also before the first release."""
+"""A change that breaks clients that are out there is found before it is committed, also before the first release."""
 
 from __future__ import annotations
 

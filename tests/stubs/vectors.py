@@ -294,8 +294,8 @@ def messages() -> Iterator[tuple[str, Message]]:
 
 
 def vectors() -> list[dict[str, Any]]:
-    """What the file holds. ``json_inexact``: the JSON says NaN, whose bits a language may choose, or -0.0, whose sign
-    some parsers of JSON lose."""
+    """The content of the file. ``json_inexact``: the JSON says NaN, whose bits a language may choose, or -0.0, whose
+    sign some parsers of JSON lose."""
     made = []
     for name, message in messages():
         vector: dict[str, Any] = {

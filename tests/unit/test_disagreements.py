@@ -1,4 +1,4 @@
-"""What nodes say of tables that disagree is counted once a table and node, whatever they say besides."""
+"""Reports of nodes on tables that disagree are counted once a table and node, whatever else they say."""
 
 from __future__ import annotations
 

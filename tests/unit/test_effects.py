@@ -65,7 +65,7 @@ def test_an_insert_gives_every_column_with_the_keys_first(row: list[Cell]) -> No
 def test_an_update_gives_the_key_and_what_differs(before: list[Cell], other: list[Cell], changes: set[int]) -> None:
     after = [other[i] if i in changes - set(ALL.key_index) else cell for i, cell in enumerate(before)]
     encoder = RowEncoder(ALL)
-    # What differs, by the canonical encoding: it tells -0.0 from 0.0 and holds every NaN for one.
+    # Columns differ by the canonical encoding: it tells -0.0 from 0.0 and holds every NaN for one.
     old, new = encoder.fields(before), encoder.fields(after)
     differing = [name for i, name in enumerate(ALL.column_names) if old[i] != new[i]]
     effect = EffectBuilder(ALL).update(before, after)

@@ -32,7 +32,7 @@ def modules() -> Iterator[tuple[Path, ast.Module]]:
 
 
 def own(node: ast.AST) -> Iterator[ast.AST]:
-    """What belongs to a function itself, without the functions in it."""
+    """The nodes of a function itself, without those of the functions in it."""
     for child in ast.iter_child_nodes(node):
         yield child
         if not isinstance(child, Function | ast.Lambda):

@@ -91,7 +91,7 @@ def test_a_counter_that_another_changed_unseen_is_merged_and_nothing_lost() -> N
 
 
 def test_a_counter_adds_also_where_nobody_else_wrote() -> None:
-    """What the device showed need not be what is stored: an earlier batch of it may have been refused."""
+    """The value that the device showed need not be the stored one: an earlier batch of it may have been refused."""
     decision = decide(update("x", {"n": 7}, n=9), row=RowState({"id": "x", "n": 10}, None))
     assert isinstance(decision, Accepted)
     assert decision.writes[0].values == {"n": 12}

@@ -1,4 +1,4 @@
-"""What a device shows: the base and what is pending on it."""
+"""The rows that a device shows: the base and what is pending on it."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_every_difference_lies_in_a_range_that_is_read(changed: set[int], gone: 
     differing = {i for i in mine.keys() | theirs.keys() if mine.get(i) != theirs.get(i)}
     assert differing == {i for i in differing if is_in((0, i))}
     assert len(read) <= len(differing)
-    # What is read beside them is what shares their ranges.
+    # Rows that are read beside them share their ranges.
     assert sum(map(is_in, ((0, i) for i in theirs))) <= FEW_ROWS * len(differing)
 
 

@@ -1,4 +1,4 @@
-"""What may go: never past a bound, whatever the facts."""
+"""The plan of what may go: never past a bound, whatever the facts."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def base(position: int, **cells: int | None) -> BaseRows:
 def test_a_base_tells_what_a_partial_change_before_it_does_not() -> None:
     changes = [change(1, "update", {"a": 5})]
     assert at(changes, base(1, a=5, b=7), 1) == {"id": "k", "a": 5, "b": 7}
-    # What a was before nobody has seen: it is not NULL, but not there.
+    # Nobody has seen the earlier value of a: it is not NULL, but not there.
     assert at(changes, base(1, a=5, b=7), 0) == {"id": "k", "b": 7}
 
 
@@ -83,7 +83,7 @@ def test_a_batch_that_changed_nothing_makes_no_row_and_takes_none() -> None:
 
 @dataclass
 class History:
-    """What a row really was (``truth``: before everything, and after each change), and what files tell of it."""
+    """The true states of a row (``truth``: before everything, and after each change), and those that files tell of."""
 
     truth: list[Row | None]
     changes: list[Change]

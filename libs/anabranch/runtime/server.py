@@ -227,7 +227,7 @@ def _options(settings: ServiceSettings) -> list[tuple[str, int]]:
         # The same for what comes beside it: gRPC's default is below the longest token.
         ("grpc.max_metadata_size", METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", METADATA_BYTES),
-        # What comes of a message before it is asked for stays small; with the probe it grows to megabytes a call. A
+        # The part of a message that comes before it is asked for stays small; with the probe it is megabytes a call. A
         # message that is asked for gets room for all of it, whatever the network.
         ("grpc.http2.bdp_probe", 0),
         # Callers without credentials have a part in all of these.

@@ -69,7 +69,7 @@ def _of_numeric(postgres_type: str) -> Growth | None:
     found = _NUMERIC.fullmatch(postgres_type)
     if found is None:
         return Growth(_in_text)
-    # What has more digits before its point is refused, and what has more behind it is rounded.
+    # A number with more digits before its point is refused, and one with more behind it is rounded.
     digits, scale = int(found[1]), int(found[2])
     if scale > _SMALL:
         filled = _filled(scale)

@@ -105,7 +105,7 @@ def captured(conn: Session, table: str) -> list[tuple[int, tuple[Cell, ...] | No
 
 
 def follows(conn: Session, table: str, before: Counter[tuple[Cell, ...]]) -> None:
-    """What is captured takes the rows of before to those of now; types and images fit."""
+    """Check that the captured changes take the rows of before to those of now; types and images fit."""
     rows = Counter(before)
     for kind, old, new in captured(conn, table):
         assert (old is None, new is None) == (kind == 1, kind == 3)
@@ -156,7 +156,7 @@ def test_a_role_with_few_rights_writes_as_before(synced: Session, migrated_url: 
         before = rows_of(synced, "t")
         with connect(migrated_url, application_name="gate", autocommit=True) as poor:
             poor.execute(f'set session authorization "{role}"'.encode())
-            # What the resolver says of itself counts for nobody who may not touch what is captured.
+            # The setting by which the resolver tells itself counts for no role that may not touch captured changes.
             poor.execute("select set_config('anabranch.resolver', pg_backend_pid()::text, false)")
             poor.execute("insert into app.t (id) values ('poor')")
             poor.execute("update app.t set a = 'poor'")

@@ -1,4 +1,5 @@
-"""What is captured is what went, also where the writer's transaction sees one moment, or its search path lies."""
+"""The captured changes are those that were made, also where the writer's transaction sees one moment, or its search
+path lies."""
 
 from __future__ import annotations
 

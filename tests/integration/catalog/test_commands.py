@@ -102,7 +102,7 @@ def test_all_that_is_refused_is_told_at_once_each_with_what_helps(conn: Session,
     )
     assert load_database(conn, "gates").tables == {}
 
-    # What helps does help, and then those that are good are added.
+    # The command that is said to help does help, and then the good tables are added.
     conn.execute('alter table "app"."no ""key" add primary key (n)')
     result = command("table", "add", "gates", "--all", "--skip-refused", "--every-device-sees-every-row", *at)
     assert result.exit_code == 0

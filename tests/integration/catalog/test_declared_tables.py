@@ -68,13 +68,14 @@ def catalog(connection: Connection) -> Catalog:
 
 
 def catalog_differences(declared: Catalog, migrated: Catalog) -> dict[str, tuple[str | None, str | None]]:
-    """What only one of them has, or both have otherwise: as it is declared, and as it was migrated."""
+    """The parts of the schema that only one of them has, or both have otherwise: as it is declared, and as it was
+    migrated."""
     both = {thing: (declared.get(thing), migrated.get(thing)) for thing in declared.keys() | migrated.keys()}
     return {thing: (one, other) for thing, (one, other) in both.items() if one != other}
 
 
 def alembic_differences(connection: Connection) -> list[object]:
-    """What Alembic would write into a migration."""
+    """The steps that Alembic would write into a migration."""
     partitions = set(connection.exec_driver_sql(PARTITIONS).scalars())
 
     def included(name: str | None, kind: str, _: object) -> bool:
@@ -96,7 +97,7 @@ def alembic_differences(connection: Connection) -> list[object]:
 
 @pytest.fixture(scope="module")
 def declared(databases: TestDatabases) -> Iterator[Catalog]:
-    """What Postgres says of tables that were made from the MetaData."""
+    """The description that Postgres gives of tables that were made from the MetaData."""
     url = databases.fresh()
     with migrate._transaction(url) as connection:
         connection.execute(CreateSchema(SCHEMA))

@@ -38,8 +38,8 @@ from pg_proc p where p.pronamespace = 'anabranch'::regnamespace
 
 @dataclass(frozen=True)
 class Shape:
-    """What other releases may rely on. ``columns``: name to (type, not null, has a default); ``rules``: (table, what
-    it says)."""
+    """The parts of a schema that other releases may rely on. ``columns``: name to (type, not null, has a default);
+    ``rules``: (table, text of the rule)."""
 
     columns: dict[str, tuple[str, bool, bool]]
     rules: set[tuple[str, str]]
@@ -58,7 +58,7 @@ def shape(conn: psycopg.Connection[Any]) -> Shape:
 
 
 def breaches(before: Shape, after: Shape) -> list[str]:
-    """What a release made for ``before`` may stumble over in ``after``."""
+    """Everything in ``after`` that a release made for ``before`` may stumble over."""
     found = []
     for name, (kind, strict, given) in before.columns.items():
         now = after.columns.get(name)

@@ -107,7 +107,7 @@ def test_one_that_fails_leaves_nothing(database_url: str) -> None:
 
 
 def newer_schema(url: str, revision: str, serves: tuple[str, ...]) -> None:
-    """What a newer release's upgrade leaves."""
+    """Change the schema as a newer release's upgrade does."""
     migrate.upgrade(url)
     with psycopg.connect(url, autocommit=True) as conn:
         conn.execute(f"update anabranch.{revisions.VERSION_TABLE} set version_num = %s", (revision,))
@@ -168,7 +168,7 @@ def test_who_is_served_goes_back_as_far_as_every_migration_allows(
 
 @pytest.mark.slow
 def test_an_upgrade_that_waits_for_a_table_stops_nobody(database_url: str) -> None:
-    """Who holds a table for long (a pull, a dump) is waited for by the upgrade, and not by writers behind it."""
+    """The upgrade waits for a session that holds a table for long (a pull, a dump); writers behind it do not."""
     with migrate._transaction(database_url) as connection:
         connection.execute(text("create schema anabranch"))
         config = migrate._config()

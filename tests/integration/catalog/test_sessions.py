@@ -75,7 +75,7 @@ def odd_url(database_url: str) -> str:
 
 
 def test_every_setting_of_the_server_is_ours_or_known_to_be_harmless(database_url: str) -> None:
-    """What a new release of Postgres brings is looked at before it is supported."""
+    """The settings that a new release of Postgres brings are looked at before it is supported."""
     with psycopg.connect(database_url) as conn:
         rows = conn.execute("""
             select name from pg_settings

@@ -1,4 +1,4 @@
-"""What Postgres stores comes back bit for bit on another device: by the log and by a pull."""
+"""Every value that Postgres stores comes back bit for bit on another device: by the log and by a pull."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server would surely refuse is refused where it is written; what it takes, or may take, is not."""
+"""A write that the server would surely refuse is refused where it is made; one that it takes, or may take, is not."""
 
 from __future__ import annotations
 

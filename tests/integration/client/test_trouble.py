@@ -1,4 +1,4 @@
-"""What a device does when calls fail, answers are lost, history is cut, or somebody else logs in."""
+"""A device's calls fail, answers are lost, history is cut, or somebody else logs in."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_the_history_of_a_table_that_is_registered_anew_stays_as_it_is_and_goes_
 
 @pytest.mark.parametrize("compacted", [False, True])
 def test_changes_before_a_table_was_altered_are_compacted_as_it_was_then(lake: Lake, compacted: bool) -> None:
-    """Whoever alters a table of a database that is written to always leaves changes that no run has seen."""
+    """An ALTER of a table in a database that is written to always leaves changes that no run has seen."""
     writer = lake.writer()
     writer.insert("todo", [("a", "milk", True, 1), ("b", "tea", None, 2)])
     if compacted:
@@ -108,7 +108,7 @@ def test_changes_before_a_table_was_altered_are_compacted_as_it_was_then(lake: L
         ("a", "insert", "milk", True, 1, None, None),
         ("b", "insert", "tea", None, 2, None, None),
     ]
-    # What a row was beside is known where the registration that the change is of had a base, or an insert.
+    # The other values of a row are known where the registration that the change is of had a base, or an insert.
     assert {row for row in told if row[1] == "update"} == {
         ("b", "update", "tea", None, 3, None, None),
         ("a", "update", "oats", None, None, None, None),

@@ -1,4 +1,4 @@
-"""What Spark has published as a base, read and proven without Spark: with it a pull is served."""
+"""A base that Spark has published is read and proven without Spark, and a pull is served with it."""
 
 from __future__ import annotations
 

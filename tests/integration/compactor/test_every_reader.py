@@ -38,7 +38,7 @@ Rows = dict[str, dict[str, Cell]]
 
 
 def command(lake: Lake, *arguments: str) -> list[dict[str, Any]]:
-    """What a subcommand prints as JSON."""
+    """The JSON that a subcommand prints."""
     done = CliRunner().invoke(app, [*arguments, "--db", "app", "--json", "--postgres-url", lake.url])
     assert done.exit_code == 0, done.output
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -56,7 +56,7 @@ def unregister(lake: Lake, name: str) -> None:
 
 @dataclass
 class Model:
-    """What table todo held after each position; ``told``: what happened to each row."""
+    """The rows of table todo after each position; ``told``: the changes of each row."""
 
     lake: Lake
     random: Random
@@ -112,7 +112,7 @@ class Model:
 
 
 def agrees(where: object, found: Mapping[str, Cell], row: Mapping[str, Cell], *, whole: bool) -> None:
-    """What is known of a row is what it was."""
+    """Check that a row was as it is known to have been."""
     assert {name: row[name] for name in found} == dict(found), where
     assert not whole or found.keys() == row.keys(), where
 

@@ -1,4 +1,4 @@
-"""What happened to a row, and a table as it was: by the command and by the documented query."""
+"""The history of a row, and a table as it was: by the command and by the documented query."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ Rows = list[tuple[Any, ...]]
 
 
 def command(lake: Lake, *arguments: str) -> list[dict[str, Any]]:
-    """What a subcommand prints as JSON of table todo."""
+    """The JSON that a subcommand prints of table todo."""
     return command_of(lake, "todo", *arguments)
 
 
 def command_of(lake: Lake, table: str, *arguments: str) -> list[dict[str, Any]]:
-    """What a subcommand prints as JSON."""
+    """The JSON that a subcommand prints."""
     done = CliRunner().invoke(app, [*arguments, "--db", "app", "--table", table, "--json", "--postgres-url", lake.url])
     assert done.exit_code == 0, done.output
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -122,7 +122,7 @@ def test_what_is_not_there_is_named(lake: Lake, arguments: list[str], reason: st
 
 
 def refused(lake: Lake, *arguments: str) -> str:
-    """What a subcommand says that does nothing."""
+    """The message of a subcommand that does nothing."""
     done = CliRunner().invoke(app, [*arguments, "--db", "app", "--table", "todo", "--postgres-url", lake.url])
     assert done.exit_code == 2, done.output
     return done.stderr

@@ -101,7 +101,7 @@ def shown(rows: Mapping[Key, Mapping[str, Cell]], names: Sequence[str]) -> dict[
 
 
 class Model:
-    """What the tables hold, what was told of them, and what they were after each group."""
+    """The rows of the tables, the changes that were told of them, and their state after each group."""
 
     def __init__(self, lake: Lake) -> None:
         self.lake = lake

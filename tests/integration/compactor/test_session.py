@@ -27,7 +27,7 @@ with spark_session("local[1]") as spark:
 
 
 def run(java: str, before: str = "") -> str:
-    """What the program, with something ``before`` it, prints where JAVA_HOME is ``java``."""
+    """The output of the program, with something ``before`` it, where JAVA_HOME is ``java``."""
     done = subprocess.run(
         [sys.executable, "-c", before + PROGRAM],
         env={**os.environ, "JAVA_HOME": java},

@@ -41,7 +41,7 @@ def rig(module_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[I
 
 @pytest.fixture
 def resolver(rig: IngestRig) -> Iterator[VerdictWriter]:
-    """Whoever writes verdicts."""
+    """The writer of verdicts."""
     with VerdictWriter(rig.url) as writer:
         yield writer
 

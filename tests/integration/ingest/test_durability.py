@@ -1,4 +1,4 @@
-"""What ingest keeps when things die around it."""
+"""Ingest keeps batches when things die around it."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Told:
                 conn.execute("select pg_notify(%s, %s)", (GROUPS_CHANNEL, f"{database_id}:7:{self.id};;{text}"))
 
     def verdict(self) -> verdict_pb2.Verdict:
-        """What the call was answered."""
+        """The verdict that the call was answered."""
         self._call.join(PATIENCE_S)
         [answer] = self._answers
         return answer.verdicts[0]
@@ -80,11 +80,11 @@ def test_a_forged_notification_decides_nothing(rig: IngestRig, device: Device, r
 
 
 def test_forged_notifications_are_told_of_now_and_then(rig: IngestRig, device: Device, resolver: VerdictWriter) -> None:
-    """Whoever has a session with the database could fill the log with them."""
+    """Anybody with a session of the database could fill the log with them."""
     resolver.paused.set()
     call = Told(rig, device)
     call.tell(key=b"somebody else's key, of 32 bytes", times=20)
-    # What is told after them is heard after them.
+    # A notification after them is heard after them.
     call.tell()
     assert call.verdict().message == "told"
     told_of = [line for line in rig.log().splitlines() if "not sealed by the resolver" in line]

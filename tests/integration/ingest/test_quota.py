@@ -44,7 +44,7 @@ def waiting(rig: IngestRig, db_name: str) -> int:
 
 
 def send_all_at_once(devices: list[Device]) -> list[str]:
-    """What each device's call came to: "" or the reason of its failure."""
+    """The result of each device's call: "" or the reason of its failure."""
 
     def send(device: Device) -> str:
         payloads = [device.payload() for _ in range(EACH)]

@@ -1,4 +1,4 @@
-"""What a node has seen is held against the history before a batch of it is taken in (promise 9)."""
+"""The positions that a node has seen are held against the history before a batch of it is taken in (promise 9)."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_promise_9_a_send_notices_a_rewind_by_a_verdict_alone_and_appends_nothin
         (before, other.seen.server_timestamp_ms)
     ]
     assert sql("select 1 from anabranch.inbox where database_id = @ and batch_id = %s", batch_id(lost)) == []
-    # Who lost nothing goes on in the new epoch, also with a token that the restore has forgotten.
+    # A node that lost nothing goes on in the new epoch, also with a token that the restore has forgotten.
     answer = other.send(other.payload(), token=b"0123456789abcdef")
     assert answer.verdicts[0].status == APPLIED
     assert answer.state.settled.epoch == moved

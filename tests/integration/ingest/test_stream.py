@@ -251,7 +251,7 @@ def test_a_stream_that_is_too_fast_is_held_back(module_url: str, tmp_path: Path,
                 if taken != settled_at:
                     settled_at, quiet_since = taken, time.monotonic()
                 time.sleep(0.01)
-            # What gRPC's own buffers take comes on top of the window: 100 batches here are two megabytes.
+            # The batches in gRPC's own buffers come on top of the window: 100 batches here are two megabytes.
             assert settled_at <= window + 600
             resolver.paused.clear()
             for response in responses:

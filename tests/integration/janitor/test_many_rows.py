@@ -37,7 +37,7 @@ def expired(ground: Ground) -> int:
 
 @contextmanager
 def ending(over: threading.Event, rig: Rig) -> Iterator[None]:
-    """Whatever becomes of the block, nothing goes on after it."""
+    """Have nothing go on after the block, however it ends."""
     try:
         yield
     finally:

@@ -38,7 +38,7 @@ def test_the_floor_goes_past_a_node_that_only_writes_and_not_past_one_that_reads
 
 @pytest.mark.slow
 def test_a_writer_that_comes_once_is_where_the_head_was_and_no_further(ground: Ground, tmp_path: Path) -> None:
-    """What it writes next leans on nothing older; and what comes after it, it may yet want to read."""
+    """Its next batch leans on nothing older; and the log that comes after its batch, it may yet want to read."""
     before = ground.write(2)
     with IngestRig(ground.url, tmp_path) as rig:
         device = Device(rig.addresses[0], rig.new_key(f"user-{ULID()}"), "app")

@@ -1,5 +1,5 @@
-"""What others write by SQL enters the log with the group that finds it: in order, whole transactions, judged like
-another node's."""
+"""Changes that others make by SQL enter the log with the group that finds them: in order, whole transactions, judged
+like another node's."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What others commit between the moment in which a group drained and its own statements, and what those statements lean
-on: a parent that came, children and a unique value that went. In the log it stands before the batch that leans on it,
-or else whoever reads up to that batch has rows that no constraint would let stand."""
+"""Others commit between the moment in which a group drained and its own statements, and these lean on it: on a parent
+that came, on children and a unique value that went. In the log such a change stands before the batch that leans on it,
+or else a reader up to that batch has rows that no constraint would let stand."""
 
 from __future__ import annotations
 

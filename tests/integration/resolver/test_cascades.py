@@ -1,4 +1,5 @@
-"""What a batch's own statements cause (cascades, actions of foreign keys, triggers) is an effect of that batch."""
+"""The changes that a batch's own statements cause (cascades, actions of foreign keys, triggers) are effects of that
+batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a batch causes is more than is held: it is logged piece by piece, and belongs to the batch all the same."""
+"""A batch causes more than is held: it is logged piece by piece, and belongs to the batch all the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commits late stands behind every bound that was read before: no run of the compactor passes it by."""
+"""A group that commits late stands behind every bound that was read before: no run of the compactor passes it by."""
 
 from __future__ import annotations
 

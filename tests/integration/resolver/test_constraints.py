@@ -1,4 +1,4 @@
-"""What the database says no to, and what the resolver makes of it: waves, order, blame."""
+"""The database refuses writes, and the resolver makes something of it: waves, order, blame."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_a_table_that_is_changed_back_is_synced_again(make_rig: Any, monkeypatch
 def test_triggers_that_rest_unasked_are_told_of_and_the_table_goes_on(
     make_rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What ``pg_restore --disable-triggers`` leaves behind."""
+    """``pg_restore --disable-triggers`` leaves such triggers behind."""
     monkeypatch.setattr(cache, "_LOOK_S", 0.0)
     rig: ResolverRig = make_rig(TABLES, {"t": None})
     a = rig.node("a")

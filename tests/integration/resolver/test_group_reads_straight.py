@@ -46,7 +46,7 @@ def entries_of_a_group(rig: ResolverRig, batches: int) -> list[Entry]:
         if event != "call" or not str(frame.f_globals.get("__name__", "")).startswith(PACKAGE):
             return
         entry = Entry(_resolver_module(frame.f_back), _resolver_module(frame), frame.f_code.co_qualname)
-        # What the rig makes before is no part of the group.
+        # The objects that the rig makes before are no part of the group.
         if entry.caller != entry.module and (made or entry.function == commit_group.__name__):
             made.append(entry)
 

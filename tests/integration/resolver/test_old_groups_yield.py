@@ -65,7 +65,8 @@ def test_a_writer_that_has_waited_for_long_is_not_the_victim(make_rig: Any, monk
 def test_an_old_group_waits_for_a_row_of_ours_that_an_append_holds(
     make_rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever holds it waits for no row of the application; a group that took long would else be lost at its end."""
+    """The append that holds it waits for no row of the application; a group that took long would else be lost at its
+    end."""
     rig: ResolverRig = make_rig(UNIQUE)
     node = rig.node("a")
     made = node.insert("todo", {"id": "r", "title": "r", "done": False})

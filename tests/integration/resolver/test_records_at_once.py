@@ -26,7 +26,7 @@ OF_TABLE = {
 
 
 def _story(rig: ResolverRig) -> dict[str, list[str]]:
-    """What is recorded of inserts, updates that merge and that lose, rejections and a delete."""
+    """The records of inserts, updates that merge and that lose, rejections and a delete."""
     a, b = rig.node("a"), rig.node("b")
     a.insert("todo", {"id": "1", "title": "one", "done": False}, {"id": "2", "title": "two", "done": False})
     rig.drain()

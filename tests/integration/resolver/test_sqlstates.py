@@ -65,7 +65,7 @@ def test_every_sqlstate_that_a_function_raises_comes_to_a_verdict_by_name(
     assert rig.outcome(good) == ["APPLIED"]
 
 
-# What ends a batch by an error that looks like Postgres's own trouble, without RAISE.
+# Statements that end a batch by an error that looks like Postgres's own trouble, without RAISE.
 ENDS = {
     "a statement that is not prepared": ("execute 'deallocate nosuch'", "26000"),
     "a transaction that only reads": ("set local transaction_read_only = on", "25006"),

@@ -1,4 +1,4 @@
-"""What waits to be drained is taken back only as far as its images fit into memory."""
+"""Changes that wait to be drained are taken back only as far as their images fit into memory."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ SHAPES = ("plain", "domain", "domain over a domain", "array", "array of a domain
 
 
 def _declared(base: str, shape: str) -> tuple[str, str]:
-    """What makes the type, and its name."""
+    """The statement that makes the type, and its name."""
     inner, outer = "app.inner_one", "app.outer_one"
     match shape:
         case "plain":
@@ -139,7 +139,7 @@ def test_values_that_do_not_fit_are_among_them(conn: Session) -> None:
 
 
 def test_keys_under_domains_are_compared_without_their_checks(conn: Session) -> None:
-    """What a key's domain asks is asked where a row is written: a look-up of a key that it refuses finds none."""
+    """The domain of a key is checked where a row is written: a look-up of a key that it refuses finds none."""
     with conn.transaction(force_rollback=True):
         conn.execute(
             "create domain app.word as varchar(3) check (value <> 'no'); "

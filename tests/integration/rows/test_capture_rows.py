@@ -1,4 +1,4 @@
-"""What the capture triggers wrote is read back as any other reader reads the rows, for every type."""
+"""The images that the capture triggers wrote are read back as any other reader reads the rows, for every type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a group commit records: every field where it belongs, and records that are not there noticed."""
+"""A group commit records every field where it belongs, and records that are not there are noticed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an installation carries while it is rolled: pushes, streams and devices, all through gates."""
+"""The load of an installation while it is rolled: pushes, streams and devices, all through gates."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ NAMES = ("a", "b")
 
 @dataclass
 class Load:
-    """What was done and seen. ``pushed``: ids of batches that got their verdict. ``calls``: by outcome. ``streams``:
-    what each follower was given, in order. ``moved``: why streams ended, by (code, reason). ``made``: rows that devices
-    made."""
+    """The calls that were made and their results. ``pushed``: ids of batches that got their verdict. ``calls``: by
+    outcome. ``streams``: the groups that each follower was given, in order. ``moved``: why streams ended, by (code,
+    reason). ``made``: rows that devices made."""
 
     addresses: Mapping[str, str]
     key: str

@@ -1,4 +1,4 @@
-"""What happens around a call: credentials, errors, limits, an orderly end."""
+"""Everything around a call: credentials, errors, limits, an orderly end."""
 
 from __future__ import annotations
 

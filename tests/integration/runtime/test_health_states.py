@@ -1,4 +1,4 @@
-"""What health says reaches everybody, whoever else watches."""
+"""A state of health reaches everybody, whoever else watches."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def url(databases: TestDatabases) -> Iterator[str]:
 
 
 def put_schema(url: str, revision: str, *serves: str) -> None:
-    """What an upgrade to ``revision`` leaves, as far as readiness goes."""
+    """Leave the schema as an upgrade to ``revision`` does, as far as readiness goes."""
     with psycopg.connect(url) as conn:
         conn.execute(f"update anabranch.{revisions.VERSION_TABLE} set version_num = %s", (revision,))
         conn.execute(f"delete from anabranch.{revisions.CODE_TABLE}")

@@ -33,7 +33,7 @@ CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Terminal:
-    """What a program has written to its terminal."""
+    """The output of a program on its terminal."""
 
     def __init__(self, command: list[str]) -> None:
         self._own, theirs = pty.openpty()

@@ -107,19 +107,19 @@ def place(rig: SnapshotRig) -> Iterator[Place]:
 
 @pytest.fixture
 def writer(place: Place) -> LogWriter:
-    """Whoever writes groups."""
+    """The writer of groups."""
     return place.make_writer()
 
 
 @pytest.fixture
 def reader(place: Place) -> Reader:
-    """Whoever reads."""
+    """A reader of the place."""
     return place.make_reader()
 
 
 @pytest.fixture
 def lake(place: Place, tmp_path: Path) -> BaseWriter:
-    """Whoever publishes bases of the place."""
+    """The publisher of bases of the place."""
     return BaseWriter(place.conn, place.rig.url, place.name, tmp_path / "lake")
 
 

@@ -1,4 +1,4 @@
-"""What a pull brings, for tests of pulls."""
+"""The answer to a pull, for tests of pulls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def rows(count: int, size: int = 20) -> list[tuple[Any, ...]]:
 
 
 class Pulled:
-    """What a pull brought: rows by table, its chunks' tables and parts in order, and the last response."""
+    """The answer to a pull: rows by table, its chunks' tables and parts in order, and the last response."""
 
     def __init__(self) -> None:
         self.rows: dict[str, list[tuple[Any, ...]]] = {}

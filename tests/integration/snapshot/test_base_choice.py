@@ -66,7 +66,7 @@ def test_a_base_that_is_not_good_for_a_pull_is_left_and_why_is_counted(
     acknowledging.acknowledged = head
     pull(acknowledging)
     assert from_postgres(place, "node") == 2
-    # What it lacks is older than the policy allows; what it lacks, not it itself.
+    # The part that it lacks is older than the policy allows; that part, and not the base itself.
     allow(place, 1)
     pull()
     assert from_parquet() == 2
@@ -118,7 +118,7 @@ def test_a_table_that_no_base_has_yet_sends_pulls_to_postgres_until_one_has(
     with pytest.raises(grpc.RpcError) as caught:
         next(place.make_reader().pull([("item", begun.resume)]))
     assert failed(caught.value).reason == "INVALID_TOKEN"
-    # What holds the floor is what held it before, and nothing waits for the table.
+    # The floor is held by the same as before, and nothing waits for the table.
     [kept] = databases(place.conn, place.name)
     found = look(place.conn, kept, time.time_ns() // 1_000_000 + 40 * DAY_MS)
     assert {bound.hold.name for bound in found.bounds} == {"WINDOW", "HEAD", "COMPACTION"}
@@ -222,7 +222,7 @@ def test_a_base_that_broke_is_no_matter_once_a_newer_one_is_proven(
         assert broken() == 0
     Pulled().all(place.make_reader().pull())
     assert from_parquet() == begun + 2
-    # What was proven stays proven.
+    # A proven base stays proven.
     assert proofs(place) == 2
 
 

@@ -1,4 +1,4 @@
-"""What nodes tell of their dead letters: kept as each last told, within bounds, and never for somebody else's node."""
+"""Reports of nodes on their dead letters: kept as each last told, within bounds, and never for somebody else's node."""
 
 from __future__ import annotations
 

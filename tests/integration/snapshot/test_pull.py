@@ -311,7 +311,7 @@ def test_describe_says_what_is_sure_to_be_refused(place: Any, reader: Reader) ->
     limits_told = reader.describe().limits
     assert limits_told.max_value_bytes == limits.MAX_VALUE_BYTES
     assert limits_told.max_key_bytes == limits.MAX_KEY_BYTES
-    # What it says is of this moment, whatever was registered.
+    # The description is of this moment, whatever was registered.
     place.conn.execute(f"alter type {place.schema}.mood add value 'glad'".encode())
     place.conn.execute(f"alter table {place.schema}.s alter b drop not null".encode())
     told = columns()

@@ -76,7 +76,7 @@ def test_a_base_is_pulled_while_nobody_may_touch_the_table_and_the_log_is_follow
     assert from_parquet() == 1
     groups = whole_groups(reader.pages())
     assert pulled.done["item"].sum == next(g for g in groups if g.position == as_of).sums[0]
-    # What it has seen, the history has: the position is sealed with the chain that it had there.
+    # The history has the position that the reader has seen: it is sealed with the chain that it had there.
     reader.seen = pulled.responses[-1].as_of
     held = {row[0]: row for row in pulled.rows["item"]}
     for group in whole_groups(reader.pages(as_of)):
@@ -157,7 +157,7 @@ def test_l10_a_pull_from_parquet_that_is_cut_again_and_again_ends_complete(
         if response.done:
             break
         resume = response.resume
-        # What is written and published meanwhile is nothing to it.
+        # A write and a base that come meanwhile are nothing to it.
         writer.update("item", (made[0][0],), {"n": cut})
         if cut == 3:
             lake.publish(buckets=2)

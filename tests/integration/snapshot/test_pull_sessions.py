@@ -1,4 +1,4 @@
-"""What a pull holds in Postgres, and for how long: locks, sessions, the log; and who waits."""
+"""A pull holds locks, sessions and the log in Postgres for no longer than it needs; and some wait."""
 
 from __future__ import annotations
 

@@ -236,7 +236,7 @@ def test_a_live_subscriber_is_told_when_history_is_rewound(place: Any, writer: L
     with pytest.raises(grpc.RpcError) as caught:
         for _ in stream:
             pass
-    # Who calls again presents what it has seen, and is told whether the history still has it.
+    # A device that calls again presents what it has seen, and is told whether the history still has it.
     assert failed(caught.value).reason == "UNAVAILABLE"
 
 

@@ -77,7 +77,7 @@ def test_subscriptions_that_take_nothing_are_bounded_in_memory_and_others_stay(
     # On a busy machine some are ended before the last one has come.
     until(lambda: rig.metric("anabranch_open_streams") + ended(rig) > STREAMS, 30)
     until(lambda: rig.metric(UNREAD) >= FULL * 2 * ROW, 20)
-    # Who takes what it gets is served all the while.
+    # A device that takes what it gets is served all the while.
     for _ in range(5):
         head = writer.insert("item", rows(1, ROW))
         reached(live, head)

@@ -193,7 +193,7 @@ def conn(session: Session) -> Session:
 
 @dataclass(frozen=True)
 class Place:
-    """What forms need beside the cells."""
+    """The surroundings that forms need beside the cells."""
 
     conn: Session
     folder: Path
@@ -305,7 +305,7 @@ def through_sqlite(place: Place, column: Column, cells: Sequence[Cell]) -> list[
 
 
 def through_python(place: Place, column: Column, cells: Sequence[Cell]) -> list[Cell]:
-    """What an app reads is what it may write."""
+    """Read a value as an app does: it may write that."""
     take = python.converter(column)
     found = held_by_sqlite(place, column, cells)
     return [None if value is None else take(value) for value in found]

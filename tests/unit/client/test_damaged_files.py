@@ -200,7 +200,7 @@ def test_a_batch_that_is_damaged_in_the_queue_is_named_and_stops_no_other(
         told = [state.detail for state in states if state.kind == "dead_letter"]
         assert all(any(batch in detail for detail in told) for batch in bad)
         assert again.status().queued == 0
-        # What they showed is gone: the table was pulled again.
+        # The rows that they showed are gone: the table was pulled again.
         shown = dict(again.execute("SELECT id, title FROM todo").fetchall())
         assert shown == {key: row["title"] for (_, key), row in remote.server.live().items()}
         assert again.verify() == ()

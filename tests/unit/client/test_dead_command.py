@@ -15,7 +15,7 @@ from anabranch.client import SyncedDb
 from anabranch.testkit.memory_remote import MemoryRemote
 from anabranch.v1 import errors_pb2, value_pb2, verdict_pb2
 
-# What the server extra brings can't be found, as on a device.
+# The packages of the server extra can't be found, as on a device.
 DEVICE = """
 import sys
 

@@ -321,7 +321,7 @@ def test_a_write_and_a_page_of_the_log_cost_the_same_with_ten_thousand_pending(
     device: SyncedDb, remote: MemoryRemote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counted in steps of SQLite's machine, which no load of the computer changes."""
-    # What another thread does on the same connection would be counted, and wait for whoever sets the counter.
+    # The work of another thread on the same connection would be counted, and wait for whoever sets the counter.
     monkeypatch.setattr(RowCheck, "begin", lambda _: None)
     todo = device.table("todo")
     writer = device._file._write

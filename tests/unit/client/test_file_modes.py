@@ -1,4 +1,4 @@
-"""Who may read and write the files that a device makes."""
+"""The modes of the files that a device makes: who may read and write them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What others than the package write to synced tables is refused, and what no trigger sees is noticed and put right."""
+"""Writes to synced tables by others than the package are refused; one that no trigger sees is noticed and put right."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def at_every_point(
             assert not device._file._write.in_transaction
             now = everything(device._file)
             assert now == held or not whole
-            # What is queued is shown, and what is shown is known.
+            # Everything that is queued is shown, and everything that is shown is known.
             assert len(now["_db_pending_rows"]) >= len(now["_db_mutations_queue"])
             work(device)
         assert device.sync()
@@ -216,7 +216,7 @@ def test_a_batch_is_whole_or_not_there_wherever_the_disk_fails(
 def test_an_app_that_goes_on_after_an_error_writes_nothing_outside_of_its_batch(
     tmp_path: Path, new_remote: Callable[[], MemoryRemote], way: str
 ) -> None:
-    """What a failed call took back is not in the batch, and the rest is in it whole, or nothing is."""
+    """The writes that a failed call took back are not in the batch, and the others are in it whole, or nothing is."""
     ground = Ground(tmp_path, new_remote)
     failures = 0
     for point in range(_MOST):

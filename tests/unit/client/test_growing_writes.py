@@ -1,4 +1,4 @@
-"""What would grow too far where the server stores it is refused where it is written."""
+"""A value that would grow too far where the server stores it is refused where it is written."""
 
 from __future__ import annotations
 

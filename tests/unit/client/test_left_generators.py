@@ -1,4 +1,5 @@
-"""What reads the file piece by piece lets go of it when it is left, and not when the garbage collector comes."""
+"""A generator that reads the file piece by piece lets go of it when it is left, and not when the garbage collector
+comes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the client logs goes the app's way."""
+"""The client's log goes the app's way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a table shows while it can't take the log."""
+"""The rows that a table shows while it can't take the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a device tells of verdicts and of its clock, and what it shows while a pull saw more than its log."""
+"""A device tells of verdicts and of its clock, and shows rows while a pull saw more than its log."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What is done by columns (effects decoded, rows and effects hashed, histories filled) against what does it value by
-value."""
+"""Work by columns (effects decoded, rows and effects hashed, histories filled) against the same work value by value."""
 
 from __future__ import annotations
 

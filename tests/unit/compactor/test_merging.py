@@ -1,4 +1,4 @@
-"""What is put together, and when: files of changes by their size, a bucket's deltas by number and share."""
+"""The choice of files to put together: files of changes by their size, a bucket's deltas by number and share."""
 
 from __future__ import annotations
 

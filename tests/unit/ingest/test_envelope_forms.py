@@ -1,4 +1,4 @@
-"""What ingest checks of a batch by itself: every refusal, and that what is in form goes through untouched."""
+"""Ingest checks a batch by itself: every refusal, and that a batch in form goes through untouched."""
 
 from __future__ import annotations
 

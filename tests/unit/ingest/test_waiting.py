@@ -1,4 +1,4 @@
-"""Who waits for which verdicts."""
+"""Calls wait for their own verdicts, and are woken by these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who of those that failed together is to blame is found by halves."""
+"""The batch to blame, among those that failed together, is found by halves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GROUP = [batch(n, (UPDATE, "todo", {"id": str(n), "title": "x"})) for n in range
 
 
 class Tables:
-    """What is written, where some batches are refused and one may be out of its turn."""
+    """The writes of batches, where some are refused and one may be out of its turn."""
 
     def __init__(self, bad: set[int], out_of_turn: int | None = None) -> None:
         self.bad = {GROUP[n].taken.batch_id for n in bad}

@@ -1,4 +1,4 @@
-"""What a group's batches need of what others committed meanwhile, as far as it can be told without asking."""
+"""A group's batches need some of the rows that others committed meanwhile, as far as it can be told without asking."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Row = Sequence[Cell] | None
 
 
 def needed(kind: MutationType, table: str, row: Mapping[str, Cell], stood: Row, stands: Row) -> Dependencies:
-    """What a batch of one mutation needs, after which its row stands so."""
+    """The needs of a batch of one mutation, after which its row stands so."""
     candidate = batch(1, (kind, table, row))
     at = (table, str(row["id"]))
     tried = progress(SYNCED, {at: stood} if stood is not None else {})

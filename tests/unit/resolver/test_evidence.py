@@ -1,4 +1,4 @@
-"""What the failure of a batch that was alone says of it."""
+"""The failure of a batch that was alone, as evidence against it."""
 
 from __future__ import annotations
 

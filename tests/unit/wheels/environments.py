@@ -28,13 +28,13 @@ TOOL = load_tool("wheels")
 
 
 def metadata(wheel: Wheel) -> importlib.metadata.PackageMetadata:
-    """What the wheel says of itself."""
+    """The metadata of the wheel."""
     (info,) = (path for path in zipfile.Path(wheel.path).iterdir() if path.name.endswith(".dist-info"))
     return importlib.metadata.PathDistribution(info).metadata
 
 
 def requirements(wheel: Wheel) -> list[Requirement]:
-    """What it asks for."""
+    """The requirements of the wheel."""
     return [Requirement(line) for line in metadata(wheel).get_all("Requires-Dist") or []]
 
 
@@ -50,7 +50,7 @@ class Environment:
         return subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=False, cwd=self.folder)
 
     def python(self, script: str, *arguments: str) -> str:
-        """What a Python program prints that ends well."""
+        """The output of a Python program, which ends well."""
         done = self.run("python", "-I", "-c", script, *arguments)
         assert done.returncode == 0, done.stderr
         return done.stdout

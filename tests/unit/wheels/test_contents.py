@@ -1,4 +1,4 @@
-"""What is in which of the three wheels, and what they say of each other."""
+"""The contents of the three wheels, and their requirements of each other."""
 
 from __future__ import annotations
 

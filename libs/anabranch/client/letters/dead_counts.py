@@ -66,7 +66,7 @@ def _about(conn: sqlite3.Connection, batch_id: str) -> _Subject:
         return errors_pb2.REASON_UNSPECIFIED, ""
     reason: int = errors_pb2.REASON_UNSPECIFIED
     table = ""
-    # What is damaged is counted without.
+    # A damaged verdict is counted without its reason, a damaged batch without its table.
     with contextlib.suppress(*UNREADABLE):
         verdict = verdict_pb2.Verdict.FromString(row[0])
         reason = verdict.reason

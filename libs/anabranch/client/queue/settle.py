@@ -142,7 +142,7 @@ def publish_verdicts(tx: Tx, ids: Sequence[str]) -> None:
         try:
             _publish(tx, verdict_pb2.Verdict.FromString(data), _IN_THE_LOG)
         except UNREADABLE as error:
-            # What it tells of is among the server's conflicts, too; the pull matters more.
+            # The conflicts that it tells of are among the server's, too; the pull matters more.
             log.warning("verdict_not_read", batch=batch_id, error=type(error).__name__)
 
 

@@ -102,7 +102,7 @@ def session(vectors: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def refusal(call: Any, request: Any, **options: Any) -> dict[str, str]:
-    """What the one ErrorInfo of a failed call says."""
+    """The reason in the one ErrorInfo of a failed call."""
     try:
         call(request, timeout=CALL_S, **options)
     except grpc.RpcError as error:

@@ -19,7 +19,7 @@ works_from = "0008"
 # work, and can't have touched the table, which is locked, or was rolled back. Numbers of transactions are gone through
 # from the moment's until Postgres says that there is none of that number yet.
 #
-# What is refused is a failure to serialize, which applications at these levels are prepared to meet by trying again.
+# The refusal is a failure to serialize, which applications at these levels are prepared to meet by trying again.
 TRUNCATE = """
 create or replace function anabranch.capture_truncate() returns trigger
 language plpgsql security definer set search_path = pg_catalog, pg_temp set row_security = off

@@ -1,4 +1,4 @@
-"""What a table was like that is synced no longer stays known, as long as the log may have changes of it.
+"""The shape of a table that was synced stays known as long as the log may have changes of it.
 
 Revision ID: 0011
 Revises: 0010

@@ -1,4 +1,4 @@
-"""What dead letters each node holds, as it last told.
+"""The dead letters of each node, as it last told of them.
 
 Revision ID: 0014
 Revises: 0013

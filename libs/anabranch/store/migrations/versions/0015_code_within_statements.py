@@ -1,5 +1,5 @@
-"""What a function in a default, a check or an index writes is captured in the resolver's sessions, too; and no type of
-a column makes a writer's statement fail.
+"""Writes of a function in a default, a check or an index are captured in the resolver's sessions, too; and no type of a
+column makes a writer's statement fail.
 
 Revision ID: 0015
 Revises: 0014
@@ -50,7 +50,7 @@ end
 $$;
 """
 
-# What makes a row's image where some of its columns have no binary form: these are in it as text.
+# Makes a row's image where some of its columns have no binary form: these are in it as text.
 IMAGE = """
 create function anabranch.image_of(relation oid, name text) returns text
 language sql stable set search_path = pg_catalog, pg_temp
