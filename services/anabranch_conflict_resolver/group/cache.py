@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 
 import structlog
@@ -80,6 +80,7 @@ class Cache:
     ``seal_key`` gives the key of a database's seals where the session may not read it.
 
     For the next group: ``more``: the last one was full. ``last_principal``: the owner of the batch that it took last.
+    ``owed``: the principals of whose batches it took some and decided none.
     ``all_may_cause``: any table may have got a trigger that causes other changes since its schema was read.
     ``optimistic``: the last one caused no changes beside what it wrote. ``expects_bad``: it had batches that a
     constraint refused. ``outstanding``: the backlog of captured changes, while there is one. ``undertaken``: what the
@@ -94,6 +95,7 @@ class Cache:
     shape: str = ""
     looked_s: float | None = None
     last_principal: str = ""
+    owed: Set[str] = frozenset()
     more: bool = False
     all_may_cause: bool = False
     optimistic: bool = True

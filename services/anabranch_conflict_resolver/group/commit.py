@@ -52,7 +52,7 @@ from anabranch_conflict_resolver.group.next_try import Attempt
 from anabranch_conflict_resolver.group.outcome import GroupLimits, Outcome
 from anabranch_conflict_resolver.group.records import Between, Recorded, record
 from anabranch_conflict_resolver.group.tables import Kinds, SyncedDatabase
-from anabranch_conflict_resolver.group.undertaking import Chosen, choose, put_down, settle, write_down
+from anabranch_conflict_resolver.group.undertaking import Chosen, choose, passed_over, put_down, settle, write_down
 
 _log = structlog.get_logger()
 
@@ -60,12 +60,13 @@ _log = structlog.get_logger()
 @dataclass(frozen=True, slots=True)
 class _Begun:
     """A group that has been claimed and has something to do. ``now``: the batches that it looks at; ``later``: those
-    that the next one will probably take."""
+    that the next one will probably take; ``owed``: the principals that it passes over by its choice."""
 
     context: Context
     head: Head
     now: Sequence[Taken]
     later: Sequence[Taken]
+    owed: Set[str]
     restarts: int
 
     def rolled_back(self, *, drained: int = 0) -> Outcome:
@@ -113,6 +114,7 @@ def commit_group(
         return begun.rolled_back(drained=1)
     except BaseException:
         cache.begin_anew()
+        cache.owed = begun.owed if isinstance(begun, _Begun) else frozenset()
         if not conn.closed:
             conn.rollback()
             if cache.undertaken.marked:
@@ -156,14 +158,14 @@ def _begin(
     if synced.asks and functions is not None:
         functions.warm()
     taken = claimed.answer()
-    cache.more = len(taken) >= most
+    chosen = choose(taken, most, cache.owed)
+    cache.more = len(taken) >= most or len(taken) > len(chosen.now)
     if not taken and not head.any_captured:
         cache.last_principal = ""
         if head.owner == OWNER:
             finish(conn, database_id)
         return Outcome(claimed=True, name=head.name)
-    chosen = choose(taken, most)
-    undertaken = _undertake(conn, cache, database_id, head, chosen, left=len(taken) > len(chosen.now))
+    undertaken = _undertake(conn, cache, database_id, head, chosen)
     if undertaken is None:
         return Outcome(True, name=head.name, drained=1)
     head = undertaken
@@ -179,16 +181,13 @@ def _begin(
         dict.fromkeys(synced.tables, frozenset(MutationType)) if cache.all_may_cause else synced.may_cause
     )
     context = Context(conn, synced, position, now_ms, limits.busy_ms, at_hand, may_cause, Asking(functions))
-    return _Begun(context, head, now, chosen.later, limits.restarts)
+    return _Begun(context, head, now, chosen.later, chosen.owed, limits.restarts)
 
 
-def _undertake(conn: Session, cache: Cache, database_id: int, head: Head, chosen: Chosen, *, left: bool) -> Head | None:
+def _undertake(conn: Session, cache: Cache, database_id: int, head: Head, chosen: Chosen) -> Head | None:
     """Keep in the cache which batches this group has in work, and write them down where one of them may kill the
-    process. ``left``: batches were taken that are not in work. Return the head as it is then; None where the claim was
-    lost meanwhile."""
+    process. Return the head as it is then; None where the claim was lost meanwhile."""
     now = chosen.now
-    if chosen.failed or chosen.suspected:
-        cache.more |= left
     marked = chosen.suspected or (bool(now) and cache.careful and cache.is_careful())
     marked = marked and not cache.outstanding.waiting
     if marked and len(chosen.ids) == 1 and head.any_captured and not cache.trouble.innocent:
@@ -292,6 +291,11 @@ def _keep(begun: _Begun, cache: Cache, tried: _Tried, recorded: Recorded) -> Non
         cache.trouble.passed()
     elif tried.progress.drained is None:
         cache.trouble.innocent = False
+    if not cache.undertaken.drains_alone:
+        cache.owed = begun.owed
+        if len(tried.results) + len(tried.dropped) < len(begun.now):
+            done = [*(result.taken for result in tried.results), *(t for t in begun.now if t.decided)]
+            cache.owed |= passed_over(begun.now, done)
     cache.optimistic = not tried.progress.caused
     cache.expects_bad = tried.any_bad
     cache.link = recorded.link

@@ -9,11 +9,14 @@ operator, killed the process is decided at its next try.
 
 While captured changes wait that have not been drained alone, they may be what kills: then they are, and nothing is
 written down.
+
+Whose batches a group passes over altogether comes next: a group that tries one batch alone, or is cut short, decides
+those with the lowest ids, and they may all be one principal's, again and again. So no principal waits for two of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 import structlog
@@ -34,30 +37,41 @@ SHARES = 64
 
 class Chosen(NamedTuple):
     """``now``: the batches that the group tries; ``later``: those that the next one will probably take. ``failed``: its
-    one batch has failed alone before. ``suspected``: one of them was in work when a process was killed."""
+    one batch has failed alone before. ``suspected``: one of them was in work when a process was killed. ``owed``: the
+    principals whose batches it passes over for that."""
 
     now: list[Taken]
     later: Sequence[Taken]
     failed: bool = False
     suspected: bool = False
+    owed: Set[str] = frozenset()
 
     @property
     def ids(self) -> list[str]:
         return [t.batch_id for t in (*self.now, *self.later)]
 
 
-def choose(taken: list[Taken], most: int) -> Chosen:
-    """Choose from the batches that were taken."""
-    now = taken[:most]
+def choose(taken: list[Taken], most: int, owed: Set[str] = frozenset()) -> Chosen:
+    """Choose from the batches that were taken. ``owed``: the principals that the last group passed over."""
+    now = [t for t in taken[:most] if t.principal in owed] if owed else []
+    later: Sequence[Taken] = [t for t in taken if t.principal not in owed][:most] if now else taken[most:]
+    now = now or taken[:most]
     failed = [t for t in now if t.attempts]
     if failed:
         # It may be one that takes long, as a delete that cascades over a million rows: it has a group of its own, and
         # time for it. The others come next.
-        return Chosen(failed[:1], (), failed=True, suspected=failed[0].company > 0)
+        alone = failed[:1]
+        return Chosen(alone, (), failed=True, suspected=alone[0].company > 0, owed=passed_over(now, alone))
     suspected = [t for t in now if t.failure and t.company]
     if suspected:
-        return Chosen(suspected[: max(1, suspected[0].company // SHARES)], (), suspected=True)
-    return Chosen(now, taken[most:])
+        few = suspected[: max(1, suspected[0].company // SHARES)]
+        return Chosen(few, (), suspected=True, owed=passed_over(now, few))
+    return Chosen(now, later)
+
+
+def passed_over(of: Sequence[Taken], served: Sequence[Taken]) -> Set[str]:
+    """The principals of batches of which none is ``served``."""
+    return {t.principal for t in of} - {t.principal for t in served}
 
 
 def settle(conn: Session, database_id: int, head: Head, now_ms: int, rest_ms: int) -> bool:

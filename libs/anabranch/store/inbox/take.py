@@ -61,6 +61,8 @@ class Taken(NamedTuple):
 # One step of a loose index scan is one probe of inbox_ready, so that the cost follows the number of principals that
 # wait and the number of batches taken, and never how many batches wait. The principals are gone through in turn from
 # ``start``; each gives at most its share, and the ranks are taken in order: the first of each, then the second of each.
+# Within a rank the turn counts too, and not the arrival: where large batches fill a group by their bytes, the first of
+# a principal with a backlog is always older than the one of its neighbour.
 # A share is twice that of an equal division, so that a group fills up where some principals have few batches.
 TAKE = """
 with recursive
@@ -93,7 +95,8 @@ share as materialized (
     select least(%(most)s, greatest(1, 2 * %(most)s / greatest(1, (select count(*) from waiting))))::bigint as most
 ),
 ready as (
-    select r.batch_id, r.arrival, r.size, row_number() over (partition by w.principal order by r.arrival) as rank
+    select r.batch_id, w.principal, r.arrival, r.size,
+           row_number() over (partition by w.principal order by r.arrival) as rank
     from waiting w cross join lateral (
         select i.batch_id, i.arrival, octet_length(i.payload) as size from anabranch.inbox i
         where i.database_id = %(db)s and i.principal = w.principal and i.park_deadline_ms is null
@@ -101,7 +104,8 @@ ready as (
     ) r
 ),
 due as (
-    select d.batch_id, d.arrival, d.size, row_number() over (partition by d.principal order by d.arrival) as rank
+    select d.batch_id, d.principal, d.arrival, d.size,
+           row_number() over (partition by d.principal order by d.arrival) as rank
     from (
         select i.batch_id, i.arrival, i.principal, octet_length(i.payload) as size from anabranch.inbox i
         where i.database_id = %(db)s and i.park_deadline_ms <= %(now)s
@@ -112,7 +116,7 @@ taken as materialized (
     select t.batch_id, t.size, t.turn from (
         select a.batch_id, a.size, row_number() over w as turn, sum(a.size) over w as bytes
         from (select * from ready union all select * from due) a
-        window w as (order by a.rank, a.arrival rows unbounded preceding)
+        window w as (order by a.rank, a.principal <= %(start)s, a.principal, a.arrival rows unbounded preceding)
     ) t
     where t.turn <= %(most)s and (t.bytes <= %(bytes)s or t.turn = 1)
 )
@@ -199,8 +203,8 @@ def take(
     conn: Connection, database_id: int, *, most: int, most_bytes: int, now_ms: int, start: str, few: bool
 ) -> Callable[[], list[Taken]]:
     """Ask for up to ``most`` batches (or, from the second on, ``most_bytes`` of payload) that may be decided: fairly
-    over principals, each one's by arrival. ``start`` is a principal: those after it come first where there are more
-    principals than places. ``few``: there are probably not many. The returned function returns the batches."""
+    over principals, each one's by arrival. ``start`` is a principal: those after it come first, which counts where not
+    all find a place. ``few``: there are probably not many. The returned function returns the batches."""
     parameters = {"db": database_id, "most": most, "bytes": most_bytes, "now": now_ms, "start": start, "few": FEW}
     if not few or most < FEW:
         cursor = conn.execute(TAKE, parameters)
