@@ -10,7 +10,7 @@ import pytest
 from .api import Thing, until
 from .machines import Machines
 from .release import HelmFailed, Release
-from .topologies import TRIAL, provide, public
+from .topologies import TRIAL, TRIAL_SECRETS, provide, public
 
 pytestmark = pytest.mark.timeout(2700)
 SERVICES = {"ingest", "conflict-resolver", "snapshot", "retention-janitor"}
@@ -41,8 +41,7 @@ def test_everything_in_the_cluster_from_install_to_uninstall(release: Release) -
     release.await_behind("rel-anabranch-postgres", "postgres", 1)
     until("the first migration has run", GONE_TIMEOUT_S, lambda: _succeeded(release, "rel-anabranch-first-migration"))
     secrets, pods = release.secrets(), _uids(release.settled())
-    certificates = {"rel-anabranch-tls", "rel-anabranch-postgres-tls"}
-    assert secrets.keys() == {"rel-anabranch-postgres", "rel-anabranch-tokens", *certificates}
+    assert secrets.keys() == TRIAL_SECRETS
 
     release.upgrade(TRIAL)
     assert release.secrets() == secrets

@@ -18,6 +18,8 @@ Values = Mapping[str, Any]
 WAIT_S = 600
 """The longest that Helm waits for pods and hooks; it gets as long again to end."""
 COMPONENT = "app.kubernetes.io/component"
+MADE_TYPES = ("Opaque", "kubernetes.io/tls")
+"""Types of the Secrets that the chart makes; Helm's own, and those of its users, are of others."""
 
 
 class HelmFailed(Exception):
@@ -107,9 +109,9 @@ class Release:
         until(f"{service} has {count} ready pods", WAIT_S, lambda: len(self.behind(service, port)) == count)
 
     def secrets(self) -> dict[str, dict[str, str]]:
-        """Data of the Secrets that are not Helm's own, by name."""
+        """Data of the Secrets that the chart made, by name."""
         found = self.listed("v1/secrets")
-        return {one["metadata"]["name"]: one.get("data", {}) for one in found if one["type"] == "Opaque"}
+        return {one["metadata"]["name"]: one.get("data", {}) for one in found if one["type"] in MADE_TYPES}
 
     def _waiting(self) -> tuple[str, ...]:
         return ("--wait", "--timeout", f"{WAIT_S}s")

@@ -15,6 +15,8 @@ TRIAL: dict[str, Any] = {
     "services": {"defaults": {"replicas": 1}},
 }
 """Everything in the cluster, one pod of each service; the chart makes the passwords."""
+TRIAL_SECRETS = {f"rel-anabranch-{name}" for name in ("postgres", "tokens", "tls", "postgres-tls")}
+"""The Secrets that it has: two of passwords and keys, two of certificates."""
 OPTIONAL_KINDS = ("serviceMonitor", "prometheusRule", "gateway")
 """Values whose objects are of kinds that a bare Kubernetes does not have."""
 
@@ -36,18 +38,22 @@ def without_optional_kinds(values: dict[str, Any]) -> dict[str, Any]:
     return left
 
 
+PROVIDED: dict[str, dict[str, str]] = {
+    "db": {"password": "p@:/#?%[]&$()"},
+    "cluster-app": {"uri": "postgresql://db.example.org/anabranch"},
+    "tokens": {"secret": "0123456789abcdef0123456789abcdef"},
+    "lake-credentials": {"AWS_ACCESS_KEY_ID": "x"},
+    "services-tls": {"tls.crt": "x", "tls.key": "x", "ca.crt": "x"},
+    "postgres-tls": {"tls.crt": "x", "tls.key": "x", "ca.crt": "x"},
+    "postgres-ca": {"ca.crt": "x", "root.crt": "x"},
+    "registry": {},
+}
+"""The Secrets that topologies name as their users' own."""
+
+
 def provide(release: Release) -> None:
-    """The Secrets and the claim that topologies name as their users' own."""
-    for name, data in {
-        "db": {"password": "p@:/#?%[]&$()"},
-        "cluster-app": {"uri": "postgresql://db.example.org/anabranch"},
-        "tokens": {"secret": "0123456789abcdef0123456789abcdef"},
-        "lake-credentials": {"AWS_ACCESS_KEY_ID": "x"},
-        "services-tls": {"tls.crt": "x", "tls.key": "x", "ca.crt": "x"},
-        "postgres-tls": {"tls.crt": "x", "tls.key": "x", "ca.crt": "x"},
-        "postgres-ca": {"ca.crt": "x", "root.crt": "x"},
-        "registry": {},
-    }.items():
+    """Make these Secrets, and the claim that is their users' own, too."""
+    for name, data in PROVIDED.items():
         release.api.create(
             release.at("v1/secrets"), {"metadata": {"name": name}, "type": "own/any", "stringData": data}
         )
