@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,8 @@ from anabranch_compactor.spark.session import lake_root, spark_session, submitte
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+Sessions = Callable[..., AbstractContextManager["SparkSession"]]
+"""Gives a session; takes what ``spark_session`` takes."""
 REFUSED = 2
 REASONS: dict[type[Exception], str] = {
     SettingsError: "INVALID_SETTINGS",
@@ -50,7 +53,7 @@ def say(**event: Any) -> None:
     print(json.dumps(event), flush=True)
 
 
-def run() -> bool:
+def run(sessions: Sessions) -> bool:
     """Compact every database that the settings name; gives whether all of them could be."""
     settings = load_settings(CompactorSettings)
     configure_logs("compactor", settings.log_level)
@@ -65,7 +68,7 @@ def run() -> bool:
             @cache
             def spark() -> SparkSession:
                 session = ending.enter_context(
-                    spark_session(settings.spark_master, driver_memory_mib=settings.spark_driver_memory_mib)
+                    sessions(settings.spark_master, driver_memory_mib=settings.spark_driver_memory_mib)
                 )
                 ending.enter_context(watched(session, say))
                 say(step="started")
@@ -100,11 +103,11 @@ def _print_failure(error: Exception) -> None:
     print(f"anabranch: {' '.join(str(error).split())} ({REASONS[type(error)]})", file=sys.stderr)
 
 
-def main() -> int:
+def main(sessions: Sessions = spark_session) -> int:
     """Run the job. Exit code 2 for a failure that a person can correct, with one line for each database that names it;
     1 for any other failure."""
     try:
-        return 0 if run() else REFUSED
+        return 0 if run(sessions) else REFUSED
     except tuple(REASONS) as error:
         _print_failure(error)
         return REFUSED

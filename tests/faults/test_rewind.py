@@ -23,6 +23,7 @@ from anabranch.testkit.snapshot_reader import Reader
 from anabranch.testkit.story import Story, new_id
 from anabranch.testkit.story_node import StoryNode
 from anabranch.testkit.waiting import until
+from anabranch.testkit.warm_compactor import WarmCompactor
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 TODO = {"todo": "id text primary key, title text, n bigint"}
@@ -46,7 +47,8 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
     folder = tmp_path_factory.mktemp("ground")
     with (
         closing(Nursery(folder / "nursery.log")) as nursery,
-        Ground(folder / "ground", nursery, SLOW) as made,
+        WarmCompactor(folder / "compactor.log") as compactor,
+        Ground(folder / "ground", nursery, compactor, SLOW) as made,
     ):
         yield made
 

@@ -164,6 +164,7 @@ BEHIND_THE_TRIGGERS = """
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("lake")
 @pytest.mark.timeout(900)
 def test_a_lake_that_is_not_the_server_falls_short(runner: Runner, tmp_path: Path) -> None:
     detail = run(runner, tmp_path, "{parquet: same}", BEHIND_THE_TRIGGERS)

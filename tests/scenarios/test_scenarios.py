@@ -8,8 +8,10 @@ import pytest
 
 from anabranch.scenario.run import Runner
 
-HEAVY_WORDS = ("parquet", "compact", "rewind")
-"""Of stories that start Spark, or services of their own on a server that is taken back."""
+LAKE_WORDS = ("parquet", "compact")
+"""Of stories that need Spark: one process tells them all, and so Spark is started once."""
+HEAVY_WORDS = (*LAKE_WORDS, "rewind")
+"""Of those, and of stories that start services of their own on a server that is taken back."""
 HEAVY = frozenset(
     {
         *("17-crash-between-commit-and-answer", "51-services-killed-one-after-the-other"),
@@ -25,7 +27,8 @@ FILES = sorted(Path(__file__).parent.glob("*.yaml"))
 
 def marks(file: Path) -> list[pytest.MarkDecorator]:
     text = file.read_text()
-    return [pytest.mark.slow] if file.stem in HEAVY or any(word in text for word in HEAVY_WORDS) else []
+    found = [pytest.mark.slow] if file.stem in HEAVY or any(word in text for word in HEAVY_WORDS) else []
+    return [*found, pytest.mark.xdist_group("lake")] if any(word in text for word in LAKE_WORDS) else found
 
 
 @pytest.mark.timeout(900)

@@ -25,6 +25,7 @@ from anabranch.embedded.postgres import UNSYNCED, EmbeddedPostgres
 from anabranch.scenario.node import Nursery
 from anabranch.store.session.engine import Session, connect
 from anabranch.testkit.stack import Stack
+from anabranch.testkit.warm_compactor import WarmCompactor
 
 _TOKEN_YEARS = 60
 _YEAR_S = 366 * 24 * 3600
@@ -35,13 +36,20 @@ _PULL_CHUNK_BYTES = "4096"
 
 
 class Ground:
-    """Postgres and the services in ``folder``; ``nursery`` starts the nodes. ``environment`` is added for every service
-    (``ANABRANCH_…`` settings)."""
+    """Postgres and the services in ``folder``; ``nursery`` starts the nodes, ``compactor`` runs when a story says so.
+    ``environment`` is added for every service (``ANABRANCH_…`` settings)."""
 
-    def __init__(self, folder: Path, nursery: Nursery, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        nursery: Nursery,
+        compactor: WarmCompactor,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         folder.mkdir(parents=True)
         self.folder = folder
         self.nursery = nursery
+        self.compactor = compactor
         self._environment = environment or {}
         self._secret = secrets.token_urlsafe(48)
         self._postgres = EmbeddedPostgres(folder / "postgres", settings=UNSYNCED)

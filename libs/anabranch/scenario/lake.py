@@ -23,13 +23,11 @@ _SHOWN = 1_500
 def compact(world: World) -> None:
     """Run the compactor once over the scenario's database, at the servers' time. FellShortError where it fails."""
     stack = world.ground.stack
-    arguments, environment = program(stack.database_url, str(world.folder / "lake"), database=world.name)
+    _, environment = program(stack.database_url, str(world.folder / "lake"), database=world.name)
     environment["ANABRANCH_CLOCK_FILE"] = str(stack.clock_file)
     began = time.monotonic()
     try:
-        done = subprocess.run(
-            arguments, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_RUN_S
-        )
+        done = world.ground.compactor.run(environment, _RUN_S)
     except subprocess.TimeoutExpired:
         raise FellShortError(f"the compactor was not done after {_RUN_S:g} s") from None
     world.lend(time.monotonic() - began)

@@ -16,6 +16,7 @@ from anabranch.scenario.node import Nursery, RaisedError
 from anabranch.scenario.parse import read_scenario
 from anabranch.scenario.values import FormatError
 from anabranch.scenario.world import FellShortError, NotYetError, World
+from anabranch.testkit.warm_compactor import WarmCompactor
 
 _SUFFIXES = (".yaml", ".yml")
 
@@ -55,6 +56,7 @@ class Runner:
         self._count = 0
         self._ends = ExitStack()
         self._nursery: Nursery | None = None
+        self._compactor = WarmCompactor(folder / "compactor.log")
         self._shared: Ground | None = None
 
     def __enter__(self) -> Runner:
@@ -66,6 +68,7 @@ class Runner:
     def close(self) -> None:
         """End everything that was started."""
         self._shared = self._nursery = None
+        self._ends.callback(self._compactor.close)
         self._ends.close()
 
     def run(self, file: Path) -> Result:
@@ -85,14 +88,15 @@ class Runner:
 
     def _tell(self, scenario: Scenario, folder: Path) -> str:
         if _takes_the_server_back(scenario):
-            with Ground(folder / "ground", self._nodes_from()) as own:
+            with Ground(folder / "ground", self._nodes_from(), self._compactor) as own:
                 return tell(World(own, scenario, folder / "nodes"))
         return tell(World(self.ground(), scenario, folder / "nodes"))
 
     def ground(self) -> Ground:
         """The services and the Postgres that stories share, started where they are not there yet."""
         if self._shared is None:
-            self._shared = self._ends.enter_context(Ground(self._folder / f"ground{self._count}", self._nodes_from()))
+            own = Ground(self._folder / f"ground{self._count}", self._nodes_from(), self._compactor)
+            self._shared = self._ends.enter_context(own)
         return self._shared
 
     def _nodes_from(self) -> Nursery:
