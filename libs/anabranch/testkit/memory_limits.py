@@ -180,7 +180,7 @@ class MemoryWatch:
         below = self._trees.get(pid, [])
         total = has_bytes(pid) + sum(_if_there(has_bytes, one) for one in below)
         if below and total > limit:
-            # What several of them share was counted several times.
+            # Pages that several of them share were counted several times.
             total = share_bytes(pid) + sum(_if_there(share_bytes, one) for one in below)
         return max(total, peak_bytes(pid))
 

@@ -96,7 +96,7 @@ def test_its_runs_are_those_of_the_program_and_leave_nothing_behind(host: Host, 
     outcome = json.loads(str(output).splitlines()[-1])
     assert (outcome["changes"], outcome["run_id"]) == (2, lake.manifest().run_id)
     assert faults.armed(armed) == ["before_publish"]
-    # What needs no Spark is the same to the byte: nothing new, and what can't be done.
+    # Runs that need no Spark are the same to the byte: one without news, and those that can't be done.
     for more in ({}, {"ANABRANCH_COMPACT_DATABASE": "nowhere"}, {"ANABRANCH_SPARK_DRIVER_MEMORY_MIB": "1"}):
         assert host.run({**environment, **more}) == by_the_program(more)
     # An error that nobody caught ends one run.
