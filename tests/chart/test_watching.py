@@ -38,6 +38,7 @@ VALUES = {
     "seen": 5,
     "hold": 5,
     "source": 2,
+    "result": 5,
     "why": 9,
 }
 """Most values of a label in one process."""

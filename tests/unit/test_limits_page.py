@@ -29,7 +29,7 @@ NO_LIMITS = {
         "listen_address", "allow_plaintext_beyond_loopback", "tls_cert_file", "tls_key_file", "tls_client_ca_file",
         "postgres_url", "metrics_address", "otlp_endpoint", "metrics_interval_ms", "log_level", "drain_ms",
         "ready_interval_ms", "jwt_hs256_secret", "jwt_jwks_file", "jwt_jwks_url", "jwt_issuer", "jwt_audience",
-        "jwt_leeway_ms", "jwt_database_claim", "jwt_role_claim", "end_with_stdin", "clock_offset_ms", "clock_file",
+        "jwt_database_claim", "jwt_role_claim", "end_with_stdin", "clock_offset_ms", "clock_file",
     },
     "ingest": {"append_sessions", "wait_default_ms", "answer_margin_ms", "poll_interval_ms"},
     "conflict-resolver": {
@@ -58,6 +58,7 @@ OF_OTHER_CAUSES = {
 RAISED_IN = {
     "OVERLOADED": {
         "libs/anabranch/runtime/calls/admission.py", "libs/anabranch/runtime/keys.py",
+        "libs/anabranch/runtime/key_set.py",
         "libs/anabranch/runtime/calls/limits.py",
         "libs/anabranch/runtime/calls/requests.py", "libs/anabranch/runtime/calls/strangers.py",
         "libs/anabranch/runtime/calls/streams.py", "services/anabranch_conflict_resolver/explain.py",

@@ -11,15 +11,17 @@ from anabranch.runtime.keys import KeyDirectory
 from anabranch.runtime.principal import Principal
 from anabranch.runtime.tokens import TokenVerifier
 from anabranch.store.nodes import api_keys
+from anabranch.store.session.engine import AsyncSession
 from anabranch.v1 import errors_pb2
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A principal and the key that proved it (None: a token did)."""
+    """A principal, and the API key that proved it, or the key of the key set that its token was signed with."""
 
     principal: Principal
     key_id: str | None
+    signer: bytes | None = None
 
 
 class Authenticator:
@@ -40,7 +42,8 @@ class Authenticator:
         credentials = authorization[7:].strip()
         parts = api_keys.split_key(credentials)
         if parts is None:
-            return Identity(await self._tokens.principal(credentials), None)
+            proof = await self._tokens.prove(credentials)
+            return Identity(proof.principal, None, proof.signer)
         key_id, secret = parts
         key = await self._keys.find(key_id)
         # An unknown key and a wrong secret get the same answer, so that a caller can't find out which ids exist.
@@ -50,22 +53,25 @@ class Authenticator:
             raise CallError(errors_pb2.REASON_CREDENTIALS_EXPIRED, "the API key has expired or was revoked")
         return Identity(Principal(key.subject, key.role, key.database, key.expires_ms), key_id)
 
-    async def ended(self, identities: Iterable[Identity]) -> set[Identity]:
-        """Return the identities whose credentials are no longer good. Keys are read again, in one statement.
+    async def ended(self, identities: Iterable[Identity], conn: AsyncSession | None) -> set[Identity]:
+        """Return the identities whose credentials are no longer good. Keys are read again, in one statement of ``conn``
+        or, without one, of the pool.
 
         Raises:
             psycopg.Error, TimeoutError: the database does not answer; no identity is judged then.
+            CallError: a key is no longer known, and can't be looked up now.
         """
-        now_ms = self._clock.now_ms()
         asked = set(identities)
         for identity in asked:
             if identity.key_id is not None:
                 self._keys.cached(identity.key_id)  # in use, so not to be forgotten
-        await self._keys.confirm()
+        await self._keys.confirm(conn)
+        now_ms = self._clock.now_ms()
         ended = set()
         for identity in asked:
-            expires_ms = identity.principal.expires_ms
-            if expires_ms is not None and now_ms >= expires_ms:
+            if identity.principal.ended(now_ms) or (
+                identity.signer is not None and not self._tokens.proves(identity.signer)
+            ):
                 ended.add(identity)
             elif identity.key_id is not None:
                 key = await self._keys.find(identity.key_id)

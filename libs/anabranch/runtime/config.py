@@ -92,6 +92,8 @@ class ServiceSettings(BaseSettings):
     """File with the JSON Web Key Set of ES256 and RS256 tokens."""
     jwt_jwks_url: str | None = None
     """URL of the JSON Web Key Set of ES256 and RS256 tokens."""
+    jwt_jwks_reload_ms: int = Field(300_000, ge=1_000, le=86_400_000)
+    """How often the key set is read again. A key that was removed from it proves nothing after that."""
     jwt_issuer: str | None = None
     """The ``iss`` that tokens must have. None: not looked at."""
     jwt_audience: str | None = None

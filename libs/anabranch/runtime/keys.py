@@ -1,11 +1,12 @@
 """API keys as a running service knows them.
 
 State: a bounded cache, id -> (key, confirmed, used). An entry answers calls while it was confirmed no longer
-than ``TRUST_S`` ago. Once a second ``confirm`` reads every cached id again in one statement, so that a
-revocation is noticed within about a second at no cost to calls; ids that were not used for ``IDLE_S`` are
-forgotten. Ids that are not cached are looked up together: calls that come while one look-up is under way
-share the next one, so that any number of callers with made-up keys hold one connection at most. A look-up that fails,
-and not for want of a database, is done again in halves, down to the id at fault: it fails for its own callers alone.
+than ``TRUST_S`` ago. ``confirm`` reads every cached id again in one statement, when a notification tells of a
+revocation and several times in two seconds without one (``credential_watch``): so a revocation is noticed within a
+second at no cost to calls; ids that were not used for ``IDLE_S`` are forgotten. Ids that are not cached are looked up
+together: calls that come while one look-up is under way share the next one, so that any number of callers with made-up
+keys hold one connection at most. A look-up that fails, and not for want of a database, is done again in halves, down
+to the id at fault: it fails for its own callers alone.
 Everything here runs in one event loop.
 """
 
@@ -22,7 +23,7 @@ from anabranch.runtime.errors import CallError
 from anabranch.store.nodes import api_keys
 from anabranch.store.nodes.api_keys import ApiKey
 from anabranch.store.session.availability import is_unavailable
-from anabranch.store.session.engine import AsyncPool
+from anabranch.store.session.engine import AsyncPool, AsyncSession
 from anabranch.v1 import errors_pb2
 
 CAPACITY = 10_000
@@ -101,7 +102,9 @@ class KeyDirectory:
 
     async def _read(self, ids: list[str]) -> dict[str, ApiKey]:
         async with asyncio.timeout(LOOK_UP_TIMEOUT_S), self._pool.connection() as conn:
-            found = await api_keys.afind(conn, ids)
+            return self._keep(await api_keys.afind(conn, ids))
+
+    def _keep(self, found: dict[str, ApiKey]) -> dict[str, ApiKey]:
         now = time.monotonic()
         for key_id, key in found.items():
             entry = self._entries.get(key_id)
@@ -113,16 +116,16 @@ class KeyDirectory:
             self._entries.popitem(last=False)
         return found
 
-    async def confirm(self) -> None:
-        """Read every cached key again. Raises psycopg.Error or TimeoutError where the database does not
-        answer."""
+    async def confirm(self, conn: AsyncSession | None) -> None:
+        """Read every cached key again, by ``conn`` or by the pool. Raises psycopg.Error or TimeoutError where the
+        database does not answer."""
         horizon = time.monotonic() - IDLE_S
         for key_id in [key_id for key_id, entry in self._entries.items() if entry.used < horizon]:
             del self._entries[key_id]
         ids = list(self._entries)
         if not ids:
             return
-        found = await self._read(ids)
+        found = await self._read(ids) if conn is None else self._keep(await api_keys.afind(conn, ids))
         for key_id in ids:
             if key_id not in found:
                 self._entries.pop(key_id, None)

@@ -64,6 +64,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("anabranch_open_streams", "gauge", "1", (), "Streams open now"),
     Metric("anabranch_refused_credentials", "counter", "1", ("reason",), "Calls refused for their credentials"),
+    Metric("anabranch_key_set_reads", "counter", "1", ("result",), "Readings of the tokens' key set, by their result"),
     Metric("anabranch_ready", "gauge", "1", (), "1 while the service is ready, else 0"),
     Metric("anabranch_pool_in_use", "gauge", "1", (), "Connections of the pool that are in use"),
     Metric("anabranch_pool_open", "gauge", "1", (), "Connections of the pool"),

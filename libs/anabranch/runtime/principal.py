@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from anabranch.runtime.claims import NO_CLAIMS, Claims
 from anabranch.runtime.errors import CallError
 from anabranch.v1 import errors_pb2
 
@@ -22,6 +23,12 @@ class Principal:
     """The only database that it may use; None for all."""
     expires_ms: int | None
     """When its credentials end, in milliseconds since 1970; None for never."""
+    claims: Claims = field(default=NO_CLAIMS, repr=False)
+    """The claims of its token, as its issuer signed them; none for an API key."""
+
+    def ended(self, now_ms: int) -> bool:
+        """Whether its credentials have expired."""
+        return self.expires_ms is not None and now_ms >= self.expires_ms
 
 
 _current: ContextVar[Principal] = ContextVar("anabranch_principal")

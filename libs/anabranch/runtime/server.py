@@ -6,7 +6,7 @@ States of the process, in order; none is entered twice:
   Nothing listens.
 * *serving*: listens. Readiness is looked at every ``ready_interval_ms``, and more often while there is none: health
   says SERVING while Postgres answers (``readiness``), the schema fits and the service itself has no objection.
-  Credentials of open streams are looked at once a second.
+  Credentials are looked at by ``credential_watch``, the tokens' key set is read again by ``key_set``.
 * *draining*: from the first SIGTERM or SIGINT, or the end of standard input where that is watched. Health
   says NOT_SERVING; then ``drain`` ends all calls within ``drain_ms``.
 * *stopped*: background work cancelled, service, pool and telemetry closed.
@@ -47,8 +47,8 @@ from anabranch.runtime.calls.streams import Streams
 from anabranch.runtime.calls.unknown_methods import make_server
 from anabranch.runtime.certificates import Certificates
 from anabranch.runtime.config import S, ServiceSettings, SettingsError, is_loopback, load_settings
+from anabranch.runtime.credential_watch import CredentialWatch
 from anabranch.runtime.drain import drain
-from anabranch.runtime.errors import CallError
 from anabranch.runtime.health_states import HealthStates
 from anabranch.runtime.keys import KeyDirectory
 from anabranch.runtime.logs import configure_logs, write_error_of_loop
@@ -60,11 +60,9 @@ from anabranch.store.session.availability import is_unavailable
 from anabranch.store.session.engine import AsyncPool, SessionOptions, async_pool
 from anabranch.store.session.readiness import PoolerError, first_look
 from anabranch.store.session.told import told
-from anabranch.v1 import errors_pb2
 
 START_TIMEOUT_S = 60.0
 START_LOOK_S = 5.0
-CREDENTIALS_INTERVAL_S = 1.0
 UNREADY_INTERVAL_S = 0.1
 CLOSE_TIMEOUT_S = 5.0
 METADATA_BYTES = 64 * 1024
@@ -263,8 +261,10 @@ def _bind(server: grpc.aio.Server, settings: ServiceSettings) -> int:
 async def _listen(
     settings: ServiceSettings, service: Service, pool: AsyncPool, clock: Clock, stopping: asyncio.Event
 ) -> int:
-    streams = Streams(settings.limit_open_streams, stopping)
-    authenticator = Authenticator(KeyDirectory(pool), TokenVerifier(settings, clock), clock)
+    streams = Streams(settings.limit_open_streams, stopping, clock)
+    tokens = TokenVerifier(settings, clock)
+    authenticator = Authenticator(KeyDirectory(pool), tokens, clock)
+    watch = CredentialWatch(settings.postgres_url.get_secret_value(), f"{pool.name}-keys", authenticator, streams)
     rate = RateLimit(settings.limit_calls_per_s, settings.limit_calls_burst)
     interceptor = CallInterceptor(
         CallAdmission(authenticator, rate),
@@ -293,11 +293,12 @@ async def _listen(
     _log.info("listening", address=settings.listen_address, port=port, tls=settings.tls)
     async with (
         _background(_watch_readiness(settings, service, pool, states)) as readiness,
-        _background(_watch_credentials(authenticator, streams)) as credentials,
+        _background(watch.run()) as credentials,
+        _background(_read_keys(tokens)) as key_set,
         _background(_run(service)) as work,
     ):
         stop = asyncio.ensure_future(stopping.wait())
-        done, _ = await asyncio.wait({stop, readiness, credentials, work}, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait({stop, readiness, credentials, key_set, work}, return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
         stopping.set()
         states.end()
@@ -307,6 +308,13 @@ async def _listen(
     for task in failed:
         _log.error("background work ended", exc_info=task.exception())
     return 1 if failed else 0
+
+
+async def _read_keys(tokens: TokenVerifier) -> None:
+    if tokens.key_set is None:
+        await asyncio.Event().wait()
+    else:
+        await tokens.key_set.run()
 
 
 async def _run(service: Service) -> None:
@@ -370,19 +378,3 @@ async def _objection(service: Service, lookout: Lookout, timeout_s: float) -> st
     except Exception as error:
         _log.warning("readiness can't be determined", exc_info=error)
         return f"readiness can't be determined: {type(error).__name__}"
-
-
-async def _watch_credentials(authenticator: Authenticator, streams: Streams) -> None:
-    while True:
-        await asyncio.sleep(CREDENTIALS_INTERVAL_S)
-        try:
-            ended = await authenticator.ended(streams.identities())
-        except Exception as error:
-            if not (isinstance(error, TimeoutError | CallError) or is_unavailable(error)):
-                raise
-            _log.warning("credentials can't be looked at now", detail=error)
-            continue
-        if ended:
-            failure = CallError(errors_pb2.REASON_CREDENTIALS_EXPIRED, "the credentials have expired or were revoked")
-            count = streams.end_of(ended, failure)
-            _log.info("streams ended with their credentials", streams=count)

@@ -1,46 +1,49 @@
 """JSON Web Tokens: HS256 by a shared secret, ES256 and RS256 by a JSON Web Key Set from a file or a URL.
 
 The algorithm decides which of the two is asked, so that a public key can never be taken for a secret. A token
-that was found good is remembered by its hash until it ends, at most ``CAPACITY`` of them, because checking a
-signature costs more than the rest of a small call. The key set is read again when it is ``SET_AGE_S`` old, or
-when a token names a key that it lacks, at most every ``SET_RETRY_S``; all remembered tokens are then forgotten,
-so that a withdrawn key ends its tokens.
+that was found good is remembered by its hash until it ends, at most ``CAPACITY`` of them and ``KNOWN_MAX_BYTES``,
+because checking a signature costs more than the rest of a small call. When another key set was taken (``key_set``),
+all remembered tokens are forgotten, so that a withdrawn key ends its tokens.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
 import re
-import time
-import urllib.request
 from collections import OrderedDict
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
 import jwt
-import structlog
 
 from anabranch.clock import Clock
+from anabranch.runtime.claims import ClaimsError, frozen
 from anabranch.runtime.config import ServiceSettings
 from anabranch.runtime.errors import CallError
+from anabranch.runtime.key_set import KeySet
 from anabranch.runtime.principal import Principal, Role
 from anabranch.v1 import errors_pb2
 
 CAPACITY = 10_000
-SET_AGE_S = 300.0
-SET_RETRY_S = 5.0
-SET_TIMEOUT_S = 5.0
-SET_MAX_BYTES = 1024 * 1024
+KNOWN_MAX_BYTES = 8 * 1024 * 1024
+"""Of the tokens remembered; what is kept of their claims takes a multiple of it."""
 MAX_TOKEN_BYTES = 16 * 1024
 MAX_SUBJECT_BYTES = 1_000
 """The longest subject: it stands in the key of an index."""
 _SET_ALGORITHMS = ("ES256", "RS256")
-_log = structlog.get_logger()
 
 
 def _refused(message: str) -> CallError:
     return CallError(errors_pb2.REASON_UNAUTHENTICATED, message)
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What a token proves: its principal; and the key of the set that proved it, None for the shared secret."""
+
+    principal: Principal
+    signer: bytes | None
+    size: int
 
 
 class TokenVerifier:
@@ -49,41 +52,58 @@ class TokenVerifier:
     def __init__(self, settings: ServiceSettings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
-        self._known: OrderedDict[bytes, Principal] = OrderedDict()
-        self._keys: dict[str, jwt.PyJWK] = {}
-        self._keys_read: float | None = None
-        self._reading = asyncio.Lock()
+        self._known: OrderedDict[bytes, Proof] = OrderedDict()
+        self._known_bytes = 0
+        file, url = settings.jwt_jwks_file, settings.jwt_jwks_url
+        self.key_set: KeySet | None = None
+        """The issuer's keys, which its owner has read again by ``run``."""
+        if file is not None or url is not None:
+            self.key_set = KeySet(file, url, settings.jwt_jwks_reload_ms / 1000, self._forget)
 
-    async def principal(self, token: str) -> Principal:
-        """The principal of a token. Raises CallError: UNAUTHENTICATED, CREDENTIALS_EXPIRED, or UNAVAILABLE for
-        no key set."""
+    async def prove(self, token: str) -> Proof:
+        """The principal of a token. Raises CallError: UNAUTHENTICATED, CREDENTIALS_EXPIRED, or UNAVAILABLE and
+        OVERLOADED for no key set."""
         if len(token) > MAX_TOKEN_BYTES:
-            raise _refused("the token is too long")
-        digest = sha256(token.encode()).digest()
-        if self._uses_set() and self._set_age() > SET_AGE_S:
-            await self._read_set(SET_AGE_S)
+            raise _refused(f"the token has more than {MAX_TOKEN_BYTES} bytes")
+        digest = sha256(token.encode(errors="surrogatepass")).digest()
         known = self._known.get(digest)
         if known is None:
             known = await self._verify(token)
-            self._known[digest] = known
-            if len(self._known) > CAPACITY:
-                self._known.popitem(last=False)
-        elif known.expires_ms is not None and self._clock.now_ms() >= known.expires_ms:
+            self._remember(digest, known)
+        elif known.principal.ended(self._clock.now_ms()):
             del self._known[digest]
+            self._known_bytes -= known.size
             raise CallError(errors_pb2.REASON_CREDENTIALS_EXPIRED, "the token has expired")
         return known
 
-    async def _verify(self, token: str) -> Principal:
+    def _remember(self, digest: bytes, proof: Proof) -> None:
+        # Two calls may have verified it at a time.
+        self._known_bytes += proof.size - (self._known[digest].size if digest in self._known else 0)
+        self._known[digest] = proof
+        while len(self._known) > CAPACITY or self._known_bytes > KNOWN_MAX_BYTES:
+            self._known_bytes -= self._known.popitem(last=False)[1].size
+
+    def _forget(self) -> None:
+        self._known.clear()
+        self._known_bytes = 0
+
+    def proves(self, signer: bytes) -> bool:
+        """Whether the key of the set that proved a token would still prove it."""
+        return self.key_set is None or self.key_set.proves(signer)
+
+    async def _verify(self, token: str) -> Proof:
         try:
             header = jwt.get_unverified_header(token)
-        except jwt.InvalidTokenError as error:
+        except (jwt.InvalidTokenError, UnicodeEncodeError) as error:
             raise _refused("the credentials are neither an API key nor a token") from error
         algorithm = header.get("alg")
         secret = self._settings.jwt_hs256_secret
         if algorithm == "HS256" and secret is not None:
-            return self._principal(self._decode(token, secret.get_secret_value(), algorithm))
-        if algorithm in _SET_ALGORITHMS and self._uses_set():
-            return self._principal(self._decode(token, await self._key(str(header.get("kid", ""))), algorithm))
+            claims = self._decode(token, secret.get_secret_value(), algorithm)
+            return Proof(self._principal(claims), None, len(token))
+        if algorithm in _SET_ALGORITHMS and self.key_set is not None:
+            signing = await self.key_set.key(str(header.get("kid", "")), algorithm)
+            return Proof(self._principal(self._decode(token, signing.key, algorithm)), signing.signer, len(token))
         raise _refused("tokens of this kind are not accepted here")
 
     def _decode(self, token: str, key: str | jwt.PyJWK, algorithm: str) -> dict[str, Any]:
@@ -126,49 +146,11 @@ class TokenVerifier:
             raise _refused(f"the token's sub is no text of 1 to {MAX_SUBJECT_BYTES} bytes that Postgres can keep")
         if not isinstance(database, str) or not database:
             raise _refused(f"the token lacks the claim {settings.jwt_database_claim}")
-        return Principal(subject, _role(role, settings), None if database == "*" else database, expires_ms)
-
-    def _uses_set(self) -> bool:
-        return self._settings.jwt_jwks_file is not None or self._settings.jwt_jwks_url is not None
-
-    def _set_age(self) -> float:
-        return float("inf") if self._keys_read is None else time.monotonic() - self._keys_read
-
-    async def _key(self, kid: str) -> jwt.PyJWK:
-        if kid not in self._keys:
-            await self._read_set(SET_RETRY_S)
-        if kid not in self._keys:
-            raise _refused("the token was signed by a key that is not in the key set")
-        return self._keys[kid]
-
-    async def _read_set(self, older_than_s: float) -> None:
-        async with self._reading:
-            if self._set_age() <= older_than_s:
-                return
-            try:
-                text = await asyncio.to_thread(self._fetch)
-                keys = {key.key_id or "": key for key in jwt.PyJWKSet.from_json(text).keys}
-            except (OSError, jwt.PyJWTError, json.JSONDecodeError, UnicodeDecodeError) as error:
-                _log.error("key set can't be read", detail=error)
-                if self._keys_read is None:
-                    raise CallError(errors_pb2.REASON_UNAVAILABLE, "the key set can't be read now") from error
-                # The old set holds until the next try.
-                self._keys_read = time.monotonic()
-                return
-            self._keys, self._keys_read = keys, time.monotonic()
-            self._known.clear()
-
-    def _fetch(self) -> str:
-        if self._settings.jwt_jwks_file is not None:
-            return self._settings.jwt_jwks_file.read_text(encoding="utf-8")
-        url = str(self._settings.jwt_jwks_url)
-        if not url.startswith(("https://", "http://")):
-            raise OSError("the key set's URL is neither https nor http")
-        with urllib.request.urlopen(url, timeout=SET_TIMEOUT_S) as answer:
-            body: bytes = answer.read(SET_MAX_BYTES + 1)
-        if len(body) > SET_MAX_BYTES:
-            raise OSError("the key set is too large")
-        return body.decode()
+        try:
+            carried = frozen(claims)
+        except ClaimsError as error:
+            raise _refused(f"the token is not valid: {error}") from error
+        return Principal(subject, _role(role, settings), None if database == "*" else database, expires_ms, carried)
 
 
 def _can_be_kept(subject: str) -> bool:

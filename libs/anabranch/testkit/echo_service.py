@@ -29,10 +29,10 @@ NAME = "anabranch.v1.ChangeService"
 HEARTBEAT_S = 0.05
 SECRET = "a value that nobody may see"
 UNDER_WAY = "a slow call is under way"
-RAISES, NEEDS_ADMIN, IS_SLOW, ABORTS, DIES, PAUSES, ASKS_POSTGRES, FLOODS = range(1, 9)
+RAISES, NEEDS_ADMIN, IS_SLOW, ABORTS, DIES, PAUSES, ASKS_POSTGRES, FLOODS, HOLDS_POSTGRES = range(1, 10)
 """Values of ``after``: an unforeseen exception, an admin call, ``max_bytes`` milliseconds of work (logged), a listed
 failure, the fault point ``before_answer``, a stream that falls silent, a statement in the pool, a stream as fast as it
-is read."""
+is read, a statement of ``max_bytes`` milliseconds in the pool."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _log = structlog.get_logger()
@@ -74,6 +74,9 @@ class EchoServicer(change_pb2_grpc.ChangeServiceServicer):
         elif request.after == ASKS_POSTGRES:
             async with self._service.pool.connection(timeout=1.0) as conn:
                 await conn.execute("select 1")
+        elif request.after == HOLDS_POSTGRES:
+            async with self._service.pool.connection(timeout=1.0) as conn:
+                await conn.execute(f"select pg_sleep({request.max_bytes / 1000})".encode())
 
     async def FindCommon(  # noqa: N802
         self, request: change_pb2.FindCommonRequest, context: Context

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from concurrent import futures
@@ -29,6 +30,7 @@ from ulid import ULID
 from anabranch.store import migrate
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.echo import bearer
+from anabranch.testkit.key_sets import new_elliptic
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch.testkit.stack import Stack
 from anabranch.testkit.waiting import until
@@ -66,6 +68,8 @@ TEXTS = {
 NUMBERS = {"age": -741_852_963, "price": "987654321.98", "stock": -963_852_741}
 JWT_SECRET = "planted-jwt-secret-of-thirty-two-bytes"
 WRONG_PASSWORD = "planted-wrong-password"
+KEY_SET_PASSWORD = "planted-password-of-the-key-set"
+CLAIM = "planted-claim-7f3a9"
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer, metrics_service_pb2_grpc.MetricsServiceServicer):
@@ -270,6 +274,7 @@ def test_nothing_planted_comes_out(databases: TestDatabases, tmp_path: Path) -> 
     for name, text in {**TEXTS, **{name: str(number).lstrip("-") for name, number in NUMBERS.items()}}.items():
         watched.plant(name, text)
     watched.plant("jwt secret", JWT_SECRET)
+    watched.plant("password of the key set", KEY_SET_PASSWORD)
     watched.plant("password", str(conninfo_to_dict(url)["password"]))
     [(seal_key,)] = rig.sql("select seal_key from anabranch.databases")
     watched.plant("seal key", bytes(seal_key).hex())
@@ -279,19 +284,30 @@ def test_nothing_planted_comes_out(databases: TestDatabases, tmp_path: Path) -> 
             "ANABRANCH_METRICS_INTERVAL_MS": "500",
             "ANABRANCH_JWT_HS256_SECRET": JWT_SECRET,
             "ANABRANCH_LOG_LEVEL": "debug",
+            # Nothing listens there.
+            "ANABRANCH_JWT_JWKS_URL": f"http://user:{KEY_SET_PASSWORD}@127.0.0.1:9/keys?token={KEY_SET_PASSWORD}",
+            "ANABRANCH_JWT_LEEWAY_MS": "0",
         }
         with Stack(url, folder=tmp_path, environment=environment) as stack:
             keys = [watched.plant(f"key {name}", stack.new_key(name)) for name in ("sender", "other")]
             watched.plant("admin key", stack.key)
-            token = jwt.encode({"sub": "token", "exp": 4_000_000_000, "anabranch_database": "*"}, JWT_SECRET, "HS256")
+            claims = {"sub": "token", "exp": 4_000_000_000, "anabranch_database": "*", "own": [{"x": CLAIM}]}
+            watched.plant("claim", CLAIM)
+            token = jwt.encode(claims, JWT_SECRET, "HS256")
             watched.plant("token", token)
+            watched.plant("claims", token.split(".")[1])
             watched.plant("signature", token.rpartition(".")[2])
+            refused = _refused_tokens(claims)
+            for name, one in refused.items():
+                watched.plant(f"{name} token", one)
+                watched.plant(f"{name} token's signature", one.rpartition(".")[2] or one)
             _break_calls(stack, keys[0], token)
             _break_batches(stack, keys[0])
             _break_captured(rig)
             until(lambda: '"event": "group rolled back"' in stack.log("conflict-resolver"), 30, "no group failed")
             until(lambda: "captured changes are dropped" in stack.log("conflict-resolver"), 30, "nothing was torn")
-            credentials = [keys[1], token, keys[0] + "x", token + "x"]
+            credentials = [keys[1], token, keys[0] + "x", token + "x", *refused.values()]
+            _let_expire(stack, claims)
             watched.written["answers to another"] = refusals_of_another(stack, credentials)
             for name, address in stack.metrics_addresses.items():
                 with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
@@ -336,6 +352,43 @@ def _break_calls(stack: Stack, key: str, token: str) -> None:
         calls.append(pool.submit(raw_call, stack.addresses["ingest"], good, key.encode()))
         for call in calls:
             call.result()
+
+
+def _refused_tokens(claims: dict[str, Any]) -> dict[str, str]:
+    """Tokens with everything that a token is refused for."""
+    good = jwt.encode(claims, JWT_SECRET, "HS256")
+    head, body, signature = good.split(".")
+    elliptic = new_elliptic()[0]
+    return {
+        "expired": jwt.encode({**claims, "exp": 1_000}, JWT_SECRET, "HS256"),
+        "future": jwt.encode({**claims, "nbf": 3_900_000_000}, JWT_SECRET, "HS256"),
+        "nobody's": jwt.encode({**claims, "sub": 7}, JWT_SECRET, "HS256"),
+        "endless": jwt.encode({**claims, "exp": "never"}, JWT_SECRET, "HS256"),
+        "deep": jwt.encode(
+            {**claims, "own": [[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[CLAIM]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]},
+            JWT_SECRET,
+            "HS256",
+        ),
+        "of another algorithm": jwt.encode(claims, JWT_SECRET * 2, "HS512"),
+        "of another secret": jwt.encode(claims, WRONG_PASSWORD * 2, "HS256"),
+        "of a key set": jwt.encode(claims, elliptic, "ES256", {"kid": CLAIM}),
+        "unsigned": f"{head}.{body}.",
+        "truncated": good[: -len(signature) // 2],
+        "oversized": f"{head}.{body * 200}.{signature}",
+        "damaged": f"{head[:-2]}.{body}.{signature}",
+    }
+
+
+def _let_expire(stack: Stack, claims: dict[str, Any]) -> None:
+    """Streams whose tokens end while they are open."""
+    with grpc.insecure_channel(stack.addresses["snapshot"]) as channel:
+        token = jwt.encode({**claims, "exp": time.time() + 1}, JWT_SECRET, "HS256")
+        stream = change_pb2_grpc.ChangeServiceStub(channel).Subscribe(
+            change_pb2.SubscribeRequest(db_name="app"), timeout=30, metadata=bearer(token)
+        )
+        with pytest.raises(grpc.RpcError, match="expired"):
+            for _ in stream:
+                pass
 
 
 def _break_batches(stack: Stack, key: str) -> None:

@@ -54,13 +54,13 @@ class CallAdmission:
                 "the credentials of too many calls are being looked up: call again in a second",
                 retry_after_ms="1000",
             )
-        authorization: str | bytes | None = None
-        for name, value in metadata:
-            if name == "authorization":
-                authorization = value
+        given = [value for name, value in metadata if name == "authorization"]
         self._judged += 1
         try:
-            identity = await self._authenticator.identify(authorization)
+            if len(given) > 1:
+                # Which of them a proxy in between has judged is not known.
+                raise CallError(errors_pb2.REASON_UNAUTHENTICATED, "credentials are given twice: send them once")
+            identity = await self._authenticator.identify(given[0] if given else None)
         except CallError as failure:
             metrics.count("anabranch_refused_credentials", reason=reason_name(failure.reason))
             raise

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from anabranch.clock import Clock
 from anabranch.runtime import metrics
 from anabranch.runtime.auth import Identity
 from anabranch.runtime.errors import CallError
@@ -28,6 +29,8 @@ class OpenStream:
     identity: Identity | None
     task: asyncio.Task[object]
     failure: CallError | None = None
+    expiry: asyncio.TimerHandle | None = None
+    """Ends it when its credentials do."""
 
     def end(self, failure: CallError) -> None:
         """Have it end with ``failure``, unless it was ended before."""
@@ -44,15 +47,19 @@ def current_stream() -> OpenStream | None:
     return _current.get()
 
 
+_LONGEST_TIMER_S = 3600.0
+"""The time is looked at again after so long: an expiry may be in a year that no timer takes."""
 MOST_OF_STRANGERS = 200
 """Open streams, and health calls, of callers without credentials. The oldest is ended when there is one more."""
 
 
 class Streams:
-    """All open streams; at most ``limit`` of one principal. ``stopping``: whether the server is to stop."""
+    """All open streams; at most ``limit`` of one principal. ``stopping``: whether the server is to stop; ``clock``
+    judges when credentials end."""
 
-    def __init__(self, limit: int, stopping: asyncio.Event) -> None:
+    def __init__(self, limit: int, stopping: asyncio.Event, clock: Clock) -> None:
         self._limit = limit
+        self._clock = clock
         self._open: set[OpenStream] = set()
         self._of: Counter[str] = Counter()
         # In the order in which they came.
@@ -87,12 +94,27 @@ class Streams:
             if self._of[subject] >= self._limit:
                 raise CallError(errors_pb2.REASON_OVERLOADED, "this principal has too many streams open")
             self._of[subject] += 1
+            self._expire(stream)
         else:
             self._add_stranger(stream)
         self._open.add(stream)
         _current.set(stream)
         metrics.gauge("anabranch_open_streams", len(self._open))
         return stream
+
+    def _expire(self, stream: OpenStream) -> None:
+        """End a stream whose credentials have ended; look again when they do."""
+        assert stream.identity is not None
+        expires_ms = stream.identity.principal.expires_ms
+        if expires_ms is None:
+            return
+        left_s = (expires_ms - self._clock.now_ms()) / 1000
+        if left_s <= 0:
+            stream.end(CallError(errors_pb2.REASON_CREDENTIALS_EXPIRED, "the credentials have expired"))
+            return
+        # By the monotonic clock, which may run a little ahead of the other one: then it is looked at once more.
+        delay_s = min(left_s, _LONGEST_TIMER_S)
+        stream.expiry = asyncio.get_running_loop().call_later(delay_s, self._expire, stream)
 
     def _add_stranger(self, stream: OpenStream) -> None:
         while len(self._strangers) >= MOST_OF_STRANGERS:
@@ -104,6 +126,8 @@ class Streams:
     def remove(self, stream: OpenStream) -> None:
         """Note that it has ended; the current task served it."""
         self._open.discard(stream)
+        if stream.expiry is not None:
+            stream.expiry.cancel()
         # A task holds its context: they would be kept in a circle.
         _current.set(None)
         self._strangers.pop(stream, None)

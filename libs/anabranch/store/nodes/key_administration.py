@@ -7,11 +7,12 @@ from hashlib import sha256
 from typing import Any
 
 import psycopg
-from sqlalchemy import bindparam, insert, select, update
+from sqlalchemy import bindparam, func, insert, select, update
 
 from anabranch.errors import ServerError
 from anabranch.store.nodes.api_keys import ApiKey, Role
 from anabranch.store.schema import API_KEYS, DATABASES
+from anabranch.store.session.channels import KEYS_CHANNEL
 from anabranch.store.session.core import execute
 
 LIST = (
@@ -46,8 +47,9 @@ REVOKE = (
     update(API_KEYS)
     .where(API_KEYS.c.id == bindparam("key"), API_KEYS.c.revoked_ms.is_(None))
     .values(revoked_ms=bindparam("now_ms"))
+    .returning(func.pg_notify(KEYS_CHANNEL, ""))
 )
-"""Revokes a key that is not revoked yet."""
+"""Revokes a key that is not revoked yet, and tells every service to look."""
 
 
 class KeyOfNoDatabaseError(ServerError, LookupError):

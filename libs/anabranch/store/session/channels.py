@@ -13,3 +13,6 @@ ids than fit into 7,500 bytes sends several, with the same position. Where the g
 
 CATALOG_CHANNEL = "anabranch_catalog"
 """A database or its registered tables changed. Payload: the database's number."""
+
+KEYS_CHANNEL = "anabranch_keys"
+"""An API key was revoked. Payload: none; whoever hears it looks at the keys that it knows."""

@@ -11,9 +11,11 @@ import re
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from anabranch.store.session.channels import CATALOG_CHANNEL, GROUPS_CHANNEL
+from anabranch.store.session.channels import CATALOG_CHANNEL, GROUPS_CHANNEL, KEYS_CHANNEL
 from anabranch.store.session.engine import CONNECT_S, AsyncSession, SessionOptions, aconnect
 
+FLOOD = 500
+"""Notifications within the time that is waited for more, beyond which it is left to polling to find the news."""
 _ANSWER_MS = 4_000
 """How long a listener's session may take to answer a statement, in milliseconds."""
 _MOST_DATABASE = 2**31 - 1
@@ -43,11 +45,45 @@ async def open_listener(url: str, *, application_name: str) -> AsyncSession:
     Raises:
         psycopg.OperationalError: the server can't be reached, or refuses the session.
     """
-    options = SessionOptions(statement_timeout_ms=_ANSWER_MS, silence_ms=_ANSWER_MS, connect_timeout_s=CONNECT_S)
-    conn = await aconnect(url, application_name=application_name, autocommit=True, options=options)
+    conn = await _session(url, application_name)
     await conn.execute(f"listen {GROUPS_CHANNEL}".encode())
     await conn.execute(f"listen {CATALOG_CHANNEL}".encode())
     return conn
+
+
+async def open_key_listener(url: str, *, application_name: str) -> AsyncSession:
+    """A session that hears of revoked keys. Raises as ``open_listener``."""
+    conn = await _session(url, application_name)
+    await listen_for_keys(conn)
+    return conn
+
+
+async def listen_for_keys(conn: AsyncSession) -> None:
+    """Have the session hear of revoked keys, again where it did before a flood. Raises as ``open_listener``."""
+    await conn.execute(f"listen {KEYS_CHANNEL}".encode())
+
+
+async def _session(url: str, application_name: str) -> AsyncSession:
+    options = SessionOptions(statement_timeout_ms=_ANSWER_MS, silence_ms=_ANSWER_MS, connect_timeout_s=CONNECT_S)
+    return await aconnect(url, application_name=application_name, autocommit=True, options=options)
+
+
+async def heard(conn: AsyncSession, wait_s: float, gather_s: float) -> int:
+    """Wait ``wait_s`` seconds for a notification, and after the first ``gather_s`` for more; how many came. After
+    ``FLOOD`` of them it listens no more, as any role may send as many as it likes. Raises psycopg.OperationalError: the
+    session is lost."""
+    count = 0
+    for timeout_s in (wait_s, gather_s):
+        async with contextlib.aclosing(conn.notifies(timeout=timeout_s)) as notifications:
+            async for _ in notifications:
+                count += 1
+                if timeout_s == wait_s or count >= FLOOD:
+                    break
+        if not count:
+            break
+    if count >= FLOOD:
+        await conn.execute("unlisten *")
+    return count
 
 
 async def hear(conn: AsyncSession, silence_s: float) -> AsyncGenerator[Heard | None, None]:

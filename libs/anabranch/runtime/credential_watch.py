@@ -1,0 +1,100 @@
+"""Ends the streams whose credentials are no longer good, and keeps the keys that calls are judged by fresh.
+
+A revoked key is told of by a notification, and looked for every ``POLL_S`` without one: it ends within a second. This
+has a session of its own, because the pool's may all be in use; while there is none, the pool serves. Any role may
+notify: a flood ends the listening for ``DEAF_S``, and looks go on. A stream's expiry needs no look: it has a timer
+(``calls.streams``), which is only looked after here in case that the clock was set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+import structlog
+
+from anabranch.runtime.auth import Authenticator
+from anabranch.runtime.calls.streams import Streams
+from anabranch.runtime.errors import CallError
+from anabranch.store.session.availability import is_unavailable
+from anabranch.store.session.engine import AsyncSession
+from anabranch.store.session.listening import FLOOD, heard, listen_for_keys, open_key_listener
+from anabranch.v1 import errors_pb2
+
+POLL_S = 0.7
+GATHER_S = 0.02
+"""Notifications that come within this time lead to one look."""
+DEAF_S = 60.0
+_CLOSE_S = 1.0
+_log = structlog.get_logger()
+
+
+class CredentialWatch:
+    """Looks at the credentials of ``streams``. ``name`` is its session's in Postgres."""
+
+    def __init__(self, url: str, name: str, authenticator: Authenticator, streams: Streams) -> None:
+        self._url = url
+        self._name = name
+        self._authenticator = authenticator
+        self._streams = streams
+        self._session: AsyncSession | None = None
+        self._deaf_until_s = 0.0
+
+    async def run(self) -> None:
+        """Look, again and again."""
+        try:
+            while True:
+                await self._once()
+        finally:
+            if self._session is not None:
+                with contextlib.suppress(Exception):
+                    await asyncio.wait_for(self._session.close(), _CLOSE_S)
+
+    async def _once(self) -> None:
+        try:
+            if self._session is None or self._session.closed:
+                self._session = None
+                self._session = await open_key_listener(self._url, application_name=self._name)
+            else:
+                await self._wait(self._session)
+            await self._look(self._session)
+        except Exception as error:
+            if not _passes(error):
+                raise
+            await self._without_session(error)
+
+    async def _wait(self, session: AsyncSession) -> None:
+        if self._deaf_until_s:
+            await asyncio.sleep(POLL_S)
+            if time.monotonic() >= self._deaf_until_s:
+                self._deaf_until_s = 0.0
+                await listen_for_keys(session)
+        elif await heard(session, POLL_S, GATHER_S) >= FLOOD:
+            _log.warning("too many notifications of revoked keys: they are not listened to for a while")
+            self._deaf_until_s = time.monotonic() + DEAF_S
+
+    async def _without_session(self, error: Exception) -> None:
+        _log.warning("credentials are looked at without a session of their own", detail=error)
+        lost, self._session = self._session, None
+        self._deaf_until_s = 0.0
+        if lost is not None:
+            await lost.close()
+        await asyncio.sleep(POLL_S)
+        try:
+            await self._look(None)
+        except Exception as again:
+            if not _passes(again):
+                raise
+            _log.warning("credentials can't be looked at now", detail=again)
+
+    async def _look(self, session: AsyncSession | None) -> None:
+        ended = await self._authenticator.ended(self._streams.identities(), session)
+        if ended:
+            failure = CallError(errors_pb2.REASON_CREDENTIALS_EXPIRED, "the credentials have expired or were revoked")
+            count = self._streams.end_of(ended, failure)
+            _log.info("streams ended with their credentials", streams=count)
+
+
+def _passes(error: Exception) -> bool:
+    return isinstance(error, TimeoutError | CallError) or is_unavailable(error)
