@@ -14,10 +14,8 @@ from typing import Any
 import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from tests.notes import notes_url
 
-from anabranch.store import migrate
-from anabranch.store.catalog.registration import add_table, create_database
-from anabranch.store.session.engine import connect
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.stack import Stack
 
@@ -74,14 +72,6 @@ def collector() -> Iterator[tuple[Collector, int]]:
     server.stop(0).wait()
 
 
-def prepare(url: str) -> None:
-    migrate.upgrade(url)
-    with connect(url, application_name="test", autocommit=True) as conn:
-        conn.execute("create table public.note (id text primary key)")
-        create_database(conn, "notes", "public")
-        add_table(conn, "notes", "note")
-
-
 @pytest.mark.slow
 def test_a_trace_goes_from_one_device_to_the_other(
     databases: TestDatabases, tmp_path: Path, collector: tuple[Collector, int]
@@ -89,7 +79,7 @@ def test_a_trace_goes_from_one_device_to_the_other(
     """Each process makes its spans, and each span is the child of the one before it. A write that comes to the reader
     before it follows live is read by pages, which are no group's: so it is written again."""
     collected, port = collector
-    url = databases.prepared("traced-notes", prepare)
+    url = notes_url(databases)
     endpoint = f"http://127.0.0.1:{port}"
     with Stack(url, folder=tmp_path, environment={"ANABRANCH_OTLP_ENDPOINT": endpoint}) as stack:
         script = Path(__file__).with_name("traced_devices.py")

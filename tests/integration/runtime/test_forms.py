@@ -9,13 +9,11 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
+from tests.notes import notes_url
 from ulid import ULID
 
 from anabranch.runtime.calls.forms import FORMS, JUDGED_ELSEWHERE, plan_of
 from anabranch.runtime.errors import CODES, reason_name
-from anabranch.store import migrate
-from anabranch.store.catalog.registration import add_table, create_database
-from anabranch.store.session.engine import connect
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.echo import bearer
 from anabranch.testkit.stack import Stack
@@ -48,17 +46,9 @@ LISTED = {reason_name(reason) for reason in CODES} - {"SERVER_FAULT"}
 Path = tuple[str, ...]
 
 
-def prepare(url: str) -> None:
-    migrate.upgrade(url)
-    with connect(url, application_name="test", autocommit=True) as conn:
-        conn.execute("create table public.note (id text primary key, body text)")
-        create_database(conn, "notes", "public")
-        add_table(conn, "notes", "note")
-
-
 @pytest.fixture(scope="module")
 def stack(databases: TestDatabases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    url = databases.prepared("notes", prepare)
+    url = notes_url(databases)
     with Stack(url, folder=tmp_path_factory.mktemp("stack")) as running:
         yield running
     databases.release(url)

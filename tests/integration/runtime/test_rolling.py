@@ -14,12 +14,11 @@ from pathlib import Path
 import psycopg
 import pytest
 from tests.integration.runtime.rolling_load import DATABASE, STREAMS, Load
+from tests.notes import prepare
 
 from anabranch.runtime.fleet import SERVICES, Fleet
 from anabranch.runtime.health import probe
-from anabranch.store import migrate, revisions
-from anabranch.store.catalog.registration import add_table, create_database
-from anabranch.store.session.engine import connect
+from anabranch.store import revisions
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.gate import Gate
 from anabranch.testkit.next_release import REVISION, NextRelease
@@ -52,17 +51,9 @@ def next_release(url: str, folder: Path, seconds: int) -> NextRelease:
     return NextRelease(folder, f"select pg_sleep({seconds})", tables, more, works_from=revisions.head())
 
 
-def prepare(url: str) -> None:
-    migrate.upgrade(url)
-    with connect(url, application_name="test", autocommit=True) as conn:
-        conn.execute("create table public.item (id text primary key, body text)")
-        create_database(conn, DATABASE, "public")
-        add_table(conn, DATABASE, "item")
-
-
 @pytest.fixture
 def url(databases: TestDatabases) -> Iterator[str]:
-    made = databases.prepared("rolled", prepare)
+    made = databases.prepared("rolled", lambda new: prepare(new, DATABASE, "item"))
     yield made
     databases.release(made)
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.notes import notes_url
 
 from anabranch import limits
 from anabranch.client import RemoteDb, SyncedDb
 from anabranch.client.errors import CallFailed
 from anabranch.client.events import State
 from anabranch.store import migrate
-from anabranch.store.catalog.registration import add_table, create_database
 from anabranch.store.catalog.status import read_status
 from anabranch.store.session.engine import connect
 from anabranch.testkit import echo_service as behaviour
@@ -96,18 +96,10 @@ def migrated(url: str) -> None:
     migrate.upgrade(url)
 
 
-def prepare(url: str) -> None:
-    migrate.upgrade(url)
-    with connect(url, application_name="test", autocommit=True) as conn:
-        conn.execute("create table public.item (id text primary key, body text)")
-        create_database(conn, "notes", "public")
-        add_table(conn, "notes", "item")
-
-
 @pytest.mark.parametrize("hole_s", [40, pytest.param(120, marks=pytest.mark.long)], ids="{}s".format)
 def test_an_upload_into_a_black_hole_drains_after_it(databases: TestDatabases, tmp_path: Path, hole_s: int) -> None:
     """V04: the stall shows on the device and on the server, and a minute after it all is there, once."""
-    url = databases.prepared("silence-notes", prepare)
+    url = notes_url(databases)
     told: list[tuple[float, State]] = []
     with ExitStack() as block:
         stack = block.enter_context(Stack(url, folder=tmp_path))
@@ -124,7 +116,7 @@ def test_an_upload_into_a_black_hole_drains_after_it(databases: TestDatabases, t
             nonlocal made
             for _ in range(count):
                 made += 1
-                device.table("item").insert({"id": f"item-{made}", "body": "x" * 2_000})
+                device.table("note").insert({"id": f"note-{made}", "body": "x" * 2_000})
 
         # The hole opens while batches are on their way.
         write(300)
@@ -147,8 +139,8 @@ def test_an_upload_into_a_black_hole_drains_after_it(databases: TestDatabases, t
         until(lambda: device.status().queued == 0)
         assert [state.kind for _, state in told if state.kind in ("offline", "online")][-1] == "online"
         assert device.dead_letters() == []
-        assert device.execute("select count(*) from item").fetchone() == (made,)
+        assert device.execute("select count(*) from note").fetchone() == (made,)
     with psycopg.connect(url) as conn:
-        assert conn.execute("select count(*) from public.item").fetchone() == (made,)
+        assert conn.execute("select count(*) from public.note").fetchone() == (made,)
         assert conn.execute("select count(*), count(distinct batch_id) from anabranch.log").fetchone() == (made, made)
     databases.release(url)

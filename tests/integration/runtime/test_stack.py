@@ -9,12 +9,11 @@ from pathlib import Path
 import grpc
 import psutil
 import pytest
+from tests.notes import notes_url
 from ulid import ULID
 
 from anabranch.runtime.fleet import SERVICES, FleetError
 from anabranch.runtime.health import probe
-from anabranch.store import migrate
-from anabranch.store.catalog.registration import add_table, create_database
 from anabranch.store.catalog.status import read_status
 from anabranch.store.session.engine import connect
 from anabranch.testkit.databases import TestDatabases
@@ -27,17 +26,9 @@ pytestmark = pytest.mark.xdist_group("stack")  # its processes are shared by its
 NODE = batch_pb2.Node(id=str(ULID()), name="a")
 
 
-def prepare(url: str) -> None:
-    migrate.upgrade(url)
-    with connect(url, application_name="test", autocommit=True) as conn:
-        conn.execute("create table public.note (id text primary key, body text)")
-        create_database(conn, "notes", "public")
-        add_table(conn, "notes", "note")
-
-
 @pytest.fixture(scope="module")
 def stack(databases: TestDatabases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    url = databases.prepared("notes", prepare)
+    url = notes_url(databases)
     with Stack(url, folder=tmp_path_factory.mktemp("stack"), resolvers=2) as running:
         yield running
     databases.release(url)
@@ -174,7 +165,7 @@ def test_services_log_json_and_no_credentials(stack: Stack) -> None:
 
 @pytest.mark.slow
 def test_a_stack_that_can_not_start_leaves_nothing_behind(databases: TestDatabases, tmp_path: Path) -> None:
-    url = databases.prepared("notes", prepare)
+    url = notes_url(databases)
     broken = Stack(url, folder=tmp_path, environment={"ANABRANCH_LOG_LEVEL": "loud"})
     with pytest.raises(FleetError, match="ANABRANCH_LOG_LEVEL"), broken:
         pytest.fail("it started")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import grpc
 import pytest
+from tests.notes import notes_url
 
-from anabranch.store.catalog.registration import add_table, create_database
-from anabranch.store.session.engine import connect
 from anabranch.testkit import process_memory
+from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.memory_limits import MIB, MemoryLimitError
 from anabranch.testkit.stack import Stack
 from anabranch.testkit.waiting import until
@@ -24,13 +24,11 @@ REQUEST_BYTES = 3_900_000
 CALLS = 24
 
 
-def test_a_service_that_grows_above_its_limit_is_killed_and_named(migrated_url: str, tmp_path: Path) -> None:
-    with connect(migrated_url, application_name="test", autocommit=True) as conn:
-        conn.execute("create table public.note (id text primary key, body text)")
-        create_database(conn, "notes", "public")
-        add_table(conn, "notes", "note")
+def test_a_service_that_grows_above_its_limit_is_killed_and_named(databases: TestDatabases, tmp_path: Path) -> None:
+    url = notes_url(databases)
     with pytest.raises(MemoryLimitError, match=r"^ingest had \d+ MiB of memory and was killed; its limit is \d+ MiB$"):
-        _grow(migrated_url, tmp_path)
+        _grow(url, tmp_path)
+    databases.release(url)
 
 
 def _grow(url: str, folder: Path) -> None:
