@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import sqlite3
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from anabranch.client import status
-from anabranch.client.errors import BatchState, NotReady, SyncedElsewhere
+from anabranch.client import queries, status
 from anabranch.client.events import Change, ConflictEvent, DeadLetter, Listeners, State
 from anabranch.client.file.describe import ask
 from anabranch.client.file.device_file import DeviceFile, Tx
 from anabranch.client.file.device_table import DeviceTable
 from anabranch.client.file.lease import Lease
-from anabranch.client.file.owner import Owner
-from anabranch.client.file.state import FileState
 from anabranch.client.letters import conflicts, dead
 from anabranch.client.letters.conflicts import Conflict, Filter
 from anabranch.client.overlay.pendings import Pendings
@@ -34,19 +29,15 @@ from anabranch.client.reading.row_check import RowCheck
 from anabranch.client.remote import RemoteDb
 from anabranch.client.server_clock import ServerClock
 from anabranch.client.status import Status
-from anabranch.client.sync import SyncLoop
 from anabranch.client.synced_table import Batch, SyncedTable
+from anabranch.client.syncing import Syncing
 from anabranch.client.writes.local import BatchBuilder, WriteChecks
 from anabranch.client.writes.payload import PayloadCache
 from anabranch.clock import clock_from_environment
-from anabranch.v1 import position_pb2, snapshot_pb2
 
 _FLUSH_S = 60.0
 _ASK_S = 3.0
 """Seconds that a write waits for the server's answer before it is refused because of a rule that may have changed."""
-_ENDS_TRANSACTION = re.compile(
-    r"(?:[\s;]|--[^\n]*\n|/\*.*?\*/)*(?:begin|commit|end|rollback|savepoint|release)\b", re.IGNORECASE | re.DOTALL
-)
 
 
 class SyncedDb:
@@ -93,10 +84,10 @@ class SyncedDb:
         self._reader = Reader(self._file, remote, pendings, self._clock, self._now_ms, reached)
         self._sender = Sender(self._file, remote, pendings, self._now_ms, self._clock, self._reader.rewound)
         self._row_check = RowCheck(self._reader)
-        self._loop: SyncLoop | None = None
+        self._syncing = Syncing(self._file, remote, self._lease, self._sender, self._reader, self._row_check)
+        self._owner = self._syncing.owner
         self._checks: dict[str, WriteChecks] = {}
         self._builder: BatchBuilder | None = None
-        self._owner = Owner(self._file, remote.token, self._ask_whose)
         self._listeners.state.append(self._owner.heed)
 
     # Syncing
@@ -117,53 +108,11 @@ class SyncedDb:
             SyncedElsewhere: another process syncs the file, and ``background`` is False or ``timeout_s`` passed
                 before it had pulled the tables.
         """
-        if self._loop is not None:
-            raise BatchState("it is started already")
-        self._owner.claim()
-        if self._lease.acquire():
-            with self._file.diagnosing():
-                self._first_pull(progress)
-        elif not background:
-            raise SyncedElsewhere(f"{self._file.path} is synced by another process")
-        else:
-            self._await_tables(timeout_s)
-        if background:
-            self._loop = SyncLoop(self._file, self._sender, self._reader, self._lease)
-            self._loop.start()
-
-    def _ask_whose(self, current: FileState) -> None:
-        # No positions are sent: a server that was restored would refuse those instead of saying whose the node is.
-        state = position_pb2.NodeState(node=current.node)
-        self._remote.describe(snapshot_pb2.DescribeRequest(db_name=current.db_name, node_state=state))
-
-    def _first_pull(self, progress: Callable[[Progress], None] | None = None) -> None:
-        if self._file.current().pulls > 0:
-            return
-        try:
-            self._reader.prepare(progress)
-        except BaseException:
-            self._lease.release()
-            raise
-
-    def _await_tables(self, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
-        while self._file.current().pulls == 0:
-            if time.monotonic() > deadline:
-                raise SyncedElsewhere("the process that syncs the file has not pulled its tables")
-            if self._lease.acquire():
-                self._first_pull()
-                return
-            time.sleep(0.05)
+        self._syncing.start(background, progress, timeout_s)
 
     def stop(self) -> None:
         """End syncing; queued batches stay. The file can still be read and written, and started again."""
-        if self._loop is not None:
-            self._loop.stop(self._remote.close)
-            self._loop = None
-        self._row_check.end()
-        self._owner.leave()
-        self._lease.release()
-        self._remote.close()
+        self._syncing.stop()
 
     def close(self) -> None:
         """Stop, and close the file."""
@@ -181,13 +130,7 @@ class SyncedDb:
 
     def network_up(self) -> None:
         """Report that the network is back: a call that waits for its next attempt is made now."""
-        if self._loop is not None:
-            self._loop.network_up()
-
-    def _sync_here(self) -> None:
-        self._file.require_free()
-        if not self._lease.acquire():
-            raise SyncedElsewhere(f"{self._file.path} is synced by another process")
+        self._syncing.network_up()
 
     def flush(self, timeout_s: float = _FLUSH_S) -> bool:
         """Send the queued batches and wait for the verdicts; return whether all came in time.
@@ -198,19 +141,13 @@ class SyncedDb:
             BatchState: a batch is open here.
             WrongPrincipal: the file belongs to another principal.
         """
-        self._sync_here()
-        with self._owner.heeding(), self._file.diagnosing():
-            return self._sender.flush(timeout_s)
+        return self._syncing.flush(timeout_s)
 
     def read(self) -> None:
         """Read the log to its head. Tables' sums are compared with the server's at every page. A table's rows are
         compared with its sum in a thread of its own, after a pull and then once a day: ``on_state``, ``status`` and the
         next call report the result. Raises CallFailed, SyncedElsewhere, BatchState."""
-        self._sync_here()
-        with self._owner.heeding(), self._file.diagnosing():
-            self._reader.read()
-        if self._loop is None:
-            self._row_check.begin()
+        self._syncing.read()
 
     def sync(self, timeout_s: float = _FLUSH_S) -> bool:
         """``flush``, then ``read``; return whether every batch has its verdict. Raises as both do."""
@@ -229,7 +166,7 @@ class SyncedDb:
         """
         self._file.require_free()
         for name in [table] if table is not None else list(self._file.tables()):
-            self._require_table(name)
+            queries.require_table(self._file, name)
             with self._file.diagnosing():
                 sums.verify(self._file, name, self._now_ms())
         return tuple(sums.disagreements(self._file.reader()))
@@ -247,20 +184,10 @@ class SyncedDb:
             BatchState: a batch is open here.
             WrongPrincipal: the file belongs to another principal.
         """
-        self._sync_here()
-        self._require_table(table)
+        self._syncing.require_here()
+        queries.require_table(self._file, table)
         with self._file.diagnosing():
             return self._reader.repair(table)
-
-    def _require_table(self, name: str) -> None:
-        if name not in self._file.tables():
-            self._require_pulled(f"there is no table {name!r} yet")
-            raise ValueError(f"there is no table {name!r}")
-
-    def _require_pulled(self, what: str) -> None:
-        """Raise NotReady before the first pull is complete: which tables and rows there are is not known."""
-        if self._file.current().pulls == 0:
-            raise NotReady(f"{what}: the first pull is not complete; start() waits for it, on_state reports it")
 
     def clear(self) -> None:
         """Make the file empty and a new node, for any principal that logs in next. Rows, queues and dead letters are
@@ -270,7 +197,7 @@ class SyncedDb:
             SyncedElsewhere: another process syncs the file.
             ClientError: another process reads the file, so that the removed rows can still be read there; call again.
         """
-        self._sync_here()
+        self._syncing.require_here()
         self.stop()
         self._file.reset()
         self._owner.forget()
@@ -315,15 +242,15 @@ class SyncedDb:
 
     def _ask(self, tx: Tx, table: str) -> DeviceTable | None:
         """The server's present description of a table, None if it can't be asked at once: other writers wait."""
-        if self._loop is None or not self._loop.is_online:
+        if not self._syncing.is_online:
             return None
         return ask(tx, table, lambda request: self._remote.describe(request, timeout_s=_ASK_S))
 
     def _committed(self, batch: Batch) -> None:
         self._reached("after_local_commit")
         self._listeners.deliver()
-        if batch.id and self._loop is not None:
-            self._loop.wake()
+        if batch.id:
+            self._syncing.wake()
 
     @contextmanager
     def _write(self) -> Iterator[tuple[BatchBuilder, Batch]]:
@@ -350,24 +277,7 @@ class SyncedDb:
             WrongPrincipal: the file belongs to another principal.
         """
         self._owner.require()
-        conn = self._file.app_reader()
-        if not self._file.in_transaction:
-            try:
-                return conn.execute(sql, parameters)
-            except sqlite3.OperationalError as error:
-                try:
-                    self._require_pulled(f"the query failed ({error})")
-                except NotReady as early:
-                    raise early from error
-                raise
-        if _ENDS_TRANSACTION.match(sql):
-            raise BatchState("a batch begins and ends with its block; SQL can't do it")
-        conn.execute("PRAGMA query_only = ON")
-        try:
-            return conn.execute(sql, parameters)
-        finally:
-            # The batch goes on writing.
-            conn.execute("PRAGMA query_only = OFF")
+        return queries.execute(self._file, sql, parameters)
 
     def status(self) -> Status:
         """The state of the file: queue, sync and tables."""
@@ -457,7 +367,7 @@ class SyncedDb:
         self._owner.require()
         wanted = Filter(table, key, node_id, from_ms, until_ms)
         if table is not None:
-            self._require_table(table)
+            queries.require_table(self._file, table)
         first = conflicts.request(self._file.current().db_name, wanted, self._file.tables())
         return conflicts.pages(self._file, self._remote, first)
 
