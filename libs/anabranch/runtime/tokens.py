@@ -39,7 +39,7 @@ def _refused(message: str) -> CallError:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What a token proves: its principal; and the key of the set that proved it, None for the shared secret."""
+    """The proof in a token: its principal; and the key of the set that proved it, None for the shared secret."""
 
     principal: Principal
     signer: bytes | None

@@ -1,4 +1,4 @@
-"""What a verifier remembers of tokens is bounded, and is what they said."""
+"""The memory of a verifier is bounded, and holds of tokens what they said."""
 
 from __future__ import annotations
 
