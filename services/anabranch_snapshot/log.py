@@ -27,6 +27,9 @@ from anabranch_snapshot.pages import to_page, to_position
 _T = TypeVar("_T")
 CALLS_PER_SESSION = 4
 """Calls that are under way for each session: a call reads several times, and does other things in between."""
+BESIDE = 1
+"""Sessions in which one principal reads while others read, too. What was read is made into pages by the one event loop:
+several reads of one principal at once make each step of its neighbours' calls wait longer, and bring it little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +49,8 @@ class Reading:
 
 class Log:
     """The log of all databases. At most ``sessions`` reads are under way; others wait for their turn, and principals
-    take turns. Claims are waited for in sessions of ``claim_pool``. A call waits at most ``wait_ms`` until it may begin
-    to read."""
+    take turns, each with ``BESIDE`` reads at a time where there are several. Claims are waited for in sessions of
+    ``claim_pool``. A call waits at most ``wait_ms`` until it may begin to read."""
 
     def __init__(
         self,
@@ -64,7 +67,7 @@ class Log:
         self._databases = databases
         self._nodes = nodes
         self._clock = clock
-        self._turns = FairTurns(sessions)
+        self._turns = FairTurns(sessions, beside=BESIDE)
         self._calls = FairTurns(CALLS_PER_SESSION * sessions)
         self._wait_s = wait_ms / 1000
         self._rewinds = Rewinds(clock, self._with_session, self._with_claiming)

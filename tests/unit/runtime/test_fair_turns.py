@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
+import pytest
+
+from anabranch.runtime.calls import fair_turns
 from anabranch.runtime.calls.fair_turns import FairTurns
 
 
@@ -65,3 +69,74 @@ def test_a_turn_is_not_lost_with_one_that_waited_for_it() -> None:
         assert turns.waiting == 0
 
     asyncio.run(run())
+
+
+def test_a_principal_has_all_turns_alone_and_few_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        now = 100.0
+        monkeypatch.setattr(fair_turns, "time", SimpleNamespace(monotonic=lambda: now))
+        turns = FairTurns(4, beside=1)
+        for _ in range(3):
+            await asyncio.wait_for(turns.take("busy"), 1)
+        # What nobody asked for is no other principal.
+        async with turns.turn(""):
+            pass
+        await asyncio.wait_for(turns.take("busy"), 1)
+        waiting = [asyncio.create_task(turns.take("busy")) for _ in range(3)]
+        other = asyncio.create_task(turns.take("other"))
+        await asyncio.sleep(0)
+        turns.give_back("busy")
+        await asyncio.wait_for(other, 1)
+        # From now on one at a time, though turns are free.
+        for _ in range(3):
+            turns.give_back("busy")
+        await asyncio.sleep(0)
+        assert [one.done() for one in waiting] == [True, False, False]
+        turns.give_back("busy")
+        await asyncio.sleep(0)
+        assert [one.done() for one in waiting] == [True, True, False]
+        turns.give_back("other")
+        await asyncio.sleep(0)
+        assert not waiting[2].done()
+        # The other has gone: who comes then finds it out, and goes behind those that wait.
+        now += fair_turns.ALONE_S
+        await asyncio.wait_for(turns.take("busy"), 1)
+        assert waiting[2].done()
+        assert (turns.held, turns.waiting) == (3, 0)
+
+    asyncio.run(run())
+
+
+def test_a_neighbours_turns_wait_for_one_turn_of_a_busy_principal_each() -> None:
+    async def run(beside: int | None) -> int:
+        """How many steps of the busy one go before the last of three turns of its neighbour."""
+        turns, steps = FairTurns(4, beside=beside), 0
+        over = False
+
+        async def busy() -> None:
+            nonlocal steps
+            while not over:
+                async with turns.turn("busy"):
+                    for _ in range(5):
+                        steps += 1
+                        await asyncio.sleep(0)
+
+        async def neighbour() -> None:
+            for _ in range(3):
+                async with turns.turn("neighbour"):
+                    for _ in range(5):
+                        await asyncio.sleep(0)
+
+        tasks = [asyncio.create_task(busy()) for _ in range(100)]
+        await neighbour()
+        before = steps
+        await neighbour()
+        meanwhile = steps - before
+        over = True
+        await asyncio.gather(*tasks)
+        return meanwhile
+
+    apart, together = asyncio.run(run(1)), asyncio.run(run(None))
+    print(f"{apart} steps, {together} where it holds all turns")
+    assert apart <= 30
+    assert together > 2 * apart

@@ -3,23 +3,42 @@
 A principal that wants a turn stands in its own line. A turn that comes free goes to the line that has waited longest
 for one, and not to the line that is longest. What no principal asked for stands in a line of its own, as one would.
 Everything in one event loop.
+
+Turns in order are not enough where what is done in them shares one processor: a principal that holds all turns but one
+makes each step of the one beside it wait for as many steps of its own. So one principal may be held to fewer turns
+while others take some, and has all of them when it is alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 
+ALONE_S = 1.0
+"""A principal is alone when no other has asked for a turn, or got one, for so long."""
+
 
 class FairTurns:
-    """``count`` turns at once, at most ``of_one`` of them with one principal (None: all of them). ``told`` is called
-    whenever turns, or those who wait for one, have changed."""
+    """``count`` turns at once, at most ``of_one`` of them with one principal (None: all of them), and at most
+    ``beside`` while other principals take turns (None: as many as alone). ``told`` is called whenever turns, or those
+    who wait for one, have changed."""
 
-    def __init__(self, count: int, of_one: int | None = None, told: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        count: int,
+        of_one: int | None = None,
+        told: Callable[[], None] | None = None,
+        *,
+        beside: int | None = None,
+    ) -> None:
         self._free = count
         self._of_one = count if of_one is None else min(of_one, count)
+        self._beside = self._of_one if beside is None else min(beside, self._of_one)
+        # The principal that was seen here last, when that was, and when another than it was.
+        self._latest, self._latest_s, self._before_s = "", -ALONE_S, -ALONE_S
         self._held: Counter[str] = Counter()
         # In the order in which they are served next.
         self._lines: dict[str, deque[asyncio.Future[None]]] = {}
@@ -36,11 +55,11 @@ class FairTurns:
 
     def is_free(self, subject: str) -> bool:
         """Whether a principal gets a turn at once."""
-        return self._free > 0 and self._held[subject] < self._of_one
+        return self._free > 0 and self._may_hold_more(subject)
 
     def wanted(self, subject: str) -> bool:
         """Whether a turn that this principal gave back would be another's, or another of its own."""
-        return any(line == subject or self._held[line] < self._of_one for line in self._lines)
+        return any(line == subject or self._may_hold_more(line) for line in self._lines)
 
     def starved(self) -> bool:
         """Whether a principal waits that has no turn at all."""
@@ -48,14 +67,17 @@ class FairTurns:
 
     async def take(self, subject: str) -> None:
         """Wait for a turn of this principal, which ``give_back`` ends."""
-        # Nobody waits who may have a free turn: turns are handed on at once.
-        if self.is_free(subject):
+        # Nobody else waits who may have a free turn: turns are handed on at once.
+        if subject not in self._lines and self.is_free(subject):
             self._hold(subject)
             self._tell()
             return
+        self._see(subject)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._lines.setdefault(subject, deque()).append(turn)
         self.waiting += 1
+        # The principal may have become alone.
+        self._hand_on()
         self._tell()
         try:
             await turn
@@ -74,6 +96,10 @@ class FairTurns:
         self._held[subject] -= 1
         if self._held[subject] <= 0:
             del self._held[subject]
+        self._hand_on()
+        self._tell()
+
+    def _hand_on(self) -> None:
         while self._free and (following := self._following()) is not None:
             line = self._lines.pop(following)
             turn = line.popleft()
@@ -85,7 +111,6 @@ class FairTurns:
             if not turn.done():
                 self._hold(following)
                 turn.set_result(None)
-        self._tell()
 
     @contextlib.asynccontextmanager
     async def turn(self, subject: str) -> AsyncIterator[None]:
@@ -100,9 +125,26 @@ class FairTurns:
         self._free -= 1
         self.held += 1
         self._held[subject] += 1
+        self._see(subject)
+
+    def _see(self, subject: str) -> None:
+        # What no principal asked for is done for all of them, and is beside nobody.
+        if self._beside < self._of_one and subject:
+            if subject != self._latest:
+                self._latest, self._before_s = subject, self._latest_s
+            self._latest_s = time.monotonic()
+
+    def _may_hold_more(self, subject: str) -> bool:
+        held = self._held[subject]
+        if held < self._beside:
+            return True
+        if held >= self._of_one:
+            return False
+        others_s = self._before_s if subject == self._latest else self._latest_s
+        return time.monotonic() - others_s >= ALONE_S
 
     def _following(self) -> str | None:
-        return next((subject for subject in self._lines if self._held[subject] < self._of_one), None)
+        return next(filter(self._may_hold_more, self._lines), None)
 
     def _leave(self, subject: str, turn: asyncio.Future[None]) -> None:
         line = self._lines.get(subject)
