@@ -248,7 +248,6 @@ class Appender:
                 for a in submission.open
                 if (a.database_id, a.batch_id) in new and not (doubled and id(a) in doubled)
             }
-            submission.appended += len(own)
             self._watch(submission, own)
             if len(own) == len(submission.open):
                 submission.open = []
@@ -277,7 +276,7 @@ class Appender:
                 else:
                     same[arrival.batch_id] = arrival.payload_sha256
             self._watch(submission, same)
-            submission.open = unknown
+            submission.leave_out(unknown)
 
 
 async def _append(session: Session, statement: AppendStatement, now_ms: int) -> Appended:

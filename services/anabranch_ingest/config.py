@@ -34,6 +34,13 @@ class IngestSettings(ServiceSettings):
 
     principal_max_waiting_batches: int = Field(50_000, ge=1)
     """Batches of one principal that wait for a verdict in one database; beyond, calls fail OVERLOADED."""
+    principal_max_waiting_bytes: int = Field(1024 * 1024 * 1024, ge=1)
+    """Payload bytes of one principal's batches that wait for a verdict in one database; beyond, calls fail OVERLOADED.
+    One call is taken in any case."""
+    principal_batches_per_s: float = Field(50_000.0, gt=0)
+    """Batches of one principal a second, sent again or not; beyond, calls fail OVERLOADED, and streams wait."""
+    principal_batches_burst: int = Field(100_000, ge=1)
+    """Batches that it may send at once after a silence."""
 
     wait_default_ms: int = Field(10_000, ge=1)
     """How long a call without a deadline waits for its verdicts."""

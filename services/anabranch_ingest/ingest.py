@@ -13,8 +13,9 @@ import tenacity
 
 from anabranch.clock import Clock
 from anabranch.runtime import metrics
+from anabranch.runtime.calls.limits import RateLimit
 from anabranch.runtime.errors import CallError
-from anabranch.store.inbox.append import Arrival
+from anabranch.store.inbox.append import Arrival, Load, load_of
 from anabranch.store.inbox.notified import open_verdicts
 from anabranch.store.inbox.verdicts import Key, SettledHead, decided
 from anabranch.store.nodes.tokens import Call
@@ -62,7 +63,11 @@ class Ingest:
         self.databases = Databases(self._look_ups)
         self.seen = SeenPositions(self._histories, self._claims, self.databases, clock)
         self.databases.on_head = self.seen.note_head
-        self._quota = Quota(self._look_ups, settings.principal_max_waiting_batches)
+        most = Load(settings.principal_max_waiting_batches, settings.principal_max_waiting_bytes)
+        self._quota = Quota(self._look_ups, most)
+        self._rate = RateLimit(
+            settings.principal_batches_per_s, settings.principal_batches_burst, "sends batches too fast"
+        )
         self._appender = Appender(url, settings, self.waiting, clock)
 
     async def start(self) -> None:
@@ -108,14 +113,16 @@ class Ingest:
         *,
         admitted: bool = False,
     ) -> None:
-        """Append batches and look at the call's token, unless it is ``admitted`` already. Raises as
-        ``Appender.submit`` and ``Quota.take``."""
+        """Append batches and look at the call's token, unless it is ``admitted`` already, by its stream's opening.
+        Raises as ``Appender.submit``, ``Quota.take``, and ``RateLimit.take`` where it is not."""
         database = opening.database
         if arrivals:
             name = database.name
             metrics.count("anabranch_batches_received", len(arrivals), database=name)
-            metrics.count("anabranch_batch_bytes_received", sum(len(a.payload) for a in arrivals), database=name)
-            await self._quota.take(database.id, opening.principal, len(arrivals))
+            load = load_of(arrivals)
+            metrics.count("anabranch_batch_bytes_received", load.size, database=name)
+            await self._pace(opening.principal, load.batches, waits=admitted)
+            await self._quota.take(database.id, opening.principal, load)
         elif call is None:
             return
         submission = Submission(
@@ -129,13 +136,22 @@ class Ingest:
             admitted=admitted,
         )
         if arrivals:
-            submission.on_leaving = functools.partial(self._quota.settle, database.id, opening.principal, len(arrivals))
+            submission.on_leaving = functools.partial(self._quota.settle, database.id, opening.principal, load)
         try:
             await self._appender.submit(submission, timeout_s)
         except CallError as failure:
             if failure.reason == errors_pb2.REASON_UNKNOWN_DATABASE:
                 self.databases.look()
             raise
+
+    async def _pace(self, principal: str, batches: int, *, waits: bool) -> None:
+        """Let batches in at the principal's rate. A call that is too fast fails OVERLOADED; a stream ``waits``, and
+        gRPC's flow control hands the delay on to its client."""
+        if not waits:
+            self._rate.take(principal, batches)
+            return
+        while wait_s := self._rate.wait_s(principal, batches):
+            await asyncio.sleep(wait_s)
 
     async def run(self) -> None:
         """All background work, for ever."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from anabranch.runtime.errors import CallError
-from anabranch.store.inbox.append import Arrival
+from anabranch.store.inbox.append import NO_LOAD, Arrival, Load, load_of
 from anabranch.store.nodes.tokens import Call, Mode
 from anabranch.v1 import errors_pb2
 from anabranch_ingest.waiting import Ticket
@@ -23,9 +23,9 @@ class Submission:
     they wait in the inbox, or have a verdict. ``abandoned``: the caller is gone; it is dropped as long as it is
     queued. ``unanswered``: ids that the call names beside its batches.
 
-    ``on_leaving`` is called once, when nothing will be done for it any more, with the number of its batches that were
-    appended at most: all of them where a commit's answer was lost (``certain`` is false then). ``holder``: the group in
-    which it was taken, None while it rests or is queued."""
+    ``on_leaving`` is called once, when nothing will be done for it any more, with the load that was appended at most:
+    all of it where a commit's answer was lost (``certain`` is false then). ``known``: the load of the batches that were
+    found to be there already. ``holder``: the group in which it was taken, None while it rests or is queued."""
 
     database_id: int
     principal: str
@@ -37,9 +37,9 @@ class Submission:
     admitted: bool = False
     abandoned: bool = False
     certain: bool = True
-    appended: int = 0
+    known: Load = NO_LOAD
     holder: object = None
-    on_leaving: Callable[[int], None] | None = None
+    on_leaving: Callable[[Load], None] | None = None
     batches: int = field(init=False)
     size: int = field(init=False)
 
@@ -52,6 +52,11 @@ class Submission:
         """Whether nothing is left to do for it. A call that only extends is removed when that is done."""
         extends = self.call is not None and self.call.mode is Mode.EXTEND
         return self.admitted and not self.open and not extends
+
+    def leave_out(self, unknown: list[Arrival]) -> None:
+        """Of its open batches only the ``unknown`` ones are left: the others are there already."""
+        self.known = self.known.more(load_of(self.open).less(load_of(unknown)))
+        self.open = unknown
 
     def finish(self) -> None:
         """Everything is in the inbox, or has its verdict on the ticket."""
@@ -69,7 +74,8 @@ class Submission:
         """Nothing will be done for it any more."""
         if self.on_leaving is not None:
             on_leaving, self.on_leaving = self.on_leaving, None
-            on_leaving(self.appended if self.certain else self.batches)
+            load = Load(self.batches, self.size)
+            on_leaving(load.less(load_of(self.open)).less(self.known) if self.certain else load)
 
 
 PRINCIPALS_SHARE = 2

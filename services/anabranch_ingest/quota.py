@@ -1,4 +1,4 @@
-"""Limits what is under way at once: batches of one principal that wait for a verdict, and bytes in this process.
+"""Limits what is under way at once: one principal's batches without a verdict, and their bytes; bytes in this process.
 
 Counting the inbox at every call would cost more than the call. So a count is taken as an allowance: as many batches as
 the count left free may come before it is taken again. A call takes its batches from the allowance before they are
@@ -13,11 +13,13 @@ limit if they all start at one moment from nothing, and never more; where they s
 
 from __future__ import annotations
 
-import asyncio
+import time
 from collections import Counter, OrderedDict
+from typing import NamedTuple
 
+from anabranch.runtime.calls.fair_turns import FairTurns
 from anabranch.runtime.errors import CallError
-from anabranch.store.inbox.append import count_waiting
+from anabranch.store.inbox.append import NO_LOAD, Load, count_waiting
 from anabranch.v1 import errors_pb2
 from anabranch_ingest.sessions import SessionSource
 
@@ -25,20 +27,33 @@ PRINCIPALS = 10_000
 """Principals whose allowance is remembered; a principal that is forgotten is counted anew."""
 _SHARE = 4
 """An allowance is at most this part of the limit, so that a count is not trusted for ever."""
+Key = tuple[int, str]
+"""Database id and principal."""
+
+
+class _Refused(NamedTuple):
+    """A count that left too little: when it began, what was free, and what it found."""
+
+    began_s: float
+    free: Load
+    waiting: Load
+    under_way: Load
 
 
 class Quota:
-    """At most ``limit`` batches of a principal wait in a database."""
+    """At most ``limit`` batches and bytes of a principal wait in a database; one call's bytes in any case."""
 
-    def __init__(self, source: SessionSource, limit: int) -> None:
+    def __init__(self, source: SessionSource, limit: Load) -> None:
         self._source = source
         self._limit = limit
-        self._left: OrderedDict[tuple[int, str], int] = OrderedDict()
-        self._under_way: dict[tuple[int, str], int] = {}
-        # One count at a time: they share a session, and a principal's calls must not each count the same room.
-        self._turn = asyncio.Lock()
+        self._left: OrderedDict[Key, Load] = OrderedDict()
+        self._under_way: dict[Key, Load] = {}
+        self._refused: dict[Key, _Refused] = {}
+        # One count at a time: they share a session, and a principal's calls must not each count the same room. In turn
+        # over principals: those of one that is at its limit count again and again.
+        self._turns = FairTurns(1)
 
-    async def take(self, database_id: int, principal: str, batches: int) -> None:
+    async def take(self, database_id: int, principal: str, load: Load) -> None:
         """Let so many batches in: they are under way until ``settle``.
 
         Raises:
@@ -46,41 +61,63 @@ class Quota:
             psycopg.Error: they can't be counted.
         """
         key = (database_id, principal)
-        if self._left.get(key, 0) < batches:
-            async with self._turn:
+        if not self._left.get(key, NO_LOAD).holds(load):
+            came_s = time.monotonic()
+            async with self._turns.turn(principal):
                 # An earlier count may have left enough.
-                if self._left.get(key, 0) < batches:
-                    await self._count(key, batches)
-        self._keep(key, self._left[key] - batches)
-        self._under_way[key] = self._under_way.get(key, 0) + batches
+                if not self._left.get(key, NO_LOAD).holds(load):
+                    await self._count(key, load, came_s)
+        self._keep(key, self._left[key].less(load))
+        self._under_way[key] = self._under_way.get(key, NO_LOAD).more(load)
 
-    def settle(self, database_id: int, principal: str, batches: int, appended: int) -> None:
+    def settle(self, database_id: int, principal: str, load: Load, appended: Load) -> None:
         """So many batches are no longer under way; those that were not ``appended`` are given back."""
         key = (database_id, principal)
-        under_way = self._under_way.pop(key) - batches
-        if under_way:
+        under_way = self._under_way.pop(key).less(load)
+        if under_way.batches:
             self._under_way[key] = under_way
-        if appended < batches:
-            self._keep(key, self._left.get(key, 0) + batches - appended)
+        if appended.batches < load.batches:
+            self._keep(key, self._left.get(key, NO_LOAD).more(load.less(appended)))
 
-    async def _count(self, key: tuple[int, str], batches: int) -> None:
+    async def _count(self, key: Key, load: Load, came_s: float) -> None:
+        refused = self._refused.get(key)
+        if refused is not None and refused.began_s >= came_s and not refused.free.holds(load):
+            # Of many calls that wait for one answer, one asks.
+            raise self._refusal(refused)
         # No call takes from the old allowance while the new one is counted. Batches that are settled meanwhile may or
         # may not be in the count: they are subtracted, and at worst the next count comes sooner.
         self._left.pop(key, None)
-        under_way = self._under_way.get(key, 0)
-        counts = await self._source.again(lambda session: count_waiting(session, [key], self._limit))
-        waiting = counts.get(key, 0)
-        free = self._limit - waiting - under_way
-        self._keep(key, min(max(free, 0), max(batches, self._limit // _SHARE)))
-        if free < batches:
-            raise CallError(
-                errors_pb2.REASON_OVERLOADED,
-                f"{waiting} batches of this principal wait for their verdicts, {under_way} are being taken in, and at "
-                f"most {self._limit} may be: send again when some have their verdicts",
-                retry_after_ms="1000",
-            )
+        under_way, began_s = self._under_way.get(key, NO_LOAD), time.monotonic()
+        counts = await self._source.again(lambda session: count_waiting(session, [key], self._limit.batches))
+        waiting, limit = counts.get(key, NO_LOAD), self._limit
+        free = limit.less(waiting).less(under_way)
+        if not waiting.batches and not under_way.batches:
+            free = Load(free.batches, max(free.size, load.size))
+        self._keep(
+            key,
+            Load(
+                min(max(free.batches, 0), max(load.batches, limit.batches // _SHARE)),
+                min(max(free.size, 0), max(load.size, limit.size // _SHARE)),
+            ),
+        )
+        self._refused.pop(key, None)
+        if not free.holds(load):
+            if len(self._refused) >= PRINCIPALS:
+                self._refused.clear()
+            self._refused[key] = _Refused(began_s, free, waiting, under_way)
+            raise self._refusal(self._refused[key])
 
-    def _keep(self, key: tuple[int, str], left: int) -> None:
+    def _refusal(self, refused: _Refused) -> CallError:
+        waiting, under_way = refused.waiting, refused.under_way
+        return CallError(
+            errors_pb2.REASON_OVERLOADED,
+            f"{waiting.batches} batches of this principal ({waiting.size} bytes) wait for their verdicts, "
+            f"{under_way.batches} ({under_way.size} bytes) are being taken in, and at most {self._limit.batches} "
+            f"({self._limit.size} bytes) may be: send again when some have their verdicts",
+            retry_after_ms="1000",
+        )
+
+    def _keep(self, key: Key, left: Load) -> None:
         self._left[key] = left
         self._left.move_to_end(key)
         if len(self._left) > PRINCIPALS:

@@ -1,4 +1,4 @@
-"""Limits of one principal: how often it may call, how many streams it may have open.
+"""Limits of one principal: how often it may call, how much it may send.
 
 A bucket of tokens per principal fills at a steady rate up to the burst. The buckets used last are kept, at
 most ``CAPACITY``; one that is forgotten was either full again or belongs to the longest silent of that many
@@ -17,31 +17,34 @@ CAPACITY = 10_000
 
 
 class RateLimit:
-    """Calls of each principal: ``rate_per_s`` in the long run, ``burst`` at once."""
+    """Calls of each principal, or what ``too_much`` says: ``rate_per_s`` in the long run, ``burst`` at once."""
 
-    def __init__(self, rate_per_s: float, burst: int) -> None:
+    def __init__(self, rate_per_s: float, burst: int, too_much: str = "calls too often") -> None:
         self._rate = rate_per_s
+        self._too_much = too_much
         self._burst = float(burst)
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def wait_s(self, subject: str) -> float:
-        """Take one token: 0, or, where there is none, the seconds until there is one (and none is taken)."""
+    def wait_s(self, subject: str, count: int = 1) -> float:
+        """Take so many tokens: 0, or, where there are less, the seconds until there are as many (and none is taken).
+        More than the burst are taken where that is full, and are missing afterwards."""
         now = time.monotonic()
         tokens, since = self._buckets.get(subject, (self._burst, now))
         tokens = min(self._burst, tokens + (now - since) * self._rate)
-        taken = tokens >= 1.0
-        self._buckets[subject] = (tokens - 1.0 if taken else tokens, now)
+        wanted = min(float(count), self._burst)
+        taken = tokens >= wanted
+        self._buckets[subject] = (tokens - count if taken else tokens, now)
         self._buckets.move_to_end(subject)
         if len(self._buckets) > CAPACITY:
             self._buckets.popitem(last=False)
-        return 0.0 if taken else (1.0 - tokens) / self._rate
+        return 0.0 if taken else (wanted - tokens) / self._rate
 
-    def take(self, subject: str) -> None:
-        """Take one token. Raises CallError OVERLOADED; its metadata ``retry_after_ms`` says when to call again."""
-        wait_s = self.wait_s(subject)
+    def take(self, subject: str, count: int = 1) -> None:
+        """Take tokens. Raises CallError OVERLOADED; its metadata ``retry_after_ms`` says when to call again."""
+        wait_s = self.wait_s(subject, count)
         if wait_s:
             raise CallError(
                 errors_pb2.REASON_OVERLOADED,
-                "this principal calls too often",
+                f"this principal {self._too_much}",
                 retry_after_ms=str(max(1, round(wait_s * 1000))),
             )

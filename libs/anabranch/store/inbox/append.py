@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from anabranch.store.inbox.session import Session, run
 from anabranch.store.nodes.tokens import ACKNOWLEDGED, CALLS, Call, Mode, call_columns
@@ -81,22 +82,24 @@ select coalesce((select array_agg(number) from admitted), '{{}}'),
 """.encode()
 
 # Counted no further than the limit goes, so that the cost does not follow the backlog. Ready ones are found by their
-# principal; parked ones, which are few and not for long, by their database.
+# principal; parked ones, which are few and not for long, by their database. A payload's length is read without it.
 WAITING = b"""
-select q.database_id, q.principal, (
-    select count(*) from (
-        select from anabranch.inbox i
+select q.database_id, q.principal, ready.batches + parked.batches, ready.bytes + parked.bytes
+from unnest($1::bigint[], $2::text[]) q(database_id, principal)
+cross join lateral (
+    select count(*) as batches, coalesce(sum(octet_length(x.payload)), 0) as bytes from (
+        select i.payload from anabranch.inbox i
         where i.database_id = q.database_id and i.principal = q.principal and i.park_deadline_ms is null
         limit $3::bigint
-    ) ready
-) + (
-    select count(*) from (
-        select from anabranch.inbox i
+    ) x
+) ready
+cross join lateral (
+    select count(*) as batches, coalesce(sum(octet_length(x.payload)), 0) as bytes from (
+        select i.payload from anabranch.inbox i
         where i.database_id = q.database_id and i.principal = q.principal and i.park_deadline_ms is not null
         limit $3::bigint
-    ) parked
-)
-from unnest($1::bigint[], $2::text[]) q(database_id, principal)
+    ) x
+) parked
 """
 
 
@@ -128,6 +131,33 @@ class Appended:
     calls: frozenset[int]
     batches: frozenset[tuple[int, str]]
     busy: frozenset[int]
+
+
+class Load(NamedTuple):
+    """Batches, and the bytes of their payloads."""
+
+    batches: int
+    size: int
+
+    def more(self, other: Load) -> Load:
+        """Both of them."""
+        return Load(self.batches + other.batches, self.size + other.size)
+
+    def less(self, other: Load) -> Load:
+        """This one without the other."""
+        return Load(self.batches - other.batches, self.size - other.size)
+
+    def holds(self, other: Load) -> bool:
+        """Whether there is room in this one for the other."""
+        return self.batches >= other.batches and self.size >= other.size
+
+
+NO_LOAD = Load(0, 0)
+
+
+def load_of(arrivals: Sequence[Arrival]) -> Load:
+    """The load that batches are."""
+    return Load(len(arrivals), sum(len(arrival.payload) for arrival in arrivals))
 
 
 NOTHING = Appended(frozenset(), frozenset(), frozenset())
@@ -168,12 +198,12 @@ async def append(session: Session, calls: Sequence[Call], arrivals: Sequence[Arr
 
 async def count_waiting(
     session: Session, principals: Sequence[tuple[int, str]], most: int
-) -> dict[tuple[int, str], int]:
-    """How many batches of each (database id, principal) wait in the inbox, counted up to ``most``."""
+) -> dict[tuple[int, str], Load]:
+    """The batches of each (database id, principal) that wait in the inbox, counted up to ``most``."""
     parameters = [
         postgres_binary.int8_array([d for d, _ in principals]),
         postgres_binary.text_array([p for _, p in principals], "principal"),
         postgres_binary.int8(most),
     ]
     rows = await run(session, WAITING, parameters)
-    return {(d, p): count for d, p, count in rows}
+    return {(d, p): Load(batches, size) for d, p, batches, size in rows}
