@@ -10,8 +10,8 @@ import grpc
 
 from anabranch import limits
 from anabranch.clock import Clock
+from anabranch.runtime.credentials.principal import require_database
 from anabranch.runtime.errors import CallError
-from anabranch.runtime.principal import require_database
 from anabranch.store.catalog.databases import Database, UnknownDatabaseError, aload_database
 from anabranch.store.catalog.former_tables import aall_former
 from anabranch.store.inbox.explain import DatabaseState, find_verdicts, read_state

@@ -15,8 +15,8 @@ from typing import TypeVar
 from anabranch.clock import Clock
 from anabranch.runtime.calls.fair_turns import FairTurns
 from anabranch.runtime.calls.rewind import Rewinds
+from anabranch.runtime.credentials.principal import current_subject
 from anabranch.runtime.errors import CallError
-from anabranch.runtime.principal import current_subject
 from anabranch.store.inbox.heads import DatabaseHead
 from anabranch.store.session.engine import AsyncSession
 from anabranch.v1 import position_pb2

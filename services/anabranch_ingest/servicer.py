@@ -11,7 +11,7 @@ import grpc
 
 from anabranch import faults
 from anabranch.runtime import metrics
-from anabranch.runtime.principal import require_database
+from anabranch.runtime.credentials.principal import require_database
 from anabranch.runtime.telemetry import current_traceparent
 from anabranch.v1 import ingest_pb2
 from anabranch.wire.envelopes import least_id, receive

@@ -18,7 +18,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
 from anabranch import faults
-from anabranch.runtime.principal import require_database
+from anabranch.runtime.credentials.principal import require_database
 from anabranch.runtime.telemetry import current_traceparent
 from anabranch.store.inbox.append import LAST_CALL_IDS
 from anabranch.v1 import ingest_pb2

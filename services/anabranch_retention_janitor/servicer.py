@@ -9,8 +9,8 @@ from typing import Any, cast
 import grpc
 
 from anabranch.merge.retention import Bound
+from anabranch.runtime.credentials.principal import require_admin, require_database
 from anabranch.runtime.errors import CallError
-from anabranch.runtime.principal import require_admin, require_database
 from anabranch.store.inbox.explain import DatabaseState, read_state
 from anabranch.store.retention.floor import databases
 from anabranch.store.retention.status import COUNTED, RetentionStatus, status

@@ -13,8 +13,8 @@ import grpc
 from anabranch.runtime import metrics
 from anabranch.runtime.calls.dropping import drop_call
 from anabranch.runtime.calls.streams import current_stream
+from anabranch.runtime.credentials.principal import current_subject, require_database
 from anabranch.runtime.errors import CallError
-from anabranch.runtime.principal import current_subject, require_database
 from anabranch.store.log.history import SeenGroup
 from anabranch.v1 import change_pb2, errors_pb2
 from anabranch_snapshot.log import beyond_head

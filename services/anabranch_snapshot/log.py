@@ -11,8 +11,8 @@ from typing import TypeVar
 from anabranch.clock import Clock
 from anabranch.runtime.calls.fair_turns import FairTurns
 from anabranch.runtime.calls.rewind import Rewinds, seen_of
+from anabranch.runtime.credentials.principal import current_subject
 from anabranch.runtime.errors import CallError
-from anabranch.runtime.principal import current_subject
 from anabranch.store.catalog.databases import Database, UnknownDatabaseError
 from anabranch.store.log.history import History, Judgement, SeenGroup, judge, read_history
 from anabranch.store.log.reader import NO_LIMIT, Stretch, Sums, read_stretch, read_sums

@@ -11,7 +11,7 @@ import tenacity
 
 from anabranch.clock import Clock
 from anabranch.runtime import metrics
-from anabranch.runtime.principal import require_database
+from anabranch.runtime.credentials.principal import require_database
 from anabranch.store.catalog.databases import Database
 from anabranch.store.log.pull_reader import PullOptions, PullSource
 from anabranch.store.log.reader import log_pool

@@ -8,8 +8,8 @@ from typing import Any
 
 import grpc
 
+from anabranch.runtime.credentials.principal import require_database
 from anabranch.runtime.errors import CallError
-from anabranch.runtime.principal import require_database
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.sure import sure_refusals
 from anabranch.store.log.reader import Sums

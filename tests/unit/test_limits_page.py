@@ -57,8 +57,8 @@ OF_OTHER_CAUSES = {
 }  # fmt: skip
 RAISED_IN = {
     "OVERLOADED": {
-        "libs/anabranch/runtime/calls/admission.py", "libs/anabranch/runtime/keys.py",
-        "libs/anabranch/runtime/key_set.py",
+        "libs/anabranch/runtime/calls/admission.py", "libs/anabranch/runtime/credentials/keys.py",
+        "libs/anabranch/runtime/credentials/key_set.py",
         "libs/anabranch/runtime/calls/limits.py",
         "libs/anabranch/runtime/calls/requests.py", "libs/anabranch/runtime/calls/strangers.py",
         "libs/anabranch/runtime/calls/streams.py", "services/anabranch_conflict_resolver/explain.py",

@@ -37,7 +37,6 @@ from anabranch import limits
 from anabranch.clock import Clock
 from anabranch.errors import ServerError
 from anabranch.runtime import metrics, telemetry
-from anabranch.runtime.auth import Authenticator
 from anabranch.runtime.calls.admission import CallAdmission
 from anabranch.runtime.calls.dropping import watch_calls
 from anabranch.runtime.calls.interceptor import HEALTH_PREFIX, REFLECTION_PREFIX, CallInterceptor
@@ -47,14 +46,15 @@ from anabranch.runtime.calls.streams import Streams
 from anabranch.runtime.calls.unknown_methods import make_server
 from anabranch.runtime.certificates import Certificates
 from anabranch.runtime.config import S, ServiceSettings, SettingsError, is_loopback, load_settings
-from anabranch.runtime.credential_watch import CredentialWatch
+from anabranch.runtime.credentials.auth import Authenticator
+from anabranch.runtime.credentials.keys import KeyDirectory
+from anabranch.runtime.credentials.tokens import TokenVerifier
+from anabranch.runtime.credentials.watch import CredentialWatch
 from anabranch.runtime.drain import drain
 from anabranch.runtime.health_states import HealthStates
-from anabranch.runtime.keys import KeyDirectory
 from anabranch.runtime.logs import configure_logs, write_error_of_loop
 from anabranch.runtime.readiness import Lookout
 from anabranch.runtime.service import Build, Service, ServiceContext
-from anabranch.runtime.tokens import TokenVerifier
 from anabranch.store import revisions
 from anabranch.store.session.availability import is_unavailable
 from anabranch.store.session.engine import AsyncPool, SessionOptions, async_pool

@@ -19,8 +19,8 @@ import structlog
 from anabranch import faults
 from anabranch.runtime import telemetry
 from anabranch.runtime.config import ServiceSettings
+from anabranch.runtime.credentials.principal import require_admin, require_database
 from anabranch.runtime.errors import abort
-from anabranch.runtime.principal import require_admin, require_database
 from anabranch.runtime.server import main
 from anabranch.runtime.service import Service, ServiceContext
 from anabranch.v1 import change_pb2, change_pb2_grpc, errors_pb2, position_pb2

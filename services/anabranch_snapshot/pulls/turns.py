@@ -21,8 +21,8 @@ import structlog
 
 from anabranch.runtime import metrics
 from anabranch.runtime.calls.fair_turns import FairTurns
+from anabranch.runtime.credentials.principal import current_subject
 from anabranch.runtime.errors import CallError
-from anabranch.runtime.principal import current_subject
 from anabranch.store.capture.undrained import OtherHistoryError, head_when_drained
 from anabranch.store.log.history import SeenGroup
 from anabranch.store.log.pull_reader import PullSource, end_session

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.runtime.claims import (
+from anabranch.runtime.credentials.claims import (
     MAX_CLAIM_DEPTH,
     MAX_CLAIM_VALUES,
     MAX_CLAIMS_BYTES,
@@ -16,7 +16,7 @@ from anabranch.runtime.claims import (
     ClaimsError,
     frozen,
 )
-from anabranch.runtime.principal import Principal
+from anabranch.runtime.credentials.principal import Principal
 
 
 def test_claims_are_those_of_the_token_and_nobody_changes_them() -> None:

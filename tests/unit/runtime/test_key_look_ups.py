@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from anabranch.runtime import keys
+from anabranch.runtime.credentials import keys
+from anabranch.runtime.credentials.keys import KeyDirectory
 from anabranch.runtime.errors import CallError
-from anabranch.runtime.keys import KeyDirectory
 from anabranch.store.nodes.api_keys import ApiKey, split_key
 from anabranch.v1 import errors_pb2
 

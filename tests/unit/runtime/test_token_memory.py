@@ -11,15 +11,15 @@ import jwt
 import pytest
 
 from anabranch.clock import Clock
-from anabranch.runtime import tokens
-from anabranch.runtime.auth import Identity
 from anabranch.runtime.calls.streams import Streams
-from anabranch.runtime.claims import Claims
 from anabranch.runtime.config import ServiceSettings
+from anabranch.runtime.credentials import tokens
+from anabranch.runtime.credentials.auth import Identity
+from anabranch.runtime.credentials.claims import Claims
+from anabranch.runtime.credentials.key_set_text import KeySetError, fetch, read
+from anabranch.runtime.credentials.principal import Principal
+from anabranch.runtime.credentials.tokens import TokenVerifier
 from anabranch.runtime.errors import CallError
-from anabranch.runtime.key_set_text import KeySetError, fetch, read
-from anabranch.runtime.principal import Principal
-from anabranch.runtime.tokens import TokenVerifier
 from anabranch.testkit.key_sets import claims, entry, key_set, new_elliptic, new_signers, signed
 from anabranch.v1 import errors_pb2
 

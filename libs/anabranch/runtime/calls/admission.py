@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from contextvars import ContextVar
 
 from anabranch.runtime import metrics, telemetry
-from anabranch.runtime.auth import Authenticator, Identity
 from anabranch.runtime.calls.limits import RateLimit
+from anabranch.runtime.credentials.auth import Authenticator, Identity
+from anabranch.runtime.credentials.principal import set_principal
 from anabranch.runtime.errors import CallError, reason_name
-from anabranch.runtime.principal import set_principal
 from anabranch.v1 import errors_pb2
 
 MOST_JUDGED = 2_000

@@ -19,8 +19,8 @@ import structlog
 from ulid import ULID
 
 from anabranch.clock import Clock
+from anabranch.runtime.credentials.principal import current_subject
 from anabranch.runtime.errors import CallError
-from anabranch.runtime.principal import current_subject
 from anabranch.store.log.history import History, Judgement, Seen, confirm, judge, look_again, read_history
 from anabranch.store.session.engine import AsyncSession
 from anabranch.v1 import errors_pb2, position_pb2

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from anabranch.clock import Clock
 from anabranch.runtime import metrics
-from anabranch.runtime.auth import Identity
+from anabranch.runtime.credentials.auth import Identity
 from anabranch.runtime.errors import CallError
 from anabranch.v1 import errors_pb2
 

@@ -6,7 +6,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Literal
 
-from anabranch.runtime.claims import NO_CLAIMS, Claims
+from anabranch.runtime.credentials.claims import NO_CLAIMS, Claims
 from anabranch.runtime.errors import CallError
 from anabranch.v1 import errors_pb2
 

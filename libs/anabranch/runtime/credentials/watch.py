@@ -14,8 +14,8 @@ import time
 
 import structlog
 
-from anabranch.runtime.auth import Authenticator
 from anabranch.runtime.calls.streams import Streams
+from anabranch.runtime.credentials.auth import Authenticator
 from anabranch.runtime.errors import CallError
 from anabranch.store.session.availability import is_unavailable
 from anabranch.store.session.engine import AsyncSession

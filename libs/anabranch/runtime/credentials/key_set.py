@@ -25,8 +25,16 @@ from typing import NoReturn
 import structlog
 
 from anabranch.runtime import metrics
+from anabranch.runtime.credentials.key_set_text import (
+    SET_TIMEOUT_S,
+    Keys,
+    KeySetError,
+    KeySetText,
+    SigningKey,
+    fetch,
+    read,
+)
 from anabranch.runtime.errors import CallError
-from anabranch.runtime.key_set_text import SET_TIMEOUT_S, Keys, KeySetError, KeySetText, SigningKey, fetch, read
 from anabranch.v1 import errors_pb2
 
 RETRY_S = 5.0

@@ -17,11 +17,11 @@ from typing import Any
 import jwt
 
 from anabranch.clock import Clock
-from anabranch.runtime.claims import ClaimsError, frozen
 from anabranch.runtime.config import ServiceSettings
+from anabranch.runtime.credentials.claims import ClaimsError, frozen
+from anabranch.runtime.credentials.key_set import KeySet
+from anabranch.runtime.credentials.principal import Principal, Role
 from anabranch.runtime.errors import CallError
-from anabranch.runtime.key_set import KeySet
-from anabranch.runtime.principal import Principal, Role
 from anabranch.v1 import errors_pb2
 
 CAPACITY = 10_000
@@ -38,7 +38,7 @@ def _refused(message: str) -> CallError:
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class TokenProof:
     """The proof in a token: its principal; and the key of the set that proved it, None for the shared secret."""
 
     principal: Principal
@@ -52,7 +52,7 @@ class TokenVerifier:
     def __init__(self, settings: ServiceSettings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
-        self._known: OrderedDict[bytes, Proof] = OrderedDict()
+        self._known: OrderedDict[bytes, TokenProof] = OrderedDict()
         self._known_bytes = 0
         file, url = settings.jwt_jwks_file, settings.jwt_jwks_url
         self.key_set: KeySet | None = None
@@ -60,7 +60,7 @@ class TokenVerifier:
         if file is not None or url is not None:
             self.key_set = KeySet(file, url, settings.jwt_jwks_reload_ms / 1000, self._forget)
 
-    async def prove(self, token: str) -> Proof:
+    async def prove(self, token: str) -> TokenProof:
         """The principal of a token. Raises CallError: UNAUTHENTICATED, CREDENTIALS_EXPIRED, or UNAVAILABLE and
         OVERLOADED for no key set."""
         if len(token) > MAX_TOKEN_BYTES:
@@ -76,7 +76,7 @@ class TokenVerifier:
             raise CallError(errors_pb2.REASON_CREDENTIALS_EXPIRED, "the token has expired")
         return known
 
-    def _remember(self, digest: bytes, proof: Proof) -> None:
+    def _remember(self, digest: bytes, proof: TokenProof) -> None:
         # Two calls may have verified it at a time.
         self._known_bytes += proof.size - (self._known[digest].size if digest in self._known else 0)
         self._known[digest] = proof
@@ -91,7 +91,7 @@ class TokenVerifier:
         """Whether the key of the set that proved a token would still prove it."""
         return self.key_set is None or self.key_set.proves(signer)
 
-    async def _verify(self, token: str) -> Proof:
+    async def _verify(self, token: str) -> TokenProof:
         try:
             header = jwt.get_unverified_header(token)
         except (jwt.InvalidTokenError, UnicodeEncodeError) as error:
@@ -100,10 +100,10 @@ class TokenVerifier:
         secret = self._settings.jwt_hs256_secret
         if algorithm == "HS256" and secret is not None:
             claims = self._decode(token, secret.get_secret_value(), algorithm)
-            return Proof(self._principal(claims), None, len(token))
+            return TokenProof(self._principal(claims), None, len(token))
         if algorithm in _SET_ALGORITHMS and self.key_set is not None:
             signing = await self.key_set.key(str(header.get("kid", "")), algorithm)
-            return Proof(self._principal(self._decode(token, signing.key, algorithm)), signing.signer, len(token))
+            return TokenProof(self._principal(self._decode(token, signing.key, algorithm)), signing.signer, len(token))
         raise _refused("tokens of this kind are not accepted here")
 
     def _decode(self, token: str, key: str | jwt.PyJWK, algorithm: str) -> dict[str, Any]:

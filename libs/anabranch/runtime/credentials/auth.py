@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from anabranch.clock import Clock
+from anabranch.runtime.credentials.keys import KeyDirectory
+from anabranch.runtime.credentials.principal import Principal
+from anabranch.runtime.credentials.tokens import TokenVerifier
 from anabranch.runtime.errors import CallError
-from anabranch.runtime.keys import KeyDirectory
-from anabranch.runtime.principal import Principal
-from anabranch.runtime.tokens import TokenVerifier
 from anabranch.store.nodes import api_keys
 from anabranch.store.session.engine import AsyncSession
 from anabranch.v1 import errors_pb2
