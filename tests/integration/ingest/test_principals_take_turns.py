@@ -51,7 +51,7 @@ def received(rig: IngestRig, db_name: str) -> float:
 
 
 def sends(device: Device, batches: int = 1, size: int = 0, timeout_s: float = SHORT_S) -> str:
-    """What a call came to: "" or the reason of its failure. ``size``: of a value in each batch."""
+    """The result of a call: "" or the reason of its failure. ``size``: of a value in each batch."""
 
     def grow(batch: batch_pb2.DbMutationBatch) -> None:
         batch.mutations[0].rows[0].values[1].string_value = "x" * size

@@ -1,4 +1,4 @@
-"""What others ask for at once makes nobody's calls slow."""
+"""Requests of others at one moment make nobody's calls slow."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from anabranch_ingest.quota import Quota
 
 
 class Inbox:
-    """What waits, by principal, in place of Postgres. ``counted``: for whom it was counted, in order."""
+    """The batches that wait, by principal, in place of Postgres. ``counted``: for whom it was counted, in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.waiting: dict[str, Load] = {}

@@ -78,7 +78,7 @@ def test_a_principal_has_all_turns_alone_and_few_beside_others(monkeypatch: pyte
         turns = FairTurns(4, beside=1)
         for _ in range(3):
             await asyncio.wait_for(turns.take("busy"), 1)
-        # What nobody asked for is no other principal.
+        # Work that nobody asked for is no other principal's.
         async with turns.turn(""):
             pass
         await asyncio.wait_for(turns.take("busy"), 1)

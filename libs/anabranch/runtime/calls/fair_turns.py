@@ -128,7 +128,7 @@ class FairTurns:
         self._see(subject)
 
     def _see(self, subject: str) -> None:
-        # What no principal asked for is done for all of them, and is beside nobody.
+        # Work that no principal asked for is done for all of them, and is beside nobody.
         if self._beside < self._of_one and subject:
             if subject != self._latest:
                 self._latest, self._before_s = subject, self._latest_s
