@@ -1,6 +1,9 @@
 """The device's file against the rules themselves: random histories of two devices, a server in memory, and somebody who
 writes there by plain SQL.
 
+The devices of some histories choose their tables anew now and then: each has those that it has chosen, whole, and
+nothing of the others; what it had queued is sent and decided all the same.
+
 After every step of every history: what is shown is the base with the pending changes on it, the kept sums are those of
 the rows, and only rows that a batch of the queue touches have a base image. At the end, with everybody online: both
 devices show exactly the server's rows, both queues are empty, and every batch ever made is in the log or in a dead
@@ -22,7 +25,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from anabranch.client import CallFailed, Change, RowExists, RowMissing, SyncedDb
+from anabranch.client import CallFailed, Change, NotChosen, NotReady, RowExists, RowMissing, SyncedDb
 from anabranch.client.overlay import pendings as pendings_module
 from anabranch.client.overlay.pendings import Pendings
 from anabranch.client.overlay.rebase import overlaid, read_bases
@@ -103,6 +106,10 @@ other = st.tuples(
 )
 by_sql = st.tuples(st.just("sql"), st.just(0), st.lists(changes, min_size=1, max_size=3))
 histories = st.lists(write | write | other | by_sql, min_size=5, max_size=14)
+choose = st.tuples(
+    st.just("choose"), st.integers(0, 1), st.sampled_from([("todo",), ("note",), ("todo", "note"), (), None])
+)
+histories_of_choices = st.lists(write | write | other | by_sql | choose | choose, min_size=6, max_size=16)
 
 
 def the_server(order: str, delete: str, resurrect: bool, title: str) -> MemoryServer:
@@ -129,6 +136,7 @@ class World:
         self.remotes = [MemoryRemote(self.server, TABLES, lambda: self.now) for _ in range(2)]
         self.remotes[1]._sums = self.remotes[0]._sums
         self.paths = [folder / "a.db", folder / "b.db"]
+        self.chosen: list[tuple[str, ...] | None] = [None, None]
         self.devices = [self.open(0), self.open(1)]
         self.made: list[str] = []
         self.told: list[list[Change]] = [[], []]
@@ -138,7 +146,9 @@ class World:
             self.mirrors[i] = shown(device)
 
     def open(self, i: int) -> SyncedDb:
-        device = SyncedDb(self.paths[i], self.remotes[i], "d", f"node {i}", now_ms=lambda: self.now)
+        device = SyncedDb(
+            self.paths[i], self.remotes[i], "d", f"node {i}", now_ms=lambda: self.now, tables=self.chosen[i]
+        )
         device.on_change(lambda change: self.mirror(i, change))
         return device
 
@@ -179,6 +189,9 @@ class World:
             remote.cut_pull_after = argument
         elif action == "behind":
             remote.floor = self.server.head
+        elif action == "choose":
+            self.chosen[i] = argument
+            device.choose_tables(argument)
         else:
             device.close()
             self.devices[i] = self.open(i)
@@ -197,7 +210,7 @@ class World:
                         synced.update({"id": key, **{c: v for c, v in columns.items() if c == dropped}})
                     else:
                         synced.delete(key)
-                except (RowMissing, RowExists):
+                except (RowMissing, RowExists, NotChosen, NotReady):
                     pass  # The rows shown decide whether the change can be made; the batch goes on without it.
         if batch.id:
             self.made.append(batch.id)
@@ -227,7 +240,8 @@ def by_sql_one(table: str, kind: str, key: str, value: int) -> tuple[str, Mutati
 
 def shown(device: SyncedDb) -> dict[tuple[str, str], Any]:
     out: dict[tuple[str, str], Any] = {}
-    for table, columns in COLUMNS.items():
+    for table in device._file.tables():
+        columns = COLUMNS[table]
         for row in device.execute(f'SELECT {", ".join(columns)} FROM "{table}"'):
             out[table, row[0]] = dict(zip(columns, row, strict=True))
     return out
@@ -241,6 +255,11 @@ def check_invariants(device: SyncedDb) -> None:
         for table in tx.tables.values():
             kept = {k for (k,) in tx.conn.execute("SELECT key FROM _db_base WHERE tbl = ?", (table.name,))}
             touched = {k for (k,) in tx.conn.execute("SELECT key FROM _db_pending_rows WHERE tbl = ?", (table.name,))}
+            (stage,) = tx.conn.execute("SELECT stage FROM _db_tables WHERE name = ?", (table.name,)).fetchone()
+            if stage == "new":
+                # The queue may touch it because it was here before: the pull's end shows that.
+                assert not kept
+                continue
             assert kept == touched
             bases = read_bases(tx.conn, table, kept)
             parts = pendings.load(tx, table.name, kept)
@@ -249,11 +268,13 @@ def check_invariants(device: SyncedDb) -> None:
                 rows = table.read(tx.conn, [(key,)])
                 assert rows == ([] if now is None else [table.codec.store(now)])
             count, total = table_sum(table.encoder, base_rows(tx.conn, table))
-            stage, sum_count, digest = tx.conn.execute(
-                "SELECT stage, count, hash FROM _db_tables WHERE name = ?", (table.name,)
-            ).fetchone()
-            if stage != "new":
-                assert (sum_count, digest) == (count, total.to_bytes(16, "big"))
+            kept_sum = tx.conn.execute("SELECT count, hash FROM _db_tables WHERE name = ?", (table.name,)).fetchone()
+            assert kept_sum == (count, total.to_bytes(16, "big"))
+        choice = tx.state.choice
+        wanted = COLUMNS.keys() if choice is None else choice
+        here = {name for (name,) in tx.conn.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        assert here & COLUMNS.keys() == tx.tables.keys() <= wanted
+        assert {t for (t,) in tx.conn.execute("SELECT tbl FROM _db_base")} <= tx.tables.keys()
 
 
 @pytest.mark.timeout(400)
@@ -279,7 +300,21 @@ def test_thousands_of_histories_end_so(order: str, many: int) -> None:
     tell_histories(order, many, MANY_EXAMPLES)
 
 
-def tell_histories(order: str, many: int, examples: int) -> None:
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("order", ["server", "edit"])
+def test_every_history_ends_so_where_devices_choose_their_tables(order: str) -> None:
+    tell_histories(order, 1, FEW_EXAMPLES, histories_of_choices)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("many", [16, 1], ids=["as it is", "every row coalesced"])
+@pytest.mark.parametrize("order", ["server", "edit"])
+def test_hundreds_of_histories_end_so_where_devices_choose_their_tables(order: str, many: int) -> None:
+    tell_histories(order, many, EXAMPLES, histories_of_choices)
+
+
+def tell_histories(order: str, many: int, examples: int, histories: Any = histories) -> None:
     drawn: Counter[str] = Counter()
 
     @settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -322,10 +357,13 @@ def tell_history(world: World, history: list[tuple[str, int, Any]]) -> None:
     dead: set[str] = set()
     for i, device in enumerate(world.devices):
         check_invariants(device)
-        assert shown(device) == live
-        assert world.mirrors[i] == live
+        names = COLUMNS.keys() if (chosen := world.chosen[i]) is None else set(chosen)
+        assert device._file.tables().keys() == names
+        wanted = {row: values for row, values in live.items() if row[0] in names}
+        assert shown(device) == wanted
+        assert world.mirrors[i] == wanted
         status = device.status()
-        assert (status.queued, status.disagreeing) == (0, ())
+        assert (status.queued, status.disagreeing, status.awaited) == (0, (), ())
         assert device.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         reasons = {letter.id: letter.reason for letter in device.dead_letters()}
         assert reasons == {batch_id: world.server.verdicts[batch_id].reason for batch_id in reasons}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -11,6 +11,7 @@ from typing import Any
 
 from anabranch.client import queries, status
 from anabranch.client.events import Change, ConflictEvent, DeadLetter, Listeners, State
+from anabranch.client.file import choice
 from anabranch.client.file.describe import ask
 from anabranch.client.file.device_file import DeviceFile, Tx
 from anabranch.client.file.device_table import DeviceTable
@@ -50,6 +51,9 @@ class SyncedDb:
     ORM's commit, a shell) is not sent, and a repair would undo it. Such a write raises sqlite3.IntegrityError, unless
     this is False. The file keeps the choice of the process that opened it last.
 
+    ``tables``: the names of the synced tables that the device wants, None for all, later ones too: see
+    ``choose_tables``. Processes that share a file name the same: it keeps the choice of the one that opened it last.
+
     ``reached`` is for tests: it is called with the name of a point at which the process may end and must lose nothing:
     after a local commit (``after_local_commit``) and around a page of the log (``before_apply``, ``after_apply``).
 
@@ -72,12 +76,15 @@ class SyncedDb:
         now_ms: Callable[[], int] | None = None,
         refuse_foreign_writes: bool = True,
         reached: Callable[[str], None] = lambda point: None,
+        tables: Iterable[str] | None = None,
     ) -> None:
+        wanted = choice.checked(tables)
         self._reached = reached
         self._now_ms = now_ms or clock_from_environment().now_ms
         self._remote = remote
         self._listeners = Listeners()
         self._file = DeviceFile(Path(path), db_name, node_name, self._now_ms, self._listeners, refuse_foreign_writes)
+        choice.take_up(self._file, wanted)
         self._lease = Lease(Path(path))
         pendings = Pendings(PayloadCache(), lambda: self._lease.taken)
         self._clock = ServerClock(self._now_ms)
@@ -89,6 +96,16 @@ class SyncedDb:
         self._checks: dict[str, WriteChecks] = {}
         self._builder: BatchBuilder | None = None
         self._listeners.state.append(self._owner.heed)
+
+    def choose_tables(self, tables: Iterable[str] | None) -> None:
+        """Keep these synced tables alone from now on, or (None) all. The rows of others leave the file at once; queued
+        writes stay, whatever they touch, and are sent. What is new in the choice is pulled by the background, or by the
+        next ``read``, with queued writes on top. A name that the server does not have waits (``status().awaited``).
+        Raises ValueError, BatchState, DiskFull, FileFailed, WrongPrincipal: the choice is the one before.
+        """
+        wanted = choice.checked(tables)
+        self._owner.require()
+        choice.keep(self._file, wanted)
 
     # Syncing
 
@@ -161,7 +178,7 @@ class SyncedDb:
         now known to differ from the server's, these and others; ``repair`` mends them. Pending writes don't count.
 
         Raises:
-            ValueError: there is no such table.
+            ValueError: there is no such table; NotChosen, NotReady: it is not here, or not yet.
             BatchState: a batch is open here.
         """
         self._file.require_free()
@@ -177,7 +194,7 @@ class SyncedDb:
         log up to one position of the server first, and the whole table, here and there.
 
         Raises:
-            ValueError: there is no such table.
+            ValueError: there is no such table; NotChosen, where the device has not chosen it.
             CallFailed: the server can't be reached or refuses, or the table has changed meanwhile; call again.
             NotReady: the table waits for a pull.
             SyncedElsewhere: another process syncs the file.
@@ -272,7 +289,7 @@ class SyncedDb:
         Raises:
             sqlite3.OperationalError: the SQL is wrong, or writes.
             FileDamaged: what it reads is damaged; also later, while its rows are fetched.
-            NotReady: it failed before the first pull is complete: the table may not have arrived yet.
+            NotReady: it failed before the first pull, or that of a table chosen since: it may not have arrived yet.
             BatchState: the SQL would end the open batch before its block ends.
             WrongPrincipal: the file belongs to another principal.
         """

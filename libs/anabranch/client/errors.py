@@ -18,6 +18,11 @@ class NotReady(ClientError):
     """The table's first pull is not complete, so that its rows can't be judged yet. Wait for ``start()``."""
 
 
+class NotChosen(ClientError, ValueError):
+    """The table is not among those that this device has chosen, which the message names. Nothing was queued. Choose it
+    by ``SyncedDb.choose_tables``, or where the file is opened."""
+
+
 class RowMissing(ClientError, LookupError):
     """An update or delete names a row that the device does not show. Nothing was queued."""
 

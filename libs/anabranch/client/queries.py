@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from anabranch.client.errors import BatchState, NotReady
+from anabranch.client.file import choice
 from anabranch.client.file.device_file import DeviceFile
 
 _ENDS_TRANSACTION = re.compile(
@@ -23,7 +24,7 @@ def execute(file: DeviceFile, sql: str, parameters: Sequence[Any] | Mapping[str,
             return conn.execute(sql, parameters)
         except sqlite3.OperationalError as error:
             try:
-                require_pulled(file, f"the query failed ({error})")
+                _require_pulled(file, error)
             except NotReady as early:
                 raise early from error
             raise
@@ -38,13 +39,19 @@ def execute(file: DeviceFile, sql: str, parameters: Sequence[Any] | Mapping[str,
 
 
 def require_table(file: DeviceFile, name: str) -> None:
-    """Raise ValueError where there is no such table, and NotReady where it may yet come."""
+    """Raise ValueError where there is no such table, or (NotChosen) none that the device has chosen, and NotReady where
+    it may yet come."""
     if name not in file.tables():
-        require_pulled(file, f"there is no table {name!r} yet")
-        raise ValueError(f"there is no table {name!r}")
+        raise choice.not_there(file.current(), name)
 
 
-def require_pulled(file: DeviceFile, what: str) -> None:
-    """Raise NotReady before the first pull is complete: which tables and rows there are is not known."""
-    if file.current().pulls == 0:
-        raise NotReady(f"{what}: the first pull is not complete; start() waits for it, on_state reports it")
+def _require_pulled(file: DeviceFile, error: sqlite3.OperationalError) -> None:
+    """Raise NotReady before the first pull is complete: which tables and rows there are is not known; and where the
+    ``error`` is the lack of a table that was chosen and has not been pulled yet."""
+    current = file.current()
+    if current.pulls == 0:
+        said = "the first pull is not complete; start() waits for it, on_state reports it"
+        raise NotReady(f"the query failed ({error}): {said}")
+    name = str(error).removeprefix("no such table: ").removeprefix("main.")
+    if current.choice is not None and name in current.choice and name not in file.tables():
+        raise choice.not_there(current, name)

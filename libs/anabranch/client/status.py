@@ -13,8 +13,9 @@ from anabranch.client.reading import sums
 class Status:
     """The state of a file. Positions are in milliseconds. ``unsent``: batches without a verdict; ``queued``: those
     included that have one and wait for the log; ``pulls``: snapshots taken; ``disagreeing``: tables whose sums are not
-    the server's; ``clock_skew_ms``: how far the device's clock is ahead of the server's, as of the last answer to this
-    process, None before the first one."""
+    the server's; ``chosen``: the tables that the device has chosen, None for all; ``awaited``: those of them whose rows
+    are not here yet, because they wait to be pulled or the server has no table of that name; ``clock_skew_ms``: how far
+    the device's clock is ahead of the server's, as of the last answer to this process, None before the first one."""
 
     node_id: str
     cursor: int
@@ -24,6 +25,8 @@ class Status:
     pulls: int
     leader: bool
     disagreeing: tuple[str, ...]
+    chosen: tuple[str, ...] | None = None
+    awaited: tuple[str, ...] = ()
     clock_skew_ms: int | None = field(default=None, compare=False)
 
 
@@ -33,6 +36,8 @@ def of_file(file: DeviceFile, *, leader: bool, clock_skew_ms: int | None) -> Sta
     current = file.current()
     (unsent,) = conn.execute("SELECT count(*) FROM _db_mutations_queue WHERE server_timestamp_ms IS NULL").fetchone()
     (dead_letters,) = conn.execute("SELECT count(*) FROM _db_mutations_queue_dead").fetchone()
+    choice = current.choice
+    here = {name for (name,) in conn.execute("SELECT name FROM _db_tables WHERE stage != 'new'")}
     return Status(
         node_id=current.node_id,
         cursor=current.cursor_ms,
@@ -42,5 +47,7 @@ def of_file(file: DeviceFile, *, leader: bool, clock_skew_ms: int | None) -> Sta
         pulls=current.pulls,
         leader=leader,
         disagreeing=tuple(sums.disagreements(conn)),
+        chosen=None if choice is None else tuple(sorted(choice)),
+        awaited=tuple(sorted((choice or set()) - here)),
         clock_skew_ms=clock_skew_ms,
     )

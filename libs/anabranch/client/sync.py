@@ -298,8 +298,8 @@ class SyncLoop:
             self._publish("send")
 
     def _watch(self) -> None:
-        """Notice batches that other processes queue or whose verdicts the reader has asked for again, a subscription
-        that has gone silent, and tables whose rows are to be read again."""
+        """Notice batches that other processes queue or whose verdicts the reader has asked for again, tables that were
+        chosen, a subscription that has gone silent, and tables whose rows are to be read again."""
         version = self._file.data_version()
         while not self._stopped.wait(_POLL_S):
             if "watch" in self._trouble:
@@ -310,4 +310,5 @@ class SyncLoop:
             if time.monotonic() - self._reader.heard_s > _SILENCE_S:
                 self._reader.heard_s = time.monotonic()
                 self._reader.cancel()
+            self._reader.heed_choice()
             self._reader.verify(self._stopped.is_set)

@@ -33,7 +33,8 @@ class SyncedTable:
 
     * ValueError: there is no such table or column, a value does not fit, the key is incomplete, a limit is passed, or
       the server would surely refuse it, as far as the device knows;
-    * NotReady: the table's first pull is not complete.
+    * NotReady: the table's first pull is not complete;
+    * NotChosen, a ValueError, too: the device has chosen other tables, which the message names.
     """
 
     def __init__(self, name: str, write: Write) -> None:

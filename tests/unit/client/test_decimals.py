@@ -212,7 +212,8 @@ def before(path: Path, version: int) -> None:
         conn.execute("PRAGMA writable_schema = RESET")
         conn.execute("CREATE INDEX apps_own ON bill (price)")
         conn.execute("REINDEX")
-        conn.execute("ALTER TABLE _db_state DROP COLUMN credential")
+        for column in ("credential", "chosen", "describe_due"):
+            conn.execute(f"ALTER TABLE _db_state DROP COLUMN {column}")
         conn.execute(f"PRAGMA user_version = {version}")
         conn.execute("COMMIT")
     with closing(sqlite3.connect(path, isolation_level=None)) as conn:

@@ -277,7 +277,8 @@ def test_a_file_that_has_no_room_for_the_next_format_keeps_its_own(device: Synce
         ).fetchall():
             conn.execute(f'DROP TRIGGER "{name}"')
         conn.execute("DROP TABLE _db_writer")
-        conn.execute("ALTER TABLE _db_state DROP COLUMN credential")
+        for column in ("credential", "chosen", "describe_due"):
+            conn.execute(f"ALTER TABLE _db_state DROP COLUMN {column}")
         conn.execute("PRAGMA user_version = 3")
     conn.close()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -48,6 +48,9 @@ class Follows:
     def cancel(self) -> None:
         self.cancelled.set()
 
+    def heed_choice(self) -> None:
+        """The device has chosen no tables."""
+
 
 class Sends:
     def __init__(self, file: DeviceFile) -> None:

@@ -243,7 +243,7 @@ def test_where_most_of_it_differs_the_table_is_pulled(
 
 
 def test_repair_refuses_what_it_cannot_do(device: SyncedDb, remote: MemoryRemote) -> None:
-    with pytest.raises(ValueError, match="there is no table 'nothing'"):
+    with pytest.raises(ValueError, match="there is no synced table 'nothing'"):
         device.repair("nothing")
     with device.batch():
         device.table("todo").update({"id": "k0", "n": 1})

@@ -251,7 +251,8 @@ def test_a_file_of_the_format_before_opens_and_keeps_what_it_has(tmp_path: Path,
         for (trigger,) in conn.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
             conn.execute(f'DROP TRIGGER "{trigger}"')
         conn.execute("DROP TABLE _db_writer")
-        conn.execute("ALTER TABLE _db_state DROP COLUMN credential")
+        for column in ("credential", "chosen", "describe_due"):
+            conn.execute(f"ALTER TABLE _db_state DROP COLUMN {column}")
         conn.execute("PRAGMA user_version = 1")
     device = SyncedDb(tmp_path / "d.db", remote, "d")
     assert device.execute("PRAGMA user_version").fetchone() == (layout_module.FORMAT,)

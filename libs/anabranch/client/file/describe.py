@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections.abc import Callable
 
 from anabranch.client.errors import CallFailed
 from anabranch.client.events import Change, State
 from anabranch.client.file import guards, layout
+from anabranch.client.file.believed import UNREADABLE
 from anabranch.client.file.device_file import Tx
 from anabranch.client.file.device_table import DeviceTable, device_table, quote, table_of
+from anabranch.client.writes.payload import parse
 from anabranch.v1 import snapshot_pb2
 from anabranch.values import Kind
 from anabranch.values.sqlite import declared_type
@@ -19,10 +22,14 @@ _KINDS = frozenset(map(int, Kind))
 
 def apply_description(tx: Tx, response: snapshot_pb2.DescribeResponse) -> None:
     """Make the tables that are new, change those that have changed, drop those that are no longer synced; rows that are
-    no longer shown because of it are reported as changes. A new table, and one that has changed, waits to be pulled."""
+    no longer shown because of it are reported as changes. A new table, and one that has changed, waits to be pulled.
+    Tables that the device has not chosen are passed over."""
+    choice = tx.state.choice
     known: dict[str, bytes] = dict(tx.conn.execute("SELECT name, value FROM _db_tables").fetchall())
     changed = False
     for ordinal, message in enumerate(response.tables):
+        if choice is not None and message.name not in choice:
+            continue
         if unreadable := [c.name for c in message.columns if not _is_known(c)]:
             # It stays among ``known``: the rows of before, which would not be kept up to date, are dropped below.
             reason = f"this release of the client does not know the type of: {', '.join(unreadable)}; a newer one does"
@@ -40,15 +47,16 @@ def apply_description(tx: Tx, response: snapshot_pb2.DescribeResponse) -> None:
             changed |= snapshot_pb2.Table.FromString(old).columns != message.columns
     for name in known:
         changed = True
-        drop_pull(tx, name)
-        _report_gone(tx, name)
-        tx.conn.execute(f"DROP TABLE IF EXISTS {quote(name)}")
-        for ours, column in layout.OF_TABLES.items():
-            tx.conn.execute(f"DELETE FROM {ours} WHERE {column} = ?", (name,))
+        give_up(tx, name)
+        tx.conn.execute(f"DELETE FROM {layout.OF_QUEUE} WHERE tbl = ?", (name,))
+    if choice is not None:
+        lacking = sorted(choice - {message.name for message in response.tables})
+        tx.events += [State("not_synced", "the server has no synced table of that name", name) for name in lacking]
     tx.set(
         schema_version=response.state.schema_version,
         limits=response.limits.SerializeToString(),
         policy=response.policy.SerializeToString(),
+        describe_due=0,
         **({"tables_version": tx.state.tables_version + 1} if changed else {}),
     )
 
@@ -77,6 +85,16 @@ def _is_known(column: snapshot_pb2.Column) -> bool:
     return column.kind in _KINDS and (not column.element_kind or column.element_kind in _KINDS)
 
 
+def give_up(tx: Tx, name: str) -> None:
+    """Remove a table's rows and all that the file keeps of it, except the keys of rows that the queue touches."""
+    drop_pull(tx, name)
+    _report_gone(tx, name)
+    tx.conn.execute(f"DROP TABLE IF EXISTS {quote(name)}")
+    for ours, column in layout.OF_TABLES.items():
+        if ours != layout.OF_QUEUE:
+            tx.conn.execute(f"DELETE FROM {ours} WHERE {column} = ?", (name,))
+
+
 def _report_gone(tx: Tx, name: str) -> None:
     """Report a delete for every row of a table, before the rows are removed."""
     if tx.wants_rows:
@@ -97,8 +115,9 @@ def _create(tx: Tx, message: snapshot_pb2.Table, value: bytes, ordinal: int) -> 
     if name.lower().startswith((layout.PREFIX, "sqlite_")):
         reason = f"names that start with {layout.PREFIX} or sqlite_ are SQLite's and this file's own"
     else:
+        table = DeviceTable(table_of(message))
         try:
-            tx.conn.execute(DeviceTable(table_of(message)).create_sql())
+            tx.conn.execute(table.create_sql())
         except sqlite3.OperationalError as error:
             reason = f"SQLite can't hold it: {error}"
     if reason:
@@ -106,7 +125,19 @@ def _create(tx: Tx, message: snapshot_pb2.Table, value: bytes, ordinal: int) -> 
         return False
     guards.put(tx.conn, name)
     tx.conn.execute("INSERT INTO _db_tables (name, ordinal, value) VALUES (?, ?, ?)", (name, ordinal, value))
+    _find_pending(tx, table)
     return True
+
+
+def _find_pending(tx: Tx, table: DeviceTable) -> None:
+    """Note which rows of a new table the queue's batches touch: they were queued while it was here before."""
+    queued = tx.conn.execute("SELECT id, value FROM _db_mutations_queue ORDER BY id")
+    touched = set[tuple[str, str, str]]()
+    for batch_id, value in queued:
+        # A damaged batch touches nothing that is known.
+        with contextlib.suppress(*UNREADABLE):
+            touched.update((table.name, part.key_text, batch_id) for part in parse(value, {table.name: table}))
+    tx.conn.executemany(f"INSERT OR IGNORE INTO {layout.OF_QUEUE} (tbl, key, batch) VALUES (?, ?, ?)", sorted(touched))
 
 
 def _change(tx: Tx, old: DeviceTable, message: snapshot_pb2.Table, value: bytes) -> None:

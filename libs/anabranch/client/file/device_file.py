@@ -350,7 +350,8 @@ class DeviceFile:
         return version
 
     def reset(self) -> None:
-        """Make the file empty, as a new node: synced tables, queues, everything. Cursors of the app end.
+        """Make the file empty, as a new node: synced tables, queues, everything. Cursors of the app end. The choice of
+        tables stays: it is the app's, and not the user's.
 
         Raises:
             ClientError: another process reads the file, so that its pages still hold the removed data; call again.
@@ -366,8 +367,9 @@ class DeviceFile:
             for table in layout.emptied(tx.conn):
                 tx.conn.execute(f"DELETE FROM {table}")
             tx.conn.execute(
-                "INSERT INTO _db_state (one, db_name, node_id, node_name, tables_version) VALUES (1, ?, ?, ?, ?)",
-                (self._db_name, next_id("", self._now_ms(), 0), tx.state.node_name, version + 1),
+                "INSERT INTO _db_state (one, db_name, node_id, node_name, tables_version, chosen) "
+                "VALUES (1, ?, ?, ?, ?, ?)",
+                (self._db_name, next_id("", self._now_ms(), 0), tx.state.node_name, version + 1, tx.state.chosen),
             )
         # The removed data is another person's: not even the free pages keep it.
         with self._held():

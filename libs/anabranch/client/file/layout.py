@@ -7,7 +7,7 @@ import sqlite3
 APPLICATION_ID = 0x616E6272
 """Kept in ``PRAGMA application_id``: the mark of a device's file, "anbr". Files from before it was set have 0."""
 
-FORMAT = 6
+FORMAT = 7
 """Kept in ``PRAGMA user_version``; a file of a later format is refused."""
 
 PLAIN_DECIMALS = 4
@@ -35,7 +35,9 @@ STATEMENTS = (
     # time where that is an hour later; ``tables_version`` grows when ``_db_tables`` changes, so that every process
     # notices; ``credential`` holds digests of the API keys that the file was last used with, see ``owner``;
     # ``pruned_ms`` is when old batches were last removed, by the server's clock; ``snapshot_due``: the log can't be
-    # read from the cursor, all tables are to be pulled; 2: into another history, see ``rewind``.
+    # read from the cursor, all tables are to be pulled; 2: into another history, see ``rewind``. ``chosen``: the names
+    # of the tables that the device has chosen, as JSON, NULL for all; ``describe_due``: the choice has added tables,
+    # for which the server is to be asked; see ``choice``.
     """CREATE TABLE _db_state (
         one INTEGER PRIMARY KEY CHECK (one = 1),
         db_name TEXT NOT NULL,
@@ -56,7 +58,9 @@ STATEMENTS = (
         policy BLOB NOT NULL DEFAULT x'',
         pulls INTEGER NOT NULL DEFAULT 0,
         snapshot_due INTEGER NOT NULL DEFAULT 0,
-        pruned_ms INTEGER NOT NULL DEFAULT 0)""",
+        pruned_ms INTEGER NOT NULL DEFAULT 0,
+        chosen TEXT,
+        describe_due INTEGER NOT NULL DEFAULT 0)""",
     # One row a synced table: ``value`` is its serialized anabranch.v1.Table. ``stage``: 'new' before its first pull is
     # complete, 'live', or 'aside' when it has to be pulled again for ``reason``. ``first_ms`` and ``last_ms``: the
     # earliest and latest as_of of its last pull. ``count`` and ``hash``: the table sum of its base rows. ``pull_*``: a
@@ -133,6 +137,9 @@ STATEMENTS = (
 OF_TABLES = {"_db_tables": "name", "_db_base": "tbl", "_db_pending_rows": "tbl"}
 """Our own tables with rows about synced tables, and the column that names the synced table."""
 
+OF_QUEUE = "_db_pending_rows"
+"""The one of them whose rows belong to the queue, which stays when a table goes."""
+
 _OWNERLESS = frozenset({"_db_writer"})
 """Our own tables that hold nothing of the file's user; without their rows the file can't be written."""
 
@@ -146,6 +153,10 @@ UPGRADES = {
     3: (_WRITER, _ONE_WRITER),
     4: (),
     5: ("ALTER TABLE _db_state ADD COLUMN credential BLOB",),
+    6: (
+        "ALTER TABLE _db_state ADD COLUMN chosen TEXT",
+        "ALTER TABLE _db_state ADD COLUMN describe_due INTEGER NOT NULL DEFAULT 0",
+    ),
 }
 """The statements that turn a file of each older format into one of the next format."""
 

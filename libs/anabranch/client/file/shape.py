@@ -48,6 +48,8 @@ def check(conn: sqlite3.Connection) -> None:
     current = state.load(conn)
     if not is_ulid(current.node_id) or not (current.last_id == "" or is_ulid(current.last_id)):
         raise FileDamaged(f"its node's id, {current.node_id!r}, or its last batch's, {current.last_id!r}, is none")
+    with believed("the list of the tables that it has chosen"):
+        _ = current.choice
     with believed("the server's limits or policies, as the file keeps them,"):
         snapshot_pb2.Limits.FromString(current.limits)
         snapshot_pb2.DatabasePolicy.FromString(current.policy)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from itertools import product
 from operator import itemgetter
 from typing import Any, TypeAlias
@@ -39,6 +41,13 @@ class FileState:
     pulls: int
     snapshot_due: int
     pruned_ms: int
+    chosen: str | None
+    describe_due: int
+
+    @property
+    def choice(self) -> frozenset[str] | None:
+        """The names of the tables that the device has chosen; None for all."""
+        return None if self.chosen is None else _names(self.chosen)
 
     @property
     def node(self) -> batch_pb2.Node:
@@ -60,6 +69,14 @@ class FileState:
             ),
             acknowledged=self.cursor_ms,
         )
+
+
+@lru_cache(maxsize=16)
+def _names(chosen: str) -> frozenset[str]:
+    names = json.loads(chosen)
+    if type(names) is not list or not all(type(name) is str for name in names):
+        raise FileDamaged("the tables that it has chosen are no list of names")
+    return frozenset(names)
 
 
 _HOUR_MS = 3600 * 1000

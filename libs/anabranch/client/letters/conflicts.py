@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from anabranch.client.events import ConflictEvent
+from anabranch.client.file import choice
 from anabranch.client.file.device_file import DeviceFile
 from anabranch.client.file.device_table import DeviceTable
 from anabranch.client.queue.settle import shown_key
@@ -68,7 +69,7 @@ def request(db_name: str, wanted: Filter, tables: Mapping[str, DeviceTable]) -> 
 
 
 def pages(file: DeviceFile, remote: RemoteDb, first: resolver_pb2.ListConflictsRequest) -> Iterator[Conflict]:
-    """The conflicts, the newest first; each page is read when it is needed. Raises CallFailed."""
+    """The conflicts in chosen tables, the newest first; each page is read when it is needed. Raises CallFailed."""
     parts: list[bytes] = []
     token = b""
     while True:
@@ -76,8 +77,10 @@ def pages(file: DeviceFile, remote: RemoteDb, first: resolver_pb2.ListConflictsR
         page.CopyFrom(first)
         page.page_token = token
         response = remote.list_conflicts(page)
-        tables = file.tables()
+        tables, chosen = file.tables(), file.current().choice
         for message in response.conflicts:
+            if chosen is not None and message.table not in chosen:
+                continue
             parts.append(message.losing_value)
             if not message.losing_value_incomplete:
                 yield _conflict(message, b"".join(parts), tables)
@@ -114,6 +117,7 @@ def restore(builder: BatchBuilder, conflicts: Sequence[Conflict | ConflictEvent]
 
     Raises:
         ValueError: the value is not known, or does not fit the column any more.
+        NotChosen, NotReady: the device does not have the table, or not yet.
         RowMissing: the row is not shown any more: insert it anew.
     """
     for conflict in conflicts:
@@ -121,6 +125,6 @@ def restore(builder: BatchBuilder, conflicts: Sequence[Conflict | ConflictEvent]
             raise ValueError("the losing value did not come along with the event: SyncedDb.conflicts has it")
         table = builder.tx.tables.get(conflict.table)
         if table is None:
-            raise ValueError(f"there is no synced table {conflict.table!r}")
+            raise choice.not_there(builder.tx.state, conflict.table)
         key = dict(zip(table.table.key_columns, conflict.key, strict=True))
         builder.update(conflict.table, [{**key, conflict.column: conflict.losing_value}])

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from anabranch.client.events import DeadLetter, Kind
+from anabranch.client.file import choice
 from anabranch.client.file.believed import UNREADABLE, cause
 from anabranch.client.file.device_file import Tx
 from anabranch.client.file.device_table import DeviceTable
@@ -173,6 +174,7 @@ def replay(
     Raises:
         ValueError: there is no letter of that id, or its bytes are damaged, or no row takes a column of ``changes`` or
             gives one to leave out.
+        NotChosen, NotReady: the device does not have one of its tables, or not yet.
         RowMissing, RowExists: it does not fit the rows shown now. The letter stays in each case.
     """
     value = _take(tx, letter_id)
@@ -181,6 +183,8 @@ def replay(
     except UNREADABLE as error:
         raise ValueError(f"the dead letter {letter_id} can't be read: {cause(error)}") from error
     lost = {table for _, table, _ in mutations} - set(tx.tables)
+    if lost and tx.state.choice is not None:
+        raise choice.not_there(tx.state, min(lost, key=lambda name: (name in (tx.state.choice or ()), name)))
     if lost:
         raise ValueError(f"there is no synced table {min(lost)!r} any more")
     _edit(tx, mutations, changes, leave_out)

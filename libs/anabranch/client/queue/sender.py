@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from anabranch import limits
 from anabranch.client.errors import CallFailed
 from anabranch.client.events import State
-from anabranch.client.file import state
+from anabranch.client.file import choice, state
 from anabranch.client.file.device_file import DeviceFile, Tx
 from anabranch.client.overlay.pendings import Pendings
 from anabranch.client.queue import settle, statements
@@ -251,6 +251,7 @@ class Sender:
             tx.events += self._clock.events()
             self._prune(tx, server.server_time_ms)
             tx.set(**state.time_seen(tx.state, server.server_time_ms))
+        choice.without_others(verdicts, tx.state.choice)
         newest = max([v.position for v in verdicts], default=0)
         if presented is not None and tx.state.greatest_epoch not in ("", server.settled.epoch):
             seen.take_epoch(tx, presented, server.settled)

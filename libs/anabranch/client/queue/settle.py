@@ -72,6 +72,15 @@ def show(
                 set_aside(tx, name, f"the log changes the row {missing[0]}, which is not here")
 
 
+def without_new(tx: Tx, touched: Touched) -> Touched:
+    """``touched`` without tables that were never pulled: a pull will show their pending rows, over the rows that it
+    brings."""
+    if touched:
+        for (name,) in tx.conn.execute("SELECT name FROM _db_tables WHERE stage = 'new'").fetchall():
+            touched.pop(name, None)
+    return touched
+
+
 def leave(tx: Tx, pendings: Pendings, position: int) -> Touched:
     """Take the batches out of the queue that were seen and wait for no earlier one; return the rows to show again."""
     ids = statements.leaving(tx.conn)
@@ -184,7 +193,7 @@ def bury(tx: Tx, verdicts: Sequence[verdict_pb2.Verdict], pendings: Pendings, di
     for name, keys in leave(tx, pendings, tx.state.cursor_ms).items():
         touched.setdefault(name, {}).update(keys)
     asides = len(tx.events)
-    show(tx, Folded(), touched, pendings, "rejected", {})
+    show(tx, Folded(), without_new(tx, touched), pendings, "rejected", {})
     if any(isinstance(e, State) and e.kind == "set_aside" for e in tx.events[asides:]):
         tx.conn.executemany("UPDATE _db_mutations_queue_dead SET still_shown = 1 WHERE id = ?", [(i,) for i in ids])
     publish_dead(tx, [known[i] for i in ids])
@@ -193,7 +202,8 @@ def bury(tx: Tx, verdicts: Sequence[verdict_pb2.Verdict], pendings: Pendings, di
 def bury_damaged(tx: Tx, damaged: Mapping[str, str], pendings: Pendings, died_ms: int) -> None:
     """Move batches of the queue whose bytes are damaged (id to what is wrong) to the dead queue, where they stay as
     they are. The rows that they show can't be told from them: their tables are pulled again."""
-    tables = select_in(tx.conn, "SELECT DISTINCT tbl FROM _db_pending_rows WHERE batch IN {in}", damaged)
+    found = select_in(tx.conn, "SELECT DISTINCT tbl FROM _db_pending_rows WHERE batch IN {in}", damaged)
+    tables = [name for (name,) in found if name in tx.tables]
     verdicts = [
         verdict_pb2.Verdict(
             batch_id=batch_id,
@@ -204,8 +214,10 @@ def bury_damaged(tx: Tx, damaged: Mapping[str, str], pendings: Pendings, died_ms
         for batch_id, why in damaged.items()
     ]
     bury(tx, verdicts, pendings, died_ms)
-    for (table,) in tables:
+    for table in tables:
         set_aside(tx, table, f"a damaged batch has changed it: {', '.join(damaged)}")
+    if not tables:
+        return
     change_in(tx.conn, "UPDATE _db_mutations_queue_dead SET still_shown = 1 WHERE id IN {in}", damaged)
 
 
@@ -270,11 +282,14 @@ def counted_in(tx: Tx, pendings: Pendings, newest_ms: int) -> None:
 
 
 def pulled(tx: Tx, pendings: Pendings) -> None:
-    """Remove accepted batches from the queue that the last pull covers: the log after it doesn't show them."""
+    """Remove accepted batches from the queue that the last pull covers: the log after it doesn't show them. A device
+    without any table has all that it is to have up to its cursor."""
     (position,) = tx.conn.execute("SELECT min(first_ms) FROM _db_tables WHERE stage != 'new'").fetchone()
-    ids = statements.covered(tx.conn, position or 0)
+    if position is None:
+        position = tx.state.cursor_ms if tx.state.pulls else 0
+    ids = statements.covered(tx.conn, position)
     if not ids:
         return
     publish_verdicts(tx, ids)
     statements.mark_seen(tx.conn, ids)
-    show(tx, Folded(), leave(tx, pendings, position), pendings, "snapshot", {})
+    show(tx, Folded(), without_new(tx, leave(tx, pendings, position)), pendings, "snapshot", {})

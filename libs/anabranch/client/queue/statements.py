@@ -212,6 +212,11 @@ def is_before(conn: sqlite3.Connection, table: str, key: str, batch: str) -> boo
     return found is not None
 
 
+def touches(conn: sqlite3.Connection, table: str) -> bool:
+    """Whether the queue touches rows of ``table``."""
+    return conn.execute("SELECT 1 FROM _db_pending_rows WHERE tbl = ? LIMIT 1", (table,)).fetchone() is not None
+
+
 def rows_of_seen(conn: sqlite3.Connection, table: str) -> set[str]:
     """The key texts of rows of ``table`` that batches touch which were seen and have not left."""
     rows = conn.execute(

@@ -86,7 +86,7 @@ class Applier:
         settle.seen(tx, batches)
         end = max(cursor, reached.server_timestamp_ms)
         touched = settle.leave(tx, self._pendings, end)
-        folder = Folder(tx.tables, skip)
+        folder = Folder(tx.tables, skip, alone=tx.state.chosen is not None)
         folded = Folded()
         losers: list[change_pb2.Loser] = []
         newest: dict[str, position_pb2.TableSum] = {}

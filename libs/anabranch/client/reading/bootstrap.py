@@ -1,11 +1,13 @@
 """Pulls: whole tables into the file, resumed where they broke, replaced at the end.
 
 State model of one table, all of it in ``_db_tables``: *new* rows go straight into the table, to which the app can't
-write yet; a table that has rows already is pulled into a table of its own (``pull_table``), while the table goes on
-showing its rows. Each chunk's rows are stored together with its resume token. When every table of the pull is done, the
-server is asked once more whether it has the position that the file has seen; then one transaction puts the tables in
-place, sets the cursor to the earliest ``as_of`` where the pull was of the whole database, and removes batches from the
-queue that the pull covers. After a kill at any moment the pull goes on from its tokens.
+write yet; a table that has rows already, or whose rows the queue touches because it was here before, is pulled into a
+table of its own (``pull_table``), while the table goes on showing its rows. Each chunk's rows are stored together with
+its resume token. When every table of the pull is done, the server is asked once more whether it has the position that
+the file has seen; then one transaction puts the tables in place, sets the cursor to the earliest ``as_of`` where the
+pull was of the whole database, and removes batches from the queue that the pull covers. After a kill at any moment the
+pull goes on from its tokens. A table that the app gives up meanwhile leaves the pull, which goes on without it; a
+device that has no table at all takes the server's position.
 
 The question is asked again because a call that was let in may wait for its turn, and the server may be restored
 meanwhile: rows of another history would look valid, would cover verdicts that are not in that history, and their newer
@@ -19,12 +21,11 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 from anabranch.client.errors import CallFailed
-from anabranch.client.events import Change, State
+from anabranch.client.events import State
 from anabranch.client.file import guards, state
 from anabranch.client.file.describe import drop_pull
 from anabranch.client.file.device_file import DeviceFile, Tx
@@ -32,9 +33,10 @@ from anabranch.client.file.device_table import DeviceTable, quote
 from anabranch.client.logs import get_logger
 from anabranch.client.overlay.pendings import Pendings
 from anabranch.client.overlay.rebase import change_of, overlaid, write_bases
-from anabranch.client.queue import settle
+from anabranch.client.queue import settle, statements
 from anabranch.client.reading import seen, sums
 from anabranch.client.reading.arrow_rows import ArrowRows
+from anabranch.client.reading.differences import count_base, differences
 from anabranch.client.reading.prefetch import prefetched
 from anabranch.client.reading.rewind import REASONS, RECOVERING
 from anabranch.client.remote import RemoteDb
@@ -75,6 +77,10 @@ class _NotWholeError(AnabranchError):
         self.table = table
 
 
+class _GivenUpError(AnabranchError):
+    """A table of the pull is no longer among those of the file."""
+
+
 class Bootstrap:
     """Pulls tables into ``file``. The caller sees to it that nothing else reads the log meanwhile."""
 
@@ -93,8 +99,34 @@ class Bootstrap:
                 are dropped, and the shown ones stay.
             sqlite3.Error: the file can't be written.
         """
-        whole = names is None
-        names = list(self._file.tables()) if names is None else names
+        while True:
+            there = self._file.tables()
+            chosen = list(there) if names is None else [name for name in names if name in there]
+            if names is None and not chosen:
+                self._without_tables()
+                return
+            if not chosen:
+                return
+            try:
+                self._pull(chosen, names is None, progress)
+                return
+            except _GivenUpError:
+                log.info("table_given_up_during_pull")
+
+    def _without_tables(self) -> None:
+        """Go to the server's position, from which on the log is read: there is nothing to pull."""
+        current = self._file.current()
+        response = self._remote.describe(
+            snapshot_pb2.DescribeRequest(db_name=current.db_name, node_state=current.node_state)
+        )
+        with self._file.transaction() as tx:
+            settled = response.state.settled
+            self._new_history(tx, settled, current.greatest_seen, settled.server_timestamp_ms)
+            tx.set(pulls=tx.state.pulls + 1)
+            settle.pulled(tx, self._pendings)
+        self._file.listeners.deliver()
+
+    def _pull(self, names: Sequence[str], whole: bool, progress: Callable[[Progress], None] | None) -> None:
         self._file.listeners.publish(State("pulling", ", ".join(names)))
         for attempt in range(1, _ATTEMPTS + 1):
             try:
@@ -172,17 +204,24 @@ class Bootstrap:
 
     def _prepare(self, tx: Tx, name: str) -> snapshot_pb2.RequiredTable | None:
         """The request to go on with a table; None if it has all its rows. Creates the table that takes the rows."""
-        stage, ordinal, resume, done, staged, first = tx.conn.execute(
+        row = tx.conn.execute(
             "SELECT stage, ordinal, pull_resume, pull_done, pull_table, pull_first_ms FROM _db_tables WHERE name = ?",
             (name,),
         ).fetchone()
+        if row is None:
+            raise _GivenUpError
+        stage, ordinal, resume, done, staged, first = row
         if done:
             return None
         if first is not None and not resume:
             # A first chunk came without a resume token.
             drop_pull(tx, name)
             staged = None
-        if stage != "new" and staged is None:
+        if staged is None and (stage != "new" or statements.touches(tx.conn, name)):
+            if stage == "new":
+                # What may have come straight into the table before the queue was known to touch it.
+                drop_pull(tx, name)
+                resume = b""
             staged = f"_db_pull_{ordinal}"
             tx.conn.execute(f"DROP TABLE IF EXISTS {quote(staged)}")
             tx.conn.execute(tx.tables[name].create_sql(staged))
@@ -194,9 +233,12 @@ class Bootstrap:
     ) -> None:
         as_of = response.as_of
         with self._file.transaction() as tx:
-            staged, first, epoch = tx.conn.execute(
+            row = tx.conn.execute(
                 "SELECT pull_table, pull_first_ms, pull_epoch FROM _db_tables WHERE name = ?", (table.name,)
             ).fetchone()
+            if row is None:
+                raise _GivenUpError
+            staged, first, epoch = row
             if first is not None and epoch != as_of.epoch:
                 raise CallFailed("ABORTED", "INVALID_TOKEN", "the history changed during the pull", again=True)
             if tx.wants_rows and staged is None:
@@ -226,6 +268,8 @@ class Bootstrap:
 
     def _finish(self, tx: Tx, names: Sequence[str], whole: bool, confirmed: state.Seen) -> None:
         newest: position_pb2.Position | None = None
+        if not tx.tables.keys() >= set(names):
+            raise _GivenUpError
         for name in names:
             table = tx.tables[name]
             staged, first, last, epoch, token, count, digest, done = tx.conn.execute(
@@ -245,7 +289,7 @@ class Bootstrap:
                 # Parts of several moments: the sum is of the rows here, and equals the server's once the table has
                 # caught up.
                 count, digest = sums.of_rows(tx.conn, table)
-            elif count != _count_base(tx, table):
+            elif count != count_base(tx, table):
                 raise _NotWholeError(name, count)
             tx.conn.execute(
                 """UPDATE _db_tables SET stage = 'live', reason = '', first_ms = ?, last_ms = ?, count = ?, hash = ?,
@@ -254,7 +298,8 @@ class Bootstrap:
                 (first, last, count, digest, int(first != last), name),
             )
         if whole and newest is not None:
-            self._new_history(tx, newest, confirmed)
+            (cursor,) = tx.conn.execute("SELECT min(first_ms) FROM _db_tables WHERE stage = 'live'").fetchone()
+            self._new_history(tx, newest, confirmed, cursor)
         elif newest is not None and tx.state.greatest_seen == confirmed:
             seen.saw(tx, newest)
         tx.set(pulls=tx.state.pulls + 1)
@@ -264,15 +309,14 @@ class Bootstrap:
         )
         settle.pulled(tx, self._pendings)
 
-    def _new_history(self, tx: Tx, newest: position_pb2.Position, confirmed: state.Seen) -> None:
-        """Set the cursor of a file whose every table was pulled. In another epoch known positions are no longer valid:
-        verdicts are asked for again, and no basis lies beyond the cursor.
+    def _new_history(self, tx: Tx, newest: position_pb2.Position, confirmed: state.Seen, cursor: int) -> None:
+        """Set the ``cursor`` of a file whose every table was pulled. In another epoch known positions are no longer
+        valid: verdicts are asked for again, and no basis lies beyond the cursor.
 
         Raises:
             CallFailed: another epoch has begun, and the file has seen more of the one before than the server was asked
                 for.
         """
-        (cursor,) = tx.conn.execute("SELECT min(first_ms) FROM _db_tables WHERE stage = 'live'").fetchone()
         current = tx.state
         unchanged = current.greatest_seen == confirmed
         moved = current.greatest_epoch not in ("", newest.epoch)
@@ -296,7 +340,7 @@ class Bootstrap:
         pending = self._pending_keys(tx, table.name)
         before = table.read_by_text(conn, pending)
         if tx.wants_rows:
-            tx.events += _differences(tx, table, staged, set(pending))
+            tx.events += differences(tx, table, staged, set(pending))
         pulled = table.read_by_text(conn, pending, staged)
         with tx.writing(table.name, guards.MANY):
             conn.execute(f"DELETE FROM {table.quoted}")
@@ -339,33 +383,3 @@ def _newest_part(conn: sqlite3.Connection, names: Collection[str]) -> position_p
         if name in names:
             return position_pb2.Position(epoch=epoch, server_timestamp_ms=last_ms, token=token)
     return None
-
-
-def _count_base(tx: Tx, table: DeviceTable) -> int:
-    """Rows of the base: those shown, without the rows that pending batches touch, and their base images."""
-    (count,) = tx.conn.execute(f"SELECT count(*) FROM {table.quoted}").fetchone()
-    kept = dict(tx.conn.execute("SELECT key, row IS NOT NULL FROM _db_base WHERE tbl = ?", (table.name,)))
-    if kept:
-        with closing(sums.base_rows(tx.conn, table)) as rows:
-            count = sum(1 for _ in rows)
-    total: int = count
-    return total
-
-
-def _differences(tx: Tx, table: DeviceTable, staged: str, apart: set[str]) -> list[Change]:
-    """The events of rows that differ between the shown and the pulled table, without the rows ``apart``."""
-    conn = tx.conn
-    columns, new_name = table.exact_sql, quote(staged)
-    keys = ", ".join(quote(k) for k in table.table.key_columns)
-    events: list[Change] = []
-    changed = conn.execute(f"SELECT {columns} FROM {new_name} EXCEPT SELECT {columns} FROM {table.quoted}").fetchall()
-    new = {text: row for row in changed if (text := table.key_text(table.key_of(row))) not in apart}
-    old = table.read_by_text(conn, {text: table.key_of(row) for text, row in new.items()}) if new else {}
-    events += [change_of(table, old.get(text), row, "snapshot") for text, row in new.items()]
-    gone = conn.execute(f"SELECT {keys} FROM {table.quoted} EXCEPT SELECT {keys} FROM {new_name}").fetchall()
-    events += [
-        Change(table.name, "delete", tuple(key), (), None, "snapshot")
-        for key in gone
-        if table.key_text(key) not in apart
-    ]
-    return events

@@ -24,6 +24,15 @@ UPDATE = int(change_pb2.EFFECT_TYPE_UPDATE)
 DELETE = int(change_pb2.EFFECT_TYPE_DELETE)
 
 
+_NAMES_TABLE = change_pb2.Effect(table="x").SerializeToString()[:1]
+"""The first byte of an effect whose first field is its table."""
+
+
+def _beginning(table: str) -> bytes:
+    """The first bytes of an effect on ``table``, as every serializer writes it that writes fields in their order."""
+    return change_pb2.Effect(table=table).SerializeToString()
+
+
 class Spool:
     """The parts so far of a group that was split."""
 
@@ -82,10 +91,12 @@ class _Plan:
 
 class Folder:
     """Folds groups into ``Folded``. It carries an effect that a part left incomplete, so one is needed for each group
-    that is split; ``skip`` gives the position up to which a table already has all effects."""
+    that is split; ``skip`` gives the position up to which a table already has all effects. ``alone``: most effects are
+    likely to be of other tables than these, and are passed over unread."""
 
-    def __init__(self, tables: Mapping[str, DeviceTable], skip: Mapping[str, int]) -> None:
+    def __init__(self, tables: Mapping[str, DeviceTable], skip: Mapping[str, int], alone: bool = False) -> None:
         self._tables = tables
+        self._beginnings = tuple(_beginning(name) for name in tables) if alone else None
         self._skip = skip
         self._plans: dict[tuple[str, tuple[str, ...]], _Plan | None] = {}
         self._rest = b""
@@ -102,6 +113,8 @@ class Folder:
                 self._rest = b""
             if batch.effect_incomplete:
                 self._rest = effects.pop()
+            if self._beginnings is not None:
+                effects = [e for e in effects if e.startswith(self._beginnings) or not e.startswith(_NAMES_TABLE)]
             for data in effects:
                 effect = parse(data)
                 try:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from anabranch.client.errors import CallFailed, NotReady
 from anabranch.client.events import State
-from anabranch.client.file import state
+from anabranch.client.file import choice, state
 from anabranch.client.file.describe import apply_description
 from anabranch.client.file.device_file import DeviceFile
 from anabranch.client.letters.dead_counts import DeadLetterCounts
@@ -56,6 +56,7 @@ class Reader:
         self._following = Applier(file, pendings, reached)
         self._turn = threading.RLock()
         self._generation = 0
+        self._asking = False
         self._stream: Stream[change_pb2.SubscribeResponse] | None = None
         self._patience: dict[str, float] = {}
         self._reported: frozenset[str] = frozenset()
@@ -66,16 +67,17 @@ class Reader:
     def prepare(self, progress: Callable[[Progress], None] | None = None) -> None:
         """Ask for the tables where they are not known, and pull those that wait for it. Raises CallFailed."""
         with self._turn:
-            if self._file.current().schema_version == 0:
+            current = self._file.current()
+            if current.schema_version == 0 or current.describe_due:
                 self._describe()
             conn = self._file.reader()
             stages = dict(conn.execute("SELECT name, stage FROM _db_tables ORDER BY ordinal").fetchall())
             new = [name for name, stage in stages.items() if stage == "new"]
-            due = self._file.current().snapshot_due
+            due = current.snapshot_due
             if due:
                 # A file behind the floor, or in another history, may know the tables as they no longer are.
                 self._describe()
-            if due or (new and len(new) == len(stages)):
+            if due or (len(new) == len(stages) and (new or not current.pulls)):
                 self._pull(None, progress)
                 return
             if new:
@@ -173,11 +175,14 @@ class Reader:
         return sums.has_undated(conn) or bool(sums.due(conn, self._now_ms()))
 
     def repair(self, name: str) -> Repaired:
-        """Mend the rows of a table; see ``client.reading.repair``. Raises CallFailed, NotReady and sqlite3.Error."""
+        """Mend the rows of a table; see ``client.reading.repair``. Raises CallFailed, NotReady, NotChosen and
+        sqlite3.Error."""
         with self._turn:
             self.prepare()
-            (stage,) = self._file.reader().execute("SELECT stage FROM _db_tables WHERE name = ?", (name,)).fetchone()
-            if stage != "live":
+            row = self._file.reader().execute("SELECT stage FROM _db_tables WHERE name = ?", (name,)).fetchone()
+            if row is None:
+                raise choice.not_there(self._file.current(), name)
+            if row != ("live",):
                 raise NotReady(f"{name} can't be compared: it has to be pulled first")
             try:
                 node_state = self._node_state(self._file.current())
@@ -260,7 +265,7 @@ class Reader:
         if applied.asked_twice:
             self.snapshot()
             return True
-        if server.schema_version > current.schema_version:
+        if server.schema_version > current.schema_version or current.describe_due:
             self._describe()
         waiting = self._file.reader().execute("SELECT name FROM _db_tables WHERE stage != 'live'").fetchall()
         now = time.monotonic()
@@ -276,12 +281,19 @@ class Reader:
         try:
             self._follow(stopped, online)
         except CallFailed as error:
-            if not self._mended(error, presented):
+            if not (self._asking and error.code == "CANCELLED") and not self._mended(error, presented):
                 raise
             self.prepare()
 
+    def heed_choice(self) -> None:
+        """End the subscription where the choice has added tables, so that they are pulled at once."""
+        if self._file.current().describe_due:
+            self._asking = True
+            self.cancel()
+
     def _follow(self, stopped: Callable[[], bool], online: Callable[[], None]) -> None:
         self.prepare()
+        self._asking = False
         with self._turn:
             generation = self._generation
             current = self._file.current()

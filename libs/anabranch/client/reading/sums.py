@@ -36,6 +36,8 @@ def compare(tx: Tx, sums: Iterable[position_pb2.TableSum], position: int) -> Non
     """Compare kept sums with the server's at ``position`` (milliseconds), which the device must have reached. A table
     that has not caught up with a pull of several moments, or that is set aside, can't be compared yet."""
     for theirs in sums:
+        if theirs.table not in tx.tables:
+            continue
         row = tx.conn.execute(
             "SELECT count, hash, disagrees FROM _db_tables WHERE name = ? AND stage = 'live' AND last_ms <= ?",
             (theirs.table, position),
@@ -174,12 +176,15 @@ def _verified(file: DeviceFile, name: str, drift: _Drift, why: str, now_ms: int)
     with file.transaction() as tx:
         if tx.state.pulls != drift.pulls:
             return None  # A pull has come between; another check follows.
+        found = tx.conn.execute(
+            "SELECT count, hash, disagrees FROM _db_tables WHERE name = ? AND stage != 'new'", (name,)
+        ).fetchone()
+        if found is None:
+            return None  # It was given up meanwhile.
         tx.conn.execute("UPDATE _db_tables SET verified = ? WHERE name = ?", (now_ms, name))
         if not good:
             # Changes by the log meanwhile have moved both sums alike.
-            count, digest, before = tx.conn.execute(
-                "SELECT count, hash, disagrees FROM _db_tables WHERE name = ?", (name,)
-            ).fetchone()
+            count, digest, before = found
             keep(tx, name, count + drift.count, int.from_bytes(digest, "big") + drift.hash)
             if not before:
                 position = tx.state.cursor_ms

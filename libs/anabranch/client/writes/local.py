@@ -9,6 +9,7 @@ from typing import Any
 from anabranch import limits
 from anabranch.client.errors import FileDamaged, NotReady, RowExists, RowMissing
 from anabranch.client.events import Origin
+from anabranch.client.file import choice
 from anabranch.client.file.believed import believed
 from anabranch.client.file.device_file import Tx
 from anabranch.client.file.device_table import DeviceTable
@@ -134,9 +135,7 @@ class BatchBuilder:
     def _table(self, name: str) -> tuple[DeviceTable, WriteChecks]:
         table = self.tx.tables.get(name)
         if table is None:
-            if not self.tx.state.pulls:
-                raise NotReady(f"there is no table {name!r} yet: the first pull is not complete")
-            raise ValueError(f"there is no synced table {name!r}")
+            raise choice.not_there(self.tx.state, name)
         row = self.tx.conn.execute("SELECT stage FROM _db_tables WHERE name = ?", (name,)).fetchone()
         if row is None:
             raise FileDamaged(f"the description of the table {name} can't be found")
