@@ -29,7 +29,7 @@ async def build(context: ServiceContext[ResolverSettings]) -> Service:
     settings, clock = context.settings, context.clock
     url = settings.postgres_url.get_secret_value()
     functions = Functions(settings.function_timeout_ms)
-    writes_as = settings.writer_url
+    writes_as = await asyncio.to_thread(settings.writes_as)
     keys = None if writes_as == url else SealKeys(url)
     wakeups, known, stopping = Wakeups(), Known(keys), Event()
     alone_ms = settings.group_alone_timeout_ms
@@ -49,7 +49,7 @@ async def build(context: ServiceContext[ResolverSettings]) -> Service:
         )
         for _ in range(settings.resolver_workers)
     ]
-    resolver = Resolver(settings, workers, wakeups, stopping, clock)
+    resolver = Resolver(settings, writes_as, workers, wakeups, stopping, clock)
     dry_runs = DryRuns(
         writes_as, explain_options(settings), functions, keys, longest_s=settings.explain_timeout_ms / 1000
     )

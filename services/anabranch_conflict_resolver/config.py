@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 
-from anabranch.runtime.config import ServiceSettings
+from anabranch.runtime.config import PREFIX, ServiceSettings
+from anabranch.store.catalog.own_writer import own_writer
 from anabranch.store.inbox.claim import session_options
 from anabranch.store.session.engine import SessionOptions
 
@@ -14,7 +15,11 @@ class ResolverSettings(ServiceSettings):
 
     writer_postgres_url: SecretStr | None = None
     """Where groups are committed: `postgres_url` with another role, a writer (`anabranch database writer`). Code of the
-    synced tables' owners runs as this role. None: as the role of `postgres_url`."""
+    synced tables' owners runs as this role. None: where `postgres_url` is a superuser's, as a writer that is made for
+    it; else as its role."""
+    trust_owners: bool = False
+    """Commit groups as the role of `postgres_url`, whatever it may do: for an installation where whoever owns a synced
+    table may do the same."""
     resolver_workers: int = Field(2, ge=1, le=64)
     """Databases that this process commits groups of at the same time; each has a session of its own."""
     group_max_batches: int = Field(2_000, ge=1, le=20_000)
@@ -49,10 +54,23 @@ class ResolverSettings(ServiceSettings):
     explain_timeout_ms: int = Field(2_000, ge=10)
     """The longest that a dry run may take."""
 
-    @property
-    def writer_url(self) -> str:
-        """The URL of sessions that commit groups."""
-        return (self.writer_postgres_url or self.postgres_url).get_secret_value()
+    @model_validator(mode="after")
+    def _one_of_both(self) -> ResolverSettings:
+        if self.trust_owners and self.writer_postgres_url is not None:
+            raise ValueError(f"{PREFIX}TRUST_OWNERS and {PREFIX}WRITER_POSTGRES_URL: give one of them")
+        return self
+
+    def writes_as(self) -> str:
+        """The URL of sessions that commit groups: a superuser's only where its owner says so, or the server lets no
+        writer in.
+
+        Raises:
+            psycopg.Error: a writer can't be made.
+        """
+        url = self.postgres_url.get_secret_value()
+        if self.writer_postgres_url is not None:
+            return self.writer_postgres_url.get_secret_value()
+        return url if self.trust_owners else own_writer(url) or url
 
 
 def group_options(settings: ResolverSettings) -> SessionOptions:

@@ -367,6 +367,7 @@ def test_notes_say_what_to_do_next(helm: Helm, name: str) -> None:
     assert "exec deploy/rel-anabranch-ingest -- anabranch database create" in notes
     assert ("sync.example.org:443" in notes) == (name in ("public", "gateway-tls"))
     assert ("port-forward" in notes) == (name in ("trial", "minimal"))
+    assert ("anabranch database writer anabranch_writer" in notes) == (name != "trial"), "the bundled one's is made"
 
 
 def test_the_resolver_alone_has_the_role_that_groups_are_committed_as(helm: Helm) -> None:
@@ -381,3 +382,15 @@ def test_the_resolver_alone_has_the_role_that_groups_are_committed_as(helm: Helm
             assert given["valueFrom"] == {"secretKeyRef": {"name": "writer", "key": "url"}}
         else:
             assert given is None, where
+
+
+def test_a_writer_and_trust_in_owners_are_a_choice(helm: Helm) -> None:
+    """With the bundled Postgres, whose role is a superuser, the resolver makes one, without a value."""
+    trusting = {"services": {"conflictResolver": {"settings": {"trust_owners": True}}}}
+    values = {"postgres": {"host": "db", "password": "x"}, "tls": {"enabled": False}, **trusting}
+    assert helm.render(values)
+    values["postgres"] = {"host": "db", "password": "x", "writerSecret": {"name": "writer"}}
+    assert "choose one" in helm.refusal(values)
+    for pod in pod_specs(helm.render(topology("trial"))).values():
+        given = [one["name"] for one in pod["containers"][0].get("env", [])]
+        assert not any("WRITER" in name or "TRUST" in name for name in given)

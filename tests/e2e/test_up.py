@@ -20,12 +20,15 @@ from typing import Any
 import grpc
 import psutil
 import pytest
+from tests.integration.resolver.hostile import HOSTILE
 
 from anabranch.cli.up import PORT_NAMES
 from anabranch.ports import free_port, is_free
 from anabranch.runtime.fleet import SERVICES
 from anabranch.runtime.health import probe
 from anabranch.testkit.echo import bearer
+from anabranch.testkit.resolver_rig import ResolverRig
+from anabranch.testkit.waiting import until
 from anabranch.v1 import snapshot_pb2, snapshot_pb2_grpc
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("up")]  # its processes are shared by its tests
@@ -220,6 +223,17 @@ def test_keys_are_made_listed_and_revoked_and_status_tells(up: Up) -> None:
     text = run("status", *where).stdout
     assert "flights" in text
     assert "SERVING" in text
+
+
+def test_groups_are_committed_as_no_superuser(up: Up) -> None:
+    rig = ResolverRig(up.endpoints["postgres_url"], "create table todo (id text primary key)", {"todo": None})
+    rig.sql(HOSTILE)
+    rig.sql("create role mallory; alter function app.steal() owner to mallory; alter table app.todo owner to mallory")
+    made = rig.node("a").insert("todo", {"id": "1"})
+    until(lambda: rig.outcome(made) != "PENDING")
+    assert rig.outcome(made) == ["APPLIED"]
+    assert {got for _, got in rig.sql("select what, got from app.loot")} == {"refused"}
+    rig.close()
 
 
 def test_the_folder_keeps_everything_whatever_ends_it(tmp_path: Path) -> None:

@@ -1,3 +1,9 @@
+{{/* Whether groups are to be committed as the role of the services. */}}
+{{- define "anabranch.trustsOwners" -}}
+{{- $services := .Values.services -}}
+{{- if dig "settings" "trust_owners" false (mergeOverwrite (deepCopy $services.defaults) (deepCopy $services.conflictResolver)) -}}true{{- end -}}
+{{- end -}}
+
 {{/* What values.schema.json can't say: values that don't fit together. One clear error each. */}}
 {{- define "anabranch.checks" -}}
 {{- $postgres := .Values.postgres -}}
@@ -18,6 +24,9 @@
 {{- end -}}
 {{- else if or $postgres.host $postgres.password $existing.name -}}
 {{- fail "bundledPostgres.enabled and a Postgres of yours (postgres.host, .password, .existingSecret): choose one" -}}
+{{- end -}}
+{{- if and $postgres.writerSecret.name (include "anabranch.trustsOwners" .) -}}
+{{- fail "postgres.writerSecret and services.conflictResolver.settings.trust_owners: choose one" -}}
 {{- end -}}
 {{- if and .Values.auth.hs256.secret .Values.auth.hs256.existingSecret.name -}}
 {{- fail "auth.hs256.secret and auth.hs256.existingSecret: give one of them" -}}

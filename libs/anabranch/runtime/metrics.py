@@ -142,7 +142,7 @@ METRICS: tuple[Metric, ...] = (
         "gauge",
         "1",
         (),
-        "1 while groups are committed as a role that may read keys, as code of tables' owners then may, too",
+        "1 while groups are committed as a role that may do more than that takes, as code of tables' owners then may",
     ),
     # The janitor reports the next four, too, when no resolver runs.
     Metric("anabranch_inbox_backlog", "gauge", "1", ("database",), "Batches in the inbox that could be decided"),

@@ -13,6 +13,8 @@ CONNECT_TIMEOUT_S = 10
 RELEASED_AT_MOST = 20
 """The most released databases that wait to be dropped; dropped together, they cost one checkpoint, not one each."""
 
+_WRITER = "select 'anabranch_writer_' || oid from pg_database where datname = %s"
+
 
 def create_database(url: str, name: str, *, template: str | None = None) -> str:
     """Make database `name` on the server of `url` and return its URL: empty, or a copy of `template`.
@@ -26,8 +28,13 @@ def create_database(url: str, name: str, *, template: str | None = None) -> str:
 
 
 def drop_database(url: str, name: str) -> None:
-    """Remove database `name`, ending connections that are left; harmless when it is not there."""
-    _run(url, sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
+    """Remove database `name`, ending connections that are left, and the writer that a resolver made for it; harmless
+    when it is not there."""
+    with psycopg.connect(url, autocommit=True, connect_timeout=CONNECT_TIMEOUT_S) as connection:
+        found = connection.execute(_WRITER, (name,)).fetchone()
+        connection.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
+        if found is not None:
+            connection.execute(sql.SQL("drop role if exists {}").format(sql.Identifier(found[0])))
 
 
 class TestDatabases:

@@ -1,17 +1,20 @@
 """The message of the verdict on a batch that Postgres refused: for people, without data that its sender may not see.
 
 A message is made of names in the catalog (constraint, column, table, type), of the meaning of the SQLSTATE, and of the
-sender's own value. The text, detail and hint of an error are never read: a foreign key's or an exclusion's detail shows
+sender's own value. The text, detail and hint of an error are never read, but for the name of what the role lacks rights
+to (``Fault.denied``): a foreign key's or an exclusion's detail shows
 other rows, and an error that a function of the application raises may hold anything. Such a function can inform people
 by the names that it gives to its error: ``raise … using constraint = 'seat_taken'``.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from anabranch.merge import MutationType, Write
+from anabranch.store.group.denied import missing
 from anabranch.store.group.value_probe import refused_column
 from anabranch.store.session.errors import BatchReason, Fault
 from anabranch.values import Cell, Table
@@ -58,7 +61,7 @@ def message(context: Context, write: Write, fault: Fault, column: str) -> str:
     name, table = fault.constraint[:_NAME_CHARACTERS], (fault.table or write.table)[:_NAME_CHARACTERS]
     code = f"(SQLSTATE {fault.sqlstate})"
     if fault.reason is BatchReason.FORBIDDEN:
-        return f'the database does not allow this change of table "{table}" {code}'
+        return f'the database does not allow this change of table "{table}" {code}{_grant(context, fault)}'
     if fault.sqlstate in _VALUES:
         if not column:
             what = _VALUES[fault.sqlstate].replace("type {type}", "its type")
@@ -75,6 +78,19 @@ def message(context: Context, write: Write, fault: Fault, column: str) -> str:
     if fault.sqlstate[:2] == "P0":
         return f'a function or trigger of the application refuses this change of table "{table}" {code}'
     return f'the database refuses this change of table "{table}" {code}'
+
+
+def _grant(context: Context, fault: Fault) -> str:
+    """Words about the grant that code of a table's owner lacks."""
+    kind, name = fault.denied
+    if not name:
+        return ""
+    lacks = f': role "{context.conn.info.user}", as which groups are committed, lacks rights to {kind} "{name}"'
+    found = missing(context.conn, kind, name)
+    if found is None:
+        return lacks
+    command = shlex.join(("anabranch", "database", "writer", "--grant", found.schema_name))
+    return f"{lacks}; `{found.grant}` gives them, `{command}` those to the whole schema"
 
 
 def of_key(table: Table, column: str, cell: Cell, fault: Fault) -> str:

@@ -65,13 +65,19 @@ class Body(Protocol):
 
 class Resolver:
     """Threads and their state; ``run`` is the service's background work. ``workers`` are woken by ``wakeups`` and stop
-    when ``stopping`` is set."""
+    when ``stopping`` is set. ``url`` is that of their sessions: its role sees them, and may end them."""
 
     def __init__(
-        self, settings: ResolverSettings, workers: Sequence[Body], wakeups: Wakeups, stopping: Event, clock: Clock
+        self,
+        settings: ResolverSettings,
+        url: str,
+        workers: Sequence[Body],
+        wakeups: Wakeups,
+        stopping: Event,
+        clock: Clock,
     ) -> None:
-        # The workers' role: it sees their sessions, and may end them.
-        self._url = settings.writer_url
+        self._url = url
+        self._trusting = settings.trust_owners
         self._clock = clock
         self._poll_s = settings.poll_interval_ms / 1000
         self._captured_poll_s = settings.captured_poll_interval_ms / 1000
@@ -109,7 +115,7 @@ class Resolver:
                 session = open_listener(self._url, replace(self._options, lock_timeout_ms=_LISTENER_LOCK_MS))
                 try:
                     show_alive(session)
-                    rights_told = rights_told or _tell_of_rights(session)
+                    rights_told = rights_told or _tell_of_rights(session, trusting=self._trusting)
                     self._hear(session)
                 finally:
                     session.close()
@@ -165,18 +171,24 @@ class Resolver:
                 end_session(session, claim)
 
 
-def _tell_of_rights(session: Session) -> bool:
+def _tell_of_rights(session: Session, *, trusting: bool = False) -> bool:
     """Say whether the role that commits groups may do more than that takes, and whether it may do all of it."""
     judged, lacks = writer.judge(session), writer.lacking(session)
-    metrics.gauge("anabranch_writer_excess", int(judged.superuser or judged.keys))
-    if judged.superuser or judged.keys:
+    metrics.gauge("anabranch_writer_excess", int(bool(judged.excess)))
+    if judged.excess and trusting:
+        _log.info("code of the synced tables' owners is trusted", role=judged.name, rights=judged.excess)
+    elif judged.excess:
         _log.warning(
-            "code of the synced tables' owners (triggers, defaults) runs as a role that may read keys: give "
-            "ANABRANCH_WRITER_POSTGRES_URL with a role of `anabranch database writer`",
+            "code of the synced tables' owners (triggers, defaults) runs as a role that may do more than groups take: "
+            "give ANABRANCH_WRITER_POSTGRES_URL with a role of `anabranch database writer ROLE`, or say "
+            "ANABRANCH_TRUST_OWNERS=true",
             role=judged.name,
-            superuser=judged.superuser,
+            rights=judged.excess,
         )
     if lacks:
-        text = "the role that commits groups may not write to synced tables: run `anabranch database writer` again"
+        text = (
+            "the role that commits groups may not write to synced tables, or policies hide rows from it: run "
+            "`anabranch database writer` again, and give it BYPASSRLS"
+        )
         _log.error(text, role=judged.name, tables=lacks)
     return True

@@ -14,12 +14,14 @@ from tests.integration.resolver import commits
 from tests.integration.resolver.calls import Service, resolver_process
 
 from anabranch.clock import Clock
+from anabranch.store.catalog.own_writer import own_writer
 from anabranch.store.inbox.claim import session_options
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch_conflict_resolver.functions.child import Functions
 from anabranch_conflict_resolver.group.commit import commit_group
 from anabranch_conflict_resolver.group.outcome import GroupLimits
 from anabranch_conflict_resolver.loop.known import Known
+from anabranch_conflict_resolver.loop.seal_keys import SealKeys
 from anabranch_conflict_resolver.loop.wakeups import Wakeups
 from anabranch_conflict_resolver.loop.worker import Worker
 
@@ -39,9 +41,10 @@ def plain_logs() -> Iterator[None]:
 
 @pytest.fixture
 def make_rig(migrated_url: str) -> Iterator[Any]:
-    """Makes rigs on one new database. ``make_rig()`` has table todo."""
-    session = commits.session(migrated_url)
-    commit = commits.on(session)
+    """Makes rigs on one new database, whose groups are committed as a resolver does: as a writer. ``make_rig()`` has
+    table todo."""
+    session = commits.session(own_writer(migrated_url) or migrated_url)
+    commit = commits.on(session, SealKeys(migrated_url))
     rigs: list[ResolverRig] = []
 
     def make(tables: str = TODO, names: Any = None, **more: Any) -> ResolverRig:
@@ -72,12 +75,12 @@ def worker_of(migrated_url: str) -> Iterator[Any]:
     def start(rig: ResolverRig, most_batches: int = 500, rest_ms: int = 20) -> Worker:
         wakeups = Wakeups()
         worker = Worker(
-            migrated_url,
+            own_writer(migrated_url) or migrated_url,
             options,
             partial(commit_group, limits=GroupLimits(busy_ms=20), functions=Functions(500)),
             Clock(),
             wakeups,
-            Known(),
+            Known(SealKeys(migrated_url)),
             stopping,
             most_batches=most_batches,
             target_ms=250,

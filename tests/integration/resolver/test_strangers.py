@@ -101,7 +101,7 @@ def test_forged_notifications_end_no_listener_and_send_no_worker(
     """Those of numbers that no database has, too."""
     settings = ResolverSettings.model_validate({"postgres_url": migrated_url, "poll_interval_ms": 600_000})
     wakeups, stopping = Wakeups(), threading.Event()
-    resolver = Resolver(settings, [], wakeups, stopping, Clock())
+    resolver = Resolver(settings, migrated_url, [], wakeups, stopping, Clock())
     with ThreadPoolExecutor(1) as pool:
         listening = pool.submit(resolver._listen)
         try:
@@ -129,7 +129,7 @@ def test_forged_notifications_end_no_listener_and_send_no_worker(
 def test_a_database_that_is_made_later_is_known_as_soon_as_it_is_heard_of(rig: ResolverRig, migrated_url: str) -> None:
     settings = ResolverSettings.model_validate({"postgres_url": migrated_url, "poll_interval_ms": 600_000})
     wakeups, stopping = Wakeups(), threading.Event()
-    resolver = Resolver(settings, [], wakeups, stopping, Clock())
+    resolver = Resolver(settings, migrated_url, [], wakeups, stopping, Clock())
     with ThreadPoolExecutor(1) as pool, psycopg.connect(migrated_url, autocommit=True) as conn:
         listening = pool.submit(resolver._listen)
         try:

@@ -12,6 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 from tests.integration.resolver import commits
 from tests.integration.resolver.calls import resolver_process
+from tests.integration.resolver.hostile import HOSTILE
 from typer.testing import CliRunner
 
 from anabranch.cli.app import app
@@ -31,46 +32,6 @@ TABLES = """
 create sequence numbers;
 create table todo (id text primary key, title text, n bigint default nextval('numbers'), m serial);
 create table part (id text primary key, todo text references todo on delete cascade)
-"""
-HOSTILE = """
-create table app.loot (what text, got text);
-grant insert on app.loot to public;
-create function app.steal() returns trigger language plpgsql as $$
-declare
-    attempt text;
-    got text;
-begin
-    foreach attempt in array array[
-        'reset role', 'set role none', 'set role postgres', 'reset session authorization',
-        'set session authorization default', 'set session authorization postgres',
-        'select set_config(''role'', ''none'', false)', 'alter role current_user superuser',
-        'grant select on anabranch.api_keys to public', 'create extension dblink'
-    ] loop
-        begin
-            execute attempt;
-        exception when others then
-            null;
-        end;
-    end loop;
-    foreach attempt in array array[
-        'select string_agg(encode(secret_hash, ''hex''), '' '') from anabranch.api_keys',
-        'select string_agg(encode(seal_key, ''hex''), '' '') from anabranch.databases',
-        'update anabranch.databases set seal_key = '''' returning ''changed''',
-        'select pg_read_file(''PG_VERSION'')',
-        'select rolpassword from pg_authid limit 1'
-    ] loop
-        begin
-            execute attempt into got;
-        exception when insufficient_privilege then
-            got := 'refused';
-        end;
-        insert into app.loot values (attempt, got);
-    end loop;
-    return null;
-end $$;
-create trigger steal after insert on app.todo for each row execute function app.steal();
-create constraint trigger later after insert on app.todo deferrable initially deferred
-    for each row execute function app.steal();
 """
 
 
@@ -139,18 +100,33 @@ def test_it_would_reach_them_as_the_role_of_the_services(ground: Ground, migrate
     assert "refused" not in {got for _, got in rig.sql("select what, got from app.loot")}
 
 
-def test_rights_come_with_registration_and_go_with_its_end(ground: Ground) -> None:
+def test_a_writer_has_the_rights_to_the_tables_of_a_databases_schema(ground: Ground) -> None:
     rig = ground.rig
-    may = "select has_table_privilege(%s, 'app.late', 'INSERT')"
-    rig.sql("create table app.late (id text primary key)")
-    assert rig.sql(may, [ground.role]) == [(False,)]
-    registration.add_table(rig.conn, "app", "late")
-    assert rig.sql(may, [ground.role]) == [(True,)]
-    registration.remove_table(rig.conn, "app", "late")
-    assert rig.sql(may, [ground.role]) == [(False,)]
-    registration.add_table(rig.conn, "app", "late")
-    rig.sql("drop table app.late")
-    registration.remove_table(rig.conn, "app", "late")
+    may = "select has_table_privilege(%s, %s, 'INSERT')"
+    rig.sql("create schema other; create table other.one (); create table app.late (id text primary key, n serial)")
+    assert rig.sql(may, [ground.role, "app.late"]) == [(True,)]
+    assert rig.sql("select has_sequence_privilege(%s, 'app.late_n_seq', 'USAGE')", [ground.role]) == [(True,)]
+    assert rig.sql(may, [ground.role, "other.one"]) == [(False,)]
+    registration.create_database(rig.conn, "other", "other")
+    assert rig.sql(may, [ground.role, "other.one"]) == [(True,)]
+    rig.sql("create table other.two ()")
+    assert rig.sql(may, [ground.role, "other.two"]) == [(True,)]
+
+
+def test_tables_of_an_owner_who_has_one_come_with_the_rights(ground: Ground, migrated_url: str) -> None:
+    rig = ground.rig
+    may = "select has_table_privilege(%s, 'app.later', 'INSERT')"
+    with login(migrated_url, "owner") as (owner, url):
+        rig.sql(f'create table app.mine (id text primary key); alter table app.mine owner to "{owner}"')
+        rig.sql(f'grant usage, create on schema app to "{owner}"')
+        with psycopg.connect(url, autocommit=True) as conn:
+            conn.execute("create table app.later ()")
+            assert rig.sql(may, [ground.role]) == [(False,)]
+            conn.execute("drop table app.later")
+            registration.add_table(rig.conn, "app", "mine")
+            conn.execute("create table app.later ()")
+            assert rig.sql(may, [ground.role]) == [(True,)]
+        registration.remove_table(rig.conn, "app", "mine")
 
 
 def test_a_writer_finds_and_ends_a_silent_claim(ground: Ground) -> None:
@@ -184,6 +160,9 @@ def test_a_writer_with_more_rights_is_warned_of(ground: Ground, migrated_url: st
         assert writer.make(owner, ground.role) == []
         owner.execute(f'grant select on anabranch.api_keys to "{ground.role}"'.encode())
         assert writer.make(owner, ground.role) == ["may read keys"]
+        owner.execute(f'alter role "{ground.role}" createdb; grant pg_read_all_data to "{ground.role}"'.encode())
+        told = ["may read keys", "may make databases", "has the rights of role pg_read_all_data"]
+        assert writer.make(owner, ground.role) == told
         assert writer.writers(owner) == [ground.role]
         owner.execute(f'revoke all on anabranch.inbox from "{ground.role}"'.encode())
         writer.refresh(owner)

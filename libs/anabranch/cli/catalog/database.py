@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from anabranch.cli.catalog import policy as policies
-from anabranch.cli.catalog.session import PolicyOption, catalog_session, clear_errors, read_policy
+from anabranch.cli.catalog.session import PolicyOption, catalog_session, clear_errors, read_policy, refuse
 from anabranch.cli.installation import DataDir, PostgresUrl, find_postgres
 from anabranch.cli.lines import columns, listing, paragraph, show
 from anabranch.cli.printable import printable, say
@@ -71,17 +71,39 @@ def show_(name: Name, data_dir: DataDir = None, postgres_url: PostgresUrl = None
 
 @app.command("writer")
 def make_writer(
-    role: Annotated[str, typer.Argument(help="An existing role that may log in.", show_default=False)],
+    role: Annotated[
+        str | None,
+        typer.Argument(
+            help="An existing role that may log in. Left out: all writers that are there.", show_default=False
+        ),
+    ] = None,
+    grant: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--grant",
+            help="Give the rights to this schema, too: triggers of synced tables write to its tables. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     data_dir: DataDir = None,
     postgres_url: PostgresUrl = None,
 ) -> None:
     """Give a role the rights that committing groups takes, and no others: the resolver writes to the application's
-    tables as this role, whose password you set, where ANABRANCH_WRITER_POSTGRES_URL names it."""
+    tables as this role, whose password you set, where ANABRANCH_WRITER_POSTGRES_URL names it. Where the services' role
+    is a superuser, as under `anabranch up`, it has made one by itself."""
     with catalog_session(postgres_url, data_dir, "database") as conn:
-        excess = writer.make(conn, role)
-    for what in excess:
-        say(f'warning: role "{role}" {what}, and so may what the owners of synced tables have run', err=True)
-    say(f'role "{role}" may commit groups, of all tables that are synced now or later')
+        roles = writer.writers(conn) if role is None else [role]
+        if not roles:
+            raise refuse("NO_WRITER", "there is no writer yet: name a role")
+        excess = {name: writer.make(conn, name, grant or ()) for name in roles}
+    for name, much in excess.items():
+        for what in much:
+            say(f'warning: role "{name}" {what}, and so may what the owners of synced tables have run', err=True)
+        say(f'role "{name}" may commit groups of all databases, and write to the tables of {_schemas(grant)}')
+
+
+def _schemas(further: list[str] | None) -> str:
+    return " and of ".join(["their schemas", *(f'schema "{name}"' for name in further or ())])
 
 
 @app.command()

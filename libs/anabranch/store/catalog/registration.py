@@ -69,10 +69,6 @@ insert into anabranch.table_sums (table_id, position, row_count, row_hash)
 select id, first_position, %(count)s, %(sum)s from added
 returning table_id
 """
-_IS_THERE = """
-select from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-where n.nspname = %s and c.relname = %s
-"""
 _NUMBER = "select nextval(pg_get_serial_sequence('anabranch.synced_tables', 'id'))"
 _DELETE_VERSIONS = "delete from anabranch.row_versions where table_id = %s"
 _CHANGED = """
@@ -145,6 +141,7 @@ def create_database(
             seal_key = secrets.token_bytes(_SEAL_KEY_BYTES)
             conn.execute(_INSERT_DATABASE, (name, schema, epoch, Jsonb(dict(given)), seal_key, now))
             conn.execute(MAKE_CLAIMS)
+            writer.welcome(conn, schema)
             conn.execute(_NOTIFY_NEW, (CATALOG_CHANNEL, name))
     except psycopg.errors.UniqueViolation as error:
         raise _taken(what, error, name=name, schema=schema) from error
@@ -260,8 +257,6 @@ def remove_table(conn: Connection, database: str, table: str, *, limits: Registr
                 raise refuse(what, TableRefusal.NOT_SYNCED, f'"{table}" is no synced table of "{database}"')
             triggers.remove(conn, found.id, number)
             triggers.end_gathering(conn, found.schema_name, table, found.id)
-            if conn.execute(_IS_THERE, (found.schema_name, table)).fetchone() is not None:
-                writer.dismiss(conn, found.schema_name, table)
             tell(conn, found.id)
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
         raise refuse(what, TableRefusal.BUSY, "the database is being written to; try again") from error

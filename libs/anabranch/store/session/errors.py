@@ -1,4 +1,5 @@
-"""The meaning of an error of Postgres: which SQLSTATE and constraint call for which remedy. Its text is never read.
+"""The meaning of an error of Postgres: which SQLSTATE and constraint call for which remedy. Its text is
+never read, but for the name in a refusal by Postgres's own check of rights (``DENIED``).
 
 Three things can be done about a statement that failed. BLAME: one of the batches in the wave is at fault;
 replay them one by one, and reject the one that fails alone. RESTART: the view that was decided on is out of
@@ -15,6 +16,7 @@ Classes: Appendix A of the Postgres manual.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum, IntEnum
@@ -44,7 +46,8 @@ class BatchReason(IntEnum):
 class Fault:
     """An error, read. ``reason`` is set for BLAME only. ``constraint``, ``table``, ``column`` and ``data_type`` are
     "" where Postgres names none; ``sqlstate`` is "" where the error did not come from the server. ``raised``: a
-    function in PL/pgSQL raised it, whatever its SQLSTATE says."""
+    function in PL/pgSQL raised it, whatever its SQLSTATE says. ``denied``: the kind and the name of the object that
+    the session's role lacks rights to."""
 
     remedy: Remedy
     sqlstate: str
@@ -54,6 +57,7 @@ class Fault:
     column: str = ""
     data_type: str = ""
     raised: bool = False
+    denied: tuple[str, str] = ("", "")
 
 
 _BLAMED_CLASSES = frozenset({"22", "23", "42", "44", "54", "P0"})
@@ -67,6 +71,10 @@ _REASONS: Mapping[str, BatchReason] = MappingProxyType({"42501": BatchReason.FOR
 _UNIQUE_VIOLATION = "23505"
 # Postgres names the place in its own source: that of RAISE.
 RAISE = "exec_stmt_raise"
+_RIGHTS = "aclcheck_error"
+DENIED = re.compile(r"permission denied for (\w+(?: \w+)?) (\S.*)", re.DOTALL)
+"""The message of that place in Postgres: it has a name of the catalog, and no function of the application's words. In
+another language of the server's nothing is found."""
 
 
 def read_error(error: psycopg.Error, *, primary_keys: Collection[str] = (), own_statement: bool = False) -> Fault:
@@ -84,9 +92,13 @@ def read_error(error: psycopg.Error, *, primary_keys: Collection[str] = (), own_
     elif sqlstate == _UNIQUE_VIOLATION and constraint in primary_keys:
         remedy = Remedy.RESTART
     reason = _REASONS.get(sqlstate, BatchReason.CONSTRAINT) if remedy is Remedy.BLAME else None
-    return Fault(
-        remedy, sqlstate, reason, constraint, table, column, diag.datatype_name or "", diag.source_function == RAISE
-    )
+    raised = diag.source_function == RAISE
+    return Fault(remedy, sqlstate, reason, constraint, table, column, diag.datatype_name or "", raised, _denied(diag))
+
+
+def _denied(diag: psycopg.errors.Diagnostic) -> tuple[str, str]:
+    found = DENIED.fullmatch(diag.message_primary or "") if diag.source_function == _RIGHTS else None
+    return (found[1], found[2]) if found is not None else ("", "")
 
 
 def _remedy(sqlstate: str) -> Remedy:

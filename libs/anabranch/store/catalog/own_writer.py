@@ -1,0 +1,91 @@
+"""The writer that stands in for a superuser: made where the services' role is one, so that no group is committed as it.
+
+Its name is ``anabranch_writer_`` and the number of the Postgres database, as roles belong to a server and rights to one
+database of it. Its password follows from that of the superuser, so that every process of an installation knows it and
+it stands nowhere: who has it learns nothing about the other one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+
+from anabranch.store.catalog import writer
+from anabranch.store.cells.binary_cells import quote
+from anabranch.store.session.engine import connect
+
+Connection = psycopg.Connection[Any]
+
+_APPLICATION_NAME = "anabranch-writer"
+_OURS: LiteralString = """
+select 'anabranch_writer_' || d.oid, r.rolsuper, pg_catalog.pg_is_in_recovery(),
+       exists (select from pg_catalog.pg_roles w where w.rolname = 'anabranch_writer_' || d.oid)
+from pg_catalog.pg_database d, pg_catalog.pg_roles r
+where d.datname = pg_catalog.current_database() and r.rolname = session_user
+"""
+_REFUSED_LOGIN = re.compile("authentication failed|pg_hba")
+"""In the message of a connection that fails, as libpq tells no SQLSTATE of it."""
+
+
+def own_writer(url: str) -> str | None:
+    """The URL of the writer for a superuser's ``url``, which is made, or given the rights and the password that it
+    lacks. None where ``url`` is no superuser's, and where the server lets no such role in.
+
+    Raises:
+        psycopg.Error: the server can't be reached, or refuses something.
+    """
+    with connect(url, application_name=_APPLICATION_NAME, autocommit=True) as conn:
+        [(role, superuser, standby, there)] = conn.execute(_OURS).fetchall()
+        if not superuser or (standby and not there):
+            return None
+        password = _password(conn.info.password, role)
+        if not standby:
+            _make(conn, role, password)
+        own = make_conninfo(url, user=role, password=password or None)
+        refused = _refused(own)
+        if refused is not None and not standby:
+            # It was made when the superuser had another password.
+            with conn.transaction():
+                writer.alone(conn)
+                _set_password(conn, role, password)
+            refused = _refused(own)
+    if refused is not None and not _REFUSED_LOGIN.search(str(refused)):
+        raise refused
+    return own if refused is None else None
+
+
+def _make(conn: Connection, role: str, password: str) -> None:
+    with conn.transaction():
+        writer.alone(conn)
+        [(_, _, _, there)] = conn.execute(_OURS).fetchall()
+        if not there:
+            # As the superuser, it sees all rows: those that policies hide from it would be missing.
+            conn.execute(f"create role {quote(role)} login bypassrls".encode())
+            _set_password(conn, role, password)
+        writer.make(conn, role)
+
+
+def _password(of_superuser: str, role: str) -> str:
+    """ "" where the superuser came in without one: then the server asks for none, or for what can't be made here."""
+    return hmac.new(of_superuser.encode(), role.encode(), hashlib.sha256).hexdigest() if of_superuser else ""
+
+
+def _set_password(conn: Connection, role: str, password: str) -> None:
+    if not password:
+        return
+    # Hashed here, so that it stands in no log of statements.
+    hashed = conn.pgconn.encrypt_password(password.encode(), role.encode()).decode()
+    conn.execute(f"alter role {quote(role)} password '{hashed}'".encode())
+
+
+def _refused(url: str) -> psycopg.OperationalError | None:
+    try:
+        connect(url, application_name=_APPLICATION_NAME).close()
+    except psycopg.OperationalError as error:
+        return error
+    return None

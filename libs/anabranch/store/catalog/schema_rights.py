@@ -1,0 +1,125 @@
+"""The rights of a writer to an application's schema: to its tables, synced or not, and its sequences, now and later.
+
+What the session's role does not own is left out, as it could give no rights to it. Tables that are made later come with
+the rights where their maker owns a table of the schema, or the schema, by then (default privileges).
+"""
+
+from __future__ import annotations
+
+from typing import Any, LiteralString
+
+import psycopg
+
+from anabranch.store.cells.binary_cells import quote
+from anabranch.store.session.errors import OWN_SCHEMA
+
+Connection = psycopg.Connection[Any]
+
+_TABLE_RIGHTS = "select, insert, update, delete, truncate"
+_SEQUENCE_RIGHTS = "usage, select"
+
+_MISSING: LiteralString = """
+select c.relkind = 'S', c.relname::text
+from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where n.nspname = %(schema)s and c.relkind in ('r', 'p', 'v', 'm', 'f', 'S') and c.relpersistence <> 't'
+  and pg_catalog.pg_has_role(c.relowner, 'USAGE') and not case c.relkind
+    when 'S' then pg_catalog.has_sequence_privilege(%(role)s, c.oid, 'USAGE')
+                  and pg_catalog.has_sequence_privilege(%(role)s, c.oid, 'SELECT')
+    else pg_catalog.has_table_privilege(%(role)s, c.oid, 'SELECT')
+         and pg_catalog.has_table_privilege(%(role)s, c.oid, 'INSERT')
+         and pg_catalog.has_table_privilege(%(role)s, c.oid, 'UPDATE')
+         and pg_catalog.has_table_privilege(%(role)s, c.oid, 'DELETE')
+         and pg_catalog.has_table_privilege(%(role)s, c.oid, 'TRUNCATE') end
+order by 1, 2
+"""
+# Sequences that belong to columns, and those that defaults name, whatever schema they are in.
+_SEQUENCES: LiteralString = """
+select n.nspname::text, s.relname::text
+from pg_catalog.pg_class s join pg_catalog.pg_namespace n on n.oid = s.relnamespace
+where s.relkind = 'S' and pg_catalog.pg_has_role(s.relowner, 'USAGE') and s.oid in (
+    select p.objid from pg_catalog.pg_depend p
+    where p.classid = 'pg_catalog.pg_class'::pg_catalog.regclass
+      and p.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass
+      and p.refobjid = %(relation)s::pg_catalog.regclass
+    union all
+    select p.refobjid from pg_catalog.pg_attrdef f
+    join pg_catalog.pg_depend p on p.classid = 'pg_catalog.pg_attrdef'::pg_catalog.regclass and p.objid = f.oid
+    where f.adrelid = %(relation)s::pg_catalog.regclass
+)
+"""
+# Who makes tables in the schema, as far as one can tell, and does not pass the rights on yet.
+_MAKERS: LiteralString = """
+select r.rolname::text from pg_catalog.pg_namespace n join pg_catalog.pg_roles r
+  on r.oid = n.nspowner or r.rolname = current_user
+     or r.oid in (select c.relowner from pg_catalog.pg_class c where c.relnamespace = n.oid and c.relkind in ('r', 'p'))
+where n.nspname = %(schema)s and pg_catalog.pg_has_role(r.oid, 'USAGE') and r.rolname !~ '^pg_'
+  and not exists (
+    select from pg_catalog.pg_default_acl d cross join lateral pg_catalog.aclexplode(d.defaclacl) a
+    where d.defaclnamespace = n.oid and d.defaclrole = r.oid and d.defaclobjtype = 'r'
+      and a.grantee = (select w.oid from pg_catalog.pg_roles w where w.rolname = %(role)s)
+      and a.privilege_type = 'TRUNCATE')
+order by 1
+"""
+_SCHEMA: LiteralString = "select from pg_catalog.pg_namespace where nspname = %s"
+_MAY_GRANT: LiteralString = """
+select pg_catalog.has_schema_privilege(n.oid, 'USAGE WITH GRANT OPTION')
+       and not pg_catalog.has_schema_privilege(%(role)s, n.oid, 'USAGE')
+from pg_catalog.pg_namespace n where n.nspname = %(schema)s
+"""
+
+
+def grant_schema(conn: Connection, schema_name: str, role: str) -> None:
+    """Give a role the rights to a schema's tables and sequences, those that are there and those to come.
+
+    Raises:
+        psycopg.errors.InvalidSchemaName: there is no such schema, or it is none of an application.
+        psycopg.Error: Postgres refused a statement.
+    """
+    if schema_name == OWN_SCHEMA or schema_name.startswith("pg_"):
+        raise psycopg.errors.InvalidSchemaName(f'schema "{schema_name}" is not the application\'s')
+    if conn.execute(_SCHEMA, (schema_name,)).fetchone() is None:
+        raise psycopg.errors.InvalidSchemaName(f'there is no schema "{schema_name}"')
+    _grant_usage(conn, schema_name, role)
+    asked = {"schema": schema_name, "role": role}
+    for is_sequence, name in conn.execute(_MISSING, asked).fetchall():
+        what = f"{_SEQUENCE_RIGHTS} on sequence" if is_sequence else f"{_TABLE_RIGHTS} on table"
+        _run(conn, f"grant {what} {quote(schema_name)}.{quote(name)} to {quote(role)}")
+    pass_on(conn, schema_name, role)
+
+
+def grant_table(conn: Connection, schema_name: str, table: str, role: str) -> None:
+    """Give a role the rights to a table and to the sequences that it takes numbers from.
+
+    Raises:
+        psycopg.Error: Postgres refused a statement.
+    """
+    _grant_usage(conn, schema_name, role)
+    relation, to = f"{quote(schema_name)}.{quote(table)}", quote(role)
+    _run(conn, f"grant {_TABLE_RIGHTS} on table {relation} to {to}")
+    for schema, name in conn.execute(_SEQUENCES, {"relation": relation}).fetchall():
+        _grant_usage(conn, schema, role)
+        _run(conn, f"grant {_SEQUENCE_RIGHTS} on sequence {quote(schema)}.{quote(name)} to {to}")
+
+
+def pass_on(conn: Connection, schema_name: str, role: str) -> None:
+    """Have tables and sequences that are made later come with a role's rights.
+
+    Raises:
+        psycopg.Error: Postgres refused a statement.
+    """
+    for (maker,) in conn.execute(_MAKERS, {"schema": schema_name, "role": role}).fetchall():
+        for what in (f"{_TABLE_RIGHTS} on tables", f"{_SEQUENCE_RIGHTS} on sequences"):
+            _run(
+                conn,
+                f"alter default privileges for role {quote(maker)} in schema {quote(schema_name)}"
+                f" grant {what} to {quote(role)}",
+            )
+
+
+def _grant_usage(conn: Connection, schema_name: str, role: str) -> None:
+    if conn.execute(_MAY_GRANT, {"schema": schema_name, "role": role}).fetchone() == (True,):
+        _run(conn, f"grant usage on schema {quote(schema_name)} to {quote(role)}")
+
+
+def _run(conn: Connection, statement: str) -> None:
+    conn.execute(statement.encode())

@@ -1,0 +1,190 @@
+"""Where the services' role is a superuser, groups are committed as a writer that the resolver has made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+from tests.integration.resolver.calls import decided, resolver_process
+from tests.integration.resolver.hostile import HOSTILE
+
+from anabranch.store.catalog import registration, writer
+from anabranch.store.catalog.own_writer import own_writer
+from anabranch.store.nodes import key_administration
+from anabranch.testkit.databases import drop_database
+from anabranch.testkit.resolver_rig import ResolverRig
+from anabranch.testkit.strangers import login
+from anabranch.v1 import errors_pb2
+from anabranch_conflict_resolver.config import ResolverSettings
+
+TABLES = "create table todo (id text primary key, title text)"
+OUTSIDE = """
+create schema audit; create table audit.entries (what text); grant usage on schema audit to public;
+create function app.note() returns trigger language plpgsql as
+    $$ begin insert into audit.entries values (new.id); return null; end $$;
+create trigger note after insert on app.todo for each row execute function app.note()
+"""
+
+
+@pytest.fixture
+def rig(migrated_url: str) -> Iterator[ResolverRig]:
+    made = ResolverRig(migrated_url, TABLES, {"todo": None})
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def superuser(rig: ResolverRig) -> Iterator[str]:
+    """The URL of another superuser than that of all tests, whose password may change."""
+    with login(rig.url, "boss") as (role, url):
+        rig.sql(f'alter role "{role}" superuser')
+        yield url
+
+
+def _attacked(rig: ResolverRig, folder: Path) -> set[str | None]:
+    """What the owner of a table, who is no superuser, gets at."""
+    key_administration.create(rig.conn, subject="admin", role="admin", database=None, now_ms=1)
+    rig.sql("create schema other")
+    registration.create_database(rig.conn, "other", "other")
+    rig.sql(HOSTILE)
+    with login(rig.url, "mallory") as (mallory, _):
+        for what in ("function app.steal()", "table app.todo", "table app.loot"):
+            rig.sql(f'alter {what} owner to "{mallory}"')
+        with resolver_process(rig, rig.url, folder) as service:
+            a = rig.node("a")
+            made = a.insert("todo", {"id": "1"})
+            assert not decided(service, a.principal, made).reason
+        return {got for _, got in rig.sql("select what, got from app.loot")}
+
+
+@pytest.mark.slow
+def test_code_of_a_tables_owner_reaches_no_keys_without_a_setting(rig: ResolverRig, tmp_path: Path) -> None:
+    assert _attacked(rig, tmp_path) == {"refused"}
+
+
+@pytest.mark.slow
+def test_it_reaches_them_where_owners_are_trusted(
+    rig: ResolverRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the attack is one."""
+    monkeypatch.setenv("ANABRANCH_TRUST_OWNERS", "true")
+    assert "refused" not in _attacked(rig, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_refusal_says_the_grant_and_the_grant_helps(rig: ResolverRig, tmp_path: Path) -> None:
+    rig.sql(OUTSIDE)
+    with resolver_process(rig, rig.url, tmp_path) as service:
+        a = rig.node("a")
+        refused = decided(service, a.principal, a.insert("todo", {"id": "1"}))
+        assert refused.reason == errors_pb2.REASON_FORBIDDEN
+        [role] = writer.writers(rig.conn)
+        grant = f'grant select, insert, update, delete, truncate on table "audit"."entries" to "{role}"'
+        assert refused.message == (
+            'the database does not allow this change of table "todo" (SQLSTATE 42501): role '
+            f'"{role}", as which groups are committed, lacks rights to table "entries"; `{grant}` gives them, '
+            "`anabranch database writer --grant audit` those to the whole schema"
+        )
+        rig.sql(grant)
+        assert not decided(service, a.principal, a.insert("todo", {"id": "2"})).reason
+    assert rig.sql("select what from audit.entries") == [("2",)]
+
+
+def test_rights_to_a_schema_are_given_to_all_writers_by_the_command(rig: ResolverRig) -> None:
+    assert own_writer(rig.url) is not None
+    [role] = writer.writers(rig.conn)
+    rig.sql("create schema audit; create table audit.entries (what text)")
+    writer.make(rig.conn, role, ["audit"])
+    assert rig.sql("select has_table_privilege(%s, 'audit.entries', 'INSERT')", [role]) == [(True,)]
+    for none in ("anabranch", "pg_catalog", "nowhere"):
+        with pytest.raises(psycopg.errors.InvalidSchemaName):
+            writer.make(rig.conn, role, [none])
+
+
+def test_an_installation_from_before_has_it_with_its_next_start(rig: ResolverRig) -> None:
+    """Tables are synced and have rows, a schema is gone: the writer may write to all that is there."""
+    rig.sql("create table app.beside (id serial); create view app.seen as select * from app.todo; create schema gone")
+    registration.create_database(rig.conn, "gone", "gone")
+    rig.sql("drop schema gone")
+    own = own_writer(rig.url)
+    assert own is not None
+    with psycopg.connect(own) as conn:
+        assert writer.judge(conn).excess == []
+        assert writer.lacking(conn) == []
+        for statement in ("insert into app.todo values ('1')", "insert into app.beside default values"):
+            conn.execute(statement.encode())
+        assert conn.execute("select count(*) from app.seen").fetchone() == (1,)
+    assert own_writer(rig.url) == own
+
+
+def test_it_is_let_into_a_database_that_others_are_not(rig: ResolverRig) -> None:
+    name = urlsplit(rig.url).path[1:]
+    rig.sql(f'revoke all on database "{name}" from public')
+    own = own_writer(rig.url)
+    assert own is not None
+    with psycopg.connect(own) as conn:
+        conn.execute("create type pg_temp.one as (a text)")
+
+
+def test_of_several_that_start_at_one_moment_all_have_it(rig: ResolverRig) -> None:
+    with ThreadPoolExecutor(6) as pool:
+        made = list(pool.map(lambda _: own_writer(rig.url), range(6)))
+    assert None not in made
+    assert len(set(made)) == 1
+
+
+def test_a_new_password_of_the_superuser_is_one_of_the_writer(rig: ResolverRig, superuser: str) -> None:
+    before = own_writer(superuser)
+    rig.sql(f"alter role \"{urlsplit(superuser).username}\" password 'another'")
+    after = own_writer(superuser.replace(":stranger@", ":another@"))
+    assert after is not None
+    assert after != before
+    psycopg.connect(after).close()
+    assert before is not None
+    with pytest.raises(psycopg.OperationalError):
+        psycopg.connect(before)
+
+
+def test_the_password_is_not_that_of_the_superuser_and_in_no_statement(rig: ResolverRig, superuser: str) -> None:
+    own = own_writer(superuser)
+    assert own is not None
+    password = conninfo_to_dict(own)["password"]
+    assert isinstance(password, str)
+    assert len(password) == 64
+    [role] = writer.writers(rig.conn)
+    [(kept,)] = rig.sql("select rolpassword from pg_authid where rolname = %s", [role])
+    assert kept.startswith("SCRAM-SHA-256$")
+
+
+def test_another_role_is_left_as_it_is(rig: ResolverRig) -> None:
+    with login(rig.url) as (_, url):
+        assert own_writer(url) is None
+        assert ResolverSettings.model_validate({"postgres_url": url}).writes_as() == url
+    assert writer.writers(rig.conn) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "wanted"),
+    [
+        ({"trust_owners": True}, lambda url: url),
+        ({"writer_postgres_url": "postgresql://w@h/d"}, lambda _: "postgresql://w@h/d"),
+    ],
+)
+def test_a_setting_goes_before(migrated_url: str, more: dict[str, Any], wanted: Callable[[str], str]) -> None:
+    settings = ResolverSettings.model_validate({"postgres_url": migrated_url, **more})
+    assert settings.writes_as() == wanted(migrated_url)
+
+
+def test_a_writer_goes_with_its_database_in_tests(rig: ResolverRig) -> None:
+    own_writer(rig.url)
+    [role] = writer.writers(rig.conn)
+    server = urlsplit(rig.url)._replace(path="/postgres").geturl()
+    drop_database(server, urlsplit(rig.url).path[1:])
+    with psycopg.connect(server) as conn:
+        assert conn.execute("select from pg_roles where rolname = %s", (role,)).fetchone() is None
