@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from google.protobuf.descriptor import MethodDescriptor
 
 from anabranch.runtime.errors import reason_name
 from anabranch.testkit.attack.messages import Fuzzer
+from anabranch.testkit.attack.phases import Phases
 from anabranch.testkit.attack.target import Findings, Target
 from anabranch.testkit.ingest_rig import FailedCallError, failed
 from anabranch.v1 import change_pb2, errors_pb2, ingest_pb2, resolver_pb2, retention_pb2, snapshot_pb2, verdict_pb2
@@ -56,12 +56,12 @@ RPCS = [
 ]
 
 
-def fuzz_calls(target: Target, chance: random.Random, stop: threading.Event, found: Findings) -> None:
+def fuzz_calls(target: Target, chance: random.Random, stop: Phases, found: Findings) -> None:
     """Call until ``stop``."""
     fuzzer = Fuzzer(chance, target.db_name)
     channels = {service: grpc.insecure_channel(target.addresses[service]) for service in _SERVICES}
     try:
-        while not stop.wait(PAUSE_S):
+        while not stop.rest(PAUSE_S):
             rpc = chance.choice(RPCS)
             requests = [fuzzer.request(rpc.method.input_type) for _ in range(chance.choice([1, 1, 3]))]
             _call(channels[rpc.service], rpc, requests, _credentials(target, chance), target, found)

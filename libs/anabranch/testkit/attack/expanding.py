@@ -3,32 +3,42 @@
 from __future__ import annotations
 
 import random
-import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 
 from ulid import ULID
 
 from anabranch.testkit.attack.calls import judge, judge_verdict
+from anabranch.testkit.attack.phases import Phases
 from anabranch.testkit.attack.target import Findings, Target
 from anabranch.testkit.ingest_rig import Device, FailedCallError
-from anabranch.v1 import batch_pb2, value_pb2
+from anabranch.v1 import batch_pb2, value_pb2, verdict_pb2
 
 CALL_S = 10.0
 PAUSE_S = 0.25
 ROWS = 3_000
+MOST_BATCHES = 40
+"""Batches whose rows are there; the rows of older ones are deleted, so that the table grows for a while only."""
 
 _Value = value_pb2.Value
 
 
-def send_expanding(target: Target, chance: random.Random, stop: threading.Event, found: Findings) -> None:
+def send_expanding(target: Target, chance: random.Random, stop: Phases, found: Findings) -> None:
     """Send until ``stop``."""
     device = Device(target.addresses["ingest"], target.device_key, target.db_name)
-    while not stop.wait(PAUSE_S):
-        name = chance.choice(list(_MADE))
+    rows: deque[list[str]] = deque()
+    made = batch_pb2.DbMutationBatch()
+    while not stop.rest(PAUSE_S):
+        old = rows.popleft() if len(rows) >= MOST_BATCHES else []
+        name = "deletes" if old else chance.choice(list(_MADE))
 
-        def make(batch: batch_pb2.DbMutationBatch, name: str = name) -> None:
+        def make(batch: batch_pb2.DbMutationBatch, name: str = name, old: list[str] = old) -> None:
             batch.ClearField("mutations")
-            _MADE[name](batch, chance)
+            if old:
+                _delete(batch, old)
+            else:
+                _MADE[name](batch, chance)
+            made.CopyFrom(batch)
 
         try:
             answer = device.send(device.payload(change=make), timeout_s=CALL_S)
@@ -39,6 +49,20 @@ def send_expanding(target: Target, chance: random.Random, stop: threading.Event,
             continue
         for verdict in answer.verdicts:
             judge_verdict(f"expanding: {name}", verdict, found)
+            if verdict.status == verdict_pb2.VERDICT_STATUS_APPLIED and not old:
+                rows.append(_keys(made))
+
+
+def _keys(batch: batch_pb2.DbMutationBatch) -> list[str]:
+    """The keys of the rows that a batch inserts into ``item``."""
+    inserts = [mutation for mutation in batch.mutations if mutation.table == "item"]
+    return [row.values[0].string_value for mutation in inserts for row in mutation.rows]
+
+
+def _delete(batch: batch_pb2.DbMutationBatch, keys: list[str]) -> None:
+    mutation = batch.mutations.add(table="item", type=batch_pb2.MUTATION_TYPE_DELETE, columns=["id"])
+    for key in keys:
+        mutation.rows.add(values=[_Value(string_value=key)])
 
 
 def _insert(batch: batch_pb2.DbMutationBatch, rows: int, column: str, value: _Value) -> None:

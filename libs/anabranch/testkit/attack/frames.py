@@ -18,6 +18,7 @@ from h2.connection import H2Connection
 from h2.exceptions import ProtocolError
 
 from anabranch.testkit.attack.calls import RPCS
+from anabranch.testkit.attack.phases import Phases
 from anabranch.testkit.attack.target import Findings, Target
 
 CONNECT_S = 5.0
@@ -68,9 +69,9 @@ class _Connection:
         self.socket.close()
 
 
-def send_frames(target: Target, chance: random.Random, stop: threading.Event, found: Findings) -> None:
+def send_frames(target: Target, chance: random.Random, stop: Phases, found: Findings) -> None:
     """Attack until ``stop``, one connection after the other."""
-    while not stop.wait(PAUSE_S):
+    while not stop.rest(PAUSE_S):
         rpc = chance.choice(RPCS)
         name = chance.choice(list(_ATTACKS))
         try:

@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
-import threading
+import random
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from statistics import median
 
 import grpc
 from ulid import ULID
 
+from anabranch.testkit.attack.phases import ATTACKED, Phases
 from anabranch.testkit.ingest_rig import Device, FailedCallError, failed
 from anabranch.testkit.snapshot_reader import Reader
 from anabranch.v1 import batch_pb2, ingest_pb2, ingest_pb2_grpc, value_pb2, verdict_pb2
 
 CALL_S = 30.0
 PAUSE_S = 0.1
+KEPT_ROWS = 20
+"""Rows that a neighbour has: a table that grew would make its pulls slower, whoever attacks."""
+KEPT_TIMES = 1_000
+
+
+class Times:
+    """The seconds that calls of one kind took: all of them, or as many drawn from all alike."""
+
+    def __init__(self) -> None:
+        self._kept: list[float] = []
+        self._count = 0
+        self._chance = random.Random(0)
+
+    def add(self, seconds: float) -> None:
+        """One more."""
+        self._count += 1
+        if len(self._kept) < KEPT_TIMES:
+            self._kept.append(seconds)
+        elif (at := self._chance.randrange(self._count)) < KEPT_TIMES:
+            self._kept[at] = seconds
+
+    def median(self) -> float | None:
+        """The median; None where there was no call."""
+        return median(self._kept) if self._kept else None
 
 
 class Neighbour:
@@ -26,6 +51,7 @@ class Neighbour:
         self._device = Device(addresses["ingest"], key, db_name)
         self._channel = grpc.insecure_channel(addresses["ingest"])
         self._reader = Reader(addresses["snapshot"], key, db_name)
+        self._rows: deque[str] = deque()
         self.failures: dict[str, str] = {}
         """The last failure of each kind of call."""
         self._calls: Mapping[str, Callable[[], None]] = {
@@ -39,12 +65,12 @@ class Neighbour:
         self._channel.close()
         self._reader.close()
 
-    def measure(self, stop: threading.Event) -> dict[str, list[float]]:
-        """Call in turn until ``stop``; seconds by kind of call."""
-        times: dict[str, list[float]] = defaultdict(list)
-        while not stop.wait(PAUSE_S):
+    def measure(self, phases: Phases) -> dict[tuple[str, str], Times]:
+        """Call in turn until the attack is over; times by phase and kind of call."""
+        times: dict[tuple[str, str], Times] = defaultdict(Times)
+        while not phases.wait(PAUSE_S):
             for kind, call in self._calls.items():
-                began = time.monotonic()
+                phase, began = phases.now, time.monotonic()
                 try:
                     call()
                 except (FailedCallError, grpc.RpcError) as error:
@@ -53,13 +79,16 @@ class Neighbour:
                     # The token of a lost answer is unknown: a new node goes on.
                     self._device = Device(self._device.address, self._device.key, self._device.db_name)
                 else:
-                    times[kind].append(time.monotonic() - began)
+                    # A call that an attack has met counts for it, however long it takes.
+                    met = ATTACKED if ATTACKED in (phase, phases.now) else phase
+                    times[met, kind].add(time.monotonic() - began)
         return times
 
     def _batch(self) -> None:
         """On a connection that stays, as a device's does."""
-        device = self._device
-        request = device.request([device.payload(change=_insert)])
+        device, row = self._device, str(ULID())
+        old = self._rows[0] if len(self._rows) >= KEPT_ROWS else None
+        request = device.request([device.payload(change=lambda batch: _fill(batch, row, old))])
         stub = ingest_pb2_grpc.IngestServiceStub(self._channel)
         deadline = time.monotonic() + CALL_S
         while True:
@@ -67,6 +96,9 @@ class Neighbour:
             device.token = request.node_token = answer.node_token
             [verdict] = answer.verdicts
             if verdict.status == verdict_pb2.VERDICT_STATUS_APPLIED:
+                self._rows.append(row)
+                if old is not None:
+                    self._rows.popleft()
                 return
             if verdict.status != verdict_pb2.VERDICT_STATUS_PENDING or time.monotonic() > deadline:
                 self.failures["verdict"] = str(verdict)
@@ -80,14 +112,20 @@ class Neighbour:
             pass
 
 
-def _insert(batch: batch_pb2.DbMutationBatch) -> None:
-    [mutation] = batch.mutations
-    mutation.table = "small"
-    del mutation.columns[:], mutation.rows[:]
-    mutation.columns.extend(["id", "body"])
-    mutation.rows.add(values=[value_pb2.Value(string_value=str(ULID())), value_pb2.Value(string_value="x")])
+def _fill(batch: batch_pb2.DbMutationBatch, row: str, old: str | None) -> None:
+    """Insert a row, and delete an old one."""
+    del batch.mutations[:]
+    insert = batch.mutations.add(table="small", type=batch_pb2.MUTATION_TYPE_INSERT, columns=["id", "body"])
+    insert.rows.add(values=[value_pb2.Value(string_value=row), value_pb2.Value(string_value="x")])
+    if old is not None:
+        delete = batch.mutations.add(table="small", type=batch_pb2.MUTATION_TYPE_DELETE, columns=["id"])
+        delete.rows.add(values=[value_pb2.Value(string_value=old)])
 
 
-def medians(times: Mapping[str, list[float]]) -> dict[str, float]:
-    """The median of each kind, in seconds."""
-    return {kind: median(found) for kind, found in times.items() if found}
+def medians(times: Mapping[tuple[str, str], Times], phase: str) -> dict[str, float]:
+    """The median of each kind of call in a phase, in seconds."""
+    return {
+        kind: middle
+        for (when, kind), found in times.items()
+        if when == phase and (middle := found.median()) is not None
+    }

@@ -10,6 +10,7 @@ from psycopg import sql
 
 from anabranch.store.inbox.undertaken import OWNER_LOCK_CLASS
 from anabranch.store.session import channels
+from anabranch.testkit.attack.phases import Phases
 from anabranch.testkit.attack.target import Findings, Target
 
 CONNECT_S = 10
@@ -38,10 +39,10 @@ _FORBIDDEN = (
 )
 
 
-def act_as_role(target: Target, chance: random.Random, stop: threading.Event, found: Findings) -> None:
+def act_as_role(target: Target, chance: random.Random, stop: Phases, found: Findings) -> None:
     """Act until ``stop``."""
     with psycopg.connect(target.role_url, autocommit=True, connect_timeout=CONNECT_S) as conn:
-        while not stop.wait(PAUSE_S):
+        while not stop.rest(PAUSE_S):
             _notify(conn, chance)
             found.answer("role: notified")
             if chance.random() < 0.2:

@@ -1,9 +1,13 @@
 """One attack, from an empty folder to its report.
 
-Phases: *quiet* measures what the neighbours feel; *attack* runs every attacker in threads of its own beside them;
-*after* looks that all is as before: the same processes, ``verify`` without a difference, no fault in any log.
+Every attacker has a thread of its own, and so has every neighbour, whose calls are measured while attackers attack and
+while they rest (``phases``). Afterwards all has to be as before: the same processes, ``verify`` without a difference,
+no fault in any log.
 
 The seed gives what each attacker tries, in its order; the moments depend on the machine.
+
+A run of fifteen minutes is no other than one of one minute: neighbours have as many rows and as many times kept,
+attackers delete what they inserted, and logs are read before they are replaced.
 """
 
 from __future__ import annotations
@@ -12,7 +16,6 @@ import os
 import random
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -28,19 +31,20 @@ from anabranch.store.session.engine import connect
 from anabranch.testkit.attack.calls import fuzz_calls
 from anabranch.testkit.attack.expanding import send_expanding
 from anabranch.testkit.attack.frames import send_frames
+from anabranch.testkit.attack.logs import Logs
 from anabranch.testkit.attack.neighbour import Neighbour, medians
+from anabranch.testkit.attack.phases import ATTACKED as UNDER_ATTACK
+from anabranch.testkit.attack.phases import QUIET, Phases
 from anabranch.testkit.attack.roles import act_as_role
 from anabranch.testkit.attack.target import Findings, Target
 from anabranch.testkit.stack import Stack
 
-QUIET_S = 5.0
 VERIFY_S = 300.0
 MOST_TIMES_SLOWER = 3.0
 LEAST_S = 0.05
 """Quiet calls take a few milliseconds; what is below this is no delay that anybody feels."""
 ATTACKED, NEXT = "attacked", "next"
 """Databases: the attackers', and one of which they know nothing."""
-FAULT_WORDS = ("SERVER_FAULT", "Traceback (most recent call last)", "service failed")
 ATTACKERS = (fuzz_calls, fuzz_calls, send_frames, act_as_role, send_expanding)
 
 _TABLES = """
@@ -122,12 +126,11 @@ def attack(folder: Path, seconds: float, seed: int, say: Callable[[str], None], 
         for neighbour in neighbours.values():
             leave.callback(neighbour.close)
         pids = {name: pid for name in stack.addresses if (pid := stack.pid(name)) is not None}
-        say(f"seed {seed}: quiet for {QUIET_S:.0f} s")
-        quiet = _measured(neighbours, QUIET_S, [], found)
-        say(f"attacked for {seconds:.0f} s")
+        logs = Logs(folder / "stack", found)
+        say(f"seed {seed}: attacked for {seconds:.0f} s, with rests")
         began = time.monotonic()
         works = [(attacker, random.Random(chance.getrandbits(64)), target) for attacker in ATTACKERS]
-        attacked = _measured(neighbours, seconds, works, found)
+        quiet, attacked = _measured(neighbours, seconds, works, logs, found)
         took_s = time.monotonic() - began
         say("looking at what it has left")
         for name, pid in pids.items():
@@ -143,8 +146,8 @@ def attack(folder: Path, seconds: float, seed: int, say: Callable[[str], None], 
             for kind, failure in neighbour.failures.items():
                 found.breach(f"a {kind} of the neighbour in {name} failed", failure)
         for name in _REGISTERED:
-            _verify(postgres.url, name, found)
-        _read_logs(folder / "stack", found)
+            _verify(postgres.url, name, max(VERIFY_S, seconds), found)
+        logs.read()
         return Report(
             seed, took_s, Counter(found.answers), quiet, attacked, dict(stack.memory.greatest), dict(found.breaches)
         )
@@ -154,24 +157,25 @@ def _measured(
     neighbours: Mapping[str, Neighbour],
     seconds: float,
     works: Sequence[tuple[Callable[..., None], random.Random, Target]],
+    logs: Logs,
     found: Findings,
-) -> dict[str, float]:
-    """The neighbours' medians by ``<database>/<kind>`` while ``works`` go on."""
-    stop = threading.Event()
-    with ThreadPoolExecutor(len(neighbours) + len(works)) as threads:
-        measured = {name: threads.submit(neighbour.measure, stop) for name, neighbour in neighbours.items()}
-        attacks = {threads.submit(work, target, chance, stop, found): work.__name__ for work, chance, target in works}
-        try:
-            stop.wait(seconds)
-        finally:
-            stop.set()
+) -> tuple[dict[str, float], dict[str, float]]:
+    """The neighbours' medians by ``<database>/<kind>`` while ``works`` rest, and while they attack."""
+    phases = Phases()
+    with ThreadPoolExecutor(len(neighbours) + len(works) + 1) as threads:
+        reading = threads.submit(logs.follow, phases)
+        measured = {name: threads.submit(neighbour.measure, phases) for name, neighbour in neighbours.items()}
+        attacks = {threads.submit(work, target, chance, phases, found): work.__name__ for work, chance, target in works}
+        phases.run(seconds)
         for ended, name in attacks.items():
             _note_end(ended, name, found)
-        return {
-            f"{name}/{kind}": value
-            for name, future in measured.items()
-            for kind, value in medians(future.result()).items()
-        }
+        reading.result()
+        times = {name: future.result() for name, future in measured.items()}
+    quiet, attacked = (
+        {f"{name}/{kind}": middle for name in times for kind, middle in medians(times[name], phase).items()}
+        for phase in (QUIET, UNDER_ATTACK)
+    )
+    return quiet, attacked
 
 
 def _note_end(ended: Future[None], name: str, found: Findings) -> None:
@@ -185,22 +189,14 @@ def _as_attacker(url: str) -> str:
     return parts._replace(netloc=f"attacker:attacker@{parts.hostname}:{parts.port}").geturl()
 
 
-def _verify(url: str, name: str, found: Findings) -> None:
+def _verify(url: str, name: str, timeout_s: float, found: Findings) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "anabranch.cli.entry", "verify", "--db", name],
         env={**os.environ, "ANABRANCH_POSTGRES_URL": url},
         capture_output=True,
         text=True,
-        timeout=VERIFY_S,
+        timeout=timeout_s,
         check=False,
     )
     if done.returncode:
         found.breach(f"verify {name} is not clean", f"{done.stdout}{done.stderr}")
-
-
-def _read_logs(folder: Path, found: Findings) -> None:
-    for log in sorted(folder.glob("**/*.log")):
-        for line in log.read_text(errors="replace").splitlines():
-            for word in FAULT_WORDS:
-                if word in line:
-                    found.breach(f"{log.name} has {word}", line)
