@@ -188,3 +188,36 @@ def test_a_batch_that_fails_alone_again_lets_others_go_on(make_rig: Any) -> None
         rig.group()
     rig.group()
     assert rig.outcome(own) == ["APPLIED"]
+
+
+def test_batches_that_fall_due_together_take_turns(rig: ResolverRig) -> None:
+    """All rested, those of one principal first: more than a group takes."""
+    busy, calm, third = rig.node("busy"), rig.node("calm"), rig.node("third")
+    queue(busy, [busy.make(("insert", "todo", [{"id": f"b{n}"}])) for n in range(300)])
+    rig.sql("update anabranch.inbox set park_deadline_ms = 1")
+    own = [calm.insert("todo", {"id": "c"}), third.insert("todo", {"id": "t"})]
+    rig.sql("update anabranch.inbox set park_deadline_ms = 2 where park_deadline_ms is null")
+    ready = rig.node("ready").insert("todo", {"id": "r"})
+    rig.group(most=30)
+    assert [rig.outcome(one) for one in (*own, ready)] == [["APPLIED"]] * 3
+    assert rig.group(most=30) == 30
+    rig.drain()
+    assert len(rig.rows("todo")) == 303
+
+
+def test_what_is_due_is_found_by_its_principal_also_by_a_plan_of_an_empty_inbox(
+    rig: ResolverRig, sessions: Session
+) -> None:
+    parameters = {"db": rig.database.id, "most": 100, "bytes": 8 * MB, "now": 9, "start": "", "few": FEW}
+    assert sessions.execute(TAKE, parameters).fetchall() == []
+    sessions.commit()
+    busy, calm = rig.node("busy"), rig.node("calm")
+    queue(busy, [busy.make(("insert", "todo", [{"id": f"b{n}"}])) for n in range(3_000)])
+    calm.insert("todo", {"id": "c"})
+    rig.sql("update anabranch.inbox set park_deadline_ms = case principal when 'user-busy' then 1 else 2 end")
+    [(plan,)] = sessions.execute(f"explain (analyze, buffers, format json) {TAKE}", parameters).fetchall()
+    sessions.rollback()
+    [top] = plan if isinstance(plan, list) else json.loads(plan)
+    assert top["Plan"]["Actual Rows"] == 100
+    assert "inbox_parked_of" in json.dumps(plan)
+    assert top["Plan"]["Shared Hit Blocks"] + top["Plan"]["Shared Read Blocks"] < 4_000

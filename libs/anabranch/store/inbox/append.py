@@ -81,8 +81,8 @@ select coalesce((select array_agg(number) from admitted), '{{}}'),
        (select count(*) from told)
 """.encode()
 
-# Counted no further than the limit goes, so that the cost does not follow the backlog. Ready ones are found by their
-# principal; parked ones, which are few and not for long, by their database. A payload's length is read without it.
+# Counted no further than the limit goes, so that the cost does not follow the backlog. ``> 0``: so it is found by its
+# principal, too (inbox_parked_of). A payload's length is read without it.
 WAITING = b"""
 select q.database_id, q.principal, ready.batches + parked.batches, ready.bytes + parked.bytes
 from unnest($1::bigint[], $2::text[]) q(database_id, principal)
@@ -96,7 +96,7 @@ cross join lateral (
 cross join lateral (
     select count(*) as batches, coalesce(sum(octet_length(x.payload)), 0) as bytes from (
         select i.payload from anabranch.inbox i
-        where i.database_id = q.database_id and i.principal = q.principal and i.park_deadline_ms is not null
+        where i.database_id = q.database_id and i.principal = q.principal and i.park_deadline_ms > 0
         limit $3::bigint
     ) x
 ) parked

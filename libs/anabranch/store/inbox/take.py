@@ -64,6 +64,8 @@ class Taken(NamedTuple):
 # Within a rank the turn counts too, and not the arrival: where large batches fill a group by their bytes, the first of
 # a principal with a backlog is always older than the one of its neighbour.
 # A share is twice that of an equal division, so that a group fills up where some principals have few batches.
+# Parked ones are taken as they fall due. Where more are due than a group takes (a table was locked, and 50,000 batches
+# rest that touch it), they are crowded, and gone through by their principals as well (``> 0``: by inbox_parked_of).
 TAKE = """
 with recursive
 later(principal) as (
@@ -103,13 +105,38 @@ ready as (
         order by i.arrival limit (select most from share)
     ) r
 ),
+first_due as materialized (
+    select i.batch_id, i.principal, i.arrival, octet_length(i.payload) as size from anabranch.inbox i
+    where i.database_id = %(db)s and i.park_deadline_ms <= %(now)s
+    order by i.park_deadline_ms limit %(most)s
+),
+crowded as materialized (select true as crowded from first_due having count(*) >= %(most)s),
+parked(principal) as (
+    (select i.principal from anabranch.inbox i
+     where i.database_id = %(db)s and i.park_deadline_ms > 0 and (select crowded from crowded)
+     order by i.principal limit 1)
+  union all
+    select (select i.principal from anabranch.inbox i
+            where i.database_id = %(db)s and i.park_deadline_ms > 0 and i.principal > p.principal
+            order by i.principal limit 1)
+    from parked p where p.principal is not null
+),
+due_share as materialized (
+    select least(%(most)s, greatest(1, 2 * %(most)s / greatest(1, count(p.principal))))::bigint as most from parked p
+),
 due as (
     select d.batch_id, d.principal, d.arrival, d.size,
            row_number() over (partition by d.principal order by d.arrival) as rank
     from (
-        select i.batch_id, i.arrival, i.principal, octet_length(i.payload) as size from anabranch.inbox i
-        where i.database_id = %(db)s and i.park_deadline_ms <= %(now)s
-        order by i.park_deadline_ms limit %(most)s
+        select f.batch_id, f.principal, f.arrival, f.size from first_due f where (select crowded from crowded) is null
+      union all
+        select r.batch_id, p.principal, r.arrival, r.size from parked p cross join lateral (
+            select i.batch_id, i.arrival, octet_length(i.payload) as size from anabranch.inbox i
+            where i.database_id = %(db)s and i.principal = p.principal and i.park_deadline_ms > 0
+              and i.park_deadline_ms <= %(now)s
+            order by i.park_deadline_ms limit (select most from due_share)
+        ) r
+        where p.principal is not null
     ) d
 ),
 taken as materialized (

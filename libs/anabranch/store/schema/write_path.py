@@ -54,6 +54,9 @@ INBOX = Table(
     Index("inbox_ready", "database_id", "principal", "arrival", postgresql_where=text("park_deadline_ms is null")),
     Index("inbox_parked", "database_id", "park_deadline_ms", postgresql_where=text("park_deadline_ms is not null")),
     Index(
+        "inbox_parked_of", "database_id", "principal", "park_deadline_ms", postgresql_where=text("park_deadline_ms > 0")
+    ),
+    Index(
         "inbox_waits_for_batch", "database_id", "waits_for_batch", postgresql_where=text("waits_for_batch is not null")
     ),
     Index(
