@@ -7,6 +7,7 @@ import itertools
 import time
 from typing import Any
 
+from anabranch.clock import Clock
 from anabranch.runtime.calls import strangers
 from anabranch.runtime.calls.strangers import MAX_BYTES, MOST_READ, REST_S_PER_BYTE, Strangers
 from anabranch.runtime.calls.streams import OpenStream, Streams
@@ -41,7 +42,7 @@ def served(calls: list[Call]) -> None:
         return None
 
     async def run() -> None:
-        serve = Strangers(Streams(10, asyncio.Event())).serving(answer, None, False)
+        serve = Strangers(Streams(10, asyncio.Event(), Clock())).serving(answer, None, False)
 
         async def one(call: Call) -> None:
             task = asyncio.current_task()
