@@ -272,7 +272,7 @@ def test_a_later_opening_may_choose_otherwise(opened: Open, server: Server) -> N
     device.read()
     agrees(device, server, *NAMES)
     device.close()
-    # Who only looks at the letters chooses nothing.
+    # A look at the letters alone chooses nothing.
     device = opened(["log"])
     device.close()
     DeadQueue(device._file.path).close()

@@ -87,7 +87,7 @@ def _forget_rows(tx: Tx, table: str) -> None:
             try:
                 verdict = verdict_pb2.Verdict.FromString(data)
             except UNREADABLE:
-                continue  # Who reads it says so.
+                continue  # The reader of it says so.
             if _without(verdict, lambda name: name != table):
                 tx.conn.execute(f"UPDATE {kept} SET verdict = ? WHERE id = ?", (verdict.SerializeToString(), batch_id))
 

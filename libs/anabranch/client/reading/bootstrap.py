@@ -219,7 +219,7 @@ class Bootstrap:
             staged = None
         if staged is None and (stage != "new" or statements.touches(tx.conn, name)):
             if stage == "new":
-                # What may have come straight into the table before the queue was known to touch it.
+                # Rows may have come straight into the table before the queue was known to touch it.
                 drop_pull(tx, name)
                 resume = b""
             staged = f"_db_pull_{ordinal}"
