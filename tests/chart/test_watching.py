@@ -24,7 +24,7 @@ GROUPING = re.compile(r"\b(?:by|on|without)\s*\(([^)]*)\)")
 OF_PROMETHEUS = frozenset({"job", "instance", "le"})
 FORBIDDEN = frozenset({"node", "node_id", "principal", "subject", "device", "row", "key", "batch"})
 DATABASES = 5
-"""What the bound on series is reckoned for."""
+"""So many databases the bound on series is reckoned for."""
 VALUES = {
     "database": DATABASES,
     "status": 3,

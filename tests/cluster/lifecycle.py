@@ -80,9 +80,9 @@ DOCUMENTED = {
     ("jobs", "rel-anabranch-migration"),
     ("pods", "rel-anabranch-smoke"),
 }
-"""What `helm uninstall` leaves, and `kubectl delete` by label takes away, as the chart's README says."""
+"""The objects that `helm uninstall` leaves, and `kubectl delete` by label takes away, as the chart's README says."""
 ALWAYS = {("configmaps", "kube-root-ca.crt"), ("serviceaccounts", "default")}
-"""What every namespace has."""
+"""The objects that every namespace has."""
 
 
 def _left(release: Release) -> set[tuple[str, str]]:

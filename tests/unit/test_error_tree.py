@@ -40,7 +40,8 @@ SIGNALS = {
 }
 """Exceptions that are no errors: they lead from one place to another."""
 OF_GROUPS = "anabranch_conflict_resolver."
-"""What a group is tried again for, by halves or without what is at fault, is no error either: the resolver names it."""
+"""The reasons for which a group is tried again, by halves or without the one at fault, are no errors either: the
+resolver names them."""
 
 
 @pytest.fixture(scope="module")

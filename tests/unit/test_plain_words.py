@@ -17,7 +17,6 @@ HALF = {"what", "who", "likewise"}
 # To parse every file takes ten seconds: one of these may begin so somewhere.
 SUSPECT = re.compile(r'(?:#|""")\s*\W{0,2}(?:what|who|likewise)\b', re.IGNORECASE)
 OF_OTHERS = re.compile(r"node_modules|_pb2(_grpc)?\.py$")
-Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def begins_badly(text: str) -> bool:
@@ -27,9 +26,11 @@ def begins_badly(text: str) -> bool:
 
 
 def bad_docstrings(source: str) -> Iterator[tuple[int, str]]:
+    """Those of modules, classes and functions, and the texts that stand below a value."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, Documented) and begins_badly(text := ast.get_docstring(node) or ""):
-            yield node.body[0].lineno, text
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            if isinstance(text := node.value.value, str) and begins_badly(text):
+                yield node.lineno, text
 
 
 def bad_comments(source: str) -> Iterator[tuple[int, str]]:
@@ -56,9 +57,9 @@ def test_docstrings_and_comments_begin_with_their_subject(room: str) -> None:
 
 @pytest.mark.parametrize("begin", ["What", "who", "'Who'", "Likewise,"])
 def test_such_a_beginning_is_found(begin: str) -> None:
-    source = f'def f():\n    """{begin} it does."""\n\n\n# {begin} it does:\n# what follows.\nx = 1\n'
+    source = f'def f():\n    """{begin} it does."""\n\n\n# {begin} it does:\n# what follows.\nx = 1\n"""{begin} it is."""\n'
     assert SUSPECT.search(source)
-    assert [line for line, _ in bad_docstrings(source)] == [2]
+    assert [line for line, _ in bad_docstrings(source)] == [8, 2]
     assert [line for line, _ in bad_comments(source)] == [5]
 
 

@@ -81,7 +81,7 @@ class Stack:
         self.memory = MemoryWatch(
             {name: self._fleet.child(name) for name in names}, {**chart_limits(names), **(memory_limits or {})}
         )
-        """What the services have, and may have."""
+        """The memory that the services have, and may have."""
 
     @property
     def addresses(self) -> Mapping[str, str]:

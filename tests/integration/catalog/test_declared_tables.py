@@ -59,7 +59,7 @@ where not (t.relispartition and i.relispartition)
 PARTITIONS = f"select relname from pg_class where relnamespace = '{SCHEMA}'::regnamespace and relispartition"
 
 Catalog = Mapping[str, str]
-"""What Postgres says of each "table t", "column t.c", "constraint t.c" and "index t.i"."""
+"""The description in Postgres of each "table t", "column t.c", "constraint t.c" and "index t.i"."""
 
 
 def catalog(connection: Connection) -> Catalog:

@@ -52,7 +52,7 @@ ODD = {
     "zero_damaged_pages": "on",
     "ignore_checksum_failure": "on",
 }
-"""What a database and a role may be set to, unlike what sessions need."""
+"""Settings that a database and a role may have, unlike those that sessions need."""
 
 
 @pytest.fixture

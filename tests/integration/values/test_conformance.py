@@ -11,10 +11,9 @@ import sqlite3
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -35,7 +34,6 @@ from anabranch.values import (
     Kind,
     Table,
     arrow,
-    arrow_to_sqlite,
     canonical,
     key_cells,
     key_text,
@@ -55,7 +53,6 @@ from anabranch.values.cells import (
     Literal,
 )
 from anabranch.values.decimals import add_decimals
-from anabranch.values.kinds import NoFormError
 from anabranch.values.postgres_types import REFUSED_KEYS, kinds_of
 from anabranch.wire.effects import EffectBuilder
 from anabranch_compactor.effect_columns import EffectDecoder
@@ -409,7 +406,7 @@ FORMS: dict[str, Callable[[Place, Column, Sequence[Cell]], list[Cell]]] = {
 }
 NO_FORMS = {"calendar", "cells", "decimals", "growth", "kinds", "pieces", "postgres_types", "table"}
 WITH_OTHERS = {"arrow_to_sqlite"}
-"""What a form's own way there and back goes through."""
+"""The forms that another one's own way there and back goes through."""
 
 
 @EVERY_EDGE
@@ -443,70 +440,3 @@ def test_every_kind_is_in_the_table(kind: Kind) -> None:
 def test_every_form_is_in_the_table() -> None:
     modules = {module.name for module in pkgutil.iter_modules(values.__path__)}
     assert modules == {*FORMS.keys() - OF_SERVICES.keys(), *NO_FORMS, *WITH_OTHERS}
-
-
-class Newer(IntEnum):
-    """A kind that no form has heard of."""
-
-    INTERVAL = 99
-
-
-NEW = Column("v", cast(Kind, Newer.INTERVAL), "interval")
-MANY = Column("v", Kind.ARRAY, "interval[]", element_kind=cast(Kind, Newer.INTERVAL))
-LACKING: dict[str, Callable[[Column], object]] = {
-    "values.messages": messages.column_writer,
-    "values.message_bytes": message_bytes.value_bytes,
-    "values.canonical": lambda column: canonical.value_encoder(column.kind, column.element_kind),
-    "values.postgres_text": lambda column: postgres_text.array_parser(column.element_kind or column.kind),
-    "values.arrow": arrow.arrow_type,
-    "values.arrow_to_sqlite": arrow_to_sqlite.sqlite_column,
-    "values.parquet": parquet.file_type,
-    "values.sqlite": sqlite.storer,
-    "values.python": python.converter,
-    "values.keys": lambda column: key_cells(Table("t", (column,), ("v",)), "1"),
-    "store.cells.binary_cells": sender,
-}
-
-
-@pytest.mark.parametrize("module", LACKING)
-def test_a_form_says_which_kind_it_lacks(module: str) -> None:
-    with pytest.raises(NoFormError, match=f"the kind INTERVAL has no form in anabranch.{module}: give it one there"):
-        LACKING[module](NEW)
-
-
-@pytest.mark.parametrize(
-    "lacking",
-    [
-        messages.column_reader,
-        messages.column_writer,
-        message_bytes.value_bytes,
-        python.converter,
-        LACKING["values.canonical"],
-        lambda column: postgres_text.array_printer(element_of(column)),
-        lambda column: postgres_text.array_parser(element_of(column)),
-        parquet.FileCodec,
-        arrow_to_sqlite.sqlite_column,
-        sender,
-        lambda column: row_loader([column]),
-    ],
-)
-def test_an_array_of_a_kind_that_a_form_lacks_is_no_array_of_texts(lacking: Callable[[Column], object]) -> None:
-    with pytest.raises(NoFormError, match="the kind INTERVAL has no form in"):
-        lacking(MANY)
-
-
-@pytest.mark.parametrize(
-    "lacking",
-    [
-        messages.column_reader,
-        sqlite.loader,
-        lambda column: sqlite.declared_type(column.kind),
-        parquet.FileCodec,
-        lambda column: read_expression(column, "q"),
-        lambda column: postgres_text.element_printer(column.kind),
-        lambda column: postgres_text.element_parser(column.kind),
-    ],
-)
-def test_no_way_of_a_form_takes_a_new_kind_for_text(lacking: Callable[[Column], object]) -> None:
-    with pytest.raises(NoFormError, match="the kind INTERVAL has no form in"):
-        lacking(NEW)

@@ -8,7 +8,7 @@ from .environments import ROOT, TOOL, Wheel, metadata, requirements
 
 MOST_LINES = 16_000
 MOST_KB = 320
-"""What a device's wheel may have, of Python and as it travels."""
+"""The most that a device's wheel has: lines of Python, and kilobytes as it travels."""
 WORKSPACE = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
