@@ -28,8 +28,8 @@ def begins_badly(text: str) -> bool:
 def bad_docstrings(source: str) -> Iterator[tuple[int, str]]:
     """Those of modules, classes and functions, and the texts that stand below a value."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            if isinstance(text := node.value.value, str) and begins_badly(text):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))) if begins_badly(text):
                 yield node.lineno, text
 
 
@@ -57,7 +57,8 @@ def test_docstrings_and_comments_begin_with_their_subject(room: str) -> None:
 
 @pytest.mark.parametrize("begin", ["What", "who", "'Who'", "Likewise,"])
 def test_such_a_beginning_is_found(begin: str) -> None:
-    source = f'def f():\n    """{begin} it does."""\n\n\n# {begin} it does:\n# what follows.\nx = 1\n"""{begin} it is."""\n'
+    text = f'"""{begin} it does."""\n'
+    source = f"def f():\n    {text}\n\n# {begin} it does:\n# what follows.\nx = 1\n{text}"
     assert SUSPECT.search(source)
     assert [line for line, _ in bad_docstrings(source)] == [8, 2]
     assert [line for line, _ in bad_comments(source)] == [5]
