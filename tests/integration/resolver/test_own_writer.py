@@ -48,7 +48,7 @@ def superuser(rig: ResolverRig) -> Iterator[str]:
 
 
 def _attacked(rig: ResolverRig, folder: Path) -> set[str | None]:
-    """What the owner of a table, who is no superuser, gets at."""
+    """The keys that the owner of a table, who is no superuser, gets at."""
     key_administration.create(rig.conn, subject="admin", role="admin", database=None, now_ms=1)
     rig.sql("create schema other")
     registration.create_database(rig.conn, "other", "other")

@@ -47,7 +47,7 @@ where s.relkind = 'S' and pg_catalog.pg_has_role(s.relowner, 'USAGE') and s.oid 
     where f.adrelid = %(relation)s::pg_catalog.regclass
 )
 """
-# Who makes tables in the schema, as far as one can tell, and does not pass the rights on yet.
+# Roles that make tables in the schema, as far as one can tell, and do not pass the rights on yet.
 _MAKERS: LiteralString = """
 select r.rolname::text from pg_catalog.pg_namespace n join pg_catalog.pg_roles r
   on r.oid = n.nspowner or r.rolname = current_user

@@ -1,4 +1,4 @@
-"""What services log during an attack, read as it grows: a log that has become large is put aside, and then replaced."""
+"""Logs of services during an attack, read as they grow: one that has become large is put aside, then replaced."""
 
 from __future__ import annotations
 
