@@ -135,16 +135,21 @@ def read_expression(column: Column, relation: str) -> str:
     match column.kind:
         case Kind.DECIMAL | Kind.JSON | Kind.UUID:
             return f"{reference}::text"
-        case Kind.ARRAY if column.element_kind is Kind.DOUBLE:
-            # As float8 a real's text is exact when read as such.
-            return f"{reference}::float8[]::text"
         case Kind.ARRAY:
-            return f"{reference}::text"
+            text = array_text(column, reference)
+            # As float8 a real's text is exact when read as such.
+            return f"{text}::float8[]::text" if column.element_kind is Kind.DOUBLE else f"{text}::text"
         case Kind.LITERAL:
             return output_text(reference)
         case Kind.BOOL | Kind.INT64 | Kind.DOUBLE | Kind.STRING | Kind.BYTES | Kind.TIMESTAMP | Kind.DATE | Kind.TIME:
             return reference
     raise NoFormError(column.kind, __name__)
+
+
+def array_text(column: Column, reference: str) -> str:
+    """What an array is cast from: itself, or its text where its type is the application's. A cast that the type's owner
+    has made would run in a session of the services; one of a domain is ignored by Postgres."""
+    return reference if is_built_in(column.postgres_type) else f"({output_text(reference)})"
 
 
 def output_text(expression: str) -> str:

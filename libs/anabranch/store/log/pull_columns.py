@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anabranch.store.cells.binary_cells import is_built_in, output_text, quote, read_expression
+from anabranch.store.cells.binary_cells import array_text, is_built_in, output_text, quote, read_expression
 from anabranch.values import Column, Kind, Table
 from anabranch.values.arrow import arrow_type
 from anabranch.values.calendar import timestamp_text
@@ -39,18 +39,19 @@ def pull_expression(column: Column, relation: str) -> str:
         return output_text(reference)
     if column.kind is not Kind.ARRAY:
         return read_expression(column, relation)
+    array = array_text(column, reference)
     match column.element_kind:
-        case Kind.STRING:
+        case Kind.STRING if array == reference:
             # A cast to text would cut the blanks of char(n).
             elements = reference
         case Kind.DOUBLE:
             # As float8 a real's text is exact when read as such.
-            elements = f"{reference}::float8[]::text[]"
+            elements = f"{array}::float8[]::text[]"
         case _:
-            elements = f"{reference}::text[]"
+            elements = f"{array}::text[]"
     # Bounds other than one are printed before the elements; JSON would lose them.
     return (
-        f"case when pg_catalog.left({reference}::text, 1) = '[' then {read_expression(column, relation)} "
+        f"case when pg_catalog.left({array}::text, 1) = '[' then {read_expression(column, relation)} "
         f"else pg_catalog.to_json({elements})::text end"
     )
 
