@@ -24,6 +24,7 @@ from anabranch.client.errors import (
     RowExists,
     RowMissing,
     SyncedElsewhere,
+    TokenFailed,
     TriggerWrites,
     WrongPrincipal,
 )
@@ -67,6 +68,7 @@ __all__ = [
     "SyncedElsewhere",
     "SyncedTable",
     "Tls",
+    "TokenFailed",
     "TriggerWrites",
     "WrongPrincipal",
     "add_decimals",

@@ -98,6 +98,16 @@ class CallFailed(ClientError):
         self.again = again
 
 
+class TokenFailed(CallFailed):
+    """The app's function for the token raised, or gave something that can't be sent: ``__cause__`` is its error, where
+    it raised one. ``code`` is UNAVAILABLE for an OSError, because the function needs the network like any call, else
+    UNAUTHENTICATED. Nothing was sent; everything is still queued, and the function is asked again later."""
+
+    def __init__(self, error: Exception) -> None:
+        code = "UNAVAILABLE" if isinstance(error, OSError) else "UNAUTHENTICATED"
+        super().__init__(code, "", f"the app gave no token: {type(error).__name__}: {error}", again=True)
+
+
 class WrongPrincipal(CallFailed):
     """The file belongs to another principal. Log in as that one, or call ``clear()``."""
 

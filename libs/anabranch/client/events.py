@@ -77,7 +77,8 @@ class State:
 STATE_KINDS = {
     "online": "calls succeed again",
     "offline": "calls fail; writes wait in the queue",
-    "unauthenticated": "the server does not take the credentials; detail holds the reason; writes wait in the queue",
+    "unauthenticated": "the server does not take the credentials, or the app's function for the token raised; detail "
+    "holds the reason; writes wait in the queue",
     "disk_full": "the file has no room to grow; detail names it; what is queued stays, and the sync tries again",
     "pulling": "a snapshot is being taken",
     "pulled": "a snapshot is complete",

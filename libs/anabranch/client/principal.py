@@ -5,6 +5,13 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from contextlib import AbstractContextManager
+
+from anabranch.client.errors import WrongPrincipal
+from anabranch.client.file.device_file import DeviceFile
+from anabranch.client.file.state import FileState
+from anabranch.client.remote import RemoteDb
+from anabranch.v1 import position_pb2, snapshot_pb2
 
 
 def subject_of(token: str | None) -> str | None:
@@ -19,3 +26,25 @@ def subject_of(token: str | None) -> str | None:
         return None
     subject = claims.get("sub") if isinstance(claims, dict) else None
     return subject if isinstance(subject, str) else None
+
+
+def owned(file: DeviceFile, remote: RemoteDb) -> AbstractContextManager[None]:
+    """A block in which no call is made with a token that names another principal than the file's owner. Such a call
+    raises WrongPrincipal: the server does not know the node before it has sent, and would take the queue as the other
+    one's."""
+
+    def judge(token: str | None) -> None:
+        owner, subject = file.current().principal, subject_of(token)
+        if owner is not None and subject is not None and owner != subject:
+            raise WrongPrincipal(f"the file belongs to {owner}, not to {subject}")
+
+    return remote.judged(judge)
+
+
+def ask_whose(remote: RemoteDb, current: FileState) -> None:
+    """Ask the server whose the file's node is. A call that names batches and no node gets no answer for another
+    principal's, as if they were lost: so this is asked before a batch is given up because the server does not know it.
+    Raises WrongPrincipal, and CallFailed where the server does not say it."""
+    # No positions are sent: a server that was restored would refuse those instead of saying whose the node is.
+    state = position_pb2.NodeState(node=current.node)
+    remote.describe(snapshot_pb2.DescribeRequest(db_name=current.db_name, node_state=state))

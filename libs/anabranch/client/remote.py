@@ -18,13 +18,13 @@ from opentelemetry import propagate, trace
 from anabranch import limits
 from anabranch.client.channel import SharedChannel
 from anabranch.client.errors import CallFailed, WrongPrincipal
+from anabranch.client.token import Token, given, sendable
 from anabranch.v1 import change_pb2, ingest_pb2, resolver_pb2, snapshot_pb2
 from anabranch.v1.change_pb2_grpc import ChangeServiceStub as _Changes
 from anabranch.v1.ingest_pb2_grpc import IngestServiceStub as _Ingest
 from anabranch.v1.resolver_pb2_grpc import ConflictResolverServiceStub as _Resolver
 from anabranch.v1.snapshot_pb2_grpc import SnapshotServiceStub as _Snapshot
 
-Token: TypeAlias = str | Callable[[], str] | None
 T = TypeVar("T")
 Method: TypeAlias = Callable[[grpc.Channel], Callable[..., T]]
 """A service's method on a channel."""
@@ -36,6 +36,7 @@ STREAM_TIMEOUT_S = 3600.0
 SLOWEST_BYTES_PER_S = 16_384
 """The rate that even a poor network carries: with a shorter deadline the same call would fail for ever."""
 
+EXPIRED = "CREDENTIALS_EXPIRED"
 _DETAILS = "grpc-status-details-bin"
 _OPTIONS = (
     # Backoff is the sync loop's: a channel that waits on its own would not notice a network that is back.
@@ -89,13 +90,15 @@ def is_loopback(address: str) -> bool:
 
 class RemoteDb:
     """The services' addresses: ``address`` ("host:port") for all, or one for each; ``changes`` is ``snapshot`` unless
-    given. ``token`` is an API key or JWT, or a function that gives one and is asked for every call.
+    given. ``token`` is an API key or JWT, or a function that gives one. The function is called for every call, from any
+    thread, also from several at once, so it should keep what it gives until that is about to end. Where the server
+    finds a token expired, the function is called once more, and what was under way goes on with another token.
 
     TLS is used, except to loopback without ``tls``; elsewhere plaintext needs ``allow_plaintext``. ``interceptors`` are
     gRPC client interceptors.
 
     Raises:
-        ValueError: an address is missing.
+        ValueError: an address is missing, or the token can't be sent.
     """
 
     def __init__(
@@ -122,7 +125,11 @@ class RemoteDb:
         if lacking:
             raise ValueError(f"no address for {', '.join(lacking)}: give one for all, or one for each service")
         self._addresses: dict[str, str] = {name: value for name, value in addresses.items() if value}
-        self._token = token
+        if isinstance(token, str):
+            sendable(token)
+        self._token: Token = token
+        self._expired: str | None = None
+        self._judging = threading.local()
         self._tls = tls
         self._allow_plaintext = allow_plaintext
         self._interceptors = list(interceptors)
@@ -130,8 +137,31 @@ class RemoteDb:
         self._lock = threading.Lock()
 
     def token(self) -> str | None:
-        """The credentials for the next call."""
-        return self._token() if callable(self._token) else self._token
+        """The credentials for the next call. Raises TokenFailed, and what a judge raises (``judged``)."""
+        token = given(self._token)
+        judge: Callable[[str | None], None] | None = getattr(self._judging, "judge", None)
+        if judge is not None:
+            judge(token)
+        return token
+
+    @contextlib.contextmanager
+    def judged(self, judge: Callable[[str | None], None]) -> Iterator[None]:
+        """Have every token that this thread gets inside the block judged, before a call is made with it."""
+        before = getattr(self._judging, "judge", None)
+        self._judging.judge = judge
+        try:
+            yield
+        finally:
+            self._judging.judge = before
+
+    def renewed(self, error: CallFailed) -> bool:
+        """Whether a call failed because its token had expired, and the app has another one by now. Raises
+        TokenFailed."""
+        return error.reason == EXPIRED and self._another(self._expired) is not None
+
+    def _another(self, expired: str | None) -> str | None:
+        token = self.token() if callable(self._token) else None
+        return None if token == expired else token
 
     def _channel(self, service: str) -> tuple[grpc.Channel, SharedChannel]:
         """The service's channel with the interceptors, and the bare one."""
@@ -157,27 +187,41 @@ class RemoteDb:
                 shared.close()
             self._channels.clear()
 
-    def _metadata(self) -> list[tuple[str, str]]:
+    def _metadata(self, token: str | None) -> list[tuple[str, str]]:
         headers: dict[str, str] = {}
         propagate.inject(headers)
-        token = self.token()
         if token:
             headers["authorization"] = f"Bearer {token}"
         return list(headers.items())
 
     def _begin(
         self, name: str, service: str, method: Method[T], request: Any, timeout_s: float
-    ) -> tuple[T, SharedChannel]:
+    ) -> tuple[T, SharedChannel, str | None]:
+        """Return the call's answer, or the begun stream; its channel, and its token."""
         with _tracer.start_as_current_span(f"anabranch.client.{name}"):
             channel, shared = self._channel(service)
+            token = self.token()
+            try:
+                with failures(shared):
+                    return method(channel)(request, timeout=timeout_s, metadata=self._metadata(token)), shared, token
+            except CallFailed as error:
+                another = self._another(token) if error.reason == EXPIRED else None
+                if another is None:
+                    raise
+            # Any call may be made twice: what it asks for is done once.
             with failures(shared):
-                return method(channel)(request, timeout=timeout_s, metadata=self._metadata()), shared
+                return method(channel)(request, timeout=timeout_s, metadata=self._metadata(another)), shared, another
 
     def _call(self, name: str, service: str, method: Method[T], request: Any, timeout_s: float) -> T:
         return self._begin(name, service, method, request, timeout_s)[0]
 
     def _stream(self, name: str, service: str, method: Method[Any], request: Any, timeout_s: float) -> Stream[Any]:
-        return Stream(*self._begin(name, service, method, request, timeout_s))
+        call, shared, token = self._begin(name, service, method, request, timeout_s)
+
+        def expired() -> None:
+            self._expired = token
+
+        return Stream(call, shared, expired)
 
     def send(self, request: ingest_pb2.SendRequest, timeout_s: float = SEND_TIMEOUT_S) -> ingest_pb2.SendResponse:
         """Raises CallFailed and WrongPrincipal, as all that follow."""
@@ -244,14 +288,20 @@ M = TypeVar("M", bound=Message)
 class Stream(Iterator[M]):
     """A stream of responses whose failures are CallFailed, and that can be cancelled."""
 
-    def __init__(self, call: Any, channel: SharedChannel) -> None:
+    def __init__(self, call: Any, channel: SharedChannel, expired: Callable[[], None]) -> None:
         self._responses = call
         self._channel = channel
+        self._expired = expired
 
     def __next__(self) -> M:
-        with failures(self._channel):
-            response: M = next(self._responses)
-            return response
+        try:
+            with failures(self._channel):
+                response: M = next(self._responses)
+                return response
+        except CallFailed as error:
+            if error.reason == EXPIRED:
+                self._expired()
+            raise
 
     def cancel(self) -> None:
         """End the call; a thread that waits for a response gets CallFailed with the code CANCELLED."""

@@ -20,7 +20,7 @@ A leader's connection has two halves, reading and sending, that fail apart from 
 from           what happens to a half                            to            published
 =============  ================================================  ============  =========================================
 unknown, good  a call fails that may succeed later               in trouble    "offline"
-unknown, good  its credentials are not taken                     in trouble    "unauthenticated"
+unknown, good  its credentials are not taken, or there are none  in trouble    "unauthenticated"
 unknown, good  the file has no room to grow                      in trouble    "disk_full"
 unknown, good  a call is refused, or the file can't be written   in trouble    "error"
 in trouble     it fails in another way                           in trouble    that one's word
@@ -33,6 +33,9 @@ A half in trouble tries again after a backoff: somewhere up to 1 s, then 2 s, 4 
 after a success: a flush, or a subscription that stood for a while, however it ended. ``network_up`` ends the wait at
 once, also where it came while the call was still failing, and cancels a connection that has been silent for a while. A
 half that comes out of its trouble ends the other's wait: the network is likely to be back.
+
+A token that expires while a call is under way is no trouble if the app has another one by then: the call goes on, or is
+made again, with that one (``RemoteDb.renewed``). If it has not, it is asked again after each backoff.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ from typing import Literal, TypeAlias
 from tenacity import RetryCallState, Retrying, retry_if_not_exception_type, wait_random_exponential
 from tenacity.stop import stop_base
 
-from anabranch.client.errors import CallFailed, ClientError, DiskFull, WrongPrincipal
+from anabranch.client.errors import CallFailed, ClientError, DiskFull, TokenFailed, WrongPrincipal
 from anabranch.client.events import State
 from anabranch.client.file.device_file import DeviceFile
 from anabranch.client.file.lease import Lease
@@ -221,7 +224,9 @@ class SyncLoop:
             raise
 
     def _failed(self, half: Half, error: CallFailed) -> None:
-        log.info("call_failed", code=error.code, reason=error.reason, error=error.message)
+        # The text of the app's own error is for the app alone: it may hold what it asked its issuer with.
+        told = type(error.__cause__).__name__ if isinstance(error, TokenFailed) else error.message
+        log.info("call_failed", code=error.code, reason=error.reason, error=told)
         self._publish(half, _kind(error), str(error))
 
     def _lead(self) -> None:

@@ -10,13 +10,13 @@ from anabranch.client.file.device_file import DeviceFile
 from anabranch.client.file.lease import Lease
 from anabranch.client.file.owner import Owner
 from anabranch.client.file.state import FileState
+from anabranch.client.principal import ask_whose
 from anabranch.client.queue.sender import Sender
 from anabranch.client.reading.bootstrap import Progress
 from anabranch.client.reading.reader import Reader
 from anabranch.client.reading.row_check import RowCheck
 from anabranch.client.remote import RemoteDb
 from anabranch.client.sync import SyncLoop
-from anabranch.v1 import position_pb2, snapshot_pb2
 
 
 class Syncing:
@@ -61,9 +61,7 @@ class Syncing:
             self._loop.start()
 
     def _ask_whose(self, current: FileState) -> None:
-        # No positions are sent: a server that was restored would refuse those instead of saying whose the node is.
-        state = position_pb2.NodeState(node=current.node)
-        self._remote.describe(snapshot_pb2.DescribeRequest(db_name=current.db_name, node_state=state))
+        ask_whose(self._remote, current)
 
     def _first_pull(self, progress: Callable[[Progress], None] | None = None) -> None:
         if self._file.current().pulls > 0:

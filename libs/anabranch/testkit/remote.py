@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from anabranch.client import RemoteDb
-from anabranch.client.remote import Token
+from anabranch.client.token import Token
 
 
 def remote_of(addresses: Mapping[str, str], token: Token, interceptors: Sequence[Any] = ()) -> RemoteDb:

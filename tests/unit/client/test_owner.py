@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -136,3 +137,27 @@ def test_what_is_about_a_synced_table_is_known_by_its_column(device: SyncedDb) -
             and "tbl" in {column for _, column, *_ in conn.execute(f"PRAGMA table_info({table})")}
         }
     assert about | {"_db_tables"} == set(layout.OF_TABLES)
+
+
+def test_what_the_server_does_not_tell_another_person_is_not_given_up(
+    tmp_path: Path, remote: MemoryRemote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verdicts are asked for by batch, and another principal's are unknown to the server: as if they were lost."""
+    now_ms, offset_ms = remote.now_ms, [0]
+    remote.now_ms = lambda: now_ms() + offset_ms[0]
+    device = SyncedDb(tmp_path / "d.db", remote, "d", "n", now_ms=now_ms)
+    device.start(background=False)
+    device.table("todo").update({"id": "k0", "title": "alice's"})
+    device._clock.forget()
+    offset_ms[0] = 8 * 24 * 3600 * 1000
+
+    def of_alice(request: object, timeout_s: float = 0.0) -> NoReturn:
+        raise WrongPrincipal("the file belongs to alice")
+
+    monkeypatch.setattr(remote, "describe", of_alice)
+    with pytest.raises(WrongPrincipal):
+        device.flush()
+    assert (device.status().unsent, device.status().dead) == (1, 0)
+    monkeypatch.undo()
+    assert not device.flush() or device.status().dead == 1, "to its own principal the server says so"
+    device.close()

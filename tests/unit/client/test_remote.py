@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from anabranch.client import CallFailed, RemoteDb
+from anabranch.client import CallFailed, RemoteDb, TokenFailed
 from anabranch.client.remote import is_loopback
 from anabranch.v1 import change_pb2, ingest_pb2, resolver_pb2, snapshot_pb2
 
@@ -68,7 +68,7 @@ def test_only_what_is_this_machine_is_loopback(address: str, stays: bool) -> Non
 
 def test_every_call_of_the_remote_is_tried_here() -> None:
     methods = {name for name, value in vars(RemoteDb).items() if callable(value) and not name.startswith("_")}
-    assert methods - {"close", "token"} == set(CALLS)
+    assert methods - {"close", "token", "renewed", "judged"} == set(CALLS)
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
@@ -92,12 +92,41 @@ def test_a_channel_closed_just_before_a_call_is_a_failed_call(
     assert caught.value.again
 
 
-def test_a_value_that_is_no_good_stays_a_value_error() -> None:
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize(
+    ("error", "code"), [(ValueError("no such key"), "UNAUTHENTICATED"), (ConnectionError("no network"), "UNAVAILABLE")]
+)
+def test_a_function_that_raises_is_a_failed_call_that_says_so(
+    call: Callable[[RemoteDb], object], error: Exception, code: str
+) -> None:
     def token() -> str:
-        raise ValueError("no such key")
+        raise error
 
-    with pytest.raises(ValueError, match="no such key"):
-        RemoteDb("127.0.0.1:1", token=token).get(change_pb2.GetRequest())
+    with pytest.raises(TokenFailed, match=str(error)) as caught:
+        call(RemoteDb("127.0.0.1:1", token=token))
+    assert caught.value.__cause__ is error
+    assert (caught.value.code, caught.value.again) == (code, True)
+
+
+BAD = ["planted\nsecret", "plänted", "planted\0", b"planted", 7]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=repr)
+def test_a_token_that_can_not_be_sent_is_refused_and_not_quoted(bad: Any) -> None:
+    """gRPC's own error has all metadata in it, and would be in logs."""
+    with pytest.raises(TokenFailed) as caught:
+        RemoteDb("127.0.0.1:1", token=lambda: bad).get(change_pb2.GetRequest())
+    assert "planted" not in str(caught.value)
+    assert caught.value.__cause__ is None
+    if isinstance(bad, str):
+        with pytest.raises(ValueError, match="can't be sent"):
+            RemoteDb("127.0.0.1:1", token=bad)
+
+
+def test_a_line_end_around_a_token_is_left_out() -> None:
+    assert RemoteDb("127.0.0.1:1", token="abc\n").token() == "abc"
+    assert RemoteDb("127.0.0.1:1", token=lambda: " abc\r\n").token() == "abc"
+    assert RemoteDb("127.0.0.1:1").token() is None
 
 
 def test_streams_that_wait_when_their_channel_is_closed_are_failed_calls() -> None:

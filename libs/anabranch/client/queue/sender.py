@@ -23,11 +23,13 @@ from anabranch.client.events import State
 from anabranch.client.file import choice, state
 from anabranch.client.file.device_file import DeviceFile, Tx
 from anabranch.client.overlay.pendings import Pendings
+from anabranch.client.principal import ask_whose, owned
 from anabranch.client.queue import settle, statements
 from anabranch.client.queue.send_stream import Flush, overhead
 from anabranch.client.queue.statements import Queued
 from anabranch.client.reading import rewind, seen
 from anabranch.client.remote import SEND_TIMEOUT_S, SLOWEST_BYTES_PER_S, RemoteDb
+from anabranch.client.renewals import Renewals
 from anabranch.client.server_clock import ServerClock
 from anabranch.client.writes import payload
 from anabranch.client.writes.ids import first_id_at, next_id
@@ -71,6 +73,7 @@ class Sender:
         self._rewound = rewound
         self._awaiting: dict[str, str] = {}
         self._asked_s = 0.0
+        self._renewals = Renewals(remote)
 
     @property
     def awaiting(self) -> Mapping[str, str]:
@@ -106,13 +109,19 @@ class Sender:
         if not self._turn.acquire(timeout=timeout_s):
             return False
         try:
-            for _ in range(_MENDED):
+            mended = 0
+            while mended < _MENDED:
                 current = self._file.current()
                 try:
                     if current.snapshot_due == rewind.RECOVERING:
                         self._rewound(current.pulls, None)
-                    return self._flush(deadline, only)
+                    with owned(self._file, self._remote):
+                        return self._flush(deadline, only)
                 except CallFailed as error:
+                    # What is left goes on with the next token.
+                    if self._renewals.allow(error):
+                        continue
+                    mended += 1
                     if error.reason in rewind.REASONS:
                         self._rewound(current.pulls, current.greatest_seen)
                     elif error.reason == "NODE_FORKED":
@@ -235,6 +244,7 @@ class Sender:
                 tx.conn.execute("DELETE FROM _db_unanswered")
                 tx.set(node_token=token)
             self._note(tx, verdicts, server, presented)
+        self._renewals.answered()
         self._file.listeners.deliver()
 
     def _note(
@@ -322,6 +332,8 @@ class Sender:
             for i in ids
             if i not in known and i < expire_before
         ]
+        if expired:
+            ask_whose(self._remote, current)
         with self._file.transaction() as tx:
             self._note(tx, [*response.verdicts, *expired], response.state)
         self._file.listeners.deliver()

@@ -40,6 +40,7 @@ from anabranch.client.reading.differences import count_base, differences
 from anabranch.client.reading.prefetch import prefetched
 from anabranch.client.reading.rewind import REASONS, RECOVERING
 from anabranch.client.remote import RemoteDb
+from anabranch.client.renewals import Renewals
 from anabranch.errors import AnabranchError
 from anabranch.v1 import position_pb2, snapshot_pb2
 
@@ -88,6 +89,7 @@ class Bootstrap:
         self._file = file
         self._remote = remote
         self._pendings = pendings
+        self._renewals = Renewals(remote)
 
     def pull(self, names: Sequence[str] | None, progress: Callable[[Progress], None] | None = None) -> None:
         """Pull the tables ``names``, or the whole database, and put them in place.
@@ -128,16 +130,21 @@ class Bootstrap:
 
     def _pull(self, names: Sequence[str], whole: bool, progress: Callable[[Progress], None] | None) -> None:
         self._file.listeners.publish(State("pulling", ", ".join(names)))
-        for attempt in range(1, _ATTEMPTS + 1):
+        attempt = 1
+        while True:
             try:
                 self._stream(names, progress)
                 break
             except CallFailed as error:
+                # The next token's rows go on where this one's have ended.
+                if self._renewals.allow(error):
+                    continue
                 # A file that has lost only the parts of this pull begins it anew.
                 lost = error.reason in REASONS and _newest_part(self._file.reader(), names) is not None
                 if not (lost or error.reason == "INVALID_TOKEN") or attempt == _ATTEMPTS:
                     raise
                 self._drop(names)
+                attempt += 1
         confirmed = self._confirmed()
         try:
             with self._file.transaction() as tx:
@@ -264,6 +271,7 @@ class Bootstrap:
                     table.name,
                 ),
             )
+        self._renewals.answered()
         self._file.listeners.deliver()
 
     def _finish(self, tx: Tx, names: Sequence[str], whole: bool, confirmed: state.Seen) -> None:

@@ -21,12 +21,14 @@ from anabranch.client.file.describe import apply_description
 from anabranch.client.file.device_file import DeviceFile
 from anabranch.client.letters.dead_counts import DeadLetterCounts
 from anabranch.client.overlay.pendings import Pendings
+from anabranch.client.principal import owned
 from anabranch.client.queue import settle
 from anabranch.client.reading import rewind, seen, sums
 from anabranch.client.reading.apply import AppliedPage, Applier
 from anabranch.client.reading.bootstrap import Bootstrap, Progress
 from anabranch.client.reading.repair import PullInstead, Repaired, repair
 from anabranch.client.remote import RemoteDb, Stream, applying
+from anabranch.client.renewals import Renewals
 from anabranch.client.server_clock import ServerClock
 from anabranch.v1 import change_pb2, position_pb2, snapshot_pb2
 
@@ -57,6 +59,7 @@ class Reader:
         self._turn = threading.RLock()
         self._generation = 0
         self._asking = False
+        self._renewals = Renewals(remote)
         self._stream: Stream[change_pb2.SubscribeResponse] | None = None
         self._patience: dict[str, float] = {}
         self._reported: frozenset[str] = frozenset()
@@ -66,7 +69,7 @@ class Reader:
 
     def prepare(self, progress: Callable[[Progress], None] | None = None) -> None:
         """Ask for the tables where they are not known, and pull those that wait for it. Raises CallFailed."""
-        with self._turn:
+        with self._turn, owned(self._file, self._remote):
             current = self._file.current()
             if current.schema_version == 0 or current.describe_due:
                 self._describe()
@@ -128,7 +131,7 @@ class Reader:
         Raises:
             CallFailed: it failed, or did not get to its end; call again.
         """
-        with self._turn:
+        with self._turn, owned(self._file, self._remote):
             current = self._file.current()
             if current.pulls != pulls:
                 return
@@ -153,8 +156,9 @@ class Reader:
             for attempt in range(1, _ATTEMPTS + 1):
                 presented = self._file.current()
                 try:
-                    self.prepare()
-                    self._pages()
+                    with owned(self._file, self._remote):
+                        self.prepare()
+                        self._pages()
                     return
                 except CallFailed as error:
                     if not self._mended(error, presented) or attempt == _ATTEMPTS:
@@ -177,7 +181,7 @@ class Reader:
     def repair(self, name: str) -> Repaired:
         """Mend the rows of a table; see ``client.reading.repair``. Raises CallFailed, NotReady, NotChosen and
         sqlite3.Error."""
-        with self._turn:
+        with self._turn, owned(self._file, self._remote):
             self.prepare()
             row = self._file.reader().execute("SELECT stage FROM _db_tables WHERE name = ?", (name,)).fetchone()
             if row is None:
@@ -185,8 +189,13 @@ class Reader:
             if row != ("live",):
                 raise NotReady(f"{name} can't be compared: it has to be pulled first")
             try:
-                node_state = self._node_state(self._file.current())
-                return repair(self._file, self._remote, self._pendings, name, node_state, self._read_to, self._now_ms())
+                try:
+                    return self._compare(name)
+                except CallFailed as error:
+                    if not self._remote.renewed(error):
+                        raise
+                # The comparison is of one moment: it begins anew.
+                return self._compare(name)
             except PullInstead:
                 with self._file.transaction() as tx:
                     settle.set_aside(tx, name, "too much of it differs")
@@ -195,6 +204,10 @@ class Reader:
             self.read()
             sums.verify(self._file, name, self._now_ms())
             return Repaired(0, True, name not in sums.disagreements(self._file.reader()))
+
+    def _compare(self, name: str) -> Repaired:
+        node_state = self._node_state(self._file.current())
+        return repair(self._file, self._remote, self._pendings, name, node_state, self._read_to, self._now_ms())
 
     def _read_to(self, position: int) -> None:
         """Read the log up to exactly ``position``. Raises CallFailed where that is not possible."""
@@ -275,12 +288,21 @@ class Reader:
         return due
 
     def follow(self, stopped: Callable[[], bool], online: Callable[[], None]) -> None:
-        """Follow the log until the server ends the stream or ``stopped``; ``online`` is called when the first answer
-        has come. Raises CallFailed and sqlite3.Error."""
+        """Follow the log until the server ends the stream, its token has ended and the app has another one, or
+        ``stopped``; ``online`` is called when the first answer has come. Raises CallFailed and sqlite3.Error."""
         presented = self._file.current()
+
+        def heard() -> None:
+            self._renewals.answered()
+            online()
+
         try:
-            self._follow(stopped, online)
+            with owned(self._file, self._remote):
+                self._follow(stopped, heard)
         except CallFailed as error:
+            # The server has ended the stream with its token; the next stream begins with the new one.
+            if self._renewals.allow(error):
+                return
             if not (self._asking and error.code == "CANCELLED") and not self._mended(error, presented):
                 raise
             self.prepare()

@@ -20,6 +20,7 @@ from anabranch.client.file.device_file import DeviceFile, Tx
 from anabranch.client.file.sets import change_in
 from anabranch.client.overlay.pendings import Pendings
 from anabranch.client.overlay.rebase import write_bases
+from anabranch.client.principal import ask_whose
 from anabranch.client.queue import settle, statements
 from anabranch.client.reading import seen
 from anabranch.client.reading.effects import Folded
@@ -81,8 +82,10 @@ def _find(file: DeviceFile, remote: RemoteDb) -> _Loss:
         ids = candidates[start : start + _VERDICTS_ASKED]
         answer = remote.get_verdict(resolver_pb2.GetVerdictRequest(db_name=current.db_name, batch_ids=ids))
         known |= {verdict.batch_id for verdict in answer.verdicts}
-    common = answers.get(common_ms, position_pb2.Position())
-    return _Loss(common, [i for i in candidates if i not in known], server.server_time_ms)
+    lost = [i for i in candidates if i not in known]
+    if lost:
+        ask_whose(remote, current)
+    return _Loss(answers.get(common_ms, position_pb2.Position()), lost, server.server_time_ms)
 
 
 def _take_back(tx: Tx, loss: _Loss, pendings: Pendings) -> None:
