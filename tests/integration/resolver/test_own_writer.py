@@ -17,6 +17,7 @@ from tests.integration.resolver.hostile import HOSTILE
 from anabranch.store.catalog import registration, writer
 from anabranch.store.catalog.own_writer import own_writer
 from anabranch.store.nodes import key_administration
+from anabranch.store.session.engine import connect
 from anabranch.testkit.databases import drop_database
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch.testkit.strangers import login
@@ -130,6 +131,17 @@ def test_it_is_let_into_a_database_that_others_are_not(rig: ResolverRig) -> None
     assert own is not None
     with psycopg.connect(own) as conn:
         conn.execute("create type pg_temp.one as (a text)")
+
+
+def test_settings_of_the_database_that_only_a_superuser_changes_do_not_reach_it(rig: ResolverRig) -> None:
+    name = urlsplit(rig.url).path[1:]
+    own = own_writer(rig.url)
+    rig.sql(f'alter database "{name}" set session_replication_role = replica')
+    rig.sql(f'alter database "{name}" set zero_damaged_pages = on')
+    assert own_writer(rig.url) == own
+    assert own is not None
+    with connect(own, application_name="test") as conn:
+        assert conn.execute("show session_replication_role").fetchone() == ("origin",)
 
 
 def test_of_several_that_start_at_one_moment_all_have_it(rig: ResolverRig) -> None:

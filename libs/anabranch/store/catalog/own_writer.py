@@ -18,6 +18,7 @@ from psycopg.conninfo import make_conninfo
 from anabranch.store.catalog import writer
 from anabranch.store.cells.binary_cells import quote
 from anabranch.store.session.engine import connect
+from anabranch.store.session.settings import LATER
 
 Connection = psycopg.Connection[Any]
 
@@ -27,6 +28,9 @@ select 'anabranch_writer_' || d.oid, r.rolsuper, pg_catalog.pg_is_in_recovery(),
        exists (select from pg_catalog.pg_roles w where w.rolname = 'anabranch_writer_' || d.oid)
 from pg_catalog.pg_database d, pg_catalog.pg_roles r
 where d.datname = pg_catalog.current_database() and r.rolname = session_user
+"""
+_LATER: LiteralString = """
+select s.name, pg_catalog.current_database()::text from pg_catalog.pg_settings s where s.name = any(%(names)s)
 """
 _REFUSED_LOGIN = re.compile("authentication failed|pg_hba")
 """In the message of a connection that fails, as libpq tells no SQLSTATE of it."""
@@ -67,6 +71,10 @@ def _make(conn: Connection, role: str, password: str) -> None:
             # As the superuser, it sees all rows: those that policies hide from it would be missing.
             conn.execute(f"create role {quote(role)} login bypassrls".encode())
             _set_password(conn, role, password)
+        # Some of these only a superuser may put right in a session of its own, whatever the database is set to.
+        for name, database in conn.execute(_LATER, {"names": list(LATER)}).fetchall():
+            where = f"{quote(role)} in database {quote(database)}"
+            conn.execute(f"alter role {where} set {name} = '{LATER[name].value}'".encode())
         writer.make(conn, role)
 
 
