@@ -51,7 +51,7 @@ def conn(migrated_url: str) -> Any:
 
 
 def _read(conn: Connection) -> dict[str, Any]:
-    """What the services read of the table, by each of their ways."""
+    """The table as the services read it, by each of their ways."""
     table = databases.load_database(conn, "app").tables["todo"]
     found: dict[str, Any] = {}
     conn.execute("set search_path to pg_catalog, pg_temp")

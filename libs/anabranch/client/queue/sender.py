@@ -118,7 +118,7 @@ class Sender:
                     with owned(self._file, self._remote):
                         return self._flush(deadline, only)
                 except CallFailed as error:
-                    # What is left goes on with the next token.
+                    # The rest goes on with the next token.
                     if self._renewals.allow(error):
                         continue
                     mended += 1
