@@ -147,8 +147,8 @@ def read_expression(column: Column, relation: str) -> str:
 
 
 def array_text(column: Column, reference: str) -> str:
-    """The SQL that an array is cast from: itself, or its text where its type is the application's. A cast that the type's
-    owner has made would run in a session of the services; one of a domain is ignored by Postgres."""
+    """The SQL that an array is cast from: itself, or its text where its type is the application's. A cast that the
+    type's owner has made would run in a session of the services; one of a domain is ignored by Postgres."""
     return reference if is_built_in(column.postgres_type) else f"({output_text(reference)})"
 
 
