@@ -10,7 +10,6 @@ from anabranch.bench.pull_parquet import pull_parquet
 
 
 @pytest.mark.long
-@pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(400)
 def test_the_bench_of_the_compactor_runs_the_job_twice() -> None:
     result = compact(changes=2_000)
@@ -24,7 +23,6 @@ def test_the_bench_of_the_compactor_runs_the_job_twice() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(400)
 def test_the_bench_of_a_large_delete_goes_through_compactor_and_janitor() -> None:
     found = large_delete(2_000)
@@ -35,7 +33,6 @@ def test_the_bench_of_a_large_delete_goes_through_compactor_and_janitor() -> Non
 
 
 @pytest.mark.long
-@pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(400)
 def test_the_bench_of_a_pull_from_parquet_pulls_from_both() -> None:
     result = pull_parquet(4_000)

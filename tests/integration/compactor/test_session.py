@@ -13,8 +13,6 @@ import pytest
 from anabranch_compactor.spark import class_archive, session
 from anabranch_compactor.spark.java import Java, JavaError, find_java, java_home, packaged_home
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 PROGRAM = """
 from anabranch_compactor.spark.session import spark_session
 
