@@ -56,6 +56,9 @@ def test_import_rules_name_what_the_wheels_hold() -> None:
         listed = settings["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]["files"]
         named = [file.partition("/")[2].removesuffix(".py").replace("/", ".") for file in listed]
         held[name] = {module for module in named if not module.endswith(("__init__", "py.typed"))}
+    # Of a package that a device has, a server has some modules for itself: a device that is installed alone shows that
+    # it needs none of them.
+    held["server"] = {module for module in held["server"] if module.rpartition(".")[0] not in held["device"]}
     device, server = rules["A device needs nothing of the server"], rules["A server needs nothing of the testkit"]
     assert set(device["source_modules"]) == held["device"]
     # Of `cli` a device has some modules; the one that leads to all others is named.
