@@ -127,7 +127,8 @@ def test_a_group_is_written_down_while_the_process_is_young_and_not_later(
     rig: ResolverRig, worker_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig.sql(
-        "create table public.marks (n bigint); grant insert on public.marks to public; create function public.note() returns trigger language plpgsql as"
+        "create table public.marks (n bigint); grant insert on public.marks to public;"
+        " create function public.note() returns trigger language plpgsql as"
         " $$ begin insert into public.marks values (1); return null; end $$;"
         "create trigger note after insert or update on anabranch.undertaken for each row execute function public.note()"
     )
