@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from anabranch.store.catalog.databases import Database
+from anabranch.store.catalog.registration import tell
 from anabranch.store.catalog.sums import scan_sum, sum_to_bytes
 from anabranch.store.cells.binary_cells import CellSender, Row, literal_sender, quote, sender
 from anabranch.store.session.binary import Connection, run
@@ -81,6 +82,8 @@ def adopt(conn: Connection, database: Database, table: Table, found: Sequence[Co
     if found:
         _capture(conn, database, table, found)
     run(conn, _SET_SUM, [int8(table.id), int8(count), bytea(sum_to_bytes(total % SUM_MODULUS))])
+    # Whoever keeps this database's sums reads them anew.
+    tell(conn, database.id)
     conn.execute(_WAKE, (INBOX_CHANNEL, str(database.id)))
 
 
