@@ -13,7 +13,7 @@ import jwt
 import pytest
 
 from anabranch.client import CallFailed, RemoteDb, State, SyncedDb, TokenFailed, WrongPrincipal
-from anabranch.client.queue import send_stream
+from anabranch.client.queue import send_stream, sender
 from anabranch.store.catalog import registration
 from anabranch.store.session.engine import connect
 from anabranch.testkit.databases import TestDatabases
@@ -150,7 +150,8 @@ def test_a_long_flush_goes_on_with_the_next_token(place: Place, monkeypatch: pyt
     batches = 600
     for number in range(batches):
         device.table("todo").insert({"id": f"d{number}", "title": "by the device"})
-    # A few at a time, and each answer takes its time, as through a poor network.
+    # A few at a time, and each answer takes its time, as through a poor network. What is left goes on as a stream.
+    monkeypatch.setattr(sender, "_CALL_ENVELOPES", 50)
     monkeypatch.setattr(send_stream, "_WINDOW", 100)
     monkeypatch.setattr(send_stream, "_REQUEST_ENVELOPES", 50)
     answer = device._sender._answer
@@ -161,7 +162,6 @@ def test_a_long_flush_goes_on_with_the_next_token(place: Place, monkeypatch: pyt
 
     monkeypatch.setattr(device._sender, "_answer", slowly)
     assert device.sync()
-    print(remote.opened)
     assert remote.opened["send_stream"] >= 2, "no token ended under way"
     assert place.sql("select count(*) from todo") == [(batches,)]
     assert device.status().dead == 0
