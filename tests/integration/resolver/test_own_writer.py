@@ -200,3 +200,11 @@ def test_a_writer_goes_with_its_database_in_tests(rig: ResolverRig) -> None:
     drop_database(server, urlsplit(rig.url).path[1:])
     with psycopg.connect(server) as conn:
         assert conn.execute("select from pg_roles where rolname = %s", (role,)).fetchone() is None
+
+
+def test_a_lock_on_our_tables_keeps_no_process_from_starting(rig: ResolverRig) -> None:
+    """As while a table of many rows is registered."""
+    own = own_writer(rig.url)
+    with rig.session() as somebody:
+        somebody.execute("lock table anabranch.synced_tables, anabranch.row_versions in access exclusive mode")
+        assert own_writer(rig.url) == own

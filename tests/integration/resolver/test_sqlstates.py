@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from anabranch.store.catalog import writer
 from anabranch.testkit.resolver_rig import ResolverRig
 
 # Classes 22, 23, 42, 44, 54 and P0, and those that Postgres does not have, are the application's at once. The rest may
@@ -112,6 +113,8 @@ def test_a_batch_that_postgres_has_no_room_for_waits_is_not_blamed_and_holds_up_
     node = rig.node("a")
     bad = node.insert("t", {"id": "bad", "a": "bad"})
     good = [node.insert("t", {"id": f"{i}"}) for i in range(20)]
+    for role in writer.writers(rig.conn):
+        rig.sql(f'grant pg_write_server_files to "{role}"')
     worker_of(rig, rest_ms=5)
     rig.until_left(left=1, timeout_s=30.0)
     assert [rig.outcome(one) for one in good] == [["APPLIED"]] * 20

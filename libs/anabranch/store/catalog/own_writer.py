@@ -30,15 +30,22 @@ from pg_catalog.pg_database d, pg_catalog.pg_roles r
 where d.datname = pg_catalog.current_database() and r.rolname = session_user
 """
 _LATER: LiteralString = """
-select s.name, pg_catalog.current_database()::text from pg_catalog.pg_settings s where s.name = any(%(names)s)
+select s.name, d.datname::text
+from unnest(%(names)s::text[], %(values)s::text[]) v (name, value)
+join pg_catalog.pg_settings s on s.name = v.name
+join pg_catalog.pg_database d on d.datname = pg_catalog.current_database()
+where not exists (
+    select from pg_catalog.pg_db_role_setting g join pg_catalog.pg_roles r on r.oid = g.setrole
+    where g.setdatabase = d.oid and r.rolname = %(role)s and s.name || '=' || v.value = any(g.setconfig)
+)
 """
 _REFUSED_LOGIN = re.compile("authentication failed|pg_hba")
 """In the message of a connection that fails, as libpq tells no SQLSTATE of it."""
 
 
 def own_writer(url: str) -> str | None:
-    """The URL of the writer for a superuser's ``url``, which is made, or given the rights and the password that it
-    lacks. None where ``url`` is no superuser's, and where the server lets no such role in.
+    """The URL of the writer for a superuser's ``url``, which is made where there is none, and given the password
+    that it lacks. None where ``url`` is no superuser's, and where the server lets no such role in.
 
     Raises:
         psycopg.Error: the server can't be reached, or refuses something.
@@ -64,6 +71,10 @@ def own_writer(url: str) -> str | None:
 
 
 def _make(conn: Connection, role: str, password: str) -> None:
+    """Make the role, unless it is complete: migrations and registrations give writers the rights to what they make. So
+    nobody who registers, or holds one of our tables, keeps a service from starting."""
+    if role in writer.writers(conn) and not _unset(conn, role):
+        return
     with conn.transaction():
         writer.alone(conn)
         [(_, _, _, there)] = conn.execute(_OURS).fetchall()
@@ -71,11 +82,17 @@ def _make(conn: Connection, role: str, password: str) -> None:
             # As the superuser, it sees all rows: those that policies hide from it would be missing.
             conn.execute(f"create role {quote(role)} login bypassrls".encode())
             _set_password(conn, role, password)
-        # Some of these only a superuser may put right in a session of its own, whatever the database is set to.
-        for name, database in conn.execute(_LATER, {"names": list(LATER)}).fetchall():
+        for name, database in _unset(conn, role):
             where = f"{quote(role)} in database {quote(database)}"
             conn.execute(f"alter role {where} set {name} = '{LATER[name].value}'".encode())
         writer.make(conn, role)
+
+
+def _unset(conn: Connection, role: str) -> list[tuple[str, str]]:
+    """Settings that the role has not, with the name of the database: some of them only a superuser may put right in a
+    session of its own, whatever the database is set to."""
+    wanted = {"role": role, "names": list(LATER), "values": [setting.value for setting in LATER.values()]}
+    return conn.execute(_LATER, wanted).fetchall()
 
 
 def _password(of_superuser: str, role: str) -> str:
