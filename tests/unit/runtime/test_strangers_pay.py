@@ -7,6 +7,8 @@ import itertools
 import time
 from typing import Any
 
+import pytest
+
 from anabranch.clock import Clock
 from anabranch.runtime.calls import strangers
 from anabranch.runtime.calls.strangers import MAX_BYTES, MOST_READ, REST_S_PER_BYTE, Strangers
@@ -35,14 +37,26 @@ class Call:
         return b"x" * self._size
 
 
+class Never(Call):
+    """A call whose message does not come."""
+
+    def __init__(self) -> None:
+        super().__init__("never", 0)
+
+    async def read(self) -> bytes:
+        await asyncio.get_running_loop().create_future()
+        return b""
+
+
+async def _nothing(request: bytes, context: Any) -> None:
+    return None
+
+
 def served(calls: list[Call]) -> None:
     """Serve calls that come at once, in this order."""
 
-    async def answer(request: bytes, context: Any) -> None:
-        return None
-
     async def run() -> None:
-        serve = Strangers(Streams(10, asyncio.Event(), Clock())).serving(answer, None, False)
+        serve = Strangers(Streams(10, asyncio.Event(), Clock())).serving(_nothing, None, False)
 
         async def one(call: Call) -> None:
             task = asyncio.current_task()
@@ -80,3 +94,39 @@ def test_messages_of_the_right_size_cost_no_time(monkeypatch: Any) -> None:
     began = time.monotonic()
     served([Call("probes", MAX_BYTES) for _ in range(100)])
     assert time.monotonic() - began < 30
+
+
+def test_the_turn_of_a_call_that_ends_in_that_moment_is_the_next_ones(monkeypatch: Any) -> None:
+    monkeypatch.setattr(strangers, "FAIR_S", 60.0)
+
+    async def run() -> None:
+        serve = Strangers(Streams(10, asyncio.Event(), Clock())).serving(_nothing, None, False)
+        tasks: list[asyncio.Task[None]] = []
+
+        def begin(call: Any) -> None:
+            async def one() -> None:
+                task = asyncio.current_task()
+                assert task is not None
+                await serve(None, call, OpenStream("Check", None, task))
+
+            tasks.append(asyncio.create_task(one()))
+
+        class Ends(Call):
+            """Its message comes, and in this moment the newest of the calls that wait is ended."""
+
+            async def read(self) -> bytes:
+                await asyncio.sleep(0.01)
+                asyncio.get_running_loop().call_soon(tasks[-1].cancel)
+                return b""
+
+        for _ in range(MOST_READ):
+            begin(Ends("readers", 0) if not tasks else Never())
+        for _ in range(2):
+            begin(Call("probes", 0))
+        await asyncio.wait_for(tasks[-2], 5)
+        with pytest.raises(asyncio.CancelledError):
+            await tasks[-1]
+        for task in tasks:
+            task.cancel()
+
+    asyncio.run(run())

@@ -51,8 +51,8 @@ class Strangers:
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
-        # Each with the moment from which on its message is waited for, in this order.
-        self._reading: dict[OpenStream, float] = {}
+        # Each with its connection, and the moment from which on its message is waited for, in this order.
+        self._reading: dict[OpenStream, tuple[str, float]] = {}
         # Each with its connection, in the order in which they came.
         self._waiting: list[tuple[str, asyncio.Future[None]]] = []
         self._large: OrderedDict[str, None] = OrderedDict()
@@ -97,7 +97,7 @@ class Strangers:
     ) -> bytes | None:
         loop = asyncio.get_running_loop()
         await self._room(peer)
-        self._reading[stream] = time.monotonic()
+        self._reading[stream] = (peer, time.monotonic())
         late = loop.call_later(FAIR_S, self._late, stream)
         try:
             raw = await coming()
@@ -113,18 +113,25 @@ class Strangers:
         """Wait until one more message may be taken."""
         while self._rest is not None or len(self._reading) >= MOST_READ:
             if self._rest is None:
-                oldest, since = next(iter(self._reading.items()))
-                if time.monotonic() - since >= FAIR_S:
-                    self._evict(oldest)
+                now = time.monotonic()
+                late = [
+                    s for s, (by, since) in self._reading.items() if now - since >= FAIR_S and self._yields(by, peer)
+                ]
+                if late:
+                    self._evict(late[0])
                     return
             let_in: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             waits = (peer, let_in)
             self._waiting.append(waits)
             try:
                 await let_in
-            finally:
-                if waits in self._waiting:
+            except asyncio.CancelledError:
+                if let_in.cancelled():
                     self._waiting.remove(waits)
+                else:
+                    # It ended in the moment of its turn, which is the next one's now.
+                    self._let_in()
+                raise
 
     def _pay(self, peer: str, size: int) -> None:
         """A message of so many bytes, too large, was taken."""
@@ -145,9 +152,16 @@ class Strangers:
 
     def _late(self, stream: OpenStream) -> None:
         """The message of a call has not come in a fair time."""
-        if self._waiting and stream in self._reading:
-            self._evict(stream)
-            self._let_in()
+        if stream in self._reading:
+            by, _ = self._reading[stream]
+            if any(self._yields(by, peer) for peer, _ in self._waiting):
+                self._evict(stream)
+                self._let_in()
+
+    def _yields(self, reading: str, waiting: str) -> bool:
+        """Whether a call that is late gives way to one that waits. Nothing gives way to a flood: in a process that is
+        short of processor everybody is late, and a probe would be, too."""
+        return reading in self._large or waiting not in self._large
 
     def _evict(self, stream: OpenStream) -> None:
         del self._reading[stream]
