@@ -14,7 +14,12 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-PROBE_OPTIONS = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200)]
+PROBE_OPTIONS = [
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 200),
+    # Not the connection of another channel of this process, which may be full of its data.
+    ("grpc.use_local_subchannel_pool", 1),
+]
 
 
 def _stub(channel: grpc.Channel) -> Any:

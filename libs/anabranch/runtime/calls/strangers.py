@@ -17,6 +17,7 @@ import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -46,15 +47,31 @@ MOST_REQUESTS = 1_000
 """Of one stream of reflection."""
 
 
+@dataclass(slots=True, eq=False)
+class _Turn:
+    """A call that waits until its message may be taken, or whose message is being taken. ``late``: it was given a fair
+    time and the message has not come."""
+
+    peer: str
+    stream: OpenStream
+    came: asyncio.Future[None]
+    late: bool = False
+    timer: asyncio.TimerHandle | None = None
+
+
 class Strangers:
-    """Serves calls without credentials."""
+    """Serves calls without credentials.
+
+    State of a call: it *waits*, then its message is *taken*, then it is served. ``_admit`` alone moves calls from the
+    first to the second, and is called whenever that may have become possible: a call came or went, one that is taken is
+    late, a rest is over.
+    """
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
-        # Each with its connection, and the moment from which on its message is waited for, in this order.
-        self._reading: dict[OpenStream, tuple[str, float]] = {}
-        # Each with its connection, in the order in which they came.
-        self._waiting: list[tuple[str, asyncio.Future[None]]] = []
+        # Both in the order in which the calls came there.
+        self._waiting: list[_Turn] = []
+        self._taking: list[_Turn] = []
         self._large: OrderedDict[str, None] = OrderedDict()
         # No message is taken before this moment.
         self._rest_until_s = 0.0
@@ -95,43 +112,56 @@ class Strangers:
     async def _taken(
         self, stream: OpenStream, peer: str, coming: Callable[[], Awaitable[bytes | None]]
     ) -> bytes | None:
-        loop = asyncio.get_running_loop()
-        await self._room(peer)
-        self._reading[stream] = (peer, time.monotonic())
-        late = loop.call_later(FAIR_S, self._late, stream)
+        turn = _Turn(peer, stream, asyncio.get_running_loop().create_future())
+        self._waiting.append(turn)
+        self._admit()
         try:
+            await turn.came
             raw = await coming()
             if raw is not None and len(raw) > MAX_BYTES:
                 self._pay(peer, len(raw))
             return raw
         finally:
-            late.cancel()
-            if self._reading.pop(stream, None) is not None:
-                self._let_in()
+            self._leave(turn)
+            self._admit()
 
-    async def _room(self, peer: str) -> None:
-        """Wait until one more message may be taken."""
-        while self._rest is not None or len(self._reading) >= MOST_READ:
-            if self._rest is None:
-                now = time.monotonic()
-                late = [
-                    s for s, (by, since) in self._reading.items() if now - since >= FAIR_S and self._yields(by, peer)
-                ]
-                if late:
-                    self._evict(late[0])
+    def _admit(self) -> None:
+        """Have the messages of calls taken that wait, as many as may be: the newest first, as it is the one that is
+        most likely to be waited for."""
+        while self._waiting and self._rest is None:
+            newest = len(self._waiting) - 1
+            at = next((at for at in range(newest, -1, -1) if self._waiting[at].peer not in self._large), newest)
+            turn = self._waiting[at]
+            if len(self._taking) >= MOST_READ:
+                late = next((one for one in self._taking if one.late and self._yields(one, turn)), None)
+                if late is None:
                     return
-            let_in: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            waits = (peer, let_in)
-            self._waiting.append(waits)
-            try:
-                await let_in
-            except asyncio.CancelledError:
-                if let_in.cancelled():
-                    self._waiting.remove(waits)
-                else:
-                    # It ended in the moment of its turn, which is the next one's now.
-                    self._let_in()
-                raise
+                self._leave(late)
+                late.stream.end(CallError(errors_pb2.REASON_OVERLOADED, "newer calls without credentials have come"))
+            del self._waiting[at]
+            if turn.came.done():
+                # The call was cancelled while it waited.
+                continue
+            turn.timer = asyncio.get_running_loop().call_later(FAIR_S, self._late, turn)
+            self._taking.append(turn)
+            turn.came.set_result(None)
+
+    def _yields(self, taken: _Turn, waits: _Turn) -> bool:
+        """Whether a call that is late gives way to one that waits. Nothing gives way to a flood: in a process that is
+        short of processor everybody is late, and a probe would be, too."""
+        return taken.peer in self._large or waits.peer not in self._large
+
+    def _late(self, turn: _Turn) -> None:
+        turn.late = True
+        self._admit()
+
+    def _leave(self, turn: _Turn) -> None:
+        """Take a call out, wherever it is."""
+        if turn.timer is not None:
+            turn.timer.cancel()
+        for calls in (self._waiting, self._taking):
+            if turn in calls:
+                calls.remove(turn)
 
     def _pay(self, peer: str, size: int) -> None:
         """A message of so many bytes, too large, was taken."""
@@ -147,32 +177,4 @@ class Strangers:
 
     def _rested(self) -> None:
         self._rest = None
-        for _ in range(MOST_READ - len(self._reading)):
-            self._let_in()
-
-    def _late(self, stream: OpenStream) -> None:
-        """The message of a call has not come in a fair time."""
-        if stream in self._reading:
-            by, _ = self._reading[stream]
-            if any(self._yields(by, peer) for peer, _ in self._waiting):
-                self._evict(stream)
-                self._let_in()
-
-    def _yields(self, reading: str, waiting: str) -> bool:
-        """Whether a call that is late gives way to one that waits. Nothing gives way to a flood: in a process that is
-        short of processor everybody is late, and a probe would be, too."""
-        return reading in self._large or waiting not in self._large
-
-    def _evict(self, stream: OpenStream) -> None:
-        del self._reading[stream]
-        stream.end(CallError(errors_pb2.REASON_OVERLOADED, "newer calls without credentials have come"))
-
-    def _let_in(self) -> None:
-        """Have the newest call that waits look for room: it is the one that is most likely to be waited for."""
-        while self._waiting and self._rest is None:
-            newest = len(self._waiting) - 1
-            at = next((at for at in range(newest, -1, -1) if self._waiting[at][0] not in self._large), newest)
-            _, let_in = self._waiting.pop(at)
-            if not let_in.done():
-                let_in.set_result(None)
-                return
+        self._admit()
