@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 
 import hypothesis
@@ -32,6 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run the tests that are marked slow or long")
     parser.addoption("--only-slow", action="store_true", help="run the tests that are marked slow, and no others")
     parser.addoption("--only-long", action="store_true", help="run the tests that are marked long, and no others")
+    parser.addoption("--until", type=int, help="run no test that would begin later: seconds since 1970 (date +%%s)")
 
 
 def _pace(item: pytest.Item) -> str:
@@ -50,6 +52,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if (pace := _pace(item)) != "quick":
             item.add_marker(pytest.mark.skip(reason=f"it is {pace}: make test-{pace} runs it"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leave out a test that comes too late, and say so."""
+    until = item.config.getoption("--until")
+    if until is not None and time.time() > until:
+        by = {"quick": "test"}.get(_pace(item), f"test-{_pace(item)}")
+        pytest.skip(f"the time for tests was used up by others: make {by} runs it")
 
 
 def pytest_report_header() -> str:
