@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from anabranch.clock import Clock
 from anabranch.runtime.calls import strangers
 from anabranch.runtime.calls.strangers import MAX_BYTES, MOST_READ, REST_S_PER_BYTE, Strangers
-from anabranch.runtime.calls.streams import OpenStream, Streams
+from anabranch.runtime.calls.streams import OpenStream
 from anabranch.runtime.errors import CallError
 
 LARGE = 3_000_000
@@ -56,7 +55,7 @@ def served(calls: list[Call]) -> None:
     """Serve calls that come at once, in this order."""
 
     async def run() -> None:
-        serve = Strangers(Streams(10, asyncio.Event(), Clock())).serving(_nothing, None, False)
+        serve = Strangers().serving(_nothing, None, False)
 
         async def one(call: Call) -> None:
             task = asyncio.current_task()
@@ -100,7 +99,7 @@ def test_the_turn_of_a_call_that_ends_in_that_moment_is_the_next_ones(monkeypatc
     monkeypatch.setattr(strangers, "FAIR_S", 60.0)
 
     async def run() -> None:
-        serve = Strangers(Streams(10, asyncio.Event(), Clock())).serving(_nothing, None, False)
+        serve = Strangers().serving(_nothing, None, False)
         tasks: list[asyncio.Task[None]] = []
 
         def begin(call: Any) -> None:

@@ -62,7 +62,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._rate = rate
         self._streams = streams
         self._under_way = under_way
-        self._strangers = Strangers(streams)
+        self._strangers = Strangers()
         self._max_message_bytes = max_message_bytes
         self._first_request_s = first_request_ms / 1000
         self._open_prefixes = (HEALTH_PREFIX, REFLECTION_PREFIX) if open_reflection else (HEALTH_PREFIX,)

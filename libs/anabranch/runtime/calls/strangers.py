@@ -24,7 +24,7 @@ from typing import Any
 import grpc
 
 from anabranch.runtime.calls.requests import Reader, first_of, next_of, serve_stream
-from anabranch.runtime.calls.streams import OpenStream, Streams
+from anabranch.runtime.calls.streams import OpenStream
 from anabranch.runtime.errors import CallError
 from anabranch.v1 import errors_pb2
 
@@ -67,8 +67,7 @@ class Strangers:
     late, a rest is over.
     """
 
-    def __init__(self, streams: Streams) -> None:
-        self._streams = streams
+    def __init__(self) -> None:
         # Both in the order in which the calls came there.
         self._waiting: list[_Turn] = []
         self._taking: list[_Turn] = []
