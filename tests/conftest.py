@@ -15,7 +15,6 @@ import hypothesis
 import pytest
 
 from anabranch.embedded.postgres import UNSYNCED, EmbeddedPostgres
-from anabranch.store import migrate
 from anabranch.testkit.databases import TestDatabases
 
 # How long an example takes says how busy the machine is, not whether it is right.
@@ -103,10 +102,6 @@ def database_url(databases: TestDatabases) -> Iterator[str]:
 @pytest.fixture
 def migrated_url(databases: TestDatabases) -> Iterator[str]:
     """URL of a new database with schema `anabranch` at this release's revision, for one test."""
-
-    def prepare(url: str) -> None:
-        migrate.upgrade(url)
-
-    url = databases.prepared("migrated", prepare)
+    url = databases.migrated()
     yield url
     databases.release(url)

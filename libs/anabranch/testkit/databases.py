@@ -9,6 +9,8 @@ from urllib.parse import quote, unquote, urlsplit
 import psycopg
 from psycopg import sql
 
+from anabranch.store import migrate
+
 CONNECT_TIMEOUT_S = 10
 RELEASED_AT_MOST = 20
 """The most released databases that wait to be dropped; dropped together, they cost one checkpoint, not one each."""
@@ -56,7 +58,7 @@ class TestDatabases:
         """URL of a new, empty database."""
         return create_database(self._url, self._next_name())
 
-    def prepared(self, key: str, prepare: Callable[[str], None]) -> str:
+    def prepared(self, key: str, prepare: Callable[[str], object]) -> str:
         """URL of a new copy of the database that `prepare(url)` made at the first call with this `key`.
 
         `prepare` must have closed its connections when it returns.
@@ -67,6 +69,10 @@ class TestDatabases:
             prepare(create_database(self._url, template))
             self._templates[key] = template
         return create_database(self._url, self._next_name(), template=template)
+
+    def migrated(self) -> str:
+        """URL of a new database with schema `anabranch` at this release's revision."""
+        return self.prepared("migrated", migrate.upgrade)
 
     def release(self, url: str) -> None:
         """Mark the database of `url` as no longer needed. It is dropped soon, with others."""

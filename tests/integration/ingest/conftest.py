@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 import pytest
 from ulid import ULID
 
-from anabranch.store import migrate
 from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.ingest_rig import Device, IngestRig
 from anabranch.testkit.verdict_writer import VerdictWriter
@@ -18,11 +17,7 @@ Devices = Callable[..., Device]
 @pytest.fixture(scope="module")
 def module_url(databases: TestDatabases) -> Iterator[str]:
     """URL of a migrated database for one module."""
-
-    def prepare(url: str) -> None:
-        migrate.upgrade(url)
-
-    url = databases.prepared("migrated", prepare)
+    url = databases.migrated()
     yield url
     databases.release(url)
 

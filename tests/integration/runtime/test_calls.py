@@ -18,11 +18,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from anabranch import clock, faults
 from anabranch.runtime import metrics
 from anabranch.runtime.errors import CODES, reason_name
-from anabranch.store import migrate
 from anabranch.store.catalog.registration import create_database
 from anabranch.store.session.engine import connect
 from anabranch.testkit import echo_service as behaviour
-from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.echo import Echo, bearer, echo_service, failing, failure, get, now_ms, subscribe
 from anabranch.testkit.exposition import page, shown
 from anabranch.testkit.waiting import until
@@ -30,16 +28,12 @@ from anabranch.testkit.waiting import until
 pytestmark = pytest.mark.xdist_group("runtime-calls")  # its processes are shared by its tests
 
 
-def prepare(url: str) -> None:
-    """A database with the schema and one database of the product, whose name the calls use."""
-    migrate.upgrade(url)
+@pytest.fixture(scope="module")
+def url(url: str) -> str:
+    """It has the database whose name the calls use."""
     with connect(url, application_name="test", autocommit=True) as conn:
         create_database(conn, "shop", "public", {})
-
-
-@pytest.fixture(scope="module")
-def url(databases: TestDatabases) -> str:
-    return databases.prepared("runtime-calls", prepare)
+    return url
 
 
 @pytest.fixture(scope="module")

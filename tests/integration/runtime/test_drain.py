@@ -7,16 +7,13 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
 import pytest
 
-from anabranch.store import migrate
 from anabranch.testkit import echo_service as behaviour
-from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.echo import bearer, echo_service, failing, get, subscribe
 from anabranch.testkit.exposition import shown
 from anabranch.testkit.gate import Gate
@@ -29,15 +26,10 @@ CALL_S = 60.0
 PATIENCE_S = 60.0
 
 
-def prepare(url: str) -> None:
-    migrate.upgrade(url)
-
-
 @pytest.fixture
-def url(databases: TestDatabases) -> Iterator[str]:
-    made = databases.prepared("drained", prepare)
-    yield made
-    databases.release(made)
+def url(migrated_url: str) -> str:
+    """A database of each test's own: processes are ended in it."""
+    return migrated_url
 
 
 class Callers:

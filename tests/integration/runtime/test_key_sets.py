@@ -11,9 +11,7 @@ import grpc
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from anabranch.store import migrate
 from anabranch.testkit import echo_service as behaviour
-from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.echo import Echo, bearer, failing, get, running_echo, subscribe
 from anabranch.testkit.exposition import page
 from anabranch.testkit.key_sets import (
@@ -32,15 +30,6 @@ from anabranch.v1 import change_pb2, change_pb2_grpc
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("runtime-server")]
 REFUSED = ("UNAUTHENTICATED", "UNAUTHENTICATED")
 EXPIRED = ("UNAUTHENTICATED", "CREDENTIALS_EXPIRED")
-
-
-@pytest.fixture(scope="module")
-def url(databases: TestDatabases) -> str:
-    return databases.prepared("runtime-server", prepare)
-
-
-def prepare(made: str) -> None:
-    migrate.upgrade(made)
 
 
 @pytest.fixture(scope="module")

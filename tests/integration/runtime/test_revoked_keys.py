@@ -12,12 +12,10 @@ from typing import Any
 import grpc
 import pytest
 
-from anabranch.store import migrate
 from anabranch.store.catalog.registration import create_database
 from anabranch.store.nodes import api_keys, key_administration
 from anabranch.store.session.engine import connect
 from anabranch.testkit import echo_service as behaviour
-from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.echo import bearer, failing, failure, now_ms, running_echo, subscribe
 from anabranch.testkit.stack import Stack
 from anabranch.testkit.waiting import until
@@ -52,15 +50,12 @@ CALLS: dict[str, Callable[[grpc.Channel, str], object]] = {
 SESSION = "pg_stat_activity where application_name = 'anabranch-echo-keys' and datname = current_database()"
 
 
-def prepare(url: str) -> None:
-    migrate.upgrade(url)
+@pytest.fixture(scope="module")
+def url(url: str) -> str:
+    """It has the database whose name the calls use."""
     with connect(url, application_name="test", autocommit=True) as conn:
         create_database(conn, "shop", "public", {})
-
-
-@pytest.fixture(scope="module")
-def url(databases: TestDatabases) -> str:
-    return databases.prepared("revoked-keys", prepare)
+    return url
 
 
 @pytest.fixture(scope="module")

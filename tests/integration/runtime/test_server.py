@@ -35,15 +35,6 @@ pytestmark = pytest.mark.xdist_group("runtime-server")  # its database is shared
 REFUSED = ("UNAUTHENTICATED", "UNAUTHENTICATED")
 
 
-@pytest.fixture(scope="module")
-def url(databases: TestDatabases) -> str:
-    return databases.prepared("runtime-server", prepare)
-
-
-def prepare(made: str) -> None:
-    migrate.upgrade(made)
-
-
 class Authority:
     """A certificate authority of one's own."""
 

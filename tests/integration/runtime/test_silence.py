@@ -17,7 +17,6 @@ from anabranch import limits
 from anabranch.client import RemoteDb, SyncedDb
 from anabranch.client.errors import CallFailed
 from anabranch.client.events import State
-from anabranch.store import migrate
 from anabranch.store.catalog.status import read_status
 from anabranch.store.session.engine import connect
 from anabranch.testkit import echo_service as behaviour
@@ -57,14 +56,13 @@ def follow_in_silence(address: str, key: str, began: threading.Event, streams: l
         remote.close()
 
 
-def test_both_sides_notice_a_peer_that_is_gone_without_a_word(databases: TestDatabases, tmp_path: Path) -> None:
+def test_both_sides_notice_a_peer_that_is_gone_without_a_word(migrated_url: str, tmp_path: Path) -> None:
     """The device's stream ends, and so does what the server keeps for it; another one, through which packets still
     come, stands meanwhile."""
-    url = databases.prepared("silence", migrated)
     began, began_too = threading.Event(), threading.Event()
     streams: list[Any] = []
     with (
-        echo_service(url, tmp_path) as echo,
+        echo_service(migrated_url, tmp_path) as echo,
         Gate(echo.address) as gate,
         ThreadPoolExecutor(2) as threads,
         ExitStack() as block,
@@ -89,11 +87,6 @@ def test_both_sides_notice_a_peer_that_is_gone_without_a_word(databases: TestDat
         assert not other.done(), "a stream that is merely idle stands"
         echo.child.stop(15)
         assert other.result(20)[0] == "UNAVAILABLE"
-    databases.release(url)
-
-
-def migrated(url: str) -> None:
-    migrate.upgrade(url)
 
 
 @pytest.mark.parametrize("hole_s", [40, pytest.param(120, marks=pytest.mark.long)], ids="{}s".format)

@@ -16,10 +16,8 @@ from tests.integration.runtime.raw_http2 import refused_calls
 
 from anabranch.runtime.calls import strangers, streams
 from anabranch.runtime.health import probe
-from anabranch.store import migrate
 from anabranch.testkit import echo_service as behaviour
 from anabranch.testkit import process_memory
-from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.echo import Echo, bearer, echo_service, failure, get
 from anabranch.testkit.paired import paired
 from anabranch.testkit.waiting import until
@@ -39,15 +37,6 @@ MOST_TIMES = 2.5
 FLOOD_S = 2.0
 REFUSED = ("UNAUTHENTICATED", "UNAUTHENTICATED")
 OVERLOADED = ("RESOURCE_EXHAUSTED", "OVERLOADED")
-
-
-def prepare(url: str) -> None:
-    migrate.upgrade(url)
-
-
-@pytest.fixture(scope="module")
-def url(databases: TestDatabases) -> str:
-    return databases.prepared("migrated", prepare)
 
 
 @pytest.fixture

@@ -13,9 +13,7 @@ import grpc
 import jwt
 import pytest
 
-from anabranch.store import migrate
 from anabranch.testkit import echo_service as behaviour
-from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.echo import bearer, failing, get, now_ms, running_echo, subscribe
 from anabranch.v1 import change_pb2, change_pb2_grpc
 
@@ -23,15 +21,6 @@ pytestmark = pytest.mark.xdist_group("runtime-server")  # its processes are shar
 SECRET = "a secret that is long enough for HS256"
 REFUSED = ("UNAUTHENTICATED", "UNAUTHENTICATED")
 EXPIRED = ("UNAUTHENTICATED", "CREDENTIALS_EXPIRED")
-
-
-@pytest.fixture(scope="module")
-def url(databases: TestDatabases) -> str:
-    return databases.prepared("runtime-server", prepare)
-
-
-def prepare(made: str) -> None:
-    migrate.upgrade(made)
 
 
 def claims(**changes: Any) -> dict[str, Any]:

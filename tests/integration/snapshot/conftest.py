@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from ulid import ULID
 
-from anabranch.store import migrate
 from anabranch.store.catalog.registration import add_table, create_database
 from anabranch.store.session.engine import Session, connect
 from anabranch.testkit.base_writer import BaseWriter
@@ -47,11 +46,7 @@ class Place:
 @pytest.fixture(scope="module")
 def module_url(databases: TestDatabases) -> Iterator[str]:
     """URL of a migrated database for one module."""
-
-    def prepare(url: str) -> None:
-        migrate.upgrade(url)
-
-    url = databases.prepared("migrated", prepare)
+    url = databases.migrated()
     yield url
     databases.release(url)
 
