@@ -40,7 +40,7 @@ test-slow: setup helm classes ## tests of more than a second or two: services, f
 	@$(VENV)/python -m pytest $(PYTEST_FLAGS) --only-slow --durations=10 tests
 
 test-long: setup helm classes ## tests of minutes: whole runs of Spark, many rows, two minutes without Postgres, images
-	@$(VENV)/python -m pytest $(LONG_FLAGS) --only-long --durations=10 tests
+	@$(VENV)/python -m pytest $(LONG_FLAGS) $(if $(UNTIL),--until $(UNTIL)) --only-long --durations=10 tests
 
 test-postgres: setup ## what depends on Postgres's version, on the embedded 16; other servers: ANABRANCH_POSTGRES_URL
 	@ANABRANCH_POSTGRES_MAJOR=$(MAJOR) $(VENV)/python -m pytest $(PYTEST_FLAGS) tests/integration tests/e2e

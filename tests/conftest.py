@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Iterator
 
 import hypothesis
@@ -25,41 +24,6 @@ pytest_plugins = ["pytester"]
 
 POSTGRES_URL = os.environ.get("ANABRANCH_POSTGRES_URL")
 POSTGRES_MAJOR = int(os.environ["ANABRANCH_POSTGRES_MAJOR"]) if os.environ.get("ANABRANCH_POSTGRES_MAJOR") else None
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--long`` runs what is left out otherwise, ``--only-slow`` and ``--only-long`` nothing but such tests."""
-    parser.addoption("--long", action="store_true", help="also run the tests that are marked slow or long")
-    parser.addoption("--only-slow", action="store_true", help="run the tests that are marked slow, and no others")
-    parser.addoption("--only-long", action="store_true", help="run the tests that are marked long, and no others")
-    parser.addoption("--until", type=int, help="run no test that would begin later: seconds since 1970 (date +%%s)")
-
-
-def _pace(item: pytest.Item) -> str:
-    """``long``, ``slow`` or ``quick``; of a slow file's tests some may be long."""
-    return next((mark for mark in ("long", "slow") if item.get_closest_marker(mark)), "quick")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave slow and long tests out unless they were asked for, and say so."""
-    for only in ("slow", "long"):
-        if config.getoption(f"--only-{only}"):
-            items[:] = [item for item in items if _pace(item) == only]
-            return
-    if config.getoption("--long"):
-        return
-    for item in items:
-        if (pace := _pace(item)) != "quick":
-            item.add_marker(pytest.mark.skip(reason=f"it is {pace}: make test-{pace} runs it"))
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Leave out a test that comes too late, and say so."""
-    until = item.config.getoption("--until")
-    if until is not None and time.time() > until:
-        by = {"quick": "test"}.get(_pace(item), f"test-{_pace(item)}")
-        pytest.skip(f"the time for tests was used up by others: make {by} runs it")
 
 
 def pytest_report_header() -> str:

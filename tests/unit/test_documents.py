@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from tests.tools import load_tool
 
+import anabranch.client
+
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {"ARCHITECTURE.md": (150, 110), "README.md": (130, None)}
 """Lines at most, characters in a line at most."""
@@ -227,3 +229,8 @@ def test_a_path_that_does_not_exist_is_found(
     monkeypatch.undo()
     assert found == (spelled_out(code) if named else [])
     assert all(map(exists, found)) is real
+
+
+def test_the_clients_page_has_every_name_of_the_client() -> None:
+    named = re.findall(r"^::: anabranch\.client\.(\w+)$", text_of(Path("docs/reference/client.md")), re.MULTILINE)
+    assert sorted(named) == sorted(anabranch.client.__all__)

@@ -34,7 +34,8 @@ def forget_peak(pid: int | str) -> None:
 
 
 def descendants() -> dict[int, list[int]]:
-    """Every process of this machine that has children, with them and theirs. It looks at all processes."""
+    """Every process of this machine that has children, with them and theirs: one look at all processes serves every
+    service that is watched, where psutil takes one for each."""
     children: dict[int, list[int]] = defaultdict(list)
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -15,17 +15,13 @@ import pytest
 
 from anabranch.testkit import echo_service as behaviour
 from anabranch.testkit.echo import bearer, failing, get, now_ms, running_echo, subscribe
+from anabranch.testkit.key_sets import claims
 from anabranch.v1 import change_pb2, change_pb2_grpc
 
 pytestmark = pytest.mark.xdist_group("runtime-server")  # its processes are shared by its tests
 SECRET = "a secret that is long enough for HS256"
 REFUSED = ("UNAUTHENTICATED", "UNAUTHENTICATED")
 EXPIRED = ("UNAUTHENTICATED", "CREDENTIALS_EXPIRED")
-
-
-def claims(**changes: Any) -> dict[str, Any]:
-    made = {"sub": "alice", "exp": now_ms() // 1000 + 600, "anabranch_database": "shop", **changes}
-    return {name: value for name, value in made.items() if value is not None}
 
 
 @pytest.fixture(scope="module")
