@@ -96,6 +96,8 @@ class CallFailed(ClientError):
         self.reason = reason
         self.message = message
         self.again = again
+        self._token: str | None = None
+        """The credentials of the call, where it was made with some."""
 
 
 class TokenFailed(CallFailed):

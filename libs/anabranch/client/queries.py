@@ -15,6 +15,8 @@ _ENDS_TRANSACTION = re.compile(
     r"(?:[\s;]|--[^\n]*\n|/\*.*?\*/)*(?:begin|commit|end|rollback|savepoint|release)\b", re.IGNORECASE | re.DOTALL
 )
 
+_LACKING = re.compile(r"no such table: (?:main\.)?(.+)", re.DOTALL)
+
 
 def execute(file: DeviceFile, sql: str, parameters: Sequence[Any] | Mapping[str, Any]) -> sqlite3.Cursor:
     """Run a query for an app; ``SyncedDb.execute`` says what it raises."""
@@ -47,11 +49,13 @@ def require_table(file: DeviceFile, name: str) -> None:
 
 def _require_pulled(file: DeviceFile, error: sqlite3.OperationalError) -> None:
     """Raise NotReady before the first pull is complete: which tables and rows there are is not known; and where the
-    ``error`` is the lack of a table that was chosen and has not been pulled yet."""
+    ``error`` is the lack of a table that may yet be pulled."""
     current = file.current()
     if current.pulls == 0:
         said = "the first pull is not complete; start() waits for it, on_state reports it"
         raise NotReady(f"the query failed ({error}): {said}")
-    name = str(error).removeprefix("no such table: ").removeprefix("main.")
-    if current.choice is not None and name in current.choice and name not in file.tables():
-        raise choice.not_there(current, name)
+    lacking = _LACKING.fullmatch(str(error))
+    if lacking and lacking[1] not in file.tables():
+        why = choice.not_there(current, lacking[1])
+        if isinstance(why, NotReady):
+            raise why

@@ -125,10 +125,7 @@ class RemoteDb:
         if lacking:
             raise ValueError(f"no address for {', '.join(lacking)}: give one for all, or one for each service")
         self._addresses: dict[str, str] = {name: value for name, value in addresses.items() if value}
-        if isinstance(token, str):
-            sendable(token)
-        self._token: Token = token
-        self._expired: str | None = None
+        self._token: Token = sendable(token) if isinstance(token, str) else token
         self._judging = threading.local()
         self._tls = tls
         self._allow_plaintext = allow_plaintext
@@ -157,7 +154,7 @@ class RemoteDb:
     def renewed(self, error: CallFailed) -> bool:
         """Whether a call failed because its token had expired, and the app has another one by now. Raises
         TokenFailed."""
-        return error.reason == EXPIRED and self._another(self._expired) is not None
+        return error.reason == EXPIRED and self._another(error._token) is not None
 
     def _another(self, expired: str | None) -> str | None:
         token = self.token() if callable(self._token) else None
@@ -202,26 +199,21 @@ class RemoteDb:
             channel, shared = self._channel(service)
             token = self.token()
             try:
-                with failures(shared):
+                with failures(shared, token):
                     return method(channel)(request, timeout=timeout_s, metadata=self._metadata(token)), shared, token
             except CallFailed as error:
                 another = self._another(token) if error.reason == EXPIRED else None
                 if another is None:
                     raise
             # Any call may be made twice: what it asks for is done once.
-            with failures(shared):
+            with failures(shared, another):
                 return method(channel)(request, timeout=timeout_s, metadata=self._metadata(another)), shared, another
 
     def _call(self, name: str, service: str, method: Method[T], request: Any, timeout_s: float) -> T:
         return self._begin(name, service, method, request, timeout_s)[0]
 
     def _stream(self, name: str, service: str, method: Method[Any], request: Any, timeout_s: float) -> Stream[Any]:
-        call, shared, token = self._begin(name, service, method, request, timeout_s)
-
-        def expired() -> None:
-            self._expired = token
-
-        return Stream(call, shared, expired)
+        return Stream(*self._begin(name, service, method, request, timeout_s))
 
     def send(self, request: ingest_pb2.SendRequest, timeout_s: float = SEND_TIMEOUT_S) -> ingest_pb2.SendResponse:
         """Raises CallFailed and WrongPrincipal, as all that follow."""
@@ -288,20 +280,15 @@ M = TypeVar("M", bound=Message)
 class Stream(Iterator[M]):
     """A stream of responses whose failures are CallFailed, and that can be cancelled."""
 
-    def __init__(self, call: Any, channel: SharedChannel, expired: Callable[[], None]) -> None:
+    def __init__(self, call: Any, channel: SharedChannel, token: str | None) -> None:
         self._responses = call
         self._channel = channel
-        self._expired = expired
+        self._token = token
 
     def __next__(self) -> M:
-        try:
-            with failures(self._channel):
-                response: M = next(self._responses)
-                return response
-        except CallFailed as error:
-            if error.reason == EXPIRED:
-                self._expired()
-            raise
+        with failures(self._channel, self._token):
+            response: M = next(self._responses)
+            return response
 
     def cancel(self) -> None:
         """End the call; a thread that waits for a response gets CallFailed with the code CANCELLED."""
@@ -310,10 +297,11 @@ class Stream(Iterator[M]):
 
 class failures:  # noqa: N801 - a context manager, read as a phrase
     """Turns a grpc.RpcError into CallFailed, or WrongPrincipal where that is its reason; and a ValueError, once the
-    channel is closed."""
+    channel is closed. ``token``: the call's."""
 
-    def __init__(self, channel: SharedChannel) -> None:
+    def __init__(self, channel: SharedChannel, token: str | None) -> None:
         self._channel = channel
+        self._token = token
 
     def __enter__(self) -> None:
         return None
@@ -326,7 +314,9 @@ class failures:  # noqa: N801 - a context manager, read as a phrase
             reason = error_reason(metadata.get(_DETAILS, b""))
             if reason == "WRONG_PRINCIPAL":
                 raise WrongPrincipal(call.details()) from error
-            raise CallFailed(code.name, reason, call.details() or "", code in _AGAIN) from error
+            failed = CallFailed(code.name, reason, call.details() or "", code in _AGAIN)
+            failed._token = self._token
+            raise failed from error
         if isinstance(error, ValueError) and self._channel.closed:
             message = "the connection was closed while the call was begun; a new call opens another"
             raise CallFailed(grpc.StatusCode.UNAVAILABLE.name, "", message, again=True) from error

@@ -225,7 +225,8 @@ class SyncLoop:
 
     def _failed(self, half: Half, error: CallFailed) -> None:
         # The text of the app's own error is for the app alone: it may hold what it asked its issuer with.
-        told = type(error.__cause__).__name__ if isinstance(error, TokenFailed) else error.message
+        of_app = error.__cause__ if isinstance(error, TokenFailed) else None
+        told = error.message if of_app is None else type(of_app).__name__
         log.info("call_failed", code=error.code, reason=error.reason, error=told)
         self._publish(half, _kind(error), str(error))
 

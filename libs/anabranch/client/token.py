@@ -11,13 +11,13 @@ Token: TypeAlias = str | Callable[[], str] | None
 
 
 def given(token: Token) -> str | None:
-    """The credentials for a call; None where there are none.
+    """The credentials for a call; None where there are none. A text was judged before.
 
     Raises:
         TokenFailed: the function raised, or what it gave can't be sent.
     """
     if not callable(token):
-        return None if token is None else sendable(token)
+        return token
     try:
         found: object = token()
     except Exception as error:
@@ -36,6 +36,6 @@ def sendable(token: object) -> str:
     if not isinstance(token, str):
         raise ValueError(f"the token is {type(token).__name__}, not text")
     stripped = token.strip()
-    if not all(" " <= character <= "~" for character in stripped):
+    if not (stripped.isascii() and stripped.isprintable()):
         raise ValueError("the token has a character that can't be sent: a line end, or one that is not ASCII")
     return stripped

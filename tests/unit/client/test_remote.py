@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -12,7 +13,8 @@ import pytest
 
 from anabranch.client import CallFailed, RemoteDb, TokenFailed
 from anabranch.client.remote import is_loopback
-from anabranch.v1 import change_pb2, ingest_pb2, resolver_pb2, snapshot_pb2
+from anabranch.runtime.errors import CallError, to_status
+from anabranch.v1 import change_pb2, errors_pb2, ingest_pb2, resolver_pb2, snapshot_pb2
 
 CALLS: dict[str, Callable[[RemoteDb], object]] = {
     "send": lambda remote: remote.send(ingest_pb2.SendRequest()),
@@ -129,6 +131,48 @@ def test_a_line_end_around_a_token_is_left_out() -> None:
     assert RemoteDb("127.0.0.1:1").token() is None
 
 
+def expired(request: object, context: grpc.ServicerContext) -> Any:
+    status = to_status(CallError(errors_pb2.REASON_CREDENTIALS_EXPIRED, "the credentials have expired"))
+    context.set_trailing_metadata(tuple(status.trailing_metadata))
+    context.abort(status.code, status.details)
+
+
+@contextmanager
+def serving(change_calls: dict[str, grpc.RpcMethodHandler[Any, Any]]) -> Iterator[str]:
+    """The address of a server that has these calls of ChangeService."""
+    with ThreadPoolExecutor(2) as pool:
+        server = grpc.server(pool)
+        service = grpc.method_handlers_generic_handler("anabranch.v1.ChangeService", change_calls)
+        server.add_generic_rpc_handlers((service,))
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            server.stop(None).wait()
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["a call", "a stream"])
+def test_a_call_goes_on_with_another_token_than_its_own_alone(streamed: bool) -> None:
+    get = grpc.unary_unary_rpc_method_handler(
+        expired, change_pb2.GetRequest.FromString, change_pb2.GetResponse.SerializeToString
+    )
+    subscribe = grpc.unary_stream_rpc_method_handler(
+        expired, change_pb2.SubscribeRequest.FromString, change_pb2.SubscribeResponse.SerializeToString
+    )
+    given = "the first"
+    with serving({"Get": get, "Subscribe": subscribe}) as address:
+        remote = RemoteDb(address, token=lambda: given)
+        with pytest.raises(CallFailed) as caught:
+            CALLS["subscribe" if streamed else "get"](remote)
+        assert caught.value.reason == "CREDENTIALS_EXPIRED"
+        assert not remote.renewed(caught.value), "the app has no other one"
+        given = "the next"
+        assert remote.renewed(caught.value)
+        assert given not in f"{caught.value!r} {caught.value}"
+        remote.close()
+
+
 def test_streams_that_wait_when_their_channel_is_closed_are_failed_calls() -> None:
     def subscribe(request: object, context: grpc.ServicerContext) -> Iterator[change_pb2.SubscribeResponse]:
         yield change_pb2.SubscribeResponse()
@@ -136,17 +180,13 @@ def test_streams_that_wait_when_their_channel_is_closed_are_failed_calls() -> No
         context.add_callback(ended.set)
         ended.wait()
 
-    with ThreadPoolExecutor(2) as pool:
-        server = grpc.server(pool)
-        handler = grpc.unary_stream_rpc_method_handler(
-            subscribe,
-            change_pb2.SubscribeRequest.FromString,
-            change_pb2.SubscribeResponse.SerializeToString,
-        )
-        service = grpc.method_handlers_generic_handler("anabranch.v1.ChangeService", {"Subscribe": handler})
-        server.add_generic_rpc_handlers((service,))
-        remote = RemoteDb(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
-        server.start()
+    handler = grpc.unary_stream_rpc_method_handler(
+        subscribe,
+        change_pb2.SubscribeRequest.FromString,
+        change_pb2.SubscribeResponse.SerializeToString,
+    )
+    with serving({"Subscribe": handler}) as address:
+        remote = RemoteDb(address)
         stream = remote.subscribe(change_pb2.SubscribeRequest())
         next(stream)
         remote.close()
@@ -154,4 +194,3 @@ def test_streams_that_wait_when_their_channel_is_closed_are_failed_calls() -> No
             with pytest.raises(CallFailed) as caught:
                 next(stream)
             assert caught.value.again
-        server.stop(None).wait()

@@ -66,7 +66,8 @@ def choose(tx: Tx, wanted: frozenset[str] | None) -> None:
     given_up = [] if wanted is None else [name for name in tx.tables if name not in wanted]
     for name in given_up:
         give_up(tx, name)
-        _forget_rows(tx, name)
+    if wanted is not None and given_up:
+        _forget_rows(tx, wanted)
     known = tx.tables.keys() - set(given_up)
     tx.set(
         chosen=None if wanted is None else json.dumps(sorted(wanted)),
@@ -77,19 +78,18 @@ def choose(tx: Tx, wanted: frozenset[str] | None) -> None:
         tx.events.append(State("given_up", ", ".join(given_up)))
 
 
-def _forget_rows(tx: Tx, table: str) -> None:
-    """Remove the server's rows of a table from the verdicts that the file keeps."""
+def _forget_rows(tx: Tx, wanted: Collection[str]) -> None:
+    """Remove the server's rows of tables other than ``wanted`` from the verdicts that the file keeps."""
     for kept in _WITH_VERDICTS:
-        found = tx.conn.execute(
-            f"SELECT id, verdict FROM {kept} WHERE instr(verdict, CAST(? AS BLOB))", (table,)
-        ).fetchall()
-        for batch_id, data in found:
+        changed = []
+        for batch_id, data in tx.conn.execute(f"SELECT id, verdict FROM {kept} WHERE verdict IS NOT NULL"):
             try:
                 verdict = verdict_pb2.Verdict.FromString(data)
             except UNREADABLE:
                 continue  # The reader of it says so.
-            if _without(verdict, lambda name: name != table):
-                tx.conn.execute(f"UPDATE {kept} SET verdict = ? WHERE id = ?", (verdict.SerializeToString(), batch_id))
+            if _without(verdict, wanted.__contains__):
+                changed.append((verdict.SerializeToString(), batch_id))
+        tx.conn.executemany(f"UPDATE {kept} SET verdict = ? WHERE id = ?", changed)
 
 
 def without_others(verdicts: Iterable[verdict_pb2.Verdict], choice: Collection[str] | None) -> None:

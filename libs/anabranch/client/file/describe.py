@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from anabranch.client.errors import CallFailed
 from anabranch.client.events import Change, State
@@ -27,6 +27,7 @@ def apply_description(tx: Tx, response: snapshot_pb2.DescribeResponse) -> None:
     choice = tx.state.choice
     known: dict[str, bytes] = dict(tx.conn.execute("SELECT name, value FROM _db_tables").fetchall())
     changed = False
+    created: dict[str, DeviceTable] = {}
     for ordinal, message in enumerate(response.tables):
         if choice is not None and message.name not in choice:
             continue
@@ -38,13 +39,18 @@ def apply_description(tx: Tx, response: snapshot_pb2.DescribeResponse) -> None:
         value = message.SerializeToString(deterministic=True)
         old = known.pop(message.name, None)
         if old is None:
-            changed |= _create(tx, message, value, ordinal)
+            table = _create(tx, message, value, ordinal)
+            if table is not None:
+                created[message.name] = table
         elif _columns(old) != _columns(value):
             changed = True
             _change(tx, DeviceTable(table_of(snapshot_pb2.Table.FromString(old))), message, value)
         elif old != value:
             tx.conn.execute("UPDATE _db_tables SET value = ? WHERE name = ?", (value, message.name))
             changed |= snapshot_pb2.Table.FromString(old).columns != message.columns
+    if created:
+        changed = True
+        _find_pending(tx, created)
     for name in known:
         changed = True
         give_up(tx, name)
@@ -109,7 +115,7 @@ def _columns(value: bytes) -> tuple[list[tuple[str, int, int]], list[str]]:
     return [(c.name, c.kind, c.element_kind) for c in message.columns], list(message.key_columns)
 
 
-def _create(tx: Tx, message: snapshot_pb2.Table, value: bytes, ordinal: int) -> bool:
+def _create(tx: Tx, message: snapshot_pb2.Table, value: bytes, ordinal: int) -> DeviceTable | None:
     name = message.name
     reason = ""
     if name.lower().startswith((layout.PREFIX, "sqlite_")):
@@ -122,21 +128,20 @@ def _create(tx: Tx, message: snapshot_pb2.Table, value: bytes, ordinal: int) -> 
             reason = f"SQLite can't hold it: {error}"
     if reason:
         tx.events.append(State("set_aside", reason, name))
-        return False
+        return None
     guards.put(tx.conn, name)
     tx.conn.execute("INSERT INTO _db_tables (name, ordinal, value) VALUES (?, ?, ?)", (name, ordinal, value))
-    _find_pending(tx, table)
-    return True
+    return table
 
 
-def _find_pending(tx: Tx, table: DeviceTable) -> None:
-    """Note which rows of a new table the queue's batches touch: they were queued while it was here before."""
+def _find_pending(tx: Tx, created: Mapping[str, DeviceTable]) -> None:
+    """Note which rows of new tables the queue's batches touch: they were queued while these were here before."""
     queued = tx.conn.execute("SELECT id, value FROM _db_mutations_queue ORDER BY id")
     touched = set[tuple[str, str, str]]()
     for batch_id, value in queued:
         # A damaged batch touches nothing that is known.
         with contextlib.suppress(*UNREADABLE):
-            touched.update((table.name, part.key_text, batch_id) for part in parse(value, {table.name: table}))
+            touched.update((part.table, part.key_text, batch_id) for part in parse(value, created))
     tx.conn.executemany(f"INSERT OR IGNORE INTO {layout.OF_QUEUE} (tbl, key, batch) VALUES (?, ?, ?)", sorted(touched))
 
 

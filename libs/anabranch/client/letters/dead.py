@@ -183,10 +183,8 @@ def replay(
     except UNREADABLE as error:
         raise ValueError(f"the dead letter {letter_id} can't be read: {cause(error)}") from error
     lost = {table for _, table, _ in mutations} - set(tx.tables)
-    if lost and tx.state.choice is not None:
-        raise choice.not_there(tx.state, min(lost, key=lambda name: (name in (tx.state.choice or ()), name)))
     if lost:
-        raise ValueError(f"there is no synced table {min(lost)!r} any more")
+        raise choice.not_there(tx.state, min(lost, key=lambda name: (name in (tx.state.choice or ()), name)))
     _edit(tx, mutations, changes, leave_out)
     for kind, table, rows in mutations:
         if kind == "delete":

@@ -109,26 +109,26 @@ class Sender:
         if not self._turn.acquire(timeout=timeout_s):
             return False
         try:
-            mended = 0
-            while mended < _MENDED:
-                current = self._file.current()
-                try:
-                    if current.snapshot_due == rewind.RECOVERING:
-                        self._rewound(current.pulls, None)
-                    with owned(self._file, self._remote):
+            with owned(self._file, self._remote):
+                mended = 0
+                while mended < _MENDED:
+                    current = self._file.current()
+                    try:
+                        if current.snapshot_due == rewind.RECOVERING:
+                            self._rewound(current.pulls, None)
                         return self._flush(deadline, only)
-                except CallFailed as error:
-                    # The rest goes on with the next token.
-                    if self._renewals.allow(error):
-                        continue
-                    mended += 1
-                    if error.reason in rewind.REASONS:
-                        self._rewound(current.pulls, current.greatest_seen)
-                    elif error.reason == "NODE_FORKED":
-                        self._fork()
-                    else:
-                        raise
-            return self._flush(deadline, only)
+                    except CallFailed as error:
+                        # The rest goes on with the next token.
+                        if self._renewals.allow(error):
+                            continue
+                        mended += 1
+                        if error.reason in rewind.REASONS:
+                            self._rewound(current.pulls, current.greatest_seen)
+                        elif error.reason == "NODE_FORKED":
+                            self._fork()
+                        else:
+                            raise
+                return self._flush(deadline, only)
         except CallFailed as error:
             if error.code == "DEADLINE_EXCEEDED" and time.monotonic() >= deadline:
                 return False

@@ -47,13 +47,15 @@ def show(
     lenient: dict[str, int],
 ) -> None:
     """Change the bases by the folded effects and show the touched rows again, table by table: a table that can't take
-    them is set aside and stops no other."""
+    them is set aside and stops no other. A table that was never pulled is left out: its pull will show the rows, over
+    those that it brings."""
+    new = unpulled(tx) if touched else frozenset()
     for name, reason in folded.misfits.items():
         log.warning("table_set_aside", table=name, error=reason)
         set_aside(tx, name, f"the log's rows do not fit its columns: {reason}")
     for name in {**folded.patches, **touched}:
         table = tx.tables.get(name)
-        if table is None:
+        if table is None or name in new:
             continue
         try:
             with tx.savepoint():
@@ -72,13 +74,9 @@ def show(
                 set_aside(tx, name, f"the log changes the row {missing[0]}, which is not here")
 
 
-def without_new(tx: Tx, touched: Touched) -> Touched:
-    """``touched`` without tables that were never pulled: a pull will show their pending rows, over the rows that it
-    brings."""
-    if touched:
-        for (name,) in tx.conn.execute("SELECT name FROM _db_tables WHERE stage = 'new'").fetchall():
-            touched.pop(name, None)
-    return touched
+def unpulled(tx: Tx) -> frozenset[str]:
+    """The tables that were never pulled."""
+    return frozenset(name for (name,) in tx.conn.execute("SELECT name FROM _db_tables WHERE stage = 'new'"))
 
 
 def leave(tx: Tx, pendings: Pendings, position: int) -> Touched:
@@ -193,7 +191,7 @@ def bury(tx: Tx, verdicts: Sequence[verdict_pb2.Verdict], pendings: Pendings, di
     for name, keys in leave(tx, pendings, tx.state.cursor_ms).items():
         touched.setdefault(name, {}).update(keys)
     asides = len(tx.events)
-    show(tx, Folded(), without_new(tx, touched), pendings, "rejected", {})
+    show(tx, Folded(), touched, pendings, "rejected", {})
     if any(isinstance(e, State) and e.kind == "set_aside" for e in tx.events[asides:]):
         tx.conn.executemany("UPDATE _db_mutations_queue_dead SET still_shown = 1 WHERE id = ?", [(i,) for i in ids])
     publish_dead(tx, [known[i] for i in ids])
@@ -292,4 +290,4 @@ def pulled(tx: Tx, pendings: Pendings) -> None:
         return
     publish_verdicts(tx, ids)
     statements.mark_seen(tx.conn, ids)
-    show(tx, Folded(), without_new(tx, leave(tx, pendings, position)), pendings, "snapshot", {})
+    show(tx, Folded(), leave(tx, pendings, position), pendings, "snapshot", {})

@@ -154,7 +154,10 @@ def queue_again(tx: Tx, ids: Collection[str], pendings: Pendings) -> None:
                 "INSERT OR IGNORE INTO _db_pending_rows (tbl, key, batch) VALUES (?, ?, ?)",
                 [(name, key, batch_id) for key in keys],
             )
-    for name, keys in settle.without_new(tx, touched).items():
+    new = settle.unpulled(tx)
+    for name, keys in touched.items():
+        if name in new:
+            continue
         table = tx.tables[name]
         shown = table.read_by_text(tx.conn, keys)
         load = table.codec.load

@@ -106,8 +106,9 @@ def test_pending_writes_of_a_table_given_up_are_sent_and_shown_on_top_again(
     agrees(device, server, "todo", "note")
 
 
+@pytest.mark.parametrize("again", [("todo", "note"), None], ids=["these", "all"])
 def test_a_rejection_while_the_table_is_not_there_leaves_a_readable_letter_without_the_servers_row(
-    opened: Open, server: Server
+    opened: Open, server: Server, again: tuple[str, ...] | None
 ) -> None:
     device = opened(["todo", "note"])
     queued = device.table("note").insert({"id": "x", "body": "my own"})
@@ -132,14 +133,18 @@ def test_a_rejection_while_the_table_is_not_there_leaves_a_readable_letter_witho
     with pytest.raises(NotChosen):
         device.replay(queued)
     assert len(device.dead_letters()) == 1
-    device.choose_tables(["todo", "note"])
+    device.choose_tables(again)
     with pytest.raises(NotReady):
         device.replay(queued)
+    with pytest.raises(NotReady):
+        device.execute("SELECT * FROM note")
+    with pytest.raises(sqlite3.OperationalError, match="no such column"):
+        device.execute("SELECT elsewhere FROM todo")
     device.read()
     device.table("note").delete("x")
     device.replay(queued)
     assert device.sync()
-    agrees(device, server, "todo", "note")
+    agrees(device, server, *(again or NAMES))
     assert bodies(device, "note")["x"] == "my own"
 
 
