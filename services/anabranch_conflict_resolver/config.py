@@ -83,7 +83,7 @@ def group_options(settings: ResolverSettings) -> SessionOptions:
 
 
 def explain_options(settings: ResolverSettings) -> SessionOptions:
-    """The same of dry runs."""
+    """The time limits of a dry run's session."""
     return session_options(
         statement_timeout_ms=settings.explain_timeout_ms,
         lock_timeout_ms=settings.explain_lock_timeout_ms,

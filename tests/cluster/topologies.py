@@ -29,7 +29,7 @@ def public() -> dict[str, Any]:
 
 
 def without_optional_kinds(values: dict[str, Any]) -> dict[str, Any]:
-    """The same without objects of those kinds."""
+    """Values without objects of the kinds that not every cluster has."""
     left = copy.deepcopy(values)
     for name in OPTIONAL_KINDS:
         left.pop(name, None)

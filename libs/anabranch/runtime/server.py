@@ -222,7 +222,7 @@ def _options(settings: ServiceSettings) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", 0),
         # Above the limit of the interceptor, so that the interceptor can refuse a message with a reason.
         ("grpc.max_receive_message_length", settings.max_message_bytes + 1024 * 1024),
-        # The same for what comes beside it: gRPC's default is below the longest token.
+        # As much of metadata: gRPC's default is below the longest token.
         ("grpc.max_metadata_size", METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", METADATA_BYTES),
         # The part of a message that comes before it is asked for stays small; with the probe it is megabytes a call. A

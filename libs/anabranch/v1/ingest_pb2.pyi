@@ -38,7 +38,7 @@ class SendRequest(_message.Message):
     """The token from the last answer; empty in the node's first call."""
     @_builtins.property
     def node_state(self) -> _position_pb2.NodeState:
-        """Who sends. For the rules a batch belongs to this node, not to the one that its bytes name."""
+        """The node that sends. For the rules a batch belongs to this node, not to the one that its bytes name."""
 
     @_builtins.property
     def unanswered_batch_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -116,7 +116,7 @@ class SendStreamRequest(_message.Message):
     """The token from the last answer; in the first request."""
     @_builtins.property
     def node_state(self) -> _position_pb2.NodeState:
-        """Who sends; in the first request."""
+        """The node that sends; in the first request."""
 
     @_builtins.property
     def unanswered_batch_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

@@ -60,7 +60,7 @@ class IngestServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SendStream(self, request_iterator, context):
-        """The same for long flushes and for batches larger than a message: requests are appended as they come,
+        """Send, for long flushes and for batches larger than a message: requests are appended as they come,
         responses bring verdicts as they are decided, in any order. The server ends the stream when the client has
         closed its side and every batch has its verdict, or at the deadline.
         """

@@ -38,7 +38,7 @@ class IngestServiceStub:
     PENDING. Sending the same batch again is harmless and finds the verdict.
     """
     SendStream: _grpc.StreamStreamMultiCallable[_ingest_pb2.SendStreamRequest, _ingest_pb2.SendStreamResponse]
-    """The same for long flushes and for batches larger than a message: requests are appended as they come,
+    """Send, for long flushes and for batches larger than a message: requests are appended as they come,
     responses bring verdicts as they are decided, in any order. The server ends the stream when the client has
     closed its side and every batch has its verdict, or at the deadline.
     """
@@ -53,7 +53,7 @@ class IngestServiceAsyncStub(IngestServiceStub):
     PENDING. Sending the same batch again is harmless and finds the verdict.
     """
     SendStream: _aio.StreamStreamMultiCallable[_ingest_pb2.SendStreamRequest, _ingest_pb2.SendStreamResponse]  # type: ignore[assignment]
-    """The same for long flushes and for batches larger than a message: requests are appended as they come,
+    """Send, for long flushes and for batches larger than a message: requests are appended as they come,
     responses bring verdicts as they are decided, in any order. The server ends the stream when the client has
     closed its side and every batch has its verdict, or at the deadline.
     """
@@ -77,7 +77,7 @@ class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_ingest_pb2.SendStreamRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_ingest_pb2.SendStreamResponse], _abc.AsyncIterator[_ingest_pb2.SendStreamResponse]]:
-        """The same for long flushes and for batches larger than a message: requests are appended as they come,
+        """Send, for long flushes and for batches larger than a message: requests are appended as they come,
         responses bring verdicts as they are decided, in any order. The server ends the stream when the client has
         closed its side and every batch has its verdict, or at the deadline.
         """

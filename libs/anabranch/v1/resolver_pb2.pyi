@@ -117,7 +117,7 @@ Global___ExplainRequest: _TypeAlias = ExplainRequest  # noqa: Y015
 
 @_typing.final
 class ExplainResponse(_message.Message):
-    """What would happen."""
+    """The verdict and the changes that there would be."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -128,7 +128,7 @@ class ExplainResponse(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     UNDRAINED_FIELD_NUMBER: _builtins.int
     waits_for: _builtins.str
-    """What it would wait for, where it would: a batch id, or a table and key in words."""
+    """The cause that it would wait for, where it would: a batch id, or a table and key in words."""
     undrained: _builtins.int
     """How many changes that were made by SQL, and are not in the log yet, it was judged against."""
     @_builtins.property
@@ -137,7 +137,7 @@ class ExplainResponse(_message.Message):
 
     @_builtins.property
     def effects(self) -> _containers.RepeatedCompositeFieldContainer[_change_pb2.Effect]:
-        """What it would change."""
+        """The changes that it would make."""
 
     @_builtins.property
     def losers(self) -> _containers.RepeatedCompositeFieldContainer[_change_pb2.Loser]:

@@ -64,7 +64,7 @@ class ConflictResolverServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Explain(self, request, context):
-        """What would become of a batch if it arrived now. Nothing is changed.
+        """Tells what would become of a batch if it arrived now. Nothing is changed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,7 +36,7 @@ class ConflictResolverServiceStub:
     GetVerdict: _grpc.UnaryUnaryMultiCallable[_resolver_pb2.GetVerdictRequest, _resolver_pb2.GetVerdictResponse]
     """The verdicts of batches that the caller sent. An unknown id, and another principal's, is left out."""
     Explain: _grpc.UnaryUnaryMultiCallable[_resolver_pb2.ExplainRequest, _resolver_pb2.ExplainResponse]
-    """What would become of a batch if it arrived now. Nothing is changed."""
+    """Tells what would become of a batch if it arrived now. Nothing is changed."""
     ListConflicts: _grpc.UnaryUnaryMultiCallable[_resolver_pb2.ListConflictsRequest, _resolver_pb2.ListConflictsResponse]
     """The values that lost a conflict, the newest first."""
 
@@ -48,7 +48,7 @@ class ConflictResolverServiceAsyncStub(ConflictResolverServiceStub):
     GetVerdict: _aio.UnaryUnaryMultiCallable[_resolver_pb2.GetVerdictRequest, _resolver_pb2.GetVerdictResponse]  # type: ignore[assignment]
     """The verdicts of batches that the caller sent. An unknown id, and another principal's, is left out."""
     Explain: _aio.UnaryUnaryMultiCallable[_resolver_pb2.ExplainRequest, _resolver_pb2.ExplainResponse]  # type: ignore[assignment]
-    """What would become of a batch if it arrived now. Nothing is changed."""
+    """Tells what would become of a batch if it arrived now. Nothing is changed."""
     ListConflicts: _aio.UnaryUnaryMultiCallable[_resolver_pb2.ListConflictsRequest, _resolver_pb2.ListConflictsResponse]  # type: ignore[assignment]
     """The values that lost a conflict, the newest first."""
 
@@ -69,7 +69,7 @@ class ConflictResolverServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _resolver_pb2.ExplainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_resolver_pb2.ExplainResponse, _abc.Awaitable[_resolver_pb2.ExplainResponse]]:
-        """What would become of a batch if it arrived now. Nothing is changed."""
+        """Tells what would become of a batch if it arrived now. Nothing is changed."""
 
     @_abc_1.abstractmethod
     def ListConflicts(

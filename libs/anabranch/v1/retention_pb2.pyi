@@ -31,27 +31,27 @@ class _FloorHoldEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FloorHold.V
     FLOOR_HOLD_WINDOW: _FloorHold.ValueType  # 1
     """The retention window: what is above it is too young."""
     FLOOR_HOLD_COMPACTION: _FloorHold.ValueType  # 2
-    """What is above it is in no published run of the compactor."""
+    """The rows above it are in no published run of the compactor."""
     FLOOR_HOLD_NODE: _FloorHold.ValueType  # 3
     """A node that was seen within the longest absence has acknowledged no more."""
     FLOOR_HOLD_HEAD: _FloorHold.ValueType  # 4
-    """What is above it was committed last: the newest group always stays."""
+    """The group above it was committed last: the newest group always stays."""
     FLOOR_HOLD_PROOF: _FloorHold.ValueType  # 5
     """The Parquet that stands for what would go is not there, or not as it was proven: nothing goes."""
 
 class FloorHold(_FloorHold, metaclass=_FloorHoldEnumTypeWrapper):
-    """What may hold the floor back."""
+    """The kinds of what may hold the floor back."""
 
 FLOOR_HOLD_UNSPECIFIED: FloorHold.ValueType  # 0
 """Not said."""
 FLOOR_HOLD_WINDOW: FloorHold.ValueType  # 1
 """The retention window: what is above it is too young."""
 FLOOR_HOLD_COMPACTION: FloorHold.ValueType  # 2
-"""What is above it is in no published run of the compactor."""
+"""The rows above it are in no published run of the compactor."""
 FLOOR_HOLD_NODE: FloorHold.ValueType  # 3
 """A node that was seen within the longest absence has acknowledged no more."""
 FLOOR_HOLD_HEAD: FloorHold.ValueType  # 4
-"""What is above it was committed last: the newest group always stays."""
+"""The group above it was committed last: the newest group always stays."""
 FLOOR_HOLD_PROOF: FloorHold.ValueType  # 5
 """The Parquet that stands for what would go is not there, or not as it was proven: nothing goes."""
 Global___FloorHold: _TypeAlias = FloorHold  # noqa: Y015
@@ -96,7 +96,7 @@ class Removed(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     what: _builtins.str
-    """What: log, groups, conflicts, tombstones, verdicts, nodes."""
+    """The kind of rows: log, groups, conflicts, tombstones, verdicts, nodes."""
     rows: _builtins.int
     """How many rows; of a dry run and of a status as far as they were counted."""
     more: _builtins.bool
@@ -140,7 +140,7 @@ Global___GetStatusRequest: _TypeAlias = GetStatusRequest  # noqa: Y015
 
 @_typing.final
 class GetStatusResponse(_message.Message):
-    """What holds the floor back, and what would go."""
+    """The floor, what holds it back, and what would go."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -163,7 +163,7 @@ class GetStatusResponse(_message.Message):
 
     @_builtins.property
     def removes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Removed]:
-        """What the next sweep would remove."""
+        """The rows that the next sweep would remove."""
 
     @_builtins.property
     def partitions_until(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

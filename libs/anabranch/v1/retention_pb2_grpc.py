@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RetentionJanitorServiceStub:
-    """What is kept of a database's past, and what goes. Its calls are for admins.
+    """Tells how much of a database's past is kept, and what goes. Its calls are for admins.
     """
 
     def __init__(self, channel):
@@ -48,11 +48,11 @@ class RetentionJanitorServiceStub:
 
 
 class RetentionJanitorServiceServicer:
-    """What is kept of a database's past, and what goes. Its calls are for admins.
+    """Tells how much of a database's past is kept, and what goes. Its calls are for admins.
     """
 
     def GetStatus(self, request, context):
-        """What holds the floor back, and what a sweep would remove now.
+        """Tells what holds the floor back, and what a sweep would remove now.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +87,7 @@ def add_RetentionJanitorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RetentionJanitorService:
-    """What is kept of a database's past, and what goes. Its calls are for admins.
+    """Tells how much of a database's past is kept, and what goes. Its calls are for admins.
     """
 
     @staticmethod

@@ -27,29 +27,29 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class RetentionJanitorServiceStub:
-    """What is kept of a database's past, and what goes. Its calls are for admins."""
+    """Tells how much of a database's past is kept, and what goes. Its calls are for admins."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RetentionJanitorServiceAsyncStub: ...
     GetStatus: _grpc.UnaryUnaryMultiCallable[_retention_pb2.GetStatusRequest, _retention_pb2.GetStatusResponse]
-    """What holds the floor back, and what a sweep would remove now."""
+    """Tells what holds the floor back, and what a sweep would remove now."""
     RunSweep: _grpc.UnaryUnaryMultiCallable[_retention_pb2.RunSweepRequest, _retention_pb2.RunSweepResponse]
     """A sweep now, or, as a dry run, what it would do."""
 
 @_typing.type_check_only
 class RetentionJanitorServiceAsyncStub(RetentionJanitorServiceStub):
-    """What is kept of a database's past, and what goes. Its calls are for admins."""
+    """Tells how much of a database's past is kept, and what goes. Its calls are for admins."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetStatus: _aio.UnaryUnaryMultiCallable[_retention_pb2.GetStatusRequest, _retention_pb2.GetStatusResponse]  # type: ignore[assignment]
-    """What holds the floor back, and what a sweep would remove now."""
+    """Tells what holds the floor back, and what a sweep would remove now."""
     RunSweep: _aio.UnaryUnaryMultiCallable[_retention_pb2.RunSweepRequest, _retention_pb2.RunSweepResponse]  # type: ignore[assignment]
     """A sweep now, or, as a dry run, what it would do."""
 
 class RetentionJanitorServiceServicer(metaclass=_abc_1.ABCMeta):
-    """What is kept of a database's past, and what goes. Its calls are for admins."""
+    """Tells how much of a database's past is kept, and what goes. Its calls are for admins."""
 
     @_abc_1.abstractmethod
     def GetStatus(
@@ -57,7 +57,7 @@ class RetentionJanitorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _retention_pb2.GetStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_retention_pb2.GetStatusResponse, _abc.Awaitable[_retention_pb2.GetStatusResponse]]:
-        """What holds the floor back, and what a sweep would remove now."""
+        """Tells what holds the floor back, and what a sweep would remove now."""
 
     @_abc_1.abstractmethod
     def RunSweep(

@@ -32,7 +32,7 @@ class DescribeRequest(_message.Message):
     """The database."""
     @_builtins.property
     def node_state(self) -> _position_pb2.NodeState:
-        """Who asks."""
+        """The node that asks."""
 
     def __init__(
         self,
@@ -252,7 +252,7 @@ Global___Limits: _TypeAlias = Limits  # noqa: Y015
 
 @_typing.final
 class DescribeResponse(_message.Message):
-    """What a database looks like."""
+    """A database's tables, rules and limits."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -270,7 +270,7 @@ class DescribeResponse(_message.Message):
 
     @_builtins.property
     def limits(self) -> Global___Limits:
-        """What the server takes."""
+        """The limits of what the server takes."""
 
     @_builtins.property
     def state(self) -> _position_pb2.ServerState:
@@ -331,7 +331,7 @@ class PullRequest(_message.Message):
     """The database."""
     @_builtins.property
     def node_state(self) -> _position_pb2.NodeState:
-        """Who asks."""
+        """The node that asks."""
 
     @_builtins.property
     def required(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequiredTable]:
@@ -497,7 +497,7 @@ class CompareRequest(_message.Message):
     """The synced table; in the first request."""
     @_builtins.property
     def node_state(self) -> _position_pb2.NodeState:
-        """Who compares; in the first request."""
+        """The node that compares; in the first request."""
 
     @_builtins.property
     def split(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeyRange]:

@@ -53,7 +53,7 @@ class Ground:
         return run_once(self.memory, self.now_ms + round(days * DAY_MS), threading.Event(), name)
 
     def swept(self, days: float = 0) -> Swept:
-        """The same of database app, which must not be another's turn."""
+        """A sweep of database app, which must not be another's turn."""
         found = self.sweep(days, "app")
         assert found is not None
         return found[0]

@@ -49,7 +49,7 @@ def kept(lake: Lake) -> int:
 
 
 def without(manifest: Manifest, name: str) -> Manifest:
-    """The same when the table no longer has the column."""
+    """The manifest when the table no longer has the column."""
     files = manifest.tables["note"]
     left, gone = ([c for c in files.columns.columns if (c.column.name == name) is is_gone] for is_gone in (False, True))
     table = replace(files.columns.table, columns=tuple(c.column for c in left))

@@ -50,7 +50,7 @@ def drain_all(rig: ResolverRig) -> None:
 
 
 def drain_unchecked(rig: ResolverRig) -> None:
-    """The same where the log lacks changes."""
+    """Drain all, where the log lacks changes and is not compared with the rows."""
     assert rig.commit is not None
     for _ in range(100):
         if not rig.commit(rig.database.id, 1_000, 0):

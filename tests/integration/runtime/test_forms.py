@@ -88,7 +88,7 @@ def request_with(method: Any, path: Path, text: str) -> Any:
 
 
 def raw_with(method: Any, path: Path, bad: bytes) -> bytes:
-    """The same as bytes, where they are no text that a message takes."""
+    """A message as bytes, with a text in it that no message takes."""
     try:
         return bytes(request_with(method, path, bad.decode()).SerializeToString())
     except UnicodeDecodeError:

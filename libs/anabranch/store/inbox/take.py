@@ -165,7 +165,7 @@ left join lateral (
 order by t.turn
 """
 
-# The same where there are few, which is so whenever there is no backlog: all of them, without turns. One row without a
+# TAKE where there are few, which is so whenever there is no backlog: all of them, without turns. One row without a
 # batch says that there are more than that.
 TAKE_FEW = """
 with few as materialized (

@@ -73,7 +73,7 @@ class Drawn:
 
     @property
     def rules(self) -> Mapping[str, Rules]:
-        """The same for the judge."""
+        """The tables' rules as the judge reads them."""
         found = {}
         for name, own in self.tables.items():
             merged = {**self.database, **own}
