@@ -28,15 +28,22 @@ def subject_of(token: str | None) -> str | None:
     return subject if isinstance(subject, str) else None
 
 
+def refusal(owner: str | None, token: str | None) -> str | None:
+    """The reason why a token is not the owner's: "" where it is, None where one of the two has no name here."""
+    subject = subject_of(token)
+    if subject is None or owner is None:
+        return None
+    return "" if subject == owner else f"the file belongs to {owner}, not to {subject}"
+
+
 def owned(file: DeviceFile, remote: RemoteDb) -> AbstractContextManager[None]:
     """A block in which no call is made with a token that names another principal than the file's owner. Such a call
     raises WrongPrincipal: the server does not know the node before it has sent, and would take the queue as the other
     one's."""
 
     def judge(token: str | None) -> None:
-        owner, subject = file.current().principal, subject_of(token)
-        if owner is not None and subject is not None and owner != subject:
-            raise WrongPrincipal(f"the file belongs to {owner}, not to {subject}")
+        if why := refusal(file.current().principal, token):
+            raise WrongPrincipal(why)
 
     return remote.judged(judge)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from anabranch.client.errors import BatchState, SyncedElsewhere
 from anabranch.client.file.device_file import DeviceFile
 from anabranch.client.file.lease import Lease
 from anabranch.client.file.owner import Owner
-from anabranch.client.file.state import FileState
 from anabranch.client.principal import ask_whose
 from anabranch.client.queue.sender import Sender
 from anabranch.client.reading.bootstrap import Progress
@@ -33,7 +33,7 @@ class Syncing:
         self._reader = reader
         self._row_check = row_check
         self._loop: SyncLoop | None = None
-        self.owner = Owner(file, remote.token, self._ask_whose)
+        self.owner = Owner(file, remote.token, partial(ask_whose, remote))
 
     @property
     def is_online(self) -> bool:
@@ -59,9 +59,6 @@ class Syncing:
         if background:
             self._loop = SyncLoop(self._file, self._sender, self._reader, self._lease)
             self._loop.start()
-
-    def _ask_whose(self, current: FileState) -> None:
-        ask_whose(self._remote, current)
 
     def _first_pull(self, progress: Callable[[Progress], None] | None = None) -> None:
         if self._file.current().pulls > 0:

@@ -19,7 +19,7 @@ from anabranch.client.errors import CallFailed, WrongPrincipal
 from anabranch.client.events import State
 from anabranch.client.file.device_file import DeviceFile
 from anabranch.client.file.state import FileState
-from anabranch.client.principal import subject_of
+from anabranch.client.principal import refusal, subject_of
 
 _SALT_BYTES, _DIGEST_BYTES = 16, 32
 _KEYS_KEPT = 4
@@ -55,13 +55,13 @@ def _with(kept: bytes | None, token: str) -> bytes:
 def _why_not_owner(current: FileState, token: str | None) -> str | None:
     """The reason why the file does not belong to the token's principal, as far as the device knows by itself: "" where
     it does, None where only the server knows."""
-    subject = subject_of(token)
-    if subject is not None and current.principal is not None:
-        return "" if subject == current.principal else f"the file belongs to {current.principal}, not to {subject}"
+    why = refusal(current.principal, token)
+    if why is not None:
+        return why
     if not token or (current.principal is None and current.credential is None) or current.pulls == 0:
         return ""
     kept = current.credential
-    if subject is None and kept is not None and _knows(kept, token):
+    if subject_of(token) is None and kept is not None and _knows(kept, token):
         return ""
     return None
 
