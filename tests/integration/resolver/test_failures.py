@@ -413,10 +413,11 @@ def test_two_sessions_never_hold_one_database(rig: ResolverRig, migrated_url: st
 @pytest.mark.slow
 def test_a_lock_that_lasts_is_no_failure_of_a_batch(make_rig: Any, worker_of: Any) -> None:
     rig: ResolverRig = make_rig("create table t (id text primary key)", {"t": None})
-    worker = worker_of(rig)
     with rig.session() as somebody:
         somebody.execute("lock table anabranch.row_versions in access exclusive mode")
         made = rig.node("a").insert("t", {"id": "1"})
+        # Woken once, at its start: the batch must stand there before.
+        worker = worker_of(rig)
         until(
             lambda: (pace := worker._known.paces.get(rig.database.id)) is not None and pace.failures >= 5,
             30,
