@@ -143,8 +143,62 @@ class Loser(_message.Message):
 Global___Loser: _TypeAlias = Loser  # noqa: Y015
 
 @_typing.final
+class Audiences(_message.Message):
+    """The audiences of a row, or of a reader."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """In no order."""
+
+    def __init__(
+        self,
+        *,
+        values: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Audiences: _TypeAlias = Audiences  # noqa: Y015
+
+@_typing.final
+class AudienceChange(_message.Message):
+    """How the audiences of a reader changed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GAINED_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def gained(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Those that it had not: it pulls what they show, and was sent nothing of it before."""
+
+    @_builtins.property
+    def lost(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Those that it has no longer: it drops the rows that it sees through no other one."""
+
+    def __init__(
+        self,
+        *,
+        gained: _abc.Iterable[_builtins.str] | None = ...,
+        lost: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gained", b"gained", "lost", b"lost"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AudienceChange: _TypeAlias = AudienceChange  # noqa: Y015
+
+@_typing.final
 class LoggedBatch(_message.Message):
-    """One accepted batch as the log keeps it."""
+    """One accepted batch as a reader gets it: without what it may not see. A batch of the reader itself comes in any case."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -153,6 +207,7 @@ class LoggedBatch(_message.Message):
     EFFECTS_FIELD_NUMBER: _builtins.int
     EFFECT_INCOMPLETE_FIELD_NUMBER: _builtins.int
     LOSERS_FIELD_NUMBER: _builtins.int
+    AUDIENCES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """The batch."""
     effect_incomplete: _builtins.bool
@@ -169,6 +224,12 @@ class LoggedBatch(_message.Message):
     def losers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Loser]:
         """The values that lost because of this batch. Of a batch that was split they come after its last effect."""
 
+    @_builtins.property
+    def audiences(self) -> _containers.RepeatedCompositeFieldContainer[Global___Audiences]:
+        """As many as effects, or none where no table of them is restricted: each row's audiences after the effect. A row that
+        the reader sees no longer comes as a DELETE; one that it newly sees as an INSERT, or as an UPDATE of all columns.
+        """
+
     def __init__(
         self,
         *,
@@ -177,10 +238,11 @@ class LoggedBatch(_message.Message):
         effects: _abc.Iterable[_builtins.bytes] | None = ...,
         effect_incomplete: _builtins.bool = ...,
         losers: _abc.Iterable[Global___Loser] | None = ...,
+        audiences: _abc.Iterable[Global___Audiences] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["effect_incomplete", b"effect_incomplete", "effects", b"effects", "id", b"id", "losers", b"losers", "node", b"node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audiences", b"audiences", "effect_incomplete", b"effect_incomplete", "effects", b"effects", "id", b"id", "losers", b"losers", "node", b"node"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -196,6 +258,7 @@ class LoggedGroup(_message.Message):
     BATCHES_FIELD_NUMBER: _builtins.int
     SUMS_FIELD_NUMBER: _builtins.int
     INCOMPLETE_FIELD_NUMBER: _builtins.int
+    AUDIENCE_CHANGE_FIELD_NUMBER: _builtins.int
     position: _builtins.int
     """The group's position, in milliseconds."""
     incomplete: _builtins.bool
@@ -208,6 +271,12 @@ class LoggedGroup(_message.Message):
     def sums(self) -> _containers.RepeatedCompositeFieldContainer[_position_pb2.TableSum]:
         """Sums of the tables that the group changed, after it; in the group's last part."""
 
+    @_builtins.property
+    def audience_change(self) -> Global___AudienceChange:
+        """How the reader's audiences changed with this group, in each of its parts: it drops what it lost before it applies
+        the batches.
+        """
+
     def __init__(
         self,
         *,
@@ -215,10 +284,11 @@ class LoggedGroup(_message.Message):
         batches: _abc.Iterable[Global___LoggedBatch] | None = ...,
         sums: _abc.Iterable[_position_pb2.TableSum] | None = ...,
         incomplete: _builtins.bool = ...,
+        audience_change: Global___AudienceChange | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audience_change", b"audience_change"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "incomplete", b"incomplete", "position", b"position", "sums", b"sums"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audience_change", b"audience_change", "batches", b"batches", "incomplete", b"incomplete", "position", b"position", "sums", b"sums"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -232,6 +302,7 @@ class Page(_message.Message):
 
     GROUPS_FIELD_NUMBER: _builtins.int
     REACHED_FIELD_NUMBER: _builtins.int
+    AUDIENCES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoggedGroup]:
         """Groups in order."""
@@ -240,15 +311,22 @@ class Page(_message.Message):
     def reached(self) -> _position_pb2.Position:
         """Where a reader stands that has applied every group which is complete by the end of this page."""
 
+    @_builtins.property
+    def audiences(self) -> Global___Audiences:
+        """All audiences of the reader where this page begins; set in a reader's first page where they are not those of
+        HeldAudiences.
+        """
+
     def __init__(
         self,
         *,
         groups: _abc.Iterable[Global___LoggedGroup] | None = ...,
         reached: _position_pb2.Position | None = ...,
+        audiences: Global___Audiences | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["reached", b"reached"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audiences", b"audiences", "reached", b"reached"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "reached", b"reached"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audiences", b"audiences", "groups", b"groups", "reached", b"reached"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -61,6 +61,7 @@ class NodeState(_message.Message):
     ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
     DISAGREEMENTS_FIELD_NUMBER: _builtins.int
     DEAD_LETTERS_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
     acknowledged: _builtins.int
     """The cursor that is committed on the device, in milliseconds."""
     @_builtins.property
@@ -85,6 +86,10 @@ class NodeState(_message.Message):
         SnapshotService, where the last report of each node is kept.
         """
 
+    @_builtins.property
+    def held(self) -> Global___HeldAudiences:
+        """The audiences whose rows the node holds; set in calls of ChangeService and SnapshotService."""
+
     def __init__(
         self,
         *,
@@ -93,14 +98,49 @@ class NodeState(_message.Message):
         acknowledged: _builtins.int = ...,
         disagreements: _abc.Iterable[Global___Disagreement] | None = ...,
         dead_letters: Global___DeadLetters | None = ...,
+        held: Global___HeldAudiences | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["dead_letters", b"dead_letters", "greatest_seen", b"greatest_seen", "node", b"node"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["dead_letters", b"dead_letters", "greatest_seen", b"greatest_seen", "held", b"held", "node", b"node"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "dead_letters", b"dead_letters", "disagreements", b"disagreements", "greatest_seen", b"greatest_seen", "node", b"node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "dead_letters", b"dead_letters", "disagreements", b"disagreements", "greatest_seen", b"greatest_seen", "held", b"held", "node", b"node"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NodeState: _TypeAlias = NodeState  # noqa: Y015
+
+@_typing.final
+class HeldAudiences(_message.Message):
+    """The audiences that a node holds rows of, at its cursor, and those that it wants."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    CHOSEN_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    digest: _builtins.bytes
+    """BLAKE2b, 16 bytes, of the audiences in the order of their bytes, each in UTF-8 and with a zero byte after it; empty
+    for a node that holds nothing yet.
+    """
+    chosen: _builtins.bool
+    """Whether the node wants no others than those of choice, of all that it may see."""
+    @_builtins.property
+    def choice(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The audiences that it has chosen."""
+
+    def __init__(
+        self,
+        *,
+        digest: _builtins.bytes = ...,
+        chosen: _builtins.bool = ...,
+        choice: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "chosen", b"chosen", "digest", b"digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldAudiences: _TypeAlias = HeldAudiences  # noqa: Y015
 
 @_typing.final
 class DeadLetters(_message.Message):
@@ -231,22 +271,26 @@ class TableSum(_message.Message):
     TABLE_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
     HASH_FIELD_NUMBER: _builtins.int
+    AUDIENCE_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """The synced table's name."""
     count: _builtins.int
     """Number of rows."""
     hash: _builtins.bytes
     """The sum modulo 2^128 of the row hashes, 16 bytes, big-endian."""
+    audience: _builtins.str
+    """Of a restricted table: the audience whose rows are summed; a row counts in each of its audiences. Else empty."""
     def __init__(
         self,
         *,
         table: _builtins.str = ...,
         count: _builtins.int = ...,
         hash: _builtins.bytes = ...,
+        audience: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "hash", b"hash", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audience", b"audience", "count", b"count", "hash", b"hash", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

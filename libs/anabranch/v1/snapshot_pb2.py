@@ -22,43 +22,44 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from anabranch.v1 import change_pb2 as anabranch_dot_v1_dot_change__pb2
 from anabranch.v1 import position_pb2 as anabranch_dot_v1_dot_position__pb2
 from anabranch.v1 import value_pb2 as anabranch_dot_v1_dot_value__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x61nabranch/v1/snapshot.proto\x12\x0c\x61nabranch.v1\x1a\x1b\x61nabranch/v1/position.proto\x1a\x18\x61nabranch/v1/value.proto\"b\n\x0f\x44\x65scribeRequest\x12\x17\n\x07\x64\x62_name\x18\x01 \x01(\tR\x06\x64\x62Name\x12\x36\n\nnode_state\x18\x02 \x01(\x0b\x32\x17.anabranch.v1.NodeStateR\tnodeState\"\xff\x02\n\x06\x43olumn\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12,\n\x04kind\x18\x02 \x01(\x0e\x32\x18.anabranch.v1.ColumnKindR\x04kind\x12;\n\x0c\x65lement_kind\x18\x03 \x01(\x0e\x32\x18.anabranch.v1.ColumnKindR\x0b\x65lementKind\x12#\n\rpostgres_type\x18\x04 \x01(\tR\x0cpostgresType\x12\x19\n\x08not_null\x18\x05 \x01(\x08R\x07notNull\x12\x1c\n\tgenerated\x18\x06 \x01(\x08R\tgenerated\x12\x1f\n\x0bhas_default\x18\x07 \x01(\x08R\nhasDefault\x12\x16\n\x06policy\x18\x08 \x01(\tR\x06policy\x12\x1b\n\tbase_type\x18\t \x01(\tR\x08\x62\x61seType\x12\x1f\n\x0b\x65num_labels\x18\n \x03(\tR\nenumLabels\x12!\n\x0crefuses_null\x18\x0b \x01(\x08R\x0brefusesNull\"\xd1\x01\n\x05Table\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12.\n\x07\x63olumns\x18\x02 \x03(\x0b\x32\x14.anabranch.v1.ColumnR\x07\x63olumns\x12\x1f\n\x0bkey_columns\x18\x03 \x03(\tR\nkeyColumns\x12%\n\x0e\x65stimated_rows\x18\x04 \x01(\x03R\restimatedRows\x12<\n\x1b\x65very_device_sees_every_row\x18\x05 \x01(\x08R\x17\x65veryDeviceSeesEveryRow\"\xe3\x01\n\x0e\x44\x61tabasePolicy\x12\x14\n\x05order\x18\x01 \x01(\tR\x05order\x12\x1c\n\tresurrect\x18\x02 \x01(\x08R\tresurrect\x12\x16\n\x06\x64\x65lete\x18\x03 \x01(\tR\x06\x64\x65lete\x12\x17\n\x07park_ms\x18\x04 \x01(\x03R\x06parkMs\x12%\n\x0eretention_days\x18\x05 \x01(\x05R\rretentionDays\x12(\n\x10max_absence_days\x18\x06 \x01(\x05R\x0emaxAbsenceDays\x12\x1b\n\ton_rewind\x18\x07 \x01(\tR\x08onRewind\"\xb2\x02\n\x06Limits\x12&\n\x0fmax_batch_bytes\x18\x01 \x01(\x03R\rmaxBatchBytes\x12.\n\x13max_batch_mutations\x18\x02 \x01(\x03R\x11maxBatchMutations\x12$\n\x0emax_batch_rows\x18\x03 \x01(\x03R\x0cmaxBatchRows\x12\x32\n\x15max_request_envelopes\x18\x04 \x01(\x03R\x13maxRequestEnvelopes\x12*\n\x11max_request_bytes\x18\x05 \x01(\x03R\x0fmaxRequestBytes\x12&\n\x0fmax_value_bytes\x18\x06 \x01(\x03R\rmaxValueBytes\x12\"\n\rmax_key_bytes\x18\x07 \x01(\x03R\x0bmaxKeyBytes\"\xd4\x01\n\x10\x44\x65scribeResponse\x12+\n\x06tables\x18\x01 \x03(\x0b\x32\x13.anabranch.v1.TableR\x06tables\x12\x34\n\x06policy\x18\x02 \x01(\x0b\x32\x1c.anabranch.v1.DatabasePolicyR\x06policy\x12,\n\x06limits\x18\x03 \x01(\x0b\x32\x14.anabranch.v1.LimitsR\x06limits\x12/\n\x05state\x18\x04 \x01(\x0b\x32\x19.anabranch.v1.ServerStateR\x05state\"=\n\rRequiredTable\x12\x14\n\x05table\x18\x01 \x01(\tR\x05table\x12\x16\n\x06resume\x18\x02 \x01(\x0cR\x06resume\"\x97\x01\n\x0bPullRequest\x12\x17\n\x07\x64\x62_name\x18\x01 \x01(\tR\x06\x64\x62Name\x12\x36\n\nnode_state\x18\x02 \x01(\x0b\x32\x17.anabranch.v1.NodeStateR\tnodeState\x12\x37\n\x08required\x18\x03 \x03(\x0b\x32\x1b.anabranch.v1.RequiredTableR\x08required\"\xc4\x02\n\x0cPullResponse\x12\x14\n\x05table\x18\x01 \x01(\tR\x05table\x12\x1b\n\tarrow_ipc\x18\x02 \x01(\x0cR\x08\x61rrowIpc\x12\x30\n\x14\x61rrow_ipc_incomplete\x18\x03 \x01(\x08R\x12\x61rrowIpcIncomplete\x12\x1b\n\trows_done\x18\x04 \x01(\x03R\x08rowsDone\x12\x12\n\x04\x64one\x18\x05 \x01(\x08R\x04\x64one\x12+\n\x05\x61s_of\x18\x06 \x01(\x0b\x32\x16.anabranch.v1.PositionR\x04\x61sOf\x12\x16\n\x06resume\x18\x07 \x01(\x0cR\x06resume\x12(\n\x03sum\x18\x08 \x01(\x0b\x32\x16.anabranch.v1.TableSumR\x03sum\x12/\n\x05state\x18\t \x01(\x0b\x32\x19.anabranch.v1.ServerStateR\x05state\"6\n\x08KeyRange\x12\x12\n\x04\x62its\x18\x01 \x01(\rR\x04\x62its\x12\x16\n\x06prefix\x18\x02 \x01(\rR\x06prefix\"b\n\x08RangeSum\x12,\n\x05range\x18\x01 \x01(\x0b\x32\x16.anabranch.v1.KeyRangeR\x05range\x12\x14\n\x05\x63ount\x18\x02 \x01(\x03R\x05\x63ount\x12\x12\n\x04hash\x18\x03 \x01(\x0cR\x04hash\"\xd1\x01\n\x0e\x43ompareRequest\x12\x17\n\x07\x64\x62_name\x18\x01 \x01(\tR\x06\x64\x62Name\x12\x36\n\nnode_state\x18\x02 \x01(\x0b\x32\x17.anabranch.v1.NodeStateR\tnodeState\x12\x14\n\x05table\x18\x03 \x01(\tR\x05table\x12,\n\x05split\x18\x04 \x03(\x0b\x32\x16.anabranch.v1.KeyRangeR\x05split\x12*\n\x04read\x18\x05 \x03(\x0b\x32\x16.anabranch.v1.KeyRangeR\x04read\"\x94\x02\n\x0f\x43ompareResponse\x12+\n\x05\x61s_of\x18\x01 \x01(\x0b\x32\x16.anabranch.v1.PositionR\x04\x61sOf\x12(\n\x03sum\x18\x02 \x01(\x0b\x32\x16.anabranch.v1.TableSumR\x03sum\x12/\n\x05state\x18\x03 \x01(\x0b\x32\x19.anabranch.v1.ServerStateR\x05state\x12*\n\x04sums\x18\x04 \x03(\x0b\x32\x16.anabranch.v1.RangeSumR\x04sums\x12\x12\n\x04rows\x18\x05 \x03(\x0cR\x04rows\x12%\n\x0erow_incomplete\x18\x06 \x01(\x08R\rrowIncomplete\x12\x12\n\x04\x64one\x18\x07 \x01(\x08R\x04\x64one2\xe9\x01\n\x0fSnapshotService\x12I\n\x08\x44\x65scribe\x12\x1d.anabranch.v1.DescribeRequest\x1a\x1e.anabranch.v1.DescribeResponse\x12?\n\x04Pull\x12\x19.anabranch.v1.PullRequest\x1a\x1a.anabranch.v1.PullResponse0\x01\x12J\n\x07\x43ompare\x12\x1c.anabranch.v1.CompareRequest\x1a\x1d.anabranch.v1.CompareResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x61nabranch/v1/snapshot.proto\x12\x0c\x61nabranch.v1\x1a\x19\x61nabranch/v1/change.proto\x1a\x1b\x61nabranch/v1/position.proto\x1a\x18\x61nabranch/v1/value.proto\"b\n\x0f\x44\x65scribeRequest\x12\x17\n\x07\x64\x62_name\x18\x01 \x01(\tR\x06\x64\x62Name\x12\x36\n\nnode_state\x18\x02 \x01(\x0b\x32\x17.anabranch.v1.NodeStateR\tnodeState\"\xff\x02\n\x06\x43olumn\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12,\n\x04kind\x18\x02 \x01(\x0e\x32\x18.anabranch.v1.ColumnKindR\x04kind\x12;\n\x0c\x65lement_kind\x18\x03 \x01(\x0e\x32\x18.anabranch.v1.ColumnKindR\x0b\x65lementKind\x12#\n\rpostgres_type\x18\x04 \x01(\tR\x0cpostgresType\x12\x19\n\x08not_null\x18\x05 \x01(\x08R\x07notNull\x12\x1c\n\tgenerated\x18\x06 \x01(\x08R\tgenerated\x12\x1f\n\x0bhas_default\x18\x07 \x01(\x08R\nhasDefault\x12\x16\n\x06policy\x18\x08 \x01(\tR\x06policy\x12\x1b\n\tbase_type\x18\t \x01(\tR\x08\x62\x61seType\x12\x1f\n\x0b\x65num_labels\x18\n \x03(\tR\nenumLabels\x12!\n\x0crefuses_null\x18\x0b \x01(\x08R\x0brefusesNull\"\xf1\x01\n\x05Table\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12.\n\x07\x63olumns\x18\x02 \x03(\x0b\x32\x14.anabranch.v1.ColumnR\x07\x63olumns\x12\x1f\n\x0bkey_columns\x18\x03 \x03(\tR\nkeyColumns\x12%\n\x0e\x65stimated_rows\x18\x04 \x01(\x03R\restimatedRows\x12<\n\x1b\x65very_device_sees_every_row\x18\x05 \x01(\x08R\x17\x65veryDeviceSeesEveryRow\x12\x1e\n\nrestricted\x18\x06 \x01(\x08R\nrestricted\"\xe3\x01\n\x0e\x44\x61tabasePolicy\x12\x14\n\x05order\x18\x01 \x01(\tR\x05order\x12\x1c\n\tresurrect\x18\x02 \x01(\x08R\tresurrect\x12\x16\n\x06\x64\x65lete\x18\x03 \x01(\tR\x06\x64\x65lete\x12\x17\n\x07park_ms\x18\x04 \x01(\x03R\x06parkMs\x12%\n\x0eretention_days\x18\x05 \x01(\x05R\rretentionDays\x12(\n\x10max_absence_days\x18\x06 \x01(\x05R\x0emaxAbsenceDays\x12\x1b\n\ton_rewind\x18\x07 \x01(\tR\x08onRewind\"\xb2\x02\n\x06Limits\x12&\n\x0fmax_batch_bytes\x18\x01 \x01(\x03R\rmaxBatchBytes\x12.\n\x13max_batch_mutations\x18\x02 \x01(\x03R\x11maxBatchMutations\x12$\n\x0emax_batch_rows\x18\x03 \x01(\x03R\x0cmaxBatchRows\x12\x32\n\x15max_request_envelopes\x18\x04 \x01(\x03R\x13maxRequestEnvelopes\x12*\n\x11max_request_bytes\x18\x05 \x01(\x03R\x0fmaxRequestBytes\x12&\n\x0fmax_value_bytes\x18\x06 \x01(\x03R\rmaxValueBytes\x12\"\n\rmax_key_bytes\x18\x07 \x01(\x03R\x0bmaxKeyBytes\"\xd4\x01\n\x10\x44\x65scribeResponse\x12+\n\x06tables\x18\x01 \x03(\x0b\x32\x13.anabranch.v1.TableR\x06tables\x12\x34\n\x06policy\x18\x02 \x01(\x0b\x32\x1c.anabranch.v1.DatabasePolicyR\x06policy\x12,\n\x06limits\x18\x03 \x01(\x0b\x32\x14.anabranch.v1.LimitsR\x06limits\x12/\n\x05state\x18\x04 \x01(\x0b\x32\x19.anabranch.v1.ServerStateR\x05state\"[\n\rRequiredTable\x12\x14\n\x05table\x18\x01 \x01(\tR\x05table\x12\x16\n\x06resume\x18\x02 \x01(\x0cR\x06resume\x12\x1c\n\taudiences\x18\x03 \x03(\tR\taudiences\"\x97\x01\n\x0bPullRequest\x12\x17\n\x07\x64\x62_name\x18\x01 \x01(\tR\x06\x64\x62Name\x12\x36\n\nnode_state\x18\x02 \x01(\x0b\x32\x17.anabranch.v1.NodeStateR\tnodeState\x12\x37\n\x08required\x18\x03 \x03(\x0b\x32\x1b.anabranch.v1.RequiredTableR\x08required\"\xa7\x03\n\x0cPullResponse\x12\x14\n\x05table\x18\x01 \x01(\tR\x05table\x12\x1b\n\tarrow_ipc\x18\x02 \x01(\x0cR\x08\x61rrowIpc\x12\x30\n\x14\x61rrow_ipc_incomplete\x18\x03 \x01(\x08R\x12\x61rrowIpcIncomplete\x12\x1b\n\trows_done\x18\x04 \x01(\x03R\x08rowsDone\x12\x12\n\x04\x64one\x18\x05 \x01(\x08R\x04\x64one\x12+\n\x05\x61s_of\x18\x06 \x01(\x0b\x32\x16.anabranch.v1.PositionR\x04\x61sOf\x12\x16\n\x06resume\x18\x07 \x01(\x0cR\x06resume\x12(\n\x03sum\x18\x08 \x01(\x0b\x32\x16.anabranch.v1.TableSumR\x03sum\x12/\n\x05state\x18\t \x01(\x0b\x32\x19.anabranch.v1.ServerStateR\x05state\x12\x35\n\taudiences\x18\n \x01(\x0b\x32\x17.anabranch.v1.AudiencesR\taudiences\x12*\n\x04sums\x18\x0b \x03(\x0b\x32\x16.anabranch.v1.TableSumR\x04sums\"6\n\x08KeyRange\x12\x12\n\x04\x62its\x18\x01 \x01(\rR\x04\x62its\x12\x16\n\x06prefix\x18\x02 \x01(\rR\x06prefix\"b\n\x08RangeSum\x12,\n\x05range\x18\x01 \x01(\x0b\x32\x16.anabranch.v1.KeyRangeR\x05range\x12\x14\n\x05\x63ount\x18\x02 \x01(\x03R\x05\x63ount\x12\x12\n\x04hash\x18\x03 \x01(\x0cR\x04hash\"\xd1\x01\n\x0e\x43ompareRequest\x12\x17\n\x07\x64\x62_name\x18\x01 \x01(\tR\x06\x64\x62Name\x12\x36\n\nnode_state\x18\x02 \x01(\x0b\x32\x17.anabranch.v1.NodeStateR\tnodeState\x12\x14\n\x05table\x18\x03 \x01(\tR\x05table\x12,\n\x05split\x18\x04 \x03(\x0b\x32\x16.anabranch.v1.KeyRangeR\x05split\x12*\n\x04read\x18\x05 \x03(\x0b\x32\x16.anabranch.v1.KeyRangeR\x04read\"\x94\x02\n\x0f\x43ompareResponse\x12+\n\x05\x61s_of\x18\x01 \x01(\x0b\x32\x16.anabranch.v1.PositionR\x04\x61sOf\x12(\n\x03sum\x18\x02 \x01(\x0b\x32\x16.anabranch.v1.TableSumR\x03sum\x12/\n\x05state\x18\x03 \x01(\x0b\x32\x19.anabranch.v1.ServerStateR\x05state\x12*\n\x04sums\x18\x04 \x03(\x0b\x32\x16.anabranch.v1.RangeSumR\x04sums\x12\x12\n\x04rows\x18\x05 \x03(\x0cR\x04rows\x12%\n\x0erow_incomplete\x18\x06 \x01(\x08R\rrowIncomplete\x12\x12\n\x04\x64one\x18\x07 \x01(\x08R\x04\x64one2\xe9\x01\n\x0fSnapshotService\x12I\n\x08\x44\x65scribe\x12\x1d.anabranch.v1.DescribeRequest\x1a\x1e.anabranch.v1.DescribeResponse\x12?\n\x04Pull\x12\x19.anabranch.v1.PullRequest\x1a\x1a.anabranch.v1.PullResponse0\x01\x12J\n\x07\x43ompare\x12\x1c.anabranch.v1.CompareRequest\x1a\x1d.anabranch.v1.CompareResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'anabranch.v1.snapshot_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DESCRIBEREQUEST']._serialized_start=100
-  _globals['_DESCRIBEREQUEST']._serialized_end=198
-  _globals['_COLUMN']._serialized_start=201
-  _globals['_COLUMN']._serialized_end=584
-  _globals['_TABLE']._serialized_start=587
-  _globals['_TABLE']._serialized_end=796
-  _globals['_DATABASEPOLICY']._serialized_start=799
-  _globals['_DATABASEPOLICY']._serialized_end=1026
-  _globals['_LIMITS']._serialized_start=1029
-  _globals['_LIMITS']._serialized_end=1335
-  _globals['_DESCRIBERESPONSE']._serialized_start=1338
-  _globals['_DESCRIBERESPONSE']._serialized_end=1550
-  _globals['_REQUIREDTABLE']._serialized_start=1552
-  _globals['_REQUIREDTABLE']._serialized_end=1613
-  _globals['_PULLREQUEST']._serialized_start=1616
-  _globals['_PULLREQUEST']._serialized_end=1767
-  _globals['_PULLRESPONSE']._serialized_start=1770
-  _globals['_PULLRESPONSE']._serialized_end=2094
-  _globals['_KEYRANGE']._serialized_start=2096
-  _globals['_KEYRANGE']._serialized_end=2150
-  _globals['_RANGESUM']._serialized_start=2152
-  _globals['_RANGESUM']._serialized_end=2250
-  _globals['_COMPAREREQUEST']._serialized_start=2253
-  _globals['_COMPAREREQUEST']._serialized_end=2462
-  _globals['_COMPARERESPONSE']._serialized_start=2465
-  _globals['_COMPARERESPONSE']._serialized_end=2741
-  _globals['_SNAPSHOTSERVICE']._serialized_start=2744
-  _globals['_SNAPSHOTSERVICE']._serialized_end=2977
+  _globals['_DESCRIBEREQUEST']._serialized_start=127
+  _globals['_DESCRIBEREQUEST']._serialized_end=225
+  _globals['_COLUMN']._serialized_start=228
+  _globals['_COLUMN']._serialized_end=611
+  _globals['_TABLE']._serialized_start=614
+  _globals['_TABLE']._serialized_end=855
+  _globals['_DATABASEPOLICY']._serialized_start=858
+  _globals['_DATABASEPOLICY']._serialized_end=1085
+  _globals['_LIMITS']._serialized_start=1088
+  _globals['_LIMITS']._serialized_end=1394
+  _globals['_DESCRIBERESPONSE']._serialized_start=1397
+  _globals['_DESCRIBERESPONSE']._serialized_end=1609
+  _globals['_REQUIREDTABLE']._serialized_start=1611
+  _globals['_REQUIREDTABLE']._serialized_end=1702
+  _globals['_PULLREQUEST']._serialized_start=1705
+  _globals['_PULLREQUEST']._serialized_end=1856
+  _globals['_PULLRESPONSE']._serialized_start=1859
+  _globals['_PULLRESPONSE']._serialized_end=2282
+  _globals['_KEYRANGE']._serialized_start=2284
+  _globals['_KEYRANGE']._serialized_end=2338
+  _globals['_RANGESUM']._serialized_start=2340
+  _globals['_RANGESUM']._serialized_end=2438
+  _globals['_COMPAREREQUEST']._serialized_start=2441
+  _globals['_COMPAREREQUEST']._serialized_end=2650
+  _globals['_COMPARERESPONSE']._serialized_start=2653
+  _globals['_COMPARERESPONSE']._serialized_end=2929
+  _globals['_SNAPSHOTSERVICE']._serialized_start=2932
+  _globals['_SNAPSHOTSERVICE']._serialized_end=3165
 # @@protoc_insertion_point(module_scope)

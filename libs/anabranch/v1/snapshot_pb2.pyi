@@ -3,6 +3,7 @@
 isort:skip_file
 """
 
+from anabranch.v1 import change_pb2 as _change_pb2
 from anabranch.v1 import position_pb2 as _position_pb2
 from anabranch.v1 import value_pb2 as _value_pb2
 from collections import abc as _abc
@@ -127,12 +128,15 @@ class Table(_message.Message):
     KEY_COLUMNS_FIELD_NUMBER: _builtins.int
     ESTIMATED_ROWS_FIELD_NUMBER: _builtins.int
     EVERY_DEVICE_SEES_EVERY_ROW_FIELD_NUMBER: _builtins.int
+    RESTRICTED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name in Postgres, without the schema."""
     estimated_rows: _builtins.int
     """About how many rows it has, for progress bars."""
     every_device_sees_every_row: _builtins.bool
     """Whether the table's row-level security was set aside when it was registered: every device sees every row."""
+    restricted: _builtins.bool
+    """Whether it has an audience expression: a node gets the rows of its audiences only, and no estimate."""
     @_builtins.property
     def columns(self) -> _containers.RepeatedCompositeFieldContainer[Global___Column]:
         """Its columns in the table's order."""
@@ -149,10 +153,11 @@ class Table(_message.Message):
         key_columns: _abc.Iterable[_builtins.str] | None = ...,
         estimated_rows: _builtins.int = ...,
         every_device_sees_every_row: _builtins.bool = ...,
+        restricted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "estimated_rows", b"estimated_rows", "every_device_sees_every_row", b"every_device_sees_every_row", "key_columns", b"key_columns", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "estimated_rows", b"estimated_rows", "every_device_sees_every_row", b"every_device_sees_every_row", "key_columns", b"key_columns", "name", b"name", "restricted", b"restricted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -300,19 +305,25 @@ class RequiredTable(_message.Message):
 
     TABLE_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
+    AUDIENCES_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """The synced table's name."""
     resume: _builtins.bytes
     """From the last chunk of a pull that broke; else empty."""
+    @_builtins.property
+    def audiences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of a restricted table: only rows of these audiences, as far as the node may see them; none for all that it may see."""
+
     def __init__(
         self,
         *,
         table: _builtins.str = ...,
         resume: _builtins.bytes = ...,
+        audiences: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["resume", b"resume", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audiences", b"audiences", "resume", b"resume", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -367,6 +378,8 @@ class PullResponse(_message.Message):
     RESUME_FIELD_NUMBER: _builtins.int
     SUM_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
+    AUDIENCES_FIELD_NUMBER: _builtins.int
+    SUMS_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """The table's name."""
     arrow_ipc: _builtins.bytes
@@ -375,7 +388,8 @@ class PullResponse(_message.Message):
     date32; TIME time64[us]; the infinities are the smallest and the largest number, as in Value. The other kinds string:
     an ARRAY as the JSON array of its elements' Postgres texts, nested for further dimensions, null for NULL; what is no
     JSON is the text of an array with other lower bounds. A TIMESTAMP column with a value beyond 64 bits comes as string:
-    numbers in decimal, and that value's Postgres text.
+    numbers in decimal, and that value's Postgres text. A restricted table has one more column, _DB_audience, a list of
+    strings: each row's audiences.
     """
     arrow_ipc_incomplete: _builtins.bool
     """True where arrow_ipc goes on in the next response."""
@@ -397,6 +411,14 @@ class PullResponse(_message.Message):
     def state(self) -> _position_pb2.ServerState:
         """The server's state; in the first response."""
 
+    @_builtins.property
+    def audiences(self) -> _change_pb2.Audiences:
+        """The node's audiences at as_of; in each chunk with done of a restricted table."""
+
+    @_builtins.property
+    def sums(self) -> _containers.RepeatedCompositeFieldContainer[_position_pb2.TableSum]:
+        """With done of a restricted table: in place of sum, the sums of each of the audiences."""
+
     def __init__(
         self,
         *,
@@ -409,10 +431,12 @@ class PullResponse(_message.Message):
         resume: _builtins.bytes = ...,
         sum: _position_pb2.TableSum | None = ...,
         state: _position_pb2.ServerState | None = ...,
+        audiences: _change_pb2.Audiences | None = ...,
+        sums: _abc.Iterable[_position_pb2.TableSum] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "state", b"state", "sum", b"sum"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "audiences", b"audiences", "state", b"state", "sum", b"sum"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_ipc", b"arrow_ipc", "arrow_ipc_incomplete", b"arrow_ipc_incomplete", "as_of", b"as_of", "done", b"done", "resume", b"resume", "rows_done", b"rows_done", "state", b"state", "sum", b"sum", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_ipc", b"arrow_ipc", "arrow_ipc_incomplete", b"arrow_ipc_incomplete", "as_of", b"as_of", "audiences", b"audiences", "done", b"done", "resume", b"resume", "rows_done", b"rows_done", "state", b"state", "sum", b"sum", "sums", b"sums", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -17,6 +17,8 @@ import psycopg
 
 from anabranch.errors import ServerError
 from anabranch.merge.model import Policy
+from anabranch.store.audiences.expression import Audience
+from anabranch.store.audiences.rules import AudienceRules, rules_from_json
 from anabranch.store.catalog.policy import DatabasePolicy, TablePolicy, database_policy, effective, table_policy
 from anabranch.store.catalog.relation import Constraints, base_types_of, constraints_of
 from anabranch.store.catalog.table_order import TableOrder, table_order
@@ -51,6 +53,10 @@ class Database:
     """Tables whose direct writes are not captured, on purpose."""
     torn: frozenset[str] = frozenset()
     """Tables whose direct writes are missing in the log, since these could not be read."""
+    restricted: Mapping[str, Audience] = field(default_factory=dict)
+    """By table, the expression that says who sees which rows; every device sees every row of the others."""
+    audience_rules: AudienceRules = field(default_factory=AudienceRules)
+    """Where principals have their audiences from."""
 
     @cached_property
     def tables_by_id(self) -> Mapping[int, Table]:
@@ -117,11 +123,13 @@ def columns_from_json(
 
 
 # One statement, so that a database and its tables are of one moment.
-_COLUMNS: LiteralString = "d.id, d.name, d.schema_name, d.epoch, d.floor_ms, d.schema_version, d.policy"
+_COLUMNS: LiteralString = """
+d.id, d.name, d.schema_name, d.epoch, d.floor_ms, d.schema_version, d.policy, d.audience_rules
+"""
 _TABLES: LiteralString = """
        coalesce((select jsonb_agg(jsonb_build_array(
                      t.id, t.name, t.columns, to_jsonb(t.key_columns), t.policy, t.first_position,
-                     t.capture_off_ms, t.torn_ms)
+                     t.capture_off_ms, t.torn_ms, t.audience, to_jsonb(t.audience_columns), t.audience_is_list)
                      order by t.id)
                  from anabranch.synced_tables t where t.database_id = d.id), '[]')
 from anabranch.databases d
@@ -145,13 +153,14 @@ def _database(
     constraints: Mapping[tuple[str, str], Constraints],
     base_types: Mapping[tuple[str, str], Mapping[str, str]],
 ) -> Database:
-    number, name, schema_name, epoch, floor_ms, schema_version, policy, seal_key, synced = row
+    number, name, schema_name, epoch, floor_ms, schema_version, policy, rules, seal_key, synced = row
     tables: dict[str, Table] = {}
     policies: dict[str, TablePolicy] = {}
     first_positions: dict[str, int] = {}
     uncaptured = set()
     torn = set()
-    for table_id, table, columns, key_columns, own_policy, first_position, off_ms, torn_ms in synced:
+    restricted: dict[str, Audience] = {}
+    for table_id, table, columns, key_columns, own_policy, first_position, off_ms, torn_ms, *audience in synced:
         policies[table] = table_policy(own_policy)
         bases = base_types.get((schema_name, table), {})
         known = columns_from_json(columns, policies[table].columns, bases)
@@ -161,6 +170,9 @@ def _database(
             uncaptured.add(table)
         if torn_ms is not None:
             torn.add(table)
+        if audience[0] is not None:
+            expression, reads, is_list = audience
+            restricted[table] = Audience(expression, tuple(reads), is_list)
     return Database(
         id=number,
         name=name,
@@ -176,6 +188,8 @@ def _database(
         first_positions=first_positions,
         uncaptured=frozenset(uncaptured),
         torn=frozenset(torn),
+        restricted=restricted,
+        audience_rules=rules_from_json(rules),
     )
 
 

@@ -31,8 +31,9 @@ order by 1
 """
 
 _CHANGED = (
-    "anabranch.batches, anabranch.captured, anabranch.claims, anabranch.conflicts, anabranch.groups, anabranch.inbox, "
-    "anabranch.log, anabranch.nodes, anabranch.row_versions, anabranch.table_sums, anabranch.undertaken"
+    "anabranch.audience_changes, anabranch.audience_sums, anabranch.batches, anabranch.captured, anabranch.claims, "
+    "anabranch.conflicts, anabranch.groups, anabranch.inbox, anabranch.log, anabranch.nodes, anabranch.principals, "
+    "anabranch.row_versions, anabranch.table_sums, anabranch.undertaken"
 )
 _READ = (
     "anabranch.code_revisions, anabranch.epochs, anabranch.former_tables, anabranch.schema_revision, "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 # All of them here, so that whoever imports a part has the whole of METADATA.
 from anabranch.store.schema.catalog import (
+    AUDIENCE_SUMS,
     CLAIMS,
     CODE_REVISIONS,
     DATABASES,
@@ -19,11 +20,13 @@ from anabranch.store.schema.catalog import (
 )
 from anabranch.store.schema.log import COMPACTIONS, CONFLICTS, GROUPS, LOG
 from anabranch.store.schema.metadata import METADATA
-from anabranch.store.schema.nodes import API_KEYS, NODE_DEAD_LETTERS, NODES
+from anabranch.store.schema.nodes import API_KEYS, AUDIENCE_CHANGES, NODE_DEAD_LETTERS, NODES, PRINCIPALS
 from anabranch.store.schema.write_path import BATCHES, CAPTURED, INBOX, ROW_VERSIONS, UNDERTAKEN
 
 __all__ = [
     "API_KEYS",
+    "AUDIENCE_CHANGES",
+    "AUDIENCE_SUMS",
     "BATCHES",
     "CAPTURED",
     "CLAIMS",
@@ -40,6 +43,7 @@ __all__ = [
     "METADATA",
     "NODES",
     "NODE_DEAD_LETTERS",
+    "PRINCIPALS",
     "ROW_VERSIONS",
     "SYNCED_TABLES",
     "TABLE_SUMS",

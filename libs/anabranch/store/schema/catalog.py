@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     ForeignKey,
     Identity,
@@ -43,6 +44,14 @@ DATABASES = Table(
         server_default=text("((pg_catalog.pg_control_system()).system_identifier)"),
         comment="the Postgres cluster in which the epoch began: a contradiction found in another one is a rewind",
     ),
+    Column(
+        "audience_rules",
+        JSONB,
+        nullable=False,
+        server_default="{}",
+        comment="where principals have their audiences from: claims, membership queries; those for writing where they "
+        "are others",
+    ),
 )
 """One row for each schema that is synced as a unit."""
 
@@ -60,7 +69,11 @@ SYNCED_TABLES = Table(
     ),
     Column("key_columns", ARRAY(BYTE_ORDERED), nullable=False),
     Column("policy", JSONB, nullable=False, server_default="{}"),
-    Column("audience", Text),
+    Column(
+        "audience",
+        Text,
+        comment="SQL over the row that gives the audiences that may see it; NULL: every device sees every row",
+    ),
     Column("registered_ms", BigInteger, nullable=False),
     Column(
         "first_position",
@@ -79,6 +92,14 @@ SYNCED_TABLES = Table(
         comment="since when captured changes that can't be read are dropped: not synced until registered anew; "
         "NULL: all is well",
     ),
+    Column("audience_columns", ARRAY(BYTE_ORDERED), comment="the columns that the expression reads"),
+    Column(
+        "audience_is_list",
+        Boolean,
+        nullable=False,
+        server_default=text("false"),
+        comment="whether the expression gives text[], and not text",
+    ),
     UniqueConstraint("database_id", "name", name="synced_tables_name_key"),
 )
 """The tables that are registered: each registration has its own number."""
@@ -93,6 +114,20 @@ TABLE_SUMS = Table(
     postgresql_with={"fillfactor": 50},
 )
 """Count and hash of each synced table's rows at its last group."""
+
+AUDIENCE_SUMS = Table(
+    "audience_sums",
+    METADATA,
+    Column("table_id", Integer, ForeignKey(SYNCED_TABLES.c.id, ondelete="CASCADE"), nullable=False),
+    Column("audience", BYTE_ORDERED, nullable=False),
+    Column("position", BigInteger, nullable=False),
+    Column("row_count", BigInteger, nullable=False),
+    Column("row_hash", BYTEA, nullable=False),
+    PrimaryKeyConstraint("table_id", "audience"),
+    postgresql_with={"fillfactor": 50},
+    comment="count and hash of the rows of each audience of a restricted table, at the last group that changed them",
+)
+"""Count and hash of each audience's rows of restricted tables."""
 
 FORMER_TABLES = Table(
     "former_tables",

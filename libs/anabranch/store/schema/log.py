@@ -87,6 +87,8 @@ CONFLICTS = Table(
     Column("losing_node", BYTE_ORDERED, nullable=False),
     Column("winning_batch", BYTE_ORDERED, nullable=False),
     Column("winning_node", BYTE_ORDERED, nullable=False),
+    Column("audience_before", ARRAY(Text)),
+    Column("audience_after", ARRAY(Text)),
     PrimaryKeyConstraint("database_id", "position", "batch_id", "ordinal"),
     Index("conflicts_row", "table_id", text('"left"(key, 500)'), "position", "batch_id", "ordinal"),
 )

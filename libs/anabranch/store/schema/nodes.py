@@ -9,6 +9,7 @@ from sqlalchemy import (
     Column,
     ForeignKey,
     ForeignKeyConstraint,
+    Index,
     Integer,
     PrimaryKeyConstraint,
     Table,
@@ -83,6 +84,33 @@ NODE_DEAD_LETTERS = Table(
     "call",
 )
 """The dead letters of each node that has, or had, some."""
+
+PRINCIPALS = Table(
+    "principals",
+    METADATA,
+    of_database(),
+    Column("principal", BYTE_ORDERED, nullable=False),
+    Column("memberships", ARRAY(Text), nullable=False),
+    Column("write_memberships", ARRAY(Text), comment="those for writing; NULL: as memberships"),
+    Column("seen_ms", BigInteger, nullable=False),
+    PrimaryKeyConstraint("database_id", "principal"),
+    comment="principals that have called, with the audiences that membership queries give them at the head",
+)
+"""Principals, with what membership queries give them."""
+
+AUDIENCE_CHANGES = Table(
+    "audience_changes",
+    METADATA,
+    Column("database_id", Integer, nullable=False),
+    Column("position", BigInteger, nullable=False),
+    Column("principal", BYTE_ORDERED, nullable=False),
+    Column("gained", ARRAY(Text), nullable=False),
+    Column("lost", ARRAY(Text), nullable=False),
+    PrimaryKeyConstraint("database_id", "position", "principal"),
+    Index("audience_changes_principal", "database_id", "principal", "position"),
+    comment="how a group changed what membership queries give a principal for reading",
+)
+"""Changes of principals' audiences by groups."""
 
 API_KEYS = Table(
     "api_keys",

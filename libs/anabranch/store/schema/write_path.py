@@ -50,6 +50,12 @@ INBOX = Table(
         "killed; killed and a number: so many batches were in work when a resolver was killed, and this was one of "
         "them",
     ),
+    Column(
+        "read_audiences",
+        ARRAY(Text),
+        comment="what the claims gave with which the batch was sent; NULL: nothing",
+    ),
+    Column("write_audiences", ARRAY(Text), comment="the same for writing; NULL: as read_audiences"),
     PrimaryKeyConstraint("database_id", "batch_id"),
     Index("inbox_ready", "database_id", "principal", "arrival", postgresql_where=text("park_deadline_ms is null")),
     Index("inbox_parked", "database_id", "park_deadline_ms", postgresql_where=text("park_deadline_ms is not null")),
@@ -195,6 +201,7 @@ ROW_VERSIONS = Table(
         server_default="{}",
         comment="node -> greatest id of its batches that wrote the row, for nodes that are no longer the last writer",
     ),
+    Column("audience", ARRAY(Text), comment="of a tombstone: the audiences that the row had at last"),
     PrimaryKeyConstraint("table_id", "key"),
     postgresql_with={"fillfactor": 80},
 )

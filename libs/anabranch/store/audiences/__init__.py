@@ -1,0 +1,1 @@
+"""Audiences: which principals see which rows, and may write to them."""

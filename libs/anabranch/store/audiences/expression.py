@@ -1,0 +1,35 @@
+"""Audience expressions as a synced table has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+AUDIENCE_COLUMN = "_DB_audience"
+"""The column beside a restricted table's own in which a pull gives each row's audiences."""
+
+
+@dataclass(frozen=True, slots=True)
+class Audience:
+    """The audience expression of a restricted table. ``columns``: those that it reads, in the table's order.
+    ``is_list``: it gives text[], and not text."""
+
+    expression: str
+    columns: tuple[str, ...]
+    is_list: bool
+
+    @property
+    def as_list(self) -> str:
+        """SQL over the table's columns that gives text[]: without NULL, "" and repetitions, in order; empty for a row
+        that is nobody's."""
+        many = f"({self.expression})::text[]" if self.is_list else f"array[({self.expression})::text]"
+        return (
+            f'array(select distinct v collate "C" from unnest({many}) u(v) '
+            "where v <> '' and octet_length(v) <= 1000 order by 1)"
+        )
+
+    def meets(self, parameter: str) -> str:
+        """SQL over the table's columns: whether the row is of one of the audiences in ``parameter``, SQL of text[]. It
+        is written so that an index on the expression serves it."""
+        if self.is_list:
+            return f"(({self.expression})::text[] && {parameter})"
+        return f"(({self.expression})::text = any({parameter}))"

@@ -1,0 +1,121 @@
+"""Where principals have their audiences from, as ``anabranch.databases.audience_rules`` keeps it.
+
+A *claim rule* maps a claim of a principal's token to a prefix: with ``{"teams": "team"}`` the claim ``teams: [t1, t2]``
+gives ``team:t1`` and ``team:t2``. A *membership query* is SQL over synced tables with the parameter ``:principal``; it
+gives audiences, one a row. What both give together is the principal's *read set*; its *write set* is the same, unless
+rules of its own are given for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+MOST_CLAIMED = 10_000
+"""The most audiences that a token's claims give."""
+MAX_AUDIENCE_BYTES = 1_000
+"""The longest audience that counts, in UTF-8. A longer one is nobody's: no claim gives it, and no query."""
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """A membership query. ``tables``: the synced tables that it reads. ``traced``: those of them of which a changed row
+    tells whose audiences it may have changed; of the others any change may concern every principal."""
+
+    query: str
+    tables: tuple[str, ...]
+    traced: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class SetRules:
+    """The rules of one set: prefixes by claim, and membership queries."""
+
+    claims: Mapping[str, str] = field(default_factory=dict)
+    memberships: tuple[Membership, ...] = ()
+
+    def claimed(self, claims: Mapping[str, Any]) -> frozenset[str]:
+        """The audiences that a token's claims give. A claim is a text, a number or a list of these; what else it holds
+        gives nothing. A name with dots is looked for as it is, and then within objects."""
+        found: set[str] = set()
+        for name, prefix in self.claims.items():
+            for value in _values(_claim(claims, name)):
+                audience = f"{prefix}:{value}"
+                if len(found) < MOST_CLAIMED and is_audience(audience):
+                    found.add(audience)
+        return frozenset(found)
+
+
+@dataclass(frozen=True, slots=True)
+class AudienceRules:
+    """The rules of a database. ``write`` is None where who reads a row may write it."""
+
+    read: SetRules = field(default_factory=SetRules)
+    write: SetRules | None = None
+
+    @property
+    def memberships(self) -> tuple[Membership, ...]:
+        """All membership queries."""
+        return self.read.memberships + (self.write.memberships if self.write is not None else ())
+
+    def __bool__(self) -> bool:
+        return bool(self.read.claims or self.memberships or self.write is not None)
+
+
+def is_audience(text: str) -> bool:
+    """Whether a text may be an audience: it is not empty, not too long, and all of it is text."""
+    return (
+        0 < len(text) <= MAX_AUDIENCE_BYTES
+        and "\0" not in text
+        and len(text.encode(errors="replace")) <= (MAX_AUDIENCE_BYTES)
+    )
+
+
+def rules_to_json(rules: AudienceRules) -> dict[str, Any]:
+    """Rules as ``anabranch.databases.audience_rules`` keeps them."""
+    made = _set_to_json(rules.read)
+    if rules.write is not None:
+        made["write"] = _set_to_json(rules.write)
+    return made
+
+
+def rules_from_json(kept: Mapping[str, Any]) -> AudienceRules:
+    """Rules as they were kept."""
+    return AudienceRules(_set_from_json(kept), _set_from_json(kept["write"]) if "write" in kept else None)
+
+
+def _set_to_json(rules: SetRules) -> dict[str, Any]:
+    memberships = [
+        {"query": one.query, "tables": list(one.tables), "traced": sorted(one.traced)} for one in rules.memberships
+    ]
+    return {"claims": dict(rules.claims), "memberships": memberships}
+
+
+def _set_from_json(kept: Mapping[str, Any]) -> SetRules:
+    memberships = tuple(
+        Membership(one["query"], tuple(one["tables"]), frozenset(one["traced"])) for one in kept.get("memberships", ())
+    )
+    return SetRules(dict(kept.get("claims", {})), memberships)
+
+
+def _claim(claims: Mapping[str, Any], name: str) -> Any:
+    if name in claims:
+        return claims[name]
+    within: Any = claims
+    for part in name.split("."):
+        if not isinstance(within, Mapping) or part not in within:
+            return None
+        within = within[part]
+    return within
+
+
+def _values(claim: Any) -> Iterator[str]:
+    if isinstance(claim, str):
+        yield claim
+    elif isinstance(claim, int) and not isinstance(claim, bool):
+        yield str(claim)
+    elif isinstance(claim, Sequence):
+        for one in claim:
+            if not isinstance(one, Sequence) or isinstance(one, str):
+                yield from _values(one)
