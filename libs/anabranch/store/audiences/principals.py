@@ -1,0 +1,141 @@
+"""Principals, with the audiences that membership queries give them.
+
+``anabranch.principals`` has them as of the head; ``anabranch.audience_changes`` how groups changed them, so that a
+reader's set at an earlier position is that of the head with the later changes undone. A principal stands there from its
+first call on. Whoever writes to either holds the database's claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from anabranch.store.audiences.queries import PRINCIPAL, PRINCIPALS, for_principals, search_path
+from anabranch.store.audiences.rules import MAX_AUDIENCE_BYTES, Membership
+from anabranch.store.catalog.databases import Database
+from anabranch.store.session.steps import Statement, Steps
+
+MOST_GIVEN = 10_000
+"""The most audiences that membership queries give a principal, for reading and for writing each: the first in the order
+of their bytes."""
+
+_SET_PATH = """
+with was as materialized (select pg_catalog.current_setting('search_path') as path)
+select was.path, pg_catalog.set_config('search_path', %(path)s, true) from was
+"""
+_PUT_BACK_PATH = "select pg_catalog.set_config('search_path', %(path)s, true)"
+_EVALUATE = f"""
+select {PRINCIPAL},
+       (pg_catalog.array_agg(distinct "_DB_given".audience::text collate "C"))[1:{MOST_GIVEN}]
+from unnest(%(principals)s::text[]) as {PRINCIPALS} (principal)
+cross join lateral (
+{{query}}
+) as "_DB_given" (audience)
+where "_DB_given".audience <> '' and pg_catalog.octet_length("_DB_given".audience) <= {MAX_AUDIENCE_BYTES}
+group by 1
+"""
+_CURRENT = """
+select principal, memberships, coalesce(write_memberships, memberships) from anabranch.principals
+where database_id = %(database)s and principal = any(%(principals)s::text[])
+"""
+_INSERT = """
+insert into anabranch.principals (database_id, principal, memberships, write_memberships, seen_ms)
+values (%(database)s, %(principal)s, %(read)s::text[], %(write)s::text[], %(now_ms)s)
+on conflict (database_id, principal) do nothing
+returning principal
+"""
+_AT = """
+select p.memberships, c.gained, c.lost
+from anabranch.principals p
+left join anabranch.audience_changes c
+    on c.database_id = p.database_id and c.principal = p.principal and c.position > %(position)s
+where p.database_id = %(database)s and p.principal = %(principal)s
+order by c.position desc nulls last
+"""
+_CHANGES = """
+select position, principal, gained, lost from anabranch.audience_changes
+where database_id = %(database)s and position > %(after)s and position <= %(up_to)s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The audiences that membership queries give a principal, for reading and for writing: the same where the database
+    has no rules of its own for writing."""
+
+    read: frozenset[str] = frozenset()
+    write: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """How a group changed what a principal's queries give for reading."""
+
+    gained: frozenset[str]
+    lost: frozenset[str]
+
+
+def evaluate(database: Database, principals: Sequence[str]) -> Steps[dict[str, Given]]:
+    """Run the membership queries now for each of ``principals``. The transaction has the database's search path
+    meanwhile. Raises psycopg.Error where a query no longer fits its tables."""
+    rules = database.audience_rules
+    if not principals or not rules.memberships:
+        return dict.fromkeys(principals, Given())
+    [(path, _)] = yield Statement(_SET_PATH, {"path": search_path(database.schema_name)})
+    read = yield from _evaluate(rules.read.memberships, principals)
+    write = read if rules.write is None else (yield from _evaluate(rules.write.memberships, principals))
+    yield Statement(_PUT_BACK_PATH, {"path": path})
+    return {one: Given(read[one], write[one]) for one in principals}
+
+
+def current(database_id: int, principals: Sequence[str]) -> Steps[dict[str, Given]]:
+    """The principals that are there, as of the head; others are missing in the result."""
+    rows = yield Statement(_CURRENT, {"database": database_id, "principals": list(principals)})
+    return {one: Given(frozenset(read), frozenset(write)) for one, read, write in rows}
+
+
+def learn(database: Database, principals: Sequence[str], now_ms: int) -> Steps[dict[str, Given]]:
+    """All of ``principals`` as of the head; those that are not there yet are evaluated and kept, ``now_ms``
+    (milliseconds since 1970) as when they were seen. The caller holds the database's claim. Where the rules have no
+    membership query, nothing is kept. Raises as ``evaluate``."""
+    if not database.audience_rules.memberships:
+        return dict.fromkeys(principals, Given())
+    known = yield from current(database.id, principals)
+    new = yield from evaluate(database, [one for one in dict.fromkeys(principals) if one not in known])
+    for one, given in new.items():
+        write = None if database.audience_rules.write is None else sorted(given.write)
+        parameters = {"database": database.id, "principal": one, "read": sorted(given.read), "write": write}
+        yield Statement(_INSERT, {**parameters, "now_ms": now_ms})
+    return known | new
+
+
+def read_memberships_at(database_id: int, principal: str, position: int) -> Steps[frozenset[str] | None]:
+    """The audiences that membership queries gave a principal for reading at ``position``; None where it was never
+    learned. At positions before it was learned these are the ones that it was given then."""
+    parameters = {"database": database_id, "principal": principal, "position": position}
+    rows = yield Statement(_AT, parameters)
+    if not rows:
+        return None
+    given = frozenset(rows[0][0])
+    for _, gained, lost in rows:
+        given = given - frozenset(gained or ()) | frozenset(lost or ())
+    return given
+
+
+def changes(database_id: int, after: int, up_to: int) -> Steps[dict[int, dict[str, Change]]]:
+    """Changes of groups behind position ``after`` up to ``up_to``, by position and principal."""
+    rows = yield Statement(_CHANGES, {"database": database_id, "after": after, "up_to": up_to})
+    found: dict[int, dict[str, Change]] = {}
+    for position, principal, gained, lost in rows:
+        found.setdefault(position, {})[principal] = Change(frozenset(gained), frozenset(lost))
+    return found
+
+
+def _evaluate(memberships: Iterable[Membership], principals: Sequence[str]) -> Steps[dict[str, frozenset[str]]]:
+    given: dict[str, set[str]] = {one: set() for one in principals}
+    for one in memberships:
+        query = for_principals(one.query).replace("%", "%%")
+        rows = yield Statement(_EVALUATE.format(query=query), {"principals": list(given)})
+        for principal, audiences in rows:
+            given[principal].update(audiences)
+    return {one: frozenset(sorted(found)[:MOST_GIVEN]) for one, found in given.items()}
