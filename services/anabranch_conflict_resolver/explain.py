@@ -9,7 +9,7 @@ not in the log yet count, as they would in that group, and the answer says how m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from threading import Event, Thread
 
@@ -24,7 +24,8 @@ from anabranch.store.inbox.take import Taken
 from anabranch.store.session.engine import Session, SessionOptions
 from anabranch.v1 import batch_pb2, change_pb2, errors_pb2, resolver_pb2, value_pb2, verdict_pb2
 from anabranch.wire.envelopes import Received, least_id, receive
-from anabranch_conflict_resolver.batch.results import Applied, Rejection, Result
+from anabranch_conflict_resolver.batch.results import Applied, Change, Rejection, Result
+from anabranch_conflict_resolver.batch.rights import Rights
 from anabranch_conflict_resolver.batch.verdicts import applied_verdict, rejected_verdict, waiting_verdict
 from anabranch_conflict_resolver.functions.child import Asking, Functions
 from anabranch_conflict_resolver.group.attempt import decide_group
@@ -125,7 +126,7 @@ class DryRuns:
         taken = _as_taken(question, received, facts, now_ms)
         position = max(head.clock_ms + clock_offset_ms, head.position + 1)
         asking = Asking(self.functions)
-        context = Context(conn, synced, position, now_ms, _BUSY_MS, [batch_id], synced.may_cause, asking)
+        context = Context(conn, synced, position, now_ms, _BUSY_MS, [batch_id], synced.may_cause, asking, dry=True)
         return _tried(context, cache, taken, drains=head.any_captured)
 
 
@@ -159,6 +160,8 @@ def _as_taken(question: Question, received: Received, facts: KnownOfBatch, now_m
         last_accepted=facts.last_accepted,
         missing=facts.missing,
         size=len(envelope.payload),
+        read_audiences=question.read_audiences,
+        write_audiences=question.write_audiences,
     )
 
 
@@ -171,7 +174,7 @@ def _tried(context: Context, cache: Cache, taken: Taken, *, drains: bool) -> res
     """
     made = sort_out(context, [taken], cache.read)
     if not made.candidates:
-        return _answer(context.synced, context.position, made.results[0])
+        return _answer(context.synced, context.position, made.results[0], {})
     try:
         decided = decide_group(context, Attempt(drains=drains, held=made.held, restarts=1), made.candidates)
     except UndecodableError as error:
@@ -185,10 +188,18 @@ def _tried(context: Context, cache: Cache, taken: Taken, *, drains: bool) -> res
         # Asking again changes nothing.
         text = "the batch changes more rows beside those that it names than a dry run shows"
         raise CallError(errors_pb2.REASON_LIMIT_EXCEEDED, text)
-    answer = _answer(context.synced, context.position, result)
+    answer = _answer(context.synced, context.position, result, decided.progress.rights)
     drained = decided.progress.drained
     answer.undrained = len(drained.ids) if drained is not None else 0
     return answer
+
+
+def _is_seen(change: Change, rights: Rights | None) -> bool:
+    """Whether the sender may see an effect. One that it caused in a row that it may not read, or reads no longer, is
+    left out."""
+    if change.shown is None:
+        return True
+    return rights is not None and rights.may_read(change.shown.after or change.shown.before)
 
 
 def _rejected(batch_id: str, reason: errors_pb2.Reason.ValueType, message: str) -> resolver_pb2.ExplainResponse:
@@ -199,10 +210,12 @@ def _rejected(batch_id: str, reason: errors_pb2.Reason.ValueType, message: str) 
     )
 
 
-def _answer(synced: SyncedDatabase, position: int, result: Result) -> resolver_pb2.ExplainResponse:
-    tables = synced.tables
+def _answer(
+    synced: SyncedDatabase, position: int, result: Result, rights: Mapping[str, Rights]
+) -> resolver_pb2.ExplainResponse:
+    tables, of_batch = synced.tables, rights.get(result.taken.batch_id)
     if isinstance(result, Rejection):
-        return resolver_pb2.ExplainResponse(verdict=rejected_verdict(tables, position, result))
+        return resolver_pb2.ExplainResponse(verdict=rejected_verdict(tables, position, result, of_batch))
     if not isinstance(result, Applied):
         verdict = waiting_verdict(result.taken.batch_id)
         return resolver_pb2.ExplainResponse(verdict=verdict, waits_for=result.why)
@@ -224,7 +237,7 @@ def _answer(synced: SyncedDatabase, position: int, result: Result) -> resolver_p
             )
         )
     return resolver_pb2.ExplainResponse(
-        verdict=applied_verdict(tables, position, result),
-        effects=[change_pb2.Effect.FromString(change.effect.data) for change in result.changes],
+        verdict=applied_verdict(tables, position, result, of_batch),
+        effects=[change_pb2.Effect.FromString(one.effect.data) for one in result.changes if _is_seen(one, of_batch)],
         losers=losers,
     )

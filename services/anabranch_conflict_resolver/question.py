@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from anabranch.v1 import batch_pb2
@@ -9,9 +10,12 @@ from anabranch.v1 import batch_pb2
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The caller, its node, and the batch that it asks about."""
+    """The caller, its node, and the batch that it asks about. The audiences are what the caller's claims give; those
+    for writing are None where they are the same."""
 
     database_id: int
     principal: str
     node_id: str
     envelope: batch_pb2.Envelope
+    read_audiences: Sequence[str] = ()
+    write_audiences: Sequence[str] | None = None

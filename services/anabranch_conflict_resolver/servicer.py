@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,13 +11,15 @@ import grpc
 
 from anabranch import limits
 from anabranch.clock import Clock
-from anabranch.runtime.credentials.principal import require_database
+from anabranch.runtime.credentials.principal import Principal, require_database
 from anabranch.runtime.errors import CallError
+from anabranch.store.audiences import principals
 from anabranch.store.catalog.databases import Database, UnknownDatabaseError, aload_database
 from anabranch.store.catalog.former_tables import aall_former
 from anabranch.store.inbox.explain import DatabaseState, find_verdicts, read_state
 from anabranch.store.log.conflicts import apage, listed_tables
 from anabranch.store.session.engine import AsyncPool, AsyncSession
+from anabranch.store.session.steps import arun
 from anabranch.v1 import errors_pb2, position_pb2, resolver_pb2, resolver_pb2_grpc, verdict_pb2
 from anabranch_conflict_resolver.batch.verdicts import shorten, waiting_verdict
 from anabranch_conflict_resolver.conflicts import MAX_PAGE_BYTES, answer, read_request
@@ -86,7 +89,10 @@ class ResolverServicer(resolver_pb2_grpc.ConflictResolverServiceServicer):
             raise _invalid("node_state.node.id is no ULID")
         async with self._pool.connection() as conn:
             state = _found(request.db_name, await read_state(conn, request.db_name))
-        question = Question(state.id, principal.subject, node_id, envelope)
+            rules = (await self._database(conn, state)).audience_rules
+        read = sorted(rules.read.claimed(principal.claims))
+        write = None if rules.write is None else sorted(rules.write.claimed(principal.claims))
+        question = Question(state.id, principal.subject, node_id, envelope, read, write)
         now_ms = self._clock.now_ms()
         work = partial(self._explain, question, now_ms, now_ms - Clock().now_ms())
         answer = await self._turns.run(principal.subject, work)
@@ -97,12 +103,16 @@ class ResolverServicer(resolver_pb2_grpc.ConflictResolverServiceServicer):
         self, request: resolver_pb2.ListConflictsRequest, context: Context
     ) -> resolver_pb2.ListConflictsResponse:
         """``ConflictResolverService.ListConflicts``."""
-        require_database(request.db_name)
+        principal = require_database(request.db_name)
         async with self._pool.connection() as conn:
             state = _found(request.db_name, await read_state(conn, request.db_name))
             database = await self._database(conn, state)
             tables = listed_tables(database, await aall_former(conn, database.id))
             wanted, place, items = read_request(database, tables, request)
+            if database.restricted and principal.role != "admin":
+                read = await _read_set(conn, database, principal)
+                restricted = [table.id for table in tables if table.name in database.restricted]
+                wanted = replace(wanted, audiences=sorted(read), restricted=restricted)
             listed = await apage(conn, wanted, place, items=items, max_bytes=MAX_PAGE_BYTES)
         response = answer(database, tables, request, listed)
         response.state.CopyFrom(self._server_state(state))
@@ -131,6 +141,14 @@ class ResolverServicer(resolver_pb2_grpc.ConflictResolverServiceServicer):
             schema_version=state.schema_version,
             server_time_ms=self._clock.now_ms(),
         )
+
+
+async def _read_set(conn: AsyncSession, database: Database, principal: Principal) -> frozenset[str]:
+    """The audiences that the caller may read at the head."""
+    known = await arun(conn, principals.current(database.id, [principal.subject]))
+    if principal.subject not in known:
+        known = await arun(conn, principals.evaluate(database, [principal.subject]))
+    return known[principal.subject].read | database.audience_rules.read.claimed(principal.claims)
 
 
 def _found(name: str, state: DatabaseState | None) -> DatabaseState:

@@ -120,6 +120,8 @@ class RowVersion:
     tombstone_batch: str | None = None
     stamps: dict[str, Stamp] = field(default_factory=dict)
     overtaken: dict[str, str] = field(default_factory=dict)
+    audience: tuple[str, ...] | None = None
+    """Of a tombstone as it was read: whom its row was for. The rules don't look at it."""
 
 
 @dataclass(slots=True)

@@ -9,17 +9,19 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from ulid import ULID
 
 from anabranch.store.catalog import databases, registration
-from anabranch.store.catalog.sums import scan_sum
+from anabranch.store.catalog.sums import scan_rows, scan_sum
 from anabranch.store.session.channels import INBOX_CHANNEL
 from anabranch.store.session.engine import Session, connect
 from anabranch.testkit.waiting import until
 from anabranch.v1 import batch_pb2, errors_pb2, value_pb2, verdict_pb2
 from anabranch.values import Table
+from anabranch.values.canonical import SUM_MODULUS, RowEncoder, table_sum
 from anabranch.values.messages import column_writer
 from anabranch.wire.enum_names import enum_name
 
@@ -30,9 +32,11 @@ _TYPES = {"insert": 1, "update": 2, "delete": 3}
 
 _APPEND = """
 insert into anabranch.inbox (database_id, batch_id, node_id, principal, basis, prev, payload, payload_sha256,
-                             traceparent, arrived_ms, refusal, refusal_message)
-values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
+                             traceparent, arrived_ms, refusal, refusal_message, read_audiences, write_audiences)
+values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
 """
+_KEY_TEXT = '"{}"::text'
+"""Of tables with one key column."""
 _NODE = """
 insert into anabranch.nodes (database_id, node_id, name, principal, epoch, token, last_seen_ms)
 values (%s, %s, %s, %s, '', '', 0)
@@ -83,9 +87,11 @@ class ResolverRig:
         cursor = self.conn.execute(text.encode(), parameters or None)
         return cursor.fetchall() if cursor.description else []
 
-    def node(self, name: str, principal: str = "") -> RigNode:
-        """A new node."""
-        return RigNode(self, name, principal or f"user-{name}")
+    def node(
+        self, name: str, principal: str = "", read: Sequence[str] | None = None, write: Sequence[str] | None = None
+    ) -> RigNode:
+        """A new node. ``read``, ``write``: the audiences that its claims give."""
+        return RigNode(self, name, principal or f"user-{name}", read, write)
 
     def group(self, most: int = 1_000) -> int:
         """Commit one group and ``check`` the state after it; return how many batches it looked at."""
@@ -197,6 +203,8 @@ class ResolverRig:
                 "select row_count, row_hash from anabranch.table_sums where table_id = %s", [table.id]
             )
             assert (count, total) == (kept, int.from_bytes(kept_hash, "big")), f"sum of {name}"
+            if name in self.database.restricted:
+                assert self._kept_by_audience(table) == self._by_audience(table), f"sums of the audiences of {name}"
         stray = self.sql(
             "select b.batch_id from anabranch.batches b where b.database_id = %s and (b.status = 1) <> exists ("
             "select from anabranch.log l where l.database_id = b.database_id and l.position = b.position"
@@ -209,12 +217,46 @@ class ResolverRig:
         )
         assert not both, "decided batches are left in the inbox"
 
+    def _by_audience(self, table: Table) -> dict[str, tuple[int, int]]:
+        """Count and hash of the rows of each audience, as Postgres evaluates the expression now."""
+        [listed] = self.sql(
+            f"select coalesce(json_agg(json_build_array({_KEY_TEXT.format(*table.key_columns)}, "
+            f"{self.database.restricted[table.name].as_list})), '[]') from {self.name}.\"{table.name}\""
+        )
+        audiences = {key: found for key, found in listed[0]}
+        encoder = RowEncoder(table)
+        sums: dict[str, tuple[int, int]] = {}
+        with self.conn.transaction(), closing(scan_rows(self.conn, self.name, table)) as chunks:
+            for row in (row for rows in chunks for row in rows):
+                for audience in audiences[str(row[table.key_index[0]])]:
+                    count, total = sums.get(audience, (0, 0))
+                    more, more_total = table_sum(encoder, [row])
+                    sums[audience] = (count + more, (total + more_total) % SUM_MODULUS)
+        return sums
+
+    def _kept_by_audience(self, table: Table) -> dict[str, tuple[int, int]]:
+        rows = self.sql(
+            "select audience, row_count, row_hash from anabranch.audience_sums where table_id = %s", [table.id]
+        )
+        assert all(count or not any(total) for _, count, total in rows), "an audience without rows has a hash"
+        return {audience: (count, int.from_bytes(total, "big")) for audience, count, total in rows if count}
+
 
 class RigNode:
-    """A node that writes into the inbox. ``basis``: the position that it has applied; ``last``: its last batch's id."""
+    """A node that writes into the inbox. ``basis``: the position that it has applied; ``last``: its last batch's id;
+    ``read``, ``write``: the audiences that its claims give."""
 
-    def __init__(self, rig: ResolverRig, name: str, principal: str) -> None:
+    def __init__(
+        self,
+        rig: ResolverRig,
+        name: str,
+        principal: str,
+        read: Sequence[str] | None = None,
+        write: Sequence[str] | None = None,
+    ) -> None:
         self.rig = rig
+        self.read = read
+        self.write_set = write
         self.id = str(ULID())
         self.name = name
         self.principal = principal
@@ -277,6 +319,8 @@ class RigNode:
                 time.time_ns() // 1_000_000 if arrived_ms is None else arrived_ms,
                 reason,
                 message,
+                None if self.read is None else list(self.read),
+                None if self.write_set is None else list(self.write_set),
             ),
         )
         self.rig.conn.execute(f"notify {INBOX_CHANNEL}, '{self.rig.database.id}'".encode())

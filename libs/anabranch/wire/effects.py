@@ -53,6 +53,7 @@ class EffectParts:
         self._encoder = RowEncoder(table)
         self._key = table.key_index
         rest = [i for i in range(len(table.columns)) if i not in self._key]
+        self._rest = tuple(rest)
         # The order of an effect's columns: the key's first.
         order = (*self._key, *rest)
         self._ordered: Callable[[Sequence[Any]], Sequence[Any]] = (
@@ -108,6 +109,20 @@ class EffectBuilder(EffectParts):
         values = [write(cell) for write, cell in zip(self._ordered_writers, self._ordered(row))]  # noqa: B905
         data = self._head[INSERT] + b"".join(values)
         return Effect(INSERT, data, (), *self._encoder.insert_hashes(INSERT, fields))
+
+    def row_hash(self, row: Sequence[Cell]) -> int:
+        """The hash that ``row`` adds to a sum."""
+        return self._encoder.hash_fields(self._encoder.fields(row))
+
+    def whole_update(self, before: Sequence[Cell], after: Sequence[Cell]) -> Effect:
+        """As ``update``, with all columns beside the key named as changed; the two differ. A reader that lacks the row
+        has the whole of it."""
+        encoder = self._encoder
+        old, new = encoder.fields(before), encoder.fields(after)
+        head, columns, places, names = self._shape(self._rest)
+        data = head + b"".join([self._writers[i](after[i]) for i in columns])
+        digest = encoder.effect_hash_fields(UPDATE, new, places)
+        return Effect(UPDATE, data, names, digest, 0, encoder.hash_fields(new) - encoder.hash_fields(old))
 
     def update(self, before: Sequence[Cell], after: Sequence[Cell]) -> Effect:
         """The effect of changing ``before`` to ``after``, with the same key; NONE where nothing differs."""

@@ -43,10 +43,21 @@ class LargeEffectBuilder(EffectParts):
         changed = tuple([i for i, cell in enumerate(after) if self._changed(i, before[i], cell)])
         if not changed:
             return self.none([before[i] for i in self._key])
+        return self._update(before, after, changed)
+
+    def _update(self, before: Sequence[Cell], after: Sequence[Cell], changed: tuple[int, ...]) -> LargeEffect:
         head, columns, places, names = self._shape(changed)
         change = self._row_hash(after) - self._row_hash(before)
         digest = self._hash(after, places, UPDATE)
         return LargeEffect(UPDATE, self._pieces(head, columns, after), names, digest, 0, change)
+
+    def row_hash(self, row: Sequence[Cell]) -> int:
+        """As ``EffectBuilder.row_hash``."""
+        return self._row_hash(row)
+
+    def whole_update(self, before: Sequence[Cell], after: Sequence[Cell]) -> LargeEffect:
+        """As ``EffectBuilder.whole_update``."""
+        return self._update(before, after, self._rest)
 
     def delete(self, before: Sequence[Cell]) -> LargeEffect:
         """The effect of deleting ``before``."""

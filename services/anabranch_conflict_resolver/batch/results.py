@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from anabranch.merge import Accepted, Batch, Write
+from anabranch.store.audiences.affected import ChangedRows
 from anabranch.store.group.chain import Joined
 from anabranch.store.group.rows import Row
 from anabranch.store.inbox.parking import Parking
@@ -14,6 +15,7 @@ from anabranch.store.inbox.take import Taken
 from anabranch.values import Cell
 from anabranch.wire.effects import Effect
 from anabranch_conflict_resolver.batch.decode import Decoded
+from anabranch_conflict_resolver.batch.shown import AudienceChanges, Shown
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,21 +43,26 @@ class Accepting:
 class Spill:
     """Effects of a batch that are in the log already: ``count`` of them, the first with the number ``ordinal``.
     ``place``: how many of the batch's changes that are held stand before them. ``hashes``: theirs, end to end, in
-    pieces; ``sum_changes`` as in ``Records``."""
+    pieces; ``sum_changes``, ``audience_changes`` and ``changed`` as in ``Records``."""
 
     place: int
     ordinal: int
     count: int = 0
     hashes: list[bytes] = field(default_factory=list)
     sum_changes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    audience_changes: AudienceChanges = field(default_factory=dict)
+    changed: ChangedRows = field(default_factory=ChangedRows)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A write that was carried out, and its effect."""
+    """A write that was carried out, and its effect. ``shown``: of a restricted table, whom the row was and is for;
+    ``rows``: of a table that membership queries read, the row before and after."""
 
     write: Write
     effect: Effect
+    shown: Shown | None = None
+    rows: tuple[Row | None, Row | None] | None = None
 
 
 @dataclass(slots=True)

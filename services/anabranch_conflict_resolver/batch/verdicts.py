@@ -9,15 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from anabranch.merge import Outcome
+from anabranch.store.group.rows import Row
 from anabranch.v1 import errors_pb2, verdict_pb2
 from anabranch_conflict_resolver.batch.results import Applied, Rejection
+from anabranch_conflict_resolver.batch.rights import Rights
 from anabranch_conflict_resolver.group.table import SyncedTable
 
 _APPLIED = Outcome.APPLIED
 
 
-def applied_verdict(tables: Mapping[str, SyncedTable], position: int, result: Applied) -> verdict_pb2.Verdict:
-    """The verdict of a batch that was applied."""
+def applied_verdict(
+    tables: Mapping[str, SyncedTable], position: int, result: Applied, rights: Rights | None = None
+) -> verdict_pb2.Verdict:
+    """The verdict of a batch that was applied. ``rights``: the batch's, where it touches a restricted table."""
     keys = result.candidate.decoded.keys
     verdict = verdict_pb2.Verdict(
         batch_id=result.candidate.taken.batch_id,
@@ -34,13 +38,15 @@ def applied_verdict(tables: Mapping[str, SyncedTable], position: int, result: Ap
             columns=outcome.columns,
         )
         row = result.superseded.get(number) if result.superseded else None
-        if row is not None:
+        if row is not None and _is_seen(table, row, rights):
             mutation.server_row.CopyFrom(table.named_row(row))
     return verdict
 
 
-def rejected_verdict(tables: Mapping[str, SyncedTable], position: int, result: Rejection) -> verdict_pb2.Verdict:
-    """The verdict of a batch that was rejected."""
+def rejected_verdict(
+    tables: Mapping[str, SyncedTable], position: int, result: Rejection, rights: Rights | None = None
+) -> verdict_pb2.Verdict:
+    """The verdict of a batch that was rejected. ``rights``: the batch's, where it touches a restricted table."""
     verdict = verdict_pb2.Verdict(
         batch_id=result.taken.batch_id,
         status=verdict_pb2.VERDICT_STATUS_REJECTED,
@@ -55,9 +61,17 @@ def rejected_verdict(tables: Mapping[str, SyncedTable], position: int, result: R
         table = tables.get(result.table)
         if table is not None:
             mutation.key.extend(table.key_values(result.key) if result.key else ())
-            if result.server_row is not None:
+            if result.server_row is not None and _is_seen(table, result.server_row, rights):
                 mutation.server_row.CopyFrom(table.named_row(result.server_row))
     return verdict
+
+
+def _is_seen(table: SyncedTable, row: Row, rights: Rights | None) -> bool:
+    """Whether the sender of a batch may see a row. A row whose audiences are not known any more is not shown."""
+    if table.audiences is None:
+        return True
+    audiences = table.audiences.known(row)
+    return rights is not None and audiences is not None and rights.may_read(audiences)
 
 
 def waiting_verdict(batch_id: str) -> verdict_pb2.Verdict:

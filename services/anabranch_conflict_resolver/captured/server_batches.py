@@ -15,6 +15,7 @@ from typing import Protocol
 from ulid import ULID
 
 from anabranch.merge import SERVER_NODE, Batch, MutationType, RowState, Write, applied
+from anabranch.store.audiences.affected import ChangedRows
 from anabranch.store.capture.large_images import LargeImage
 from anabranch.store.group.chain import Joined
 from anabranch.store.group.records import FIRST_BYTES, PART_BYTES, BatchRow, LogRow
@@ -26,6 +27,7 @@ from anabranch.wire import effects
 from anabranch.wire.effects import Effect, EffectBuilder
 from anabranch.wire.large_effects import LargeEffect, LargeEffectBuilder
 from anabranch_conflict_resolver.batch.decode import RowKey
+from anabranch_conflict_resolver.batch.shown import AudienceChanges, Shown, add_sums, shown
 from anabranch_conflict_resolver.captured.order import Link
 from anabranch_conflict_resolver.group.table import SyncedTable
 
@@ -76,11 +78,15 @@ class Histories(Protocol):
     states: dict[RowKey, RowState]
     changed: set[RowKey]
 
+    def note_audiences(self, at: RowKey, changed: Shown | None, *, there: bool) -> None:
+        """Note whom a row is for."""
+
 
 @dataclass(slots=True)
 class ServerBatch:
-    """The records of one transaction. ``sum_changes`` and ``came`` as in ``Records``. ``heartbeat`` is called
-    between the hashes of large rows, so that the session is not idle for as long as they take together."""
+    """The records of one transaction. ``sum_changes``, ``audience_changes``, ``changed`` and ``came`` as in
+    ``Records``. ``heartbeat`` is called between the hashes of large rows, so that the session is not idle for as long
+    as they take together."""
 
     id: str
     origin: Origin
@@ -88,6 +94,8 @@ class ServerBatch:
     log: list[LogRow] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
     sum_changes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    audience_changes: AudienceChanges = field(default_factory=dict)
+    changed: ChangedRows = field(default_factory=ChangedRows)
     came: list[tuple[int, str]] = field(default_factory=list)
     ordinal: int = 0
     gone: list[bytes] = field(default_factory=list)
@@ -117,7 +125,8 @@ class ServerBatch:
 
     def add(self, histories: Histories, steps: Iterable[Step], remembering: Mapping[str, bool]) -> None:
         """Log ``steps``, in the order in which they were made, and carry ``histories`` forward, which hold those that
-        are known already. ``remembering``: whether a table's rules ask for overtaken writers."""
+        are known already. The audiences of their rows are learned. ``remembering``: whether a table's rules ask for
+        overtaken writers."""
         batch = self._batch()
         states, changed = histories.states, histories.changed
         log, hashes, sums, came = self.log, self.hashes, self.sum_changes, self.came
@@ -143,6 +152,14 @@ class ServerBatch:
                     continue
                 index = table.table.index
                 values = {column: after[index[column]] for column in effect.changed}
+            effect, seen = shown(table, before, after, effect, effects_of)
+            histories.note_audiences(at, seen, there=after is not None)
+            add_sums(self.audience_changes, name, seen)
+            if seen is not None and before is not None and seen.after and seen.before != seen.after:
+                # Batches may wait for a row that they have not seen, and see now.
+                came.append((table.table.id, key))
+            if table.gives_audiences:
+                self.changed.add(name, before, after)
             write = Write(name, key, kind, values, 0, ordinal, remember=remembering[name])
             old = states.get(at)
             if kind is _UPDATE and (old is None or old.values is None):
@@ -160,6 +177,8 @@ class ServerBatch:
                     effect.data,
                     effect.changed,
                     effect.hash,
+                    seen.before if seen is not None else None,
+                    seen.after if seen is not None else None,
                 )
             )
             hashes.append(effect.hash)
@@ -200,6 +219,14 @@ class Drained:
     batches: Sequence[ServerBatch]
     ids: Sequence[int]
     up_to: int
+
+    @property
+    def changed(self) -> ChangedRows:
+        """The changed rows of tables that membership queries read."""
+        noted = ChangedRows()
+        for batch in self.batches:
+            noted.update(batch.changed)
+        return noted
 
     @property
     def changes(self) -> int:

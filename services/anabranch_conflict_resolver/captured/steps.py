@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from anabranch.merge import RowState
 from anabranch.store.capture import captured
@@ -48,6 +48,13 @@ def _at(table: SyncedTable, row: Row | None) -> RowKey | None:
     return None if row is None else (table.table.name, key_text([row[i] for i in table.table.key_index]))
 
 
+def rows_of(steps: Iterable[Step]) -> Iterator[tuple[str, Row | None]]:
+    """The rows before and after changes, each with its table's name."""
+    for step in steps:
+        yield step.at[0], step.before
+        yield step.at[0], step.after
+
+
 def know(conn: Session, synced: SyncedDatabase, view: View, rows: Iterable[RowKey]) -> None:
     """Add the histories of ``rows`` to the view, where it does not have them. The values of such a row are not added:
     it is not locked."""
@@ -57,5 +64,7 @@ def know(conn: Session, synced: SyncedDatabase, view: View, rows: Iterable[RowKe
     found = read_versions(conn, [(tables[name].table.id, key) for name, key in unknown])()
     for (number, key), version in found.items():
         view.states[numbers[number], key] = RowState(None if version.tombstone_batch is not None else {}, version)
+        if version.audience is not None:
+            view.audiences[numbers[number], key] = version.audience
     if found:
         view.versioned |= {(numbers[number], key) for number, key in found}

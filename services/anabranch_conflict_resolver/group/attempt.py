@@ -17,6 +17,7 @@ from anabranch.store.inbox import neighbours
 from anabranch.values import Cell
 from anabranch_conflict_resolver.batch.decode import RowKey
 from anabranch_conflict_resolver.batch.results import Candidate, Result
+from anabranch_conflict_resolver.batch.shown import learn
 from anabranch_conflict_resolver.blame.alone import alone, nothing
 from anabranch_conflict_resolver.blame.bisect import bisect
 from anabranch_conflict_resolver.blame.evidence import LOCK_NOT_AVAILABLE
@@ -27,6 +28,7 @@ from anabranch_conflict_resolver.captured.drain import drain
 from anabranch_conflict_resolver.group.context import Context, Progress
 from anabranch_conflict_resolver.group.cuts import at_once, in_order, in_waves
 from anabranch_conflict_resolver.group.next_try import Attempt, Retry, Tried, is_in_company, next_try
+from anabranch_conflict_resolver.group.rights import expected_rows, rights_of
 from anabranch_conflict_resolver.group.setback import Setback, Why
 from anabranch_conflict_resolver.group.view import load_view
 from anabranch_conflict_resolver.group.waves import run_waves
@@ -260,7 +262,11 @@ def _load(context: Context, attempt: Attempt, candidates: Sequence[Candidate]) -
             return Setback(Why.TOO_MUCH_CAPTURED)
     view.held.update(attempt.held)
     watched = {} if attempt.optimistic else context.may_cause
-    return Progress(view, watched, keys.keys(), drained=drained)
+    changed = drained is not None and bool(drained.changed)
+    rights = rights_of(context, candidates, memberships_changed=changed)
+    if rights:
+        learn(context.conn, context.synced.tables, expected_rows(context.synced, view, candidates))
+    return Progress(view, watched, keys.keys(), drained=drained, rights=rights)
 
 
 def _ask_pending(context: Context, progress: Progress, candidates: Sequence[Candidate]) -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from anabranch.store.audiences.principals import Given
+from anabranch.store.audiences.sums import AudienceSums
 from anabranch.store.capture.captured import tables_with_code
 from anabranch.store.catalog.databases import load_database, load_without_key
 from anabranch.store.catalog.drift import drift, fingerprint, stopped_tables
@@ -24,6 +26,7 @@ _LOOK_S = 2.0
 
 
 CAREFUL_S = 30.0
+_MOST_KEPT = 100_000
 _LONGEST_DRAIN_MS = 600_000
 _LEAST_ALLOWED_MS = 20_000
 
@@ -74,7 +77,8 @@ NOTHING = Undertaken()
 @dataclass(slots=True)
 class Cache:
     """The state that is kept of a database between groups. None of it is trusted without a check: ``synced`` counts
-    while the schema version is its own, ``sums`` while the chain's last link is ``link``, a batch that was
+    while the schema version is its own, ``sums``, ``audience_sums`` and ``given`` (what membership queries give
+    principals) while that is so and the chain's last link is ``link``, a batch that was
     ``read_ahead`` while the payload's hash is its own. ``shape`` is the tables' fingerprint when they were compiled,
     and ``looked_s`` when that was last looked at (``time.monotonic``): after a failure, and every ``_LOOK_S``.
     ``seal_key`` gives the key of a database's seals where the session may not read it.
@@ -91,6 +95,8 @@ class Cache:
     synced: SyncedDatabase | None = None
     link: bytes = b""
     sums: Sums = field(default_factory=dict)
+    audience_sums: AudienceSums = field(default_factory=dict)
+    given: dict[str, Given] = field(default_factory=dict)
     read_ahead: dict[tuple[str, bytes], Decoded] = field(default_factory=dict)
     shape: str = ""
     looked_s: float | None = None
@@ -119,6 +125,18 @@ class Cache:
             assert self.synced is not None
             decoded = self.synced.decoder.decode(taken.batch_id, taken.payload)
         return decoded
+
+    def forget_sums(self) -> None:
+        """Have all that counts as of the last group read anew."""
+        self.sums.clear()
+        self.audience_sums.clear()
+        self.given.clear()
+
+    def keep_few(self) -> None:
+        """Forget what is kept by audience or principal where that has become much."""
+        for kept in (self.audience_sums, self.given):
+            if len(kept) > _MOST_KEPT:
+                kept.clear()
 
     def begin_anew(self) -> None:
         """Have the tables' shape read anew, and read no batch ahead: a batch would be blamed for another one that was
@@ -150,7 +168,7 @@ def current(conn: Session, cache: Cache, head: Head) -> SyncedDatabase:
             database, with_code=tables_with_code(conn, database.schema_name), stopped=stopped
         )
         cache.all_may_cause = False
-        cache.sums.clear()
+        cache.forget_sums()
         cache.read_ahead.clear()
     cache.shape = shape
     cache.looked_s = time.monotonic()

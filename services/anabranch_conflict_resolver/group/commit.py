@@ -51,6 +51,7 @@ from anabranch_conflict_resolver.group.context import Context, Progress
 from anabranch_conflict_resolver.group.next_try import Attempt
 from anabranch_conflict_resolver.group.outcome import GroupLimits, Outcome
 from anabranch_conflict_resolver.group.records import Between, Recorded, record
+from anabranch_conflict_resolver.group.rights import learn_principals
 from anabranch_conflict_resolver.group.tables import Kinds, SyncedDatabase
 from anabranch_conflict_resolver.group.undertaking import Chosen, choose, passed_over, put_down, settle, write_down
 
@@ -107,6 +108,7 @@ def commit_group(
         if not conn.closed:
             conn.rollback()
         cache.more = False
+        cache.given.clear()
         # Recorded in the database before anything is dropped, so that no reader goes on as if the log had it.
         mark_torn(conn, database_id, error.table, now_ms=now_ms)
         _log.error("captured changes are dropped: the table has to be registered anew", detail=error)
@@ -114,6 +116,7 @@ def commit_group(
         return begun.rolled_back(drained=1)
     except BaseException:
         cache.begin_anew()
+        cache.given.clear()
         cache.owed = begun.owed if isinstance(begun, _Begun) else frozenset()
         if not conn.closed:
             conn.rollback()
@@ -154,6 +157,9 @@ def _begin(
     faults.reach("after_claim")
     if head.undertaken is not None and settle(conn, database_id, head, now_ms, limits.rest_ms):
         return Outcome(True, name=head.name, drained=1)
+    if cache.link != (head.chain or EMPTY_CHAIN):
+        # Another resolver has committed groups meanwhile.
+        cache.forget_sums()
     synced = current(conn, cache, head)
     if synced.asks and functions is not None:
         functions.warm()
@@ -180,7 +186,8 @@ def _begin(
     may_cause: Kinds = (
         dict.fromkeys(synced.tables, frozenset(MutationType)) if cache.all_may_cause else synced.may_cause
     )
-    context = Context(conn, synced, position, now_ms, limits.busy_ms, at_hand, may_cause, Asking(functions))
+    asking = Asking(functions)
+    context = Context(conn, synced, position, now_ms, limits.busy_ms, at_hand, may_cause, asking, cache.given)
     return _Begun(context, head, now, chosen.later, chosen.owed, limits.restarts)
 
 
@@ -213,6 +220,7 @@ def _try(begun: _Begun, cache: Cache) -> _Tried:
     context, draining = begun.context, begun.head.any_captured
     made = sort_out(context, [t for t in begun.now if not t.decided], cache.read)
     if not cache.outstanding.waiting and not (cache.trouble.alone and draining):
+        learn_principals(context, made.candidates)
         attempt = Attempt(
             optimistic=cache.optimistic,
             drains=draining,
@@ -240,11 +248,9 @@ def _commit(begun: _Begun, cache: Cache) -> Outcome:
         # A batch would be blamed for it.
         conn.rollback()
         cache.begin_anew()
+        cache.given.clear()
         return begun.rolled_back()
     tried.results.sort(key=lambda result: result.taken.batch_id)
-    if cache.link != (head.chain or EMPTY_CHAIN):
-        # Another resolver has committed groups meanwhile.
-        cache.sums.clear()
     later = () if cache.undertaken.drains_alone else begun.later
     recorded = record(
         context,
@@ -252,12 +258,14 @@ def _commit(begun: _Begun, cache: Cache) -> Outcome:
         tried.results,
         tried.progress,
         cache.sums,
+        cache.audience_sums,
         dropped=tried.dropped,
         while_waiting=lambda: _read_ahead(context.synced, cache, later),
     )
     if recorded.between is not Between.NONE:
         conn.rollback()
         cache.more = False
+        cache.given.clear()
         cache.all_may_cause |= recorded.between is Between.OWN
         return begun.rolled_back(drained=1)
     decided = {result.taken.batch_id for result in tried.results if not isinstance(result, Waiting)}
@@ -300,6 +308,9 @@ def _keep(begun: _Begun, cache: Cache, tried: _Tried, recorded: Recorded) -> Non
     cache.expects_bad = tried.any_bad
     cache.link = recorded.link
     cache.sums.update(recorded.sums)
+    cache.audience_sums.update(recorded.audience_sums)
+    cache.given.update({name: now for name, (_, now) in recorded.sets.items()})
+    cache.keep_few()
 
 
 def _missing(taken: Sequence[Taken], decided: Set[str]) -> dict[str, str]:

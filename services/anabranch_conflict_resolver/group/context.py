@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
+from anabranch.store.audiences.principals import Given
 from anabranch.store.session.engine import Session
 from anabranch.values import Cell
 from anabranch_conflict_resolver.batch.decode import RowKey
+from anabranch_conflict_resolver.batch.rights import Rights
 from anabranch_conflict_resolver.captured.server_batches import Drained
 from anabranch_conflict_resolver.functions.child import Asking
 from anabranch_conflict_resolver.group.tables import Kinds, SyncedDatabase
@@ -19,7 +21,8 @@ class Context:
     """The state that stays the same however often a group is tried. ``now_ms`` is the clock's time, ``position`` the
     group's. ``busy_ms``: how long a batch rests whose row another session has locked. ``at_hand``: the ids of all
     batches that were taken. ``may_cause``: changes that may cause others. ``asking`` caches the answers of the
-    application's functions."""
+    application's functions. ``given``: what membership queries give principals, as far as it is known; more is added.
+    ``dry``: nothing of the group will be committed."""
 
     conn: Session
     synced: SyncedDatabase
@@ -29,6 +32,8 @@ class Context:
     at_hand: Sequence[str] = ()
     may_cause: Kinds = field(default_factory=dict)
     asking: Asking = field(default_factory=Asking)
+    given: dict[str, Given] = field(default_factory=dict)
+    dry: bool = False
 
     @property
     def park_ms(self) -> int:
@@ -46,7 +51,8 @@ class Progress:
     ``missing``: by node, the id of a batch that has not come, though a later one named it (both only of nodes for which
     it matters). ``drained``: the batches made of captured changes, None where none were looked for; ``arrived``: those
     drained later. ``caused``: rows that were changed without being named, with their keys. ``absorbed_up_to``: the
-    greatest number of a captured change that was caused and logged at once."""
+    greatest number of a captured change that was caused and logged at once. ``rights``: by id, those of batches that
+    touch a restricted table."""
 
     view: View
     watched: Kinds = field(default_factory=dict)
@@ -57,6 +63,7 @@ class Progress:
     arrived: tuple[Drained, ...] = ()
     caused: dict[RowKey, tuple[Cell, ...]] = field(default_factory=dict)
     absorbed_up_to: int = 0
+    rights: Mapping[str, Rights] = field(default_factory=dict)
 
     @property
     def looked_up_to(self) -> int:

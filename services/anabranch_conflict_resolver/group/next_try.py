@@ -13,7 +13,7 @@ from anabranch.store.inbox.parking import Parking
 from anabranch.values import Cell
 from anabranch_conflict_resolver.batch.decode import RowKey
 from anabranch_conflict_resolver.batch.results import Candidate, Rejection, Result, Waiting
-from anabranch_conflict_resolver.blame.rejections import no_effect
+from anabranch_conflict_resolver.blame.rejections import forbidden, no_effect
 from anabranch_conflict_resolver.group.cuts import levels
 from anabranch_conflict_resolver.group.setback import RefusedKey, Setback, Why
 from anabranch_conflict_resolver.group.view import View
@@ -129,6 +129,12 @@ def _without_effect(tried: Tried) -> _Next:
     return tried.attempt, [c for c in tried.batches if c.taken.batch_id not in writes], rejected
 
 
+def _without_forbidden(tried: Tried) -> _Next:
+    writes = tried.setback.writes
+    rejected = [forbidden(c, writes[c.taken.batch_id]) for c in tried.batches if c.taken.batch_id in writes]
+    return tried.attempt, [c for c in tried.batches if c.taken.batch_id not in writes], rejected
+
+
 def _without_refused_keys(tried: Tried) -> _Next:
     keys = tried.setback.keys
     rejected = [_refused(c, keys[c.taken.batch_id]) for c in tried.batches if c.taken.batch_id in keys]
@@ -187,6 +193,7 @@ TABLE: Mapping[Why, Callable[[Tried], _Next]] = MappingProxyType(
         Why.ENTANGLED: _only_the_first,
         Why.OUT_OF_TURN: _up_to_it,
         Why.INEFFECTIVE: _without_effect,
+        Why.FORBIDDEN: _without_forbidden,
         Why.MISJUDGED: _long_way,
         Why.IN_COMPANY: _first_on_their_rows,
         Why.TABLE_LOCKED: _rest_of_table,

@@ -9,9 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
+from types import MappingProxyType
 
 from anabranch.merge import MutationType
 from anabranch.runtime.telemetry import current_traceparent
+from anabranch.store.audiences.affected import ChangedRows, store_changes
+from anabranch.store.audiences.principals import Given
+from anabranch.store.audiences.sums import AudienceSums, write_audience_sums
 from anabranch.store.capture import captured
 from anabranch.store.catalog.sums import sum_to_bytes
 from anabranch.store.group import records as store
@@ -27,9 +31,12 @@ from anabranch.store.session.engine import Session
 from anabranch.v1 import position_pb2, verdict_pb2
 from anabranch.values.canonical import SUM_MODULUS
 from anabranch_conflict_resolver.batch.results import Applied, Rejection, Result, joined, numbered
+from anabranch_conflict_resolver.batch.rights import Rights
+from anabranch_conflict_resolver.batch.shown import AudienceChanges, Shown, add_changes, add_sums
 from anabranch_conflict_resolver.batch.verdict_bytes import applied_as_written
 from anabranch_conflict_resolver.batch.verdicts import applied_verdict, rejected_verdict
 from anabranch_conflict_resolver.captured.server_batches import Drained
+from anabranch_conflict_resolver.group.audiences import changed_sets, new_audience_sums
 from anabranch_conflict_resolver.group.context import Context, Progress
 from anabranch_conflict_resolver.group.table import SyncedTable
 from anabranch_conflict_resolver.group.tables import SyncedDatabase
@@ -37,6 +44,7 @@ from anabranch_conflict_resolver.group.versions import changed_versions
 from anabranch_conflict_resolver.group.view import View
 
 _APPLIED, _REJECTED = int(verdict_pb2.VERDICT_STATUS_APPLIED), int(verdict_pb2.VERDICT_STATUS_REJECTED)
+_NO_RIGHTS: Mapping[str, Rights] = MappingProxyType({})
 FEW = 64
 """Up to so many changes and verdicts a group's records are written by one statement."""
 Sums = dict[int, tuple[int, int]]
@@ -46,7 +54,9 @@ Sums = dict[int, tuple[int, int]]
 @dataclass(slots=True)
 class Records:
     """``sum_changes``: by table, what to add to its sum's count and hash. ``came``: rows that are there now and were
-    not. ``server``: the verdicts of batches that were captured; ``logged``: how many changes are in the log already."""
+    not. ``server``: the verdicts of batches that were captured; ``logged``: how many changes are in the log already.
+    ``audience_changes``: what to add to the sums of audiences; ``changed``: rows of tables that membership queries
+    read."""
 
     log: list[LogRow] = field(default_factory=list)
     batches: list[BatchRow] = field(default_factory=list)
@@ -58,6 +68,8 @@ class Records:
     came: list[tuple[int, str]] = field(default_factory=list)
     server: list[BatchRow] = field(default_factory=list)
     logged: int = 0
+    audience_changes: AudienceChanges = field(default_factory=dict)
+    changed: ChangedRows = field(default_factory=ChangedRows)
 
     @property
     def decided(self) -> list[str]:
@@ -75,8 +87,15 @@ class Between(Enum):
     """The group's own statements have caused them: they belong to a batch."""
 
 
-def gather(synced: SyncedDatabase, position: int, results: Sequence[Result], drained: Drained | None = None) -> Records:
-    """The records of what a group has drained and of its results, which stand in the order of their ids."""
+def gather(
+    synced: SyncedDatabase,
+    position: int,
+    results: Sequence[Result],
+    drained: Drained | None = None,
+    rights: Mapping[str, Rights] = _NO_RIGHTS,
+) -> Records:
+    """The records of what a group has drained and of its results, which stand in the order of their ids. ``rights``: by
+    id, those of batches that touch a restricted table."""
     records = Records()
     tables = synced.tables
     for batch in drained.batches if drained is not None else ():
@@ -88,12 +107,15 @@ def gather(synced: SyncedDatabase, position: int, results: Sequence[Result], dra
         for name, (more, more_hash) in batch.sum_changes.items():
             count, total = records.sum_changes.get(name, (0, 0))
             records.sum_changes[name] = (count + more, total + more_hash)
+        add_changes(records.audience_changes, batch.audience_changes)
+        records.changed.update(batch.changed)
     for result in results:
         if isinstance(result, Applied):
-            _gather_applied(records, synced, position, result)
+            _gather_applied(records, synced, position, result, rights.get(result.taken.batch_id))
         elif isinstance(result, Rejection):
             taken = result.taken
-            verdict = rejected_verdict(tables, position, result).SerializeToString()
+            of_batch = rights.get(taken.batch_id)
+            verdict = rejected_verdict(tables, position, result, of_batch).SerializeToString()
             records.batches.append(
                 BatchRow(
                     taken.batch_id,
@@ -111,21 +133,45 @@ def gather(synced: SyncedDatabase, position: int, results: Sequence[Result], dra
     return records
 
 
-def _gather_applied(records: Records, synced: SyncedDatabase, position: int, result: Applied) -> None:
+def _gather_applied(
+    records: Records, synced: SyncedDatabase, position: int, result: Applied, rights: Rights | None
+) -> None:
     tables = synced.tables
     accepting, taken = result.accepting, result.taken
     candidate, decision = accepting.candidate, accepting.decision
     batch_id, node_id = taken.batch_id, taken.node_id
     hashes: list[bytes] = []
     log, sums = records.log, records.sum_changes
+    seen: dict[tuple[str, str], Shown] = {}
     spills = result.spills
     for ordinal, change in enumerate(result.changes) if not spills else numbered(result.changes, spills):
         write, effect = change.write, change.effect
         name = write.table
         table_id = tables[name].table.id
+        before = after = None
+        if change.shown is not None:
+            before, after = change.shown.before, change.shown.after
+            first = seen.get((name, write.key), change.shown)
+            seen[name, write.key] = Shown(first.before, after)
+            add_sums(records.audience_changes, name, change.shown)
+            if before != after and after and write.type is not MutationType.INSERT:
+                # Batches may wait for a row that they have not seen, and see now.
+                records.came.append((table_id, write.key))
+        if change.rows is not None:
+            records.changed.add(name, *change.rows)
         log.append(
             LogRow(
-                batch_id, ordinal, node_id, table_id, write.key, effect.type, effect.data, effect.changed, effect.hash
+                batch_id,
+                ordinal,
+                node_id,
+                table_id,
+                write.key,
+                effect.type,
+                effect.data,
+                effect.changed,
+                effect.hash,
+                before,
+                after,
             )
         )
         hashes.append(effect.hash)
@@ -138,6 +184,9 @@ def _gather_applied(records: Records, synced: SyncedDatabase, position: int, res
     for name, (more, more_hash) in (pair for spill in spills for pair in spill.sum_changes.items()):
         count, total = sums.get(name, (0, 0))
         sums[name] = (count + more, total + more_hash)
+    for spill in spills:
+        add_changes(records.audience_changes, spill.audience_changes)
+        records.changed.update(spill.changed)
     records.logged += sum(spill.count for spill in spills)
     records.greatest[node_id] = batch_id
     records.batches.append(
@@ -150,12 +199,13 @@ def _gather_applied(records: Records, synced: SyncedDatabase, position: int, res
             0,
             candidate.place,
             applied_as_written(batch_id, position, decision.outcomes, candidate.decoded.keys, synced.mutation_writers)
-            or applied_verdict(tables, position, result).SerializeToString(),
+            or applied_verdict(tables, position, result, rights).SerializeToString(),
         )
     )
     for number, conflict in enumerate(decision.conflicts):
         table = tables[conflict.table]
         value = table.writers[conflict.column](conflict.losing_value).SerializeToString()
+        whom = seen.get((conflict.table, conflict.key))
         records.conflicts.append(
             ConflictRow(
                 batch_id,
@@ -168,6 +218,8 @@ def _gather_applied(records: Records, synced: SyncedDatabase, position: int, res
                 conflict.losing_node,
                 conflict.winning_batch,
                 conflict.winning_node,
+                None if whom is None else whom.before,
+                None if whom is None else whom.after,
             )
         )
 
@@ -184,13 +236,16 @@ def new_sums(tables: Mapping[str, SyncedTable], records: Records, sums: Sums) ->
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """``link``: the chain's last one. ``sums``: those of the tables that the group has changed. ``any_parked``: batches
-    of it wait."""
+    """``link``: the chain's last one. ``sums``: those of the tables that the group has changed, ``audience_sums`` those
+    of their audiences. ``any_parked``: batches of it wait. ``sets``: what membership queries gave principals before and
+    give them now, of those for whom it changed."""
 
     link: bytes
     sums: Sums
     between: Between
     any_parked: bool
+    audience_sums: AudienceSums = field(default_factory=dict)
+    sets: Mapping[str, tuple[Given, Given]] = field(default_factory=dict)
 
 
 def record(
@@ -199,18 +254,20 @@ def record(
     results: Sequence[Result],
     progress: Progress,
     known_sums: Sums,
+    known_audience_sums: AudienceSums,
     *,
     dropped: Sequence[str],
     while_waiting: Callable[[], None],
 ) -> Recorded:
-    """Write a group's records. ``known_sums``: the sums known so far; those that are read are added to it.
+    """Write a group's records. ``known_sums``, ``known_audience_sums``: the sums known so far; those that are read are
+    added to them.
     ``dropped``: batches that had their verdicts before. ``while_waiting`` is called while Postgres works.
 
     Raises:
         psycopg.Error: Postgres refused a statement; no batch is to blame for it.
     """
     conn, database_id, drained = context.conn, context.synced.database.id, progress.drained
-    records = gather(context.synced, context.position, results, drained)
+    records = gather(context.synced, context.position, results, drained, progress.rights)
     parked = bool(records.parkings)
     link = head.chain or EMPTY_CHAIN
     if records.batches or records.server:
@@ -219,11 +276,23 @@ def record(
         if unknown:
             known_sums.update(take.read_sums(conn, unknown))
         sums = new_sums(tables, records, known_sums)
+        of_audiences = new_audience_sums(conn, tables, records.audience_changes, known_audience_sums)
+        changes = changed_sets(context, records.changed)
         parked_before = head.any_parked
         link, between = write(
-            context, records, progress.view, sums, drained, link, dropped, parked_before, while_waiting
+            context,
+            records,
+            progress.view,
+            sums,
+            drained,
+            link,
+            dropped,
+            parked_before,
+            while_waiting,
+            of_audiences,
+            changes,
         )
-        return Recorded(link, sums, between, parked)
+        return Recorded(link, sums, between, parked, of_audiences, changes)
     if dropped:
         store.delete_inbox(conn, database_id, dropped)
         store.notify_group(conn, database_id, head.position, dropped)
@@ -243,10 +312,13 @@ def write(
     dropped: Sequence[str],
     any_parked: bool,
     while_waiting: Callable[[], None],
+    audience_sums: Mapping[tuple[int, str], tuple[int, int]] = MappingProxyType({}),
+    sets: Mapping[str, tuple[Given, Given]] = MappingProxyType({}),
 ) -> tuple[bytes, Between]:
     """Write the records of a group that decided something; gives the chain's new link, and whether the group may be
-    committed. ``sums``: those after the group of the tables that it changed. ``dropped``: batches that had their
-    verdicts before. ``while_waiting`` is called when everything has been sent, while Postgres works.
+    committed. ``sums``: those after the group of the tables that it changed, ``audience_sums`` those of audiences.
+    ``dropped``: batches that had their verdicts before. ``while_waiting`` is called when everything has been sent,
+    while Postgres works. ``sets``: as in ``Recorded``.
 
     Raises:
         psycopg.Error: Postgres refused a statement; no batch is to blame for it.
@@ -264,7 +336,10 @@ def write(
         store.write_batches(conn, database_id, position, context.now_ms, [*records.server, *records.batches])
         store.write_conflicts(conn, database_id, position, records.conflicts)
         store.write_sums(conn, position, [SumRow(n, count, sum_to_bytes(total)) for n, (count, total) in sums.items()])
-        store.write_group(conn, database_id, position, _group_row(context, records, sums, link))
+        hashes = {place: (count, sum_to_bytes(total)) for place, (count, total) in audience_sums.items()}
+        write_audience_sums(conn, position, hashes)
+        store_changes(conn, context.synced.database, position, sets)
+        store.write_group(conn, database_id, position, _group_row(context, records, sums, audience_sums, link))
         store.accept(conn, database_id, sorted(records.greatest.items()))
         store.delete_inbox(conn, database_id, [*decided, *dropped])
         # The notification carries verdicts only as far as they have room in it.
@@ -287,11 +362,17 @@ def write(
     return link, Between.OWN if own.fetchone() else Between.OF_OTHERS
 
 
-def _group_row(context: Context, records: Records, sums: Sums, link: bytes) -> GroupRow:
+def _group_row(context: Context, records: Records, sums: Sums, audience_sums: AudienceSums, link: bytes) -> GroupRow:
     names = {table.table.id: name for name, table in context.synced.tables.items()}
     serialized = [
         position_pb2.TableSum(table=names[number], count=count, hash=sum_to_bytes(total)).SerializeToString()
         for number, (count, total) in sorted(sums.items())
+    ]
+    serialized += [
+        position_pb2.TableSum(
+            table=names[number], audience=audience, count=count, hash=sum_to_bytes(total)
+        ).SerializeToString()
+        for (number, audience), (count, total) in sorted(audience_sums.items())
     ]
     return GroupRow(len(records.links), records.logged + len(records.log), link, serialized)
 

@@ -7,8 +7,10 @@ from anabranch.merge import Accepted, Asked, Batch, Parked, Rejected, resolve
 from anabranch.store.inbox.parking import Parking
 from anabranch.v1 import errors_pb2
 from anabranch_conflict_resolver.batch.results import Accepting, Candidate, Rejection, Waiting
+from anabranch_conflict_resolver.batch.rights import Rights
 from anabranch_conflict_resolver.functions.ask import PutOff, Unanswered, with_answers
 from anabranch_conflict_resolver.group.context import Context, Progress
+from anabranch_conflict_resolver.group.rights import refusal, seen_states
 from anabranch_conflict_resolver.group.setback import Setback, Why
 from anabranch_conflict_resolver.group.view import View
 
@@ -40,18 +42,20 @@ def decide(context: Context, progress: Progress, candidate: Candidate) -> Accept
         decoded.mutations,
         before is not None,
     )
-    decision = resolve(batch, view.states, context.synced.database.table_policy)
+    rights = progress.rights.get(batch_id)
+    states = seen_states(view, candidate, rights, context.synced.database.restricted)
+    decision = resolve(batch, states, context.synced.database.table_policy)
     if isinstance(decision, Accepted):
-        return Accepting(candidate, batch, decision)
+        return _allowed(context, view, Accepting(candidate, batch, decision), rights)
     if isinstance(decision, Asked):
-        answered = with_answers(context.asking, context.synced, batch, view.states, decision)
+        answered = with_answers(context.asking, context.synced, batch, states, decision)
         if isinstance(answered, PutOff):
             parking = Parking(batch_id, context.now_ms + context.busy_ms)
             return wait(view, candidate, parking, "a merge function that has no time yet")
         if isinstance(answered, Unanswered):
             return _unanswered(view, candidate, answered)
         if isinstance(answered, Accepted):
-            return Accepting(candidate, batch, answered)
+            return _allowed(context, view, Accepting(candidate, batch, answered), rights)
         decision = answered
     if isinstance(decision, Parked):
         number = context.synced.tables[decision.table].table.id
@@ -60,6 +64,10 @@ def decide(context: Context, progress: Progress, candidate: Candidate) -> Accept
         parking = Parking(batch_id, taken.arrived_ms + most_ms, before, number, decision.key)
         return wait(view, candidate, parking, f"row {decision.key} of {decision.table}, or batch {before}")
     return _rejection(view, candidate, decision)
+
+
+def _allowed(context: Context, view: View, accepting: Accepting, rights: Rights | None) -> Accepting | Rejection:
+    return refusal(context, view, accepting, rights) or accepting
 
 
 def _out_of_turn(context: Context, view: View, candidate: Candidate) -> bool:

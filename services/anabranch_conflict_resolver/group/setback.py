@@ -30,6 +30,8 @@ class Why(Enum):
     the log, and for its readers, the order of the ids counts."""
     INEFFECTIVE = auto()
     """Statements changed fewer rows than they named."""
+    FORBIDDEN = auto()
+    """Batches left rows of restricted tables that their principals may not write."""
     MISJUDGED = auto()
     """A batch that was sure to be refused is not, or for another reason: others may have been written too early."""
     IN_COMPANY = auto()
@@ -59,8 +61,8 @@ class RefusedKey:
 @dataclass(frozen=True, slots=True)
 class Setback:
     """``batches``: the ids of those that it affects, where not all of them; ``writes``: of each the write that had no
-    effect. ``waited``: the statement waited too long for a lock. ``caused``: the rows that were changed without being
-    named, with their keys. ``keys``: of each a key that is refused."""
+    effect, or was not allowed. ``waited``: the statement waited too long for a lock. ``caused``: the rows that were
+    changed without being named, with their keys. ``keys``: of each a key that is refused."""
 
     why: Why
     batches: frozenset[str] = frozenset()

@@ -9,7 +9,9 @@ again only for rows that came back different: by defaults, triggers, generated c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
 
 from anabranch.merge import MutationType, Outcome, RowState, Write, applied
 from anabranch.store.group.rows import Answer, Row
@@ -19,11 +21,16 @@ from anabranch.values import Cell
 from anabranch.wire.effects import Effect
 from anabranch_conflict_resolver.batch.decode import RowKey
 from anabranch_conflict_resolver.batch.results import Accepting, Applied, Change, Made
+from anabranch_conflict_resolver.batch.rights import Rights
+from anabranch_conflict_resolver.batch.shown import Shown, learn, shown
 from anabranch_conflict_resolver.group.setback import Setback, Why
 from anabranch_conflict_resolver.group.table import SyncedTable
 from anabranch_conflict_resolver.group.view import View
 
 _INSERT, _UPDATE, _DELETE = MutationType.INSERT, MutationType.UPDATE, MutationType.DELETE
+_LEAVING = (_INSERT, _UPDATE)
+"""Types of writes that leave a row."""
+_NO_RIGHTS: Mapping[str, Rights] = MappingProxyType({})
 Job = tuple[Accepting, Sequence[Write]]
 """A batch, and those of its writes that are to be carried out."""
 Key = tuple[Cell, ...]
@@ -35,9 +42,17 @@ _Sent = tuple[list[tuple[str, Answer[dict[str, Row]]]], list[tuple[str, Answer[s
 """The answers to what was sent: of inserts and updates, and of deletes, each with its table."""
 
 
-_Step = tuple[RowKey, Write, Row | None, Effect | None, RowState | None]
-"""One write on its way, and its results as far as they are known: the row after it, its effect, and the row's state.
-The row is None where there is none, and where only Postgres knows it: then the others are None, too."""
+class _Step(NamedTuple):
+    """One write on its way, and its results as far as they are known: the row after it, its effect, and the row's
+    state. The row is None where there is none, and where only Postgres knows it: then the others are None, too.
+    ``shown``: of a restricted table, whom the row was and is for."""
+
+    at: RowKey
+    write: Write
+    row: Row | None = None
+    effect: Effect | None = None
+    state: RowState | None = None
+    shown: Shown | None = None
 
 
 def carry_out(
@@ -46,10 +61,12 @@ def carry_out(
     view: View,
     jobs: Sequence[Job],
     judge: Callable[[], None] | None = None,
+    rights: Mapping[str, Rights] = _NO_RIGHTS,
 ) -> list[list[Change]] | Setback:
     """Write, and carry ``view`` forward. No row may be named twice. ``judge`` is called when all has been sent, and
-    may send further statements. Gives the changes of each job, or says that writes had no effect: then, and where
-    Postgres refuses something, ``view`` is still as it was, and the statements' savepoint has to be rolled back.
+    may send further statements. ``rights``: by id, of batches that touch a restricted table. Gives the changes of each
+    job, or says that writes had no effect, or left rows that their batch may not write: then, and where Postgres
+    refuses something, ``view`` is still as it was, and the statements' savepoint has to be rolled back.
 
     Raises:
         psycopg.Error: Postgres refused a statement.
@@ -65,12 +82,13 @@ def carry_out(
         for table, rows in pending:
             stored.setdefault(table, {}).update(rows())
         gone = {table: keys() for table, keys in deleted}
+    learn(conn, tables, ((table, row) for table, rows in stored.items() for row in rows.values()))
     ineffective: dict[str, Write] = {}
     done: list[list[_Step]] = []
     for (accepting, _), steps in zip(jobs, expected, strict=True):
         done.append([])
         for step in steps:
-            write = step[1]
+            write = step.write
             kind = write.type
             if kind is _DELETE:
                 came = write.key in gone[write.table]
@@ -79,7 +97,7 @@ def carry_out(
             else:
                 row = stored[write.table].get(write.key)
                 came = row is not None
-                expected_row = step[2]
+                expected_row = step.row
                 if row is not None and (
                     expected_row is None or row != expected_row or tables[write.table].effects.differ(row, expected_row)
                 ):
@@ -89,7 +107,24 @@ def carry_out(
             done[-1].append(step)
     if ineffective:
         return Setback(Why.INEFFECTIVE, frozenset(ineffective), ineffective)
-    return [_forward(view, steps) for steps in done]
+    forbidden = dict(_forbidden(jobs, done, rights)) if rights else {}
+    if forbidden:
+        return Setback(Why.FORBIDDEN, frozenset(forbidden), forbidden)
+    return [_forward(tables, view, steps) for steps in done]
+
+
+def _forbidden(
+    jobs: Sequence[Job], done: Sequence[Sequence[_Step]], rights: Mapping[str, Rights]
+) -> Iterator[tuple[str, Write]]:
+    """The batches that left a row which they may not write, each with such a write."""
+    for (accepting, _), steps in zip(jobs, done, strict=True):
+        of_batch = rights.get(accepting.batch.id)
+        if of_batch is None:
+            continue
+        for step in steps:
+            seen = step.shown
+            if seen is not None and step.write.type in _LEAVING and not of_batch.may_write(seen.after):
+                yield accepting.batch.id, step.write
 
 
 def try_out(conn: Session, tables: Mapping[str, SyncedTable], steps: Sequence[Job]) -> None:
@@ -144,27 +179,36 @@ def _expect(
         table = tables[write.table]
         if kind is _INSERT:
             if len(values) != len(table.names):
-                steps.append((at, write, None, None, None))
+                steps.append(_Step(at, write))
                 continue
             row = [values[name] for name in table.names]
-            effect = table.effects.insert(row)
+            if not _is_known(table, row):
+                steps.append(_Step(at, write))
+                continue
+            effect, seen = shown(table, None, row, table.effects.insert(row))
         elif kind is _UPDATE and values and not write.defaults:
             before = rows[at]
             row = before.copy()
             index = table.table.index
             for name, cell in values.items():
                 row[index[name]] = cell
-            effect = table.effects.update(before, row)
+            if not _is_known(table, row):
+                steps.append(_Step(at, write))
+                continue
+            effect, seen = shown(table, before, row, table.effects.update(before, row))
         else:
             known_later = write.defaults and kind is not None
             steps.append(
-                (at, write, None, None, None)
-                if known_later
-                else _derive(tables, view, accepting, write, None, stored=False)
+                _Step(at, write) if known_later else _derive(tables, view, accepting, write, None, stored=False)
             )
             continue
-        steps.append((at, write, row, effect, applied(states.get(at), batch, write)))
+        steps.append(_Step(at, write, row, effect, applied(states.get(at), batch, write), seen))
     return steps
+
+
+def _is_known(table: SyncedTable, row: Row) -> bool:
+    """Whether it is known whom a row is for; else the row as it comes back is asked about."""
+    return table.audiences is None or table.audiences.known(row) is not None
 
 
 def _derive(
@@ -180,32 +224,39 @@ def _derive(
     written."""
     at = (write.table, write.key)
     table = tables[write.table]
+    before, after = view.rows.get(at), row
     if write.type is _DELETE:
         effect = table.effects.delete(view.rows[at])
     elif row is None:
         effect = table.effects.none(accepting.candidate.decoded.keys[at])
+        after = before
     elif write.type is _INSERT:
         effect = table.effects.insert(row)
     else:
         effect = table.effects.update(view.rows[at], row)
     known = dict(zip(table.names, row, strict=True)) if stored and row is not None else None
-    return (at, write, row, effect, applied(view.states.get(at), accepting.batch, write, known))
+    effect, seen = shown(table, before, after, effect)
+    return _Step(at, write, row, effect, applied(view.states.get(at), accepting.batch, write, known), seen)
 
 
-def _forward(view: View, steps: Sequence[_Step]) -> list[Change]:
+def _forward(tables: Mapping[str, SyncedTable], view: View, steps: Sequence[_Step]) -> list[Change]:
     rows, states, changed = view.rows, view.states, view.changed
     changes = []
-    for at, write, row, effect, state in steps:
+    for at, write, row, effect, state, seen in steps:
         assert effect is not None
         assert state is not None
+        before = rows.get(at)
         if row is not None:
             rows[at] = row
         elif write.type is _DELETE:
             del rows[at]
+        if before is not None or row is not None:
+            view.note_audiences(at, seen, there=at in rows)
         if state.version is not None and state is not states.get(at):
             states[at] = state
             changed.add(at)
-        changes.append(Change(write, effect))
+        moved = (before, rows.get(at)) if tables[write.table].gives_audiences else None
+        changes.append(Change(write, effect, seen, moved))
     return changes
 
 

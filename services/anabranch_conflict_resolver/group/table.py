@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from anabranch.store.audiences.row_audiences import RowAudiences
 from anabranch.store.group.rows import TableSql
 from anabranch.v1 import value_pb2
 from anabranch.values import Cell, Table
@@ -25,6 +26,10 @@ class SyncedTable:
     primary_key: str
     names: tuple[str, ...]
     """The columns' names, in the table's order."""
+    audiences: RowAudiences | None = None
+    """Whom its rows are for; None for an open table."""
+    gives_audiences: bool = False
+    """Whether a membership query reads it."""
 
     def key_values(self, key: Sequence[Cell]) -> list[value_pb2.Value]:
         """A key's cells as Values."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from anabranch.merge import MutationType, function_of
+from anabranch.store.audiences.row_audiences import RowAudiences
 from anabranch.store.capture.growth import Growing, growing_columns
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.relation import ForeignKey
@@ -63,7 +64,9 @@ def compile_database(
     application's, and for which changes it runs. ``stopped``: those that can't be synced as they are, and why."""
     ranks = {name: rank for rank, name in enumerate(database.table_order)}
     tables = {}
+    read_by_queries = {name for one in database.audience_rules.memberships for name in one.tables}
     for name, table in database.tables.items():
+        audience = database.restricted.get(name)
         primary_key = database.constraints[name].primary_key
         tables[name] = SyncedTable(
             table,
@@ -73,6 +76,8 @@ def compile_database(
             {column.name: column_writer(column) for column in table.columns},
             primary_key.name if primary_key is not None else "",
             table.column_names,
+            RowAudiences(table, audience) if audience is not None else None,
+            name in read_by_queries,
         )
     primary_keys = frozenset(table.primary_key for table in tables.values() if table.primary_key)
     once_a_group = frozenset(

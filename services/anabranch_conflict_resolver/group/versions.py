@@ -16,5 +16,6 @@ def changed_versions(tables: Mapping[str, SyncedTable], view: View) -> tuple[lis
     for at in view.changed:
         version = view.states[at].version
         assert version is not None
-        (old if at in view.versioned else new).append(VersionRow(tables[at[0]].table.id, at[1], version))
+        audience = view.audiences.get(at) if version.tombstone_batch is not None else None
+        (old if at in view.versioned else new).append(VersionRow(tables[at[0]].table.id, at[1], version, audience))
     return new, old

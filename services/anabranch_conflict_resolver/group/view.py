@@ -10,11 +10,13 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from anabranch.merge import RowState
+from anabranch.store.audiences.row_audiences import Audiences
 from anabranch.store.group.records import read_versions
 from anabranch.store.group.rows import Row
 from anabranch.store.session.engine import Session
 from anabranch.values import Cell
 from anabranch_conflict_resolver.batch.decode import RowKey
+from anabranch_conflict_resolver.batch.shown import Shown, learn
 from anabranch_conflict_resolver.group.table import SyncedTable
 
 
@@ -22,7 +24,8 @@ from anabranch_conflict_resolver.group.table import SyncedTable
 class View:
     """``rows``: the rows in their tables, cells in the table's order. ``states``: what the rules see, by row; one that
     is not in it is unknown. ``versioned``: rows that have a history in Postgres. ``changed``: rows whose history this
-    group has changed. ``held``: batches of this group that wait, and their nodes."""
+    group has changed. ``held``: batches of this group that wait, and their nodes. ``audiences``: of restricted tables,
+    whom a row is for, or was for where it is gone."""
 
     rows: dict[RowKey, Row] = field(default_factory=dict)
     states: dict[RowKey, RowState] = field(default_factory=dict)
@@ -30,16 +33,24 @@ class View:
     busy: frozenset[RowKey] = frozenset()
     changed: set[RowKey] = field(default_factory=set)
     held: dict[str, str] = field(default_factory=dict)
+    audiences: dict[RowKey, Audiences] = field(default_factory=dict)
 
     def copy(self) -> View:
         """Another view that can be carried forward without this one."""
         rows, states, changed, held = dict(self.rows), dict(self.states), set(self.changed), dict(self.held)
-        return View(rows, states, self.versioned, self.busy, changed, held)
+        return View(rows, states, self.versioned, self.busy, changed, held, dict(self.audiences))
 
     def become(self, other: View) -> None:
         """Take the state of ``other``, a copy that was carried forward."""
         self.rows, self.states = other.rows, other.states
         self.changed, self.held, self.versioned = other.changed, other.held, other.versioned
+        self.audiences = other.audiences
+
+    def note_audiences(self, at: RowKey, changed: Shown | None, *, there: bool) -> None:
+        """Note whom a changed row of a restricted table is for; one that is not ``there`` any more keeps those whom it
+        was for."""
+        if changed is not None:
+            self.audiences[at] = changed.after if there else changed.before
 
 
 def load_view(
@@ -81,7 +92,14 @@ def load_view(
         state = states.get(at)
         if state is None:
             states[at] = RowState(None, version)
+            if version.audience is not None:
+                view.audiences[at] = version.audience
         else:
             state.version = version
     view.versioned, view.busy = frozenset(versioned), frozenset(busy)
+    learn(conn, tables, ((name, row) for (name, _), row in rows.items()))
+    for at, row in rows.items():
+        audiences = tables[at[0]].audiences
+        if audiences is not None:
+            view.audiences[at] = audiences.of(row)
     return view

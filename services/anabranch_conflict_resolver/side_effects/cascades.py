@@ -42,6 +42,7 @@ from anabranch.store.capture.captured import Captured
 from anabranch.store.capture.growth import growth
 from anabranch_conflict_resolver.batch.decode import RowKey
 from anabranch_conflict_resolver.batch.results import Accepting, Applied, Made, Result
+from anabranch_conflict_resolver.batch.shown import learn
 from anabranch_conflict_resolver.captured.dependencies import needed_by
 from anabranch_conflict_resolver.captured.intake import log_rows
 from anabranch_conflict_resolver.captured.pieces import in_pieces
@@ -52,7 +53,7 @@ from anabranch_conflict_resolver.group.cuts import is_watched
 from anabranch_conflict_resolver.group.setback import Setback, Why
 from anabranch_conflict_resolver.group.statements import carry_out
 from anabranch_conflict_resolver.side_effects.large import spill
-from anabranch_conflict_resolver.side_effects.row import carry_over, key_of, rows_now
+from anabranch_conflict_resolver.side_effects.row import carry_over, key_of, rows_now, touched_rows
 
 MOST_HELD = 2_500
 """Captured changes that one step of a batch may cause and that are held until the group is recorded."""
@@ -71,7 +72,7 @@ def write_step(
     Raises:
         psycopg.Error: Postgres refused a statement.
     """
-    written = carry_out(context.conn, context.synced.tables, progress.view, [(accepting, step)])
+    written = carry_out(context.conn, context.synced.tables, progress.view, [(accepting, step)], rights=progress.rights)
     if isinstance(written, Setback):
         return written
     made.changes += written[0]
@@ -97,6 +98,7 @@ def absorb(context: Context, progress: Progress, accepting: Accepting, made: Mad
     keys = {at: key_of(steps[0]) for at, steps in rows.items()}
     progress.caused.update(keys)
     stand = rows_now(conn, synced.tables, keys)
+    learn(conn, synced.tables, touched_rows(rows, view, stand))
     for at, steps in rows.items():
         policy = synced.database.table_policy(at[0])
         change = carry_over(policy, view, view, accepting, at, steps, stand.get(at))

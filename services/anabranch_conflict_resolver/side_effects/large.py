@@ -17,13 +17,14 @@ from anabranch.store.inbox import parking
 from anabranch.store.session.at_once import together
 from anabranch_conflict_resolver.batch.decode import RowKey
 from anabranch_conflict_resolver.batch.results import Accepting, Made, Spill
+from anabranch_conflict_resolver.batch.shown import add_sums, learn
 from anabranch_conflict_resolver.captured.server_batches import Step
 from anabranch_conflict_resolver.captured.steps import know
 from anabranch_conflict_resolver.group.context import Context, Progress
 from anabranch_conflict_resolver.group.setback import Setback
 from anabranch_conflict_resolver.group.versions import changed_versions
 from anabranch_conflict_resolver.group.view import View
-from anabranch_conflict_resolver.side_effects.row import carry_over, key_of, rows_now
+from anabranch_conflict_resolver.side_effects.row import carry_over, key_of, rows_now, touched_rows
 
 PIECE_ROWS = 2_500
 """Rows that are logged at a time."""
@@ -84,6 +85,7 @@ def _log(
     know(conn, synced, view, held)
     know(conn, synced, apart, rows.keys() - held)
     stand = {} if gone else rows_now(conn, tables, {at: key_of(steps[0]) for at, steps in rows.items()})
+    learn(conn, tables, touched_rows(rows, view, stand))
     log: list[LogRow] = []
     came: list[tuple[int, str]] = []
     taken = accepting.candidate.taken
@@ -94,7 +96,7 @@ def _log(
             return change
         if change is None:
             continue
-        effect, number = change.effect, tables[at[0]].table.id
+        effect, number, seen = change.effect, tables[at[0]].table.id, change.shown
         log.append(
             LogRow(
                 taken.batch_id,
@@ -106,8 +108,13 @@ def _log(
                 effect.data,
                 effect.changed,
                 effect.hash,
+                seen.before if seen is not None else None,
+                seen.after if seen is not None else None,
             )
         )
+        add_sums(spilled.audience_changes, at[0], seen)
+        if change.rows is not None:
+            spilled.changed.add(at[0], *change.rows)
         count, total = spilled.sum_changes.get(at[0], (0, 0))
         spilled.sum_changes[at[0]] = (count + effect.count_change, total + effect.hash_change)
         if change.write.type is MutationType.INSERT:

@@ -4,7 +4,7 @@ that the batch itself had given it, to its state now.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from anabranch.merge import Batch, MutationType, Policy, RowState, Write, applied
 from anabranch.store.group.rows import Row
@@ -12,10 +12,13 @@ from anabranch.store.session.engine import Session
 from anabranch.values import Cell
 from anabranch.values.pieces import whole
 from anabranch.wire import effects
+from anabranch.wire.effects import Effect
 from anabranch_conflict_resolver.batch.decode import RowKey
 from anabranch_conflict_resolver.batch.results import Accepting, Change
+from anabranch_conflict_resolver.batch.shown import shown
 from anabranch_conflict_resolver.captured.order import end_to_end
 from anabranch_conflict_resolver.captured.server_batches import Step
+from anabranch_conflict_resolver.captured.steps import rows_of
 from anabranch_conflict_resolver.group.setback import Setback, Why
 from anabranch_conflict_resolver.group.table import SyncedTable
 from anabranch_conflict_resolver.group.view import View
@@ -37,6 +40,16 @@ def rows_now(
         found = tables[name].sql.read(conn, [key for at, key in keys.items() if at[0] == name])()
         stand.update({(name, key): row for key, row in found.items()})
     return stand
+
+
+def touched_rows(
+    rows: Mapping[RowKey, Sequence[Step]], known: View, stand: Mapping[RowKey, Row]
+) -> Iterator[tuple[str, Row | None]]:
+    """All rows that ``carry_over`` may begin or end with, each with its table's name."""
+    for at in rows:
+        yield at[0], known.rows.get(at)
+        yield at[0], stand.get(at)
+    yield from rows_of(step for steps in rows.values() for step in steps)
 
 
 def carry_over(
@@ -76,6 +89,7 @@ def _forward(
     if version is not None and version.last_position == batch.position and version.last_batch > batch.id:
         return Setback(Why.OUT_OF_TURN, frozenset({batch.id}))
     names, index = table.names, table.table.index
+    logged: Effect
     values: dict[str, Cell] = {}
     if after is None:
         if before is None:
@@ -93,9 +107,11 @@ def _forward(
         values = {column: after[index[column]] for column in effect.changed}
         state = RowState(dict(zip(names, before, strict=True)), version)
         view.rows[at] = after
+    logged, seen = shown(table, before, after, effect)
+    view.note_audiences(at, seen, there=after is not None)
     # The rules may later ask whose write this one overtakes, as after a write that a batch names itself.
     remember = policy.resurrect or policy.delete == "wins"
     write = Write(at[0], at[1], kind, values, 0, 0, remember=remember)
     view.states[at] = applied(state, batch, write)
     view.changed.add(at)
-    return Change(write, effect)
+    return Change(write, logged, seen, (before, after) if table.gives_audiences else None)

@@ -28,7 +28,8 @@ from anabranch.values.postgres_text import array_printer
 class LogRow:
     """One changed row. ``ordinal`` counts within the batch; ``type`` is an ``anabranch.v1.EffectType``;
     ``effect`` the serialized Effect, in pieces where it is to be cut; ``changed`` the changed columns of an update;
-    ``effect_hash`` 16 bytes."""
+    ``effect_hash`` 16 bytes. ``audience_before``, ``audience_after``: of a restricted table, whom the row was for, and
+    whom it is for; None for an open one."""
 
     batch_id: str
     ordinal: int
@@ -39,15 +40,19 @@ class LogRow:
     effect: bytes | Pieces
     changed: tuple[str, ...]
     effect_hash: bytes
+    audience_before: tuple[str, ...] | None = None
+    audience_after: tuple[str, ...] | None = None
 
 
 @dataclass(slots=True)
 class VersionRow:
-    """The history of one row, as it is to be stored."""
+    """The history of one row, as it is to be stored. ``audience``: of a tombstone in a restricted table, whom its row
+    was for."""
 
     table_id: int
     key: str
     version: RowVersion
+    audience: tuple[str, ...] | None = None
 
 
 @dataclass(slots=True)
@@ -68,7 +73,7 @@ class BatchRow:
 @dataclass(slots=True)
 class ConflictRow:
     """One value that lost. ``batch_id`` and ``ordinal`` number it within the group; ``losing_value`` is a
-    serialized ``anabranch.v1.Value``; ``column_name`` is "" where a whole row lost."""
+    serialized ``anabranch.v1.Value``; ``column_name`` is "" where a whole row lost. Audiences as in ``LogRow``."""
 
     batch_id: str
     ordinal: int
@@ -80,6 +85,8 @@ class ConflictRow:
     losing_node: str
     winning_batch: str
     winning_node: str
+    audience_before: tuple[str, ...] | None = None
+    audience_after: tuple[str, ...] | None = None
 
 
 @dataclass(slots=True)
@@ -123,7 +130,17 @@ APPEND_MS = 600_000
 """How long a statement may take that writes an effect of some hundreds of megabytes."""
 
 _log_fields = attrgetter(
-    "batch_id", "ordinal", "node_id", "table_id", "key", "type", "effect", "changed", "effect_hash"
+    "batch_id",
+    "ordinal",
+    "node_id",
+    "table_id",
+    "key",
+    "type",
+    "effect",
+    "changed",
+    "effect_hash",
+    "audience_before",
+    "audience_after",
 )
 _batch_fields = attrgetter("batch_id", "node_id", "principal", "payload_sha256", "status", "reason", "place", "verdict")
 _conflict_fields = attrgetter(
@@ -137,6 +154,8 @@ _conflict_fields = attrgetter(
     "losing_node",
     "winning_batch",
     "winning_node",
+    "audience_before",
+    "audience_after",
 )
 _sum_fields = attrgetter("table_id", "row_count", "row_hash")
 _version_fields = attrgetter(
@@ -154,6 +173,7 @@ _version_fields = attrgetter(
 )
 _print_names = array_printer(Kind.STRING)
 _names_text = lru_cache(maxsize=4096)(_print_names)
+_audiences_text = lru_cache(maxsize=16384)(_print_names)
 _json_name = lru_cache(maxsize=4096)(json.dumps)
 
 
@@ -181,7 +201,7 @@ def write_log(conn: Connection, database_id: int, position: int, rows: Sequence[
     """Append to the log."""
     if not rows:
         return
-    batches, ordinals, nodes, tables, keys, types, effects, changed, hashes = _columns(_log_fields, rows)
+    batches, ordinals, nodes, tables, keys, types, effects, changed, hashes, before, after = _columns(_log_fields, rows)
     parameters = [
         int8(database_id),
         int8(position),
@@ -194,6 +214,8 @@ def write_log(conn: Connection, database_id: int, position: int, rows: Sequence[
         bytea_array(effects),
         text_array(list(map(_names_text, changed)), "changed"),
         bytea_array(hashes),
+        _audiences(before),
+        _audiences(after),
     ]
     execute(conn, statements.WRITE_LOG, parameters)
 
@@ -251,7 +273,7 @@ def write_conflicts(conn: Connection, database_id: int, position: int, rows: Seq
     """Store values that lost."""
     if not rows:
         return
-    batches, ordinals, tables, keys, columns, values, *who = _columns(_conflict_fields, rows)
+    batches, ordinals, tables, keys, columns, values, *who, before, after = _columns(_conflict_fields, rows)
     parameters = [
         int8(database_id),
         int8(position),
@@ -262,6 +284,8 @@ def write_conflicts(conn: Connection, database_id: int, position: int, rows: Seq
         text_array(columns, "column_name"),
         bytea_array(values),
         *(text_array(cells, "losing and winning") for cells in who),
+        _audiences(before),
+        _audiences(after),
     ]
     execute(conn, statements.WRITE_CONFLICTS, parameters)
 
@@ -343,6 +367,10 @@ def _columns(fields: Any, rows: Iterable[Any]) -> list[tuple[Any, ...]]:
     return list(zip(*map(fields, rows), strict=True))
 
 
+def _audiences(lists: Sequence[tuple[str, ...] | None]) -> Parameter:
+    return text_array([None if one is None else _audiences_text(one) for one in lists], "audience")
+
+
 def _version_parameters(rows: Sequence[VersionRow]) -> list[Parameter]:
     rows = sorted(rows, key=attrgetter("table_id", "key"))
     position, node, batch, other, at, place, by, into, tombstone, stamps, overtaken = _columns(
@@ -362,6 +390,7 @@ def _version_parameters(rows: Sequence[VersionRow]) -> list[Parameter]:
         text_array(tombstone, "tombstone_batch"),
         text_array(list(map(_stamps_text, stamps)), "stamps"),
         text_array(["{}" if not nodes else json.dumps(nodes) for nodes in overtaken], "overtaken"),
+        _audiences([row.audience for row in rows]),
     ]
 
 
@@ -382,9 +411,11 @@ def _stamps_text(stamps: dict[str, Stamp]) -> str:
 
 def _version(row: Sequence[Any]) -> RowVersion:
     version = RowVersion(*row[2:11])
-    stamps, overtaken = row[11:]
+    stamps, overtaken, audience = row[11:]
     if stamps != "{}":
         version.stamps = {column: Stamp(*stamp) for column, stamp in json.loads(stamps).items()}
     if overtaken != "{}":
         version.overtaken = json.loads(overtaken)
+    if audience is not None:
+        version.audience = tuple(audience)
     return version

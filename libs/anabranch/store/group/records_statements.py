@@ -12,7 +12,7 @@ READ_VERSIONS = b"""
 select r.* from unnest($1::int8[], $2::text[]) as v (table_id, key)
 cross join lateral (
     select table_id, key, last_position, last_node, last_batch, other_position, insert_position, insert_place,
-           insert_node, insert_batch, tombstone_batch, stamps::text, overtaken::text
+           insert_node, insert_batch, tombstone_batch, stamps::text, overtaken::text, audience
     from anabranch.row_versions as w
     where w.table_id = v.table_id and w.key = v.key
     offset 0
@@ -22,12 +22,13 @@ cross join lateral (
 
 WRITE_LOG = b"""
 insert into anabranch.log (database_id, position, batch_id, ordinal, node_id, table_id, key, type, effect,
-                           changed, effect_hash)
+                           changed, effect_hash, audience_before, audience_after)
 select $1::int8, $2::int8, v.batch_id, v.ordinal, v.node_id, v.table_id, v.key, v.type, v.effect,
-       v.changed::text[], v.effect_hash
+       v.changed::text[], v.effect_hash, v.audience_before::text[], v.audience_after::text[]
 from unnest($3::text[], $4::int8[], $5::text[], $6::int8[], $7::text[], $8::int8[], $9::bytea[], $10::text[],
-            $11::bytea[])
-    as v (batch_id, ordinal, node_id, table_id, key, type, effect, changed, effect_hash)
+            $11::bytea[], $12::text[], $13::text[])
+    as v (batch_id, ordinal, node_id, table_id, key, type, effect, changed, effect_hash, audience_before,
+          audience_after)
 """
 
 APPEND_EFFECT = b"""
@@ -36,15 +37,16 @@ where database_id = $1::int8::int and position = $2::int8 and batch_id = $3::tex
 """
 
 _VERSION_COLUMNS = """table_id, key, last_position, last_node, last_batch, other_position, insert_position,
-        insert_place, insert_node, insert_batch, tombstone_batch, stamps, overtaken"""
+        insert_place, insert_node, insert_batch, tombstone_batch, stamps, overtaken, audience"""
 _VERSION_ROWS = f"""unnest($1::int8[], $2::text[], $3::int8[], $4::text[], $5::text[], $6::int8[], $7::int8[],
-            $8::int8[], $9::text[], $10::text[], $11::text[], $12::text[], $13::text[])
+            $8::int8[], $9::text[], $10::text[], $11::text[], $12::text[], $13::text[], $14::text[])
     as v ({_VERSION_COLUMNS})"""
 
 INSERT_VERSIONS = f"""
 insert into anabranch.row_versions ({_VERSION_COLUMNS})
 select v.table_id, v.key, v.last_position, v.last_node, v.last_batch, v.other_position, v.insert_position,
-       v.insert_place, v.insert_node, v.insert_batch, v.tombstone_batch, v.stamps::jsonb, v.overtaken::jsonb
+       v.insert_place, v.insert_node, v.insert_batch, v.tombstone_batch, v.stamps::jsonb, v.overtaken::jsonb,
+       v.audience::text[]
 from {_VERSION_ROWS}
 """.encode()
 
@@ -53,7 +55,7 @@ update anabranch.row_versions as w
 set last_position = v.last_position, last_node = v.last_node, last_batch = v.last_batch,
     other_position = v.other_position, insert_position = v.insert_position, insert_place = v.insert_place,
     insert_node = v.insert_node, insert_batch = v.insert_batch, tombstone_batch = v.tombstone_batch,
-    stamps = v.stamps::jsonb, overtaken = v.overtaken::jsonb
+    stamps = v.stamps::jsonb, overtaken = v.overtaken::jsonb, audience = v.audience::text[]
 from {_VERSION_ROWS}
 where w.table_id = v.table_id and w.key = v.key
 """.encode()
@@ -70,10 +72,14 @@ from unnest($4::text[], $5::text[], $6::text[], $7::bytea[], $8::int8[], $9::int
 
 WRITE_CONFLICTS = b"""
 insert into anabranch.conflicts (database_id, position, batch_id, ordinal, table_id, key, column_name,
-                                 losing_value, losing_batch, losing_node, winning_batch, winning_node)
-select $1::int8, $2::int8, v.*
+                                 losing_value, losing_batch, losing_node, winning_batch, winning_node,
+                                 audience_before, audience_after)
+select $1::int8, $2::int8, v.batch_id, v.ordinal, v.table_id, v.key, v.column_name, v.losing_value, v.losing_batch,
+       v.losing_node, v.winning_batch, v.winning_node, v.audience_before::text[], v.audience_after::text[]
 from unnest($3::text[], $4::int8[], $5::int8[], $6::text[], $7::text[], $8::bytea[], $9::text[], $10::text[],
-            $11::text[], $12::text[]) as v
+            $11::text[], $12::text[], $13::text[], $14::text[])
+    as v (batch_id, ordinal, table_id, key, column_name, losing_value, losing_batch, losing_node, winning_batch,
+          winning_node, audience_before, audience_after)
 """
 
 WRITE_SUMS = b"""

@@ -41,6 +41,11 @@ class Sent:
         return f"v.{self.alias}{self.sender.cast}"
 
     @property
+    def typed(self) -> str:
+        """The expression, of the column's own type: what is sent may be wider, and no function may take that."""
+        return self.expression if self.sender.cast else f"{self.expression}::{carried_type(self.column)}"
+
+    @property
     def condition(self) -> str:
         return f"{self.held_in('t', self.column.name)} = {self.expression}"
 

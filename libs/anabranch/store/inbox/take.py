@@ -29,7 +29,8 @@ class Taken(NamedTuple):
     there is no ``prev``. ``last_accepted``: the greatest id among the accepted batches of its node, None where there is
     none. ``missing``: the id of a batch that had not come when a later one of the node, which named it, was decided; it
     may have come since. ``attempts``: how often it failed alone while others passed, ``failure`` how it failed the last
-    time: an SQLSTATE, LOST, PROGRAM or KILLED. ``size`` is the payload's length in bytes."""
+    time: an SQLSTATE, LOST, PROGRAM or KILLED. ``size`` is the payload's length in bytes. ``read_audiences`` and
+    ``write_audiences``: what the claims gave with which it was sent, the latter None where it is the same."""
 
     batch_id: str
     node_id: str
@@ -49,6 +50,8 @@ class Taken(NamedTuple):
     last_accepted: str | None
     missing: str | None
     size: int
+    read_audiences: Sequence[str] | None = None
+    write_audiences: Sequence[str] | None = None
 
     @property
     def company(self) -> int:
@@ -153,7 +156,7 @@ select i.batch_id, i.node_id, i.principal, i.basis, i.prev, i.payload,
         where b.database_id = %(db)s and b.batch_id = i.batch_id limit 1) is not null,
        i.prev is null or (select true from anabranch.batches b
                           where b.database_id = %(db)s and b.batch_id = i.prev limit 1) is not null,
-       n.last_accepted, n.missing, t.size
+       n.last_accepted, n.missing, t.size, i.read_audiences, i.write_audiences
 from taken t
 cross join lateral (
     select * from anabranch.inbox x where x.database_id = %(db)s and x.batch_id = t.batch_id limit 1
@@ -181,7 +184,7 @@ select a.many, i.batch_id, i.node_id, i.principal, i.basis, i.prev, i.payload,
         where b.database_id = %(db)s and b.batch_id = i.batch_id limit 1) is not null,
        i.prev is null or (select true from anabranch.batches b
                           where b.database_id = %(db)s and b.batch_id = i.prev limit 1) is not null,
-       n.last_accepted, n.missing, f.size
+       n.last_accepted, n.missing, f.size, i.read_audiences, i.write_audiences
 from (select count(*) > %(few)s or coalesce(sum(size), 0) > %(bytes)s as many from few) a
 left join few f on not a.many
 left join lateral (

@@ -39,6 +39,14 @@ _OF_ROW = """
 since it could not hold every key."""
 _ORDER = "order by c.position desc, c.batch_id desc, c.ordinal desc"
 
+_SEEN = """(
+    %(audiences)s::text[] is null
+    or case when c.audience_after is null then c.table_id <> all(%(restricted)s::int[])
+            else c.audience_after && %(audiences)s::text[]
+                 and (c.audience_before && %(audiences)s::text[] or c.audience_before = '{{}}') end
+)"""
+"""A value that lost is shown to those who have seen the row with it, and see the row with the other one."""
+
 _END = f"""
 select c.position, c.batch_id, c.ordinal from {{of}} c
 where {_WHERE} {_ORDER} offset %(most)s - 1 limit 1
@@ -60,6 +68,7 @@ from (
         where {_WHERE} and (c.position, c.batch_id, c.ordinal) >= (%(to)s, %(to_batch)s, %(to_ordinal)s)
           and c.table_id = any(%(tables)s::int[])
           and (%(node)s = '' or c.losing_node = %(node)s or c.winning_node = %(node)s)
+          and {_SEEN}
         {_ORDER} limit %(items)s + 1
     ) f
     window v as (order by f.position desc, f.batch_id desc, f.ordinal desc)
@@ -99,7 +108,9 @@ class ConflictPlace(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class WantedConflicts:
     """The conflicts to list: of the tables with these numbers, of the row with this key text (then all numbers are
-    registrations of one table), won or lost by this node ("" for all), decided in ``[from_ms, until_ms)``."""
+    registrations of one table), won or lost by this node ("" for all), decided in ``[from_ms, until_ms)``.
+    ``audiences``: of rows that one of these has seen before and after; None for all. ``restricted``: numbers of tables
+    of which a conflict is for nobody that does not say whom its row was for."""
 
     database_id: int
     tables: Sequence[int]
@@ -107,6 +118,8 @@ class WantedConflicts:
     node_id: str = ""
     from_ms: int = 0
     until_ms: int | None = None
+    audiences: Sequence[str] | None = None
+    restricted: Sequence[int] = ()
 
 
 class Lost(NamedTuple):
@@ -146,6 +159,8 @@ def _page(wanted: WantedConflicts, place: ConflictPlace | None, items: int, max_
         "tables": list(wanted.tables),
         "key": wanted.key,
         "node": wanted.node_id,
+        "audiences": None if wanted.audiences is None else list(wanted.audiences),
+        "restricted": list(wanted.restricted),
         "most": MOST_LOOKED_AT,
         "items": items,
         "bytes": max_bytes,

@@ -1,0 +1,190 @@
+"""The principals whose audiences a group changed: those are found by the rows that it changed, and evaluated anew.
+
+A membership query is asked which principals it gives anything where one of its tables holds the changed rows alone, as
+they were before and after. Its other tables are as they are now, with the rows that the group changed as they were
+before: a row that is gone may have joined one that is gone, too. So the cost follows the changed rows and those whom
+they concern. A table that is not *traced* (see ``Membership``) tells nothing, and every principal is evaluated; so is
+everybody where a group changed more rows than are worth looking at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from anabranch.store.audiences.principals import Change, Given, current, evaluate
+from anabranch.store.audiences.queries import PRINCIPAL, PRINCIPALS, for_principals, search_path
+from anabranch.store.audiences.rules import Membership
+from anabranch.store.catalog.databases import Database
+from anabranch.store.cells.binary_cells import quote
+from anabranch.store.group.rows_statements import sent_as
+from anabranch.store.session import steps
+from anabranch.store.session.at_once import execute
+from anabranch.store.session.binary import Connection, run
+from anabranch.values import Cell, Kind, Table
+from anabranch.values.pieces import whole
+from anabranch.values.postgres_binary import Parameter, int8, text, text_array
+from anabranch.values.postgres_text import array_printer
+
+MOST_ROWS = 20_000
+"""Changed rows of one table, before and after, that are looked at; beyond, every principal is evaluated."""
+AT_ONCE = 2_000
+"""Principals that are evaluated by one statement."""
+
+_ALL = b"select principal from anabranch.principals where database_id = $1::int8::int order by 1"
+_SET_PATH = b"select pg_catalog.set_config('search_path', $1::text, true)"
+_STORE = b"""
+update anabranch.principals p
+set memberships = v.memberships::text[], write_memberships = v.write_memberships::text[]
+from unnest($2::text[], $3::text[], $4::text[]) v (principal, memberships, write_memberships)
+where p.database_id = $1::int8::int and p.principal = v.principal
+"""
+_NOTE = b"""
+insert into anabranch.audience_changes (database_id, position, principal, gained, lost)
+select $1::int8::int, $2::int8, v.principal, v.gained::text[], v.lost::text[]
+from unnest($3::text[], $4::text[], $5::text[]) v (principal, gained, lost)
+"""
+_print_list = array_printer(Kind.STRING)
+
+
+@dataclass(slots=True)
+class ChangedRows:
+    """The rows that a group changed in tables that membership queries read: by table, as they were before and as they
+    are after; None where they are too many."""
+
+    before: dict[str, list[Sequence[Cell]] | None] = field(default_factory=dict)
+    after: dict[str, list[Sequence[Cell]] | None] = field(default_factory=dict)
+
+    def add(self, table: str, before: Sequence[Cell] | None, after: Sequence[Cell] | None) -> None:
+        """Note the change of one row."""
+        for rows, row in ((self.before, before), (self.after, after)):
+            noted = rows.setdefault(table, [])
+            if noted is None or row is None:
+                continue
+            if len(noted) >= MOST_ROWS:
+                rows[table] = None
+            else:
+                noted.append(row)
+
+    def update(self, other: ChangedRows) -> None:
+        """Note all that ``other`` has noted."""
+        for into, found in ((self.before, other.before), (self.after, other.after)):
+            for table, rows in found.items():
+                noted = into.setdefault(table, [])
+                together = None if noted is None or rows is None else [*noted, *rows]
+                into[table] = None if together is None or len(together) > MOST_ROWS else together
+
+    def __bool__(self) -> bool:
+        return bool(self.before)
+
+
+def affected(conn: Connection, database: Database, changed: ChangedRows) -> list[str]:
+    """The principals that the changes may concern. Raises psycopg.Error."""
+    if any(_concerns_all(one, changed) for one in database.audience_rules.memberships):
+        return [principal for (principal,) in run(conn, _ALL, [int8(database.id)]).fetchall()]
+    wanted = [
+        (one, table)
+        for one in dict.fromkeys(database.audience_rules.memberships)
+        for table in one.tables
+        if changed.before.get(table) or changed.after.get(table)
+    ]
+    if not wanted:
+        return []
+    [(path,)] = run(conn, b"select pg_catalog.current_setting('search_path')", []).fetchall()
+    run(conn, _SET_PATH, [text(search_path(database.schema_name))])
+    found: set[str] = set()
+    for membership, table in wanted:
+        statement, parameters = _traced(database, membership, table, changed)
+        found.update(principal for (principal,) in run(conn, statement, parameters).fetchall())
+    run(conn, _SET_PATH, [text(path)])
+    return sorted(found)
+
+
+def _concerns_all(membership: Membership, changed: ChangedRows) -> bool:
+    for table in membership.tables:
+        before, after = changed.before.get(table, []), changed.after.get(table, [])
+        if before is None or after is None or ((before or after) and table not in membership.traced):
+            return True
+    return False
+
+
+def _traced(
+    database: Database, membership: Membership, table: str, changed: ChangedRows
+) -> tuple[bytes, list[Parameter]]:
+    """The statement that gives the principals for which a query gives anything by the changed rows of ``table``."""
+    parameters: list[Parameter] = [int8(database.id)]
+    shadows = []
+    for name in membership.tables:
+        before = changed.before.get(name) or []
+        rows = [*before, *(changed.after.get(name) or [])] if name == table else before
+        if not rows:
+            continue
+        selected = _rows(database.tables[name], rows, parameters)
+        if name != table:
+            columns = ", ".join(quote(column.name) for column in database.tables[name].columns)
+            relation = f"{quote(database.schema_name)}.{quote(name)}"
+            selected = f"select {columns} from {relation} union all {selected}"
+        shadows.append(f"{quote(name)} as ({selected})")
+    statement = (
+        f"with {', '.join(shadows)} select {PRINCIPAL} from anabranch.principals as {PRINCIPALS} "
+        f"where {PRINCIPALS}.database_id = $1::int8::int "
+        f'and exists (select from (\n{for_principals(membership.query)}\n) as "_DB_given")'
+    )
+    return statement.encode(), parameters
+
+
+def _rows(table: Table, rows: Sequence[Sequence[Cell]], parameters: list[Parameter]) -> str:
+    """A select that gives ``rows``, whose cells are added to ``parameters``."""
+    columns: list[Sequence[Cell]] = list(zip(*map(whole, rows), strict=True))
+    sent = sent_as(table.columns, columns, "c")
+    arrays = ", ".join(f"${i}::{one.sender.array_type}" for i, one in enumerate(sent, len(parameters) + 1))
+    parameters += [one.sender.build(cells) for one, cells in zip(sent, columns, strict=True)]
+    selected = ", ".join(f"{one.typed} as {quote(one.column.name)}" for one in sent)
+    return f"select {selected} from unnest({arrays}) as v ({', '.join(one.alias for one in sent)})"
+
+
+def evaluate_anew(conn: Connection, database: Database, principals: Sequence[str]) -> dict[str, tuple[Given, Given]]:
+    """Of ``principals`` that are known: what queries gave them, and give them now. Those are left out for whom it is
+    the same. Raises psycopg.Error."""
+    found: dict[str, tuple[Given, Given]] = {}
+    for first in range(0, len(principals), AT_ONCE):
+        some = principals[first : first + AT_ONCE]
+        before = steps.run(conn, current(database.id, some))
+        now = steps.run(conn, evaluate(database, list(before)))
+        found.update({one: (before[one], given) for one, given in now.items() if given != before[one]})
+    return found
+
+
+def store_changes(
+    conn: Connection, database: Database, position: int, changes: Mapping[str, tuple[Given, Given]]
+) -> dict[str, Change]:
+    """Store what queries give principals now, and as of ``position`` how that changed for reading; gives the latter.
+    Raises psycopg.Error."""
+    if not changes:
+        return {}
+    names = sorted(changes)
+    given = [changes[name][1] for name in names]
+    apart = database.audience_rules.write is not None
+    read = [_list_text(one.read) for one in given]
+    write = [_list_text(one.write) if apart else None for one in given]
+    who = text_array(names, "principal")
+    execute(conn, _STORE, [int8(database.id), who, text_array(read, "audience"), text_array(write, "audience")])
+    noted = {
+        name: Change(now.read - before.read, before.read - now.read)
+        for name, (before, now) in sorted(changes.items())
+        if now.read != before.read
+    }
+    if noted:
+        parameters = [
+            int8(database.id),
+            int8(position),
+            text_array(list(noted), "principal"),
+            text_array([_list_text(one.gained) for one in noted.values()], "audience"),
+            text_array([_list_text(one.lost) for one in noted.values()], "audience"),
+        ]
+        execute(conn, _NOTE, parameters)
+    return noted
+
+
+def _list_text(audiences: frozenset[str]) -> str:
+    return _print_list(tuple(sorted(audiences)))

@@ -1,0 +1,103 @@
+"""Whom a changed row was for and is for, and the effect that is logged because of it.
+
+An update that moves a row to other audiences is logged with all of the row's columns: whoever sees the row from then on
+has never had the rest. The sums of audiences change with the row: by its change where it stays, by all of it where it
+comes or goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+from anabranch.store.audiences.row_audiences import Audiences
+from anabranch.store.group.rows import Row
+from anabranch.store.session.engine import Session
+from anabranch.wire.effects import UPDATE, Effect, EffectBuilder
+from anabranch.wire.large_effects import LargeEffect, LargeEffectBuilder
+from anabranch_conflict_resolver.group.table import SyncedTable
+
+AudienceChanges = dict[tuple[str, str], tuple[int, int]]
+"""By table and audience, what to add to the count and the hash of its rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The audiences of a row before and after its change, none where there was no row; ``sums``: by audience, what the
+    change adds to the count and the hash of its rows."""
+
+    before: Audiences
+    after: Audiences
+    sums: Sequence[tuple[str, int, int]] = ()
+
+
+def learn(conn: Session, tables: Mapping[str, SyncedTable], rows: Iterable[tuple[str, Row | None]]) -> None:
+    """Evaluate the audiences of rows, with their tables' names, as far as these are restricted: a statement a table.
+
+    Raises:
+        psycopg.Error: Postgres refused an expression.
+    """
+    by_table: dict[str, list[Row]] = {}
+    for name, row in rows:
+        if row is not None and tables[name].audiences is not None:
+            by_table.setdefault(name, []).append(row)
+    for name, of_table in by_table.items():
+        audiences = tables[name].audiences
+        assert audiences is not None
+        audiences.learn(conn, of_table)
+
+
+@overload
+def shown(table: SyncedTable, before: Row | None, after: Row | None, effect: Effect) -> tuple[Effect, Shown | None]: ...
+
+
+@overload
+def shown(
+    table: SyncedTable,
+    before: Row | None,
+    after: Row | None,
+    effect: Effect | LargeEffect,
+    effects_of: EffectBuilder | LargeEffectBuilder,
+) -> tuple[Effect | LargeEffect, Shown | None]: ...
+
+
+def shown(
+    table: SyncedTable,
+    before: Row | None,
+    after: Row | None,
+    effect: Effect | LargeEffect,
+    effects_of: EffectBuilder | LargeEffectBuilder | None = None,
+) -> tuple[Effect | LargeEffect, Shown | None]:
+    """The effect as it is logged, and whom the row is for; None for an open table. The audiences of both rows are
+    learned."""
+    audiences = table.audiences
+    if audiences is None:
+        return effect, None
+    was = audiences.of(before) if before is not None else ()
+    now = audiences.of(after) if after is not None else ()
+    if effect.type == UPDATE and was != now:
+        assert before is not None
+        assert after is not None
+        builder = effects_of or table.effects
+        old, new = builder.row_hash(before), builder.row_hash(after)
+        sums = [(one, -1, -old) for one in was if one not in now]
+        sums += [(one, 0, new - old) if one in was else (one, 1, new) for one in now]
+        return builder.whole_update(before, after), Shown(was, now, sums)
+    if not effect.count_change and not effect.hash_change:
+        return effect, Shown(was, now)
+    return effect, Shown(was, now, [(one, effect.count_change, effect.hash_change) for one in now or was])
+
+
+def add_changes(changes: AudienceChanges, more: AudienceChanges) -> None:
+    """Add further changes of sums."""
+    for place, (count, total) in more.items():
+        before = changes.get(place, (0, 0))
+        changes[place] = (before[0] + count, before[1] + total)
+
+
+def add_sums(sums: AudienceChanges, table: str, changed: Shown | None) -> None:
+    """Add the change of a row to the changes of its audiences' sums."""
+    for audience, count, total in changed.sums if changed is not None else ():
+        before = sums.get((table, audience), (0, 0))
+        sums[table, audience] = (before[0] + count, before[1] + total)

@@ -1,0 +1,37 @@
+"""What a group changes of audiences: the sums of their rows, and the sets of principals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from anabranch.store.audiences.affected import ChangedRows, affected, evaluate_anew
+from anabranch.store.audiences.principals import Given
+from anabranch.store.audiences.sums import AudienceSums, read_audience_sums
+from anabranch.store.session.engine import Session
+from anabranch.values.canonical import SUM_MODULUS
+from anabranch_conflict_resolver.batch.shown import AudienceChanges
+from anabranch_conflict_resolver.group.context import Context
+from anabranch_conflict_resolver.group.table import SyncedTable
+
+
+def new_audience_sums(
+    conn: Session, tables: Mapping[str, SyncedTable], of_rows: AudienceChanges, known: AudienceSums
+) -> AudienceSums:
+    """The sums after the group of the audiences whose rows it changed; those that are read are added to ``known``."""
+    changes = {(tables[name].table.id, audience): change for (name, audience), change in of_rows.items()}
+    unknown = changes.keys() - known.keys()
+    if unknown:
+        known.update(read_audience_sums(conn, unknown))
+    after: AudienceSums = {}
+    for place, (count_change, hash_change) in changes.items():
+        count, total = known.get(place, (0, 0))
+        after[place] = (count + count_change, (total + hash_change) % SUM_MODULUS)
+    return after
+
+
+def changed_sets(context: Context, changed: ChangedRows) -> Mapping[str, tuple[Given, Given]]:
+    """What membership queries gave principals before the group and give them with it, of those for whom it changed."""
+    if not changed:
+        return {}
+    database = context.synced.database
+    return evaluate_anew(context.conn, database, affected(context.conn, database, changed))

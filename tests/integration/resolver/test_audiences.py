@@ -1,0 +1,274 @@
+"""Who may write to rows of restricted tables, and what groups record of whom rows are for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.integration.resolver.audiences import NAMES, OF_TEAMS, OWN, TABLES, changes, restrict, shown
+
+from anabranch.store.audiences.rules import AudienceRules, Membership, SetRules
+from anabranch.testkit.resolver_rig import ResolverRig
+from anabranch.v1 import change_pb2
+
+INSERT, UPDATE, DELETE = 1, 2, 3
+
+
+@pytest.fixture
+def rig(make_rig: Any) -> ResolverRig:
+    """The rig of ``audiences``, whose batches wait for unknown rows for a moment only."""
+    made: ResolverRig = make_rig(TABLES, NAMES, policy={"park_ms": 0})
+    return restrict(made)
+
+
+def test_a_row_is_written_by_those_whom_it_is_for_before_and_after(rig: ResolverRig) -> None:
+    a, c = rig.node("a", "alice", ["team:1"]), rig.node("c", "carol", ["team:1", "team:2"])
+    mine = a.insert("job", {"id": "1", "team_id": "1", "title": "one"})
+    other = a.insert("job", {"id": "2", "team_id": "2", "title": "not mine"})
+    nobodys = a.insert("job", {"id": "3", "team_id": None, "title": "nobody's"})
+    open_one = a.insert("open_to_all", {"id": "1", "title": "for all"})
+    rig.drain()
+    assert [rig.outcome(one) for one in (mine, other, nobodys, open_one)] == [
+        ["APPLIED"],
+        "FORBIDDEN",
+        "FORBIDDEN",
+        ["APPLIED"],
+    ]
+    c.see()
+    away = a.update("job", {"id": "1", "team_id": "2"})
+    moved = c.update("job", {"id": "1", "team_id": "2"})
+    rig.drain()
+    assert (rig.outcome(away), rig.outcome(moved)) == ("FORBIDDEN", ["APPLIED"])
+    assert shown(rig, "job") == [("1", INSERT, [], ["team:1"]), ("1", UPDATE, ["team:1"], ["team:2"])]
+    assert rig.rows("job", "id", "team_id") == [("1", "2")]
+
+
+def test_a_row_that_moves_is_logged_whole(rig: ResolverRig) -> None:
+    c = rig.node("c", "carol", ["team:1", "team:2"])
+    c.insert("job", {"id": "1", "team_id": "1", "title": "one", "note": "long standing"})
+    c.update("job", {"id": "1", "title": "two"})
+    rig.drain()
+    c.update("job", {"id": "1", "team_id": "2"})
+    rig.drain()
+    rig.sql("update app.job set team_id = '1'")
+    rig.drain()
+    effects = [
+        change_pb2.Effect.FromString(raw)
+        for (raw,) in rig.sql(
+            "select effect from anabranch.log where table_id = %s order by position, batch_id, ordinal",
+            [rig.database.tables["job"].id],
+        )
+    ]
+    assert [sorted(effect.columns) for effect in effects[1:]] == [
+        ["id", "title"],
+        ["id", "note", "team_id", "title"],
+        ["id", "note", "team_id", "title"],
+    ]
+
+
+def test_what_is_not_seen_is_as_if_it_had_never_been(rig: ResolverRig) -> None:
+    c = rig.node("c", "carol", ["team:1", "team:2"])
+    c.insert("job", {"id": "1", "team_id": "2", "title": "secret", "note": "unique secret"})
+    c.insert("job", {"id": "2", "team_id": "2", "title": "secret"})
+    rig.drain()
+    c.delete("job", {"id": "2"})
+    rig.drain()
+    a = rig.node("a", "alice", ["team:1"])
+    a.see()
+    sent = [
+        a.update("job", {"id": "1", "title": "guess"}),
+        a.update("job", {"id": "2", "title": "guess"}),
+        a.update("job", {"id": "unknown", "title": "guess"}),
+        a.delete("job", {"id": "1"}),
+        a.delete("job", {"id": "unknown"}),
+    ]
+    over = a.insert("job", {"id": "1", "team_id": "1", "title": "over it"})
+    same = a.insert("job", {"id": "3", "team_id": "1", "note": "unique secret"})
+    rig.drain()
+    assert {str(rig.outcome(one)) for one in sent} == {"ROW_NOT_FOUND"}
+    assert (rig.outcome(over), rig.outcome(same)) == ("CONSTRAINT", "CONSTRAINT")
+    for one in (*sent, over, same):
+        verdict = rig.verdict(one)
+        assert verdict is not None
+        assert b"secret" not in verdict.SerializeToString().replace(b"unique secret", b"")
+        assert not any(mutation.HasField("server_row") for mutation in verdict.mutations)
+    assert rig.verdict(sent[0]).message == rig.verdict(sent[2]).message  # type: ignore[union-attr]
+
+
+def test_a_deleted_row_is_gone_for_those_who_had_seen_it(rig: ResolverRig) -> None:
+    c, a = rig.node("c", "carol", ["team:1"]), rig.node("a", "alice", ["team:1"])
+    c.insert("job", {"id": "1", "team_id": "1", "title": "one"})
+    rig.drain()
+    a.see()
+    c.delete("job", {"id": "1"})
+    late = a.update("job", {"id": "1", "title": "late"})
+    rig.drain()
+    assert rig.outcome(late) == "ROW_DELETED"
+    assert rig.sql("select audience from anabranch.row_versions where key = '1' and tombstone_batch is not null") == [
+        (["team:1"],)
+    ]
+
+
+def test_who_reads_without_writing_is_refused_with_the_row_as_it_is(make_rig: Any) -> None:
+    rules = AudienceRules(SetRules({"teams": "team"}), SetRules({"edits": "team"}))
+    rig = restrict(make_rig(TABLES, NAMES), rules)
+    c, a = rig.node("c", "carol", ["team:1"]), rig.node("a", "alice", ["team:1"], [])
+    c.insert("job", {"id": "1", "team_id": "1", "title": "one"})
+    rig.drain()
+    a.see()
+    refused = a.update("job", {"id": "1", "title": "two"})
+    rig.drain()
+    assert rig.outcome(refused) == "FORBIDDEN"
+
+
+def test_a_trigger_that_moves_a_row_counts(make_rig: Any) -> None:
+    trigger = """
+    create function to_two() returns trigger language plpgsql as
+        $$ begin if new.title = 'move' then new.team_id := '2'; end if; return new; end $$;
+    create trigger to_two before insert or update on job for each row execute function to_two();
+    """
+    rig = restrict(make_rig(TABLES + trigger, NAMES))
+    a, c = rig.node("a", "alice", ["team:1"]), rig.node("c", "carol", ["team:1", "team:2"])
+    fine = a.insert("job", {"id": "0", "team_id": "1", "title": "stays"})
+    forbidden = a.insert("job", {"id": "1", "team_id": "1", "title": "move"})
+    allowed = c.insert("job", {"id": "2", "team_id": "1", "title": "move"})
+    rig.drain()
+    assert [rig.outcome(one) for one in (fine, forbidden, allowed)] == [["APPLIED"], "FORBIDDEN", ["APPLIED"]]
+    assert shown(rig, "job") == [("0", INSERT, [], ["team:1"]), ("2", INSERT, [], ["team:2"])]
+
+
+def test_rows_of_several_audiences_count_under_each(rig: ResolverRig) -> None:
+    a = rig.node("a", "alice", ["user:alice", "org:1", "org:2"])
+    a.insert("note", {"id": "1", "owner": "alice", "org": "1", "body": "x"})
+    a.insert("note", {"id": "2", "owner": "alice", "org": None, "body": "x"})
+    rig.drain()
+    a.update("note", {"id": "1", "org": "2"})
+    rig.drain()
+    rig.sql("update app.note set owner = 'bob', body = 'y' where id = '1'; delete from app.note where id = '2'")
+    rig.drain()
+    assert shown(rig, "note") == [
+        ("1", INSERT, [], ["org:1", "user:alice"]),
+        ("2", INSERT, [], ["user:alice"]),
+        ("1", UPDATE, ["org:1", "user:alice"], ["org:2", "user:alice"]),
+        ("1", UPDATE, ["org:2", "user:alice"], ["org:2", "user:bob"]),
+        ("2", DELETE, ["user:alice"], []),
+    ]
+
+
+def test_a_membership_counts_from_the_group_that_has_it(rig: ResolverRig) -> None:
+    a = rig.node("a", "alice")
+    early = a.insert("job", {"id": "1", "team_id": "1"})
+    rig.drain()
+    assert rig.outcome(early) == "FORBIDDEN"
+    rig.sql("insert into app.membership values ('m1', 'alice', '1'), ('m2', 'bob', '1')")
+    made = a.insert("job", {"id": "2", "team_id": "1"})
+    rig.drain()
+    assert rig.outcome(made) == ["APPLIED"]
+    queued = a.update("job", {"id": "2", "title": "still"})
+    rig.sql("delete from app.membership where id = 'm1'")
+    rig.drain()
+    assert rig.outcome(queued) == "ROW_NOT_FOUND"
+    assert changes(rig) == [("alice", ["team:1"], []), ("alice", [], ["team:1"])]
+    assert rig.sql("select principal, memberships from anabranch.principals") == [("alice", ["user:alice"])]
+
+
+def test_a_device_that_writes_a_membership_changes_sets_with_the_same_group(rig: ResolverRig) -> None:
+    b = rig.node("b", "bob")
+    b.insert("note", {"id": "0", "owner": "bob"})
+    rig.drain()
+    a = rig.node("a", "alice", ["user:bob"])
+    a.insert("membership", {"id": "m", "user_id": "bob", "team_id": "9"})
+    rig.drain()
+    assert changes(rig) == [("bob", ["team:9"], [])]
+    [(position,)] = rig.sql("select position from anabranch.audience_changes")
+    assert position == rig.head
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_only_those_whom_changed_rows_concern_are_evaluated(make_rig: Any, traced: bool) -> None:
+    of_teams = Membership(OF_TEAMS.query, OF_TEAMS.tables, OF_TEAMS.traced if traced else frozenset())
+    rig = restrict(make_rig(TABLES, NAMES), AudienceRules(SetRules({}, (of_teams, OWN))))
+    for name in ("alice", "bob", "carol"):
+        rig.node(name, name).insert("note", {"id": name, "owner": name})
+    rig.drain()
+    # What stands there of others shows whether they were evaluated.
+    rig.sql("update anabranch.principals set memberships = '{stale}' where principal <> 'bob'")
+    rig.sql("insert into app.membership values ('m', 'bob', '1')")
+    rig.drain()
+    found = dict(rig.sql("select principal, memberships from anabranch.principals"))
+    assert found["bob"] == ["team:1", "user:bob"]
+    assert (found["alice"] == ["stale"]) is traced
+
+
+def test_of_two_joined_tables_both_may_change_at_once(make_rig: Any) -> None:
+    tables = """
+    create table member (id text primary key, user_id text, team_id text);
+    create table room (id text primary key, team_id text);
+    create table message (id text primary key, room_id text, body text);
+    """
+    names = {"member": None, "room": None, "message": None}
+    rig: ResolverRig = make_rig(tables, names)
+    query = "select 'room:' || r.id from member m join room r using (team_id) where m.user_id = :principal"
+    joined = Membership(query, ("member", "room"), frozenset({"member", "room"}))
+    rig.sql(
+        "update anabranch.synced_tables set audience = %s, audience_columns = '{room_id}' where name = 'message'",
+        ["'room:' || room_id"],
+    )
+    restrict(rig, AudienceRules(SetRules({}, (joined,))))
+    a = rig.node("a", "alice")
+    a.insert("message", {"id": "0", "room_id": "none"})
+    rig.drain()
+    rig.sql("insert into app.member values ('m', 'alice', '1'); insert into app.room values ('r', '1')")
+    rig.drain()
+    rig.sql("begin; delete from app.member; delete from app.room; commit")
+    rig.drain()
+    assert changes(rig) == [("alice", ["room:r"], []), ("alice", [], ["room:r"])]
+
+
+def test_a_large_transaction_is_logged_with_whom_its_rows_are_for(rig: ResolverRig) -> None:
+    a = rig.node("a", "alice")
+    a.insert("note", {"id": "0", "owner": "alice"})
+    rig.drain()
+    rig.sql(
+        "insert into app.membership "
+        "select 'm' || i, case when i = 5000 then 'alice' else 'user' || i end, 't' || i % 7 "
+        "from generate_series(1, 6000) i"
+    )
+    rig.drain()
+    assert changes(rig) == [("alice", ["team:t2"], [])]
+    rig.sql("update app.membership set user_id = 'alice' where id < 'm2'")
+    rig.drain()
+    assert [one[0] for one in changes(rig)] == ["alice", "alice"]
+    rig.sql("delete from app.membership")
+    rig.drain()
+    assert rig.sql("select principal, memberships from anabranch.principals") == [("alice", ["user:alice"])]
+
+
+def test_a_cascade_says_whom_its_rows_were_for(make_rig: Any) -> None:
+    tables = """
+    create table team (id text primary key);
+    create table job (id text primary key, team_id text references team (id) on delete cascade);
+    """
+    rig: ResolverRig = make_rig(tables, {"team": None, "job": None})
+    restrict(rig, AudienceRules(SetRules({"teams": "team"})))
+    a = rig.node("a", "alice", ["team:1"])
+    a.insert("team", {"id": "1"})
+    a.insert("job", {"id": "j", "team_id": "1"})
+    rig.drain()
+    gone = a.delete("team", {"id": "1"})
+    rig.drain()
+    assert rig.outcome(gone) == ["APPLIED"]
+    assert shown(rig, "job") == [("j", INSERT, [], ["team:1"]), ("j", DELETE, ["team:1"], [])]
+
+
+def test_a_value_that_lost_says_whom_its_row_was_for(rig: ResolverRig) -> None:
+    a, b = rig.node("a", "alice", ["team:1", "team:2"]), rig.node("b", "bob", ["team:1", "team:2"])
+    a.insert("job", {"id": "1", "team_id": "1", "title": "first"})
+    rig.drain()
+    b.see()
+    a.see()
+    a.update("job", {"id": "1", "title": "of a"})
+    b.update("job", {"id": "1", "title": "of b", "team_id": "2"})
+    rig.drain()
+    found = rig.sql("select column_name, audience_before, audience_after from anabranch.conflicts")
+    assert found == [("title", ["team:1"], ["team:2"])]
