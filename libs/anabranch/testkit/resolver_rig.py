@@ -223,7 +223,7 @@ class ResolverRig:
             f"select coalesce(json_agg(json_build_array({_KEY_TEXT.format(*table.key_columns)}, "
             f"{self.database.restricted[table.name].as_list})), '[]') from {self.name}.\"{table.name}\""
         )
-        audiences = {key: found for key, found in listed[0]}
+        audiences = dict(listed[0])
         encoder = RowEncoder(table)
         sums: dict[str, tuple[int, int]] = {}
         with self.conn.transaction(), closing(scan_rows(self.conn, self.name, table)) as chunks:
