@@ -107,7 +107,8 @@ def _differences(database: Database) -> Steps[list[Drift]]:
             # Without any trigger it may be another table that has taken the name.
             differences.append(Drift(name, faults[name].text, stops=faults[name].all_gone))
         others = database.tables.keys() - {name}
-        refusals = why_not(found[name], known, database.table_policies[name], others)
+        restricted = name in database.restricted
+        refusals = why_not(found[name], known, database.table_policies[name], others, restricted=restricted)
         differences += [Drift(name, str(refused), stops=False) for refused in refusals]
     return differences
 

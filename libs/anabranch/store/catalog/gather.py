@@ -29,10 +29,13 @@ from typing import Any, TypeVar
 import psycopg
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random
 
+from anabranch.store.audiences.expression import Audience
+from anabranch.store.audiences.of_cells import audiences_of
 from anabranch.store.capture import triggers
 from anabranch.store.capture.rows import UndecodableError, decode
 from anabranch.store.catalog.databases import Database, load_database
 from anabranch.store.catalog.judging import (
+    Judged,
     RegistrationError,
     SeveralRefusedError,
     find_database,
@@ -51,14 +54,15 @@ from anabranch.store.catalog.registration import (
     leave,
     limit,
     new_number,
+    not_for_a_row,
     tell,
 )
-from anabranch.store.catalog.sums import scan_sum
+from anabranch.store.catalog.sums import RowSums, scan_sums
 from anabranch.store.cells.binary_cells import quote
 from anabranch.store.session.own_locks import begin_registration, end_registration
 from anabranch.store.session.steps import run
 from anabranch.values import Table
-from anabranch.values.canonical import SUM_MODULUS, RowEncoder
+from anabranch.values.canonical import RowEncoder
 
 _R = TypeVar("_R")
 
@@ -78,6 +82,7 @@ _KNOWN_BEFORE = frozenset({TableRefusal.ROW_SECURITY_OF_OTHERS})
 
 _MOMENT = "select pg_current_snapshot()::text"
 _KEPT = "select row_count, row_hash from anabranch.table_sums where table_id = %s"
+_KEPT_OF_AUDIENCES = "select audience, row_count, row_hash from anabranch.audience_sums where table_id = %s"
 _OFF = """
 update anabranch.synced_tables set capture_off_ms = coalesce(capture_off_ms, %s) where id = %s
 """
@@ -92,27 +97,29 @@ returning c.old, c.new, pg_visible_in_snapshot(c.xid, %(moment)s::pg_snapshot)
 
 
 @dataclass(slots=True)
-class _GatheredSum:
-    """The sum of a table: its number of rows, and the sum of their hashes, not reduced."""
-
-    count: int = 0
-    total: int = 0
-
-
-@dataclass(slots=True)
 class _Gathering:
     """A registration under way. ``was``: the number and the policy of the registration before, where there is one.
     ``moment``: the snapshot in which the rows of ``sum`` were read; ``kept``: the sum that the log carried then."""
 
     what: str
     database: Database
-    table: Table
+    judged: Judged
     policy: Mapping[str, Any]
     number: int
     was: int | None
     moment: str = ""
-    sum: _GatheredSum = field(default_factory=_GatheredSum)
-    kept: _GatheredSum = field(default_factory=_GatheredSum)
+    sum: RowSums = field(default_factory=RowSums)
+    kept: RowSums = field(default_factory=RowSums)
+
+    @property
+    def table(self) -> Table:
+        """The table as it was judged."""
+        return self.judged.table
+
+    @property
+    def audience(self) -> Audience | None:
+        """Its audience."""
+        return self.judged.audience
 
 
 def add_tables(
@@ -121,28 +128,30 @@ def add_tables(
     tables: Sequence[str],
     policy: Mapping[str, Any] | None = None,
     *,
+    audience: str | None = None,
     now_ms: int,
     limits: RegistrationLimits | None = None,
 ) -> list[Added]:
-    """Sync tables from now on, all or none. The session must be in autocommit, outside of a transaction.
+    """Sync tables from now on, all or none, each with the audience expression ``audience`` where one is given. The
+    session must be in autocommit, outside of a transaction.
 
     Raises:
         RegistrationError: with every reason why one can't be synced, see ``TableRefusal``; BUSY also where its table
             was changed meanwhile, or another process registers it.
     """
-    return _register(conn, database, tables, policy or {}, now_ms, limits, anew=False)
+    return _register(conn, database, tables, policy or {}, audience, now_ms, limits, anew=False)
 
 
 def restart_captures(
     conn: Connection, database: str, tables: Sequence[str], *, now_ms: int, limits: RegistrationLimits | None = None
 ) -> list[Added]:
-    """Register synced tables anew, all or none, with the policies that they have: their triggers work again, their
-    sums are those of the rows that are there now, and the history of the rows begins. As ``add_tables``.
+    """Register synced tables anew, all or none, with the policies and audiences that they have: their triggers work
+    again, their sums are those of the rows that are there now, and the history of the rows begins. As ``add_tables``.
 
     Raises:
         RegistrationError: NOT_SYNCED, or as ``add_tables``.
     """
-    return _register(conn, database, tables, {}, now_ms, limits, anew=True)
+    return _register(conn, database, tables, {}, None, now_ms, limits, anew=True)
 
 
 def _register(
@@ -150,6 +159,7 @@ def _register(
     database: str,
     tables: Sequence[str],
     policy: Mapping[str, Any],
+    audience: str | None,
     now_ms: int,
     limits: RegistrationLimits | None,
     *,
@@ -159,11 +169,11 @@ def _register(
     begun: list[_Gathering] = []
     with _alone(conn, database, tables):
         # All reasons are reported at once, before any session waits for a lock.
-        if not anew and (errors := refusals(conn, database, tables, policy)):
+        if not anew and (errors := refusals(conn, database, tables, policy, audience)):
             raise errors[0] if len(errors) == 1 else SeveralRefusedError(errors)
         try:
             for name in dict.fromkeys(tables):
-                work = partial(_begin, conn, database, name, policy, now_ms, chosen, anew)
+                work = partial(_begin, conn, database, name, policy, audience, now_ms, chosen, anew)
                 begun.append(_patiently(chosen, name, work))
             for one in begun:
                 _patiently(chosen, one.table.name, partial(_read, conn, one, chosen))
@@ -184,6 +194,7 @@ def _begin(
     database: str,
     name: str,
     policy: Mapping[str, Any],
+    audience: str | None,
     now_ms: int,
     limits: RegistrationLimits,
     anew: bool,
@@ -197,10 +208,11 @@ def _begin(
             if was is None:
                 raise refuse(what, TableRefusal.NOT_SYNCED, f'"{name}" is no synced table of "{database}"')
             policy = found.table_policies[name].given()
-        registered = (
-            lock_and_judge(conn, what, _without(found, name), name, policy, _KNOWN_BEFORE)
+            audience = found.restricted[name].expression if name in found.restricted else None
+        judged = (
+            lock_and_judge(conn, what, _without(found, name), name, policy, audience, _KNOWN_BEFORE)
             if anew
-            else lock_and_judge(conn, what, found, name, policy)
+            else lock_and_judge(conn, what, found, name, policy, audience)
         )
         triggers.forget_gathered(conn, found.schema_name, name, found.id)
         if was is not None:
@@ -210,7 +222,7 @@ def _begin(
             tell(conn, found.id)
         number = new_number(conn)
         triggers.install(conn, found.schema_name, name, -found.id, number)
-    return _Gathering(what, found, registered, policy, number, was)
+    return _Gathering(what, found, judged, policy, number, was)
 
 
 def _without(database: Database, table: str) -> Database:
@@ -228,19 +240,23 @@ def _read(conn: Connection, one: _Gathering, limits: RegistrationLimits) -> None
         conn.execute(f"lock table {quote(schema_name)}.{quote(table.name)} in access share mode".encode())
         [(one.moment,)] = conn.execute(_MOMENT).fetchall()
         one.kept = _kept(conn, one)
-        one.sum = _GatheredSum(*scan_sum(conn, schema_name, table))
+        one.sum = scan_sums(conn, schema_name, *one.judged)
 
 
-def _kept(conn: Connection, one: _Gathering) -> _GatheredSum:
-    """The sum that the log carries of the registration before."""
+def _kept(conn: Connection, one: _Gathering) -> RowSums:
+    """The sums that the log carries of the registration before."""
     rows = conn.execute(_KEPT, (one.was,)).fetchall() if one.was is not None else []
-    return _GatheredSum(rows[0][0], int.from_bytes(rows[0][1], "big")) if rows else _GatheredSum()
+    if not rows:
+        return RowSums()
+    audiences = conn.execute(_KEPT_OF_AUDIENCES, (one.was,)).fetchall() if one.audience is not None else []
+    of_audiences = {audience: (count, int.from_bytes(total, "big")) for audience, count, total in audiences}
+    return RowSums(rows[0][0], int.from_bytes(rows[0][1], "big"), of_audiences)
 
 
 def _add(conn: Connection, one: _Gathering, chunks: int | None = None) -> int:
     """Add the changes gathered since the moment to the sum, and delete them; return how many they were. ``chunks``: the
     most chunks of them; where it is None, the caller keeps writers out, so that there is an end."""
-    schema_name, table = one.database.schema_name, one.table
+    schema_name, table, audience = one.database.schema_name, one.table, one.audience
     row_hash = RowEncoder(table).hash
     parameters = {"database": -one.database.id, "number": one.number, "most": _CHUNK, "moment": one.moment}
     added = 0
@@ -250,9 +266,12 @@ def _add(conn: Connection, one: _Gathering, chunks: int | None = None) -> int:
             taken = conn.execute(_TAKE, parameters).fetchall()
             for sign, place in ((-1, 0), (1, 1)):
                 images = [bytes(row[place]) for row in taken if row[place] is not None and not row[2]]
-                for cells in decode(conn, schema_name, table, images):
-                    one.sum.count += sign
-                    one.sum.total += sign * row_hash(cells)
+                rows = decode(conn, schema_name, table, images)
+                of_rows: Iterable[Iterable[str]] = itertools.repeat(())
+                if audience is not None:
+                    of_rows = audiences_of(conn, table, audience, rows)
+                for cells, audiences in zip(rows, of_rows, strict=False):
+                    one.sum.add(row_hash(cells), audiences, sign)
         added += len(taken)
         if len(taken) < _CHUNK:
             break
@@ -260,7 +279,7 @@ def _add(conn: Connection, one: _Gathering, chunks: int | None = None) -> int:
 
 
 def _enter(conn: Connection, begun: Sequence[_Gathering], now_ms: int, limits: RegistrationLimits) -> None:
-    sums = [replace(one.sum) for one in begun]
+    sums = [one.sum.copy() for one in begun]
     try:
         with conn.transaction():
             _limit(conn, limits)
@@ -276,14 +295,15 @@ def _enter(conn: Connection, begun: Sequence[_Gathering], now_ms: int, limits: R
 def _enter_one(conn: Connection, one: _Gathering, now_ms: int) -> None:
     name, schema_name = one.table.name, one.database.schema_name
     found = find_database(conn, one.what, one.database.name)
+    expression = None if one.audience is None else one.audience.expression
     now = (
-        lock_and_judge(conn, one.what, _without(found, name), name, one.policy, _KNOWN_BEFORE)
+        lock_and_judge(conn, one.what, _without(found, name), name, one.policy, expression, _KNOWN_BEFORE)
         if one.was is not None
-        else lock_and_judge(conn, one.what, found, name, one.policy)
+        else lock_and_judge(conn, one.what, found, name, one.policy, expression)
     )
     number = found.tables[name].id if name in found.tables else None
     faults = run(conn, triggers.trigger_faults(schema_name, -found.id, {name: one.number}))
-    if now != one.table or number != one.was or faults:
+    if now != one.judged or number != one.was or faults:
         raise refuse(one.what, TableRefusal.BUSY, "it was changed while its rows were read; try again")
     claim(conn, found.id)
     _add(conn, one)
@@ -291,11 +311,13 @@ def _enter_one(conn: Connection, one: _Gathering, now_ms: int) -> None:
         kept = _kept(conn, one)
         one.sum.count += kept.count - one.kept.count
         one.sum.total += kept.total - one.kept.total
+        for sums, sign in ((kept, 1), (one.kept, -1)):
+            for audience, (count, total) in sums.audiences.items():
+                one.sum.add_to(audience, sign * count, sign * total)
         leave(conn, found, name)
         # Also where the old table has another name now.
         triggers.remove(conn, found.id, one.was)
-    total = one.sum.total % SUM_MODULUS
-    enter(conn, one.what, found, one.table, one.policy, one.number, one.sum.count, total, now_ms=now_ms)
+    enter(conn, one.what, found, one.judged, one.policy, one.number, one.sum, now_ms=now_ms)
 
 
 def _undo_all(conn: Connection, begun: Sequence[_Gathering], limits: RegistrationLimits, error: BaseException) -> None:
@@ -355,6 +377,8 @@ def _clear(what: str) -> Iterator[None]:
         raise refuse(what, TableRefusal.UNKNOWN_TABLE, "the table no longer exists") from error
     except UndecodableError as error:
         raise refuse(what, TableRefusal.BUSY, f"{error}: it was changed while its rows were read; try again") from error
+    except psycopg.DataError as error:
+        raise not_for_a_row(what, error) from error
 
 
 @contextmanager

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 
 from anabranch.errors import ServerError
+from anabranch.store.audiences.expression import Audience
+from anabranch.store.audiences.judging import judge_expression
 from anabranch.store.capture import triggers
 from anabranch.store.catalog.databases import Database, UnknownDatabaseError, load_database
 from anabranch.store.catalog.policy import PolicyError, TablePolicy, table_policy
@@ -50,6 +52,13 @@ class SeveralRefusedError(RegistrationError):
         self.refusals = [refused for error in errors for refused in error.refusals]
 
 
+class Judged(NamedTuple):
+    """A table that can be synced, and its audience; None where every device sees every row."""
+
+    table: Table
+    audience: Audience | None
+
+
 def refuse(what: str, reason: TableRefusal, text: str) -> RegistrationError:
     """The error for one reason."""
     return RegistrationError(what, [Refused(reason, text)])
@@ -61,17 +70,23 @@ def lock_and_judge(
     database: Database,
     name: str,
     policy: Mapping[str, Any],
+    audience: str | None = None,
     waived: Collection[TableRefusal] = (),
-) -> Table:
-    """The table as it is once its lock is held. ``waived`` are reasons that don't count."""
+) -> Judged:
+    """The table as it is once its lock is held. ``audience``: its expression. ``waived`` are reasons that don't
+    count."""
     # Judged before the lock, too: a name that is no table can't be locked, and a refusal must keep no session waiting.
-    own_policy = _may_be_added(conn, what, database, name, policy, waived)
+    own_policy = _may_be_added(conn, what, database, name, policy, audience, waived)
     triggers.lock(conn, database.schema_name, name)
-    return _judge(conn, what, database, name, own_policy, waived)
+    return _judge(conn, what, database, name, own_policy, audience, waived)
 
 
 def refusals(
-    conn: Connection, database: str, tables: Sequence[str], policy: Mapping[str, Any] | None = None
+    conn: Connection,
+    database: str,
+    tables: Sequence[str],
+    policy: Mapping[str, Any] | None = None,
+    audience: str | None = None,
 ) -> list[RegistrationError]:
     """The reasons why tables can't be synced, one error for each of these tables. No lock is taken: the tables may have
     changed by the time they are registered.
@@ -83,7 +98,7 @@ def refusals(
     errors = []
     for name in dict.fromkeys(tables):
         try:
-            _may_be_added(conn, f'table "{name}" can\'t be synced', found, name, policy or {})
+            _may_be_added(conn, f'table "{name}" can\'t be synced', found, name, policy or {}, audience)
         except RegistrationError as error:
             error.about = name
             errors.append(error)
@@ -107,6 +122,7 @@ def _may_be_added(
     database: Database,
     name: str,
     policy: Mapping[str, Any],
+    audience: str | None,
     waived: Collection[TableRefusal] = (),
 ) -> TablePolicy:
     if name in database.tables:
@@ -115,25 +131,39 @@ def _may_be_added(
         own_policy = table_policy(policy)
     except PolicyError as error:
         raise refuse(what, TableRefusal.INVALID_POLICY, str(error)) from error
-    _judge(conn, what, database, name, own_policy, waived)
+    _judge(conn, what, database, name, own_policy, audience, waived)
     return own_policy
 
 
 def _judge(
-    conn: Connection, what: str, database: Database, name: str, policy: TablePolicy, waived: Collection[TableRefusal]
-) -> Table:
+    conn: Connection,
+    what: str,
+    database: Database,
+    name: str,
+    policy: TablePolicy,
+    expression: str | None,
+    waived: Collection[TableRefusal],
+) -> Judged:
     found, known = run(conn, relations_of(database.schema_name, [name]))
     if name not in found:
         text = f'there is no table "{name}" in schema "{database.schema_name}"'
         raise refuse(what, TableRefusal.UNKNOWN_TABLE, text)
     relation = found[name]
-    found_wrong = [one for one in why_not(relation, known, policy, database.tables) if one.reason not in waived]
+    reasons = why_not(relation, known, policy, database.tables, restricted=expression is not None)
+    found_wrong = [one for one in reasons if one.reason not in waived]
     if relation.kind == "r" and not relation.owned:
         text = f"role {relation.role} does not own the table, and could make no triggers that always fire"
         found_wrong.append(Refused(TableRefusal.NOT_OWNED, text))
+    audience: Audience | None = None
+    if expression is not None and relation.kind == "r" and not relation.missing_privileges:
+        judged = judge_expression(conn, database.schema_name, name, expression)
+        if isinstance(judged, Refused):
+            found_wrong.append(judged)
+        else:
+            audience = judged
     if found_wrong:
         raise RegistrationError(what, found_wrong)
-    return Table(name, relation.snapshot(known), relation.key_columns)
+    return Judged(Table(name, relation.snapshot(known), relation.key_columns), audience)
 
 
 def find_database(conn: Connection, what: str, name: str) -> Database:

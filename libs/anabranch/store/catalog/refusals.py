@@ -45,6 +45,12 @@ class TableRefusal(StrEnum):
     ROW_SECURITY_OF_OTHERS = "ROW_SECURITY_OF_OTHERS"
     MISSING_PRIVILEGE = "MISSING_PRIVILEGE"
     NOT_OWNED = "NOT_OWNED"
+    AUDIENCE_EXPRESSION = "AUDIENCE_EXPRESSION"
+    AUDIENCE_TYPE = "AUDIENCE_TYPE"
+    AUDIENCE_NOT_IMMUTABLE = "AUDIENCE_NOT_IMMUTABLE"
+    AUDIENCE_RULES = "AUDIENCE_RULES"
+    MEMBERSHIP_QUERY = "MEMBERSHIP_QUERY"
+    MEMBERSHIP_TABLE = "MEMBERSHIP_TABLE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +88,11 @@ def folded(name: str) -> str:
     return name.translate(_ASCII_UPPER)
 
 
-def why_not(relation: Relation, known: Types, policy: TablePolicy, synced: Collection[str] = ()) -> list[Refused]:
+def why_not(
+    relation: Relation, known: Types, policy: TablePolicy, synced: Collection[str] = (), *, restricted: bool = False
+) -> list[Refused]:
     """Every reason for which ``relation`` can't be synced; none where it can. ``synced`` are the names of the
-    tables that its database has already."""
+    tables that its database has already. ``restricted``: it has an audience expression."""
     if relation.kind in _RELATION_KINDS:
         text = f'"{relation.name}" is {_RELATION_KINDS[relation.kind]}, not a table'
         return [Refused(TableRefusal.NOT_A_TABLE, text)]
@@ -93,7 +101,7 @@ def why_not(relation: Relation, known: Types, policy: TablePolicy, synced: Colle
         *_key(relation, known),
         *_names(relation, synced),
         *_writers(relation),
-        *_readers(relation, policy),
+        *_readers(relation, policy, restricted),
         *policy_refusals(relation.snapshot(known), relation.key_columns, policy),
     ]
 
@@ -166,12 +174,12 @@ def _writers(relation: Relation) -> Iterator[Refused]:
         yield Refused(TableRefusal.MISSING_PRIVILEGE, text)
 
 
-def _readers(relation: Relation, policy: TablePolicy) -> Iterator[Refused]:
-    """Refuse tables that restrict who sees which rows: every device gets all rows, and nothing could withhold one."""
+def _readers(relation: Relation, policy: TablePolicy, restricted: bool) -> Iterator[Refused]:
+    """Refuse tables that restrict who sees which rows, where no audience says so to devices: they get all rows."""
     if relation.row_security_forced or relation.row_security_active:
         text = f"row-level security hides rows from role {relation.role}"
         yield Refused(TableRefusal.ROW_SECURITY, text)
-    elif relation.row_security and not policy.every_device_sees_every_row:
+    elif relation.row_security and not (policy.every_device_sees_every_row or restricted):
         text = "its row-level security says who sees which rows, and every device would see every row"
         yield Refused(TableRefusal.ROW_SECURITY_OF_OTHERS, text)
 

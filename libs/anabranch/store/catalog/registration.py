@@ -25,13 +25,21 @@ import psycopg
 from psycopg.types.json import Jsonb
 from ulid import ULID
 
+from anabranch.store.audiences.evaluated import EvaluationError, evaluate_anew
 from anabranch.store.capture import triggers
 from anabranch.store.catalog import former_tables, writer
 from anabranch.store.catalog.databases import Database, columns_to_json, load_database
-from anabranch.store.catalog.judging import RegistrationError, find_database, lock_and_judge, refuse, warnings
+from anabranch.store.catalog.judging import (
+    Judged,
+    RegistrationError,
+    find_database,
+    lock_and_judge,
+    refuse,
+    warnings,
+)
 from anabranch.store.catalog.policy import PolicyError, database_policy
 from anabranch.store.catalog.refusals import TableRefusal, name_clashes
-from anabranch.store.catalog.sums import scan_sum, sum_to_bytes
+from anabranch.store.catalog.sums import RowSums, scan_sums, sum_to_bytes
 from anabranch.store.session.channels import CATALOG_CHANNEL
 from anabranch.store.session.errors import OWN_SCHEMA, violated
 from anabranch.store.session.own_locks import MAKE_CLAIMS, wait_for_claim
@@ -59,15 +67,24 @@ with head as (
     select coalesce(max(position), 0) as position from anabranch.groups where database_id = %(database)s
 ), added as (
     insert into anabranch.synced_tables
-        (id, database_id, name, columns, key_columns, policy, registered_ms, first_position)
+        (id, database_id, name, columns, key_columns, policy, registered_ms, first_position,
+         audience, audience_columns, audience_is_list)
     overriding system value
-    select %(number)s, %(database)s, %(name)s, %(columns)s, %(key_columns)s::text[], %(policy)s, %(now_ms)s, position
+    select %(number)s, %(database)s, %(name)s, %(columns)s, %(key_columns)s::text[], %(policy)s, %(now_ms)s, position,
+           %(audience)s, %(audience_columns)s::text[], %(audience_is_list)s
     from head
     returning id, first_position
 )
 insert into anabranch.table_sums (table_id, position, row_count, row_hash)
 select id, first_position, %(count)s, %(sum)s from added
 returning table_id
+"""
+_INSERT_AUDIENCE_SUMS = """
+insert into anabranch.audience_sums (table_id, audience, position, row_count, row_hash)
+select t.id, s.audience, t.first_position, s.row_count, s.row_hash
+from anabranch.synced_tables t
+cross join unnest(%(audiences)s::text[], %(counts)s::int8[], %(sums)s::bytea[]) s (audience, row_count, row_hash)
+where t.id = %(number)s
 """
 _NUMBER = "select nextval(pg_get_serial_sequence('anabranch.synced_tables', 'id'))"
 _DELETE_VERSIONS = "delete from anabranch.row_versions where table_id = %s"
@@ -154,10 +171,12 @@ def add_table(
     table: str,
     policy: Mapping[str, Any] | None = None,
     *,
+    audience: str | None = None,
     now_ms: int | None = None,
     limits: RegistrationLimits | None = None,
 ) -> Added:
-    """Sync table ``table`` of the database's schema from now on.
+    """Sync table ``table`` of the database's schema from now on. ``audience``: the expression that says who sees which
+    rows; every device sees every row where it is left out.
 
     Writers of the table wait until the transaction ends; the rows are read once for their sum.
 
@@ -170,19 +189,27 @@ def add_table(
         with conn.transaction():
             limit(conn, limits)
             found = find_database(conn, what, database)
-            registered = lock_and_judge(conn, what, found, table, given)
+            judged = lock_and_judge(conn, what, found, table, given, audience)
             triggers.forget_gathered(conn, found.schema_name, table, found.id)
-            count, total = scan_sum(conn, found.schema_name, registered)
+            sums = scan_sums(conn, found.schema_name, *judged)
             claim(conn, found.id)
-            enter(conn, what, found, registered, given, new_number(conn), count, total, now_ms=now_ms)
+            enter(conn, what, found, judged, given, new_number(conn), sums, now_ms=now_ms)
             after = load_database(conn, database)
+    except psycopg.DataError as error:
+        raise not_for_a_row(what, error) from error
     except psycopg.errors.UniqueViolation as error:
         raise _taken(what, error, table=table) from error
     except psycopg.errors.UndefinedTable as error:
         raise refuse(what, TableRefusal.UNKNOWN_TABLE, f'there is no table "{table}" any more') from error
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
         raise refuse(what, TableRefusal.BUSY, "another session holds a lock on it; try again") from error
-    return Added(after.tables[table], count, tuple(warnings(after, table)))
+    return Added(after.tables[table], sums.count, tuple(warnings(after, table)))
+
+
+def not_for_a_row(what: str, error: psycopg.DataError) -> RegistrationError:
+    """The refusal of an audience expression that fails for a row."""
+    text = f"the audience expression fails for a row that is there (SQLSTATE {error.sqlstate})"
+    return refuse(what, TableRefusal.AUDIENCE_EXPRESSION, text)
 
 
 def new_number(conn: Connection) -> int:
@@ -201,20 +228,20 @@ def enter(
     conn: Connection,
     what: str,
     database: Database,
-    table: Table,
+    judged: Judged,
     policy: Mapping[str, Any],
     number: int,
-    count: int,
-    total: int,
+    sums: RowSums,
     *,
     now_ms: int | None,
 ) -> None:
-    """Sync a table of ``count`` rows with the sum ``total``, and capture direct writes to it. The caller holds its lock
-    and the database's claim.
+    """Sync a table whose rows have the sums ``sums``, and capture direct writes to it. The caller holds its lock and
+    the database's claim.
 
     Raises:
-        RegistrationError: NAME_CLASH.
+        RegistrationError: NAME_CLASH; MEMBERSHIP_QUERY where a membership query that reads the table fails.
     """
+    table, audience = judged
     conn.execute(_LOCK_DATABASE, (database.id,))
     # Also the tables that were registered while the rows were read.
     others = [name for (name,) in conn.execute(_SYNCED, (database.id,)).fetchall()]
@@ -228,12 +255,26 @@ def enter(
         "key_columns": list(table.key_columns),
         "policy": Jsonb(dict(policy)),
         "now_ms": at_ms(now_ms),
-        "count": count,
-        "sum": sum_to_bytes(total),
+        "count": sums.count,
+        "sum": sum_to_bytes(sums.total),
+        "audience": None if audience is None else audience.expression,
+        "audience_columns": None if audience is None else list(audience.columns),
+        "audience_is_list": audience is not None and audience.is_list,
     }
     conn.execute(_INSERT_TABLE, parameters)
+    if sums.audiences:
+        counts, totals = zip(*sums.audiences.values(), strict=True)
+        of_audiences = {"counts": list(counts), "sums": list(map(sum_to_bytes, totals))}
+        conn.execute(_INSERT_AUDIENCE_SUMS, {"number": number, "audiences": list(sums.audiences), **of_audiences})
     triggers.install(conn, database.schema_name, table.name, database.id, number)
     writer.admit(conn, database.schema_name, table.name)
+    if any(table.name in one.tables for one in database.audience_rules.memberships):
+        # Its changes were not followed while it was not synced.
+        try:
+            evaluate_anew(conn, database)
+        except EvaluationError as error:
+            text = f"{error}; give the database other rules first (`anabranch database audiences`)"
+            raise refuse(what, TableRefusal.MEMBERSHIP_QUERY, text) from error
     tell(conn, database.id)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import closing
+from dataclasses import dataclass, field
+from typing import cast
 
 from psycopg.pq import TransactionStatus
 
+from anabranch.store.audiences.expression import Audience
 from anabranch.store.cells.binary_cells import Row, quote, read_expression, row_loader
 from anabranch.store.session import binary
 from anabranch.store.session.binary import Connection
@@ -20,14 +23,45 @@ _MOST_BYTES = 4 * 2**20
 _SAMPLE = 16
 
 
-def scan_rows(conn: Connection, schema_name: str, table: Table) -> Generator[list[Row], None, None]:
-    """The rows of a table as the transaction sees them, in no order.
+@dataclass(slots=True)
+class RowSums:
+    """The sum of a table: its number of rows, and the sum of their hashes, not reduced. ``audiences``: of a restricted
+    table the same of each audience's rows."""
+
+    count: int = 0
+    total: int = 0
+    audiences: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def add(self, row_hash: int, audiences: Iterable[str] = (), sign: int = 1) -> None:
+        """Add a row, or take it away (``sign`` -1)."""
+        self.count += sign
+        self.total += sign * row_hash
+        for one in audiences:
+            self.add_to(one, sign, sign * row_hash)
+
+    def add_to(self, audience: str, count: int, total: int) -> None:
+        """Add to the sum of an audience alone."""
+        there, sum_there = self.audiences.get(audience, (0, 0))
+        self.audiences[audience] = (there + count, sum_there + total)
+
+    def copy(self) -> RowSums:
+        """A copy that later changes leave as it is."""
+        return RowSums(self.count, self.total, dict(self.audiences))
+
+
+def scan_rows(
+    conn: Connection, schema_name: str, table: Table, audience: Audience | None = None
+) -> Generator[list[Row], None, None]:
+    """The rows of a table as the transaction sees them, in no order. Where ``audience`` is given, each has the list of
+    its audiences behind its cells.
 
     They come through a cursor on the server in chunks of about ``_MOST_BYTES``, so that memory does not grow with the
     table. Must be read inside a transaction, one table at a time.
     """
     relation = f"{quote(schema_name)}.{quote(table.name)}"
     columns = ", ".join(read_expression(column, "t") for column in table.columns)
+    if audience is not None:
+        columns += f", {audience.as_list}"
     conn.execute(f"declare {_CURSOR} no scroll cursor for select {columns} from {relation} t".encode())
     load, encoder = row_loader(table.columns), RowEncoder(table)
     chunk = _FIRST_CHUNK
@@ -52,6 +86,22 @@ def scan_sum(conn: Connection, schema_name: str, table: Table) -> tuple[int, int
     return count, total % SUM_MODULUS
 
 
+def scan_sums(conn: Connection, schema_name: str, table: Table, audience: Audience | None = None) -> RowSums:
+    """``scan_sum``, with the sums of each audience where the table has an expression; the rows are read once.
+
+    Raises:
+        psycopg.DataError: the expression fails for a row.
+    """
+    if audience is None:
+        return RowSums(*scan_sum(conn, schema_name, table))
+    sums, row_hash = RowSums(), RowEncoder(table).hash
+    with closing(scan_rows(conn, schema_name, table, audience)) as chunks:
+        for rows in chunks:
+            for row in rows:
+                sums.add(row_hash(row), cast(list[str], row[-1]))
+    return sums
+
+
 def _fetch(conn: Connection, rows: int) -> list[tuple[object, ...]]:
     cursor = binary.cursor(conn)
     # A prepared statement would keep the shape of another table's rows.
@@ -67,5 +117,5 @@ def _next_chunk(encoder: RowEncoder, rows: list[Row], chunk: int) -> int:
 
 
 def sum_to_bytes(total: int) -> bytes:
-    """A sum of row hashes as ``anabranch.table_sums.row_hash`` keeps it: 16 bytes, big-endian."""
-    return total.to_bytes(16, "big")
+    """A sum of row hashes as ``anabranch.table_sums.row_hash`` keeps it: 16 bytes, big-endian; it is reduced."""
+    return (total % SUM_MODULUS).to_bytes(16, "big")

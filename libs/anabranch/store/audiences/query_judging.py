@@ -1,0 +1,195 @@
+"""Whether a membership query can be kept, which tables it reads, and which of them are traced.
+
+The query is made a temporary view, in a savepoint that is undone: so it is one SELECT, and the view's rule names every
+relation and every function, also those behind other views. Then Postgres plans it.
+
+A table is *traced* where the query's result without some of its rows is never more than with them, so that a changed
+row changes only what the query gives when it reads that row alone: the plan then has nothing but scans, joins that keep
+what matches, and what puts results together. And the table stands in the query once, under a name that a CTE takes:
+that is how the query is run over changed rows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import psycopg
+
+from anabranch.store.audiences.queries import PRINCIPAL, PRINCIPALS, for_principals, search_path
+from anabranch.store.audiences.rules import Membership
+from anabranch.store.catalog.databases import Database
+from anabranch.store.catalog.refusals import Refused, TableRefusal
+from anabranch.store.cells.binary_cells import quote
+from anabranch.store.session import binary
+
+Connection = psycopg.Connection[Any]
+
+_VIEW = '"_DB_query"'
+_PATH = "select pg_catalog.set_config('search_path', %s, true)"
+_COLUMNS = f"""
+select a.atttypid::int8, pg_catalog.format_type(a.atttypid, a.atttypmod) from pg_catalog.pg_attribute a
+where a.attrelid = 'pg_temp.{_VIEW}'::regclass and a.attnum > 0
+"""
+# The rules of the view and of those behind it, as Postgres keeps them. Before release 16 a view's own number stands in
+# its rule, so that one that was found already must not be looked for again.
+_RULES = f"""
+with recursive rules (oid, action) as (
+    select r.ev_class, r.ev_action::text from pg_catalog.pg_rewrite r
+    where r.ev_class = 'pg_temp.{_VIEW}'::regclass and r.rulename = '_RETURN'
+    union
+    select v.ev_class, v.ev_action::text
+    from rules q
+    cross join lateral pg_catalog.regexp_matches(q.action, ':rtekind 0 :relid (\\d+) ', 'g') m
+    join pg_catalog.pg_class c on c.oid = m[1]::oid and c.relkind = 'v'
+    join pg_catalog.pg_rewrite v on v.ev_class = c.oid and v.rulename = '_RETURN'
+)
+"""
+_ACTIONS = _RULES + "select action from rules"
+_READS = (
+    _RULES
+    + f"""
+select n.nspname::text, c.relname::text, count(*)
+from rules q
+cross join lateral pg_catalog.regexp_matches(q.action, ':rtekind 0 :relid (\\d+) ', 'g') m
+join pg_catalog.pg_class c on c.oid = m[1]::oid and c.relkind <> 'v'
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+group by 1, 2 order by 1, 2
+"""
+)
+# Functions of others that are not immutable may read what they like. Of the system's own the stable ones are taken,
+# which print values by the session's settings, but not those that tell of the time, the session or the catalog.
+_FUNCTIONS = (
+    _RULES
+    + """
+select distinct p.proname::text, p.provolatile::text
+from rules q
+cross join lateral pg_catalog.regexp_matches(q.action, ':(?:funcid|opfuncid|aggfnoid|winfnoid) (\\d+) ', 'g') m
+join pg_catalog.pg_proc p on p.oid = m[1]::oid
+where p.provolatile = 'v'
+   or p.provolatile = 's' and (p.pronamespace <> 'pg_catalog'::regnamespace or p.pronargs = 0
+                               or p.proname ~ '^(age|current_.*|pg_.*|has_.*|to_reg.*|.*_to_xml.*|txid_.*|obj_.*)$')
+order by 1
+"""
+)
+_TEXTS = {25, 1043}
+_NOT_MONOTONE = (
+    "{AGGREF",
+    "{WINDOWFUNC",
+    ":hasDistinctOn true",
+    ":hasRecursive true",
+    ":limitCount {",
+    ":limitOffset {",
+)
+"""Parts of a rule by which more rows may give less."""
+_JOINS = frozenset({"Nested Loop", "Hash Join", "Merge Join"})
+_KEEPS = frozenset({"Inner", "Semi", "Right Semi"})
+_MONOTONE = _JOINS | {
+    "Seq Scan", "Index Scan", "Index Only Scan", "Bitmap Heap Scan", "Bitmap Index Scan", "BitmapAnd", "BitmapOr",
+    "Tid Scan", "Tid Range Scan", "Function Scan", "Values Scan", "Subquery Scan", "CTE Scan", "Result", "ProjectSet",
+    "Hash", "Append", "Merge Append", "Sort", "Incremental Sort", "Unique", "Aggregate", "Group", "Materialize",
+    "Memoize", "Gather", "Gather Merge",
+}  # fmt: skip
+"""Nodes of a plan whose result never has less where one of those below has more; aggregates stand in the rule."""
+_EXPLAIN = f"""
+explain (format json, verbose) {{shadow}}select 1 from unnest('{{{{a}}}}'::text[]) as {PRINCIPALS} (principal)
+cross join lateral (
+{{query}}
+) as "_DB_given" (audience) where "_DB_given".audience <> {PRINCIPAL}
+"""
+
+
+def judge_query(conn: Connection, database: Database, query: str) -> Membership | list[Refused]:
+    """The query as it is kept, or every reason why it can't be. Its text is kept without a semicolon at its end.
+
+    Raises:
+        psycopg.OperationalError: it can't be judged now.
+    """
+    text = query.strip().removesuffix(";").rstrip()
+    try:
+        with conn.transaction(force_rollback=True):
+            conn.execute(_PATH, (search_path(database.schema_name),))
+            return _judged(conn, database, text)
+    except (psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError) as error:
+        told = error.diag.message_primary or str(error)
+        return [Refused(TableRefusal.MEMBERSHIP_QUERY, f"Postgres does not take the membership query `{text}`: {told}")]
+
+
+def _judged(conn: Connection, database: Database, query: str) -> Membership | list[Refused]:
+    # By the protocol that takes one statement only.
+    binary.run(conn, f"create temp view {_VIEW} as\n{for_principals(query, chr(39) * 2 + '::text')}".encode(), [])
+    actions = [action for (action,) in conn.execute(_ACTIONS).fetchall()]
+    reads = {(schema, name): count for schema, name, count in conn.execute(_READS).fetchall()}
+    if refused := [*_refusals(conn, query, actions), *_not_synced(database, query, reads)]:
+        return refused
+    # A cast that some principals' names don't take fails here, for a constant, and not in a group.
+    _plan(conn, for_principals(query, "'no such principal'::text"), "")
+    plan = _plan(conn, for_principals(query), "")
+    tables = sorted(name for _, name in reads)
+    traced = frozenset[str]()
+    if not any(part in action for part in _NOT_MONOTONE for action in actions) and _is_monotone(plan):
+        once = [name for (_, name), count in reads.items() if count == 1]
+        traced = frozenset(name for name in once if _is_shadowed(conn, database, query, name, plan))
+    return Membership(query, tuple(tables), traced)
+
+
+def _refusals(conn: Connection, query: str, actions: list[str]) -> Iterator[Refused]:
+    about = f"the membership query `{query}`"
+    columns = conn.execute(_COLUMNS).fetchall()
+    if [number in _TEXTS for number, _ in columns] != [True]:
+        types = ", ".join(name for _, name in columns)
+        yield Refused(TableRefusal.MEMBERSHIP_QUERY, f"{about} gives ({types}), and not one column of type text")
+    for name, volatile in conn.execute(_FUNCTIONS).fetchall():
+        why = "is volatile" if volatile == "v" else "may read what no group changes"
+        yield Refused(TableRefusal.MEMBERSHIP_QUERY, f"{about} calls function {name}, which {why}")
+    if any("{SQLVALUEFUNCTION" in action for action in actions):
+        text = f"{about} depends on the time or on the session, and is evaluated only when a table changes"
+        yield Refused(TableRefusal.MEMBERSHIP_QUERY, text)
+    if any(":hasForUpdate true" in action or "{TABLESAMPLECLAUSE" in action for action in actions):
+        yield Refused(TableRefusal.MEMBERSHIP_QUERY, f"{about} locks rows, or takes a sample of them")
+
+
+def _not_synced(database: Database, query: str, reads: Mapping[tuple[str, str], int]) -> Iterator[Refused]:
+    for schema, name in reads:
+        if schema != database.schema_name or name not in database.tables:
+            text = f'the membership query `{query}` reads {quote(schema)}.{quote(name)}, which is no synced table of '
+            yield Refused(TableRefusal.MEMBERSHIP_TABLE, f'{text}"{database.name}"')
+
+
+def _plan(conn: Connection, query: str, shadow: str) -> dict[str, Any]:
+    cursor = binary.run(conn, _EXPLAIN.format(query=query, shadow=shadow).encode(), [])
+    [([found],)] = cursor.fetchall()
+    plan: dict[str, Any] = found["Plan"]
+    return plan
+
+
+def _nodes(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield plan
+    for below in plan.get("Plans", ()):
+        yield from _nodes(below)
+
+
+def _is_monotone(plan: Mapping[str, Any]) -> bool:
+    return all(
+        node["Node Type"] in _MONOTONE
+        and node.get("Join Type", "Inner") in _KEEPS
+        and (
+            node.get("Parent Relationship") not in ("InitPlan", "SubPlan")
+            or node.get("Subplan Name", "").startswith("CTE ")
+        )
+        for node in _nodes(plan)
+    )
+
+
+def _is_shadowed(conn: Connection, database: Database, query: str, table: str, plan: Mapping[str, Any]) -> bool:
+    """Whether a CTE of the table's name takes the table's place."""
+    schema, name = quote(database.schema_name), quote(table)
+    shadow = f"with {name} as materialized (select * from {schema}.{name} where false) "
+    shadowed = _plan(conn, for_principals(query), shadow)
+    scan = (database.schema_name, table)
+    return _scans(plan)[scan] == 1 and not _scans(shadowed)[scan]
+
+
+def _scans(plan: Mapping[str, Any]) -> Counter[tuple[str, str]]:
+    return Counter((node["Schema"], node["Relation Name"]) for node in _nodes(plan) if "Relation Name" in node)
