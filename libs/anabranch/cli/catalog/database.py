@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from anabranch.cli.catalog import audience as audiences
 from anabranch.cli.catalog import policy as policies
 from anabranch.cli.catalog.session import PolicyOption, catalog_session, clear_errors, read_policy, refuse
 from anabranch.cli.installation import DataDir, PostgresUrl, find_postgres
@@ -22,6 +23,7 @@ app = typer.Typer(no_args_is_help=True, help="Create and list databases: units o
 Name = Annotated[str, typer.Argument(help="The database's name.", show_default=False)]
 
 app.command("policy")(policies.database)
+app.command("audiences")(audiences.database)
 
 
 @app.command()

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from anabranch.cli.catalog import audience as audiences
 from anabranch.cli.catalog import policy as policies
 from anabranch.cli.catalog.remedies import in_one_line
 from anabranch.cli.catalog.session import REFUSED, PolicyOption, catalog_session, read_policy
@@ -27,6 +28,7 @@ app = typer.Typer(no_args_is_help=True, help="Register tables for sync, and list
 DatabaseName = Annotated[str, typer.Argument(help="The database's name.", show_default=False)]
 
 app.command("policy")(policies.table)
+app.command("audience")(audiences.table)
 
 
 class Switch(StrEnum):
@@ -53,6 +55,14 @@ def add(
             help="Also tables whose row-level security shows people only some rows: devices get all of them.",
         ),
     ] = False,
+    audience: Annotated[
+        str | None,
+        typer.Option(
+            "--audience",
+            help="SQL over the row's columns that says who sees it, as in \"'team:' || team_id\"; for one table.",
+            show_default=False,
+        ),
+    ] = None,
     policy: PolicyOption = None,
     data_dir: DataDir = None,
     postgres_url: PostgresUrl = None,
@@ -64,9 +74,11 @@ def add(
         given["every_device_sees_every_row"] = True
     if bool(tables) == every:
         raise typer.BadParameter("name tables, or give --all")
+    if audience is not None and (every or len(tables or ()) != 1):
+        raise typer.BadParameter("--audience is for one table")
     with catalog_session(postgres_url, data_dir, "table") as conn:
         names = unsynced_tables(conn, database) if every else list(dict.fromkeys(tables or ()))
-        refused = refusals(conn, database, names, given)
+        refused = refusals(conn, database, names, given, audience)
         schema = load_database(conn, database).schema_name
         names = [name for name in names if name not in {one.about for one in refused}]
         told = [in_one_line(one, schema) for one in refused]
@@ -80,7 +92,8 @@ def add(
         if not names:
             say(f'every table of schema "{schema}" is synced already')
             return
-        added = add_tables(conn, database, names, given, now_ms=clock_from_environment().now_ms())
+        now_ms = clock_from_environment().now_ms()
+        added = add_tables(conn, database, names, given, audience=audience, now_ms=now_ms)
     for table in added:
         say(f'table "{table.table.name}" is synced: {table.rows} rows')
         for warning in table.warnings:
@@ -98,8 +111,12 @@ def remove(
     with catalog_session(postgres_url, data_dir, "table") as conn, conn.transaction():
         for name in tables:
             remove_table(conn, database, name)
+        memberships = load_database(conn, database).audience_rules.memberships
     for name in tables:
         say(f'table "{name}" is no longer synced')
+        if any(name in one.tables for one in memberships):
+            text = "a membership query reads it: whose audiences it changes is not noticed until it is added again"
+            say(f'warning: table "{name}": {text}', err=True)
 
 
 @app.command("capture")

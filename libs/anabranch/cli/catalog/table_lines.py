@@ -30,7 +30,9 @@ def tables_lines(database: Database, tables: Tables, width: int) -> Iterator[Tex
         for note in tables.notes:
             if note.table == name:
                 yield from paragraph(printable(note.text), width, 2, style=YELLOW)
-        if database.table_policies[name].every_device_sees_every_row:
+        if name in database.restricted:
+            yield from paragraph(f"audience {printable(database.restricted[name].expression)}", width, 2)
+        elif database.table_policies[name].every_device_sees_every_row:
             yield Text("  every device sees every row, whatever its row-level security says")
         yield from columns([_column(table, column) for column in table.columns], width, 2)
 

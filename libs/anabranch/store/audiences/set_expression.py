@@ -56,13 +56,15 @@ def set_audience(
             found = find_database(conn, what, database)
             if table not in found.tables:
                 raise refuse(what, TableRefusal.NOT_SYNCED, f'"{table}" is no synced table of "{database}"')
-            policy = found.table_policies[table].given()
             others = replace(found, tables={name: one for name, one in found.tables.items() if name != table})
             waived = _WAIVED if expression is not None else ()
+            policy = found.table_policies[table].given()
             judged = lock_and_judge(conn, what, others, table, policy, expression, waived)
             triggers.forget_gathered(conn, found.schema_name, table, found.id)
             sums = scan_sums(conn, found.schema_name, *judged)
             claim(conn, found.id)
+            if load_database(conn, database).table_policies.get(table) != found.table_policies[table]:
+                raise refuse(what, TableRefusal.BUSY, "its policy was changed meanwhile; try again")
             was = leave(conn, found, table)
             if was is None:
                 raise refuse(what, TableRefusal.BUSY, "it was removed meanwhile")

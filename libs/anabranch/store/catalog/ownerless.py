@@ -1,6 +1,6 @@
 """Rows that stay behind where a database, or a table's registration, is deleted by plain SQL, because they refer to it
-by number alone. Those of the log's partitions go with their partition; those of the default one, and the versions of
-rows, are found here.
+by number alone. Those of the log's partitions go with their partition; those of the default one, the versions of rows,
+and the changes of audiences are found here.
 
 Numbers are never given twice, and no row refers to one before its owner exists: a row without an owner never gets one.
 """
@@ -39,7 +39,11 @@ class OwnerlessKind:
     owners: str
 
 
-KINDS = (OwnerlessKind(DEFAULT, "database_id", "databases"), OwnerlessKind("row_versions", "table_id", "synced_tables"))
+KINDS = (
+    OwnerlessKind(DEFAULT, "database_id", "databases"),
+    OwnerlessKind("audience_changes", "database_id", "databases"),
+    OwnerlessKind("row_versions", "table_id", "synced_tables"),
+)
 
 
 def ownerless(conn: Session, kind: OwnerlessKind) -> list[int]:

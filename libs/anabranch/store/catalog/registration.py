@@ -268,10 +268,11 @@ def enter(
         conn.execute(_INSERT_AUDIENCE_SUMS, {"number": number, "audiences": list(sums.audiences), **of_audiences})
     triggers.install(conn, database.schema_name, table.name, database.id, number)
     writer.admit(conn, database.schema_name, table.name)
-    if any(table.name in one.tables for one in database.audience_rules.memberships):
+    now = load_database(conn, database.name)
+    if any(table.name in one.tables for one in now.audience_rules.memberships):
         # Its changes were not followed while it was not synced.
         try:
-            evaluate_anew(conn, database)
+            evaluate_anew(conn, now)
         except EvaluationError as error:
             text = f"{error}; give the database other rules first (`anabranch database audiences`)"
             raise refuse(what, TableRefusal.MEMBERSHIP_QUERY, text) from error

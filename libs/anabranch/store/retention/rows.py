@@ -60,6 +60,18 @@ where n.database_id = %(db)s and n.last_seen_ms < %(absent_since)s
   and not exists (select from anabranch.inbox i where i.database_id = n.database_id and i.node_id = n.node_id)
 order by n.node_id limit %(limit)s
 """
+# A reader at the floor knows the audiences that it had there by the changes above it.
+AUDIENCE_CHANGES = """
+select ctid from anabranch.audience_changes where database_id = %(db)s and position <= %(floor)s
+order by position, principal limit %(limit)s
+"""
+# One that calls again is learned anew.
+PRINCIPALS = """
+select p.ctid from anabranch.principals p
+where p.database_id = %(db)s and p.seen_ms < least(%(absent_since)s::int8, %(kept_since)s::int8)
+  and not exists (select from anabranch.nodes n where n.database_id = p.database_id and n.principal = p.principal)
+order by p.principal limit %(limit)s
+"""
 TABLES = "select id from anabranch.synced_tables where database_id = %(db)s"
 PAGES = "select pg_relation_size('anabranch.row_versions') / current_setting('block_size')::int"
 OLD_TOMBSTONES = """
@@ -119,6 +131,8 @@ ROWS: Mapping[str, tuple[str, str]] = {
     "verdicts": ("batches", VERDICTS),
     "leftovers": ("inbox", LEFTOVERS),
     "nodes": ("nodes", NODES),
+    "audience_changes": ("audience_changes", AUDIENCE_CHANGES),
+    "principals": ("principals", PRINCIPALS),
 }
 """The rows that are removed after the log, in this order: the table, and the query that selects the rows."""
 
