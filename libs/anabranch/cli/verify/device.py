@@ -84,6 +84,8 @@ def check_device(conn: Session, database: Database, file: Path, only: str | None
 
 def _check(conn: Session, database: Database, device: sqlite3.Connection, here: DeviceTable) -> DeviceCheck:
     table = database.tables.get(here.name)
+    # Of a restricted table the device has the rows of its own audiences: those that it lacks are no differences.
+    restricted = here.name in database.restricted
     if table is None:
         raise NotComparableError(f"{here.name} is not synced any more")
     if [(c.name, c.kind, c.element_kind) for c in table.columns] != [
@@ -106,7 +108,10 @@ def _check(conn: Session, database: Database, device: sqlite3.Connection, here: 
             is_in = in_ranges(here.encoder, wanted)
             rows_here = _by_key(table, filter(is_in, sums.base_rows(device, here)), changed)
             there = (row for rows in rows_at(conn, database, table) for row in rows)
-            differences = _differences(table, rows_here, _by_key(table, filter(is_in, there), changed))
+            rows_there = _by_key(table, filter(is_in, there), changed)
+            if restricted:
+                rows_there = {key: row for key, row in rows_there.items() if key in rows_here}
+            differences = _differences(table, rows_here, rows_there)
     return DeviceCheck(here.name, cursor, server.head, len(changed), differences)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +17,7 @@ from anabranch.cli.installation import DataDir, PostgresUrl
 from anabranch.cli.printable import say
 from anabranch.cli.verify.device import NotComparableError, check_device
 from anabranch.cli.verify.log import RowComparison, contradictions
+from anabranch.cli.verify.sums import differing_audiences, stored_sums
 from anabranch.client.errors import ClientError
 from anabranch.store.capture.rows import UndecodableError
 from anabranch.store.capture.triggers import gathering
@@ -24,11 +25,10 @@ from anabranch.store.capture.undrained import UndrainedError, rows_before
 from anabranch.store.catalog.adoption import Contradiction, adopt, held
 from anabranch.store.catalog.cut_off import cut_off, in_words
 from anabranch.store.catalog.databases import Database, load_database
-from anabranch.store.catalog.sums import sum_to_bytes
-from anabranch.store.log.moment import moment, rows_at
+from anabranch.store.catalog.sums import kept_audience_sums, sum_to_bytes
+from anabranch.store.log.moment import moment
 from anabranch.store.session.engine import Session
 from anabranch.values import Table
-from anabranch.values.canonical import RowEncoder, table_sum
 
 app = typer.Typer()
 DIFFERS = 1
@@ -115,18 +115,27 @@ def _table(conn: Session, database: Database, table: Table) -> bool:
             if kept is None:
                 raise refuse("NOT_SYNCED", f'"{table.name}" has no sum: it has just been removed')
             try:
-                count, total = table_sum(
-                    RowEncoder(table), itertools.chain.from_iterable(rows_at(conn, database, table))
-                )
+                stored = stored_sums(conn, database, table)
             except UndrainedError:
                 continue
-            if kept == (count, sum_to_bytes(total)):
-                say(f"{table.name}: {count} rows are those of the log at {now.head}")
+            others = {}
+            if table.name in database.restricted:
+                others = differing_audiences(stored, kept_audience_sums(conn, table.id))
+            if kept == (stored.count, sum_to_bytes(stored.total)) and not others:
+                say(f"{table.name}: {stored.count} rows are those of the log at {now.head}")
                 return True
-            say(f"{table.name}: DIFFERS from the log at {now.head}: {count} rows, {kept[0]} logged")
+            say(f"{table.name}: DIFFERS from the log at {now.head}: {stored.count} rows, {kept[0]} logged")
+            _name_audiences(others)
             _name_rows(table, contradictions(conn, database, table, rows_before(conn, database, table)))
             return False
     raise AssertionError("patience ends with an error")
+
+
+def _name_audiences(found: Mapping[str, tuple[int, int]]) -> None:
+    for audience, (here, logged) in itertools.islice(found.items(), MOST_SHOWN):
+        say(f"  audience {audience}: {here} rows, {logged} logged")
+    if len(found) > MOST_SHOWN:
+        say(f"  and {len(found) - MOST_SHOWN} more audiences")
 
 
 def _name_rows(table: Table, found: Iterator[Contradiction]) -> None:

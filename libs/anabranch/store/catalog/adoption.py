@@ -11,19 +11,21 @@ that no session writes to it; claim first, as the resolver does it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from anabranch.store.audiences.of_cells import audiences_of
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.registration import tell
-from anabranch.store.catalog.sums import scan_sum, sum_to_bytes
+from anabranch.store.catalog.sums import scan_sums, sum_to_bytes
 from anabranch.store.cells.binary_cells import CellSender, Row, literal_sender, quote, sender
 from anabranch.store.session.binary import Connection, run
 from anabranch.store.session.channels import INBOX_CHANNEL
 from anabranch.store.session.own_locks import wait_for_claim
 from anabranch.values import Column, Kind, Table
-from anabranch.values.canonical import SUM_MODULUS, RowEncoder
+from anabranch.values.canonical import RowEncoder
 from anabranch.values.cells import Literal
 from anabranch.values.postgres_binary import bool_array, bytea, int8
 
@@ -33,6 +35,18 @@ select set_config('lock_timeout', %(lock)s, true), set_config('statement_timeout
 _WAITING = "select exists (select from anabranch.captured where database_id = %s and table_id = %s)"
 _SET_SUM = b"""
 update anabranch.table_sums set row_count = $2::int8, row_hash = $3::bytea where table_id = $1::int8
+"""
+# An audience without rows keeps its sum, of none.
+_SET_AUDIENCE_SUMS = """
+insert into anabranch.audience_sums (table_id, audience, position, row_count, row_hash)
+select s.table_id, n.audience, s.position, coalesce(q.row_count, 0), coalesce(q.row_hash, %(none)s)
+from anabranch.table_sums s
+cross join (select audience from anabranch.audience_sums where table_id = %(number)s
+            union select unnest(%(audiences)s::text[])) n (audience)
+left join unnest(%(audiences)s::text[], %(counts)s::int8[], %(sums)s::bytea[]) q (audience, row_count, row_hash)
+    on q.audience = n.audience
+where s.table_id = %(number)s
+on conflict (table_id, audience) do update set row_count = excluded.row_count, row_hash = excluded.row_hash
 """
 _WAKE = "select pg_notify(%s, %s)"
 _CAPTURE = """
@@ -72,16 +86,26 @@ def held(
 
 def adopt(conn: Connection, database: Database, table: Table, found: Sequence[Contradiction]) -> None:
     """Accept a held table as it is; ``found`` are its contradictions to the log. Raises psycopg.Error."""
-    count, total = scan_sum(conn, database.schema_name, table)
+    audience = database.restricted.get(table.name)
+    sums = scan_sums(conn, database.schema_name, table, audience)
     row_hash = RowEncoder(table).hash
-    for one in found:
-        if one.logged is not None:
-            count, total = count + 1, total + row_hash(one.logged)
-        if one.stored is not None:
-            count, total = count - 1, total - row_hash(one.stored)
+    for sign, rows in (
+        (1, [one.logged for one in found if one.logged is not None]),
+        (-1, [one.stored for one in found if one.stored is not None]),
+    ):
+        of_rows: Iterable[Iterable[str]] = itertools.repeat(())
+        if audience is not None:
+            of_rows = audiences_of(conn, table, audience, rows)
+        for row, audiences in zip(rows, of_rows, strict=False):
+            sums.add(row_hash(row), audiences, sign)
     if found:
         _capture(conn, database, table, found)
-    run(conn, _SET_SUM, [int8(table.id), int8(count), bytea(sum_to_bytes(total % SUM_MODULUS))])
+    run(conn, _SET_SUM, [int8(table.id), int8(sums.count), bytea(sum_to_bytes(sums.total))])
+    if audience is not None:
+        counts = [count for count, _ in sums.audiences.values()]
+        totals = [sum_to_bytes(total) for _, total in sums.audiences.values()]
+        of_audiences = {"audiences": list(sums.audiences), "counts": counts, "sums": totals}
+        conn.execute(_SET_AUDIENCE_SUMS, {"number": table.id, "none": bytes(16), **of_audiences})
     # Whoever keeps this database's sums reads them anew.
     tell(conn, database.id)
     conn.execute(_WAKE, (INBOX_CHANNEL, str(database.id)))

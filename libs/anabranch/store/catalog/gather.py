@@ -57,7 +57,7 @@ from anabranch.store.catalog.registration import (
     not_for_a_row,
     tell,
 )
-from anabranch.store.catalog.sums import RowSums, scan_sums
+from anabranch.store.catalog.sums import RowSums, kept_audience_sums, scan_sums
 from anabranch.store.cells.binary_cells import quote
 from anabranch.store.session.own_locks import begin_registration, end_registration
 from anabranch.store.session.steps import run
@@ -82,7 +82,6 @@ _KNOWN_BEFORE = frozenset({TableRefusal.ROW_SECURITY_OF_OTHERS})
 
 _MOMENT = "select pg_current_snapshot()::text"
 _KEPT = "select row_count, row_hash from anabranch.table_sums where table_id = %s"
-_KEPT_OF_AUDIENCES = "select audience, row_count, row_hash from anabranch.audience_sums where table_id = %s"
 _OFF = """
 update anabranch.synced_tables set capture_off_ms = coalesce(capture_off_ms, %s) where id = %s
 """
@@ -248,8 +247,8 @@ def _kept(conn: Connection, one: _Gathering) -> RowSums:
     rows = conn.execute(_KEPT, (one.was,)).fetchall() if one.was is not None else []
     if not rows:
         return RowSums()
-    audiences = conn.execute(_KEPT_OF_AUDIENCES, (one.was,)).fetchall() if one.audience is not None else []
-    of_audiences = {audience: (count, int.from_bytes(total, "big")) for audience, count, total in audiences}
+    kept = kept_audience_sums(conn, one.was) if one.audience is not None else {}
+    of_audiences = {audience: (count, int.from_bytes(total, "big")) for audience, (count, total) in kept.items()}
     return RowSums(rows[0][0], int.from_bytes(rows[0][1], "big"), of_audiences)
 
 

@@ -21,6 +21,7 @@ _FIRST_CHUNK = 64
 _MOST_ROWS = 2_000
 _MOST_BYTES = 4 * 2**20
 _SAMPLE = 16
+_KEPT_OF_AUDIENCES = "select audience, row_count, row_hash from anabranch.audience_sums where table_id = %s"
 
 
 @dataclass(slots=True)
@@ -100,6 +101,13 @@ def scan_sums(conn: Connection, schema_name: str, table: Table, audience: Audien
             for row in rows:
                 sums.add(row_hash(row), cast(list[str], row[-1]))
     return sums
+
+
+def kept_audience_sums(conn: Connection, table_id: int | None) -> dict[str, tuple[int, bytes]]:
+    """The number of rows of each audience of a restricted table, and the sum of their hashes, as the log carries
+    them. Raises psycopg.Error."""
+    rows = conn.execute(_KEPT_OF_AUDIENCES, (table_id,)).fetchall()
+    return {audience: (count, bytes(total)) for audience, count, total in rows}
 
 
 def _fetch(conn: Connection, rows: int) -> list[tuple[object, ...]]:

@@ -1,0 +1,125 @@
+"""Principals: their memberships at the head, and at earlier positions."""
+
+from __future__ import annotations
+
+import pytest
+
+from anabranch.store.audiences import principals
+from anabranch.store.audiences.principals import Change, Given, current, evaluate, learn, read_memberships_at
+from anabranch.store.audiences.set_rules import set_audience_rules
+from anabranch.store.catalog.databases import Database
+from anabranch.store.session.engine import Session, aconnect
+from anabranch.store.session.steps import arun, run
+
+TEAMS = "select 'team:' || team_id from membership where user_id = :principal"
+RULES = {"memberships": [TEAMS, "select 'user:' || :principal"]}
+
+
+def given(*audiences: str) -> Given:
+    return Given(frozenset(audiences), frozenset(audiences))
+
+
+@pytest.fixture
+def ruled(conn: Session, synced: Database) -> Database:
+    del synced
+    conn.execute(
+        "insert into app.membership values ('1', 'alice', 't1'), ('2', 'alice', 't2'), ('3', 'bob', 't1'),"
+        " ('4', 'bob', null), ('5', 'carol', repeat('x', 1000)), ('6', 'alice', 't1')"
+    )
+    return set_audience_rules(conn, "d", RULES)
+
+
+def test_queries_are_run_for_some_principals_at_once(conn: Session, ruled: Database) -> None:
+    found = run(conn, evaluate(ruled, ["alice", "bob", "carol", "it's \"dave\" % :principal", "alice"]))
+    assert found == {
+        "alice": given("user:alice", "team:t1", "team:t2"),
+        "bob": given("user:bob", "team:t1"),
+        "carol": given("user:carol"),
+        "it's \"dave\" % :principal": given("user:it's \"dave\" % :principal"),
+    }
+    assert conn.execute("show search_path").fetchone() == ("pg_catalog,pg_temp",)
+    assert run(conn, evaluate(ruled, [])) == {}
+
+
+def test_the_search_path_is_put_back_in_a_transaction_of_the_callers(conn: Session, ruled: Database) -> None:
+    with conn.transaction():
+        conn.execute("set local search_path to app")
+        run(conn, evaluate(ruled, ["alice"]))
+        assert conn.execute("show search_path").fetchone() == ("app",)
+
+
+def test_rules_for_writing_have_memberships_of_their_own(conn: Session, synced: Database) -> None:
+    del synced
+    conn.execute("insert into app.membership values ('1', 'alice', 't1')")
+    database = set_audience_rules(conn, "d", {**RULES, "write": {"memberships": [TEAMS]}})
+    found = run(conn, learn(database, ["alice"], 5))
+    assert found == {"alice": Given(frozenset({"user:alice", "team:t1"}), frozenset({"team:t1"}))}
+    assert run(conn, current(database.id, ["alice", "bob"])) == found
+    nothing = set_audience_rules(conn, "d", {**RULES, "write": {}})
+    assert run(conn, current(nothing.id, ["alice"]))["alice"].write == frozenset()
+    as_read = set_audience_rules(conn, "d", RULES)
+    assert run(conn, current(as_read.id, ["alice"])) == {"alice": given("user:alice", "team:t1")}
+
+
+def test_a_principal_is_learned_once_and_kept(conn: Session, ruled: Database) -> None:
+    assert run(conn, current(ruled.id, ["alice"])) == {}
+    assert run(conn, read_memberships_at(ruled.id, "alice", 0)) is None
+    learned = run(conn, learn(ruled, ["alice", "bob", "alice"], 77))
+    assert learned == {"alice": given("user:alice", "team:t1", "team:t2"), "bob": given("user:bob", "team:t1")}
+    conn.execute("delete from app.membership")
+    assert run(conn, learn(ruled, ["alice", "carol"], 99)) == {
+        "alice": learned["alice"],
+        "carol": given("user:carol"),
+    }
+    seen = conn.execute("select principal, seen_ms from anabranch.principals order by 1").fetchall()
+    assert seen == [("alice", 77), ("bob", 77), ("carol", 99)]
+
+
+def test_without_membership_queries_nobody_is_kept(conn: Session, synced: Database) -> None:
+    del synced
+    database = set_audience_rules(conn, "d", {"claims": {"teams": "team"}})
+    assert run(conn, learn(database, ["alice"], 1)) == {"alice": Given()}
+    assert run(conn, evaluate(database, ["alice"])) == {"alice": Given()}
+    assert conn.execute("select count(*) from anabranch.principals").fetchone() == (0,)
+
+
+def test_earlier_memberships_are_those_of_the_head_with_later_changes_undone(conn: Session, ruled: Database) -> None:
+    run(conn, learn(ruled, ["alice", "bob"], 1))
+    conn.execute(
+        "insert into anabranch.audience_changes values (%(db)s, 10, 'alice', '{team:t2}', '{team:t0}'),"
+        " (%(db)s, 20, 'alice', '{}', '{team:t3}'), (%(db)s, 30, 'alice', '{team:t1}', '{team:t2}'),"
+        " (%(db)s, 40, 'alice', '{team:t2}', '{}'), (%(db)s, 20, 'bob', '{team:t1}', '{}')",
+        {"db": ruled.id},
+    )
+    user = "user:alice"
+    for position, expected in [
+        (40, {user, "team:t1", "team:t2"}),
+        (39, {user, "team:t1"}),
+        (29, {user, "team:t2"}),
+        (19, {user, "team:t2", "team:t3"}),
+        (0, {user, "team:t0", "team:t3"}),
+    ]:
+        assert run(conn, read_memberships_at(ruled.id, "alice", position)) == expected, position
+    assert run(conn, principals.changes(ruled.id, 10, 30)) == {
+        20: {
+            "alice": Change(frozenset(), frozenset({"team:t3"})),
+            "bob": Change(frozenset({"team:t1"}), frozenset()),
+        },
+        30: {"alice": Change(frozenset({"team:t1"}), frozenset({"team:t2"}))},
+    }
+
+
+async def test_an_asynchronous_session_runs_the_same_steps(
+    conn: Session, ruled: Database, migrated_url: str
+) -> None:
+    del conn
+    async with await aconnect(migrated_url, application_name="test", autocommit=True) as session:
+        assert await arun(session, learn(ruled, ["bob"], 3)) == {"bob": given("user:bob", "team:t1")}
+        assert await arun(session, read_memberships_at(ruled.id, "bob", 0)) == {"user:bob", "team:t1"}
+
+
+def test_more_audiences_than_may_be_are_cut_in_their_order(
+    conn: Session, ruled: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(principals, "MOST_GIVEN", 2)
+    assert run(conn, evaluate(ruled, ["alice"])) == {"alice": given("team:t1", "team:t2")}

@@ -1,0 +1,126 @@
+"""A membership query is judged by Postgres: one SELECT of one text column over synced tables."""
+
+from __future__ import annotations
+
+import pytest
+
+from anabranch.store.audiences.query_judging import judge_query
+from anabranch.store.audiences.rules import Membership
+from anabranch.store.catalog.databases import Database, load_database
+from anabranch.store.catalog.refusals import TableRefusal
+from anabranch.store.catalog.registration import add_table
+from anabranch.store.session.engine import Session
+
+M = "from membership where user_id = :principal"
+TAKEN = [
+    (f"select 'team:' || team_id {M}", "membership", "membership"),
+    (f"select 'team:' || team_id {M};", "membership", "membership"),
+    (f"select distinct 'team:' || team_id {M} order by 1 -- those of it", "membership", "membership"),
+    ("select 'user:' || :principal", "", ""),
+    ("select 'everyone'", "", ""),
+    ("select ':principal' || $$:principal$$ || \":principal\" from (select 'a' as \":principal\") s", "", ""),
+    ("select 'team:' || team_id from app.membership where user_id = :principal", "membership", ""),
+    (
+        "select 'job:' || j.id from job j join membership m on m.team_id = j.team_id where m.user_id = :principal",
+        "job membership", "job membership",
+    ),
+    (
+        "select 'job:' || id from job where exists (select from membership m"
+        " where m.team_id = job.team_id and m.user_id = :principal)",
+        "job membership", "job membership",
+    ),
+    (f"select 'a:' || id from job where team_id in (select team_id {M})", "job membership", "job membership"),
+    (f"select 'a:' || team_id {M} union select 'user:' || :principal", "membership", "membership"),
+    (f"with mine as (select team_id {M}) select 'a:' || team_id from mine", "membership", "membership"),
+    (f"select 'a:' || team_id {M} group by team_id", "membership", "membership"),
+    (f"select format('%s:%I', 'a', team_id) {M} and team_id like 't%'", "membership", "membership"),
+    # More rows may give less, or one row changes what others give.
+    (f"select 'n:' || count(*) {M}", "membership", ""),
+    (f"select 'a:' || team_id {M} limit 1", "membership", ""),
+    (f"select distinct on (user_id) team_id {M} order by user_id, team_id", "membership", ""),
+    (f"select 'a:' || id from job where team_id not in (select team_id {M})", "job membership", ""),
+    (
+        "select 'a:' || id from job where not exists"
+        " (select from membership m where m.team_id = job.team_id and user_id = :principal)",
+        "job membership", "",
+    ),
+    (f"select 'a:' || id from job except select 'a:' || team_id {M}", "job membership", ""),
+    (
+        "select 'a:' || coalesce(j.id, '') from membership m left join job j on j.team_id = m.team_id"
+        " where m.user_id = :principal",
+        "job membership", "",
+    ),
+    (
+        "select 'a:' || o.user_id from membership m join membership o on o.team_id = m.team_id"
+        " where m.user_id = :principal",
+        "membership", "",
+    ),
+    ("select 'a:' || team_id from mine where user_id = :principal", "membership", ""),
+    (
+        "select 'a:' || team_id from mine where user_id = :principal and team_id in (select team_id from job)",
+        "job membership", "job",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("query", "tables", "traced"), TAKEN, ids=[one[0] for one in TAKEN])
+def test_a_query_is_taken_with_its_tables_and_those_that_are_traced(
+    conn: Session, synced: Database, query: str, tables: str, traced: str
+) -> None:
+    conn.execute("create view app.mine as select * from app.membership")
+    found = judge_query(conn, synced, query)
+    assert isinstance(found, Membership), found
+    assert found.query == query.removesuffix(";")
+    assert (found.tables, found.traced) == (tuple(tables.split()), frozenset(traced.split()))
+    assert conn.execute("select count(*) from pg_class where relpersistence = 't'").fetchone() == (0,)
+
+
+REFUSED = [
+    ("delete from membership returning id", TableRefusal.MEMBERSHIP_QUERY, "syntax error"),
+    ("with d as (delete from membership returning id) select id from d", TableRefusal.MEMBERSHIP_QUERY, "data-modifying"),
+    ("select 'a'; select 'b'", TableRefusal.MEMBERSHIP_QUERY, "multiple commands"),
+    ("select 'a', 'b'", TableRefusal.MEMBERSHIP_QUERY, "not one column"),
+    ("select 1", TableRefusal.MEMBERSHIP_QUERY, "gives (integer)"),
+    ("select array['a']", TableRefusal.MEMBERSHIP_QUERY, "gives (text[])"),
+    ("select team_id from membership where user_id = :other", TableRefusal.MEMBERSHIP_QUERY, "syntax error"),
+    ("select team_id from membership where user_id = $1", TableRefusal.MEMBERSHIP_QUERY, "parameter"),
+    ("select team_id from nowhere", TableRefusal.MEMBERSHIP_QUERY, "nowhere"),
+    ("select id from unsynced where user_id = :principal", TableRefusal.MEMBERSHIP_TABLE, '"app"."unsynced"'),
+    ("select id from behind where user_id = :principal", TableRefusal.MEMBERSHIP_TABLE, '"app"."unsynced"'),
+    ("select id from kept", TableRefusal.MEMBERSHIP_TABLE, '"app"."kept"'),
+    ("select rolname::text from pg_roles", TableRefusal.MEMBERSHIP_TABLE, "pg_authid"),
+    ("select 'r' || random()", TableRefusal.MEMBERSHIP_QUERY, "random, which is volatile"),
+    ("select reads(:principal)", TableRefusal.MEMBERSHIP_QUERY, "reads, which may read"),
+    ("select team_id from membership where now() > '2020-01-01'", TableRefusal.MEMBERSHIP_QUERY, "function now"),
+    ("select team_id from membership where current_date > '2020-01-01'", TableRefusal.MEMBERSHIP_QUERY, "the time"),
+    ("select current_setting('a.b')", TableRefusal.MEMBERSHIP_QUERY, "current_setting"),
+    ("select 'a:' || current_user", TableRefusal.MEMBERSHIP_QUERY, "the session"),
+    ("select team_id from membership for update", TableRefusal.MEMBERSHIP_QUERY, "locks rows"),
+    ("select 'a:' || n from job where n = :principal::int", TableRefusal.MEMBERSHIP_QUERY, "invalid input syntax"),
+    ("", TableRefusal.MEMBERSHIP_QUERY, "syntax error"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("query", "reason", "text"), REFUSED, ids=[one[0] for one in REFUSED])
+def test_a_query_is_refused_with_the_reason(
+    conn: Session, synced: Database, query: str, reason: TableRefusal, text: str
+) -> None:
+    conn.execute(
+        "create view app.behind as select * from app.unsynced;"
+        "create materialized view app.kept as select * from app.membership;"
+        "create function app.reads(text) returns text stable language sql as"
+        " $$ select id from app.unsynced where user_id = $1 $$"
+    )
+    found = judge_query(conn, synced, query)
+    assert isinstance(found, list)
+    assert reason in [one.reason for one in found]
+    assert text in "; ".join(one.text for one in found)
+    assert conn.execute("select 1").fetchone() == (1,)
+
+
+def test_names_that_need_quotes_are_traced(conn: Session) -> None:
+    conn.execute('create table app."Who ""is"" in" (id text primary key, "user" text, "Team" text)')
+    add_table(conn, "d", 'Who "is" in')
+    query = 'select "Team" from "Who ""is"" in" where "user" = :principal'
+    found = judge_query(conn, load_database(conn, "d"), query)
+    assert found == Membership(query, ('Who "is" in',), frozenset({'Who "is" in'}))
