@@ -14,6 +14,7 @@ from typing import Any
 
 from ulid import ULID
 
+from anabranch.store.audiences.set_rules import set_audience_rules
 from anabranch.store.catalog import databases, registration
 from anabranch.store.catalog.sums import scan_rows, scan_sum
 from anabranch.store.session.channels import INBOX_CHANNEL
@@ -48,7 +49,8 @@ select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = curr
 
 class ResolverRig:
     """``tables``: SQL that makes the tables of schema ``app`` (the search path while it runs); they are registered in
-    the order of ``names``, each with its policy.
+    the order of ``names``, each with its policy, and with its expression in ``audiences``; ``rules`` say where
+    principals have their audiences from.
     ``commit`` commits one group: database id, most batches, offset of the clock; it returns how many were taken."""
 
     def __init__(
@@ -58,6 +60,8 @@ class ResolverRig:
         names: Mapping[str, Mapping[str, Any] | None],
         *,
         policy: Mapping[str, Any] | None = None,
+        audiences: Mapping[str, str] | None = None,
+        rules: Mapping[str, Any] | None = None,
         database: str = "app",
         commit: Callable[[int, int, int], int] | None = None,
     ) -> None:
@@ -71,7 +75,9 @@ class ResolverRig:
         self.sql(f"set search_path to {database}; {tables}; reset search_path")
         registration.create_database(self.conn, database, database, policy)
         for name, own in names.items():
-            registration.add_table(self.conn, database, name, own)
+            registration.add_table(self.conn, database, name, own, audience=(audiences or {}).get(name))
+        if rules is not None:
+            set_audience_rules(self.conn, database, rules)
         self.database = databases.load_database(self.conn, database)
 
     def close(self) -> None:

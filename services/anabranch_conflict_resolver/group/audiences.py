@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from anabranch.store.audiences.affected import ChangedRows, affected, evaluate_anew
+from anabranch.store.audiences.affected import ChangedRows, affected, evaluate_known
 from anabranch.store.audiences.principals import Given
 from anabranch.store.audiences.sums import AudienceSums, read_audience_sums
 from anabranch.store.session.engine import Session
@@ -34,4 +34,4 @@ def changed_sets(context: Context, changed: ChangedRows) -> Mapping[str, tuple[G
     if not changed:
         return {}
     database = context.synced.database
-    return evaluate_anew(context.conn, database, affected(context.conn, database, changed))
+    return evaluate_known(context.conn, database, affected(context.conn, database, changed))

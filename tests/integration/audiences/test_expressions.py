@@ -8,7 +8,7 @@ from tests.integration.audiences.conftest import expected_sums, kept_sums
 
 from anabranch.store.audiences.expression import Audience
 from anabranch.store.audiences.judging import judge_expression
-from anabranch.store.audiences.of_cells import audiences_of
+from anabranch.store.audiences.row_audiences import audiences_of
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.catalog.refusals import Refused, TableRefusal
 from anabranch.store.catalog.registration import add_table
@@ -98,12 +98,16 @@ def test_cells_have_the_audiences_of_their_rows(conn: Session) -> None:
         " ('2', null, null, null, null, null, 'infinity', 'infinity', null, null),"
         " ('3', 't2', '', '{}', -1, 0, '294276-12-31 23:59:59.999999+00', '2024-02-29', 'abcd', -0.05)"
     )
-    conn.execute("create function app.day(timestamptz) returns text immutable language sql as $$ select ($1 at time zone 'utc')::text $$")
+    conn.execute(
+        "create function app.day(timestamptz) returns text immutable language sql as $$ select ($1 at time zone 'utc')::text $$"
+    )
     expression = (
         "array[team_id, title, array_to_string(tags, ','), n::text, big::text, day(at), (day - date '2000-01-01')::text,"
         " code::text, price::text]"
     )  # fmt: skip
-    conn.execute("create or replace function app.joined(text[]) returns text immutable language sql as $$ select array_to_string($1, ',') $$")
+    conn.execute(
+        "create or replace function app.joined(text[]) returns text immutable language sql as $$ select array_to_string($1, ',') $$"
+    )
     add_table(conn, "d", "job", audience=expression.replace("array_to_string(tags, ',')", "joined(tags)"))
     database = load_database(conn, "d")
     table, audience = database.tables["job"], database.restricted["job"]

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from psycopg.types.json import Jsonb
-
-from anabranch.store.audiences.rules import AudienceRules, Membership, SetRules, rules_to_json
 from anabranch.testkit.resolver_rig import ResolverRig
 
 TABLES = """
@@ -17,32 +14,14 @@ create table note (id text primary key, owner text, org text, body text, n bigin
 create table open_to_all (id text primary key, title text);
 """
 NAMES: Mapping[str, Any] = {"membership": None, "job": None, "note": None, "open_to_all": None}
-RESTRICTED = {
-    "membership": ("'user:' || user_id", ["user_id"], False),
-    "job": ("'team:' || team_id", ["team_id"], False),
-    "note": ("array['user:' || owner, 'org:' || org]", ["owner", "org"], True),
+AUDIENCES = {
+    "membership": "'user:' || user_id",
+    "job": "'team:' || team_id",
+    "note": "array['user:' || owner, 'org:' || org]",
 }
-OF_TEAMS = Membership(
-    "select 'team:' || team_id from membership where user_id = :principal", ("membership",), frozenset({"membership"})
-)
-OWN = Membership("select 'user:' || :principal", (), frozenset())
-
-
-def restrict(rig: ResolverRig, rules: AudienceRules | None = None) -> ResolverRig:
-    """Give the tables of a rig, which have no rows yet, their expressions, and the database its rules."""
-    for table, (expression, columns, is_list) in RESTRICTED.items():
-        rig.sql(
-            "update anabranch.synced_tables set audience = %s, audience_columns = %s, audience_is_list = %s "
-            "where database_id = %s and name = %s",
-            [expression, columns, is_list, rig.database.id, table],
-        )
-    given = Jsonb(rules_to_json(rules or AudienceRules(SetRules({"teams": "team"}, (OF_TEAMS, OWN)))))
-    rig.sql(
-        "update anabranch.databases set audience_rules = %s, schema_version = schema_version + 1 where id = %s",
-        [given, rig.database.id],
-    )
-    rig.check()
-    return rig
+OF_TEAMS = "select 'team:' || team_id from membership where user_id = :principal"
+OWN = "select 'user:' || :principal"
+RULES: Mapping[str, Any] = {"claims": {"teams": "team"}, "memberships": [OF_TEAMS, OWN]}
 
 
 def shown(rig: ResolverRig, table: str) -> list[tuple[str, int, list[str], list[str]]]:

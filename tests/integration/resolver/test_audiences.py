@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.integration.resolver.audiences import NAMES, OF_TEAMS, OWN, TABLES, changes, restrict, shown
+from tests.integration.resolver.audiences import AUDIENCES, NAMES, OWN, RULES, TABLES, changes, shown
 
-from anabranch.store.audiences.rules import AudienceRules, Membership, SetRules
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch.v1 import change_pb2
 
@@ -17,8 +16,8 @@ INSERT, UPDATE, DELETE = 1, 2, 3
 @pytest.fixture
 def rig(make_rig: Any) -> ResolverRig:
     """The rig of ``audiences``, whose batches wait for unknown rows for a moment only."""
-    made: ResolverRig = make_rig(TABLES, NAMES, policy={"park_ms": 0})
-    return restrict(made)
+    made: ResolverRig = make_rig(TABLES, NAMES, policy={"park_ms": 0}, audiences=AUDIENCES, rules=RULES)
+    return made
 
 
 def test_a_row_is_written_by_those_whom_it_is_for_before_and_after(rig: ResolverRig) -> None:
@@ -110,8 +109,8 @@ def test_a_deleted_row_is_gone_for_those_who_had_seen_it(rig: ResolverRig) -> No
 
 
 def test_who_reads_without_writing_is_refused_with_the_row_as_it_is(make_rig: Any) -> None:
-    rules = AudienceRules(SetRules({"teams": "team"}), SetRules({"edits": "team"}))
-    rig = restrict(make_rig(TABLES, NAMES), rules)
+    rules = {"claims": {"teams": "team"}, "write": {"claims": {"edits": "team"}}}
+    rig: ResolverRig = make_rig(TABLES, NAMES, audiences=AUDIENCES, rules=rules)
     c, a = rig.node("c", "carol", ["team:1"]), rig.node("a", "alice", ["team:1"], [])
     c.insert("job", {"id": "1", "team_id": "1", "title": "one"})
     rig.drain()
@@ -127,7 +126,7 @@ def test_a_trigger_that_moves_a_row_counts(make_rig: Any) -> None:
         $$ begin if new.title = 'move' then new.team_id := '2'; end if; return new; end $$;
     create trigger to_two before insert or update on job for each row execute function to_two();
     """
-    rig = restrict(make_rig(TABLES + trigger, NAMES))
+    rig: ResolverRig = make_rig(TABLES + trigger, NAMES, audiences=AUDIENCES, rules=RULES)
     a, c = rig.node("a", "alice", ["team:1"]), rig.node("c", "carol", ["team:1", "team:2"])
     fine = a.insert("job", {"id": "0", "team_id": "1", "title": "stays"})
     forbidden = a.insert("job", {"id": "1", "team_id": "1", "title": "move"})
@@ -186,8 +185,11 @@ def test_a_device_that_writes_a_membership_changes_sets_with_the_same_group(rig:
 
 @pytest.mark.parametrize("traced", [True, False])
 def test_only_those_whom_changed_rows_concern_are_evaluated(make_rig: Any, traced: bool) -> None:
-    of_teams = Membership(OF_TEAMS.query, OF_TEAMS.tables, OF_TEAMS.traced if traced else frozenset())
-    rig = restrict(make_rig(TABLES, NAMES), AudienceRules(SetRules({}, (of_teams, OWN))))
+    # A name with its schema can't be shadowed by the rows that changed.
+    table = "membership" if traced else "app.membership"
+    of_teams = f"select 'team:' || team_id from {table} where user_id = :principal"
+    rules = {"memberships": [of_teams, OWN]}
+    rig: ResolverRig = make_rig(TABLES, NAMES, audiences=AUDIENCES, rules=rules)
     for name in ("alice", "bob", "carol"):
         rig.node(name, name).insert("note", {"id": name, "owner": name})
     rig.drain()
@@ -206,15 +208,10 @@ def test_of_two_joined_tables_both_may_change_at_once(make_rig: Any) -> None:
     create table room (id text primary key, team_id text);
     create table message (id text primary key, room_id text, body text);
     """
-    names = {"member": None, "room": None, "message": None}
-    rig: ResolverRig = make_rig(tables, names)
     query = "select 'room:' || r.id from member m join room r using (team_id) where m.user_id = :principal"
-    joined = Membership(query, ("member", "room"), frozenset({"member", "room"}))
-    rig.sql(
-        "update anabranch.synced_tables set audience = %s, audience_columns = '{room_id}' where name = 'message'",
-        ["'room:' || room_id"],
-    )
-    restrict(rig, AudienceRules(SetRules({}, (joined,))))
+    names = {"member": None, "room": None, "message": None}
+    audiences = {"message": "'room:' || room_id"}
+    rig: ResolverRig = make_rig(tables, names, audiences=audiences, rules={"memberships": [query]})
     a = rig.node("a", "alice")
     a.insert("message", {"id": "0", "room_id": "none"})
     rig.drain()
@@ -249,8 +246,9 @@ def test_a_cascade_says_whom_its_rows_were_for(make_rig: Any) -> None:
     create table team (id text primary key);
     create table job (id text primary key, team_id text references team (id) on delete cascade);
     """
-    rig: ResolverRig = make_rig(tables, {"team": None, "job": None})
-    restrict(rig, AudienceRules(SetRules({"teams": "team"})))
+    audiences = {"job": "'team:' || team_id"}
+    rules = {"claims": {"teams": "team"}}
+    rig: ResolverRig = make_rig(tables, {"team": None, "job": None}, audiences=audiences, rules=rules)
     a = rig.node("a", "alice", ["team:1"])
     a.insert("team", {"id": "1"})
     a.insert("job", {"id": "j", "team_id": "1"})

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 
-from anabranch.store.audiences.of_cells import audiences_of
+from anabranch.store.audiences.row_audiences import audiences_of
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.sums import RowSums, sum_to_bytes
 from anabranch.store.log.moment import rows_at

@@ -143,7 +143,7 @@ def _rows(table: Table, rows: Sequence[Sequence[Cell]], parameters: list[Paramet
     return f"select {selected} from unnest({arrays}) as v ({', '.join(one.alias for one in sent)})"
 
 
-def evaluate_anew(conn: Connection, database: Database, principals: Sequence[str]) -> dict[str, tuple[Given, Given]]:
+def evaluate_known(conn: Connection, database: Database, principals: Sequence[str]) -> dict[str, tuple[Given, Given]]:
     """Of ``principals`` that are known: what queries gave them, and give them now. Those are left out for whom it is
     the same. Raises psycopg.Error."""
     found: dict[str, tuple[Given, Given]] = {}

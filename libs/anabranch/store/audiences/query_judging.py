@@ -153,7 +153,7 @@ def _refusals(conn: Connection, query: str, actions: list[str]) -> Iterator[Refu
 def _not_synced(database: Database, query: str, reads: Mapping[tuple[str, str], int]) -> Iterator[Refused]:
     for schema, name in reads:
         if schema != database.schema_name or name not in database.tables:
-            text = f'the membership query `{query}` reads {quote(schema)}.{quote(name)}, which is no synced table of '
+            text = f"the membership query `{query}` reads {quote(schema)}.{quote(name)}, which is no synced table of "
             yield Refused(TableRefusal.MEMBERSHIP_TABLE, f'{text}"{database.name}"')
 
 

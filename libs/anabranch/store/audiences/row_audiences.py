@@ -95,6 +95,18 @@ class RowAudiences:
         return [tuple(audiences) for (audiences,) in found]
 
 
+def audiences_of(conn: Connection, table: Table, audience: Audience, rows: Sequence[Sequence[Cell]]) -> list[Audiences]:
+    """The audiences of each of the rows, in their order; no table is read. Raises psycopg.DataError where the
+    expression fails for a row."""
+    audiences = RowAudiences(table, audience)
+    found: list[Audiences] = []
+    for first in range(0, len(rows), AT_ONCE):
+        some = rows[first : first + AT_ONCE]
+        audiences.learn(conn, some)
+        found += map(audiences.of, some)
+    return found
+
+
 def _key_of(table: Table, audience: Audience) -> Callable[[Sequence[Cell]], tuple[Any, ...]]:
     """The function that gives the values that an expression reads, and behind them, for those that may be equal and
     not the same, their text."""

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from anabranch.store.audiences.of_cells import audiences_of
+from anabranch.store.audiences.row_audiences import audiences_of
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.registration import tell
 from anabranch.store.catalog.sums import scan_sums, sum_to_bytes

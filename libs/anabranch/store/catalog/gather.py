@@ -30,7 +30,7 @@ import psycopg
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random
 
 from anabranch.store.audiences.expression import Audience
-from anabranch.store.audiences.of_cells import audiences_of
+from anabranch.store.audiences.row_audiences import audiences_of
 from anabranch.store.capture import triggers
 from anabranch.store.capture.rows import UndecodableError, decode
 from anabranch.store.catalog.databases import Database, load_database
