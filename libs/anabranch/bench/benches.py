@@ -47,6 +47,9 @@ BENCHES: Mapping[str, Bench] = MappingProxyType(
             "the same bare statements",
             "Zero 218/s, Triplit 7,582/s",
         ),
+        "ingest_audiences": Bench(
+            ingest.ingest_audiences, "rows of a hundred teams, each seen by its own", "the same rows, seen by all"
+        ),
         "latency": Bench(latency.latency, "one change, idle, to verdict, p50", "two bare commits by libpq"),
         "propagate": Bench(
             latency.propagate,
@@ -55,6 +58,11 @@ BENCHES: Mapping[str, Bench] = MappingProxyType(
             "PouchDB 13 ms, Zero 15 ms, Triplit 29 ms",
         ),
         "fanout": Bench(fanout.fanout, "200 changes/s to 1,000 subscribers, p99", "the lag that is allowed"),
+        "fanout_audiences": Bench(
+            fanout.fanout_audiences,
+            "200 changes/s to 1,000 subscribers in 100 audiences, p99",
+            "the lag that is allowed",
+        ),
         "drain": Bench(
             drain.drain,
             "10,000 queued batches of ten rows, a fifth conflicting, from file to last verdict",

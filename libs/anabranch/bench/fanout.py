@@ -7,6 +7,9 @@ exactly once, in order.
 
 The service counts the pages that it makes: these are no more than the messages that one subscriber got where a change
 is encoded once, and not once for each subscriber.
+
+With teams each subscriber chooses the audience of one, and every change is for one team: the work that a change makes
+follows those whom it concerns.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from anabranch.bench.device import device
 from anabranch.bench.report import Result, percentile
 from anabranch.bench.sending import Sender
 from anabranch.bench.stage import Stage, stage
-from anabranch.bench.workload import DATABASE, Client
+from anabranch.bench.workload import DATABASE, OF_TEAM, Client
 from anabranch.testkit.exposition import shown
 from anabranch.v1 import batch_pb2, change_pb2, change_pb2_grpc, ingest_pb2_grpc, position_pb2
 
@@ -52,11 +55,18 @@ def _made_ms(batch_id: str) -> int:
 
 
 async def _subscribe(
-    stub: change_pb2_grpc.ChangeServiceAsyncStub, key: str, changes: int, heard: Heard, following: asyncio.Barrier
+    stub: change_pb2_grpc.ChangeServiceAsyncStub,
+    key: str,
+    changes: int,
+    heard: Heard,
+    following: asyncio.Barrier,
+    team: int | None,
 ) -> None:
     """Follow from the beginning until ``changes`` have come. The first message comes before any change."""
-    node = batch_pb2.Node(id=str(ULID()), name="bench")
-    request = change_pb2.SubscribeRequest(db_name=DATABASE, node_state=position_pb2.NodeState(node=node))
+    state = position_pb2.NodeState(node=batch_pb2.Node(id=str(ULID()), name="bench"))
+    if team is not None:
+        state.held.CopyFrom(position_pb2.HeldAudiences(chosen=True, choice=[f"team:{team}"]))
+    request = change_pb2.SubscribeRequest(db_name=DATABASE, node_state=state)
     call = stub.Subscribe(request, timeout=_PATIENCE_S, metadata=(("authorization", f"Bearer {key}"),))
     came, messages, last = 0, 0, 0
     await call.read()
@@ -78,7 +88,7 @@ async def _subscribe(
     call.cancel()
 
 
-async def _follow(pipe: Connection, address: str, key: str, subscribers: int, changes: int) -> Heard:
+async def _follow(pipe: Connection, address: str, key: str, subscribers: int, changes: int, teams: int) -> Heard:
     channels = [
         grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
         for _ in range(-(-subscribers // _STREAMS_A_CHANNEL))
@@ -90,7 +100,10 @@ async def _follow(pipe: Connection, address: str, key: str, subscribers: int, ch
         async with asyncio.TaskGroup() as group:
             following = asyncio.Barrier(subscribers + 1)
             for number in range(subscribers):
-                group.create_task(_subscribe(stubs[number % len(stubs)], key, changes, heard, following))
+                team = number % teams if teams else None
+                concerned = changes if team is None else _changes_of(team, changes, teams)
+                stub = stubs[number % len(stubs)]
+                group.create_task(_subscribe(stub, key, concerned, heard, following, team))
             await following.wait()
             pipe.send("following")
     finally:
@@ -99,9 +112,17 @@ async def _follow(pipe: Connection, address: str, key: str, subscribers: int, ch
     return heard
 
 
-def _follow_all(pipe: Connection, addresses: dict[str, str], key: str, subscribers: int, changes: int) -> None:
+def _changes_of(team: int, changes: int, teams: int) -> int:
+    """How many of ``changes`` are for a team: all of a call are for one, call by call."""
+    calls = changes // _BATCHES_A_CALL
+    return _BATCHES_A_CALL * len(range(team, calls, teams))
+
+
+def _follow_all(
+    pipe: Connection, addresses: dict[str, str], key: str, subscribers: int, changes: int, teams: int
+) -> None:
     """Run the subscribers of one process; send what they received."""
-    pipe.send(asyncio.run(_follow(pipe, addresses["snapshot"], key, subscribers, changes)))
+    pipe.send(asyncio.run(_follow(pipe, addresses["snapshot"], key, subscribers, changes, teams)))
 
 
 async def _send(on: Stage, changes: int, per_s: float) -> None:
@@ -130,21 +151,32 @@ async def _send(on: Stage, changes: int, per_s: float) -> None:
             group.create_task(call(await idle.get(), number))
 
 
+def fanout_audiences() -> Result:
+    """``fanout`` with the subscribers in a hundred audiences."""
+    return fanout(teams=100)
+
+
+def sum_of_teams(messages: list[int], teams: int) -> int:
+    """The most pages that are made where each is made once for all whom it concerns."""
+    return max(messages) * max(1, teams)
+
+
 def _await(pipe: Connection) -> object:
     if not pipe.poll(_PATIENCE_S):
         raise TimeoutError(f"subscribers say nothing within {_PATIENCE_S:g} s")
     return pipe.recv()
 
 
-def fanout(subscribers: int = 1_000, per_s: float = 200.0, seconds: float = 10.0) -> Result:
-    """``subscribers`` streams, ``per_s`` changes a second for ``seconds``. The baseline is the lag that is allowed."""
+def fanout(subscribers: int = 1_000, per_s: float = 200.0, seconds: float = 10.0, teams: int = 0) -> Result:
+    """``subscribers`` streams, ``per_s`` changes a second for ``seconds``. The baseline is the lag that is allowed.
+    ``teams``: each stream sees the rows of one of so many; 0: each sees all."""
     changes = int(per_s * seconds) // _BATCHES_A_CALL * _BATCHES_A_CALL
     lags_ms: Counter[int] = Counter()
     messages: list[int] = []
-    with stage() as on, ExitStack() as block:
+    with stage(audience=OF_TEAM if teams else None) as on, ExitStack() as block:
         each = subscribers // _PROCESSES
         pipes = [
-            block.enter_context(device(on, _follow_all, each, changes, patience_s=_PATIENCE_S))
+            block.enter_context(device(on, _follow_all, each, changes, teams, patience_s=_PATIENCE_S))
             for _ in range(_PROCESSES)
         ]
         started = time.perf_counter()
@@ -160,13 +192,13 @@ def fanout(subscribers: int = 1_000, per_s: float = 200.0, seconds: float = 10.0
         pages = shown(on.stack.metrics_addresses["snapshot"], "anabranch_log_pages_total", database=DATABASE)
     lags = sorted(lags_ms.elements())
     return Result(
-        bench="fanout",
+        bench="fanout_audiences" if teams else "fanout",
         value=percentile(lags, 0.99),
         baseline=P99_MS,
         unit="ms",
         target=1.0,
         direction="at most",
-        conditions={"a change is encoded once for all": pages <= max(messages)},
+        conditions={"a change is encoded once for all whom it concerns": pages <= sum_of_teams(messages, teams)},
         details={
             "subscribers": len(messages),
             "changes": changes,

@@ -15,6 +15,7 @@ from anabranch.store.session.engine import connect
 
 TARGET = 0.5
 TARGET_ONE_ROW = 0.25
+TARGET_AUDIENCES = 0.85
 ONE_ROW_PER_S = 8_000
 ONE_BATCH_A_CALL_PER_S = 1_500
 COALESCED = 500
@@ -87,6 +88,25 @@ def ingest(changes: int = 200_000) -> Result:
             "batches_per_group": round(run.group_size, 1),
             "cpu_us_a_change": took.cpu_us(changes),
         },
+    )
+
+
+def ingest_audiences(changes: int = 100_000) -> Result:
+    """``ingest`` into a table whose rows are for one of a hundred teams each, beside the same without."""
+    runs = []
+    for audience in (None, workload.OF_TEAM):
+        clients = workload.clients(8, changes, 10, _now_ms())
+        with stage(audience=audience) as on:
+            runs.append(measure(on, clients, COALESCED))
+    without, restricted = runs
+    return Result(
+        bench="ingest_audiences",
+        value=restricted.rate,
+        baseline=without.rate,
+        unit="changes/s",
+        target=TARGET_AUDIENCES,
+        direction="at least",
+        details={"changes": changes, "clients": 8, "batches_per_group": round(restricted.group_size, 1)},
     )
 
 

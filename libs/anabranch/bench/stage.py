@@ -14,12 +14,16 @@ from anabranch.bench.workload import DATABASE, DEFINITION, SCHEMA, TABLE
 from anabranch.embedded.postgres import EmbeddedPostgres
 from anabranch.runtime.config import ServiceSettings
 from anabranch.store import migrate
+from anabranch.store.audiences.set_rules import set_audience_rules
 from anabranch.store.catalog import registration
 from anabranch.store.catalog.databases import Database, load_database
 from anabranch.store.session.engine import connect
 from anabranch.testkit.databases import create_database, drop_database
 from anabranch.testkit.stack import Stack
 from anabranch.values import Table
+
+EVERY_TEAM = "select 'team:' || n from generate_series(0, 99) n"
+"""Gives each principal the audiences of all teams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +42,15 @@ class Stage:
         return self.database.tables[TABLE]
 
 
-def _prepare(url: str, definition: str, tables: Sequence[str]) -> Database:
+def _prepare(url: str, definition: str, tables: Sequence[str], audience: str | None) -> Database:
     migrate.upgrade(url)
     with connect(url, application_name="anabranch-bench", autocommit=True) as conn:
         conn.execute(definition.encode())
         registration.create_database(conn, DATABASE, SCHEMA)
         for table in tables:
-            registration.add_table(conn, DATABASE, table)
+            registration.add_table(conn, DATABASE, table, audience=audience)
+        if audience is not None:
+            set_audience_rules(conn, DATABASE, {"memberships": [EVERY_TEAM]})
         conn.execute("analyze")
         return load_database(conn, DATABASE)
 
@@ -62,14 +68,14 @@ def server(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def fresh_database(
-    server_url: str, definition: str = DEFINITION, tables: Sequence[str] = (TABLE,)
+    server_url: str, definition: str = DEFINITION, tables: Sequence[str] = (TABLE,), audience: str | None = None
 ) -> Iterator[tuple[str, Database]]:
-    """A new Postgres database with the schema that ``definition`` makes, its ``tables`` registered in this order, and
-    nothing else; dropped at the end."""
+    """A new Postgres database with the schema that ``definition`` makes, its ``tables`` registered in this order, with
+    an ``audience`` expression if one is given, and nothing else; dropped at the end."""
     name = f"anabranch_bench_{time.time_ns()}"
     url = create_database(server_url, name)
     try:
-        yield url, _prepare(url, definition, tables)
+        yield url, _prepare(url, definition, tables, audience)
     finally:
         drop_database(server_url, name)
 
@@ -85,13 +91,15 @@ def staged(server_url: str, folder: Path, url: str, database: Database, resolver
 
 
 @contextmanager
-def stage(definition: str = DEFINITION, tables: Sequence[str] = (TABLE,)) -> Iterator[Stage]:
+def stage(
+    definition: str = DEFINITION, tables: Sequence[str] = (TABLE,), audience: str | None = None
+) -> Iterator[Stage]:
     """Everything running; ended and removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="anabranch-bench-") as name:
         folder = Path(name)
         with (
             server(folder) as server_url,
-            fresh_database(server_url, definition, tables) as (url, database),
+            fresh_database(server_url, definition, tables, audience) as (url, database),
             staged(server_url, folder / "services", url, database) as on,
         ):
             yield on

@@ -21,6 +21,8 @@ create table bench.todo (
     score double precision, changed timestamptz not null
 );
 """
+OF_TEAM = "'team:' || (position / 100) % 100"
+"""An audience expression: the rows of one call are for one of a hundred teams."""
 COLUMNS = ("id", "title", "done", "position", "score", "changed")
 UPDATED = ("id", "title", "done")
 _CHANGED_US = 1_700_000_000_000_000
