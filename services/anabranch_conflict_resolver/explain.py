@@ -162,6 +162,7 @@ def _as_taken(question: Question, received: Received, facts: KnownOfBatch, now_m
         size=len(envelope.payload),
         read_audiences=question.read_audiences,
         write_audiences=question.write_audiences,
+        claims=question.claims,
     )
 
 

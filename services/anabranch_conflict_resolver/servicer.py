@@ -14,6 +14,7 @@ from anabranch.clock import Clock
 from anabranch.runtime.credentials.principal import Principal, require_database
 from anabranch.runtime.errors import CallError
 from anabranch.store.audiences import principals
+from anabranch.store.audiences.rules import claims_text
 from anabranch.store.catalog.databases import Database, UnknownDatabaseError, aload_database
 from anabranch.store.catalog.former_tables import aall_former
 from anabranch.store.inbox.explain import DatabaseState, find_verdicts, read_state
@@ -92,7 +93,8 @@ class ResolverServicer(resolver_pb2_grpc.ConflictResolverServiceServicer):
             rules = (await self._database(conn, state)).audience_rules
         read = sorted(rules.read.claimed(principal.claims))
         write = None if rules.write is None else sorted(rules.write.claimed(principal.claims))
-        question = Question(state.id, principal.subject, node_id, envelope, read, write)
+        claims = claims_text(principal.subject, principal.claims) if rules.rls_role else None
+        question = Question(state.id, principal.subject, node_id, envelope, read, write, claims)
         now_ms = self._clock.now_ms()
         work = partial(self._explain, question, now_ms, now_ms - Clock().now_ms())
         answer = await self._turns.run(principal.subject, work)

@@ -33,8 +33,9 @@ _TYPES = {"insert": 1, "update": 2, "delete": 3}
 
 _APPEND = """
 insert into anabranch.inbox (database_id, batch_id, node_id, principal, basis, prev, payload, payload_sha256,
-                             traceparent, arrived_ms, refusal, refusal_message, read_audiences, write_audiences)
-values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
+                             traceparent, arrived_ms, refusal, refusal_message, read_audiences, write_audiences,
+                             claims)
+values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
 """
 _KEY_TEXT = '"{}"::text'
 """Of tables with one key column."""
@@ -263,6 +264,7 @@ class RigNode:
         self.rig = rig
         self.read = read
         self.write_set = write
+        self.claims: str | None = None
         self.id = str(ULID())
         self.name = name
         self.principal = principal
@@ -327,6 +329,7 @@ class RigNode:
                 message,
                 None if self.read is None else list(self.read),
                 None if self.write_set is None else list(self.write_set),
+                self.claims,
             ),
         )
         self.rig.conn.execute(f"notify {INBOX_CHANNEL}, '{self.rig.database.id}'".encode())

@@ -14,7 +14,7 @@ from anabranch.store.group.waves import DatabaseError, wave
 from anabranch.store.inbox.parking import Parking
 from anabranch_conflict_resolver.batch.results import Accepting, Candidate, Made, Rejection, Result
 from anabranch_conflict_resolver.blame.evidence import LOCK_NOT_AVAILABLE
-from anabranch_conflict_resolver.blame.rejections import fault_of, no_effect, refused
+from anabranch_conflict_resolver.blame.rejections import fault_of, forbidden, no_effect, refused
 from anabranch_conflict_resolver.blame.suspects import Suspects
 from anabranch_conflict_resolver.group.context import Context, Progress
 from anabranch_conflict_resolver.group.cuts import plans, up_to
@@ -97,6 +97,8 @@ def _in_steps(
     if setback is None:
         progress.become(trial)
         return applied_result(view, accepting, made)
+    if setback.why is Why.FORBIDDEN or (setback.why is Why.INEFFECTIVE and context.role):
+        return forbidden(candidate, setback.writes[candidate.taken.batch_id])
     if setback.why is Why.INEFFECTIVE:
         return no_effect(view, candidate, setback.writes[candidate.taken.batch_id])
     return setback
@@ -120,9 +122,10 @@ def _proven(
     conn, tables = context.conn, context.synced.tables
     reached = False
     try:
-        with wave(conn, context.synced.database.schema_name, partial(try_out, conn, tables, before)) as opened:
+        first = partial(try_out, conn, tables, before, context.role)
+        with wave(conn, context.synced.database.schema_name, first) as opened:
             reached = True
-            try_out(conn, tables, [last])
+            try_out(conn, tables, [last], context.role)
             # Postgres has taken the write that it was expected to refuse.
             opened.undo()
     except DatabaseError as error:

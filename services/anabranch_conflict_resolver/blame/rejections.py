@@ -17,7 +17,7 @@ from anabranch_conflict_resolver.group.context import Context
 from anabranch_conflict_resolver.group.setback import Setback, Why
 from anabranch_conflict_resolver.group.view import View
 
-_AUDIENCES = "its audiences are none of those that the principal may write to"
+_AUDIENCES = "its audiences are none of those that the principal may write to, or a policy of the table hides it"
 _FAILURES = frozenset({errors_pb2.REASON_CONSTRAINT, errors_pb2.REASON_NO_EFFECT, errors_pb2.REASON_FORBIDDEN})
 
 

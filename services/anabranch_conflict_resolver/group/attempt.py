@@ -95,7 +95,7 @@ def run(context: Context, attempt: Attempt, batches: Sequence[Candidate]) -> Dec
     if isinstance(outcome, Decided):
         return outcome
     until_ms = context.now_ms + context.busy_ms
-    return next_try(Tried(attempt, batches, outcome, bool(context.may_cause), until_ms))
+    return next_try(Tried(attempt, batches, outcome, bool(context.may_cause), until_ms, bool(context.role)))
 
 
 def _decide(

@@ -36,6 +36,11 @@ class Context:
     dry: bool = False
 
     @property
+    def role(self) -> str:
+        """The role that batches are written as, so that row-level security decides; "" for the session's own."""
+        return self.synced.database.audience_rules.rls_role
+
+    @property
     def park_ms(self) -> int:
         """How long a batch may wait, from its arrival."""
         return self.synced.database.policy.park_ms

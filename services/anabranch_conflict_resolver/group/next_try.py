@@ -67,13 +67,14 @@ class Retry:
 @dataclass(frozen=True, slots=True)
 class Tried:
     """A try that was set back. ``may_cause``: some tables' changes may cause others. ``rest_until_ms``: until when a
-    batch rests that is put off."""
+    batch rests that is put off. ``acts``: batches are written as another role, whose policies decide."""
 
     attempt: Attempt
     batches: Sequence[Candidate]
     setback: Setback
     may_cause: bool
     rest_until_ms: int
+    acts: bool = False
 
 
 def next_try(tried: Tried) -> Retry:
@@ -125,6 +126,9 @@ def _without_effect(tried: Tried) -> _Next:
         # A row may be gone because of another batch's caused changes, which were not looked at yet.
         return _foreseen(tried)
     writes = tried.setback.writes
+    if tried.acts:
+        # A row that a policy hides is not there for a statement.
+        return _without_forbidden(tried)
     rejected = [no_effect(View(), c, writes[c.taken.batch_id]) for c in tried.batches if c.taken.batch_id in writes]
     return tried.attempt, [c for c in tried.batches if c.taken.batch_id not in writes], rejected
 

@@ -14,6 +14,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from anabranch.merge import MutationType, Outcome, RowState, Write, applied
+from anabranch.store.audiences.rules import claims_text
+from anabranch.store.group.acting import act_as, act_as_oneself
 from anabranch.store.group.rows import Answer, Row
 from anabranch.store.inbox.claim import shorten_waits
 from anabranch.store.session.engine import Session
@@ -62,9 +64,11 @@ def carry_out(
     jobs: Sequence[Job],
     judge: Callable[[], None] | None = None,
     rights: Mapping[str, Rights] = _NO_RIGHTS,
+    role: str = "",
 ) -> list[list[Change]] | Setback:
     """Write, and carry ``view`` forward. No row may be named twice. ``judge`` is called when all has been sent, and
-    may send further statements. ``rights``: by id, of batches that touch a restricted table. Gives the changes of each
+    may send further statements. ``rights``: by id, of batches that touch a restricted table. ``role``: the one that
+    batches are written as, each with its principal's claims; "" for the session's own. Gives the changes of each
     job, or says that writes had no effect, or left rows that their batch may not write: then, and where Postgres
     refuses something, ``view`` is still as it was, and the statements' savepoint has to be rolled back.
 
@@ -73,7 +77,7 @@ def carry_out(
     """
     with conn.pipeline():
         shorten_waits(conn)
-        pending, deleted = _send(conn, tables, jobs)
+        pending, deleted = _send_as(conn, tables, jobs, role) if role else _send(conn, tables, jobs)
         if judge is not None:
             judge()
         expected = [_expect(tables, view, accepting, writes) for accepting, writes in jobs]
@@ -81,7 +85,9 @@ def carry_out(
         stored: dict[str, dict[str, Row]] = {}
         for table, rows in pending:
             stored.setdefault(table, {}).update(rows())
-        gone = {table: keys() for table, keys in deleted}
+        gone: dict[str, set[str]] = {}
+        for table, keys in deleted:
+            gone.setdefault(table, set()).update(keys())
     learn(conn, tables, ((table, row) for table, rows in stored.items() for row in rows.values()))
     ineffective: dict[str, Write] = {}
     done: list[list[_Step]] = []
@@ -127,7 +133,7 @@ def _forbidden(
                 yield accepting.batch.id, step.write
 
 
-def try_out(conn: Session, tables: Mapping[str, SyncedTable], steps: Sequence[Job]) -> None:
+def try_out(conn: Session, tables: Mapping[str, SyncedTable], steps: Sequence[Job], role: str = "") -> None:
     """Write steps one behind the other, to see whether Postgres takes them, in a savepoint that is undone afterwards:
     the stored rows are not used. Only sends where the session is in a pipeline.
 
@@ -135,7 +141,27 @@ def try_out(conn: Session, tables: Mapping[str, SyncedTable], steps: Sequence[Jo
         psycopg.Error: Postgres refused a statement.
     """
     for step in steps:
-        _send(conn, tables, [step])
+        if role:
+            _send_as(conn, tables, [step], role)
+        else:
+            _send(conn, tables, [step])
+
+
+def _send_as(conn: Session, tables: Mapping[str, SyncedTable], jobs: Sequence[Job], role: str) -> _Sent:
+    """``_send``, principal by principal, with the claims of each. They stand in the order of their batches, so that one
+    that leans on another one's row comes after it."""
+    by_claims: dict[str, list[Job]] = {}
+    for job in sorted(jobs, key=lambda one: one[0].batch.id):
+        taken = job[0].candidate.taken
+        by_claims.setdefault(taken.claims or claims_text(taken.principal, {}), []).append(job)
+    sent: _Sent = ([], [])
+    for claims, of_one in by_claims.items():
+        act_as(conn, role, claims)
+        pending, deleted = _send(conn, tables, of_one)
+        sent[0].extend(pending)
+        sent[1].extend(deleted)
+    act_as_oneself(conn)
+    return sent
 
 
 def _send(conn: Session, tables: Mapping[str, SyncedTable], jobs: Sequence[Job]) -> _Sent:

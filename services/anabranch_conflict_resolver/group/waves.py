@@ -57,7 +57,7 @@ def run_wave(
     together: list[Job] = [(one, one.decision.writes) for one in accepted if one not in alone]
     conn, tables, view = context.conn, context.synced.tables, progress.view
     at_end = partial(judge, conn) if last else None
-    written = carry_out(conn, tables, view, together, None if alone else at_end, progress.rights)
+    written = carry_out(conn, tables, view, together, None if alone else at_end, progress.rights, context.role)
     if isinstance(written, Setback):
         return written
     made = {one: Made(changes) for (one, _), changes in zip(together, written, strict=True)}

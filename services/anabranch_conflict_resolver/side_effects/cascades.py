@@ -72,7 +72,14 @@ def write_step(
     Raises:
         psycopg.Error: Postgres refused a statement.
     """
-    written = carry_out(context.conn, context.synced.tables, progress.view, [(accepting, step)], rights=progress.rights)
+    written = carry_out(
+        context.conn,
+        context.synced.tables,
+        progress.view,
+        [(accepting, step)],
+        rights=progress.rights,
+        role=context.role,
+    )
     if isinstance(written, Setback):
         return written
     made.changes += written[0]

@@ -1,4 +1,4 @@
-"""``table audience`` and ``database audiences``: who sees which rows, and where principals have their audiences from."""
+"""``table audience`` and ``database audiences``: who sees which rows, and where principals get their audiences."""
 
 from __future__ import annotations
 

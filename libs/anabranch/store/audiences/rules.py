@@ -8,6 +8,7 @@ rules of its own are given for it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,10 +50,12 @@ class SetRules:
 
 @dataclass(frozen=True, slots=True)
 class AudienceRules:
-    """The rules of a database. ``write`` is None where who reads a row may write it."""
+    """The rules of a database. ``write`` is None where who reads a row may write it. ``rls_role``: the role as which
+    batches are applied and tables are pulled, so that row-level security decides, too; "" where it does not."""
 
     read: SetRules = field(default_factory=SetRules)
     write: SetRules | None = None
+    rls_role: str = ""
 
     @property
     def memberships(self) -> tuple[Membership, ...]:
@@ -60,7 +63,7 @@ class AudienceRules:
         return self.read.memberships + (self.write.memberships if self.write is not None else ())
 
     def __bool__(self) -> bool:
-        return bool(self.read.claims or self.memberships or self.write is not None)
+        return bool(self.read.claims or self.memberships or self.write is not None or self.rls_role)
 
 
 def is_audience(text: str) -> bool:
@@ -77,12 +80,15 @@ def rules_to_json(rules: AudienceRules) -> dict[str, Any]:
     made = _set_to_json(rules.read)
     if rules.write is not None:
         made["write"] = _set_to_json(rules.write)
+    if rules.rls_role:
+        made["rls"] = rules.rls_role
     return made
 
 
 def rules_from_json(kept: Mapping[str, Any]) -> AudienceRules:
     """Rules as they were kept."""
-    return AudienceRules(_set_from_json(kept), _set_from_json(kept["write"]) if "write" in kept else None)
+    write = _set_from_json(kept["write"]) if "write" in kept else None
+    return AudienceRules(_set_from_json(kept), write, kept.get("rls", ""))
 
 
 def _set_to_json(rules: SetRules) -> dict[str, Any]:
@@ -97,6 +103,15 @@ def _set_from_json(kept: Mapping[str, Any]) -> SetRules:
         Membership(one["query"], tuple(one["tables"]), frozenset(one["traced"])) for one in kept.get("memberships", ())
     )
     return SetRules(dict(kept.get("claims", {})), memberships)
+
+
+def claims_text(subject: str, claims: Mapping[str, Any]) -> str:
+    """The claims of a principal as policies ask for them: the JSON of its token's, with its name as ``sub``."""
+    return json.dumps({**claims, "sub": subject}, default=_plain, ensure_ascii=False, separators=(",", ":"))
+
+
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else list(value)
 
 
 def _claim(claims: Mapping[str, Any], name: str) -> Any:

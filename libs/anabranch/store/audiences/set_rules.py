@@ -14,8 +14,10 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from anabranch.store.audiences.evaluated import EvaluationError, evaluate_anew
+from anabranch.store.audiences.acting import why_not_acted_as
 from anabranch.store.audiences.query_judging import judge_query
 from anabranch.store.audiences.rules import AudienceRules, Membership, SetRules, rules_to_json
+from anabranch.store.catalog import writer
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.judging import RegistrationError, find_database, refuse
 from anabranch.store.catalog.refusals import Refused, TableRefusal
@@ -41,15 +43,15 @@ def set_audience_rules(
     limits: RegistrationLimits | None = None,
 ) -> Database:
     """Give a database the rules ``given`` in place of those that it has: ``{"claims": {"teams": "team"}, "memberships":
-    ["select …"], "write": {…}}``, where ``write`` has keys of the same names, and every key may be left out. The time
-    does not matter here.
+    ["select …"], "write": {…}, "rls": "ROLE"}``, where ``write`` has keys of the first two names, and every key may be
+    left out. The time does not matter here.
 
     Raises:
-        RegistrationError: UNKNOWN_DATABASE, AUDIENCE_RULES, MEMBERSHIP_QUERY, MEMBERSHIP_TABLE or BUSY; with every
-            reason.
+        RegistrationError: UNKNOWN_DATABASE, AUDIENCE_RULES, MEMBERSHIP_QUERY, MEMBERSHIP_TABLE, RLS_ROLE or BUSY; with
+            every reason.
     """
     what = f'the audiences of database "{database}" can\'t be changed'
-    if wrong := list(_wrong(given, ("claims", "memberships", "write"), "")):
+    if wrong := list(_wrong(given, ("claims", "memberships", "write", "rls"), "")):
         raise RegistrationError(what, [Refused(TableRefusal.AUDIENCE_RULES, text) for text in wrong])
     try:
         with conn.transaction():
@@ -59,10 +61,14 @@ def set_audience_rules(
             refused: list[Refused] = []
             read = _set_rules(conn, found, given, refused)
             write = _set_rules(conn, found, given["write"], refused) if given.get("write") is not None else None
+            rls_role = given.get("rls") or ""
+            if rls_role:
+                refused += why_not_acted_as(conn, rls_role)
             if refused:
                 raise RegistrationError(what, refused)
-            rules = AudienceRules(read, write)
+            rules = AudienceRules(read, write, rls_role)
             conn.execute(_SET, (Jsonb(rules_to_json(rules) if rules else {}), found.id))
+            writer.let_act(conn)
             evaluate_anew(conn, replace(found, audience_rules=rules))
             tell(conn, found.id)
             return find_database(conn, what, database)
@@ -74,7 +80,8 @@ def set_audience_rules(
 
 def given_rules(rules: AudienceRules) -> dict[str, Any]:
     """Rules as ``set_audience_rules`` takes them."""
-    return _given(rules.read) | ({} if rules.write is None else {"write": _given(rules.write)})
+    made = _given(rules.read) | ({} if rules.write is None else {"write": _given(rules.write)})
+    return made | ({"rls": rules.rls_role} if rules.rls_role else {})
 
 
 def _given(rules: SetRules) -> dict[str, Any]:
@@ -107,6 +114,8 @@ def _wrong(given: Any, keys: tuple[str, ...], place: str) -> Iterator[str]:
         yield f"{place}memberships is a list of queries"
     elif len(queries) > MOST_RULES or any(len(query.encode()) > MAX_QUERY_BYTES for query in queries):
         yield f"{place}memberships has more than {MOST_RULES} queries, or one of more than {MAX_QUERY_BYTES} bytes"
+    if "rls" in keys and given.get("rls") is not None and not _is_text(given["rls"]):
+        yield "rls is the name of a role"
     if "write" in keys and given.get("write") is not None:
         yield from _wrong(given["write"], ("claims", "memberships"), "write.")
 

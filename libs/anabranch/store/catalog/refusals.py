@@ -51,6 +51,7 @@ class TableRefusal(StrEnum):
     AUDIENCE_RULES = "AUDIENCE_RULES"
     MEMBERSHIP_QUERY = "MEMBERSHIP_QUERY"
     MEMBERSHIP_TABLE = "MEMBERSHIP_TABLE"
+    RLS_ROLE = "RLS_ROLE"
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,11 @@ where pg_catalog.has_database_privilege(pg_catalog.current_database(), 'TEMPORAR
 _SCHEMAS: LiteralString = """
 select d.schema_name from anabranch.databases d join pg_catalog.pg_namespace n on n.nspname = d.schema_name order by 1
 """
+_ACTED: LiteralString = """
+select distinct r.rolname::text
+from anabranch.databases d join pg_catalog.pg_roles r on r.rolname::text = d.audience_rules ->> 'rls'
+where not pg_catalog.pg_has_role(%(role)s, r.oid, 'MEMBER') order by 1
+"""
 # Registrations insert into it before they look for writers: so each of them knows this one, or is known by then.
 _ALONE: LiteralString = "lock table anabranch.synced_tables in share row exclusive mode"
 _BESIDE: LiteralString = "lock table anabranch.synced_tables in row exclusive mode"
@@ -72,7 +77,10 @@ select case when r.rolsuper then array['is a superuser'] else pg_catalog.array_r
 ], null) || array(
     select 'has the rights of role ' || g.rolname
     from pg_catalog.pg_auth_members m join pg_catalog.pg_roles g on g.oid = m.roleid
-    where m.member = r.oid order by g.rolname
+    where m.member = r.oid and not exists (
+        select from anabranch.databases d where d.audience_rules ->> 'rls' = g.rolname::text
+    )
+    order by g.rolname
 ) end
 from pg_catalog.pg_roles r where r.rolname = coalesce(%(role)s::text, session_user)
 """
@@ -167,6 +175,17 @@ def admit(conn: Connection, schema_name: str, table: str) -> None:
         pass_on(conn, schema_name, role)
 
 
+def let_act(conn: Connection) -> None:
+    """Let all writers act as the roles under whose policies batches are applied. Raises psycopg.Error."""
+    for role in writers(conn):
+        _grant_acting(conn, role)
+
+
+def _grant_acting(conn: Connection, role: str) -> None:
+    for (acted,) in conn.execute(_ACTED, {"role": role}).fetchall():
+        _run(conn, f"grant {quote(acted)} to {quote(role)}")
+
+
 def _grant_ours(conn: Connection, role: str) -> None:
     to = quote(role)
     for (database,) in conn.execute(_DATABASE, {"role": role}).fetchall():
@@ -177,6 +196,7 @@ def _grant_ours(conn: Connection, role: str) -> None:
     _run(conn, f"grant select on {_READ} to {to}")
     _run(conn, f"grant select ({columns}), update (schema_version) on anabranch.databases to {to}")
     _run(conn, f"grant update (torn_ms) on anabranch.synced_tables to {to}")
+    _grant_acting(conn, role)
 
 
 def _run(conn: Connection, statement: str) -> None:

@@ -30,7 +30,8 @@ class Taken(NamedTuple):
     none. ``missing``: the id of a batch that had not come when a later one of the node, which named it, was decided; it
     may have come since. ``attempts``: how often it failed alone while others passed, ``failure`` how it failed the last
     time: an SQLSTATE, LOST, PROGRAM or KILLED. ``size`` is the payload's length in bytes. ``read_audiences`` and
-    ``write_audiences``: what the claims gave with which it was sent, the latter None where it is the same."""
+    ``write_audiences``: what the claims gave with which it was sent, the latter None where it is the same; ``claims``:
+    these, as JSON, where row-level security asks for them."""
 
     batch_id: str
     node_id: str
@@ -52,6 +53,7 @@ class Taken(NamedTuple):
     size: int
     read_audiences: Sequence[str] | None = None
     write_audiences: Sequence[str] | None = None
+    claims: str | None = None
 
     @property
     def company(self) -> int:
@@ -156,7 +158,8 @@ select i.batch_id, i.node_id, i.principal, i.basis, i.prev, i.payload,
         where b.database_id = %(db)s and b.batch_id = i.batch_id limit 1) is not null,
        i.prev is null or (select true from anabranch.batches b
                           where b.database_id = %(db)s and b.batch_id = i.prev limit 1) is not null,
-       n.last_accepted, n.missing, t.size, i.read_audiences, i.write_audiences
+       n.last_accepted, n.missing, t.size, i.read_audiences, i.write_audiences,
+       i.claims
 from taken t
 cross join lateral (
     select * from anabranch.inbox x where x.database_id = %(db)s and x.batch_id = t.batch_id limit 1
@@ -184,7 +187,8 @@ select a.many, i.batch_id, i.node_id, i.principal, i.basis, i.prev, i.payload,
         where b.database_id = %(db)s and b.batch_id = i.batch_id limit 1) is not null,
        i.prev is null or (select true from anabranch.batches b
                           where b.database_id = %(db)s and b.batch_id = i.prev limit 1) is not null,
-       n.last_accepted, n.missing, f.size, i.read_audiences, i.write_audiences
+       n.last_accepted, n.missing, f.size, i.read_audiences, i.write_audiences,
+       i.claims
 from (select count(*) > %(few)s or coalesce(sum(size), 0) > %(bytes)s as many from few) a
 left join few f on not a.many
 left join lateral (

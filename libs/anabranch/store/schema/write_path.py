@@ -56,6 +56,7 @@ INBOX = Table(
         comment="what the claims gave with which the batch was sent; NULL: nothing",
     ),
     Column("write_audiences", ARRAY(Text), comment="the same for writing; NULL: as read_audiences"),
+    Column("claims", Text, comment="the claims as JSON, where batches are applied under row-level security; else NULL"),
     PrimaryKeyConstraint("database_id", "batch_id"),
     Index("inbox_ready", "database_id", "principal", "arrival", postgresql_where=text("park_deadline_ms is null")),
     Index("inbox_parked", "database_id", "park_deadline_ms", postgresql_where=text("park_deadline_ms is not null")),

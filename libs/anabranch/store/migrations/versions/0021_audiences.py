@@ -23,7 +23,7 @@ alter table anabranch.databases add audience_rules jsonb not null default '{}';
 alter table anabranch.synced_tables
     add audience_columns text[] collate "C",
     add audience_is_list boolean not null default false;
-alter table anabranch.inbox add read_audiences text[], add write_audiences text[];
+alter table anabranch.inbox add read_audiences text[], add write_audiences text[], add claims text;
 alter table anabranch.row_versions add audience text[];
 alter table anabranch.conflicts add audience_before text[], add audience_after text[];
 comment on column anabranch.databases.audience_rules is
@@ -35,6 +35,8 @@ comment on column anabranch.synced_tables.audience_is_list is 'whether the expre
 comment on column anabranch.inbox.read_audiences is
     'what the claims gave with which the batch was sent; NULL: nothing';
 comment on column anabranch.inbox.write_audiences is 'the same for writing; NULL: as read_audiences';
+comment on column anabranch.inbox.claims is
+    'the claims as JSON, where batches are applied under row-level security; else NULL';
 comment on column anabranch.row_versions.audience is 'of a tombstone: the audiences that the row had at last';
 """
 TABLES = """
@@ -89,7 +91,7 @@ def downgrade() -> None:
         drop table anabranch.principals;
         alter table anabranch.conflicts drop audience_before, drop audience_after;
         alter table anabranch.row_versions drop audience;
-        alter table anabranch.inbox drop read_audiences, drop write_audiences;
+        alter table anabranch.inbox drop read_audiences, drop write_audiences, drop claims;
         alter table anabranch.synced_tables drop audience_columns, drop audience_is_list;
         alter table anabranch.databases drop audience_rules;
         """
