@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from anabranch.store.audiences import principals
@@ -30,12 +32,12 @@ def ruled(conn: Session, synced: Database) -> Database:
 
 
 def test_queries_are_run_for_some_principals_at_once(conn: Session, ruled: Database) -> None:
-    found = run(conn, evaluate(ruled, ["alice", "bob", "carol", 'it\'s "dave" % :principal', "alice"]))
+    found = run(conn, evaluate(ruled, ["alice", "bob", "carol", "it's \"dave\" % :principal", "alice"]))
     assert found == {
         "alice": given("user:alice", "team:t1", "team:t2"),
         "bob": given("user:bob", "team:t1"),
         "carol": given("user:carol"),
-        'it\'s "dave" % :principal': given('user:it\'s "dave" % :principal'),
+        "it's \"dave\" % :principal": given("user:it's \"dave\" % :principal"),
     }
     assert conn.execute("show search_path").fetchone() == ("pg_catalog,pg_temp",)
     assert run(conn, evaluate(ruled, [])) == {}
@@ -109,11 +111,13 @@ def test_earlier_memberships_are_those_of_the_head_with_later_changes_undone(con
     }
 
 
-async def test_an_asynchronous_session_runs_the_same_steps(conn: Session, ruled: Database, migrated_url: str) -> None:
-    del conn
-    async with await aconnect(migrated_url, application_name="test", autocommit=True) as session:
-        assert await arun(session, learn(ruled, ["bob"], 3)) == {"bob": given("user:bob", "team:t1")}
-        assert await arun(session, read_memberships_at(ruled.id, "bob", 0)) == {"user:bob", "team:t1"}
+def test_an_asynchronous_session_runs_the_same_steps(ruled: Database, migrated_url: str) -> None:
+    async def steps() -> None:
+        async with await aconnect(migrated_url, application_name="test", autocommit=True) as session:
+            assert await arun(session, learn(ruled, ["bob"], 3)) == {"bob": given("user:bob", "team:t1")}
+            assert await arun(session, read_memberships_at(ruled.id, "bob", 0)) == {"user:bob", "team:t1"}
+
+    asyncio.run(steps())
 
 
 def test_more_audiences_than_may_be_are_cut_in_their_order(

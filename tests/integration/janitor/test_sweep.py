@@ -331,3 +331,23 @@ def test_a_status_says_what_a_sweep_then_does(ground: Ground) -> None:
     assert swept.floor == positions[1]
     removed: dict[str, Any] = {what: rows for what, rows in swept.removed.items() if rows}
     assert removed == dict(found.removes) == {"log": 4, "groups": 1}
+
+
+def test_changes_of_audiences_go_with_the_floor_and_principals_that_nobody_misses(ground: Ground) -> None:
+    positions = ground.write(3)
+    day = ground.now_ms
+    for position in positions:
+        ground.conn.execute(
+            "insert into anabranch.audience_changes values (%s, %s, 'p', '{a}', '{}')", (ground.id, position)
+        )
+    for principal, seen_ms in [("p", day), ("old", day), ("young", day + 20 * DAY_MS)]:
+        ground.conn.execute(
+            "insert into anabranch.principals values (%s, %s, '{a}', null, %s)", (ground.id, principal, seen_ms)
+        )
+    ground.node("A", positions[1], seen_days=39)
+    assert ground.swept(29).removed["principals"] == 0
+    swept = ground.swept(40)
+    assert (swept.floor, swept.removed["audience_changes"], swept.removed["principals"]) == (positions[1], 2, 1)
+    assert ground.positions("audience_changes") == positions[2:]
+    kept = ground.conn.execute("select principal from anabranch.principals order by 1").fetchall()
+    assert kept == [("p",), ("young",)], "one has a node"
