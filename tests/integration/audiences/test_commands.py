@@ -124,7 +124,10 @@ def test_the_sums_of_audiences_are_verified_and_adopted(conn: Session, commands:
     commands.done("table", "add", "d", "job", "--audience", TEAM)
     assert "3 rows are those of the log" in commands.done("verify", "--db", "d")
     conn.execute("update anabranch.audience_sums set row_count = 7 where audience = 'team:t2'")
-    conn.execute("insert into anabranch.audience_sums select table_id, 'team:t0', 0, 1, row_hash from anabranch.audience_sums limit 1")
+    conn.execute(
+        "insert into anabranch.audience_sums"
+        " select table_id, 'team:t0', 0, 1, row_hash from anabranch.audience_sums limit 1"
+    )
     result = commands.run("verify", "--db", "d")
     assert result.exit_code == 1
     assert "  audience team:t0: 0 rows, 1 logged" in result.stdout

@@ -1,14 +1,16 @@
-"""An audience expression is judged by Postgres: it is one immutable expression over the row's columns that gives text or
-text[]."""
+"""An audience expression is judged by Postgres: it is one immutable expression over the row's columns that gives text
+or text[]."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from tests.integration.audiences.conftest import expected_sums, kept_sums
 
 from anabranch.store.audiences.expression import Audience
 from anabranch.store.audiences.judging import judge_expression
-from anabranch.store.audiences.row_audiences import audiences_of
+from anabranch.store.audiences.of_cells import audiences_of
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.catalog.refusals import Refused, TableRefusal
 from anabranch.store.catalog.registration import add_table
@@ -84,37 +86,40 @@ def test_the_audiences_of_a_row_are_a_set_in_order_without_what_is_none(conn: Se
         "insert into app.job (id, tags) values ('1', '{b,a,NULL,\"\",b}'), ('2', null), ('3', '{}'),"
         " ('4', array[repeat('x', 1000), repeat('x', 1001)])"
     )
-    audience = add_table(conn, "d", "job", audience="tags")
-    del audience
-    found = conn.execute(
-        f"select id, {load_database(conn, 'd').restricted['job'].as_list} from app.job order by id".encode()
-    ).fetchall()
+    add_table(conn, "d", "job", audience="tags")
+    audience = load_database(conn, "d").restricted["job"]
+    found = conn.execute(f"select id, {audience.as_list} from app.job order by id".encode()).fetchall()
     assert found == [("1", ["a", "b"]), ("2", []), ("3", []), ("4", ["x" * 1000])]
 
 
+OF_ALL = """
+array[team_id, title, array_to_string_of(tags), n::text, big::text, at_utc(at), (day - date '2000-01-01')::text,
+      code::text, price::text]
+"""
+FUNCTIONS = """
+create function app.at_utc(timestamptz) returns text immutable language sql
+    as $$ select ($1 at time zone 'utc')::text $$;
+create function app.array_to_string_of(text[]) returns text immutable language sql
+    as $$ select array_to_string($1, ',') $$;
+"""
+ALL_SORTS = """
+insert into app.job values
+    ('1', 't1', 'x', '{a,b}', 5, 7, '2024-01-01 00:00:00+00', '0044-03-15 BC', 'ab', 1.5),
+    ('2', null, null, null, null, null, 'infinity', null, null, null),
+    ('3', 't2', '', '{}', -1, 0, '294276-12-31 23:59:59.999999+00', '2024-02-29', 'abcd', -0.05)
+"""
+
+
 def test_cells_have_the_audiences_of_their_rows(conn: Session) -> None:
-    conn.execute(
-        "insert into app.job values ('1', 't1', 'x', '{a,b}', 5, 7, '2024-01-01 00:00:00+00', '0044-03-15 BC', 'ab', 1.5),"
-        " ('2', null, null, null, null, null, 'infinity', 'infinity', null, null),"
-        " ('3', 't2', '', '{}', -1, 0, '294276-12-31 23:59:59.999999+00', '2024-02-29', 'abcd', -0.05)"
-    )
-    conn.execute(
-        "create function app.day(timestamptz) returns text immutable language sql as $$ select ($1 at time zone 'utc')::text $$"
-    )
-    expression = (
-        "array[team_id, title, array_to_string(tags, ','), n::text, big::text, day(at), (day - date '2000-01-01')::text,"
-        " code::text, price::text]"
-    )  # fmt: skip
-    conn.execute(
-        "create or replace function app.joined(text[]) returns text immutable language sql as $$ select array_to_string($1, ',') $$"
-    )
-    add_table(conn, "d", "job", audience=expression.replace("array_to_string(tags, ',')", "joined(tags)"))
+    conn.execute(FUNCTIONS)
+    conn.execute(ALL_SORTS)
+    add_table(conn, "d", "job", audience=OF_ALL)
     database = load_database(conn, "d")
     table, audience = database.tables["job"], database.restricted["job"]
     with conn.transaction():
-        scanned = [row for rows in scan_rows(conn, "app", table, audience) for row in rows]
-    cells = [row[:-1] for row in scanned]
-    assert audiences_of(conn, table, audience, cells) == [row[-1] for row in scanned]
+        scanned: list[list[Any]] = [row for rows in scan_rows(conn, "app", table, audience) for row in rows]
+    assert len(scanned[0][-1]) == 9
+    assert audiences_of(conn, table, audience, [row[:-1] for row in scanned]) == [row[-1] for row in scanned]
     assert audiences_of(conn, table, audience, []) == []
 
 

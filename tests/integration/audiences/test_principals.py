@@ -32,12 +32,12 @@ def ruled(conn: Session, synced: Database) -> Database:
 
 
 def test_queries_are_run_for_some_principals_at_once(conn: Session, ruled: Database) -> None:
-    found = run(conn, evaluate(ruled, ["alice", "bob", "carol", "it's \"dave\" % :principal", "alice"]))
+    found = run(conn, evaluate(ruled, ["alice", "bob", "carol", 'it\'s "dave" % :principal', "alice"]))
     assert found == {
         "alice": given("user:alice", "team:t1", "team:t2"),
         "bob": given("user:bob", "team:t1"),
         "carol": given("user:carol"),
-        "it's \"dave\" % :principal": given("user:it's \"dave\" % :principal"),
+        'it\'s "dave" % :principal': given('user:it\'s "dave" % :principal'),
     }
     assert conn.execute("show search_path").fetchone() == ("pg_catalog,pg_temp",)
     assert run(conn, evaluate(ruled, [])) == {}

@@ -77,7 +77,7 @@ def test_a_query_is_taken_with_its_tables_and_those_that_are_traced(
 
 REFUSED = [
     ("delete from membership returning id", TableRefusal.MEMBERSHIP_QUERY, "syntax error"),
-    ("with d as (delete from membership returning id) select id from d", TableRefusal.MEMBERSHIP_QUERY, "data-modifying"),
+    ("with d as (delete from job returning id) select id from d", TableRefusal.MEMBERSHIP_QUERY, "data-modifying"),
     ("select 'a'; select 'b'", TableRefusal.MEMBERSHIP_QUERY, "multiple commands"),
     ("select 'a', 'b'", TableRefusal.MEMBERSHIP_QUERY, "not one column"),
     ("select 1", TableRefusal.MEMBERSHIP_QUERY, "gives (integer)"),

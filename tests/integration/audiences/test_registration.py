@@ -26,7 +26,9 @@ ROWS = {
     "team:t1": [["1", "t1", "a", *REST], ["2", "t1", "b", *REST]],
     "team:t2": [["3", "t2", "c", *REST]],
 }
-INSERT = "insert into app.job (id, team_id, title) values ('1', 't1', 'a'), ('2', 't1', 'b'), ('3', 't2', 'c'), ('4', null, 'd')"
+INSERT = """
+insert into app.job (id, team_id, title) values ('1', 't1', 'a'), ('2', 't1', 'b'), ('3', 't2', 'c'), ('4', null, 'd')
+"""
 
 
 @pytest.fixture
@@ -41,7 +43,9 @@ def whole_sum(conn: Session, table: str) -> None:
     with conn.transaction():
         count, total = scan_sum(conn, "app", database.tables[table])
     number = database.tables[table].id
-    kept = conn.execute("select row_count, row_hash from anabranch.table_sums where table_id = %s", (number,)).fetchone()
+    kept = conn.execute(
+        "select row_count, row_hash from anabranch.table_sums where table_id = %s", (number,)
+    ).fetchone()
     assert kept == (count, total.to_bytes(16, "big"))
 
 

@@ -1,4 +1,5 @@
-"""``table audience`` and ``database audiences``: who sees which rows, and where principals get their audiences."""
+"""``table audience`` and ``database audiences``: who sees which rows, and where principals have their audiences
+from."""
 
 from __future__ import annotations
 

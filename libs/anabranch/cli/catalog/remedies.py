@@ -30,7 +30,7 @@ _REMEDIES: Mapping[TableRefusal, str] = MappingProxyType(
         "then SQL: alter subscription NAME refresh publication",
         TableRefusal.ROW_SECURITY: "SQL: alter table {table} no force row level security, "
         "and have the services' role own the table",
-        TableRefusal.ROW_SECURITY_OF_OTHERS: "add --audience with who sees which rows, or "
+        TableRefusal.ROW_SECURITY_OF_OTHERS: "add --audience to say who sees which rows, or "
         "--every-device-sees-every-row if that is meant, or SQL: alter table {table} disable row level security",
         TableRefusal.MISSING_PRIVILEGE: "SQL: grant select, insert, update, delete on {table} to ROLE",
         TableRefusal.NOT_OWNED: "SQL: alter table {table} owner to ROLE, or grant OWNER to ROLE",
@@ -41,7 +41,6 @@ _REMEDIES: Mapping[TableRefusal, str] = MappingProxyType(
         "need a function of yours that is marked immutable",
         TableRefusal.AUDIENCE_RULES: 'as in \'{{"claims": {{"teams": "team"}}, "memberships": ["select …"]}}\'',
         TableRefusal.MEMBERSHIP_QUERY: "as in select 'team:' || team_id from membership where user_id = :principal",
-        TableRefusal.RLS_ROLE: "SQL: create role ROLE; grant ROLE to the services' role",
         TableRefusal.MEMBERSHIP_TABLE: "`anabranch table add` syncs it; a view's tables count, too",
         TableRefusal.BUSY: "try again",
     }

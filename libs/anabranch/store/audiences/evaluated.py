@@ -1,5 +1,5 @@
-"""Evaluate the membership queries for all principals of a database anew, where no group's changes tell whom it concerns:
-the rules have changed, or a table that a query reads is synced again."""
+"""Evaluate the membership queries for all principals of a database anew, where no group's changes tell whom it
+concerns: the rules have changed, or a table that a query reads is synced again."""
 
 from __future__ import annotations
 

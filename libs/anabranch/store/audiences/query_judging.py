@@ -49,7 +49,7 @@ with recursive rules (oid, action) as (
 _ACTIONS = _RULES + "select action from rules"
 _READS = (
     _RULES
-    + f"""
+    + """
 select n.nspname::text, c.relname::text, count(*)
 from rules q
 cross join lateral pg_catalog.regexp_matches(q.action, ':rtekind 0 :relid (\\d+) ', 'g') m
