@@ -75,7 +75,12 @@ def unsynced_lines(database: str, one: Unsynced, width: int, indent: int) -> Ite
     yield from paragraph(text, width, indent, style=RED)
     names = {"database": shlex.quote(database), "table": shlex.quote(one.table)}
     for command in COMMANDS[one.why]:
-        yield from _command(printable(command.format(**names)), list(map(printable, names.values())), width, indent + 2)
+        parts = [command.format(**names), *names.values()]
+        if one.audience is not None and command.startswith("anabranch table add "):
+            audience = f"--audience {shlex.quote(one.audience)}"
+            parts = [f"{parts[0]} {audience}", *parts[1:], audience]
+        whole, *single = map(printable, parts)
+        yield from _command(whole, single, width, indent + 2)
 
 
 def _command(command: str, names: list[str], width: int, indent: int) -> list[Text]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.integration.audiences.conftest import expected_sums, kept_sums
 
+from anabranch.cli.status_lines import unsynced_lines
 from anabranch.store.audiences.expression import Audience
 from anabranch.store.audiences.set_expression import set_audience
 from anabranch.store.catalog import gather
@@ -18,6 +19,7 @@ from anabranch.store.catalog.judging import RegistrationError
 from anabranch.store.catalog.refusals import TableRefusal
 from anabranch.store.catalog.registration import RegistrationLimits, add_table, remove_table
 from anabranch.store.catalog.sums import scan_sum
+from anabranch.store.catalog.unsynced import Unsynced, look
 from anabranch.store.session.engine import Session, connect
 
 TEAM = "'team:' || team_id"
@@ -250,3 +252,35 @@ def test_a_column_that_the_expression_reads_is_dropped_or_altered(filled: Sessio
     assert "team" in stopped_tables(drift(filled, load_database(filled, "d")))["job"]
     remove_table(filled, "d", "job")
     assert filled.execute("select count(*) from anabranch.audience_sums").fetchone() == (0,)
+
+
+def test_a_table_that_was_restricted_is_not_added_for_everybody_by_mistake(filled: Session) -> None:
+    add_table(filled, "d", "job", audience=TEAM)
+    remove_table(filled, "d", "job")
+    for add in (lambda: add_table(filled, "d", "job"), lambda: add_tables(filled, "d", ["job"], now_ms=1)):
+        with pytest.raises(RegistrationError) as caught:
+            add()
+        assert caught.value.reasons == [TableRefusal.AUDIENCE_LEFT_OUT]
+        assert "'team:'::text || team_id" in str(caught.value)
+    add_table(filled, "d", "job", audience="'other:' || team_id")
+    set_audience(filled, "d", "job", None)
+    restart_captures(filled, "d", ["job"], now_ms=1)
+    remove_table(filled, "d", "job")
+    add_table(filled, "d", "job", audience=TEAM)
+    remove_table(filled, "d", "job")
+    add_table(filled, "d", "job", {"every_device_sees_every_row": True})
+
+
+def test_the_commands_that_sync_it_again_name_its_audience(filled: Session) -> None:
+    add_table(filled, "d", "job", audience=TEAM)
+    filled.execute("alter table app.job drop title")
+    [one] = look(filled, load_database(filled, "d")).unsynced
+    lines = [line.plain for line in unsynced_lines("d", one, 200, 0)]
+    assert lines[-1].strip() == "anabranch table add d job --audience '('\"'\"'team:'\"'\"'::text || team_id)'"
+    assert unsynced_lines_fit(one)
+
+
+def unsynced_lines_fit(one: Unsynced) -> bool:
+    """In a narrow terminal every part has a line of its own."""
+    lines = [line.plain.strip() for line in unsynced_lines("d", one, 40, 0)]
+    return lines[-4:-1] == ["anabranch table add \\", "d \\", "job \\"] and lines[-1].startswith("--audience '")

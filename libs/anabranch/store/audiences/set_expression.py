@@ -29,8 +29,8 @@ from anabranch.store.catalog.sums import scan_sums
 
 Connection = psycopg.Connection[Any]
 
-_WAIVED = frozenset({TableRefusal.ROW_SECURITY_OF_OTHERS})
-"""It does not refuse a table that is synced already; opening one is another thing."""
+_WAIVED = frozenset({TableRefusal.AUDIENCE_LEFT_OUT})
+"""It is no mistake here: the table is opened on purpose."""
 
 
 def set_audience(
@@ -57,9 +57,8 @@ def set_audience(
             if table not in found.tables:
                 raise refuse(what, TableRefusal.NOT_SYNCED, f'"{table}" is no synced table of "{database}"')
             others = replace(found, tables={name: one for name, one in found.tables.items() if name != table})
-            waived = _WAIVED if expression is not None else ()
             policy = found.table_policies[table].given()
-            judged = lock_and_judge(conn, what, others, table, policy, expression, waived)
+            judged = lock_and_judge(conn, what, others, table, policy, expression, _WAIVED)
             triggers.forget_gathered(conn, found.schema_name, table, found.id)
             sums = scan_sums(conn, found.schema_name, *judged)
             claim(conn, found.id)

@@ -17,12 +17,12 @@ from anabranch.values import Table
 KEEP = """
 with gone as (
     delete from anabranch.synced_tables where database_id = %s and name = %s
-    returning id, database_id, name, columns, key_columns
+    returning id, database_id, name, columns, key_columns, audience
 )
-insert into anabranch.former_tables (id, database_id, name, columns, key_columns, last_position)
+insert into anabranch.former_tables (id, database_id, name, columns, key_columns, last_position, audience)
 select g.id, g.database_id, g.name, g.columns, g.key_columns,
        coalesce((select position from anabranch.groups where database_id = g.database_id
-                 order by position desc limit 1), 0)
+                 order by position desc limit 1), 0), g.audience
 from gone g
 returning id
 """
@@ -31,6 +31,11 @@ READ = """
 select id, name, columns, key_columns, last_position from anabranch.former_tables
 where database_id = %s and id = any(%s::int[]) order by id
 """
+
+LAST_AUDIENCE = """
+select audience from anabranch.former_tables where database_id = %s and name = %s order by id desc limit 1
+"""
+"""The audience expression of a table's last registration."""
 
 READ_ALL = """
 select id, name, columns, key_columns, last_position from anabranch.former_tables

@@ -77,7 +77,7 @@ _FEW = 200
 _PASSES = 50
 """After so many passes the rest is added while writers wait, however much it is."""
 
-_KNOWN_BEFORE = frozenset({TableRefusal.ROW_SECURITY_OF_OTHERS})
+_KNOWN_BEFORE = frozenset({TableRefusal.ROW_SECURITY_OF_OTHERS, TableRefusal.AUDIENCE_LEFT_OUT})
 """Reasons that do not refuse a table that is synced already: its rows are on devices, and ``drift`` reports them."""
 
 _MOMENT = "select pg_current_snapshot()::text"

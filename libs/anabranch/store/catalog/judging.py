@@ -11,6 +11,7 @@ from anabranch.errors import ServerError
 from anabranch.store.audiences.expression import Audience
 from anabranch.store.audiences.judging import judge_expression
 from anabranch.store.capture import triggers
+from anabranch.store.catalog import former_tables
 from anabranch.store.catalog.databases import Database, UnknownDatabaseError, load_database
 from anabranch.store.catalog.policy import PolicyError, TablePolicy, table_policy
 from anabranch.store.catalog.refusals import Refused, TableRefusal, why_not
@@ -154,6 +155,8 @@ def _judge(
     if relation.kind == "r" and not relation.owned:
         text = f"role {relation.role} does not own the table, and could make no triggers that always fire"
         found_wrong.append(Refused(TableRefusal.NOT_OWNED, text))
+    if expression is None and not policy.every_device_sees_every_row and TableRefusal.AUDIENCE_LEFT_OUT not in waived:
+        found_wrong += _left_out(conn, database, name)
     audience: Audience | None = None
     if expression is not None and relation.kind == "r" and not relation.missing_privileges:
         judged = judge_expression(conn, database.schema_name, name, expression)
@@ -164,6 +167,14 @@ def _judge(
     if found_wrong:
         raise RegistrationError(what, found_wrong)
     return Judged(Table(name, relation.snapshot(known), relation.key_columns), audience)
+
+
+def _left_out(conn: Connection, database: Database, name: str) -> Iterator[Refused]:
+    """Refuse a table that was restricted, and would be added anew for everybody."""
+    row = conn.execute(former_tables.LAST_AUDIENCE, (database.id, name)).fetchone()
+    if row is not None and row[0] is not None:
+        text = f"when it was last synced, its audience was {row[0]}, and now every device would see every row"
+        yield Refused(TableRefusal.AUDIENCE_LEFT_OUT, text)
 
 
 def find_database(conn: Connection, what: str, name: str) -> Database:

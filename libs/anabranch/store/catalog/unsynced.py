@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
@@ -24,11 +24,13 @@ class WhyUnsynced(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Unsynced:
-    """A table that is not synced: the reason, and a text with the remedy."""
+    """A table that is not synced: the reason, and a text with the remedy. ``audience``: its expression, without which
+    it is not to be added anew."""
 
     table: str
     why: WhyUnsynced
     text: str
+    audience: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,8 @@ def look(conn: psycopg.Connection[Any], database: Database) -> Tables:
         text = "writes to it by SQL reach no device: turn its capture on again"
         found.setdefault(table, Unsynced(table, WhyUnsynced.CAPTURE_OFF, text))
     notes = tuple(one for one in differences if not one.stops)
-    return Tables(tuple(found[table] for table in sorted(found)), notes)
+    audiences = {table: audience.expression for table, audience in database.restricted.items()}
+    return Tables(tuple(replace(found[table], audience=audiences.get(table)) for table in sorted(found)), notes)
 
 
 _ANEW = ("anabranch table remove {database} {table}", "anabranch table add {database} {table}")

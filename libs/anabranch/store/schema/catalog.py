@@ -138,6 +138,7 @@ FORMER_TABLES = Table(
     Column("columns", JSONB, nullable=False),
     Column("key_columns", ARRAY(BYTE_ORDERED), nullable=False),
     Column("last_position", BigInteger, nullable=False),
+    Column("audience", Text, comment="who saw which rows; NULL: every device saw every row"),
     Index("former_tables_database", "database_id", "last_position"),
     comment="registrations that have ended, with their columns: changes of theirs up to last_position may be in the "
     "log",

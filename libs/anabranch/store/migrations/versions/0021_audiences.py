@@ -17,7 +17,8 @@ depends_on = None
 works_from = "0009"
 
 # The columns that an audience may be asked of beside the log's: the inbox has what a token's claims gave its batch, a
-# tombstone whom its row was for, a conflict whom its row was for before and after.
+# tombstone whom its row was for, a conflict whom its row was for before and after; a registration that has ended has
+# its expression, so that nobody adds its table anew without one by mistake.
 COLUMNS = """
 alter table anabranch.databases add audience_rules jsonb not null default '{}';
 alter table anabranch.synced_tables
@@ -25,6 +26,7 @@ alter table anabranch.synced_tables
     add audience_is_list boolean not null default false;
 alter table anabranch.inbox add read_audiences text[], add write_audiences text[], add claims text;
 alter table anabranch.row_versions add audience text[];
+alter table anabranch.former_tables add audience text;
 alter table anabranch.conflicts add audience_before text[], add audience_after text[];
 comment on column anabranch.databases.audience_rules is
     'where principals have their audiences from: claims, membership queries; those for writing where they are others';
@@ -37,6 +39,7 @@ comment on column anabranch.inbox.read_audiences is
 comment on column anabranch.inbox.write_audiences is 'the same for writing; NULL: as read_audiences';
 comment on column anabranch.inbox.claims is
     'the claims as JSON, where batches are applied under row-level security; else NULL';
+comment on column anabranch.former_tables.audience is 'who saw which rows; NULL: every device saw every row';
 comment on column anabranch.row_versions.audience is 'of a tombstone: the audiences that the row had at last';
 """
 TABLES = """
@@ -77,7 +80,7 @@ comment on table anabranch.audience_sums is
 
 def upgrade() -> None:
     """Make the columns and tables."""
-    take_tables(["databases", "synced_tables", "inbox", "row_versions", "conflicts"])
+    take_tables(["databases", "synced_tables", "former_tables", "inbox", "row_versions", "conflicts"])
     op.execute(COLUMNS)
     op.execute(TABLES)
 
@@ -90,6 +93,7 @@ def downgrade() -> None:
         drop table anabranch.audience_changes;
         drop table anabranch.principals;
         alter table anabranch.conflicts drop audience_before, drop audience_after;
+        alter table anabranch.former_tables drop audience;
         alter table anabranch.row_versions drop audience;
         alter table anabranch.inbox drop read_audiences, drop write_audiences, drop claims;
         alter table anabranch.synced_tables drop audience_columns, drop audience_is_list;
