@@ -10,7 +10,7 @@ from tests.integration.audiences.conftest import expected_sums, kept_sums
 
 from anabranch.store.audiences.expression import Audience
 from anabranch.store.audiences.judging import judge_expression
-from anabranch.store.audiences.of_cells import audiences_of
+from anabranch.store.audiences.row_audiences import audiences_of
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.catalog.refusals import Refused, TableRefusal
 from anabranch.store.catalog.registration import add_table

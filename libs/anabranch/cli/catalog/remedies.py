@@ -43,6 +43,7 @@ _REMEDIES: Mapping[TableRefusal, str] = MappingProxyType(
         "--every-device-sees-every-row if that is meant",
         TableRefusal.AUDIENCE_RULES: 'as in \'{{"claims": {{"teams": "team"}}, "memberships": ["select …"]}}\'',
         TableRefusal.MEMBERSHIP_QUERY: "as in select 'team:' || team_id from membership where user_id = :principal",
+        TableRefusal.RLS_ROLE: "SQL: create role ROLE; grant ROLE to the services' role",
         TableRefusal.MEMBERSHIP_TABLE: "`anabranch table add` syncs it; a view's tables count, too",
         TableRefusal.BUSY: "try again",
     }

@@ -13,8 +13,8 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 
-from anabranch.store.audiences.evaluated import EvaluationError, evaluate_anew
 from anabranch.store.audiences.acting import why_not_acted_as
+from anabranch.store.audiences.evaluated import EvaluationError, evaluate_anew
 from anabranch.store.audiences.query_judging import judge_query
 from anabranch.store.audiences.rules import AudienceRules, Membership, SetRules, rules_to_json
 from anabranch.store.catalog import writer
