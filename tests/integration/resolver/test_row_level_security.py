@@ -1,4 +1,4 @@
-"""Where the rules name a role, batches are applied as it, with their principal's claims: the team's own policies decide."""
+"""Where the rules name a role, batches are applied as it, with their principal's claims: the team's policies decide."""
 
 from __future__ import annotations
 

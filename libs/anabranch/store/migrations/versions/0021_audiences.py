@@ -80,7 +80,7 @@ comment on table anabranch.audience_sums is
 
 def upgrade() -> None:
     """Make the columns and tables."""
-    take_tables(["databases", "synced_tables", "former_tables", "inbox", "row_versions", "conflicts", "former_tables"])
+    take_tables(["databases", "synced_tables", "former_tables", "inbox", "row_versions", "conflicts"])
     op.execute(COLUMNS)
     op.execute(TABLES)
 
