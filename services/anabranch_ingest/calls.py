@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from anabranch import limits
+from anabranch.runtime.credentials.claims import Claims
+from anabranch.runtime.credentials.principal import Principal
 from anabranch.runtime.errors import CallError
 from anabranch.store.inbox.append import Arrival
 from anabranch.store.inbox.heads import DatabaseHead
@@ -14,6 +16,7 @@ from anabranch.store.nodes.tokens import Call, Mode
 from anabranch.v1 import errors_pb2, ingest_pb2
 from anabranch.wire.envelopes import Received, is_ulid
 from anabranch_ingest import answers
+from anabranch_ingest.audiences import Claimed, claimed
 
 TOKEN_BYTES = 16
 
@@ -21,7 +24,7 @@ TOKEN_BYTES = 16
 @dataclass(slots=True, eq=False)
 class Opening:
     """The caller and its database. ``unanswered``: batch ids of calls whose answer was lost.
-    ``acknowledged`` as in ``store.nodes.tokens.Call``."""
+    ``acknowledged`` as in ``store.nodes.tokens.Call``; ``claimed``: what ``claims`` give by the database's rules."""
 
     database: DatabaseHead
     principal: str
@@ -31,6 +34,14 @@ class Opening:
     unanswered: frozenset[str]
     acknowledged: int
     traceparent: str
+    claims: Claims
+    claimed: Claimed
+
+    def follow_rules(self, database: DatabaseHead) -> None:
+        """Judge the claims anew where the database has other rules by now."""
+        rules = database.audience_rules
+        if rules is not self.claimed.rules and rules != self.claimed.rules:
+            self.claimed = claimed(rules, self.claims)
 
     def call(self, batch_ids: Sequence[str], *, rotates: bool) -> Call:
         """The call for the look at its token. Without a new batch (``rotates`` false) a current token stays as it is,
@@ -68,7 +79,7 @@ class Opening:
 def open_call(
     request: ingest_pb2.SendRequest | ingest_pb2.SendStreamRequest,
     database: DatabaseHead,
-    principal: str,
+    principal: Principal,
     position: int,
     traceparent: str,
 ) -> Opening:
@@ -88,7 +99,7 @@ def open_call(
         raise invalid("node_state.acknowledged is negative")
     return Opening(
         database=database,
-        principal=principal,
+        principal=principal.subject,
         node_id=node.id,
         node_name=node.name,
         token=request.node_token,
@@ -97,6 +108,8 @@ def open_call(
         # it has begun.
         acknowledged=min(request.node_state.acknowledged, position) or -position,
         traceparent=traceparent,
+        claims=principal.claims,
+        claimed=claimed(database.audience_rules, principal.claims),
     )
 
 
@@ -148,6 +161,7 @@ def sort_batches(opening: Opening, received: Sequence[Received]) -> Sorted:
     first: dict[str, bytes] = {}
     database_id, node_id = opening.database.id, opening.node_id
     principal, traceparent = opening.principal, opening.traceparent
+    read_audiences, write_audiences = opening.claimed.read, opening.claimed.write
     for one in received:
         batch_id = one.batch_id
         refusal = one.refusal
@@ -170,6 +184,8 @@ def sort_batches(opening: Opening, received: Sequence[Received]) -> Sorted:
             one.payload,
             one.payload_sha256,
             traceparent,
+            read_audiences=read_audiences,
+            write_audiences=write_audiences,
         )
         if refusal is not None:
             arrival.refusal, arrival.refusal_message = refusal

@@ -11,7 +11,7 @@ import grpc
 
 from anabranch import faults
 from anabranch.runtime import metrics
-from anabranch.runtime.credentials.principal import require_database
+from anabranch.runtime.credentials.principal import Principal, require_database
 from anabranch.runtime.telemetry import current_traceparent
 from anabranch.v1 import ingest_pb2
 from anabranch.wire.envelopes import least_id, receive
@@ -37,11 +37,11 @@ class IngestServicer:
         memory = self._ingest.memory
         memory.take(size)
         try:
-            return await self._send(request, principal.subject, context)
+            return await self._send(request, principal, context)
         finally:
             memory.give_back(size)
 
-    async def _send(self, request: ingest_pb2.SendRequest, principal: str, context: Context) -> bytes:
+    async def _send(self, request: ingest_pb2.SendRequest, principal: Principal, context: Context) -> bytes:
         ingest = self._ingest
         database = await ingest.databases.find(request.db_name)
         database = await ingest.seen.check(database, request.node_state.greatest_seen)

@@ -57,7 +57,7 @@ async def serve_stream(ingest: Ingest, requests: Requests, remaining_s: float | 
     opening = open_call(
         first,
         database,
-        principal.subject,
+        principal,
         ingest.databases.position(database),
         current_traceparent() or "",
     )
@@ -206,6 +206,8 @@ class _Flow:
     def _sort(self, request: ingest_pb2.SendStreamRequest) -> Sorted:
         ingest, database = self._ingest, self._opening.database
         oldest = least_id(ingest.clock.now_ms() - database.retention_ms)
+        # A stream goes on for an hour, and rules may change meanwhile.
+        self._opening.follow_rules(ingest.databases.by_id(database.id) or database)
         last = len(request.envelopes) - 1
         received: list[Received] = []
         for index, envelope in enumerate(request.envelopes):

@@ -66,13 +66,18 @@ class AudienceRules:
         return bool(self.read.claims or self.memberships or self.write is not None or self.rls_role)
 
 
+NO_RULES = AudienceRules()
+"""The rules of a database that gives no principal any audience."""
+
+
 def is_audience(text: str) -> bool:
     """Whether a text may be an audience: it is not empty, not too long, and all of it is text."""
-    return (
-        0 < len(text) <= MAX_AUDIENCE_BYTES
-        and "\0" not in text
-        and len(text.encode(errors="replace")) <= (MAX_AUDIENCE_BYTES)
-    )
+    if not 0 < len(text) <= MAX_AUDIENCE_BYTES or "\0" in text:
+        return False
+    try:
+        return len(text.encode()) <= MAX_AUDIENCE_BYTES
+    except UnicodeEncodeError:  # Half of a pair of surrogates: JSON can write it, and nothing else can hold it.
+        return False
 
 
 def rules_to_json(rules: AudienceRules) -> dict[str, Any]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from anabranch.store.inbox.session import Session, run
 from anabranch.store.nodes.tokens import ACKNOWLEDGED, CALLS, Call, Mode, call_columns
 from anabranch.store.session.channels import INBOX_CHANNEL
-from anabranch.values import postgres_binary
+from anabranch.values import Kind, postgres_binary
 from anabranch.values.postgres_binary import Parameter
+from anabranch.values.postgres_text import array_printer
 
 LAST_CALL_IDS = 1_000
 """The most ids that a stream adds to its node's last call. A node that lost a stream's first answer has sent the
@@ -23,6 +24,9 @@ first of them."""
 # The last array names the calls to try again: their token was the current one when the statement began, and another
 # transaction held the row. The statement's snapshot may be older than a verdict that is being committed now for the
 # same id. Then the batch is appended although it is decided, and the resolver, which sees both, drops it.
+#
+# Audiences come as numbers of lists, since most batches of a statement have those of their call; where no batch has
+# any, the arrays of the numbers are empty, and unnest gives NULL.
 APPEND = f"""
 with call as materialized ({CALLS}),
 held as materialized (
@@ -51,14 +55,14 @@ admitted as (
 ),
 appended as (
     insert into anabranch.inbox (database_id, batch_id, node_id, principal, basis, prev, payload, payload_sha256,
-                                 traceparent, arrived_ms, refusal, refusal_message)
+                                 traceparent, arrived_ms, refusal, refusal_message, read_audiences, write_audiences)
     select a.database_id, a.batch_id, a.node_id, a.principal, a.basis, nullif(a.prev, ''), a.payload,
            a.payload_sha256, nullif(a.traceparent, ''), $12::bigint, nullif(a.refusal, 0),
-           nullif(a.refusal_message, '')
+           nullif(a.refusal_message, ''), (($27::text[])[a.read::int])::text[], (($27::text[])[a.write::int])::text[]
     from unnest($13::bigint[], $14::bigint[], $15::text[], $16::text[], $17::text[], $18::bigint[], $19::text[],
-                $20::bytea[], $21::bytea[], $22::text[], $23::bigint[], $24::text[])
+                $20::bytea[], $21::bytea[], $22::text[], $23::bigint[], $24::text[], $25::bigint[], $26::bigint[])
         a(number, database_id, batch_id, node_id, principal, basis, prev, payload, payload_sha256, traceparent,
-          refusal, refusal_message)
+          refusal, refusal_message, read, write)
     where (a.number = 0 or (a.number in (select d.number from admitted d)) is true)
       and (select true from anabranch.batches b
            where b.database_id = a.database_id and b.batch_id = a.batch_id limit 1) is null
@@ -107,7 +111,9 @@ cross join lateral (
 class Arrival:
     """A batch to append. ``number`` is that of its call among ``append``'s calls, 0 where the call was let in before.
     ``payload`` is empty where ``refusal`` (an ``anabranch.v1.Reason``, 0 for none) says that it is not valid: it is
-    never read then. ``prev`` and ``traceparent`` are empty where there are none."""
+    never read then. ``prev`` and ``traceparent`` are empty where there are none. ``read_audiences`` and
+    ``write_audiences``: what the caller's claims give, as ``audiences_text`` writes it; None where no rule asks them
+    (``write_audiences``: where those of reading count for writing, too)."""
 
     database_id: int
     batch_id: str
@@ -121,6 +127,8 @@ class Arrival:
     refusal: int = 0
     refusal_message: str = ""
     number: int = 0
+    read_audiences: str | None = None
+    write_audiences: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +168,14 @@ def load_of(arrivals: Sequence[Arrival]) -> Load:
     return Load(len(arrivals), sum(len(arrival.payload) for arrival in arrivals))
 
 
+_print_names = array_printer(Kind.STRING)
+
+
+def audiences_text(audiences: Iterable[str]) -> str:
+    """Audiences as the text of an array: in the order of their bytes, each once."""
+    return _print_names(tuple(sorted(set(audiences))))
+
+
 NOTHING = Appended(frozenset(), frozenset(), frozenset())
 """The result of an append that was not needed."""
 
@@ -181,6 +197,19 @@ def parameters_of(calls: Sequence[Call], arrivals: Sequence[Arrival], now_ms: in
         postgres_binary.text_array([a.traceparent for a in arrivals], "traceparent"),
         postgres_binary.int8_array([a.refusal for a in arrivals]),
         postgres_binary.text_array([a.refusal_message for a in arrivals], "refusal_message"),
+        *_audience_columns(arrivals),
+    ]
+
+
+def _audience_columns(arrivals: Sequence[Arrival]) -> list[Parameter]:
+    lists: dict[str | None, int] = {None: 0}
+    read = [lists.setdefault(a.read_audiences, len(lists)) for a in arrivals]
+    write = [lists.setdefault(a.write_audiences, len(lists)) for a in arrivals]
+    texts = [text for text in lists if text is not None]
+    return [
+        postgres_binary.int8_array(read if texts else []),
+        postgres_binary.int8_array(write if texts else []),
+        postgres_binary.text_array(texts, "audiences"),
     ]
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from anabranch.store.audiences.rules import NO_RULES, AudienceRules, rules_from_json
 from anabranch.store.catalog.policy import database_policy
 from anabranch.store.inbox.session import Session, run
 from anabranch.store.log.seal import EMPTY_CHAIN, position_token
 from anabranch.values import postgres_binary
 
 HEADS = b"""
-select d.id, d.name, d.epoch, d.floor_ms, d.schema_version, d.policy, d.seal_key, coalesce(g.position, 0), g.chain
+select d.id, d.name, d.epoch, d.floor_ms, d.schema_version, d.policy, d.seal_key, coalesce(g.position, 0), g.chain,
+       d.audience_rules
 from anabranch.databases d
 left join lateral (
     select x.position, x.chain from anabranch.groups x where x.database_id = d.id order by x.position desc limit 1
@@ -24,7 +26,7 @@ where $1::bigint = 0 or d.id = $1::bigint
 class DatabaseHead:
     """A database and its last group (position 0 and an empty chain where there is none). Only committed groups are
     seen, and nothing can appear at or below the last one's position any more. ``retention_ms``: how long verdicts are
-    kept."""
+    kept. ``audience_rules``: where principals have their audiences from."""
 
     id: int
     name: str
@@ -35,6 +37,7 @@ class DatabaseHead:
     seal_key: bytes = field(repr=False)
     position: int = 0
     chain: bytes = EMPTY_CHAIN
+    audience_rules: AudienceRules = field(default=NO_RULES, hash=False)
 
     @property
     def token(self) -> bytes:
@@ -49,8 +52,16 @@ async def read_heads(session: Session, database_id: int = 0) -> list[DatabaseHea
 
 
 def _head(row: tuple[Any, ...]) -> DatabaseHead:
-    number, name, epoch, floor_ms, schema_version, policy, seal_key, position, chain = row
-    retention_ms = database_policy(policy).retention_days * 86_400_000
+    number, name, epoch, floor_ms, schema_version, policy, seal_key, position, chain, rules = row
     return DatabaseHead(
-        number, name, epoch, floor_ms, schema_version, retention_ms, seal_key, position, chain or EMPTY_CHAIN
+        number,
+        name,
+        epoch,
+        floor_ms,
+        schema_version,
+        database_policy(policy).retention_days * 86_400_000,
+        seal_key,
+        position,
+        chain or EMPTY_CHAIN,
+        rules_from_json(rules) if rules else NO_RULES,
     )

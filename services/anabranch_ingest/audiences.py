@@ -1,0 +1,33 @@
+"""The audiences that a caller's claims give by a database's rules, as the inbox keeps them beside its batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from anabranch.store.audiences.rules import NO_RULES, AudienceRules
+from anabranch.store.inbox.append import audiences_text
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """The audiences that claims give by ``rules``, as ``Arrival`` has them: ``read`` is None where no rule of reading
+    is about claims, ``write`` where there are no rules of writing."""
+
+    rules: AudienceRules = NO_RULES
+    read: str | None = None
+    write: str | None = None
+
+
+NOTHING_CLAIMED = Claimed()
+
+
+def claimed(rules: AudienceRules, claims: Mapping[str, Any]) -> Claimed:
+    """The audiences that a token's claims give."""
+    if not rules:
+        return NOTHING_CLAIMED
+    read = audiences_text(rules.read.claimed(claims)) if rules.read.claims else None
+    # Rules of writing that are not about claims give nobody anything here; None would mean those of reading.
+    write = None if rules.write is None else audiences_text(rules.write.claimed(claims))
+    return Claimed(rules, read, write)
