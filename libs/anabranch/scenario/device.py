@@ -26,8 +26,10 @@ class Device:
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._verdicts: list[bytes] = []
+        self._token: str = options["token"]
         self.network = Network(self._verdicts.append)
-        remote = remote_of(options["addresses"], options["token"], [self.network])
+        remote = remote_of(options["addresses"], lambda: self._token, [self.network])
+        chosen: dict[str, Any] = {name: options[name] for name in ("tables", "audiences") if name in options}
         now_ms = Clock(file=Path(options["clock_file"])).now_ms
         self._db = SyncedDb(
             options["file"],
@@ -36,7 +38,12 @@ class Device:
             node_name=options["name"],
             now_ms=now_ms,
             reached=faults.reach,
+            **chosen,
         )
+
+    def renew(self, token: str) -> None:
+        """Make all further calls with another token of the same principal."""
+        self._token = token
 
     def start(self) -> None:
         """Start the SyncedDb, with a pull where the file is new."""
@@ -108,8 +115,15 @@ class Device:
         return len(lost)
 
     def sums(self) -> dict[str, Any]:
-        """Every table's kept sum: count and hash."""
+        """Every open table's kept sum: count and hash."""
         return {name: list(kept) for name, kept in self._db.table_sums().items()}
+
+    def audience_sums(self) -> dict[str, dict[str, Any]]:
+        """The kept sums of restricted tables, by table and audience: count and hash."""
+        found: dict[str, dict[str, Any]] = {}
+        for (table, audience), kept in self._db.audience_sums().items():
+            found.setdefault(table, {})[audience] = list(kept)
+        return found
 
     def time_passed(self) -> None:
         """Forget the server's time: the node got it longer ago than such a reading is valid."""

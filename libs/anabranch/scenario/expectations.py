@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from anabranch.scenario.audiences import (
+    Sum,
+    audience_sums,
+    kept_sums,
+    read_set,
+    restricted_tables,
+    sum_differences,
+)
 from anabranch.scenario.cells import accepted, cast, encoded, named_key
 from anabranch.scenario.conflicts import Lost, conflicts
 from anabranch.scenario.lake import compact, lake_differences, published_positions
 from anabranch.scenario.model import ConflictSpec, DeadSpec, Expectations, LogSpec
-from anabranch.scenario.rows import check_node, check_same, check_server, match
+from anabranch.scenario.node import Node
+from anabranch.scenario.rows import check_node, check_same, check_server, match, tables_of
 from anabranch.scenario.syncing import drained
 from anabranch.scenario.verdicts import verdicts_of
 from anabranch.scenario.world import FellShortError, NotYetError, World
@@ -200,12 +209,31 @@ def _sums(world: World, wanted: str) -> Iterator[str]:
         scanned[name] = (count, sum_to_bytes(total))
     kept = {name: (count, bytes(total)) for name, count, total in world.conn.execute(_SUMS, (world.name,))}
     yield from _differences("the server's kept sum", kept, scanned)
+    by_audience = {name: audience_sums(world, table) for name, table in restricted_tables(world).items()}
+    kept_by_audience = kept_sums(world)
+    for name in sorted(by_audience.keys() | kept_by_audience.keys()):
+        what = f"the server's kept sum of {name}"
+        yield from sum_differences(what, kept_by_audience.get(name, {}), by_audience.get(name, {}))
     for name, node in world.nodes.items():
+        has = {table.name for table in tables_of(world, node)}
         sums = {table: tuple(s) for table, s in world.attempt(node, "sums", again=True).items()}
-        yield from _differences(f"{name}'s sum", sums, scanned)
+        wanted = {table: s for table, s in scanned.items() if table in has and table not in by_audience}
+        yield from _differences(f"{name}'s sum", sums, wanted)
+        if by_audience:
+            yield from _sums_by_audience(world, node, {t: s for t, s in by_audience.items() if t in has})
         disagreeing = _status(world, name)["disagreeing"]
         if disagreeing:
             yield f"{name} itself says that {', '.join(disagreeing)} disagree"
+
+
+def _sums_by_audience(world: World, node: Node, on_server: Mapping[str, Mapping[str, Sum]]) -> Iterator[str]:
+    """Compare a node's sums with those of the audiences that it may see, and see that it has no others."""
+    audiences = read_set(world, node)
+    found = world.attempt(node, "audience_sums", again=True)
+    for table in sorted(found.keys() | on_server.keys()):
+        here = {audience: tuple(kept) for audience, kept in found.get(table, {}).items()}
+        there = {audience: s for audience, s in on_server.get(table, {}).items() if audience in audiences}
+        yield from sum_differences(f"{node.name}'s sum of {table}", here, there)
 
 
 def _differences(what: str, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import jwt
 
@@ -100,10 +100,11 @@ class Ground:
         """A session that belongs to none of the services."""
         return connect(self._postgres.url, application_name="anabranch-scenario", autocommit=True)
 
-    def token(self, principal: str, database: str) -> str:
-        """Credentials that show their principal on the device, too."""
-        claims = {"sub": principal, "exp": int(time.time()) + _TOKEN_YEARS * _YEAR_S, "anabranch_database": database}
-        return jwt.encode(claims, self._secret, algorithm="HS256")
+    def token(self, principal: str, database: str, claims: Mapping[str, Any] | None = None) -> str:
+        """Credentials that show their principal on the device, too, with ``claims`` beside those that services need."""
+        until_s = int(time.time()) + _TOKEN_YEARS * _YEAR_S
+        named = {**(claims or {}), "sub": principal, "exp": until_s, "anabranch_database": database}
+        return jwt.encode(named, self._secret, algorithm="HS256")
 
     def dead_services(self) -> list[str]:
         """The services that have no process."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from anabranch.scenario.setting import AudiencesSpec, Claims, Name, Nodes, NodeSpec, Strict, TableSpec
 
 Row: TypeAlias = dict[str, Any]
 Rows: TypeAlias = list[Row]
-Name: TypeAlias = Annotated[str, Field(min_length=1)]
 Number: TypeAlias = Annotated[int, Field(ge=1)]
 Number0: TypeAlias = Annotated[int, Field(ge=0)]
 
@@ -22,40 +23,14 @@ ALL = "all"
 SERVER = "server"
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class TableSpec(_Strict):
-    """A table: its columns' Postgres types by name, its key, further constraints as SQL, its policy."""
-
-    name: Name
-    columns: Annotated[dict[Name, Name], Field(min_length=1)]
-    key: Name | Annotated[list[Name], Field(min_length=1)]
-    constraints: list[str] = []
-    policy: dict[str, Any] = {}
-
-    @property
-    def key_columns(self) -> list[str]:
-        """The key's columns, in its order."""
-        return [self.key] if isinstance(self.key, str) else self.key
-
-    @model_validator(mode="after")
-    def _key_is_there(self) -> TableSpec:
-        missing = [name for name in self.key_columns if name not in self.columns]
-        if missing:
-            raise ValueError(f"the key names {missing[0]!r}, which is no column")
-        return self
-
-
-class TableRows(_Strict):
+class TableRows(Strict):
     """Rows of a table."""
 
     table: Name
     rows: Rows
 
 
-class TableKeys(_Strict):
+class TableKeys(Strict):
     """Keys of a table."""
 
     table: Name
@@ -80,7 +55,7 @@ class Delete(TableKeys):
     node: Name
 
 
-class MutationSpec(_Strict):
+class MutationSpec(Strict):
     """One mutation of a batch: exactly one of the three."""
 
     insert: TableRows | None = None
@@ -94,21 +69,21 @@ class MutationSpec(_Strict):
         return self
 
 
-class BatchStep(_Strict):
+class BatchStep(Strict):
     """Several mutations in one batch."""
 
     node: Name
     mutations: Annotated[list[MutationSpec], Field(min_length=1)]
 
 
-class Send(_Strict):
+class Send(Strict):
     """Unsent batches, by number, one call each."""
 
     node: Name
     order: Annotated[list[Number], Field(min_length=1)]
 
 
-class Resend(_Strict):
+class Resend(Strict):
     """A batch once more."""
 
     node: Name
@@ -116,20 +91,20 @@ class Resend(_Strict):
     times: Number = 1
 
 
-class ClockStep(_Strict):
+class ClockStep(Strict):
     """A clock that is off from now on."""
 
     node: Name
     offset_ms: int
 
 
-class Advance(_Strict):
+class Advance(Strict):
     """Time that passes for all."""
 
     days: Annotated[int | float, Field(ge=0)]
 
 
-class CrashAt(_Strict):
+class CrashAt(Strict):
     """A fault point to die at."""
 
     process: Name
@@ -145,49 +120,57 @@ class CrashAt(_Strict):
         return self
 
 
-class Copy(_Strict):
+class Copy(Strict):
     """A node's file as a second device."""
 
     node: Name
     as_: Name = Field(alias="as")
 
 
-class Save(_Strict):
+class Save(Strict):
     """A node's file, or the server's Postgres, kept under a label."""
 
     what: Name
     as_: Name = Field(alias="as")
 
 
-class Rewind(_Strict):
+class Rewind(Strict):
     """A file or a server put back as it was kept."""
 
     what: Name
     to: Name
 
 
-class PullCut(_Strict):
+class PullCut(Strict):
     """The node's next pull is cut."""
 
     node: Name
     after_rows: Number0
 
 
-class Foreign(_Strict):
+class Foreign(Strict):
     """Plain SQL on a node's file, by a connection that is not the node's."""
 
     node: Name
     sql: Name
 
 
-class Login(_Strict):
-    """Another person opens the app on the device file."""
+class ClaimsStep(Strict):
+    """The claims of the node's next token."""
+
+    node: Name
+    claims: Claims
+
+
+class Login(Strict):
+    """Another person opens the app on the device file; without ``claims`` with those that the person had last."""
 
     node: Name
     principal: Name
+    claims: Claims | None = None
 
 
-class Dead(_Strict):
+class Dead(Strict):
     """A dead letter, by number, replayed or discarded."""
 
     node: Name
@@ -204,7 +187,7 @@ class Dead(_Strict):
         return self
 
 
-class Restore(_Strict):
+class Restore(Strict):
     """A lost value put back."""
 
     node: Name
@@ -216,7 +199,7 @@ Status: TypeAlias = Literal["APPLIED", "REJECTED", "PENDING"]
 OutcomeName: TypeAlias = Literal["APPLIED", "MERGED", "OVERWROTE", "SUPERSEDED", "REJECTED"]
 
 
-class DeadSpec(_Strict):
+class DeadSpec(Strict):
     """A dead letter that a story expects; a field that the story leaves out is not compared."""
 
     reason: str | None = None
@@ -230,7 +213,7 @@ class DeadSpec(_Strict):
     server_row_now: Row | None = None
 
 
-class ConflictSpec(_Strict):
+class ConflictSpec(Strict):
     """A losing value that a story expects; a field that the story leaves out is not compared."""
 
     table: str | None = None
@@ -239,13 +222,13 @@ class ConflictSpec(_Strict):
     loser: Any = None
 
 
-class LogSpec(_Strict):
+class LogSpec(Strict):
     """How many accepted batches of nodes the log holds."""
 
     batches: Number0
 
 
-class Expectations(_Strict):
+class Expectations(Strict):
     """The facts that must be true; facts that are left out are not checked."""
 
     server: dict[Name, Rows] | None = None
@@ -263,7 +246,7 @@ class Expectations(_Strict):
     as_is: bool = False
 
 
-class Step(_Strict):
+class Step(Strict):
     """One step: exactly one key."""
 
     insert: Insert | None = None
@@ -290,6 +273,7 @@ class Step(_Strict):
     foreign: Foreign | None = None
     fresh: Name | None = None
     pull_cut: PullCut | None = None
+    claims: ClaimsStep | None = None
     login: Login | None = None
     compact: None = None
     janitor: None = None
@@ -317,24 +301,30 @@ class Step(_Strict):
         return self
 
 
-class Fails(_Strict):
+class Fails(Strict):
     """A step that must raise, with the word in its error."""
 
     step: Step
     error: Name
 
 
-class Scenario(_Strict):
+class Scenario(Strict):
     """A whole file."""
 
     name: Name
     from_: Any = Field("", alias="from")
     tables: Annotated[list[TableSpec], Field(min_length=1)]
     setup: list[str] = []
+    audiences: AudiencesSpec | None = None
     policy: dict[str, Any] = {}
-    nodes: list[Name] = []
+    nodes: Nodes = []
     steps: list[Step] = []
     expect: Expectations = Expectations()
+
+    @property
+    def who(self) -> dict[str, NodeSpec]:
+        """The nodes that the story begins with, by name."""
+        return self.nodes if isinstance(self.nodes, dict) else {name: NodeSpec() for name in self.nodes}
 
 
 Step.model_rebuild()

@@ -158,6 +158,11 @@ class Node:
 
     # Its process
 
+    @property
+    def has_process(self) -> bool:
+        """Whether it has a process."""
+        return self._peer is not None
+
     def open(self) -> None:
         """Start a process, with the network as it was. Its SyncedDb is not started."""
         if self._peer is not None:

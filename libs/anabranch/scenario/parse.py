@@ -59,11 +59,11 @@ def _faults(scenario: Scenario) -> Iterator[str]:
     nodes = list(scenario.nodes)
     yield from (f"the node {name!r} stands there twice" for name in sorted({n for n in nodes if nodes.count(n) > 1}))
     known = set(nodes)
-    # A cut may name a node that is made later: it is for that node's first pull.
+    # A cut may name a node that is made later: it is for that node's first pull. So may claims, for its first token.
     later = {made for step in scenario.steps for made in _makes(step)}
     labels: dict[str, set[str]] = {}
     for number, step in enumerate(scenario.steps, 1):
-        may_come = later if step.name in ("pull_cut", "offline", "drop_ack", "clock") else set()
+        may_come = later if step.name in ("pull_cut", "offline", "drop_ack", "clock", "claims") else set()
         for name in _nodes_of(step):
             if name not in known | may_come:
                 yield f"steps.{number}.{step.name}: there is no node {name!r}"
@@ -80,6 +80,9 @@ def _faults(scenario: Scenario) -> Iterator[str]:
         if step.crash is not None and not step.crash.startswith(NODE_PREFIX) and step.crash not in SERVICES:
             yield f"steps.{number}.crash: there is no process {step.crash!r}"
     yield from (f"no node is called {name!r}" for name in nodes if name in (ALL, SERVER))
+    for node, spec in scenario.who.items():
+        for name in sorted(set(spec.tables or ()) - set(names)):
+            yield f"nodes.{node}.tables: there is no table {name!r}"
     if not (scenario.expect.model_fields_set - {"as_is"} or any(s.name in ("check", "fails") for s in scenario.steps)):
         yield "nothing is expected, so that nothing can fall short"
     for name in _expected_nodes(scenario.expect):

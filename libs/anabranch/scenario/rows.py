@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from anabranch.scenario.audiences import visible_cells
 from anabranch.scenario.cells import accepted, encoded, to_text
 from anabranch.scenario.node import Node
 from anabranch.scenario.world import FellShortError, World
@@ -120,12 +121,19 @@ class _Encoded(dict[str, bytes]):
 
 
 def check_same(world: World, node: Node) -> list[str]:
-    """Compare every table, row and column of a node with the server's, by the canonical encoding."""
+    """Compare every table, row and column of a node with what the server has and the node may see, by the canonical
+    encoding."""
     return [
         text
-        for table in world.database.tables.values()
-        for text in differences(table, device_cells(node, table), server_cells(world, table))
+        for table in tables_of(world, node)
+        for text in differences(table, device_cells(node, table), visible_cells(world, node, table))
     ]
+
+
+def tables_of(world: World, node: Node) -> list[Table]:
+    """The synced tables that a node has."""
+    chosen = world.people.spec(node.name).tables
+    return [table for name, table in world.database.tables.items() if chosen is None or name in chosen]
 
 
 def differences(table: Table, here: Sequence[Sequence[Any]], there: Sequence[Sequence[Any]]) -> list[str]:

@@ -199,7 +199,8 @@ def _fresh(world: World, given: str) -> None:
 
 def _copy(world: World, given: model.Copy) -> None:
     source = world.nodes[given.node]
-    copied = world.add_node(given.as_, source.options["principal"])
+    world.people.copy(given.node, given.as_)
+    copied = world.add_node(given.as_)
     copied.offset_ms = source.offset_ms
     copied.set_clock(world.common_ms)
     source.copy_file(copied.file)
@@ -231,11 +232,17 @@ def _rewind(world: World, given: model.Rewind) -> None:
     world.start(node)
 
 
+def _claims(world: World, given: model.ClaimsStep) -> None:
+    world.people.give(given.node, given.claims)
+    if given.node in world.nodes:
+        world.renew_token(world.nodes[given.node])
+
+
 def _login(world: World, given: model.Login) -> None:
     node = world.nodes[given.node]
     node.close()
-    token = world.ground.token(given.principal, world.name)
-    node.options.update(principal=given.principal, token=token)
+    world.people.log_in(given.node, given.principal, given.claims)
+    world.renew_token(node)
     world.start(node)
 
 
@@ -326,6 +333,7 @@ _FUNCTIONS: Mapping[str, Callable[[World, Any], None]] = {
     "foreign": _foreign,
     "fresh": _fresh,
     "pull_cut": _pull_cut,
+    "claims": _claims,
     "login": _login,
     "compact": _compact,
     "janitor": _janitor,

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from anabranch import faults
+from anabranch.clock import Clock
 from anabranch.errors import AnabranchError
 from anabranch.runtime.fleet import FleetError
 from anabranch.scenario.ground import Ground
 from anabranch.scenario.model import Scenario
 from anabranch.scenario.node import Network, Node, NodeDiedError, RaisedError
 from anabranch.scenario.values import Ids
+from anabranch.scenario.who import People
 from anabranch.store.catalog import databases, registration
 from anabranch.store.cells.binary_cells import quote
 from anabranch.values import Table
@@ -63,6 +65,7 @@ class World:
         self.kept: dict[tuple[str, str], Path] = {}
         self.verdicts: dict[str, bytes] = {}
         self.name = ground.next_name()
+        self.people = People(ground, scenario, self.ids, self.name)
         self.common_ms = 0
         self.server_ms = 0
         self._deadline = time.monotonic() + _LONGEST_S
@@ -101,7 +104,12 @@ class World:
             self.run_sql(statement)
         registration.create_database(self.conn, self.name, self.name, {**DEFAULTS, **self.scenario.policy})
         for table in self.scenario.tables:
-            registration.add_table(self.conn, self.name, table.name, table.policy)
+            audience: dict[str, Any] = {} if table.audience is None else {"audience": table.audience}
+            registration.add_table(self.conn, self.name, table.name, table.policy, **audience)
+        if self.scenario.audiences is not None:
+            from anabranch.store.audiences.set_rules import set_audience_rules
+
+            set_audience_rules(self.conn, self.name, self.scenario.audiences.given, now_ms=Clock().now_ms())
 
     def run_sql(self, text: str) -> None:
         """Run SQL as an application does, in one transaction, with the scenario's schema first in the search path."""
@@ -151,24 +159,33 @@ class World:
         """The state of a node's network, also of a node that is made later."""
         return self._networks.setdefault(name, Network())
 
-    def add_node(self, name: str, principal: str | None = None) -> Node:
+    def add_node(self, name: str) -> Node:
         """A node that has no process and, unless a file is put there, no file yet."""
         file = self.folder / f"{len(self.nodes)}.db"
+        spec = self.people.spec(name)
+        chosen = {"tables": spec.tables, "audiences": self.ids.resolve(spec.audiences)}
         options = {
             "name": name,
             "file": str(file),
             "db_name": self.name,
             "addresses": dict(self.ground.stack.addresses),
-            "principal": principal or name,
-            "token": self.ground.token(principal or name, self.name),
+            "principal": self.people.principal(name),
+            "token": self.people.token(name),
             "clock_file": str(file.with_suffix(".clock")),
             "fault_file": str(file.with_suffix(".faults")),
             "log": str(file.with_suffix(".log")),
+            **{option: names for option, names in chosen.items() if names is not None},
         }
         node = Node(name, self.ground.nursery, options, self.network(name), self._offsets.get(name, 0))
         self.nodes[name] = node
         node.set_clock(self.common_ms)
         return node
+
+    def renew_token(self, node: Node) -> None:
+        """Give a node a token of what its people and their claims are now."""
+        node.options.update(principal=self.people.principal(node.name), token=self.people.token(node.name))
+        if node.has_process:
+            self.attempt(node, "renew", again=True, token=node.options["token"])
 
     def start(self, node: Node) -> None:
         """Run a node's process and, if it can reach the server as far as it needs, start its SyncedDb. Raises

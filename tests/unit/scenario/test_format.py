@@ -174,3 +174,62 @@ def test_our_own_files_use_every_step_and_expectation() -> None:
     assert {step.name for step in steps} == {name.rstrip("_") for name in Step.model_fields}
     expected = [s.expect for s in scenarios] + [step.check for step in steps if step.check is not None]
     assert {name for one in expected for name in one.model_fields_set} == set(Expectations.model_fields)
+
+
+AUDIENCES = "audiences: {claims: {teams: team}, memberships: ['select 1'], write: {claims: {edits: team}}}"
+
+
+def with_audience(nodes: str = "[a, b]", steps: str = "[]", audiences: str = AUDIENCES) -> str:
+    head = HEAD.replace("key: id}", "key: id, audience: \"'team:' || title\"}").replace("[a, b]", nodes)
+    return f"{head}{audiences}\nsteps: {steps}\nexpect: {{sums: agree}}\n"
+
+
+def test_audiences_and_who_nodes_are() -> None:
+    nodes = "{a: {principal: alice, claims: {teams: [t1, 2], org: {id: x}}}, b: {tables: [todo], audiences: ['team:t1']}}"
+    scenario = parse(with_audience(nodes))
+    assert scenario.tables[0].audience == "'team:' || title"
+    assert scenario.audiences is not None
+    assert scenario.audiences.given == {
+        "claims": {"teams": "team"},
+        "memberships": ["select 1"],
+        "write": {"claims": {"edits": "team"}},
+    }
+    alice, b = scenario.who["a"], scenario.who["b"]
+    assert (alice.principal, alice.claims) == ("alice", {"teams": ["t1", 2], "org": {"id": "x"}})
+    assert (b.principal, b.claims, b.tables, b.audiences) == (None, {}, ["todo"], ["team:t1"])
+
+
+def test_what_is_left_out_of_audiences_is_not_given() -> None:
+    scenario = parse(with_audience(audiences="audiences: {claims: {teams: team}}"))
+    assert scenario.audiences is not None
+    assert scenario.audiences.given == {"claims": {"teams": "team"}}
+    assert list(scenario.who) == ["a", "b"]
+
+
+def test_claims_may_be_given_before_a_node_comes() -> None:
+    steps = parse(with_audience(steps="[{claims: {node: c, claims: {teams: t1}}}, {fresh: c}]")).steps
+    assert [step.name for step in steps] == ["claims", "fresh"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (with_audience("{a: {colour: red}}"), "nodes.a.colour: unknown"),
+        (with_audience("{a: {claims: [t1]}}"), "nodes.a.claims"),
+        (with_audience("{a: {claims: {t: !ts '2024-01-01'}}}"), "nodes.a.claims.t"),
+        (with_audience("{a: }"), "nodes.a"),
+        (with_audience("{a: {tables: [kettle]}}"), "nodes.a.tables: there is no table 'kettle'"),
+        (with_audience("{all: {}}"), "no node is called 'all'"),
+        (with_audience("7"), "nodes: a list of names, or nodes by name"),
+        (with_audience(audiences="audiences: {claim: {teams: team}}"), "audiences.claim: unknown"),
+        (with_audience(audiences="audiences: {claims: [teams]}"), "audiences.claims"),
+        (with_audience(audiences="audiences: {write: {members: []}}"), "audiences.write.members: unknown"),
+        (with_audience(steps="[{claims: {node: a}}]"), "steps.1.claims.claims"),
+        (with_audience(steps="[{claims: {node: a, claims: {}, principal: x}}]"), "steps.1.claims.principal: unknown"),
+        (with_audience(steps="[{claims: {node: c, claims: {}}}]"), "there is no node 'c'"),
+        (with_audience(steps="[{login: {node: a, principal: x, claims: 1}}]"), "steps.1.login.claims"),
+        (with_audience().replace("audience: \"'team", "audiences: \"'team"), "tables.1.audiences: unknown"),
+    ],
+)
+def test_refused_of_audiences(text: str, told: str) -> None:
+    assert told in refusal(text)
