@@ -19,6 +19,7 @@ HEAVY = frozenset(
         *("62-a-million-characters", "73-batches-one-by-one", "91-what-waits-for-a-row-of-its-own"),
         *("98-child-far-larger-than-its-parent", "107-array-nulls-off-of-a-database", "109-a-large-row-by-sql"),
         *("113-what-looks-like-trouble-of-postgres", "140-what-waits-for-a-row-holds-up-nothing"),
+        *("147-many-old-rows-granted", "153-cut-pull-and-a-grant", "154-deaths-around-a-grant"),
     }
 )
 """Stories with much data, with services that die, or with batches that wait or fail until they are given up."""
