@@ -1,0 +1,177 @@
+"""The history of restricted tables as an oracle of who may have seen what: every value with the span in which it stood
+in a row, the row's audiences meanwhile, and the audiences that memberships gave each principal.
+
+*Places* order all that happens: ``(position, ordinal)``, the ordinal counting the changes of one group. A span is from
+the place of the change that made it to that of the one that ended it, without this. What memberships give changes
+before all else of a position: a group's own set rules its changes.
+
+It is told what happened (``put``, ``remove``, ``lose``, ``join``, ``send``), in the order of places, and knows nothing
+of the code that decides it in the product.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+Place: TypeAlias = tuple[int, int]
+Audiences: TypeAlias = frozenset[str]
+
+_BEGIN: Place = (-1, 0)
+_END: Place = (2**63, 0)
+NOBODY: Audiences = frozenset()
+
+
+@dataclass(slots=True)
+class Span:
+    """Audiences from one place to another, without this."""
+
+    audiences: Audiences
+    begin: Place
+    end: Place = _END
+
+
+@dataclass(slots=True)
+class _Row:
+    marks: frozenset[str]
+    span: Span
+
+
+@dataclass(slots=True)
+class History:
+    """The history so far. ``tables``: the restricted ones."""
+
+    tables: frozenset[str]
+    _rows: dict[tuple[str, str], _Row] = field(default_factory=dict)
+    _spans: dict[str, list[tuple[str, Span]]] = field(default_factory=lambda: defaultdict(list))
+    _values: dict[str, list[Span]] = field(default_factory=lambda: defaultdict(list))
+    _lost: dict[str, list[tuple[Place, Audiences, Audiences]]] = field(default_factory=lambda: defaultdict(list))
+    _members: dict[str, list[Span]] = field(default_factory=dict)
+    _sent: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+
+    # What happened
+
+    def put(self, place: Place, table: str, key: str, marks: Iterable[str], audiences: Iterable[str]) -> None:
+        """A row is there from now on with these marked values, its key too where that is one, and these audiences."""
+        self.remove(place, table, key)
+        row = _Row(frozenset(marks), Span(frozenset(audiences), place))
+        self._rows[table, key] = row
+        self._spans[table].append((key, row.span))
+        for mark in row.marks:
+            self._values[mark].append(row.span)
+
+    def remove(self, place: Place, table: str, key: str) -> None:
+        """A row is there no longer, if it was."""
+        row = self._rows.pop((table, key), None)
+        if row is not None:
+            row.span.end = place
+
+    def lose(self, place: Place, mark: str, before: Iterable[str], after: Iterable[str]) -> None:
+        """A value has lost a conflict; its row had the audiences ``before`` and ``after`` that change (before: none
+        where the row was not there)."""
+        self._lost[mark].append((place, frozenset(before), frozenset(after)))
+
+    def join(self, position: int, principal: str, audiences: Iterable[str]) -> None:
+        """From this position on memberships give a principal these audiences, and no others."""
+        spans = self._members.setdefault(principal, [Span(NOBODY, _BEGIN)])
+        place = (position, -1)
+        spans[-1].end = place
+        spans.append(Span(frozenset(audiences), place))
+
+    def send(self, principal: str, mark: str) -> None:
+        """A principal has made a value itself, so that it may come back to it at any time."""
+        self._sent[principal].add(mark)
+
+    # Who may have seen what
+
+    def knows(self, mark: str) -> bool:
+        """Whether the mark was ever a value here."""
+        return mark in self._values or mark in self._lost or any(mark in sent for sent in self._sent.values())
+
+    def audiences(self, mark: str) -> list[Audiences]:
+        """The audiences under which a value stood, or lost, one after the other: for a report."""
+        stood = [span.audiences for span in self._values.get(mark, ())]
+        return stood + [after for _, _, after in self._lost.get(mark, ())]
+
+    def sees(self, principal: str, claimed: Collection[str], mark: str, reached: int) -> bool:
+        """Whether a principal whose token gives the audiences ``claimed`` may have got a value by the position
+        ``reached``, from whatever position up to it."""
+        if mark in self._sent[principal]:
+            return True
+        for span in self._values.get(mark, ()):
+            if any(begin[0] <= reached for begin, _ in self._seen(principal, claimed, span)):
+                return True
+        for place, before, after in self._lost.get(mark, ()):
+            own = self._set(principal, claimed, place)
+            if place[0] <= reached and own & after and (not before or own & before):
+                return True
+        return False
+
+    def holds(self, principal: str, claimed: Collection[str], audience: str, reached: int) -> bool:
+        """Whether an audience was among a principal's at a position up to ``reached``."""
+        if audience in claimed:
+            return True
+        spans = self._members.get(principal, ())
+        return any(audience in span.audiences and span.begin[0] <= reached for span in spans)
+
+    def most_rows(self, principal: str, claimed: Collection[str], table: str, reached: int) -> int:
+        """The most rows of a table that a principal could see at one position up to ``reached``."""
+        seen = [part for _, span in self._spans[table] for part in self._seen(principal, claimed, span)]
+        return _most_at_once(seen, reached)
+
+    def rows_ever(self, principal: str, claimed: Collection[str], table: str, reached: int) -> int:
+        """How many rows of a table a principal could see, each at some position up to ``reached``."""
+        return len(
+            {
+                key
+                for key, span in self._spans[table]
+                if any(begin[0] <= reached for begin, _ in self._seen(principal, claimed, span))
+            }
+        )
+
+    def counts(self, table: str, audience: str, reached: int) -> set[int]:
+        """How many rows of a table an audience had at some position up to ``reached``: every number that was true."""
+        changes: dict[int, int] = defaultdict(int)
+        for _, span in self._spans[table]:
+            if audience in span.audiences:
+                changes[span.begin[0]] += 1
+                changes[span.end[0]] -= 1
+        found, now = {0}, 0
+        for position in sorted(changes):
+            if position > reached:
+                break
+            now += changes[position]
+            found.add(now)
+        return found
+
+    def _set(self, principal: str, claimed: Collection[str], place: Place) -> Audiences:
+        given = [s.audiences for s in self._members.get(principal, ()) if s.begin <= place < s.end]
+        return frozenset(claimed).union(*given)
+
+    def _seen(self, principal: str, claimed: Collection[str], span: Span) -> Iterator[tuple[Place, Place]]:
+        """The parts of a span in which the principal had one of its audiences."""
+        if span.begin >= span.end:
+            return
+        if not span.audiences.isdisjoint(claimed):
+            yield span.begin, span.end
+            return
+        for members in self._members.get(principal, ()):
+            begin, end = max(span.begin, members.begin), min(span.end, members.end)
+            if begin < end and span.audiences & members.audiences:
+                yield begin, end
+
+
+def _most_at_once(parts: Iterable[tuple[Place, Place]], reached: int) -> int:
+    changes: dict[Place, int] = defaultdict(int)
+    for begin, end in parts:
+        changes[begin] += 1
+        changes[end] -= 1
+    most = now = 0
+    for place in sorted(changes):
+        if place[0] > reached:
+            break
+        now += changes[place]
+        most = max(most, now)
+    return most
