@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from anabranch import faults
-from anabranch.clock import Clock
 from anabranch.errors import AnabranchError
 from anabranch.runtime.fleet import FleetError
 from anabranch.scenario.ground import Ground
@@ -21,6 +20,7 @@ from anabranch.scenario.model import Scenario
 from anabranch.scenario.node import Network, Node, NodeDiedError, RaisedError
 from anabranch.scenario.values import Ids
 from anabranch.scenario.who import People
+from anabranch.store.audiences.set_rules import set_audience_rules
 from anabranch.store.catalog import databases, registration
 from anabranch.store.cells.binary_cells import quote
 from anabranch.values import Table
@@ -104,12 +104,9 @@ class World:
             self.run_sql(statement)
         registration.create_database(self.conn, self.name, self.name, {**DEFAULTS, **self.scenario.policy})
         for table in self.scenario.tables:
-            audience: dict[str, Any] = {} if table.audience is None else {"audience": table.audience}
-            registration.add_table(self.conn, self.name, table.name, table.policy, **audience)
+            registration.add_table(self.conn, self.name, table.name, table.policy, audience=table.audience)
         if self.scenario.audiences is not None:
-            from anabranch.store.audiences.set_rules import set_audience_rules
-
-            set_audience_rules(self.conn, self.name, self.scenario.audiences.given, now_ms=Clock().now_ms())
+            set_audience_rules(self.conn, self.name, self.scenario.audiences.given)
 
     def run_sql(self, text: str) -> None:
         """Run SQL as an application does, in one transaction, with the scenario's schema first in the search path."""
