@@ -108,9 +108,18 @@ def audience_sums(world: World, table: Table) -> dict[str, Sum]:
             world.conn.execute(_REMEMBER, (json.dumps([audience]),))
             condition = f"exists (select from ({_OF_ROW}) o(audience) where {_REMEMBERED} ? o.audience)"
             rows = _cells(world, table, f"select {_columns(table)} from {source} where {condition}")
-            count, total = table_sum(RowEncoder(table), rows)
-            sums[audience] = (count, (total % SUM_MODULUS).to_bytes(16, "big"))
+            sums[audience] = _sum(table, rows)
     return sums
+
+
+def visible_sum(world: World, node: Node, table: Table) -> Sum:
+    """The sum of the rows of a table that a node may see."""
+    return _sum(table, visible_cells(world, node, table))
+
+
+def _sum(table: Table, rows: Sequence[Sequence[Any]]) -> Sum:
+    count, total = table_sum(RowEncoder(table), rows)
+    return count, (total % SUM_MODULUS).to_bytes(16, "big")
 
 
 def kept_sums(world: World) -> dict[str, dict[str, Sum]]:

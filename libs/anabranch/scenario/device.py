@@ -115,15 +115,8 @@ class Device:
         return len(lost)
 
     def sums(self) -> dict[str, Any]:
-        """Every open table's kept sum: count and hash."""
+        """Every table's kept sum: count and hash."""
         return {name: list(kept) for name, kept in self._db.table_sums().items()}
-
-    def audience_sums(self) -> dict[str, dict[str, Any]]:
-        """The kept sums of restricted tables, by table and audience: count and hash."""
-        found: dict[str, dict[str, Any]] = {}
-        for (table, audience), kept in self._db.audience_sums().items():
-            found.setdefault(table, {})[audience] = list(kept)
-        return found
 
     def time_passed(self) -> None:
         """Forget the server's time: the node got it longer ago than such a reading is valid."""

@@ -12,6 +12,7 @@ from anabranch.scenario.audiences import (
     read_set,
     restricted_tables,
     sum_differences,
+    visible_sum,
 )
 from anabranch.scenario.cells import accepted, cast, encoded, named_key
 from anabranch.scenario.conflicts import Lost, conflicts
@@ -36,6 +37,7 @@ _SUMS = """
 select t.name, s.row_count, s.row_hash from anabranch.table_sums s
 join anabranch.synced_tables t on t.id = s.table_id join anabranch.databases d on d.id = t.database_id where d.name = %s
 """
+_DEVICE_SUMS = "SELECT tbl, audience, count, hash FROM _db_audience_sums"
 
 
 def check(world: World, given: Expectations) -> None:
@@ -215,12 +217,12 @@ def _sums(world: World, wanted: str) -> Iterator[str]:
         what = f"the server's kept sum of {name}"
         yield from sum_differences(what, kept_by_audience.get(name, {}), by_audience.get(name, {}))
     for name, node in world.nodes.items():
-        has = {table.name for table in tables_of(world, node)}
+        has = {table.name: table for table in tables_of(world, node)}
         sums = {table: tuple(s) for table, s in world.attempt(node, "sums", again=True).items()}
-        wanted = {table: s for table, s in scanned.items() if table in has and table not in by_audience}
-        yield from _differences(f"{name}'s sum", sums, wanted)
-        if by_audience:
-            yield from _sums_by_audience(world, node, {t: s for t, s in by_audience.items() if t in has})
+        visible = {table: visible_sum(world, node, has[table]) for table in has if table in by_audience}
+        yield from _differences(f"{name}'s sum", sums, {table: visible.get(table, scanned[table]) for table in has})
+        if visible:
+            yield from _sums_by_audience(world, node, {table: by_audience[table] for table in visible})
         disagreeing = _status(world, name)["disagreeing"]
         if disagreeing:
             yield f"{name} itself says that {', '.join(disagreeing)} disagree"
@@ -229,9 +231,12 @@ def _sums(world: World, wanted: str) -> Iterator[str]:
 def _sums_by_audience(world: World, node: Node, on_server: Mapping[str, Mapping[str, Sum]]) -> Iterator[str]:
     """Compare a node's sums with those of the audiences that it may see, and see that it has no others."""
     audiences = read_set(world, node)
-    found = world.attempt(node, "audience_sums", again=True)
+    found: dict[str, dict[str, Sum]] = {}
+    with node.reader() as conn:
+        for table, audience, count, total in conn.execute(_DEVICE_SUMS):
+            found.setdefault(table, {})[audience] = (count, total)
     for table in sorted(found.keys() | on_server.keys()):
-        here = {audience: tuple(kept) for audience, kept in found.get(table, {}).items()}
+        here = found.get(table, {})
         there = {audience: s for audience, s in on_server.get(table, {}).items() if audience in audiences}
         yield from sum_differences(f"{node.name}'s sum of {table}", here, there)
 
