@@ -13,10 +13,11 @@ from typing import Any
 from anabranch.scenario.node import Node
 from anabranch.scenario.setting import SetSpec, TableSpec
 from anabranch.scenario.world import World
+from anabranch.store.catalog.sums import sum_to_bytes
 from anabranch.store.cells.binary_cells import quote, read_expression, row_loader
 from anabranch.store.session import binary
 from anabranch.values import Table
-from anabranch.values.canonical import SUM_MODULUS, RowEncoder, table_sum
+from anabranch.values.canonical import RowEncoder, table_sum
 
 Sum = tuple[int, bytes]
 """Count, and hash in 16 bytes."""
@@ -119,7 +120,7 @@ def visible_sum(world: World, node: Node, table: Table) -> Sum:
 
 def _sum(table: Table, rows: Sequence[Sequence[Any]]) -> Sum:
     count, total = table_sum(RowEncoder(table), rows)
-    return count, (total % SUM_MODULUS).to_bytes(16, "big")
+    return count, sum_to_bytes(total)
 
 
 def kept_sums(world: World) -> dict[str, dict[str, Sum]]:
