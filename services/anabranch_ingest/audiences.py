@@ -6,28 +6,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from anabranch.store.audiences.rules import NO_RULES, AudienceRules
+from anabranch.store.audiences.rules import NO_RULES, AudienceRules, claims_text
 from anabranch.store.inbox.append import audiences_text
 
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
     """The audiences that claims give by ``rules``, as ``Arrival`` has them: ``read`` is None where no rule of reading
-    is about claims, ``write`` where there are no rules of writing."""
+    is about claims, ``write`` where there are no rules of writing. ``claims``: all of them as JSON, where row-level
+    security asks for them."""
 
     rules: AudienceRules = NO_RULES
     read: str | None = None
     write: str | None = None
+    claims: str | None = None
 
 
 NOTHING_CLAIMED = Claimed()
 
 
-def claimed(rules: AudienceRules, claims: Mapping[str, Any]) -> Claimed:
-    """The audiences that a token's claims give."""
+def claimed(rules: AudienceRules, claims: Mapping[str, Any], subject: str) -> Claimed:
+    """The audiences that a token's claims give, for a principal of the name ``subject``."""
     if not rules:
         return NOTHING_CLAIMED
     read = audiences_text(rules.read.claimed(claims)) if rules.read.claims else None
     # Rules of writing that are not about claims give nobody anything here; None would mean those of reading.
     write = None if rules.write is None else audiences_text(rules.write.claimed(claims))
-    return Claimed(rules, read, write)
+    return Claimed(rules, read, write, claims_text(subject, claims) if rules.rls_role else None)

@@ -41,7 +41,7 @@ class Opening:
         """Judge the claims anew where the database has other rules by now."""
         rules = database.audience_rules
         if rules is not self.claimed.rules and rules != self.claimed.rules:
-            self.claimed = claimed(rules, self.claims)
+            self.claimed = claimed(rules, self.claims, self.principal)
 
     def call(self, batch_ids: Sequence[str], *, rotates: bool) -> Call:
         """The call for the look at its token. Without a new batch (``rotates`` false) a current token stays as it is,
@@ -109,7 +109,7 @@ def open_call(
         acknowledged=min(request.node_state.acknowledged, position) or -position,
         traceparent=traceparent,
         claims=principal.claims,
-        claimed=claimed(database.audience_rules, principal.claims),
+        claimed=claimed(database.audience_rules, principal.claims, principal.subject),
     )
 
 
@@ -186,6 +186,7 @@ def sort_batches(opening: Opening, received: Sequence[Received]) -> Sorted:
             traceparent,
             read_audiences=read_audiences,
             write_audiences=write_audiences,
+            claims=opening.claimed.claims,
         )
         if refusal is not None:
             arrival.refusal, arrival.refusal_message = refusal

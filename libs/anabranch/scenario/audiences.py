@@ -103,7 +103,9 @@ def audience_sums(world: World, table: Table) -> dict[str, Sum]:
     source = f"{_relation(world, table)} cross join lateral (select to_jsonb(coalesce({expression}))) a(value)"
     with world.conn.transaction():
         _search(world)
-        found = world.conn.execute(f"select distinct o.audience from {source}, lateral ({_OF_ROW}) o(audience)".encode())
+        found = world.conn.execute(
+            f"select distinct o.audience from {source}, lateral ({_OF_ROW}) o(audience)".encode()
+        )
         sums = {}
         for (audience,) in found.fetchall():
             world.conn.execute(_REMEMBER, (json.dumps([audience]),))

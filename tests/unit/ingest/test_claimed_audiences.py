@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from anabranch.runtime.credentials.claims import NO_CLAIMS, frozen
@@ -24,24 +26,34 @@ def arrival(read: str | None = None, write: str | None = None) -> Arrival:
         (AudienceRules(TEAMS), {"teams": "t1"}, '{"team:t1"}', None),
         (AudienceRules(TEAMS), {"teams": 7}, '{"team:7"}', None),
         (AudienceRules(TEAMS), {"team": "t1"}, "{}", None),
-        (AudienceRules(TEAMS), {"teams": [True, None, {"a": 1}, ["t1"], "", "x" * 2_000, "a\0b", "\ud800"]}, "{}", None),
+        (
+            AudienceRules(TEAMS),
+            {"teams": [True, None, {"a": 1}, ["t1"], "", "x" * 2_000, "a\0b", "\ud800"]},
+            "{}",
+            None,
+        ),
         (AudienceRules(QUERIES), {"teams": "t1"}, None, None),
         (AudienceRules(TEAMS, TEAMS), {"teams": "t1"}, '{"team:t1"}', '{"team:t1"}'),
-        (AudienceRules(TEAMS, SetRules({"edits": "team"})), {"teams": "t1", "edits": "t2"}, '{"team:t1"}', '{"team:t2"}'),
+        (
+            AudienceRules(TEAMS, SetRules({"edits": "team"})),
+            {"teams": "t1", "edits": "t2"},
+            '{"team:t1"}',
+            '{"team:t2"}',
+        ),
         # Who may write nothing by claims is not taken for one who may write what it reads.
         (AudienceRules(TEAMS, QUERIES), {"teams": "t1"}, '{"team:t1"}', "{}"),
         (AudienceRules(SetRules(), TEAMS), {"teams": "t1"}, None, '{"team:t1"}'),
     ],
 )
 def test_what_claims_give(rules: AudienceRules, claims: dict[str, object], read: str | None, write: str | None) -> None:
-    found = claimed(rules, frozen(claims))
+    found = claimed(rules, frozen(claims), "alice")
     assert (found.read, found.write) == (read, write)
     assert found.rules is rules
 
 
 def test_without_rules_claims_are_not_looked_at() -> None:
-    assert claimed(NO_RULES, frozen({"teams": ["t1"]})) is NOTHING_CLAIMED
-    assert claimed(AudienceRules(), NO_CLAIMS) is NOTHING_CLAIMED
+    assert claimed(NO_RULES, frozen({"teams": ["t1"]}), "alice") is NOTHING_CLAIMED
+    assert claimed(AudienceRules(), NO_CLAIMS, "alice") is NOTHING_CLAIMED
 
 
 def test_without_audiences_a_statement_gets_empty_arrays() -> None:
@@ -64,3 +76,10 @@ def test_names_are_quoted() -> None:
 def test_texts_that_are_no_audience() -> None:
     assert is_audience("é" * 500)
     assert not any(map(is_audience, ["", "a\0", "é" * 501, "x" * 1_001, "a\udc00"]))
+
+
+def test_all_claims_travel_where_row_level_security_asks_for_them() -> None:
+    found = claimed(
+        AudienceRules(rls_role="app_user"), frozen({"sub": "x", "org": {"id": 1}, "teams": ["t1"]}), "alice"
+    )
+    assert json.loads(found.claims or "") == {"sub": "alice", "org": {"id": 1}, "teams": ["t1"]}

@@ -185,7 +185,9 @@ def with_audience(nodes: str = "[a, b]", steps: str = "[]", audiences: str = AUD
 
 
 def test_audiences_and_who_nodes_are() -> None:
-    nodes = "{a: {principal: alice, claims: {teams: [t1, 2], org: {id: x}}}, b: {tables: [todo], audiences: ['team:t1']}}"
+    nodes = (
+        "{a: {principal: alice, claims: {teams: [t1, 2], org: {id: x}}}, b: {tables: [todo], audiences: ['team:t1']}}"
+    )
     scenario = parse(with_audience(nodes))
     assert scenario.tables[0].audience == "'team:' || title"
     assert scenario.audiences is not None

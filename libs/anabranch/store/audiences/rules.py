@@ -132,7 +132,9 @@ def _claim(claims: Mapping[str, Any], name: str) -> Any:
 
 def _values(claim: Any) -> Iterator[str]:
     if isinstance(claim, str):
-        yield claim
+        # A prefix alone would be an audience of all who have an empty claim.
+        if claim:
+            yield claim
     elif isinstance(claim, int) and not isinstance(claim, bool):
         yield str(claim)
     elif isinstance(claim, Sequence):

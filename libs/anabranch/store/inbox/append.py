@@ -25,8 +25,8 @@ first of them."""
 # transaction held the row. The statement's snapshot may be older than a verdict that is being committed now for the
 # same id. Then the batch is appended although it is decided, and the resolver, which sees both, drops it.
 #
-# Audiences come as numbers of lists, since most batches of a statement have those of their call; where no batch has
-# any, the arrays of the numbers are empty, and unnest gives NULL.
+# Audiences and claims come as numbers of texts, since most batches of a statement have those of their call; where no
+# batch has any, the arrays of the numbers are empty, and unnest gives NULL.
 APPEND = f"""
 with call as materialized ({CALLS}),
 held as materialized (
@@ -55,14 +55,17 @@ admitted as (
 ),
 appended as (
     insert into anabranch.inbox (database_id, batch_id, node_id, principal, basis, prev, payload, payload_sha256,
-                                 traceparent, arrived_ms, refusal, refusal_message, read_audiences, write_audiences)
+                                 traceparent, arrived_ms, refusal, refusal_message, read_audiences, write_audiences,
+                                 claims)
     select a.database_id, a.batch_id, a.node_id, a.principal, a.basis, nullif(a.prev, ''), a.payload,
            a.payload_sha256, nullif(a.traceparent, ''), $12::bigint, nullif(a.refusal, 0),
-           nullif(a.refusal_message, ''), (($27::text[])[a.read::int])::text[], (($27::text[])[a.write::int])::text[]
+           nullif(a.refusal_message, ''), (($27::text[])[a.read::int])::text[], (($27::text[])[a.write::int])::text[],
+           ($27::text[])[a.claims::int]
     from unnest($13::bigint[], $14::bigint[], $15::text[], $16::text[], $17::text[], $18::bigint[], $19::text[],
-                $20::bytea[], $21::bytea[], $22::text[], $23::bigint[], $24::text[], $25::bigint[], $26::bigint[])
+                $20::bytea[], $21::bytea[], $22::text[], $23::bigint[], $24::text[], $25::bigint[], $26::bigint[],
+                $28::bigint[])
         a(number, database_id, batch_id, node_id, principal, basis, prev, payload, payload_sha256, traceparent,
-          refusal, refusal_message, read, write)
+          refusal, refusal_message, read, write, claims)
     where (a.number = 0 or (a.number in (select d.number from admitted d)) is true)
       and (select true from anabranch.batches b
            where b.database_id = a.database_id and b.batch_id = a.batch_id limit 1) is null
@@ -113,7 +116,8 @@ class Arrival:
     ``payload`` is empty where ``refusal`` (an ``anabranch.v1.Reason``, 0 for none) says that it is not valid: it is
     never read then. ``prev`` and ``traceparent`` are empty where there are none. ``read_audiences`` and
     ``write_audiences``: what the caller's claims give, as ``audiences_text`` writes it; None where no rule asks them
-    (``write_audiences``: where those of reading count for writing, too)."""
+    (``write_audiences``: where those of reading count for writing, too). ``claims``: all of them as JSON, where
+    row-level security asks for them."""
 
     database_id: int
     batch_id: str
@@ -129,6 +133,7 @@ class Arrival:
     number: int = 0
     read_audiences: str | None = None
     write_audiences: str | None = None
+    claims: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,11 +210,13 @@ def _audience_columns(arrivals: Sequence[Arrival]) -> list[Parameter]:
     lists: dict[str | None, int] = {None: 0}
     read = [lists.setdefault(a.read_audiences, len(lists)) for a in arrivals]
     write = [lists.setdefault(a.write_audiences, len(lists)) for a in arrivals]
+    claims = [lists.setdefault(a.claims, len(lists)) for a in arrivals]
     texts = [text for text in lists if text is not None]
     return [
         postgres_binary.int8_array(read if texts else []),
         postgres_binary.int8_array(write if texts else []),
         postgres_binary.text_array(texts, "audiences"),
+        postgres_binary.int8_array(claims if texts else []),
     ]
 
 
