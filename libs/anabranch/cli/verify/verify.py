@@ -18,6 +18,7 @@ from anabranch.cli.printable import say
 from anabranch.cli.verify.device import NotComparableError, check_device
 from anabranch.cli.verify.log import RowComparison, contradictions
 from anabranch.cli.verify.sums import differing_audiences, stored_sums
+from anabranch.cli.verify.visibility import check_visibility
 from anabranch.client.errors import ClientError
 from anabranch.store.capture.rows import UndecodableError
 from anabranch.store.capture.triggers import gathering
@@ -54,6 +55,16 @@ def verify(
     take: Annotated[
         bool, typer.Option("--adopt", help="Take tables that differ as they are, and bring them into the log.")
     ] = False,
+    visibility: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--visibility",
+            metavar="PRINCIPAL",
+            help="Compare what this principal's audiences show with what policies let it read instead: its name, or "
+            "its token's claims as a JSON object with sub. May be given several times.",
+            show_default=False,
+        ),
+    ] = None,
     data_dir: DataDir = None,
     postgres_url: PostgresUrl = None,
 ) -> None:
@@ -77,6 +88,10 @@ def verify(
             if take:
                 raise refuse("INVALID_OPTIONS", "--adopt is for the server's tables: a device mends itself")
             differs = _device(conn, database, device, table)
+        elif visibility:
+            if take:
+                raise refuse("INVALID_OPTIONS", "--adopt is for the server's tables, not for what is seen of them")
+            differs = check_visibility(conn, database, [table] if table else database.table_order, visibility)
         else:
             names = [table] if table is not None else list(database.table_order)
             found = [name for name in names if not _table(conn, database, database.tables[name])]
