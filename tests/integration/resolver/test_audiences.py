@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -270,3 +271,34 @@ def test_a_value_that_lost_says_whom_its_row_was_for(rig: ResolverRig) -> None:
     rig.drain()
     found = rig.sql("select column_name, audience_before, audience_after from anabranch.conflicts")
     assert found == [("title", ["team:1"], ["team:2"])]
+
+
+@pytest.mark.slow
+def test_a_grant_among_ten_thousand_principals_costs_what_one_does(make_rig: Any) -> None:
+    members = TABLES + (
+        "create index on membership (user_id);"
+        "insert into membership select 'm' || i, 'user' || i % 10000, i / 100 from generate_series(1, 100000) i;"
+    )
+    rig: ResolverRig = make_rig(members, NAMES, audiences=AUDIENCES, rules=RULES)
+    rig.sql(
+        "insert into anabranch.principals (database_id, principal, memberships, seen_ms) "
+        "select %s, 'user' || i, array(select distinct 'team:' || team_id from app.membership "
+        "where user_id = 'user' || i) || ('user:user' || i), 0 from generate_series(0, 9999) i",
+        [rig.database.id],
+    )
+    rig.sql("analyze")
+    rig.sql("insert into app.open_to_all values ('warm', '')")
+    rig.drain()
+    assert rig.commit is not None
+
+    def group_s(statement: str) -> float:
+        rig.sql(statement)
+        began = time.perf_counter()
+        rig.commit(rig.database.id, 100, 0)
+        return time.perf_counter() - began
+
+    plain = min(group_s(f"insert into app.open_to_all values ('{i}', '')") for i in range(10))
+    granted = min(group_s(f"insert into app.membership values ('new{i}', 'user{i}', 'new')") for i in range(10))
+    assert [(one[0], one[1]) for one in changes(rig)] == [(f"user{i}", ["team:new"]) for i in range(10)]
+    # A look at every principal, or at every membership, takes a tenth of a second and more.
+    assert granted < plain + 0.05, (plain, granted)
