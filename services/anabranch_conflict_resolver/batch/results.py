@@ -12,10 +12,13 @@ from anabranch.store.group.chain import Joined
 from anabranch.store.group.rows import Row
 from anabranch.store.inbox.parking import Parking
 from anabranch.store.inbox.take import Taken
+from anabranch.v1 import errors_pb2
 from anabranch.values import Cell
 from anabranch.wire.effects import Effect
 from anabranch_conflict_resolver.batch.decode import Decoded
 from anabranch_conflict_resolver.batch.shown import AudienceChanges, Shown
+
+_FORBIDDEN = "its audiences are none of those that the principal may write to, or a policy of the table hides it"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,6 +124,18 @@ class Waiting:
     taken: Taken
     parking: Parking
     why: str
+
+
+def forbidden(candidate: Candidate, write: Write) -> Rejection:
+    """The rejection of a batch that writes to a row, or leaves one, that its principal may not write."""
+    return Rejection(
+        candidate.taken,
+        errors_pb2.REASON_FORBIDDEN,
+        f'this principal may not write the row of table "{write.table}", as it was or as it would be: {_FORBIDDEN}',
+        write.mutation,
+        write.table,
+        candidate.decoded.keys[write.table, write.key],
+    )
 
 
 def numbered(changes: Sequence[Change], spills: Sequence[Spill]) -> Iterator[tuple[int, Change]]:

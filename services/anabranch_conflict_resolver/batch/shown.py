@@ -11,12 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
 
-from anabranch.store.audiences.row_audiences import Audiences
+from anabranch.store.audiences.row_audiences import Audiences, RowAudiences
 from anabranch.store.group.rows import Row
 from anabranch.store.session.engine import Session
 from anabranch.wire.effects import UPDATE, Effect, EffectBuilder
 from anabranch.wire.large_effects import LargeEffect, LargeEffectBuilder
-from anabranch_conflict_resolver.group.table import SyncedTable
 
 AudienceChanges = dict[tuple[str, str], tuple[int, int]]
 """By table and audience, what to add to the count and the hash of its rows."""
@@ -32,46 +31,48 @@ class Shown:
     sums: Sequence[tuple[str, int, int]] = ()
 
 
-def learn(conn: Session, tables: Mapping[str, SyncedTable], rows: Iterable[tuple[str, Row | None]]) -> None:
-    """Evaluate the audiences of rows, with their tables' names, as far as these are restricted: a statement a table.
+def learn(conn: Session, restricted: Mapping[str, RowAudiences], rows: Iterable[tuple[str, Row | None]]) -> None:
+    """Evaluate the audiences of rows, with their tables' names, as far as these are ``restricted``: a statement a
+    table.
 
     Raises:
         psycopg.Error: Postgres refused an expression.
     """
+    if not restricted:
+        return
     by_table: dict[str, list[Row]] = {}
     for name, row in rows:
-        if row is not None and tables[name].audiences is not None:
+        if row is not None and name in restricted:
             by_table.setdefault(name, []).append(row)
     for name, of_table in by_table.items():
-        audiences = tables[name].audiences
-        assert audiences is not None
-        audiences.learn(conn, of_table)
-
-
-@overload
-def shown(table: SyncedTable, before: Row | None, after: Row | None, effect: Effect) -> tuple[Effect, Shown | None]: ...
+        restricted[name].learn(conn, of_table)
 
 
 @overload
 def shown(
-    table: SyncedTable,
+    audiences: RowAudiences | None, effects_of: EffectBuilder, before: Row | None, after: Row | None, effect: Effect
+) -> tuple[Effect, Shown | None]: ...
+
+
+@overload
+def shown(
+    audiences: RowAudiences | None,
+    effects_of: EffectBuilder | LargeEffectBuilder,
     before: Row | None,
     after: Row | None,
     effect: Effect | LargeEffect,
-    effects_of: EffectBuilder | LargeEffectBuilder,
 ) -> tuple[Effect | LargeEffect, Shown | None]: ...
 
 
 def shown(
-    table: SyncedTable,
+    audiences: RowAudiences | None,
+    effects_of: EffectBuilder | LargeEffectBuilder,
     before: Row | None,
     after: Row | None,
     effect: Effect | LargeEffect,
-    effects_of: EffectBuilder | LargeEffectBuilder | None = None,
 ) -> tuple[Effect | LargeEffect, Shown | None]:
-    """The effect as it is logged, and whom the row is for; None for an open table. The audiences of both rows are
-    learned."""
-    audiences = table.audiences
+    """The effect as it is logged, and whom the row is for; None for an open table, which has no ``audiences``. Those of
+    both rows are learned."""
     if audiences is None:
         return effect, None
     was = audiences.of(before) if before is not None else ()
@@ -79,11 +80,10 @@ def shown(
     if effect.type == UPDATE and was != now:
         assert before is not None
         assert after is not None
-        builder = effects_of or table.effects
-        old, new = builder.row_hash(before), builder.row_hash(after)
+        old, new = effects_of.row_hash(before), effects_of.row_hash(after)
         sums = [(one, -1, -old) for one in was if one not in now]
         sums += [(one, 0, new - old) if one in was else (one, 1, new) for one in now]
-        return builder.whole_update(before, after), Shown(was, now, sums)
+        return effects_of.whole_update(before, after), Shown(was, now, sums)
     if not effect.count_change and not effect.hash_change:
         return effect, Shown(was, now)
     return effect, Shown(was, now, [(one, effect.count_change, effect.hash_change) for one in now or was])

@@ -12,9 +12,9 @@ from functools import partial
 from anabranch.merge import Write
 from anabranch.store.group.waves import DatabaseError, wave
 from anabranch.store.inbox.parking import Parking
-from anabranch_conflict_resolver.batch.results import Accepting, Candidate, Made, Rejection, Result
+from anabranch_conflict_resolver.batch.results import Accepting, Candidate, Made, Rejection, Result, forbidden
 from anabranch_conflict_resolver.blame.evidence import LOCK_NOT_AVAILABLE
-from anabranch_conflict_resolver.blame.rejections import fault_of, forbidden, no_effect, refused
+from anabranch_conflict_resolver.blame.rejections import fault_of, no_effect, refused
 from anabranch_conflict_resolver.blame.suspects import Suspects
 from anabranch_conflict_resolver.group.context import Context, Progress
 from anabranch_conflict_resolver.group.cuts import plans, up_to

@@ -18,6 +18,7 @@ from anabranch.store.group.denied import missing
 from anabranch.store.group.value_probe import refused_column
 from anabranch.store.session.errors import BatchReason, Fault
 from anabranch.values import Cell, Table
+from anabranch_conflict_resolver.blame.taken_words import taken_words
 from anabranch_conflict_resolver.group.context import Context
 
 _NAME_CHARACTERS = 63
@@ -106,10 +107,7 @@ def _constraint(context: Context, write: Write, sqlstate: str, name: str, table:
             return f'rows of table "{table}" still refer to this row (foreign key "{name}")'
         return f'the row that foreign key "{name}" of table "{table}" refers to is not there'
     if sqlstate == _UNIQUE:
-        known = context.synced.database.constraints.get(table)
-        columns = next((one.columns for one in known.unique if one.name == name), ()) if known else ()
-        of = f" of column{'s' if len(columns) > 1 else ''} {', '.join(map(_quoted, columns))}" if columns else ""
-        return f'another row of table "{table}" has this value{of} already (constraint "{name}")'
+        return taken_words(context.synced.database, table, name)
     if sqlstate == _CHECK:
         return f'the row does not meet check "{name}" of table "{table}"'
     if sqlstate == _EXCLUSION:

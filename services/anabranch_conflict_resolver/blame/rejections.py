@@ -17,7 +17,6 @@ from anabranch_conflict_resolver.group.context import Context
 from anabranch_conflict_resolver.group.setback import Setback, Why
 from anabranch_conflict_resolver.group.view import View
 
-_AUDIENCES = "its audiences are none of those that the principal may write to, or a policy of the table hides it"
 _FAILURES = frozenset({errors_pb2.REASON_CONSTRAINT, errors_pb2.REASON_NO_EFFECT, errors_pb2.REASON_FORBIDDEN})
 
 
@@ -51,18 +50,6 @@ def no_effect(view: View, candidate: Candidate, write: Write) -> Rejection:
     key, row = _row_of(view, candidate, write)
     return Rejection(
         candidate.taken, errors_pb2.REASON_NO_EFFECT, message, write.mutation, write.table, key, server_row=row
-    )
-
-
-def forbidden(candidate: Candidate, write: Write) -> Rejection:
-    """The rejection of a batch that writes to a row, or leaves one, that its principal may not write."""
-    return Rejection(
-        candidate.taken,
-        errors_pb2.REASON_FORBIDDEN,
-        f'this principal may not write the row of table "{write.table}", as it was or as it would be: {_AUDIENCES}',
-        write.mutation,
-        write.table,
-        candidate.decoded.keys[write.table, write.key],
     )
 
 

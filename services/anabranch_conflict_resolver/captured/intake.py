@@ -29,8 +29,15 @@ from anabranch_conflict_resolver.captured.order import (
     is_chain,
     is_settled,
 )
-from anabranch_conflict_resolver.captured.server_batches import Drained, Origin, ServerBatch, Step, server_batch_id
-from anabranch_conflict_resolver.captured.steps import know, rows_of, steps_of
+from anabranch_conflict_resolver.captured.server_batches import (
+    Drained,
+    Origin,
+    ServerBatch,
+    Step,
+    rows_of,
+    server_batch_id,
+)
+from anabranch_conflict_resolver.captured.steps import know, steps_of
 from anabranch_conflict_resolver.group.context import Context
 from anabranch_conflict_resolver.group.tables import SyncedDatabase
 from anabranch_conflict_resolver.group.versions import changed_versions
@@ -53,7 +60,7 @@ def log_rows(
     steps = steps_of(context.conn, synced, rows)
     ordered = in_order(context, [steps[row.xid] for row in ends])
     know(context.conn, synced, view, {step.at for one in ordered for step in one})
-    learn(context.conn, synced.tables, rows_of(step for one in ordered for step in one))
+    learn(context.conn, synced.restricted, rows_of(step for one in ordered for step in one))
     remembering = _remembers(synced)
     batches: list[ServerBatch] = []
     for row, made in zip(ends, ordered, strict=True):
@@ -90,7 +97,7 @@ def _log_now(context: Context, batch: ServerBatch, steps: Sequence[Step], rememb
     conn, synced = context.conn, context.synced
     view = View()
     know(conn, synced, view, {step.at for step in steps})
-    learn(conn, synced.tables, rows_of(steps))
+    learn(conn, synced.restricted, rows_of(steps))
     batch.add(view, steps, remembering)
     begun, changed = changed_versions(synced.tables, view)
     large = batch.cut_large()

@@ -7,7 +7,7 @@ the batch's number in it: smaller than every device's, and in the order of the l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Protocol
@@ -55,6 +55,13 @@ class Step:
     link: Link
     depth: int
     rekeyed: bool = False
+
+
+def rows_of(steps: Iterable[Step]) -> Iterator[tuple[str, Row | None]]:
+    """The rows before and after changes, each with its table's name."""
+    for step in steps:
+        yield step.at[0], step.before
+        yield step.at[0], step.after
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +159,7 @@ class ServerBatch:
                     continue
                 index = table.table.index
                 values = {column: after[index[column]] for column in effect.changed}
-            effect, seen = shown(table, before, after, effect, effects_of)
+            effect, seen = shown(table.audiences, effects_of, before, after, effect)
             histories.note_audiences(at, seen, there=after is not None)
             add_sums(self.audience_changes, name, seen)
             if seen is not None and before is not None and seen.after and seen.before != seen.after:

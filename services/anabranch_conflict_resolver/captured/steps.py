@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from anabranch.merge import RowState
 from anabranch.store.capture import captured
@@ -46,13 +46,6 @@ def steps_of(conn: Session, synced: SyncedDatabase, rows: Sequence[Captured]) ->
 
 def _at(table: SyncedTable, row: Row | None) -> RowKey | None:
     return None if row is None else (table.table.name, key_text([row[i] for i in table.table.key_index]))
-
-
-def rows_of(steps: Iterable[Step]) -> Iterator[tuple[str, Row | None]]:
-    """The rows before and after changes, each with its table's name."""
-    for step in steps:
-        yield step.at[0], step.before
-        yield step.at[0], step.after
 
 
 def know(conn: Session, synced: SyncedDatabase, view: View, rows: Iterable[RowKey]) -> None:

@@ -28,7 +28,8 @@ from anabranch_conflict_resolver.captured.drain import drain
 from anabranch_conflict_resolver.group.context import Context, Progress
 from anabranch_conflict_resolver.group.cuts import at_once, in_order, in_waves
 from anabranch_conflict_resolver.group.next_try import Attempt, Retry, Tried, is_in_company, next_try
-from anabranch_conflict_resolver.group.rights import expected_rows, rights_of
+from anabranch_conflict_resolver.group.rights import rights_of
+from anabranch_conflict_resolver.group.seen import expected_rows
 from anabranch_conflict_resolver.group.setback import Setback, Why
 from anabranch_conflict_resolver.group.view import load_view
 from anabranch_conflict_resolver.group.waves import run_waves
@@ -265,7 +266,7 @@ def _load(context: Context, attempt: Attempt, candidates: Sequence[Candidate]) -
     changed = drained is not None and bool(drained.changed)
     rights = rights_of(context, candidates, memberships_changed=changed)
     if rights:
-        learn(context.conn, context.synced.tables, expected_rows(context.synced, view, candidates))
+        learn(context.conn, context.synced.restricted, expected_rows(context.synced, view, candidates))
     return Progress(view, watched, keys.keys(), drained=drained, rights=rights)
 
 

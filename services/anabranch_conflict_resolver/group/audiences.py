@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from anabranch.store.audiences.affected import ChangedRows, affected, evaluate_known
 from anabranch.store.audiences.principals import Given
 from anabranch.store.audiences.sums import AudienceSums, read_audience_sums
+from anabranch.store.catalog.databases import Database
 from anabranch.store.session.engine import Session
 from anabranch.values.canonical import SUM_MODULUS
 from anabranch_conflict_resolver.batch.shown import AudienceChanges
-from anabranch_conflict_resolver.group.context import Context
 from anabranch_conflict_resolver.group.table import SyncedTable
 
 
@@ -29,9 +29,8 @@ def new_audience_sums(
     return after
 
 
-def changed_sets(context: Context, changed: ChangedRows) -> Mapping[str, tuple[Given, Given]]:
+def changed_sets(conn: Session, database: Database, changed: ChangedRows) -> Mapping[str, tuple[Given, Given]]:
     """What membership queries gave principals before the group and give them with it, of those for whom it changed."""
     if not changed:
         return {}
-    database = context.synced.database
-    return evaluate_known(context.conn, database, affected(context.conn, database, changed))
+    return evaluate_known(conn, database, affected(conn, database, changed))

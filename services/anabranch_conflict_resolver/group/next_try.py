@@ -12,8 +12,8 @@ from types import MappingProxyType
 from anabranch.store.inbox.parking import Parking
 from anabranch.values import Cell
 from anabranch_conflict_resolver.batch.decode import RowKey
-from anabranch_conflict_resolver.batch.results import Candidate, Rejection, Result, Waiting
-from anabranch_conflict_resolver.blame.rejections import forbidden, no_effect
+from anabranch_conflict_resolver.batch.results import Candidate, Rejection, Result, Waiting, forbidden
+from anabranch_conflict_resolver.blame.rejections import no_effect
 from anabranch_conflict_resolver.group.cuts import levels
 from anabranch_conflict_resolver.group.setback import RefusedKey, Setback, Why
 from anabranch_conflict_resolver.group.view import View

@@ -277,7 +277,7 @@ def record(
             known_sums.update(take.read_sums(conn, unknown))
         sums = new_sums(tables, records, known_sums)
         of_audiences = new_audience_sums(conn, tables, records.audience_changes, known_audience_sums)
-        changes = changed_sets(context, records.changed)
+        changes = changed_sets(conn, context.synced.database, records.changed)
         parked_before = head.any_parked
         link, between = write(
             context,
@@ -362,7 +362,13 @@ def write(
     return link, Between.OWN if own.fetchone() else Between.OF_OTHERS
 
 
-def _group_row(context: Context, records: Records, sums: Sums, audience_sums: AudienceSums, link: bytes) -> GroupRow:
+def _group_row(
+    context: Context,
+    records: Records,
+    sums: Sums,
+    audience_sums: Mapping[tuple[int, str], tuple[int, int]],
+    link: bytes,
+) -> GroupRow:
     names = {table.table.id: name for name, table in context.synced.tables.items()}
     serialized = [
         position_pb2.TableSum(table=names[number], count=count, hash=sum_to_bytes(total)).SerializeToString()

@@ -10,7 +10,7 @@ from anabranch_conflict_resolver.batch.results import Accepting, Candidate, Reje
 from anabranch_conflict_resolver.batch.rights import Rights
 from anabranch_conflict_resolver.functions.ask import PutOff, Unanswered, with_answers
 from anabranch_conflict_resolver.group.context import Context, Progress
-from anabranch_conflict_resolver.group.rights import refusal, seen_states
+from anabranch_conflict_resolver.group.seen import refusal, seen_states
 from anabranch_conflict_resolver.group.setback import Setback, Why
 from anabranch_conflict_resolver.group.view import View
 
@@ -67,7 +67,7 @@ def decide(context: Context, progress: Progress, candidate: Candidate) -> Accept
 
 
 def _allowed(context: Context, view: View, accepting: Accepting, rights: Rights | None) -> Accepting | Rejection:
-    return refusal(context, view, accepting, rights) or accepting
+    return refusal(context.synced, view, accepting, rights) or accepting
 
 
 def _out_of_turn(context: Context, view: View, candidate: Candidate) -> bool:

@@ -88,7 +88,8 @@ def carry_out(
         gone: dict[str, set[str]] = {}
         for table, keys in deleted:
             gone.setdefault(table, set()).update(keys())
-    learn(conn, tables, ((table, row) for table, rows in stored.items() for row in rows.values()))
+    restricted = {name: one for name in stored if (one := tables[name].audiences) is not None}
+    learn(conn, restricted, ((table, row) for table, rows in stored.items() for row in rows.values()))
     ineffective: dict[str, Write] = {}
     done: list[list[_Step]] = []
     for (accepting, _), steps in zip(jobs, expected, strict=True):
@@ -211,7 +212,7 @@ def _expect(
             if not _is_known(table, row):
                 steps.append(_Step(at, write))
                 continue
-            effect, seen = shown(table, None, row, table.effects.insert(row))
+            effect, seen = shown(table.audiences, table.effects, None, row, table.effects.insert(row))
         elif kind is _UPDATE and values and not write.defaults:
             before = rows[at]
             row = before.copy()
@@ -221,7 +222,7 @@ def _expect(
             if not _is_known(table, row):
                 steps.append(_Step(at, write))
                 continue
-            effect, seen = shown(table, before, row, table.effects.update(before, row))
+            effect, seen = shown(table.audiences, table.effects, before, row, table.effects.update(before, row))
         else:
             known_later = write.defaults and kind is not None
             steps.append(
@@ -261,7 +262,7 @@ def _derive(
     else:
         effect = table.effects.update(view.rows[at], row)
     known = dict(zip(table.names, row, strict=True)) if stored and row is not None else None
-    effect, seen = shown(table, before, after, effect)
+    effect, seen = shown(table.audiences, table.effects, before, after, effect)
     return _Step(at, write, row, effect, applied(view.states.get(at), accepting.batch, write, known), seen)
 
 

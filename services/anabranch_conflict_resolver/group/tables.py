@@ -46,6 +46,8 @@ class SyncedDatabase:
     """By table, the synced tables that refer to it, each with the foreign key."""
     growing: Growing = field(default_factory=dict)
     """Columns of captured rows whose values grow."""
+    restricted: Mapping[str, RowAudiences] = field(default_factory=dict)
+    """By restricted table, the audiences of its rows."""
     unreadable: set[str] = field(default_factory=set)
     """Tables that have drifted so far from their registration that their captured changes can't be read."""
 
@@ -93,9 +95,21 @@ def compile_database(
                 referrers.setdefault(key.to_table, []).append((name, key))
     may_cause = _may_cause(database, with_code)
     growing = growing_columns(list(database.tables.values()))
+    restricted = {name: one.audiences for name, one in tables.items() if one.audiences is not None}
     torn = set(database.torn)
     return SyncedDatabase(
-        database, decoder, tables, primary_keys, writers, once_a_group, asks, may_cause, referrers, growing, torn
+        database,
+        decoder,
+        tables,
+        primary_keys,
+        writers,
+        once_a_group,
+        asks,
+        may_cause,
+        referrers,
+        growing,
+        restricted,
+        torn,
     )
 
 

@@ -97,9 +97,9 @@ def load_view(
         else:
             state.version = version
     view.versioned, view.busy = frozenset(versioned), frozenset(busy)
-    learn(conn, tables, ((name, row) for (name, _), row in rows.items()))
-    for at, row in rows.items():
-        audiences = tables[at[0]].audiences
-        if audiences is not None:
-            view.audiences[at] = audiences.of(row)
+    restricted = {name: one for name in by_table if (one := tables[name].audiences) is not None}
+    learn(conn, restricted, ((name, row) for (name, _), row in rows.items()))
+    for at, row in rows.items() if restricted else ():
+        if at[0] in restricted:
+            view.audiences[at] = restricted[at[0]].of(row)
     return view

@@ -105,7 +105,7 @@ def absorb(context: Context, progress: Progress, accepting: Accepting, made: Mad
     keys = {at: key_of(steps[0]) for at, steps in rows.items()}
     progress.caused.update(keys)
     stand = rows_now(conn, synced.tables, keys)
-    learn(conn, synced.tables, touched_rows(rows, view, stand))
+    learn(conn, synced.restricted, touched_rows(rows, view, stand))
     for at, steps in rows.items():
         policy = synced.database.table_policy(at[0])
         change = carry_over(policy, view, view, accepting, at, steps, stand.get(at))

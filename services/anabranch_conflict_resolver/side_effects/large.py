@@ -85,7 +85,7 @@ def _log(
     know(conn, synced, view, held)
     know(conn, synced, apart, rows.keys() - held)
     stand = {} if gone else rows_now(conn, tables, {at: key_of(steps[0]) for at, steps in rows.items()})
-    learn(conn, tables, touched_rows(rows, view, stand))
+    learn(conn, synced.restricted, touched_rows(rows, view, stand))
     log: list[LogRow] = []
     came: list[tuple[int, str]] = []
     taken = accepting.candidate.taken

@@ -17,8 +17,7 @@ from anabranch_conflict_resolver.batch.decode import RowKey
 from anabranch_conflict_resolver.batch.results import Accepting, Change
 from anabranch_conflict_resolver.batch.shown import shown
 from anabranch_conflict_resolver.captured.order import end_to_end
-from anabranch_conflict_resolver.captured.server_batches import Step
-from anabranch_conflict_resolver.captured.steps import rows_of
+from anabranch_conflict_resolver.captured.server_batches import Step, rows_of
 from anabranch_conflict_resolver.group.setback import Setback, Why
 from anabranch_conflict_resolver.group.table import SyncedTable
 from anabranch_conflict_resolver.group.view import View
@@ -107,7 +106,7 @@ def _forward(
         values = {column: after[index[column]] for column in effect.changed}
         state = RowState(dict(zip(names, before, strict=True)), version)
         view.rows[at] = after
-    logged, seen = shown(table, before, after, effect)
+    logged, seen = shown(table.audiences, table.effects, before, after, effect)
     view.note_audiences(at, seen, there=after is not None)
     # The rules may later ask whose write this one overtakes, as after a write that a batch names itself.
     remember = policy.resurrect or policy.delete == "wins"
