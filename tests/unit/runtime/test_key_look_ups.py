@@ -1,15 +1,21 @@
-"""A look-up of keys that fails for one fails for that one alone."""
+"""A look-up of keys that fails for one fails for that one alone; keys of open streams are read again in one."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from anabranch.clock import Clock
 from anabranch.runtime.credentials import keys
+from anabranch.runtime.credentials.auth import Authenticator, Identity
 from anabranch.runtime.credentials.keys import KeyDirectory
+from anabranch.runtime.credentials.principal import Principal
 from anabranch.runtime.errors import CallError
+from anabranch.store.nodes import api_keys
 from anabranch.store.nodes.api_keys import ApiKey, split_key
 from anabranch.v1 import errors_pb2
 
@@ -22,14 +28,20 @@ class Table(KeyDirectory):
     def __init__(self, bad: set[str]) -> None:
         super().__init__(None)  # type: ignore[arg-type]
         self.bad = bad
+        self.gone: set[str] = set()
         self.statements = 0
 
     async def _read(self, ids: list[str]) -> dict[str, ApiKey]:
+        return self._keep(await self.read(None, ids))
+
+    async def read(self, conn: object, ids: Sequence[str]) -> dict[str, ApiKey]:
+        """The statement, of the pool or of a session."""
         self.statements += 1
         await asyncio.sleep(0)
         if self.bad.intersection(ids):
             raise ValueError("no text that Postgres takes")
-        return {key_id: ApiKey(key_id, b"", key_id, None, "device", 0, None, None) for key_id in ids}
+        there = [key_id for key_id in ids if key_id not in self.gone]
+        return {key_id: ApiKey(key_id, b"", key_id, None, "device", 0, None, None) for key_id in there}
 
 
 async def found(table: Table, ids: list[str]) -> list[Any]:
@@ -59,6 +71,42 @@ def test_a_look_up_that_fails_for_all_ends_soon() -> None:
     answers = asyncio.run(found(table, GOOD))
     assert {type(answer) for answer in answers} == {CallError}
     assert table.statements < 6 * keys.MOST_FAULTS
+
+
+@pytest.mark.parametrize("with_session", [True, False])
+def test_keys_whose_rows_are_gone_cost_a_look_no_more_statements(
+    monkeypatch: pytest.MonkeyPatch, with_session: bool
+) -> None:
+    table = Table(set())
+    monkeypatch.setattr(api_keys, "afind", table.read)
+    conn: Any = object() if with_session else None
+    streams = [Identity(Principal(key_id, "device", None, None), key_id) for key_id in GOOD]
+    judge = Authenticator(table, None, Clock())  # type: ignore[arg-type]
+
+    async def looks() -> list[set[Identity]]:
+        found = [await judge.ended(streams, conn)]
+        table.gone = set(GOOD[10:])
+        # A stream takes a moment to end: the look after it judges it again.
+        return [*found, await judge.ended(streams, conn), await judge.ended(streams, conn)]
+
+    assert asyncio.run(looks()) == [set(), set(streams[10:]), set(streams[10:])]
+    assert table.statements == 3
+    assert table.cached(GOOD[0]) is not None
+    assert table.cached(GOOD[10]) is None
+
+
+def test_a_look_keeps_the_keys_of_streams_and_forgets_those_that_nobody_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table(set())
+    now = 1_000.0
+    monkeypatch.setattr(keys, "time", SimpleNamespace(monotonic=lambda: now))
+
+    async def looks() -> None:
+        nonlocal now
+        await found(table, GOOD[:2])
+        now += keys.IDLE_S + 1
+        assert set(await table.confirm([GOOD[0]], None)) == {GOOD[0]}
+
+    asyncio.run(looks())
 
 
 @pytest.mark.parametrize(

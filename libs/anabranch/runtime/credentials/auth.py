@@ -55,17 +55,13 @@ class Authenticator:
 
     async def ended(self, identities: Iterable[Identity], conn: AsyncSession | None) -> set[Identity]:
         """Return the identities whose credentials are no longer good. Keys are read again, in one statement of ``conn``
-        or, without one, of the pool.
+        or, without one, of the pool, however many of their rows are gone.
 
         Raises:
             psycopg.Error, TimeoutError: the database does not answer; no identity is judged then.
-            CallError: a key is no longer known, and can't be looked up now.
         """
         asked = set(identities)
-        for identity in asked:
-            if identity.key_id is not None:
-                self._keys.cached(identity.key_id)  # in use, so not to be forgotten
-        await self._keys.confirm(conn)
+        keys = await self._keys.confirm((one.key_id for one in asked if one.key_id is not None), conn)
         now_ms = self._clock.now_ms()
         ended = set()
         for identity in asked:
@@ -74,7 +70,7 @@ class Authenticator:
             ):
                 ended.add(identity)
             elif identity.key_id is not None:
-                key = await self._keys.find(identity.key_id)
+                key = keys.get(identity.key_id)
                 if key is None or key.ended(now_ms):
                     ended.add(identity)
         return ended

@@ -2,11 +2,11 @@
 
 State: a bounded cache, id -> (key, confirmed, used). An entry answers calls while it was confirmed no longer
 than ``TRUST_S`` ago. ``confirm`` reads every cached id again in one statement, when a notification tells of a
-revocation and several times in two seconds without one (``credential_watch``): so a revocation is noticed within a
-second at no cost to calls; ids that were not used for ``IDLE_S`` are forgotten. Ids that are not cached are looked up
-together: calls that come while one look-up is under way share the next one, so that any number of callers with made-up
-keys hold one connection at most. A look-up that fails, and not for want of a database, is done again in halves, down
-to the id at fault: it fails for its own callers alone.
+revocation and several times in two seconds without one (``watch``): so a revocation is noticed within a second at no
+cost to calls; ids that were not used for ``IDLE_S`` are forgotten. Ids that are not cached are looked up together:
+calls that come while one look-up is under way share the next one, so that any number of callers with made-up keys hold
+one connection at most. A look-up that fails, and not for want of a database, is done again in halves, down to the id
+at fault: it fails for its own callers alone.
 Everything here runs in one event loop.
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import structlog
@@ -116,19 +117,24 @@ class KeyDirectory:
             self._entries.popitem(last=False)
         return found
 
-    async def confirm(self, conn: AsyncSession | None) -> None:
-        """Read every cached key again, by ``conn`` or by the pool. Raises psycopg.Error or TimeoutError where the
-        database does not answer."""
-        horizon = time.monotonic() - IDLE_S
-        for key_id in [key_id for key_id, entry in self._entries.items() if entry.used < horizon]:
-            del self._entries[key_id]
-        ids = list(self._entries)
-        if not ids:
-            return
-        found = await self._read(ids) if conn is None else self._keep(await api_keys.afind(conn, ids))
-        for key_id in ids:
-            if key_id not in found:
-                self._entries.pop(key_id, None)
+    async def confirm(self, ids: Iterable[str], conn: AsyncSession | None) -> dict[str, ApiKey]:
+        """Read these keys, which are in use, and every cached one again, in one statement of ``conn`` or of the pool;
+        gives those that there are. Raises psycopg.Error or TimeoutError where the database does not answer."""
+        asked, now = set(ids), time.monotonic()
+        for key_id, entry in list(self._entries.items()):
+            if key_id in asked:
+                entry.used = now
+                self._entries.move_to_end(key_id)
+            elif now - entry.used > IDLE_S:
+                del self._entries[key_id]
+        asked.update(self._entries)
+        if not asked:
+            return {}
+        wanted = list(asked)
+        found = await self._read(wanted) if conn is None else self._keep(await api_keys.afind(conn, wanted))
+        for key_id in asked - found.keys():
+            self._entries.pop(key_id, None)
+        return found
 
 
 def _fail(future: asyncio.Future[ApiKey | None], why: str) -> None:
