@@ -2,8 +2,9 @@
 
 A revoked key is told of by a notification, and looked for every ``POLL_S`` without one: it ends within a second. This
 has a session of its own, because the pool's may all be in use; while there is none, the pool serves. Any role may
-notify: a flood ends the listening for ``DEAF_S``, and looks go on. A stream's expiry needs no look: it has a timer
-(``calls.streams``), which is only looked after here in case that the clock was set.
+notify: looks keep a distance of ``LEAST_S``, and a flood ends the listening for ``DEAF_S``, while looks go on. A
+stream's expiry needs no look: it has a timer (``calls.streams``), which is only looked after here in case that the
+clock was set.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from anabranch.v1 import errors_pb2
 POLL_S = 0.7
 GATHER_S = 0.02
 """Notifications that come within this time lead to one look."""
+LEAST_S = 0.2
+"""Between two looks, at least, however many notifications come: each look is a query."""
 DEAF_S = 60.0
 _CLOSE_S = 1.0
 _log = structlog.get_logger()
@@ -40,6 +43,7 @@ class CredentialWatch:
         self._streams = streams
         self._session: AsyncSession | None = None
         self._deaf_until_s = 0.0
+        self._looked_s = -LEAST_S
 
     async def run(self) -> None:
         """Look, again and again."""
@@ -89,6 +93,9 @@ class CredentialWatch:
             _log.warning("credentials can't be looked at now", detail=again)
 
     async def _look(self, session: AsyncSession | None) -> None:
+        # A notification that comes meanwhile waits in the session, and leads to the next look.
+        await asyncio.sleep(self._looked_s + LEAST_S - time.monotonic())
+        self._looked_s = time.monotonic()
         ended = await self._authenticator.ended(self._streams.identities(), session)
         if ended:
             failure = CallError(errors_pb2.REASON_CREDENTIALS_EXPIRED, "the credentials have expired or were revoked")
@@ -97,4 +104,4 @@ class CredentialWatch:
 
 
 def _passes(error: Exception) -> bool:
-    return isinstance(error, TimeoutError | CallError) or is_unavailable(error)
+    return isinstance(error, TimeoutError) or is_unavailable(error)
