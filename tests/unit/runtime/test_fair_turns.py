@@ -107,6 +107,30 @@ def test_a_principal_has_all_turns_alone_and_few_beside_others(monkeypatch: pyte
     asyncio.run(run())
 
 
+def test_what_nobody_asked_for_is_not_held_to_few_turns() -> None:
+    """It is that of several: the tails of all databases take turns so."""
+
+    async def run() -> None:
+        turns = FairTurns(4, beside=1)
+        await turns.take("principal")
+        for _ in range(3):
+            await asyncio.wait_for(turns.take(""), 1)
+        assert turns.held == 4
+
+    asyncio.run(run())
+
+
+def test_what_nobody_asked_for_leaves_turns_to_principals_where_one_has_not_all() -> None:
+    async def run() -> None:
+        turns = FairTurns(4, of_one=3, beside=1)
+        for _ in range(3):
+            await turns.take("")
+        assert not turns.is_free("")
+        assert turns.is_free("principal")
+
+    asyncio.run(run())
+
+
 def test_a_neighbours_turns_wait_for_one_turn_of_a_busy_principal_each() -> None:
     async def run(beside: int | None) -> int:
         """How many steps of the busy one go before the last of three turns of its neighbour."""

@@ -6,7 +6,8 @@ Everything in one event loop.
 
 Turns in order are not enough where what is done in them shares one processor: a principal that holds all turns but one
 makes each step of the one beside it wait for as many steps of its own. So one principal may be held to fewer turns
-while others take some, and has all of them when it is alone.
+while others take some, and has all of them when it is alone. What no principal asked for is never held back so: it is
+beside nobody.
 """
 
 from __future__ import annotations
@@ -136,10 +137,10 @@ class FairTurns:
 
     def _may_hold_more(self, subject: str) -> bool:
         held = self._held[subject]
-        if held < self._beside:
-            return True
         if held >= self._of_one:
             return False
+        if held < self._beside or not subject:
+            return True
         others_s = self._before_s if subject == self._latest else self._latest_s
         return time.monotonic() - others_s >= ALONE_S
 
