@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -127,6 +128,56 @@ def test_what_nobody_asked_for_leaves_turns_to_principals_where_one_has_not_all(
             await turns.take("")
         assert not turns.is_free("")
         assert turns.is_free("principal")
+
+    asyncio.run(run())
+
+
+def test_a_principal_that_becomes_alone_gets_the_free_turns_though_nothing_else_happens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fair_turns, "ALONE_S", 0.05)
+
+    async def run() -> None:
+        told = 0
+
+        def tell() -> None:
+            nonlocal told
+            told += 1
+
+        turns = FairTurns(4, told=tell, beside=1)
+        await turns.take("other")
+        turns.give_back("other")
+        began = time.monotonic()
+        taken = [asyncio.create_task(turns.take("busy")) for _ in range(4)]
+        await asyncio.sleep(0)
+        assert (turns.held, turns.waiting, told) == (1, 3, 6)
+        await asyncio.wait_for(asyncio.gather(*taken), 5)
+        assert time.monotonic() - began >= fair_turns.ALONE_S - 0.01
+        assert (turns.held, turns.waiting, told) == (4, 0, 7)
+
+    asyncio.run(run())
+
+
+def test_a_principal_is_not_alone_while_another_waits_and_is_when_that_one_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        now = 100.0
+        monkeypatch.setattr(fair_turns, "time", SimpleNamespace(monotonic=lambda: now))
+        turns = FairTurns(4, beside=1)
+        await turns.take("busy")
+        await turns.take("other")
+        busy, other = asyncio.create_task(turns.take("busy")), asyncio.create_task(turns.take("other"))
+        await asyncio.sleep(0)
+        now += fair_turns.ALONE_S
+        # Work that nobody asked for has them looked at again.
+        async with turns.turn(""):
+            pass
+        await asyncio.sleep(0)
+        assert (busy.done(), other.done()) == (False, False)
+        other.cancel()
+        await asyncio.wait_for(busy, 1)
+        assert (turns.held, turns.waiting) == (3, 0)
 
     asyncio.run(run())
 

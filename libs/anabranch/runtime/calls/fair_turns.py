@@ -6,7 +6,8 @@ Everything in one event loop.
 
 Turns in order are not enough where what is done in them shares one processor: a principal that holds all turns but one
 makes each step of the one beside it wait for as many steps of its own. So one principal may be held to fewer turns
-while others take some, and has all of them when it is alone. What no principal asked for is never held back so: it is
+while others take some, and has all of them when it is alone. That comes with time alone, so a timer looks for it
+(``_watch``) while turns are free and somebody is held back. What no principal asked for is never held back so: it is
 beside nobody.
 """
 
@@ -14,12 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 
 ALONE_S = 1.0
-"""A principal is alone when no other has asked for a turn, or got one, for so long."""
+"""A principal is alone when no other waits for a turn, and none has asked for one, or got one, for so long."""
 
 
 class FairTurns:
@@ -44,6 +46,7 @@ class FairTurns:
         # In the order in which they are served next.
         self._lines: dict[str, deque[asyncio.Future[None]]] = {}
         self._told = told
+        self._timer: asyncio.TimerHandle | None = None
         self.held = 0
         """How many turns are held."""
         self.waiting = 0
@@ -77,7 +80,6 @@ class FairTurns:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._lines.setdefault(subject, deque()).append(turn)
         self.waiting += 1
-        # The principal may have become alone.
         self._hand_on()
         self._tell()
         try:
@@ -112,6 +114,22 @@ class FairTurns:
             if not turn.done():
                 self._hold(following)
                 turn.set_result(None)
+        self._watch()
+
+    def _watch(self) -> None:
+        """Look again when a principal that is held back will be alone, if none comes until then."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        principals = list(itertools.islice(filter(None, self._lines), 2)) if self._free else []
+        if len(principals) == 1 and self._held[principals[0]] < self._of_one:
+            left_s = self._others_s(principals[0]) + ALONE_S - time.monotonic()
+            self._timer = asyncio.get_running_loop().call_later(left_s, self._look_again)
+
+    def _look_again(self) -> None:
+        self._timer = None
+        self._hand_on()
+        self._tell()
 
     @contextlib.asynccontextmanager
     async def turn(self, subject: str) -> AsyncIterator[None]:
@@ -141,8 +159,13 @@ class FairTurns:
             return False
         if held < self._beside or not subject:
             return True
-        others_s = self._before_s if subject == self._latest else self._latest_s
-        return time.monotonic() - others_s >= ALONE_S
+        if any(line and line != subject for line in self._lines):
+            return False
+        return time.monotonic() - self._others_s(subject) >= ALONE_S
+
+    def _others_s(self, subject: str) -> float:
+        """When another principal than this one was seen last."""
+        return self._before_s if subject == self._latest else self._latest_s
 
     def _following(self) -> str | None:
         return next(filter(self._may_hold_more, self._lines), None)
@@ -154,6 +177,8 @@ class FairTurns:
             self.waiting -= 1
             if not line:
                 del self._lines[subject]
+                # The one that waits still may be alone from now on.
+                self._hand_on()
             self._tell()
 
     def _tell(self) -> None:
