@@ -95,6 +95,37 @@ def test_messages_of_the_right_size_cost_no_time(monkeypatch: Any) -> None:
     assert time.monotonic() - began < 30
 
 
+def test_nobody_gives_way_to_a_call_that_has_ended(monkeypatch: Any) -> None:
+    monkeypatch.setattr(strangers, "FAIR_S", 60.0)
+
+    async def run() -> None:
+        service = Strangers()
+        serve = service.serving(_nothing, None, False)
+        begun: list[OpenStream] = []
+
+        async def one(call: Call) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            begun.append(OpenStream("Check", None, task))
+            await serve(None, call, begun[-1])
+
+        tasks = [asyncio.create_task(one(Never())) for _ in range(MOST_READ)]
+        tasks.append(asyncio.create_task(one(Call("probes", 0))))
+        await asyncio.sleep(0)
+        assert len(service._taking) == MOST_READ
+        # Cancelled, and not yet gone, when one of those whose messages don't come turns out to be late.
+        tasks[-1].cancel()
+        service._late(service._taking[0])
+        assert [stream.failure for stream in begun] == [None] * (MOST_READ + 1)
+        assert len(service._taking) == MOST_READ
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert {type(error) for error in ended} == {asyncio.CancelledError}
+
+    asyncio.run(run())
+
+
 def test_the_turn_of_a_call_that_ends_in_that_moment_is_the_next_ones(monkeypatch: Any) -> None:
     monkeypatch.setattr(strangers, "FAIR_S", 60.0)
 

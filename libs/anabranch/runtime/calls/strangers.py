@@ -131,6 +131,10 @@ class Strangers:
             newest = len(self._waiting) - 1
             at = next((at for at in range(newest, -1, -1) if self._waiting[at].peer not in self._large), newest)
             turn = self._waiting[at]
+            if turn.came.done():
+                # The call was cancelled while it waited: nobody gives way to it.
+                del self._waiting[at]
+                continue
             if len(self._taking) >= MOST_READ:
                 late = next((one for one in self._taking if one.late and self._yields(one, turn)), None)
                 if late is None:
@@ -138,9 +142,6 @@ class Strangers:
                 self._leave(late)
                 late.stream.end(CallError(errors_pb2.REASON_OVERLOADED, "newer calls without credentials have come"))
             del self._waiting[at]
-            if turn.came.done():
-                # The call was cancelled while it waited.
-                continue
             turn.timer = asyncio.get_running_loop().call_later(FAIR_S, self._late, turn)
             self._taking.append(turn)
             turn.came.set_result(None)
