@@ -47,6 +47,14 @@ def claims(**changes: Any) -> dict[str, Any]:
     return {name: value for name, value in made.items() if value is not None}
 
 
+def nested(depth: int) -> list[Any]:
+    """A claim whose lists stand so deep in each other."""
+    made: list[Any] = []
+    for _ in range(depth - 1):
+        made = [made]
+    return made
+
+
 def signed(signers: Signers, kid: str, **changes: Any) -> str:
     """A token."""
     private, algorithm = signers[kid]

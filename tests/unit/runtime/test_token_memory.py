@@ -15,15 +15,17 @@ from anabranch.runtime.calls.streams import Streams
 from anabranch.runtime.config import ServiceSettings
 from anabranch.runtime.credentials import tokens
 from anabranch.runtime.credentials.auth import Identity
-from anabranch.runtime.credentials.claims import Claims
+from anabranch.runtime.credentials.claims import MAX_CLAIM_DEPTH, MAX_CLAIM_VALUES, Claims
 from anabranch.runtime.credentials.key_set_text import KeySetError, fetch, read
 from anabranch.runtime.credentials.principal import Principal
-from anabranch.runtime.credentials.tokens import TokenVerifier
+from anabranch.runtime.credentials.tokens import MAX_TOKEN_BYTES, TokenVerifier
 from anabranch.runtime.errors import CallError
-from anabranch.testkit.key_sets import claims, entry, key_set, new_elliptic, new_signers, signed
+from anabranch.testkit.key_sets import claims, entry, key_set, nested, new_elliptic, new_signers, signed
 from anabranch.v1 import errors_pb2
 
 SECRET = "a secret that is long enough for HS256"
+TEAMS = [f"t{number}" for number in range(MAX_CLAIM_VALUES + 1)]
+"""One more than a claim may have."""
 
 
 def verifier(**more: Any) -> TokenVerifier:
@@ -43,6 +45,21 @@ def test_the_claims_of_a_token_are_its_principals() -> None:
     assert found.claims["groups"] == ("a", "b")
     assert found.claims["region"] == Claims({"name": "north"})
     assert set(found.claims) == set(sent)
+
+
+@pytest.mark.parametrize(
+    ("most", "beyond"),
+    [(TEAMS[:-1], TEAMS), (nested(MAX_CLAIM_DEPTH), nested(MAX_CLAIM_DEPTH + 1))],
+    ids=["values", "depth"],
+)
+def test_a_token_that_is_not_too_long_reaches_the_limits_of_claims(most: list[Any], beyond: list[Any]) -> None:
+    made = verifier()
+    assert asyncio.run(made.prove(token(teams=most))).principal.claims["teams"]
+    sent = token(teams=beyond)
+    assert len(sent) < MAX_TOKEN_BYTES
+    with pytest.raises(CallError, match=r"claim .* more than") as caught:
+        asyncio.run(made.prove(sent))
+    assert caught.value.reason == errors_pb2.REASON_UNAUTHENTICATED
 
 
 def test_remembered_tokens_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,21 +1,19 @@
 """The claims of a caller's token, as nobody can change them: what a rule may ask about a principal beyond its name.
 
-They are bounded, because they stay in memory as long as a token is known or a stream is open, and are never shown:
-neither a log nor an error has them.
+They stay in memory as long as a token is known or a stream is open. Their bytes are bounded by the token's own
+(``tokens.MAX_TOKEN_BYTES``). How many values a claim has, and how deep they stand, is bounded here: a rule may be asked
+for each of them. They are never shown: neither a log nor an error has them.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 from anabranch.errors import ServerError
 
-MAX_CLAIMS_BYTES = 64 * 1024
-"""The longest claims, as JSON."""
-MAX_CLAIM_VALUES = 10_000
-"""The most values in them, those inside of lists and objects included."""
+MAX_CLAIM_VALUES = 1_000
+"""The most values in one claim: the elements of a list, and all that stands in these."""
 MAX_CLAIM_DEPTH = 32
 """How deep lists and objects may stand in each other."""
 
@@ -58,23 +56,16 @@ NO_CLAIMS = Claims()
 
 def frozen(claims: Mapping[str, Any]) -> Claims:
     """Claims as JSON gave them. Raises ClaimsError."""
-    left = [MAX_CLAIM_VALUES]
-    made = Claims({name: _frozen(value, left, 1) for name, value in claims.items()})
-    try:
-        size = len(json.dumps(claims, ensure_ascii=False, separators=(",", ":")).encode(errors="surrogatepass"))
-    except (TypeError, ValueError):
-        raise ClaimsError("the claims are no JSON") from None
-    if size > MAX_CLAIMS_BYTES:
-        raise ClaimsError(f"the claims have more than {MAX_CLAIMS_BYTES} bytes")
-    return made
+    # The claim's own value is one more than those in it.
+    return Claims({name: _frozen(value, [MAX_CLAIM_VALUES + 1], 1) for name, value in claims.items()})
 
 
 def _frozen(value: Any, left: list[int], depth: int) -> Claim:
     left[0] -= 1
     if left[0] < 0:
-        raise ClaimsError(f"the claims have more than {MAX_CLAIM_VALUES} values")
+        raise ClaimsError(f"a claim has more than {MAX_CLAIM_VALUES} values")
     if depth > MAX_CLAIM_DEPTH:
-        raise ClaimsError(f"the claims stand more than {MAX_CLAIM_DEPTH} deep in each other")
+        raise ClaimsError(f"the values of a claim stand more than {MAX_CLAIM_DEPTH} deep in each other")
     if isinstance(value, Mapping):
         return Claims({name: _frozen(one, left, depth + 1) for name, one in value.items()})
     if isinstance(value, list | tuple):
