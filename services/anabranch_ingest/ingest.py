@@ -121,7 +121,10 @@ class Ingest:
             metrics.count("anabranch_batches_received", len(arrivals), database=name)
             load = load_of(arrivals)
             metrics.count("anabranch_batch_bytes_received", load.size, database=name)
-            await self._pace(opening.principal, load.batches, waits=admitted)
+            if admitted:
+                await self._rate.wait(opening.principal, load.batches)
+            else:
+                self._rate.take(opening.principal, load.batches)
             await self._quota.take(database.id, opening.principal, load)
         elif call is None:
             return
@@ -143,15 +146,6 @@ class Ingest:
             if failure.reason == errors_pb2.REASON_UNKNOWN_DATABASE:
                 self.databases.look()
             raise
-
-    async def _pace(self, principal: str, batches: int, *, waits: bool) -> None:
-        """Let batches in at the principal's rate. A call that is too fast fails OVERLOADED; a stream ``waits``, and
-        gRPC's flow control hands the delay on to its client."""
-        if not waits:
-            self._rate.take(principal, batches)
-            return
-        while wait_s := self._rate.wait_s(principal, batches):
-            await asyncio.sleep(wait_s)
 
     async def run(self) -> None:
         """All background work, for ever."""

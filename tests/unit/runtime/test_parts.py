@@ -3,6 +3,7 @@ command."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -60,6 +61,16 @@ def test_a_bucket_gives_its_burst_and_then_its_rate() -> None:
         limit.take("a")
     assert caught.value.reason == errors_pb2.REASON_OVERLOADED
     assert int(caught.value.metadata["retry_after_ms"]) >= 1
+
+
+def test_who_waits_for_tokens_gets_them_at_the_rate() -> None:
+    async def run() -> float:
+        limit, began = RateLimit(100, 3), time.monotonic()
+        await asyncio.gather(*(limit.wait("a") for _ in range(13)))
+        return time.monotonic() - began
+
+    # Three of them at once, and ten more at the rate.
+    assert asyncio.run(run()) >= 0.099
 
 
 def test_buckets_are_bounded() -> None:

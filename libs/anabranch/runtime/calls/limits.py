@@ -7,6 +7,7 @@ principals.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
 
@@ -38,6 +39,12 @@ class RateLimit:
         if len(self._buckets) > CAPACITY:
             self._buckets.popitem(last=False)
         return 0.0 if taken else (wanted - tokens) / self._rate
+
+    async def wait(self, subject: str, count: int = 1) -> None:
+        """Take so many tokens, as soon as there are as many. For a stream: gRPC's flow control hands the delay on to
+        its client. It has no bound of its own: the end of the stream cancels it."""
+        while wait_s := self.wait_s(subject, count):
+            await asyncio.sleep(wait_s)
 
     def take(self, subject: str, count: int = 1) -> None:
         """Take tokens. Raises CallError OVERLOADED; its metadata ``retry_after_ms`` says when to call again."""

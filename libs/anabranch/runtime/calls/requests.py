@@ -139,10 +139,9 @@ async def paced(
             yield request
             request = None
         raw = await next_of(context)
-        # The stream's opening took a token. From then on a principal that is too fast waits: gRPC's flow control
-        # hands the delay on to it. Bounded by the stream's own end, which cancels this.
-        while raw is not None and (wait_s := rate.wait_s(subject)):
-            await asyncio.sleep(wait_s)
+        if raw is not None:
+            # Only from the second request on: the stream's opening took a token.
+            await rate.wait(subject)
 
 
 async def serve_stream(behaviour: Behaviour, request: Any, context: Context) -> Any:
