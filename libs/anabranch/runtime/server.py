@@ -294,8 +294,8 @@ async def _listen(
     async with (
         _background(_watch_readiness(settings, service, pool, states)) as readiness,
         _background(watch.run()) as credentials,
-        _background(_read_keys(tokens)) as key_set,
-        _background(_run(service)) as work,
+        _background(_endless(None if tokens.key_set is None else tokens.key_set.run)) as key_set,
+        _background(_endless(service.run)) as work,
     ):
         stop = asyncio.ensure_future(stopping.wait())
         done, _ = await asyncio.wait({stop, readiness, credentials, key_set, work}, return_when=asyncio.FIRST_COMPLETED)
@@ -310,18 +310,12 @@ async def _listen(
     return 1 if failed else 0
 
 
-async def _read_keys(tokens: TokenVerifier) -> None:
-    if tokens.key_set is None:
+async def _endless(work: Callable[[], Awaitable[None]] | None) -> None:
+    """Do background work. Where there is none, wait: work that ends has the service end."""
+    if work is None:
         await asyncio.Event().wait()
     else:
-        await tokens.key_set.run()
-
-
-async def _run(service: Service) -> None:
-    if service.run is None:
-        await asyncio.Event().wait()
-    else:
-        await service.run()
+        await work()
 
 
 @contextlib.asynccontextmanager
