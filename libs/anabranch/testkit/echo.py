@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
+from grpc_status import rpc_status
 
 from anabranch.ports import free_port
 from anabranch.runtime.children import Child, Program
@@ -22,6 +23,7 @@ from anabranch.v1 import change_pb2, change_pb2_grpc
 
 TIMEOUT_S = 10.0
 STOP_PATIENCE_S = 15.0
+SUCCESS = ("OK", "")
 
 
 @dataclass
@@ -67,10 +69,15 @@ class Echo:
 
     def revoke(self, key: str) -> None:
         """End a key."""
-        parts = api_keys.split_key(key)
-        assert parts is not None
-        with connect(self.database_url, application_name="echo", autocommit=True) as conn:
-            assert key_administration.revoke(conn, parts[0], now_ms())
+        revoke_key(self.database_url, key)
+
+
+def revoke_key(database_url: str, key: str) -> None:
+    """End a key as ``anabranch key revoke`` does, which tells services of it."""
+    parts = api_keys.split_key(key)
+    assert parts is not None
+    with connect(database_url, application_name="echo", autocommit=True) as conn:
+        assert key_administration.revoke(conn, parts[0], now_ms())
 
 
 def now_ms() -> int:
@@ -94,19 +101,34 @@ def get(
 
 def failure(error: grpc.RpcError) -> tuple[str, str]:
     """Code and reason of a failed call. Raises AssertionError unless it has exactly one ErrorInfo of this project."""
+    status = rpc_status.from_call(error)  # type: ignore[arg-type]
+    assert status is not None, f"no ErrorInfo: {error}"
+    assert len(status.details) == 1, f"no single ErrorInfo: {error}"
     info = error_info(error)
     assert info is not None, f"no ErrorInfo: {error}"
     assert info.domain == "anabranch"
     return error.code().name, info.reason
 
 
-def failing(call: Callable[[], object]) -> tuple[str, str]:
-    """Code and reason of a call that has to fail, as ``failure``. Raises AssertionError where it does not."""
+def outcome(call: Callable[[], object]) -> tuple[str, str]:
+    """Code and reason of a call, as ``failure``; ``SUCCESS`` where it does not fail."""
     try:
         call()
     except grpc.RpcError as error:
         return failure(error)
-    raise AssertionError("the call did not fail")
+    return SUCCESS
+
+
+def failing(call: Callable[[], object]) -> tuple[str, str]:
+    """Code and reason of a call that has to fail, as ``failure``. Raises AssertionError where it does not."""
+    found = outcome(call)
+    assert found != SUCCESS, "the call did not fail"
+    return found
+
+
+def ending(stream: Iterator[object]) -> tuple[str, str]:
+    """Code and reason by which a stream ends, as ``failing``."""
+    return failing(lambda: [None for _ in stream])
 
 
 def subscribe(channel: grpc.Channel, credentials: str, after: int = 0) -> Iterator[change_pb2.SubscribeResponse]:

@@ -1,4 +1,4 @@
-"""A migrated database for each module."""
+"""A migrated database for each module, with a synced one in it where calls need that it exists."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from anabranch.store.catalog.registration import create_database
+from anabranch.store.session.engine import connect
 from anabranch.testkit.databases import TestDatabases
 
 
@@ -15,3 +17,10 @@ def url(databases: TestDatabases) -> Iterator[str]:
     made = databases.migrated()
     yield made
     databases.release(made)
+
+
+@pytest.fixture(scope="module")
+def shop(url: str) -> None:
+    """The synced database that calls of ``testkit.echo`` name, and keys can be made for."""
+    with connect(url, application_name="test", autocommit=True) as conn:
+        create_database(conn, "shop", "public", {})

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +18,26 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from anabranch import clock, faults
 from anabranch.runtime import metrics
 from anabranch.runtime.errors import CODES, reason_name
-from anabranch.store.catalog.registration import create_database
 from anabranch.store.session.engine import connect
 from anabranch.testkit import echo_service as behaviour
-from anabranch.testkit.echo import Echo, bearer, echo_service, failing, failure, get, now_ms, subscribe
+from anabranch.testkit.echo import (
+    SUCCESS,
+    Echo,
+    bearer,
+    echo_service,
+    ending,
+    failing,
+    failure,
+    get,
+    now_ms,
+    outcome,
+    subscribe,
+)
 from anabranch.testkit.exposition import page, shown
 from anabranch.testkit.waiting import until
 
-pytestmark = pytest.mark.xdist_group("runtime-calls")  # its processes are shared by its tests
-
-
-@pytest.fixture(scope="module")
-def url(url: str) -> str:
-    """It has the database whose name the calls use."""
-    with connect(url, application_name="test", autocommit=True) as conn:
-        create_database(conn, "shop", "public", {})
-    return url
+# Their processes are shared by its tests.
+pytestmark = [pytest.mark.xdist_group("runtime-calls"), pytest.mark.usefixtures("shop")]
 
 
 @pytest.fixture(scope="module")
@@ -52,19 +56,6 @@ def channel(echo: Echo) -> Iterator[grpc.Channel]:
 @pytest.fixture(scope="module")
 def key(echo: Echo) -> str:
     return echo.new_key("alice", database="shop")
-
-
-def outcome(call: Callable[[], object]) -> tuple[str, str]:
-    """Code and reason of a call; ("OK", "") where it succeeds."""
-    try:
-        call()
-    except grpc.RpcError as error:
-        return failure(error)
-    return "OK", ""
-
-
-def ending(stream: Iterator[object]) -> tuple[str, str]:
-    return failing(lambda: [None for _ in stream])
 
 
 def test_the_principal_is_the_keys_subject(channel: grpc.Channel, key: str, echo: Echo) -> None:
@@ -271,8 +262,8 @@ def test_a_principal_that_calls_too_often_delays_only_itself(url: str, tmp_path:
         echo.wait_ready()
         busy, quiet = echo.new_key("busy"), echo.new_key("quiet")
         outcomes = [outcome(lambda: get(channel, busy)) for _ in range(12)]
-        assert outcomes[:5] == [("OK", "")] * 5
-        assert set(outcomes) == {("OK", ""), ("RESOURCE_EXHAUSTED", "OVERLOADED")}
+        assert outcomes[:5] == [SUCCESS] * 5
+        assert set(outcomes) == {SUCCESS, ("RESOURCE_EXHAUSTED", "OVERLOADED")}
         assert get(channel, quiet).next_page_token == b"quiet"
         # Another key of the same principal has no bucket of its own.
         assert failing(lambda: [get(channel, echo.new_key("busy")) for _ in range(5)]) == (
@@ -291,7 +282,7 @@ def test_open_streams_of_a_principal_are_limited(url: str, tmp_path: Path) -> No
         assert failing(lambda: subscribe(channel, busy)) == ("RESOURCE_EXHAUSTED", "OVERLOADED")
         subscribe(channel, quiet)
         first.cancel()  # type: ignore[attr-defined]
-        until(lambda: outcome(lambda: subscribe(channel, busy)) == ("OK", ""), 10)
+        until(lambda: outcome(lambda: subscribe(channel, busy)) == SUCCESS, 10)
 
 
 @pytest.mark.slow

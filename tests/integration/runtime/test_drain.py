@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from anabranch.testkit import echo_service as behaviour
-from anabranch.testkit.echo import bearer, echo_service, failing, get, subscribe
+from anabranch.testkit.echo import bearer, echo_service, ending, failing, get, subscribe
 from anabranch.testkit.exposition import shown
 from anabranch.testkit.gate import Gate
 from anabranch.testkit.waiting import until
@@ -112,7 +112,7 @@ def test_sigterm_lets_calls_finish_and_sends_streams_away(url: str, tmp_path: Pa
         before = echo.child.deaths
         started = time.monotonic()
         echo.child.send(signal.SIGTERM)
-        assert failing(lambda: [None for _ in stream]) == ("UNAVAILABLE", "UNAVAILABLE")
+        assert ending(stream) == ("UNAVAILABLE", "UNAVAILABLE")
         assert time.monotonic() - started < 1, "an endless stream is told at once"
         assert slow.result(5).next_page_token == b"alice"
         echo.child.wait_died(before, 5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from concurrent import futures
 from pathlib import Path
 
@@ -12,8 +11,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from anabranch.testkit import echo_service as behaviour
-from anabranch.testkit.echo import Echo, bearer, failing, get, running_echo, subscribe
-from anabranch.testkit.exposition import page
+from anabranch.testkit.echo import SUCCESS, Echo, bearer, ending, failing, get, outcome, running_echo, subscribe
+from anabranch.testkit.exposition import shown
 from anabranch.testkit.key_sets import (
     KeySetServer,
     Signers,
@@ -41,18 +40,12 @@ def settings(keys: KeySetServer, reload_ms: int = 300_000) -> dict[str, str]:
     return {"ANABRANCH_JWT_JWKS_URL": keys.url, "ANABRANCH_JWT_JWKS_RELOAD_MS": str(reload_ms)}
 
 
-def accepted(call: Callable[[], object]) -> bool:
-    try:
-        call()
-    except grpc.RpcError:
-        return False
-    return True
+def accepted(channel: grpc.Channel, token: str) -> bool:
+    return outcome(lambda: get(channel, token)) == SUCCESS
 
 
 def reads(echo: Echo, result: str) -> float:
-    wanted = f'anabranch_key_set_reads_total{{result="{result}"}}'
-    lines = page(echo.metrics_address).splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(wanted))
+    return shown(echo.metrics_address, "anabranch_key_set_reads_total", result=result)
 
 
 @pytest.mark.parametrize("more", [{}, {"ANABRANCH_JWT_HS256_SECRET": "a secret that is long enough for HS256"}])
@@ -89,7 +82,7 @@ def test_a_key_set_from_a_url_follows_a_rotation(url: str, tmp_path: Path, signe
             assert set(answers) == {REFUSED}
             assert keys.asked <= 2, "unknown keys don't have it asked for again and again"
             keys.content = key_set({"rsa": signers["rsa"]})
-            until(lambda: accepted(lambda: get(channel, signed(signers, "rsa"))), 15, "the new set was not noticed")
+            until(lambda: accepted(channel, signed(signers, "rsa")), 15, "the new set was not noticed")
             assert failing(lambda: get(channel, signed(signers, "elliptic"))) == REFUSED, "a withdrawn key"
 
 
@@ -105,7 +98,7 @@ def test_a_removed_key_proves_nothing_after_the_next_reading_and_its_streams_end
             doomed, untouched = subscribe(channel, token, behaviour.PAUSES), subscribe(channel, other)
             keys.content = key_set({"elliptic": signers["elliptic"]} if left == "another" else {})
             removed = time.monotonic()
-            assert failing(lambda: [None for _ in doomed]) == EXPIRED
+            assert ending(doomed) == EXPIRED
             assert time.monotonic() - removed < 1 + 2
             assert failing(lambda: get(channel, token)) == REFUSED
             if left == "another":
@@ -123,7 +116,7 @@ def test_a_key_that_another_one_has_replaced_under_its_id_proves_nothing(
             assert get(channel, token).next_page_token == b"alice"
             replaced: Signers = {"elliptic": new_elliptic()}
             keys.content = key_set(replaced)
-            until(lambda: not accepted(lambda: get(channel, token)), 5)
+            until(lambda: not accepted(channel, token), 5)
             assert get(channel, signed(replaced, "elliptic")).next_page_token == b"alice"
 
 
@@ -161,7 +154,7 @@ def test_a_source_that_gives_no_set_is_named_and_the_known_keys_hold(
             log = echo.child.program.log.read_text()
             assert {f'"why": "{why}"' in log for _, _, why in BAD.values()} == {True}
             keys.content, keys.status = key_set({"rsa": signers["rsa"]}), 200
-            until(lambda: not accepted(lambda: get(channel, signed(signers, "elliptic"))), 10)
+            until(lambda: not accepted(channel, signed(signers, "elliptic")), 10)
 
 
 def test_keys_of_other_kinds_prove_nothing_and_harm_no_other(url: str, tmp_path: Path, signers: Signers) -> None:
@@ -236,4 +229,4 @@ def test_nobody_who_needs_no_other_key_waits_for_a_slow_source(
             keys.held.clear()
             keys.drip_s = 0.0
             keys.content = key_set(signers)
-            until(lambda: accepted(lambda: get(channel, signed(signers, "elliptic"))), 20)
+            until(lambda: accepted(channel, signed(signers, "elliptic")), 20)

@@ -12,11 +12,9 @@ from typing import Any
 import grpc
 import pytest
 
-from anabranch.store.catalog.registration import create_database
-from anabranch.store.nodes import api_keys, key_administration
 from anabranch.store.session.engine import connect
 from anabranch.testkit import echo_service as behaviour
-from anabranch.testkit.echo import bearer, failing, failure, now_ms, running_echo, subscribe
+from anabranch.testkit.echo import bearer, ending, outcome, revoke_key, running_echo, subscribe
 from anabranch.testkit.stack import Stack
 from anabranch.testkit.waiting import until
 from anabranch.v1 import (
@@ -30,7 +28,7 @@ from anabranch.v1 import (
     retention_pb2_grpc,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("revoked-keys")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("revoked-keys"), pytest.mark.usefixtures("shop")]
 ENDED = ("UNAUTHENTICATED", "CREDENTIALS_EXPIRED")
 CALLS: dict[str, Callable[[grpc.Channel, str], object]] = {
     "ingest": lambda channel, key: ingest_pb2_grpc.IngestServiceStub(channel).Send(
@@ -51,14 +49,6 @@ SESSION = "pg_stat_activity where application_name = 'anabranch-echo-keys' and d
 
 
 @pytest.fixture(scope="module")
-def url(url: str) -> str:
-    """It has the database whose name the calls use."""
-    with connect(url, application_name="test", autocommit=True) as conn:
-        create_database(conn, "shop", "public", {})
-    return url
-
-
-@pytest.fixture(scope="module")
 def stack(url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     with Stack(url, folder=tmp_path_factory.mktemp("stack"), resolvers=2) as running:
         yield running
@@ -69,32 +59,17 @@ def rows(url: str, query: str) -> list[tuple[Any, ...]]:
         return conn.execute(query.encode()).fetchall()
 
 
-def refused(call: Callable[[], object]) -> bool:
-    try:
-        call()
-    except grpc.RpcError as error:
-        return failure(error) == ENDED
-    return False
-
-
 def seconds_until_refused(channel: grpc.Channel, service: str, key: str, revoked: threading.Event) -> float:
     """How long calls of a service that begin after the revocation are still judged good."""
     call = CALLS[service]
-    assert not refused(lambda: call(channel, key)), service
+    assert outcome(lambda: call(channel, key)) != ENDED, service
     assert revoked.wait(20)
     began = time.monotonic()
     while time.monotonic() - began < 10:
-        if refused(lambda: call(channel, key)):
+        if outcome(lambda: call(channel, key)) == ENDED:
             return time.monotonic() - began
         time.sleep(0.01)
     raise AssertionError(f"{service} still takes the key")
-
-
-def by_command(url: str, key: str) -> None:
-    parts = api_keys.split_key(key)
-    assert parts is not None
-    with connect(url, application_name="test", autocommit=True) as conn:
-        assert key_administration.revoke(conn, parts[0], now_ms())
 
 
 def by_sql(url: str, key: str) -> None:
@@ -108,7 +83,7 @@ def by_removal(url: str, key: str) -> None:
         conn.execute("delete from anabranch.api_keys where id = %s", [key.split("_")[1]])
 
 
-@pytest.mark.parametrize(("revoke", "within_s"), [(by_command, 0.5), (by_sql, 1.0)])
+@pytest.mark.parametrize(("revoke", "within_s"), [(revoke_key, 0.5), (by_sql, 1.0)])
 def test_every_process_refuses_a_revoked_key_within_a_second(
     stack: Stack, url: str, revoke: Callable[[str, str], None], within_s: float
 ) -> None:
@@ -131,7 +106,7 @@ def test_every_process_refuses_a_revoked_key_within_a_second(
             revoke(url, key)
             revoked.set()
             began = time.monotonic()
-            assert failing(lambda s=stream: [None for _ in s]) == ENDED  # type: ignore[misc]
+            assert ending(stream) == ENDED
             longest = max(longest, time.monotonic() - began, *(wait.result(30) for wait in waits))
             for channel in channels.values():
                 channel.close()
@@ -139,7 +114,7 @@ def test_every_process_refuses_a_revoked_key_within_a_second(
     assert longest < within_s
 
 
-@pytest.mark.parametrize(("revoke", "within_s"), [(by_command, 0.5), (by_sql, 1.0)])
+@pytest.mark.parametrize(("revoke", "within_s"), [(revoke_key, 0.5), (by_sql, 1.0)])
 def test_a_revocation_needs_no_session_of_the_pool(
     url: str, tmp_path: Path, revoke: Callable[[str, str], None], within_s: float
 ) -> None:
@@ -154,7 +129,7 @@ def test_a_revocation_needs_no_session_of_the_pool(
         revoke(url, key)
         revoked = time.monotonic()
         for stream in streams:
-            assert failing(lambda s=stream: [None for _ in s]) == ENDED  # type: ignore[misc]
+            assert ending(stream) == ENDED
         assert time.monotonic() - revoked < within_s
         for call in held:
             call.result()
@@ -166,7 +141,7 @@ def test_a_key_whose_row_is_gone_ends_too(url: str, tmp_path: Path) -> None:
         stream = subscribe(channel, key)
         by_removal(url, key)
         removed = time.monotonic()
-        assert failing(lambda: [None for _ in stream]) == ENDED
+        assert ending(stream) == ENDED
         assert time.monotonic() - removed < 1
 
 
@@ -176,9 +151,9 @@ def test_the_session_that_hears_of_revocations_comes_back(url: str, tmp_path: Pa
             assert rows(url, f"select pg_terminate_backend(pid) from {SESSION}") == [(True,)]
             key = echo.new_key("doomed")
             stream = subscribe(channel, key)
-            by_command(url, key)
+            echo.revoke(key)
             revoked = time.monotonic()
-            assert failing(lambda s=stream: [None for _ in s]) == ENDED  # type: ignore[misc]
+            assert ending(stream) == ENDED
             assert time.monotonic() - revoked < 1
             until(lambda: rows(url, f"select 1 from {SESSION}") == [(1,)])
 
@@ -192,8 +167,8 @@ def test_a_flood_of_notifications_by_anybody_delays_no_revocation(url: str, tmp_
         while time.monotonic() - began < 1.5:
             conn.execute("select pg_notify('anabranch_keys', n::text) from generate_series(1, 1000) n")
             sent += 1000
-        by_command(url, key)
+        echo.revoke(key)
         revoked = time.monotonic()
-        assert failing(lambda: [None for _ in stream]) == ENDED
+        assert ending(stream) == ENDED
         print(f"{sent} notifications; the revocation among them took {time.monotonic() - revoked:.3f} s")
         assert time.monotonic() - revoked < 1

@@ -18,7 +18,7 @@ from anabranch.runtime.calls import strangers, streams
 from anabranch.runtime.health import probe
 from anabranch.testkit import echo_service as behaviour
 from anabranch.testkit import process_memory
-from anabranch.testkit.echo import Echo, bearer, echo_service, failure, get
+from anabranch.testkit.echo import SUCCESS, Echo, bearer, echo_service, failure, get, outcome
 from anabranch.testkit.paired import paired
 from anabranch.testkit.waiting import until
 
@@ -87,14 +87,8 @@ def healthy_neighbour(echo: Echo, spared: Echo) -> Iterator[None]:
 def outcomes(channel: grpc.Channel, method: str, message: bytes, metadata: Any, calls: int) -> list[tuple[str, str]]:
     """Code and reason of calls that are made at once."""
     call = channel.unary_unary(method, lambda raw: raw, lambda raw: raw)
-    found = []
-    for under_way in [call.future(message, timeout=60, metadata=metadata) for _ in range(calls)]:
-        try:
-            under_way.result()
-            found.append(("OK", ""))
-        except grpc.RpcError as error:
-            found.append(failure(error))
-    return found
+    under_way = [call.future(message, timeout=60, metadata=metadata) for _ in range(calls)]
+    return [outcome(one.result) for one in under_way]
 
 
 def test_messages_of_strangers_are_not_taken(echo: Echo, spared: Echo) -> None:
@@ -145,7 +139,7 @@ def test_a_flood_of_large_names_keeps_no_probe_away(echo: Echo) -> None:
 
 def test_many_probes_at_once_are_all_served(echo: Echo) -> None:
     with echo.channel() as channel:
-        assert outcomes(channel, CHECK, b"", (), 150) == [("OK", "")] * 150
+        assert outcomes(channel, CHECK, b"", (), 150) == [SUCCESS] * 150
 
 
 def test_watchers_of_health_are_few_and_the_oldest_goes_first(echo: Echo) -> None:

@@ -14,8 +14,8 @@ import jwt
 import pytest
 
 from anabranch.testkit import echo_service as behaviour
-from anabranch.testkit.echo import bearer, failing, get, now_ms, running_echo, subscribe
-from anabranch.testkit.key_sets import claims
+from anabranch.testkit.echo import bearer, ending, failing, get, now_ms, running_echo, subscribe
+from anabranch.testkit.key_sets import claims, nested
 from anabranch.v1 import change_pb2, change_pb2_grpc
 
 pytestmark = pytest.mark.xdist_group("runtime-server")  # its processes are shared by its tests
@@ -103,7 +103,7 @@ def test_an_open_stream_ends_when_its_token_does(hs256: grpc.Channel) -> None:
     stream = change_pb2_grpc.ChangeServiceStub(hs256).Subscribe(
         request, timeout=30, metadata=bearer(hs256_token(exp=ends_s))
     )
-    assert failing(lambda: [None for _ in stream]) == EXPIRED
+    assert ending(stream) == EXPIRED
     assert 0 <= time.time() - ends_s < 1
 
 
@@ -119,7 +119,7 @@ def test_streams_end_at_their_tokens_end_and_the_leeway_and_not_before(url: str,
             after, ends_s = (0, behaviour.PAUSES)[number % 2], begun_s + number / 20
             token = jwt.encode(claims(exp=ends_s, sub=f"s{number}"), SECRET, "HS256")
             stream = subscribe(channel, token, after)
-            assert failing(lambda: [None for _ in stream]) == EXPIRED
+            assert ending(stream) == EXPIRED
             ended.append(time.time() - ends_s - 0.7)
 
         with futures.ThreadPoolExecutor(20) as pool:
@@ -158,10 +158,7 @@ def test_a_token_may_carry_claims_of_its_own(hs256: grpc.Channel, claim: dict[st
 
 
 def test_a_token_with_claims_that_stand_too_deep_is_refused(hs256: grpc.Channel) -> None:
-    deep: list[Any] = []
-    for _ in range(500):
-        deep = [deep]
-    assert failing(lambda: get(hs256, hs256_token(x=deep))) == REFUSED
+    assert failing(lambda: get(hs256, hs256_token(x=nested(500)))) == REFUSED
 
 
 def test_credentials_that_are_given_twice_are_refused(hs256: grpc.Channel) -> None:
