@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,7 @@ from anabranch.runtime.health import probe
 from anabranch.testkit import echo_service as behaviour
 from anabranch.testkit import process_memory
 from anabranch.testkit.echo import SUCCESS, Echo, bearer, echo_service, failure, get, outcome
+from anabranch.testkit.exposition import shown
 from anabranch.testkit.paired import paired
 from anabranch.testkit.waiting import until
 
@@ -35,7 +37,10 @@ MOST_BYTES = 250_000_000
 """Bytes by which the memory of a service may grow, whoever calls."""
 MOST_TIMES = 2.5
 FLOOD_S = 2.0
+LEAST_TAKEN = 10
+"""Large messages that have to be taken while something is measured beside them."""
 REFUSED = ("UNAUTHENTICATED", "UNAUTHENTICATED")
+TOO_LARGE = ("RESOURCE_EXHAUSTED", "MESSAGE_TOO_LARGE")
 OVERLOADED = ("RESOURCE_EXHAUSTED", "OVERLOADED")
 
 
@@ -92,29 +97,29 @@ def outcomes(channel: grpc.Channel, method: str, message: bytes, metadata: Any, 
 
 
 def test_messages_of_strangers_are_not_taken(echo: Echo, spared: Echo) -> None:
-    message = empty_messages()
+    message, unknown = empty_messages(), bearer("ak_0123456789abcdef_" + "0" * 64)
     with echo.channel() as channel, healthy_neighbour(echo, spared), bounded_growth(echo):
-        for _ in range(4):
-            assert outcomes(channel, GET, message, (), CALLS) == [REFUSED] * CALLS
-        unknown = bearer("ak_0123456789abcdef_" + "0" * 64)
-        assert outcomes(channel, GET, message, unknown, CALLS) == [REFUSED] * CALLS
+        for credentials in ((), unknown):
+            until_s = time.monotonic() + FLOOD_S
+            while time.monotonic() < until_s:
+                assert outcomes(channel, GET, message, credentials, CALLS) == [REFUSED] * CALLS
 
 
 def test_a_message_that_would_grow_is_refused_before_it_is_parsed(echo: Echo) -> None:
     message, own = empty_messages(), bearer(echo.new_key("alice"))
     with echo.channel() as channel, bounded_growth(echo):
-        too_large = ("RESOURCE_EXHAUSTED", "MESSAGE_TOO_LARGE")
-        assert set(outcomes(channel, GET, message, own, CALLS)) == {too_large}
+        assert set(outcomes(channel, GET, message, own, CALLS)) == {TOO_LARGE}
 
 
 def test_health_takes_no_large_names(echo: Echo, spared: Echo) -> None:
     message = health_pb2.HealthCheckRequest(service="x" * 3_000_000).SerializeToString()
-    told = {("RESOURCE_EXHAUSTED", "MESSAGE_TOO_LARGE"), OVERLOADED}
     with echo.channel() as channel, healthy_neighbour(echo, spared), bounded_growth(echo):
         for method in (CHECK, WATCH):
-            until_s = time.monotonic() + FLOOD_S
+            until_s, found = time.monotonic() + FLOOD_S, Counter[tuple[str, str]]()
             while time.monotonic() < until_s:
-                assert set(outcomes(channel, method, message, (), 60)) <= told
+                found.update(outcomes(channel, method, message, (), 60))
+            assert found.keys() <= {TOO_LARGE, OVERLOADED}
+            assert found[TOO_LARGE] >= LEAST_TAKEN, "no flood"
 
 
 def test_a_flood_of_large_names_keeps_no_probe_away(echo: Echo) -> None:
@@ -126,15 +131,24 @@ def test_a_flood_of_large_names_keeps_no_probe_away(echo: Echo) -> None:
             while not over.is_set():
                 outcomes(channel, CHECK, message, (), 60)
 
+    def taken() -> float:
+        """Large names that the service has taken so far."""
+        return shown(echo.metrics_address, "anabranch_failures_total", reason="MESSAGE_TOO_LARGE")
+
     flooding = threading.Thread(target=flood)
     flooding.start()
     try:
+        until(lambda: taken() > 0, 20)
         # A kubelet's: each on a connection of its own.
+        before = taken()
         probes = [probe(echo.address, 20) for _ in range(10)]
+        during = taken() - before
     finally:
         over.set()
         flooding.join()
+    print(f"{during:.0f} large names were taken meanwhile")
     assert probes == ["SERVING"] * 10
+    assert during >= LEAST_TAKEN, "no flood"
 
 
 def test_many_probes_at_once_are_all_served(echo: Echo) -> None:
@@ -221,14 +235,23 @@ def test_a_key_that_is_none_fails_nobody_elses_look_up_and_fills_no_log(echo: Ec
             while not over.is_set():
                 served.append(get(channel, echo.new_key("bob")).next_page_token)
 
+    refused = 0
+
+    def refuse_until(calls: int) -> bool:
+        nonlocal refused
+        refused += refused_calls(echo.address, GET, bad, 1_000)
+        return len(served) >= calls
+
     caller = threading.Thread(target=call_with_new_keys)
     caller.start()
     try:
-        assert refused_calls(echo.address, GET, bad, 1_000) >= 1
+        until(lambda: bool(served), 20)
+        more = len(served) + 2
+        until(lambda: refuse_until(more), 20, "nobody else was served meanwhile")
     finally:
         over.set()
         caller.join()
-    assert served
+    assert refused >= 1
     assert set(served) == {b"bob"}
     assert log.stat().st_size - size < 100_000
     assert "call failed" not in log.read_text()
