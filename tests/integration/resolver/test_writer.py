@@ -155,6 +155,15 @@ def test_too_many_rights_and_too_few_are_told(ground: Ground, migrated_url: str)
     assert told(ground.url) == ["error"]
 
 
+def test_a_writer_that_may_not_look_into_a_schema_is_told_of(ground: Ground) -> None:
+    """Not by an error, which would keep the listener from listening."""
+    ground.rig.sql(f'revoke usage on schema app from "{ground.role}"')
+    with connect(ground.url, application_name="test", autocommit=True) as conn, capture_logs() as logs:
+        assert writer.lacking(conn) == ["app.part", "app.todo"]
+        assert _tell_of_rights(conn)
+    assert [(line["log_level"], line["tables"]) for line in logs] == [("error", ["app.part", "app.todo"])]
+
+
 def test_a_writer_with_more_rights_is_warned_of(ground: Ground, migrated_url: str) -> None:
     with psycopg.connect(migrated_url, autocommit=True) as owner:
         assert writer.make(owner, ground.role) == []

@@ -84,20 +84,17 @@ select case when r.rolsuper then array['is a superuser'] else pg_catalog.array_r
 ) end
 from pg_catalog.pg_roles r where r.rolname = coalesce(%(role)s::text, session_user)
 """
-LACKS: LiteralString = """
+_LACKS: LiteralString = """
 select d.schema_name || '.' || t.name
 from anabranch.synced_tables t join anabranch.databases d on d.id = t.database_id
-cross join lateral (
-    select pg_catalog.to_regclass(pg_catalog.format('%I.%I', d.schema_name, t.name)) as relation
-) found
-where found.relation is not null and (
-    not pg_catalog.has_schema_privilege(d.schema_name, 'USAGE')
-    or not (
-        select pg_catalog.bool_and(pg_catalog.has_table_privilege(found.relation, p))
-        from unnest(array['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p
-    )
-    or pg_catalog.row_security_active(found.relation)
-)
+join pg_catalog.pg_namespace n on n.nspname = d.schema_name
+join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = t.name
+where not pg_catalog.has_schema_privilege(n.oid, 'USAGE')
+   or not (
+       select pg_catalog.bool_and(pg_catalog.has_table_privilege(c.oid, p))
+       from unnest(array['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p
+   )
+   or pg_catalog.row_security_active(c.oid)
 order by 1
 """
 
@@ -124,7 +121,7 @@ def excess(conn: Connection, role: str) -> list[str]:
 def lacking(conn: Connection) -> list[str]:
     """The synced tables that the session's role may not write to, or whose rows policies hide from it. Raises
     psycopg.Error."""
-    return [name for (name,) in conn.execute(LACKS).fetchall()]
+    return [name for (name,) in conn.execute(_LACKS).fetchall()]
 
 
 def writers(conn: Connection) -> list[str]:
