@@ -11,10 +11,11 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
+from tests.integration.resolver import commits
 from tests.integration.resolver.calls import decided, resolver_process
 from tests.integration.resolver.hostile import HOSTILE
 
-from anabranch.store.catalog import registration, writer
+from anabranch.store.catalog import registration, schema_rights, writer
 from anabranch.store.catalog.own_writer import own_writer
 from anabranch.store.nodes import key_administration
 from anabranch.store.session.engine import connect
@@ -23,6 +24,7 @@ from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch.testkit.strangers import login
 from anabranch.v1 import errors_pb2
 from anabranch_conflict_resolver.config import ResolverSettings
+from anabranch_conflict_resolver.loop.seal_keys import SealKeys
 
 TABLES = "create table todo (id text primary key, title text)"
 OUTSIDE = """
@@ -103,7 +105,7 @@ def test_rights_to_a_schema_are_given_to_all_writers_by_the_command(rig: Resolve
     rig.sql("create schema audit; create table audit.entries (what text)")
     writer.make(rig.conn, role, ["audit"])
     assert rig.sql("select has_table_privilege(%s, 'audit.entries', 'INSERT')", [role]) == [(True,)]
-    for none in ("anabranch", "pg_catalog", "nowhere"):
+    for none in ("anabranch", "pg_catalog", "information_schema", "nowhere"):
         with pytest.raises(psycopg.errors.InvalidSchemaName):
             writer.make(rig.conn, role, [none])
 
@@ -122,6 +124,85 @@ def test_an_installation_from_before_has_it_with_its_next_start(rig: ResolverRig
             conn.execute(statement.encode())
         assert conn.execute("select count(*) from app.seen").fetchone() == (1,)
     assert own_writer(rig.url) == own
+
+
+def test_synced_tables_from_before_take_numbers_from_sequences_elsewhere(migrated_url: str) -> None:
+    """A default names a sequence by its number: no right to the schema shows that one to the sequence is missing."""
+    tables = (
+        "create schema other; create sequence other.numbers; create sequence other.secret;"
+        "create table todo (id text primary key, n bigint default nextval('other.numbers'));"
+        "create table beside (n bigint default nextval('other.secret'));"
+        "create table odd (id text primary key, n bigint default nextval('anabranch.api_keys_no'))"
+    )
+    with psycopg.connect(migrated_url, autocommit=True) as conn:
+        conn.execute("create sequence anabranch.api_keys_no")
+    rig = ResolverRig(migrated_url, tables, {"todo": None, "odd": None})
+    own = own_writer(rig.url)
+    assert own is not None
+    session = commits.session(own)
+    rig.commit = commits.on(session, SealKeys(rig.url))
+    made = rig.node("a").insert("todo", {"id": "1"})
+    rig.group()
+    assert rig.outcome(made) == ["APPLIED"]
+    assert rig.rows("todo") == [("1", 1)]
+    [role] = writer.writers(rig.conn)
+    may = "select has_sequence_privilege(%s, %s, 'USAGE')"
+    # Of no synced table, and of ours.
+    for none in ("other.secret", "anabranch.api_keys_no"):
+        assert rig.sql(may, [role, none]) == [(False,)]
+    session.close()
+    rig.close()
+
+
+def test_rights_to_many_tables_are_given_in_one_statement(rig: ResolverRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    run = schema_rights._run
+
+    def noted(conn: psycopg.Connection[Any], statement: str) -> None:
+        ran.append(statement)
+        run(conn, statement)
+
+    monkeypatch.setattr(schema_rights, "_run", noted)
+    rig.sql("create schema audit")
+    for number in range(20):
+        rig.sql(f"create table audit.t{number} (id serial)")
+    own_writer(rig.url)
+    [role] = writer.writers(rig.conn)
+    ran.clear()
+    writer.make(rig.conn, role, ["audit"])
+    grants = [statement.partition(" on ")[2].partition(" ")[0] for statement in ran if statement.startswith("grant")]
+    assert grants == ["schema", "table", "sequence"]
+    for number in range(20):
+        insert = f"select has_table_privilege(%s, 'audit.t{number}', 'INSERT')"
+        assert rig.sql(insert, [role]) == [(True,)]
+
+
+@pytest.mark.parametrize(
+    "right",
+    [
+        "usage on schema anabranch",
+        "delete on anabranch.inbox",
+        "select on anabranch.epochs",
+        "select (epoch) on anabranch.databases",
+        "update (schema_version) on anabranch.databases",
+        "update (torn_ms) on anabranch.synced_tables",
+    ],
+)
+def test_a_writer_that_lacks_a_right_to_our_tables_gets_it_with_the_next_start(rig: ResolverRig, right: str) -> None:
+    """As one that was made by an older release, to whose list it was added."""
+    own_writer(rig.url)
+    [role] = writer.writers(rig.conn)
+    assert writer.has_ours(rig.conn, role)
+    rig.sql(f'revoke {right} from "{role}"')
+    assert not writer.has_ours(rig.conn, role)
+    own_writer(rig.url)
+    assert writer.has_ours(rig.conn, role)
+
+
+def test_who_has_a_writers_rights_by_being_a_superuser_is_none(rig: ResolverRig) -> None:
+    """A migration gives rights to new tables by the list of writers."""
+    assert not writer.has_ours(rig.conn, urlsplit(rig.url).username or "")
+    assert not writer.has_ours(rig.conn, "nobody at all")
 
 
 def test_it_is_let_into_a_database_that_others_are_not(rig: ResolverRig) -> None:

@@ -71,9 +71,9 @@ def own_writer(url: str) -> str | None:
 
 
 def _make(conn: Connection, role: str, password: str) -> None:
-    """Make the role, unless it is complete: migrations and registrations give writers the rights to what they make. So
-    nobody who registers, or holds one of our tables, keeps a service from starting."""
-    if role in writer.writers(conn) and not _unset(conn, role):
+    """Make the role, unless it is complete: registrations give writers the rights to what they register. So nobody who
+    registers, or holds one of our tables, keeps a service from starting."""
+    if writer.has_ours(conn, role) and not _unset(conn, role):
         return
     with conn.transaction():
         writer.alone(conn)

@@ -39,9 +39,10 @@ from anabranch.store.catalog.judging import (
 )
 from anabranch.store.catalog.policy import PolicyError, database_policy
 from anabranch.store.catalog.refusals import TableRefusal, name_clashes
+from anabranch.store.catalog.schema_rights import is_reserved
 from anabranch.store.catalog.sums import RowSums, scan_sums, sum_to_bytes
 from anabranch.store.session.channels import CATALOG_CHANNEL
-from anabranch.store.session.errors import OWN_SCHEMA, violated
+from anabranch.store.session.errors import violated
 from anabranch.store.session.own_locks import MAKE_CLAIMS, wait_for_claim
 from anabranch.values import Table
 
@@ -142,7 +143,7 @@ def create_database(
     if not _NAME.fullmatch(name):
         text = "a name has 1 to 63 letters, digits, underscores, dots and dashes, the last two not in front"
         raise refuse(what, TableRefusal.INVALID_NAME, text)
-    if schema in (OWN_SCHEMA, "information_schema") or schema.startswith("pg_"):
+    if is_reserved(schema):
         raise refuse(what, TableRefusal.RESERVED_SCHEMA, f'schema "{schema}" is not the application\'s')
     given = policy or {}
     try:

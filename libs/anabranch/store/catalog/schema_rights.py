@@ -1,4 +1,5 @@
-"""The rights of a writer to an application's schema: to its tables, synced or not, and its sequences, now and later.
+"""The rights of a writer to an application's schema: to its tables, synced or not, and its sequences, now and later;
+and to the sequences elsewhere that defaults of its synced tables take numbers from.
 
 What the session's role does not own is left out, as it could give no rights to it. Tables that are made later come with
 the rights where their maker owns a table of the schema, or the schema, by then (default privileges).
@@ -6,6 +7,7 @@ the rights where their maker owns a table of the schema, or the schema, by then 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, LiteralString
 
 import psycopg
@@ -15,8 +17,9 @@ from anabranch.store.session.errors import OWN_SCHEMA
 
 Connection = psycopg.Connection[Any]
 
-_TABLE_RIGHTS = "select, insert, update, delete, truncate"
-_SEQUENCE_RIGHTS = "usage, select"
+TABLE_RIGHTS = "select, insert, update, delete, truncate"
+SEQUENCE_RIGHTS = "usage, select"
+SCHEMA_RIGHTS = "usage"
 
 _MISSING: LiteralString = """
 select c.relkind = 'S', c.relname::text
@@ -34,18 +37,24 @@ order by 1, 2
 """
 # Sequences that belong to columns, and those that defaults name, whatever schema they are in.
 _SEQUENCES: LiteralString = """
-select n.nspname::text, s.relname::text
-from pg_catalog.pg_class s join pg_catalog.pg_namespace n on n.oid = s.relnamespace
-where s.relkind = 'S' and pg_catalog.pg_has_role(s.relowner, 'USAGE') and s.oid in (
-    select p.objid from pg_catalog.pg_depend p
+with tables as materialized (
+    select c.oid from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+    where n.nspname = %(schema)s and c.relname = any(%(tables)s::text[])
+), taken_from(oid) as (
+    select p.objid from tables t join pg_catalog.pg_depend p
+      on p.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass and p.refobjid = t.oid
     where p.classid = 'pg_catalog.pg_class'::pg_catalog.regclass
-      and p.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass
-      and p.refobjid = %(relation)s::pg_catalog.regclass
-    union all
-    select p.refobjid from pg_catalog.pg_attrdef f
+  union
+    select p.refobjid from tables t join pg_catalog.pg_attrdef f on f.adrelid = t.oid
     join pg_catalog.pg_depend p on p.classid = 'pg_catalog.pg_attrdef'::pg_catalog.regclass and p.objid = f.oid
-    where f.adrelid = %(relation)s::pg_catalog.regclass
+    where p.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass
 )
+select n.nspname::text, s.relname::text
+from taken_from f join pg_catalog.pg_class s on s.oid = f.oid join pg_catalog.pg_namespace n on n.oid = s.relnamespace
+where s.relkind = 'S' and pg_catalog.pg_has_role(s.relowner, 'USAGE')
+  and not (pg_catalog.has_sequence_privilege(%(role)s, s.oid, 'USAGE')
+           and pg_catalog.has_sequence_privilege(%(role)s, s.oid, 'SELECT'))
+order by 1, 2
 """
 # Roles that make tables in the schema, as far as one can tell, and do not pass the rights on yet.
 _MAKERS: LiteralString = """
@@ -68,6 +77,11 @@ from pg_catalog.pg_namespace n where n.nspname = %(schema)s
 """
 
 
+def is_reserved(schema_name: str) -> bool:
+    """Whether a schema is Postgres's own or ours: none of it is synced, and a writer gets no rights to it."""
+    return schema_name in (OWN_SCHEMA, "information_schema") or schema_name.startswith("pg_")
+
+
 def grant_schema(conn: Connection, schema_name: str, role: str) -> None:
     """Give a role the rights to a schema's tables and sequences, those that are there and those to come.
 
@@ -75,15 +89,17 @@ def grant_schema(conn: Connection, schema_name: str, role: str) -> None:
         psycopg.errors.InvalidSchemaName: there is no such schema, or it is none of an application.
         psycopg.Error: Postgres refused a statement.
     """
-    if schema_name == OWN_SCHEMA or schema_name.startswith("pg_"):
+    if is_reserved(schema_name):
         raise psycopg.errors.InvalidSchemaName(f'schema "{schema_name}" is not the application\'s')
     if conn.execute(_SCHEMA, (schema_name,)).fetchone() is None:
         raise psycopg.errors.InvalidSchemaName(f'there is no schema "{schema_name}"')
     _grant_usage(conn, schema_name, role)
-    asked = {"schema": schema_name, "role": role}
-    for is_sequence, name in conn.execute(_MISSING, asked).fetchall():
-        what = f"{_SEQUENCE_RIGHTS} on sequence" if is_sequence else f"{_TABLE_RIGHTS} on table"
-        _run(conn, f"grant {what} {quote(schema_name)}.{quote(name)} to {quote(role)}")
+    tables: list[str] = []
+    sequences: list[str] = []
+    for is_sequence, name in conn.execute(_MISSING, {"schema": schema_name, "role": role}).fetchall():
+        (sequences if is_sequence else tables).append(f"{quote(schema_name)}.{quote(name)}")
+    _grant(conn, f"{TABLE_RIGHTS} on table", tables, role)
+    _grant(conn, f"{SEQUENCE_RIGHTS} on sequence", sequences, role)
     pass_on(conn, schema_name, role)
 
 
@@ -94,11 +110,21 @@ def grant_table(conn: Connection, schema_name: str, table: str, role: str) -> No
         psycopg.Error: Postgres refused a statement.
     """
     _grant_usage(conn, schema_name, role)
-    relation, to = f"{quote(schema_name)}.{quote(table)}", quote(role)
-    _run(conn, f"grant {_TABLE_RIGHTS} on table {relation} to {to}")
-    for schema, name in conn.execute(_SEQUENCES, {"relation": relation}).fetchall():
+    _grant(conn, f"{TABLE_RIGHTS} on table", [f"{quote(schema_name)}.{quote(table)}"], role)
+    grant_sequences(conn, schema_name, [table], role)
+
+
+def grant_sequences(conn: Connection, schema_name: str, tables: Sequence[str], role: str) -> None:
+    """Give a role the rights to the sequences, in whatever schema, that tables of one schema take numbers from.
+
+    Raises:
+        psycopg.Error: Postgres refused a statement.
+    """
+    asked = {"schema": schema_name, "tables": list(tables), "role": role}
+    found = [names for names in conn.execute(_SEQUENCES, asked).fetchall() if not is_reserved(names[0])]
+    for schema in sorted({schema for schema, _ in found}):
         _grant_usage(conn, schema, role)
-        _run(conn, f"grant {_SEQUENCE_RIGHTS} on sequence {quote(schema)}.{quote(name)} to {to}")
+    _grant(conn, f"{SEQUENCE_RIGHTS} on sequence", [".".join(map(quote, names)) for names in found], role)
 
 
 def pass_on(conn: Connection, schema_name: str, role: str) -> None:
@@ -108,7 +134,7 @@ def pass_on(conn: Connection, schema_name: str, role: str) -> None:
         psycopg.Error: Postgres refused a statement.
     """
     for (maker,) in conn.execute(_MAKERS, {"schema": schema_name, "role": role}).fetchall():
-        for what in (f"{_TABLE_RIGHTS} on tables", f"{_SEQUENCE_RIGHTS} on sequences"):
+        for what in (f"{TABLE_RIGHTS} on tables", f"{SEQUENCE_RIGHTS} on sequences"):
             _run(
                 conn,
                 f"alter default privileges for role {quote(maker)} in schema {quote(schema_name)}"
@@ -118,7 +144,13 @@ def pass_on(conn: Connection, schema_name: str, role: str) -> None:
 
 def _grant_usage(conn: Connection, schema_name: str, role: str) -> None:
     if conn.execute(_MAY_GRANT, {"schema": schema_name, "role": role}).fetchone() == (True,):
-        _run(conn, f"grant usage on schema {quote(schema_name)} to {quote(role)}")
+        _grant(conn, f"{SCHEMA_RIGHTS} on schema", [quote(schema_name)], role)
+
+
+def _grant(conn: Connection, what: str, names: Sequence[str], role: str) -> None:
+    """Give rights to all objects of a list in one statement."""
+    if names:
+        _run(conn, f"grant {what} {', '.join(names)} to {quote(role)}")
 
 
 def _run(conn: Connection, statement: str) -> None:

@@ -6,8 +6,9 @@ A writer may do what a group does and nothing more: it reads no keys of seals, n
 
 A role is a writer where it was granted, by name, to change ``anabranch.row_versions`` (``make``). It has the rights to
 all tables and sequences of the schemas that are databases (``schema_rights``), so that triggers may write to tables
-beside the synced ones; registration gives them anew (``welcome``, ``admit``). Who may do so is the owner of all of
-these, or a superuser; whatever the session's role does not own is left as it is, and ``lacking`` tells of it.
+beside the synced ones, and to the sequences elsewhere that synced tables take numbers from; registration gives them
+anew (``welcome``, ``admit``). Who may do so is the owner of all of these, or a superuser; whatever the session's role
+does not own is left as it is, and ``lacking`` tells of it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, LiteralString, NamedTuple
 
 import psycopg
 
-from anabranch.store.catalog.schema_rights import grant_schema, grant_table, pass_on
+from anabranch.store.catalog.schema_rights import grant_schema, grant_sequences, grant_table, pass_on
 from anabranch.store.cells.binary_cells import quote
 
 Connection = psycopg.Connection[Any]
@@ -31,18 +32,29 @@ order by 1
 """
 
 _CHANGED = (
-    "anabranch.audience_changes, anabranch.audience_sums, anabranch.batches, anabranch.captured, anabranch.claims, "
-    "anabranch.conflicts, anabranch.groups, anabranch.inbox, anabranch.log, anabranch.nodes, anabranch.principals, "
-    "anabranch.row_versions, anabranch.table_sums, anabranch.undertaken"
+    "audience_changes",
+    "audience_sums",
+    "batches",
+    "captured",
+    "claims",
+    "conflicts",
+    "groups",
+    "inbox",
+    "log",
+    "nodes",
+    "principals",
+    "row_versions",
+    "table_sums",
+    "undertaken",
 )
-_READ = (
-    "anabranch.code_revisions, anabranch.epochs, anabranch.former_tables, anabranch.schema_revision, "
-    "anabranch.synced_tables"
-)
-_COLUMNS: LiteralString = """
-select pg_catalog.string_agg(pg_catalog.quote_ident(a.attname), ', ' order by a.attnum) from pg_catalog.pg_attribute a
+"""Our tables that a writer reads and changes."""
+_READ = ("code_revisions", "epochs", "former_tables", "schema_revision", "synced_tables")
+"""Our tables that it only reads."""
+_READABLE: LiteralString = """
+select a.attname::text from pg_catalog.pg_attribute a
 where a.attrelid = 'anabranch.databases'::pg_catalog.regclass and a.attnum > 0 and not a.attisdropped
   and a.attname <> 'seal_key'
+order by a.attnum
 """
 # A database's rights are taken from PUBLIC where somebody hardens it. Images of altered tables take a temporary type.
 _DATABASE: LiteralString = """
@@ -51,8 +63,25 @@ where pg_catalog.has_database_privilege(pg_catalog.current_database(), 'TEMPORAR
   and not (pg_catalog.has_database_privilege(%(role)s, pg_catalog.current_database(), 'CONNECT')
            and pg_catalog.has_database_privilege(%(role)s, pg_catalog.current_database(), 'TEMPORARY'))
 """
+# Of the catalog alone, so that it waits for nobody who holds one of our tables. Each right by itself: of several in one
+# text one would do.
+_HAS_OURS: LiteralString = f"""
+select pg_catalog.has_schema_privilege(r.oid, 'anabranch', 'USAGE')
+  and pg_catalog.has_database_privilege(r.oid, pg_catalog.current_database(), 'CONNECT')
+  and pg_catalog.has_database_privilege(r.oid, pg_catalog.current_database(), 'TEMPORARY')
+  and (select pg_catalog.bool_and(pg_catalog.has_table_privilege(r.oid, 'anabranch.' || t.name, p.name))
+       from unnest(%(changed)s::text[]) t(name), unnest(array['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p(name))
+  and (select pg_catalog.bool_and(pg_catalog.has_table_privilege(r.oid, 'anabranch.' || t.name, 'SELECT'))
+       from unnest(%(read)s::text[]) t(name))
+  and (select pg_catalog.bool_and(pg_catalog.has_column_privilege(r.oid, 'anabranch.databases', c.attname, 'SELECT'))
+       from ({_READABLE}) c)
+  and pg_catalog.has_column_privilege(r.oid, 'anabranch.databases', 'schema_version', 'UPDATE')
+  and pg_catalog.has_column_privilege(r.oid, 'anabranch.synced_tables', 'torn_ms', 'UPDATE')
+from pg_catalog.pg_roles r where r.rolname = %(role)s
+"""
 _SCHEMAS: LiteralString = """
-select d.schema_name from anabranch.databases d join pg_catalog.pg_namespace n on n.nspname = d.schema_name order by 1
+select d.schema_name, array(select t.name from anabranch.synced_tables t where t.database_id = d.id)
+from anabranch.databases d join pg_catalog.pg_namespace n on n.nspname = d.schema_name order by 1
 """
 _ACTED: LiteralString = """
 select distinct r.rolname::text
@@ -67,8 +96,8 @@ _KEYS: LiteralString = """
 pg_catalog.has_any_column_privilege(r.oid, 'anabranch.api_keys', 'SELECT')
 or pg_catalog.has_column_privilege(r.oid, 'anabranch.databases', 'seal_key', 'SELECT')
 """
-EXCESS: LiteralString = f"""
-select case when r.rolsuper then array['is a superuser'] else pg_catalog.array_remove(array[
+_EXCESS: LiteralString = f"""
+select r.rolname::text, case when r.rolsuper then array['is a superuser'] else pg_catalog.array_remove(array[
     case when {_KEYS} then 'may read keys' end,
     case when r.rolcreaterole then 'may make roles' end,
     case when r.rolcreatedb then 'may make databases' end,
@@ -100,22 +129,16 @@ order by 1
 
 
 class Judged(NamedTuple):
-    """The role of a session that commits groups, and in words the rights that this does not take."""
+    """A role as which groups are committed, and in words the rights that this does not take."""
 
     name: str
     excess: list[str]
 
 
-def judge(conn: Connection) -> Judged:
-    """The rights of the session's role that a writer does not need. Raises psycopg.Error."""
-    [(name,)] = conn.execute("select session_user::text").fetchall()
-    return Judged(name, excess(conn, name))
-
-
-def excess(conn: Connection, role: str) -> list[str]:
-    """The rights of a role that a writer does not need, in words. Raises psycopg.Error."""
-    [(words,)] = conn.execute(EXCESS, {"role": role}).fetchall()
-    return list(words)
+def judge(conn: Connection, role: str | None = None) -> Judged:
+    """The rights of a role that a writer does not need; None is the session's role. Raises psycopg.Error."""
+    [judged] = conn.execute(_EXCESS, {"role": role}).fetchall()
+    return Judged._make(judged)
 
 
 def lacking(conn: Connection) -> list[str]:
@@ -127,6 +150,13 @@ def lacking(conn: Connection) -> list[str]:
 def writers(conn: Connection) -> list[str]:
     """The names of all writers. Raises psycopg.Error."""
     return [name for (name,) in conn.execute(WRITERS).fetchall()]
+
+
+def has_ours(conn: Connection, role: str) -> bool:
+    """Whether a role is a writer with all rights to our tables: one of an older release may lack some. Waits for no
+    lock. Raises psycopg.Error."""
+    asked = {"role": role, "changed": list(_CHANGED), "read": list(_READ)}
+    return role in writers(conn) and conn.execute(_HAS_OURS, asked).fetchone() == (True,)
 
 
 def make(conn: Connection, role: str, further: Sequence[str] = ()) -> list[str]:
@@ -141,10 +171,12 @@ def make(conn: Connection, role: str, further: Sequence[str] = ()) -> list[str]:
     with conn.transaction():
         alone(conn)
         _grant_ours(conn, role)
-        of_databases = [name for (name,) in conn.execute(_SCHEMAS).fetchall()]
-        for schema_name in (*of_databases, *further):
+        for schema_name, synced in conn.execute(_SCHEMAS).fetchall():
             grant_schema(conn, schema_name, role)
-        return excess(conn, role)
+            grant_sequences(conn, schema_name, synced, role)
+        for schema_name in further:
+            grant_schema(conn, schema_name, role)
+        return judge(conn, role).excess
 
 
 def alone(conn: Connection) -> None:
@@ -187,13 +219,17 @@ def _grant_ours(conn: Connection, role: str) -> None:
     to = quote(role)
     for (database,) in conn.execute(_DATABASE, {"role": role}).fetchall():
         _run(conn, f"grant connect, temporary on database {quote(database)} to {to}")
-    [(columns,)] = conn.execute(_COLUMNS).fetchall()
+    columns = ", ".join(quote(name) for (name,) in conn.execute(_READABLE).fetchall())
     _run(conn, f"grant usage on schema anabranch to {to}")
-    _run(conn, f"grant select, insert, update, delete on {_CHANGED} to {to}")
-    _run(conn, f"grant select on {_READ} to {to}")
+    _run(conn, f"grant select, insert, update, delete on {_named(_CHANGED)} to {to}")
+    _run(conn, f"grant select on {_named(_READ)} to {to}")
     _run(conn, f"grant select ({columns}), update (schema_version) on anabranch.databases to {to}")
     _run(conn, f"grant update (torn_ms) on anabranch.synced_tables to {to}")
     _grant_acting(conn, role)
+
+
+def _named(tables: Sequence[str]) -> str:
+    return ", ".join(f"anabranch.{name}" for name in tables)
 
 
 def _run(conn: Connection, statement: str) -> None:
