@@ -16,9 +16,9 @@ from tests.integration.resolver.calls import decided, resolver_process
 from tests.integration.resolver.hostile import HOSTILE
 
 from anabranch.store.catalog import registration, schema_rights, writer
-from anabranch.store.catalog.own_writer import own_writer
+from anabranch.store.catalog.own_writer import _refused, own_writer
 from anabranch.store.nodes import key_administration
-from anabranch.store.session.engine import connect
+from anabranch.store.session.engine import UnfitSettingError, connect
 from anabranch.testkit.databases import drop_database
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch.testkit.strangers import login
@@ -203,6 +203,34 @@ def test_who_has_a_writers_rights_by_being_a_superuser_is_none(rig: ResolverRig)
     """A migration gives rights to new tables by the list of writers."""
     assert not writer.has_ours(rig.conn, urlsplit(rig.url).username or "")
     assert not writer.has_ours(rig.conn, "nobody at all")
+
+
+def test_where_the_role_is_refused_groups_are_committed_as_the_superuser(rig: ResolverRig) -> None:
+    """Whatever the server says of it, and in whatever language."""
+    own_writer(rig.url)
+    [role] = writer.writers(rig.conn)
+    rig.sql(f'alter role "{role}" nologin')
+    assert own_writer(rig.url) is None
+    assert ResolverSettings.model_validate({"postgres_url": rig.url}).writes_as() == rig.url
+
+
+def test_where_there_is_no_room_for_the_role_the_start_fails(rig: ResolverRig) -> None:
+    """A superuser comes in all the same: groups would be committed as it, because others hold all sessions."""
+    own = own_writer(rig.url)
+    name = urlsplit(rig.url).path[1:]
+    rig.sql(f'alter database "{name}" connection limit 1')
+    with pytest.raises(psycopg.OperationalError):
+        own_writer(rig.url)
+    rig.sql(f'alter database "{name}" connection limit -1')
+    assert own_writer(rig.url) == own
+
+
+def test_a_role_that_is_let_in_with_a_session_of_no_use_is_not_refused(rig: ResolverRig) -> None:
+    """So the start fails, and no groups are committed as the superuser."""
+    with login(rig.url, "odd") as (role, url):
+        rig.sql(f'alter role "{role}" set zero_damaged_pages = on')
+        with pytest.raises(UnfitSettingError):
+            _refused(url)
 
 
 def test_it_is_let_into_a_database_that_others_are_not(rig: ResolverRig) -> None:

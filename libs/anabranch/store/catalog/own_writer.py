@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import re
 from typing import Any, LiteralString
 
 import psycopg
@@ -17,7 +16,7 @@ from psycopg.conninfo import make_conninfo
 
 from anabranch.store.catalog import writer
 from anabranch.store.cells.binary_cells import quote
-from anabranch.store.session.engine import connect
+from anabranch.store.session.engine import UnfitSettingError, connect
 from anabranch.store.session.settings import LATER
 
 Connection = psycopg.Connection[Any]
@@ -39,8 +38,18 @@ where not exists (
     where g.setdatabase = d.oid and r.rolname = %(role)s and s.name || '=' || v.value = any(g.setconfig)
 )
 """
-_REFUSED_LOGIN = re.compile("authentication failed|pg_hba")
-"""In the message of a connection that fails, as libpq tells no SQLSTATE of it."""
+# A superuser comes in where no other role does: the last sessions of a server are kept for it, and the most that a
+# database takes does not bind it. The session that asks is not counted, as if the writer's came in its place.
+_ROOM: LiteralString = """
+select pg_catalog.count(a.pid) < pg_catalog.current_setting('max_connections')::int
+           - pg_catalog.current_setting('superuser_reserved_connections')::int
+           - coalesce(pg_catalog.current_setting('reserved_connections', true)::int, 0)
+   and (d.datconnlimit < 0 or pg_catalog.count(a.pid) filter (where a.datid = d.oid) < d.datconnlimit)
+from pg_catalog.pg_database d left join pg_catalog.pg_stat_activity a
+  on a.backend_type = 'client backend' and a.pid <> pg_catalog.pg_backend_pid()
+where d.datname = pg_catalog.current_database()
+group by d.datconnlimit
+"""
 
 
 def own_writer(url: str) -> str | None:
@@ -65,9 +74,11 @@ def own_writer(url: str) -> str | None:
                 writer.alone(conn)
                 _set_password(conn, role, password)
             refused = _refused(own)
-    if refused is not None and not _REFUSED_LOGIN.search(str(refused)):
+    if refused is None:
+        return own
+    if not _has_room(url):
         raise refused
-    return own if refused is None else None
+    return None
 
 
 def _make(conn: Connection, role: str, password: str) -> None:
@@ -109,8 +120,26 @@ def _set_password(conn: Connection, role: str, password: str) -> None:
 
 
 def _refused(url: str) -> psycopg.OperationalError | None:
+    """The failure of a login; None where it is let in.
+
+    Raises:
+        psycopg.OperationalError: the login is let in, and its session is of no use; or the server is silent.
+    """
     try:
         connect(url, application_name=_APPLICATION_NAME).close()
+    except (UnfitSettingError, psycopg.errors.ConnectionTimeout):
+        raise
     except psycopg.OperationalError as error:
         return error
     return None
+
+
+def _has_room(url: str) -> bool:
+    """Whether the server lets the superuser in, and has a session left for another role. A login that it refuses all
+    the same is one that it lets in at no time. libpq tells no SQLSTATE of that, but a text in the server's language.
+
+    Raises:
+        psycopg.OperationalError: it does not let the superuser in.
+    """
+    with connect(url, application_name=_APPLICATION_NAME, autocommit=True) as conn:
+        return conn.execute(_ROOM).fetchone() == (True,)
