@@ -4,7 +4,7 @@ import psycopg
 import pytest
 from psycopg import errors
 
-from anabranch.store.session.errors import BatchReason, Remedy, read_error
+from anabranch.store.session.errors import DENIED, BatchReason, Remedy, read_error
 from anabranch.v1 import errors_pb2
 
 
@@ -39,6 +39,32 @@ def test_nothing_in_our_own_statements_blames_a_batch(sqlstate: str) -> None:
 
 def test_a_right_that_is_missing_is_forbidden() -> None:
     assert read_error(error("42501")).reason is BatchReason.FORBIDDEN
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("table", "entries"),
+        ("table", "my table"),
+        ("table", 'a "quoted" name'),
+        ("table", " blank before"),
+        ("table", "two\nlines"),
+        ("view", "server x"),
+        ("foreign table", "t"),
+        ("materialized view", "the view"),
+        ("foreign-data wrapper", "w"),
+        ("schema", "audit"),
+    ],
+)
+def test_a_refused_object_is_known_by_its_kind_and_its_name_as_it_is(kind: str, name: str) -> None:
+    found = DENIED.fullmatch(f"permission denied for {kind} {name}")
+    assert found is not None
+    assert found.groups() == (kind, name)
+
+
+@pytest.mark.parametrize("text", ["permission denied for newfangled thing", "keine Berechtigung für Tabelle t", ""])
+def test_what_is_no_refusal_of_a_known_kind_names_nothing(text: str) -> None:
+    assert DENIED.fullmatch(text) is None
 
 
 def test_what_the_server_did_not_say_is_tried_again() -> None:

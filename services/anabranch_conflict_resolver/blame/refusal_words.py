@@ -1,10 +1,10 @@
 """The message of the verdict on a batch that Postgres refused: for people, without data that its sender may not see.
 
 A message is made of names in the catalog (constraint, column, table, type), of the meaning of the SQLSTATE, and of the
-sender's own value. The text, detail and hint of an error are never read, but for the name of what the role lacks rights
-to (``Fault.denied``): a foreign key's or an exclusion's detail shows
-other rows, and an error that a function of the application raises may hold anything. Such a function can inform people
-by the names that it gives to its error: ``raise … using constraint = 'seat_taken'``.
+sender's own value. The text, detail and hint of an error are never read, but for the name of what a role lacks rights
+to (``Fault.denied``): a foreign key's or an exclusion's detail shows other rows, and an error that a function of the
+application raises may hold anything. Such a function can inform people by the names that it gives to its error:
+``raise … using constraint = 'seat_taken'``.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from anabranch_conflict_resolver.group.context import Context
 _NAME_CHARACTERS = 63
 """As long as a name in Postgres; the application's functions may put longer ones into their errors."""
 _VALUE_CHARACTERS = 40
+_ROLES = 3
+"""The most roles that a message names as those of which one lacks rights."""
 _OWN_POLICIES = frozenset({"lww", "reject"})
 """Policies with which the value that is written is the sender's, and not made from others' as well."""
 
@@ -86,12 +88,22 @@ def _grant(context: Context, fault: Fault) -> str:
     kind, name = fault.denied
     if not name:
         return ""
-    lacks = f': role "{context.conn.info.user}", as which groups are committed, lacks rights to {kind} "{name}"'
-    found = missing(context.conn, kind, name)
+    found = context.missing.get(fault.denied)
     if found is None:
+        found = context.missing[fault.denied] = missing(context.conn, kind, name)
+    if not 0 < len(found.roles) <= _ROLES:
+        return f': a role lacks rights to {kind} "{name}"'
+    role, *others = found.roles
+    if others:
+        return f': one of the roles {", ".join(map(_quoted, found.roles))} lacks rights to {kind} "{name}"'
+    of_groups = role == context.conn.info.user
+    runs = "groups are committed" if of_groups else "code of the application runs"
+    lacks = f': role "{role}", as which {runs}, lacks rights to {kind} "{name}"'
+    if not found.grant:
         return lacks
+    gives = f"{lacks}; `{found.grant}` gives them"
     command = shlex.join(("anabranch", "database", "writer", "--grant", found.schema_name))
-    return f"{lacks}; `{found.grant}` gives them, `{command}` those to the whole schema"
+    return f"{gives}, `{command}` those to the whole schema" if of_groups else gives
 
 
 def of_key(table: Table, column: str, cell: Cell, fault: Fault) -> str:

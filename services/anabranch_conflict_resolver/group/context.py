@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from anabranch.store.audiences.principals import Given
+from anabranch.store.group.denied import Missing
 from anabranch.store.session.engine import Session
 from anabranch.values import Cell
 from anabranch_conflict_resolver.batch.decode import RowKey
@@ -21,8 +22,9 @@ class Context:
     """The state that stays the same however often a group is tried. ``now_ms`` is the clock's time, ``position`` the
     group's. ``busy_ms``: how long a batch rests whose row another session has locked. ``at_hand``: the ids of all
     batches that were taken. ``may_cause``: changes that may cause others. ``asking`` caches the answers of the
-    application's functions. ``given``: what membership queries give principals, as far as it is known; more is added.
-    ``dry``: nothing of the group will be committed."""
+    application's functions, ``missing`` the rights that a role was found to lack to an object (its kind and name).
+    ``given``: what membership queries give principals, as far as it is known; more is added. ``dry``: nothing of the
+    group will be committed."""
 
     conn: Session
     synced: SyncedDatabase
@@ -34,6 +36,7 @@ class Context:
     asking: Asking = field(default_factory=Asking)
     given: dict[str, Given] = field(default_factory=dict)
     dry: bool = False
+    missing: dict[tuple[str, str], Missing] = field(default_factory=dict)
 
     @property
     def role(self) -> str:

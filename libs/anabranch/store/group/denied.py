@@ -1,65 +1,86 @@
-"""The grant that a group's role lacks, for code that the owner of a synced table has attached to it."""
+"""The grant that a role lacks, for code that the owner of a synced table has attached to it.
+
+Most of this code runs as the role that groups are committed as. A function that is SECURITY DEFINER runs as its owner,
+and what a view reads is read as the owner of the view. An error of missing rights names no role: it may be any of these
+that lacks rights to the object.
+"""
 
 from __future__ import annotations
 
 from typing import LiteralString, NamedTuple
 
+from anabranch.store.catalog.schema_rights import SCHEMA_RIGHTS, SEQUENCE_RIGHTS, TABLE_RIGHTS, is_reserved
 from anabranch.store.cells.binary_cells import quote
 from anabranch.store.session.binary import Connection, run
 from anabranch.values.postgres_binary import text
 
-_TABLE = ("table", "select, insert, update, delete, truncate")
-_RIGHTS = {
-    "table": _TABLE,
-    "view": _TABLE,
-    "materialized view": _TABLE,
-    "foreign table": _TABLE,
-    "sequence": ("sequence", "usage, select"),
-    "schema": ("schema", "usage"),
+_RELATIONS = {
+    "table": ("rp", f"{TABLE_RIGHTS} on table"),
+    "view": ("v", f"{TABLE_RIGHTS} on table"),
+    "materialized view": ("m", f"{TABLE_RIGHTS} on table"),
+    "foreign table": ("f", f"{TABLE_RIGHTS} on table"),
+    "sequence": ("S", f"{SEQUENCE_RIGHTS} on sequence"),
 }
-"""By the kind that Postgres names: that of GRANT, and what a group may need."""
+"""By the kind that Postgres names: its letters in the catalog, and what GRANT gives of it to a group."""
 
-_OF_APPLICATION: LiteralString = (
-    "n.nspname <> 'anabranch' and n.nspname !~ '^pg_' and n.nspname <> 'information_schema'"
+_ROLES: LiteralString = """
+with roles(id, name, place) as (
+    select r.oid, r.rolname::text, '' from pg_catalog.pg_roles r where r.rolname = session_user
+  union
+    select r.oid, r.rolname::text, n.nspname::text
+    from (
+        select f.proowner as owner, f.pronamespace as place from pg_catalog.pg_proc f where f.prosecdef
+      union
+        select v.relowner, v.relnamespace from pg_catalog.pg_class v where v.relkind = 'v'
+    ) code
+    join pg_catalog.pg_roles r on r.oid = code.owner join pg_catalog.pg_namespace n on n.oid = code.place
 )
-# The message names no schema: of relations of that name those count that the role lacks rights to.
-_RELATION = f"""
-select n.nspname::text, c.relname::text
-from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-where c.relname = $1::text and {_OF_APPLICATION} and case c.relkind
-    when 'S' then not pg_catalog.has_sequence_privilege(c.oid, 'USAGE')
-    when 'i' then false when 'I' then false when 't' then false when 'c' then false
-    else not (pg_catalog.has_table_privilege(c.oid, 'SELECT') and pg_catalog.has_table_privilege(c.oid, 'INSERT')
-              and pg_catalog.has_table_privilege(c.oid, 'UPDATE') and pg_catalog.has_table_privilege(c.oid, 'DELETE')
-              and pg_catalog.has_table_privilege(c.oid, 'TRUNCATE'))
+"""
+# The message names no schema: of all relations of that name those count that a role lacks rights to.
+_LACKING_RELATIONS = f"""{_ROLES}
+select o.name, o.place, n.nspname::text, c.relname::text
+from roles o cross join pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where c.relname = $1::text and pg_catalog.strpos($2::text, c.relkind::text) > 0 and not case c.relkind
+    when 'S' then pg_catalog.has_sequence_privilege(o.id, c.oid, 'USAGE')
+    else pg_catalog.has_table_privilege(o.id, c.oid, 'SELECT') and pg_catalog.has_table_privilege(o.id, c.oid, 'INSERT')
+         and pg_catalog.has_table_privilege(o.id, c.oid, 'UPDATE')
+         and pg_catalog.has_table_privilege(o.id, c.oid, 'DELETE')
+         and pg_catalog.has_table_privilege(o.id, c.oid, 'TRUNCATE')
     end
-order by 1 limit 2
 """.encode()
-_SCHEMA = (
-    f"select n.nspname::text from pg_catalog.pg_namespace n where n.nspname = $1::text and {_OF_APPLICATION}".encode()
-)
+_LACKING_SCHEMAS = f"""{_ROLES}
+select o.name, o.place, n.nspname::text
+from roles o cross join pg_catalog.pg_namespace n
+where n.nspname = $1::text and not pg_catalog.has_schema_privilege(o.id, n.oid, 'USAGE')
+""".encode()
 
 
 class Missing(NamedTuple):
-    """``schema_name``: where the object is. ``grant``: the statement that gives the role the rights to it."""
+    """``roles``: those that may have been denied the object, in order; none where it is another one. ``schema_name``:
+    where the object is, and ``grant``: the statement that gives the role the rights to it; "" where role or object may
+    be one of several."""
 
-    schema_name: str
-    grant: str
+    roles: tuple[str, ...] = ()
+    schema_name: str = ""
+    grant: str = ""
 
 
-def missing(conn: Connection, kind: str, name: str) -> Missing | None:
-    """The grant for an object that the session's role was denied; None where it is not the application's, is one of
-    several of that name, or of a kind of which nothing is known.
+def missing(conn: Connection, kind: str, name: str) -> Missing:
+    """The roles that may have been denied an object, and the grant that the one lacks.
 
     Raises:
         psycopg.Error: the session is lost.
     """
-    if kind not in _RIGHTS:
-        return None
-    found = run(conn, _SCHEMA if kind == "schema" else _RELATION, [text(name)]).fetchall()
-    if len(found) != 1:
-        return None
-    [names] = found
-    what, rights = _RIGHTS[kind]
-    grant = f"grant {rights} on {what} {'.'.join(map(quote, names))} to {quote(conn.info.user)}"
-    return Missing(names[0], grant)
+    if kind == "schema":
+        rows, rights = run(conn, _LACKING_SCHEMAS, [text(name)]).fetchall(), f"{SCHEMA_RIGHTS} on schema"
+    elif kind in _RELATIONS:
+        letters, rights = _RELATIONS[kind]
+        rows = run(conn, _LACKING_RELATIONS, [text(name), text(letters)]).fetchall()
+    else:
+        return Missing()
+    of_application = [row for row in rows if not is_reserved(row[1]) and not is_reserved(row[2])]
+    roles, objects = {role for role, *_ in of_application}, {tuple(names) for _, _, *names in of_application}
+    if len(roles) != 1 or len(objects) != 1:
+        return Missing(tuple(sorted(roles)))
+    [role], [names] = roles, objects
+    return Missing((role,), names[0], f"grant {rights} {'.'.join(map(quote, names))} to {quote(role)}")

@@ -47,7 +47,7 @@ class Fault:
     """An error, read. ``reason`` is set for BLAME only. ``constraint``, ``table``, ``column`` and ``data_type`` are
     "" where Postgres names none; ``sqlstate`` is "" where the error did not come from the server. ``raised``: a
     function in PL/pgSQL raised it, whatever its SQLSTATE says. ``denied``: the kind and the name of the object that
-    the session's role lacks rights to."""
+    a role lacks rights to: that of the session, or one as which a function or a view of the application runs."""
 
     remedy: Remedy
     sqlstate: str
@@ -72,9 +72,14 @@ _UNIQUE_VIOLATION = "23505"
 # Postgres names the place in its own source: that of RAISE.
 RAISE = "exec_stmt_raise"
 _RIGHTS = "aclcheck_error"
-DENIED = re.compile(r"permission denied for (\w+(?: \w+)?) (\S.*)", re.DOTALL)
-"""The message of that place in Postgres: it has a name of the catalog, and no function of the application's words. In
-another language of the server's nothing is found."""
+_KINDS = (
+    "database|domain|foreign-data wrapper|foreign server|foreign table|function|language|large object"
+    "|materialized view|parameter|procedure|routine|schema|sequence|table|tablespace|type|view"
+)
+DENIED = re.compile(rf"permission denied for ({_KINDS}) (.+)", re.DOTALL)
+"""The message of that place in Postgres, which fills no field. It has a kind that is one of these, and a name of the
+catalog as it is, with its blanks and without quotes, and no function of the application's words. In another language of
+the server's nothing is found."""
 
 
 def read_error(error: psycopg.Error, *, primary_keys: Collection[str] = (), own_statement: bool = False) -> Fault:
