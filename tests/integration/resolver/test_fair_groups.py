@@ -155,19 +155,22 @@ def test_a_row_that_a_group_may_touch_once_goes_round(make_rig: Any) -> None:
 
 
 def test_batches_that_are_tried_alone_alternate_with_those_of_others(rig: ResolverRig) -> None:
+    """One of another comes before each group: so both always have batches that wait, and neither may be left out."""
     busy, calm, third = rig.node("busy"), rig.node("calm"), rig.node("third")
-    for number in range(30):
-        busy.insert("todo", {"id": f"b{number}"})
+    alone = [busy.insert("todo", {"id": f"b{number}"}) for number in range(30)]
     rig.sql("update anabranch.inbox set attempts = 1, failure = '57014'")
     own = [calm.insert("todo", {"id": "c"}), third.insert("todo", {"id": "t"})]
     rig.group()
     rig.group()
     assert [rig.outcome(one) for one in own] == [["APPLIED"]] * 2
-    for number in range(8):
-        assert rig.outcome(calm.insert("todo", {"id": f"c{number}"})) == "PENDING"
+    tried = []
+    for number in range(16):
+        own.append(calm.insert("todo", {"id": f"c{number}"}))
         rig.group()
-        rig.group()
-    assert len(rig.waiting()) <= 22
+        # Each has its verdict within two groups of its arrival.
+        assert [rig.outcome(one) for one in own[:-1]] == [["APPLIED"]] * (len(own) - 1)
+        tried.append(sum(rig.outcome(one) != "PENDING" for one in alone))
+    assert tried == [2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8, 9, 9]
 
 
 def test_a_batch_that_fails_alone_again_lets_others_go_on(make_rig: Any) -> None:
