@@ -11,14 +11,26 @@ from pathlib import Path
 from anabranch.clock import Clock
 from anabranch.store.capture import large
 from anabranch.store.capture.large_images import CARRIED_BYTES
+from anabranch.store.catalog.own_writer import own_writer
 from anabranch.store.inbox.claim import open_session, session_options
-from anabranch.store.session.engine import Session
+from anabranch.store.session.engine import Session, connect
 from anabranch_conflict_resolver.group.cache import Cache
 from anabranch_conflict_resolver.group.commit import commit_group
 from anabranch_conflict_resolver.group.outcome import GroupLimits
 
 Commit = Callable[[int, int, int], int]
 """Commits one group: database id, most batches, offset of the clock; it gives how many were taken."""
+
+
+def writes_as(url: str) -> str:
+    """The URL of sessions that commit groups, as a resolver has it: never a superuser's, which has all rights and would
+    hide those that a writer lacks."""
+    own = own_writer(url)
+    if own is None:
+        with connect(url, application_name="anabranch-test") as conn:
+            [(superuser,)] = conn.execute("select rolsuper from pg_roles where rolname = session_user").fetchall()
+        assert not superuser, "the server lets no writer in"
+    return own or url
 
 
 def session(url: str) -> Session:

@@ -14,7 +14,6 @@ from tests.integration.resolver import commits
 from tests.integration.resolver.calls import Service, resolver_process
 
 from anabranch.clock import Clock
-from anabranch.store.catalog.own_writer import own_writer
 from anabranch.store.inbox.claim import session_options
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch_conflict_resolver.functions.child import Functions
@@ -43,7 +42,7 @@ def plain_logs() -> Iterator[None]:
 def make_rig(migrated_url: str) -> Iterator[Any]:
     """Makes rigs on one new database, whose groups are committed as a resolver does: as a writer. ``make_rig()`` has
     table todo."""
-    session = commits.session(own_writer(migrated_url) or migrated_url)
+    session = commits.session(commits.writes_as(migrated_url))
     commit = commits.on(session, SealKeys(migrated_url))
     rigs: list[ResolverRig] = []
 
@@ -75,7 +74,7 @@ def worker_of(migrated_url: str) -> Iterator[Any]:
     def start(rig: ResolverRig, most_batches: int = 500, rest_ms: int = 20) -> Worker:
         wakeups = Wakeups()
         worker = Worker(
-            own_writer(migrated_url) or migrated_url,
+            commits.writes_as(migrated_url),
             options,
             partial(commit_group, limits=GroupLimits(busy_ms=20), functions=Functions(500)),
             Clock(),
