@@ -1,7 +1,6 @@
-{{/* Whether groups are to be committed as the role of the services. */}}
+{{/* Whether groups are to be committed as the role of the services. The defaults of all services can't say so. */}}
 {{- define "anabranch.trustsOwners" -}}
-{{- $services := .Values.services -}}
-{{- if dig "settings" "trust_owners" false (mergeOverwrite (deepCopy $services.defaults) (deepCopy $services.conflictResolver)) -}}true{{- end -}}
+{{- if dig "settings" "trust_owners" false .Values.services.conflictResolver -}}true{{- end -}}
 {{- end -}}
 
 {{/* What values.schema.json can't say: values that don't fit together. One clear error each. */}}
