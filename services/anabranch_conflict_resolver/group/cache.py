@@ -77,11 +77,12 @@ NOTHING = Undertaken()
 @dataclass(slots=True)
 class Cache:
     """The state that is kept of a database between groups. None of it is trusted without a check: ``synced`` counts
-    while the schema version is its own, ``sums``, ``audience_sums`` and ``given`` (what membership queries give
-    principals) while that is so and the chain's last link is ``link``, a batch that was
-    ``read_ahead`` while the payload's hash is its own. ``shape`` is the tables' fingerprint when they were compiled,
-    and ``looked_s`` when that was last looked at (``time.monotonic``): after a failure, and every ``_LOOK_S``.
-    ``seal_key`` gives the key of a database's seals where the session may not read it.
+    while the schema version is its own; ``sums``, ``audience_sums`` and ``given`` (what membership queries give
+    principals) while that version stays and the chain's last link is ``link`` (what adopts rows gives a table new sums
+    without a link, and makes a new version); a batch that was ``read_ahead`` while the payload's hash is its own.
+    ``shape`` is the tables' fingerprint when they were compiled, and ``looked_s`` when that was last looked at
+    (``time.monotonic``): after a failure, and every ``_LOOK_S``. ``seal_key`` gives the key of a database's seals where
+    the session may not read it.
 
     For the next group: ``more``: the last one was full. ``last_principal``: the owner of the batch that it took last.
     ``owed``: the principals of whose batches it took some and decided none.
