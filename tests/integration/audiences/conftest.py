@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
 from anabranch.store.catalog.databases import Database, load_database
 from anabranch.store.catalog.registration import add_table, create_database
 from anabranch.store.catalog.sums import sum_to_bytes
+from anabranch.store.cells.binary_cells import Row
 from anabranch.store.session.engine import Session, connect
-from anabranch.values.canonical import RowEncoder
+from anabranch.values.canonical import RowEncoder, table_sum
 
 TABLES = """
 create schema app;
@@ -48,10 +49,8 @@ def kept_sums(conn: Session, table: str) -> dict[str, tuple[int, bytes]]:
     return {audience: (count, total) for audience, count, total in rows}
 
 
-def expected_sums(conn: Session, table: str, rows: dict[str, list[list[object]]]) -> dict[str, tuple[int, bytes]]:
+def expected_sums(conn: Session, table: str, rows: Mapping[str, Sequence[Row]]) -> dict[str, tuple[int, bytes]]:
     """The sums of these rows by audience."""
-    row_hash = RowEncoder(load_database(conn, "d").tables[table]).hash
-    return {
-        audience: (len(of_it), sum_to_bytes(sum(row_hash(row) for row in of_it)))  # type: ignore[arg-type]
-        for audience, of_it in rows.items()
-    }
+    encoder = RowEncoder(load_database(conn, "d").tables[table])
+    sums = {audience: table_sum(encoder, of_it) for audience, of_it in rows.items()}
+    return {audience: (count, sum_to_bytes(total)) for audience, (count, total) in sums.items()}

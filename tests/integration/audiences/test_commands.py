@@ -12,12 +12,13 @@ from typer.testing import CliRunner, Result
 from anabranch.cli.app import app
 from anabranch.store.audiences.principals import learn
 from anabranch.store.catalog.databases import load_database
+from anabranch.store.cells.binary_cells import Row
 from anabranch.store.session.engine import Session
 from anabranch.store.session.steps import run
 
 TEAM = "'team:' || team_id"
 TEAMS = "select 'team:' || team_id from membership where user_id = :principal"
-REST: list[object] = [None] * 7
+REST: Row = [None] * 7
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +135,10 @@ def test_the_sums_of_audiences_are_verified_and_adopted(conn: Session, commands:
     assert "  audience team:t2: 2 rows, 7 logged" in result.stdout
     assert "team:t1" not in result.stdout
     commands.done("verify", "--db", "d", "--adopt")
-    rows = {"team:t1": [["1", "t1", None, *REST]], "team:t2": [["2", "t2", None, *REST], ["3", "t2", None, *REST]]}
+    rows: dict[str, list[Row]] = {
+        "team:t1": [["1", "t1", None, *REST]],
+        "team:t2": [["2", "t2", None, *REST], ["3", "t2", None, *REST]],
+    }
     assert kept_sums(conn, "job") == expected_sums(conn, "job", rows) | {"team:t0": (0, bytes(16))}
     # A change behind the triggers' back is in both sums.
     conn.execute("alter table app.job disable trigger all; update app.job set team_id = 't1' where id = '2'")

@@ -11,7 +11,7 @@ from tests.integration.audiences.conftest import expected_sums, kept_sums
 from anabranch.cli.status_lines import unsynced_lines
 from anabranch.store.audiences.expression import Audience
 from anabranch.store.audiences.set_expression import set_audience
-from anabranch.store.catalog import gather
+from anabranch.store.catalog import gather, sums
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.catalog.drift import drift, stopped_tables
 from anabranch.store.catalog.gather import add_tables, restart_captures
@@ -20,11 +20,12 @@ from anabranch.store.catalog.refusals import TableRefusal
 from anabranch.store.catalog.registration import RegistrationLimits, add_table, remove_table
 from anabranch.store.catalog.sums import scan_sum
 from anabranch.store.catalog.unsynced import Unsynced, look
+from anabranch.store.cells.binary_cells import Row
 from anabranch.store.session.engine import Session, connect
 
 TEAM = "'team:' || team_id"
-REST: list[object] = [None] * 7
-ROWS = {
+REST: Row = [None] * 7
+ROWS: dict[str, list[Row]] = {
     "team:t1": [["1", "t1", "a", *REST], ["2", "t1", "b", *REST]],
     "team:t2": [["3", "t2", "c", *REST]],
 }
@@ -76,7 +77,7 @@ def test_an_open_table_has_no_audience(filled: Session) -> None:
 
 def while_reading(monkeypatch: pytest.MonkeyPatch, work: Any) -> None:
     """Do ``work`` once the rows were read, and before the table is entered."""
-    scan = gather.scan_sums
+    scan = sums.scan_sums
 
     def scan_and_work(*arguments: Any) -> Any:
         found = scan(*arguments)
@@ -92,7 +93,7 @@ update app.job set team_id = 't2' where id = '1';
 delete from app.job where id = '3';
 update app.job set title = 'B' where id = '2';
 """
-WRITTEN = {
+WRITTEN: dict[str, list[Row]] = {
     "team:t1": [["2", "t1", "B", *REST], ["6", "t1", "f", *REST]],
     "team:t2": [["1", "t2", "a", *REST]],
     "team:t3": [["5", "t3", "e", *REST]],

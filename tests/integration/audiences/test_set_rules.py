@@ -89,7 +89,7 @@ def test_other_rules_evaluate_everybody_anew_and_forget_how_it_was(conn: Session
     conn.execute(NOTED, (synced.id,))
     database = set_audience_rules(conn, "d", {"memberships": ["select 'user:' || :principal"], "write": {}})
     found = run(conn, current(database.id, names))
-    assert all((one.read, one.write) == ({f"user:{name}"}, frozenset()) for name, one in found.items())
+    assert all((one.read, one.write) == (frozenset({f"user:{name}"}), frozenset()) for name, one in found.items())
     assert len(found) == 2_100
     assert number(conn, "audience_changes") == 0
     set_audience_rules(conn, "d", {"claims": {"teams": "team"}})

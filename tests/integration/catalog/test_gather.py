@@ -64,7 +64,7 @@ def agrees(conn: Session, name: str) -> None:
 
 def while_reading(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object], *, first: bool = False) -> list[object]:
     """Have ``work`` done in the middle of the reading of the rows; gives what it gave."""
-    scan, done = sums.scan_sum, list[object]()
+    scan, done = sums.scan_sums, list[object]()
 
     def scan_and_work(*arguments: Any) -> Any:
         if first:
@@ -74,7 +74,7 @@ def while_reading(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object], *
             done.append(work())
         return found
 
-    monkeypatch.setattr(gather, "scan_sum", scan_and_work)
+    monkeypatch.setattr(gather, "scan_sums", scan_and_work)
     return done
 
 

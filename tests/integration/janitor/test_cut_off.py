@@ -37,14 +37,14 @@ def other(ground: Ground) -> Ground:
 
 def while_reading(patch: pytest.MonkeyPatch, work: Callable[[], object]) -> list[object]:
     """Have ``work`` done when the rows have been read; gives what it gave."""
-    scan, done = sums.scan_sum, list[object]()
+    scan, done = sums.scan_sums, list[object]()
 
     def scan_and_work(*arguments: Any) -> Any:
         found = scan(*arguments)
         done.append(work())
         return found
 
-    patch.setattr(gather, "scan_sum", scan_and_work)
+    patch.setattr(gather, "scan_sums", scan_and_work)
     return done
 
 

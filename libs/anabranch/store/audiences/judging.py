@@ -70,7 +70,9 @@ def _judged(conn: Connection, temporary: str, expression: str) -> Audience | Ref
     if number not in _TYPES:
         [(name,)] = conn.execute(_TYPE_NAME, (number,)).fetchall()
         return _refused(TableRefusal.AUDIENCE_TYPE, f"has type {name}, and not text or text[]")
-    binary.run(conn, f"create index {_INDEX} on {temporary} ((\n{expression}\n))".encode(), [])
+    # A cast to the type that it has changes nothing, and gives a literal alone its type.
+    cast = "text[]" if _TYPES[number] else "text"
+    binary.run(conn, f"create index {_INDEX} on {temporary} (((\n{expression}\n)::{cast}))".encode(), [])
     conn.execute(_PATH, (_OUR_PATH,))
     [(parts, is_partial, whole, deterministic, printed, columns)] = conn.execute(_MADE).fetchall()
     if parts != 1 or is_partial:
