@@ -97,7 +97,8 @@ def test_all_that_is_refused_is_told_at_once_each_with_what_helps(conn: Session,
     )
     assert rooms == (
         'anabranch: table "rooms" can\'t be synced: its row-level security says who sees which rows, and every device '
-        "would see every row (ROW_SECURITY_OF_OTHERS). add --every-device-sees-every-row if that is meant, or SQL: "
+        "would see every row (ROW_SECURITY_OF_OTHERS). add --audience to say who sees which rows, or "
+        "--every-device-sees-every-row if that is meant, or SQL: "
         'alter table "app"."rooms" disable row level security; nothing was added: --skip-refused adds the other 3'
     )
     assert load_database(conn, "gates").tables == {}

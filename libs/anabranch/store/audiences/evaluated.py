@@ -31,8 +31,6 @@ _FORGET_PRINCIPALS = "delete from anabranch.principals where database_id = %s"
 class EvaluationError(ServerError, ValueError):
     """A membership query fails on the tables as they are."""
 
-    REASON = "MEMBERSHIP_QUERY"
-
     def __init__(self, error: psycopg.Error) -> None:
         super().__init__(f"a membership query fails: {error.diag.message_primary or error}")
 
