@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
+from anabranch.store.audiences.queries import PRINCIPAL, PRINCIPALS, for_principals
 from anabranch.store.audiences.query_judging import judge_query
 from anabranch.store.audiences.rules import Membership
 from anabranch.store.catalog.databases import Database, load_database
@@ -124,3 +127,52 @@ def test_names_that_need_quotes_are_traced(conn: Session) -> None:
     query = 'select "Team" from "Who ""is"" in" where "user" = :principal'
     found = judge_query(conn, load_database(conn, "d"), query)
     assert found == Membership(query, ('Who "is" in',), frozenset({'Who "is" in'}))
+
+
+TRACED = [(query.removesuffix(";"), tables.split(), traced.split()) for query, tables, traced in TAKEN if traced]
+
+
+def given(conn: Session, query: str, shadow: str = "") -> set[tuple[str, str]]:
+    """Principal and audience, of some principals, as the query gives them now."""
+    conn.execute("set search_path to app")
+    rows = conn.execute(
+        f"{shadow}select {PRINCIPAL}, given.audience from unnest('{{u0,u1,u2,u3}}'::text[]) as {PRINCIPALS} (principal)"
+        f" cross join lateral ({for_principals(query)}\n) as given (audience)".encode()
+    ).fetchall()
+    conn.execute("set search_path to pg_catalog, pg_temp")
+    return set(rows)
+
+
+@pytest.mark.parametrize(("query", "tables", "traced"), TRACED, ids=[one[0] for one in TRACED])
+def test_a_changed_row_of_a_traced_table_tells_whom_it_concerns(
+    conn: Session, synced: Database, query: str, tables: list[str], traced: list[str]
+) -> None:
+    """What a change gives or takes, the query gives over the changed rows alone, as they were and as they are."""
+    del synced, tables
+    conn.execute("create view app.mine as select * from app.membership")
+    random = Random(query)
+    concerned = 0
+    for number in range(60):
+        for table, change in [
+            ("membership", f"('m{random.randrange(6)}', 'u{random.randrange(4)}', 't{random.randrange(3)}')"),
+            ("job", f"('j{random.randrange(4)}', 't{random.randrange(3)}')"),
+        ]:
+            columns = "id, user_id, team_id" if table == "membership" else "id, team_id"
+            before = given(conn, query)
+            conn.execute(f"create temp table changed as select * from app.{table} limit 0".encode())
+            conn.execute(
+                f"with v ({columns}) as (values {change}), d as (delete from app.{table} t using v"
+                " where t.id = v.id returning t.*) insert into changed select * from d".encode()
+            )
+            if random.random() < 0.7:
+                conn.execute(
+                    f"with n as (insert into app.{table} ({columns}) values {change} returning *)"
+                    " insert into changed select * from n".encode()
+                )
+            moved = before ^ given(conn, query)
+            if table in traced:
+                shadow = f"with {table} as materialized (select * from pg_temp.changed) "
+                assert moved <= given(conn, query, shadow), number
+                concerned += len(moved)
+            conn.execute("drop table changed")
+    assert concerned
