@@ -95,6 +95,11 @@ class History:
         stood = [span.audiences for span in self._values.get(mark, ())]
         return stood + [after for _, _, after in self._lost.get(mark, ())]
 
+    def at(self, place: Place, table: str, key: str) -> Audiences:
+        """The audiences of a row at a place; none where it was not there."""
+        spans = [span for one, span in self._spans[table] if one == key and span.begin <= place < span.end]
+        return spans[0].audiences if spans else NOBODY
+
     def sees(self, principal: str, claimed: Collection[str], mark: str, reached: int) -> bool:
         """Whether a principal whose token gives the audiences ``claimed`` may have got a value by the position
         ``reached``, from whatever position up to it."""

@@ -1,0 +1,133 @@
+"""One leak hunt, from an empty folder to its report: devices whose audiences change all the time, somebody who writes by
+SQL, and pryers who know every key, on services of its own. When all is over, the log tells what each value's audiences
+were, and everything that anybody received is held against that.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import jwt
+
+from anabranch.embedded.postgres import UNSYNCED, EmbeddedPostgres
+from anabranch.store.session.engine import Session, connect
+from anabranch.testkit.attack.hunt_device import HuntDevice
+from anabranch.testkit.attack.hunt_writer import write_by_sql
+from anabranch.testkit.attack.hunted import DATABASE, HUNTED, PRINCIPALS, Known, claimed, make_hunted
+from anabranch.testkit.attack.leaks import Leak, all_leaks
+from anabranch.testkit.attack.log_history import read_history
+from anabranch.testkit.attack.prying import Pryer
+from anabranch.testkit.attack.wiretap import Wiretap
+from anabranch.testkit.stack import Stack
+from anabranch.testkit.waiting import until
+
+_LEFT = """
+select exists (select 1 from anabranch.captured) or exists (select 1 from anabranch.inbox where park_deadline_ms is null)
+"""
+_TOKEN_S = 24 * 3600
+_SETTLES_S = 120.0
+
+
+@dataclass(frozen=True)
+class HuntReport:
+    """``calls`` by method, ``marks``: how many marked values each principal got, ``failures``: how calls failed."""
+
+    seed: int
+    calls: Mapping[str, int]
+    marks: Mapping[str, int]
+    failures: Mapping[str, str]
+    leaks: Sequence[Leak]
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing leaked."""
+        return not self.leaks
+
+    def __str__(self) -> str:
+        lines = [f"seed {self.seed}: {sum(self.calls.values())} calls"]
+        lines += [f"  {count:6d}  {method}" for method, count in sorted(self.calls.items())]
+        lines += [f"  {principal} got {count} values" for principal, count in sorted(self.marks.items())]
+        lines += [f"  failed: {code}: {text[:200]}" for code, text in sorted(self.failures.items())]
+        lines += [f"  LEAK {leak}" for leak in self.leaks[:50]]
+        return "\n".join([*lines, f"  {len(self.leaks)} leaks"])
+
+
+def hunt(folder: Path, seconds: float, seed: int, say: Callable[[str], None]) -> HuntReport:
+    """Run for ``seconds`` and some more, with ``folder`` for all files."""
+    chance = random.Random(seed)
+    secret = secrets.token_urlsafe(48)
+
+    def sign(principal: str, claims: Mapping[str, Any]) -> str:
+        named = {**claims, "sub": principal, "exp": int(time.time()) + _TOKEN_S, "anabranch_database": DATABASE}
+        return jwt.encode(named, secret, "HS256")
+
+    with ExitStack() as leave:
+        postgres = leave.enter_context(EmbeddedPostgres(folder / "postgres", settings=UNSYNCED))
+        environment = {"ANABRANCH_JWT_HS256_SECRET": secret, "ANABRANCH_PULL_BATCH_BYTES": "4096"}
+        stack = leave.enter_context(Stack(postgres.url, folder=folder / "stack", environment=environment))
+        conn = leave.enter_context(connect(postgres.url, application_name="hunt", autocommit=True))
+        make_hunted(conn)
+        known = Known()
+        actors: list[HuntDevice | Pryer] = []
+        tap = Wiretap(claimed, lambda principal: {n for a in actors if a.principal == principal for n in a.nodes})
+        for number, principal in enumerate([*PRINCIPALS, PRINCIPALS[0]]):
+            own = random.Random(chance.getrandbits(64))
+            file = folder / f"device-{number}.db"
+            actors.append(HuntDevice(file, principal, stack.addresses, tap, sign, known, own))
+        for principal in PRINCIPALS:
+            actors.append(Pryer(principal, stack.addresses, tap, sign, known, random.Random(chance.getrandbits(64))))
+        for actor in actors:
+            leave.callback(actor.close)
+        say(f"seed {seed}: hunting for leaks for {seconds:.0f} s")
+        _run(actors, postgres.url, known, random.Random(chance.getrandbits(64)), seconds)
+        _settle(conn)
+        say("looking at what was received")
+        return _report(conn, seed, tap, known, actors)
+
+
+def _run(
+    actors: Sequence[HuntDevice | Pryer], url: str, known: Known, chance: random.Random, seconds: float
+) -> None:
+    stop = Event()
+    with ThreadPoolExecutor(len(actors) + 1) as threads:
+        running = [threads.submit(actor.run, stop) for actor in actors]
+        running.append(threads.submit(write_by_sql, url, known, chance, stop))
+        until_s = time.monotonic() + seconds
+        while time.monotonic() < until_s and not any(one.done() for one in running):
+            time.sleep(0.1)
+        stop.set()
+        for one in running:
+            one.result()
+
+
+def _settle(conn: Session) -> None:
+    """Wait until the log has everything."""
+    until(lambda: conn.execute(_LEFT.encode()).fetchone() == (False,), _SETTLES_S, "not all came into the log")
+
+
+def _report(
+    conn: Session, seed: int, tap: Wiretap, known: Known, actors: Sequence[HuntDevice | Pryer]
+) -> HuntReport:
+    past = read_history(conn, DATABASE, HUNTED, {})
+    for principal, mark in known.sent:
+        past.send(principal, mark)
+    calls = tap.calls()
+    marks: dict[str, set[str]] = {principal: set() for principal in PRINCIPALS}
+    methods: Counter[str] = Counter()
+    for caller, responses in calls:
+        for one in responses:
+            methods[one.method.rpartition("/")[2]] += 1
+            marks.setdefault(caller.principal, set()).update(one.marks)
+    failures = {code: text for actor in actors for code, text in actor.failures.items()}
+    counts = {principal: len(found) for principal, found in marks.items()}
+    return HuntReport(seed, methods, counts, failures, all_leaks(past, calls))
