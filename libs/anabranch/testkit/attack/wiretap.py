@@ -170,8 +170,9 @@ class _Tapped:
         except grpc.RpcError as error:
             self._tap.note_end(call, error)
             raise
-        if hasattr(answer, "add_callback"):
-            answer.add_callback(lambda: self._tap.note_end(call, answer))
+        add_callback = getattr(answer, "add_callback", None)
+        if add_callback is not None and not add_callback(lambda: self._tap.note_end(call, answer)):
+            self._tap.note_end(call, answer)
         return answer
 
     def with_call(self, request: Any, *args: Any, **options: Any) -> Any:
