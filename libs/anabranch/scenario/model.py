@@ -314,11 +314,11 @@ class Scenario(Strict):
     name: Name
     from_: Any = Field("", alias="from")
     tables: Annotated[list[TableSpec], Field(min_length=1)]
-    setup: list[str] = []
+    setup: list[str] = Field(default_factory=list)
     audiences: AudiencesSpec | None = None
-    policy: dict[str, Any] = {}
-    nodes: Nodes = []
-    steps: list[Step] = []
+    policy: dict[str, Any] = Field(default_factory=dict)
+    nodes: Nodes = Field(default_factory=list)
+    steps: list[Step] = Field(default_factory=list)
     expect: Expectations = Expectations()
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from anabranch.scenario import expectations, model, syncing
@@ -344,7 +344,7 @@ _FUNCTIONS: Mapping[str, Callable[[World, Any], None]] = {
 }
 
 
-def start_nodes(world: World, names: Sequence[str]) -> list[Node]:
+def start_nodes(world: World, names: Iterable[str]) -> list[Node]:
     """The nodes that a file begins with, started, online."""
     nodes = [world.add_node(name) for name in names]
     for node in nodes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 from google.protobuf.message import Message
@@ -56,7 +58,7 @@ def effect(*values: str) -> bytes:
     return made.SerializeToString()
 
 
-def page(*effects: bytes, node: str = "node-b", **more: object) -> change_pb2.GetResponse:
+def page(*effects: bytes, node: str = "node-b", **more: Any) -> change_pb2.GetResponse:
     batch = change_pb2.LoggedBatch(id="b1", node=batch_pb2.Node(id=node), effects=effects)
     group = change_pb2.LoggedGroup(position=20, batches=[batch], **more)
     return change_pb2.GetResponse(page=change_pb2.Page(groups=[group]))
@@ -183,7 +185,7 @@ def test_an_audience_and_a_batch(history: History) -> None:
     answer = change_pb2.GetResponse()
     answer.page.audiences.values.extend(["team:t1", "team:t2"])
     assert kinds(history, answer) == ["audience"]
-    assert kinds(history, snapshot_pb2.PullResponse(audiences={"values": ["team:t2"]})) == ["audience"]
+    assert kinds(history, snapshot_pb2.PullResponse(audiences=change_pb2.Audiences(values=["team:t2"]))) == ["audience"]
     assert kinds(history, page()) == ["batch"]
     assert kinds(history, page(node="node-a")) == []
 

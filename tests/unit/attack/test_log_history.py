@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from google.protobuf import struct_pb2
+
 from anabranch.testkit.attack.log_history import Effect, Lost, Row, Rows, Rules, history_of
 from anabranch.testkit.attack.marks import Marks
 from anabranch.v1 import change_pb2, value_pb2
 
+NULL = value_pb2.Value(null_value=struct_pb2.NULL_VALUE)
 INSERT, UPDATE, DELETE = (
     change_pb2.EFFECT_TYPE_INSERT,
     change_pb2.EFFECT_TYPE_UPDATE,
@@ -30,10 +33,13 @@ def members(rows: Mapping[str, Rows]) -> Mapping[str, Iterable[str]]:
 RULES = Rules({"job": of_team}, members)
 
 
-def effect(position: int, batch: str, table: str, key: str, kind: int, **cells: str | None) -> Effect:
+def effect(
+    position: int, batch: str, table: str, key: str, kind: change_pb2.EffectType.ValueType, **cells: str | None
+) -> Effect:
     made = change_pb2.Effect(table=table, columns=cells)
-    made.type = kind  # type: ignore[assignment]
-    made.values.extend(value_pb2.Value(null_value=0) if c is None else value_pb2.Value(string_value=c) for c in cells.values())
+    made.type = kind
+    for cell in cells.values():
+        made.values.append(NULL if cell is None else value_pb2.Value(string_value=cell))
     return Effect(position, batch, table, key, made)
 
 

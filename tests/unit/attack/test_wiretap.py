@@ -50,23 +50,28 @@ class Careless(
 
     mark = MINE
 
-    def Get(self, request: Any, context: Any) -> Any:
+    def Get(self, request: Any, context: Any) -> Any:  # noqa: N802
         if request.after < 0:
             context.set_trailing_metadata((("told-bin", self.mark.encode()),))
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not {self.mark}")
         return change_pb2.GetResponse(page=page(self.mark), state=state(10))
 
-    def Subscribe(self, request: Any, context: Any) -> Any:
+    def Subscribe(self, request: Any, context: Any) -> Any:  # noqa: N802
         yield change_pb2.SubscribeResponse(page=page(self.mark), state=state(10))
         context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
 
-    def Pull(self, request: Any, context: Any) -> Any:
+    def Pull(self, request: Any, context: Any) -> Any:  # noqa: N802
         yield snapshot_pb2.PullResponse(table="job", arrow_ipc=self.mark.encode(), state=state(10))
 
-    def SendStream(self, request_iterator: Any, context: Any) -> Any:
+    def SendStream(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802
         for _ in request_iterator:
             verdict = verdict_pb2.Verdict(batch_id="b", message=self.mark)
             yield ingest_pb2.SendStreamResponse(verdicts=[verdict], state=state(10))
+
+    def Send(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
+    FindCommon = Describe = Compare = Send
 
 
 @pytest.fixture

@@ -13,7 +13,10 @@ from anabranch.scenario.who import People
 STORY = """
 name: a name
 tables: [{name: todo, columns: {id: text}, key: id}]
-nodes: {a: {principal: alice, claims: {teams: [t1, $x]}, tables: [todo]}, b: {}, c: {principal: carol, claims: {teams: [t2]}}}
+nodes:
+  a: {principal: alice, claims: {teams: [t1, $x]}, tables: [todo]}
+  b: {}
+  c: {principal: carol, claims: {teams: [t2]}}
 expect: {queue: {a: 0}}
 """
 

@@ -1,5 +1,5 @@
-"""``python -m anabranch.testkit.attack --seconds 60 --seed 1``: one attack, or with ``--leaks`` one hunt for leaks; exit
-code 1 where it is not clean."""
+"""``python -m anabranch.testkit.attack --seconds 60 --seed 1``: one attack, or with ``--leaks`` one hunt for leaks;
+exit code 1 where it is not clean."""
 
 from __future__ import annotations
 

@@ -164,7 +164,9 @@ class History:
             return
         for members in self._members.get(principal, ()):
             begin, end = max(span.begin, members.begin), min(span.end, members.end)
-            if begin < end and span.audiences & members.audiences:
+            # What ends in the very group that gives the audience was never seen by it.
+            lasts = span.begin >= members.begin or end[0] > members.begin[0]
+            if begin < end and lasts and span.audiences & members.audiences:
                 yield begin, end
 
 

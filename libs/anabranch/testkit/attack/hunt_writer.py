@@ -1,4 +1,4 @@
-"""What somebody else writes by SQL during a leak hunt: rows, moves, grants and revocations, several at once or alone."""
+"""Writes by SQL during a leak hunt: rows, moves, grants and revocations, several at once or alone."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""One leak hunt, from an empty folder to its report: devices whose audiences change all the time, somebody who writes by
-SQL, and pryers who know every key, on services of its own. When all is over, the log tells what each value's audiences
-were, and everything that anybody received is held against that.
+"""One leak hunt, from an empty folder to its report: devices whose audiences change all the time, somebody who writes
+by SQL, and pryers who know every key, on services of its own. When all is over, the log tells what each value's
+audiences were, and everything that anybody received is held against that.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from anabranch.testkit.stack import Stack
 from anabranch.testkit.waiting import until
 
 _LEFT = """
-select exists (select 1 from anabranch.captured) or exists (select 1 from anabranch.inbox where park_deadline_ms is null)
+select exists (select 1 from anabranch.captured)
+    or exists (select 1 from anabranch.inbox where park_deadline_ms is null)
 """
 _TOKEN_S = 24 * 3600
 _SETTLES_S = 120.0
@@ -84,8 +85,10 @@ def hunt(folder: Path, seconds: float, seed: int, say: Callable[[str], None]) ->
             own = random.Random(chance.getrandbits(64))
             file = folder / f"device-{number}.db"
             actors.append(HuntDevice(file, principal, stack.addresses, tap, sign, known, own))
-        for principal in PRINCIPALS:
-            actors.append(Pryer(principal, stack.addresses, tap, sign, known, random.Random(chance.getrandbits(64))))
+        actors += [
+            Pryer(principal, stack.addresses, tap, sign, known, random.Random(chance.getrandbits(64)))
+            for principal in PRINCIPALS
+        ]
         for actor in actors:
             leave.callback(actor.close)
         say(f"seed {seed}: hunting for leaks for {seconds:.0f} s")
@@ -95,9 +98,7 @@ def hunt(folder: Path, seconds: float, seed: int, say: Callable[[str], None]) ->
         return _report(conn, seed, tap, known, actors)
 
 
-def _run(
-    actors: Sequence[HuntDevice | Pryer], url: str, known: Known, chance: random.Random, seconds: float
-) -> None:
+def _run(actors: Sequence[HuntDevice | Pryer], url: str, known: Known, chance: random.Random, seconds: float) -> None:
     stop = Event()
     with ThreadPoolExecutor(len(actors) + 1) as threads:
         running = [threads.submit(actor.run, stop) for actor in actors]
@@ -115,9 +116,7 @@ def _settle(conn: Session) -> None:
     until(lambda: conn.execute(_LEFT.encode()).fetchone() == (False,), _SETTLES_S, "not all came into the log")
 
 
-def _report(
-    conn: Session, seed: int, tap: Wiretap, known: Known, actors: Sequence[HuntDevice | Pryer]
-) -> HuntReport:
+def _report(conn: Session, seed: int, tap: Wiretap, known: Known, actors: Sequence[HuntDevice | Pryer]) -> HuntReport:
     past = read_history(conn, DATABASE, HUNTED, {})
     for principal, mark in known.sent:
         past.send(principal, mark)

@@ -1,6 +1,6 @@
-"""The history of restricted tables made from the server's log and conflicts when all is over: every effect in its order,
-with each row's audiences computed by the hunt's own function of its columns. The columns in which the product keeps
-audiences are not read.
+"""The history of restricted tables made from the server's log and conflicts when all is over: every effect in its
+order, with each row's audiences computed by the hunt's own function of its columns. The columns in which the product
+keeps audiences are not read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ Rows: TypeAlias = Mapping[str, Row]
 
 _LOG = """
 select l.position, l.batch_id, t.name, l.key, l.effect
-from anabranch.log l join anabranch.synced_tables t on t.id = l.table_id join anabranch.databases d on d.id = l.database_id
+from anabranch.log l join anabranch.synced_tables t on t.id = l.table_id
+join anabranch.databases d on d.id = l.database_id
 where d.name = %s order by l.position, l.batch_id, l.ordinal
 """
 _CONFLICTS = """
@@ -83,12 +84,12 @@ def history_of(
     past = History(frozenset(rules.audiences))
     rows: dict[str, dict[str, Row]] = defaultdict(dict)
     lost: dict[tuple[int, str, str, str], list[Lost]] = defaultdict(list)
-    for one in conflicts:
-        lost[one.position, one.batch, one.table, one.key].append(one)
+    for loser in conflicts:
+        lost[loser.position, loser.batch, loser.table, loser.key].append(loser)
     for table, found in start.items():
-        for ordinal, (key, row) in enumerate(found.items()):
-            rows[table][key] = dict(row)
-            _put(past, rules, (0, ordinal), table, key, row)
+        for ordinal, (key, begun) in enumerate(found.items()):
+            rows[table][key] = dict(begun)
+            _put(past, rules, (0, ordinal), table, key, begun)
     members = _join(past, 0, {}, rules.members(rows))
     for position, effects in _groups(log):
         for ordinal, one in enumerate(effects):

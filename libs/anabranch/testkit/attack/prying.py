@@ -140,9 +140,7 @@ class Pryer:
         values = [value_pb2.Value(string_value=key), value_pb2.Value(string_value="x")]
         mutation.rows.add(values=values[: len(columns)])
         envelope = batch_pb2.Envelope(payload=batch.SerializeToString())
-        self._remote.explain(
-            resolver_pb2.ExplainRequest(db_name=DATABASE, node_state=self._state(), envelope=envelope)
-        )
+        self._remote.explain(resolver_pb2.ExplainRequest(db_name=DATABASE, node_state=self._state(), envelope=envelope))
 
     def _conflicts(self) -> None:
         request = resolver_pb2.ListConflictsRequest(db_name=DATABASE, page_size=100, page_token=self._token())

@@ -30,8 +30,8 @@ class Counted:
 
 @dataclass(slots=True)
 class Received:
-    """What one response says. ``reached``: the greatest position in it, 0 where it has none. ``bare``: the ids of batches
-    that came without an effect, with the ids of their nodes."""
+    """What one response says. ``reached``: the greatest position in it, 0 where it has none. ``bare``: the ids of
+    batches that came without an effect, with the ids of their nodes."""
 
     method: str
     reached: int = 0
