@@ -13,17 +13,20 @@ import grpc
 from anabranch.runtime import metrics
 from anabranch.runtime.calls.dropping import drop_call
 from anabranch.runtime.calls.streams import current_stream
-from anabranch.runtime.credentials.principal import current_subject, require_database
+from anabranch.runtime.credentials.principal import current_principal, current_subject, require_database
 from anabranch.runtime.errors import CallError
+from anabranch.store.audiences.viewing import is_scoped
+from anabranch.store.catalog.databases import Database
 from anabranch.store.log.history import SeenGroup
-from anabranch.v1 import change_pb2, errors_pb2
+from anabranch.v1 import change_pb2, errors_pb2, position_pb2
 from anabranch_snapshot.log import beyond_head
 from anabranch_snapshot.moments import seen_by
 from anabranch_snapshot.page_tokens import Place, from_token, place_after, to_token
 from anabranch_snapshot.pages import to_sum
 from anabranch_snapshot.snapshot import Snapshot
-from anabranch_snapshot.subscribe import OWN, follow
+from anabranch_snapshot.subscribe import OWN, Everything, Source, Visible, follow
 from anabranch_snapshot.unread import SMALL_BYTES, Unread
+from anabranch_snapshot.viewers import Viewer, digest, viewer_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
 SERVICE = "anabranch.v1.ChangeService"
@@ -52,9 +55,11 @@ class ChangeServicer:
         snapshot, settings = self._snapshot, self._snapshot.settings
         database, head = await snapshot.open_call(request.db_name, request.node_state)
         known = seen_by(database, request.node_state.greatest_seen)
+        viewer = self._viewer(database, request.node_state)
         resumed: SeenGroup | None = None
+        seen = b""
         if request.page_token:
-            place, resumed = from_token(database, request.page_token)
+            place, resumed, seen = from_token(database, request.page_token, scoped=viewer is not None)
         else:
             place = _place(request.after, head)
         if request.max_bytes < 0:
@@ -66,15 +71,21 @@ class ChangeServicer:
         if not unread.reserve(OWN * max_bytes):
             max_bytes = min(max_bytes, SMALL_BYTES // OWN)
             unread.hold(OWN * max_bytes)
-        reading = await snapshot.log.read(database, place, max_bytes, known=known, resumed=resumed)
+        if viewer is None:
+            reading = await snapshot.log.read(database, place, max_bytes, known=known, resumed=resumed)
+            # Read after the page: a table that has not changed since has had the same sum there.
+            sums = (await snapshot.log.sums(database)).open_rows
+            seen = b""
+        else:
+            page = await snapshot.viewers.read(viewer, place, max_bytes, known=known, resumed=resumed, seen=seen)
+            reading, seen = page.reading, digest(page.audiences)
+            sums = await snapshot.viewers.sums(viewer, page)
         stretch = reading.stretch
-        # Read after the page: a table that has not changed since has had the same sum there.
-        sums = await snapshot.log.sums(database)
         response = change_pb2.GetResponse(
             page=reading.page,
-            next_page_token=b"" if stretch.at_head else to_token(database, reading.place, reading.known),
+            next_page_token=b"" if stretch.at_head else to_token(database, reading.place, reading.known, seen),
             state=snapshot.log.state(database, stretch.head, stretch.head_chain, stretch.floor, stretch.schema_version),
-            sums=[to_sum(row) for row in sums.rows if row.position <= stretch.reached],
+            sums=[to_sum(row) for row in sums if row.position <= stretch.reached],
         )
         size = response.ByteSize()
         metrics.count("anabranch_log_sent_bytes", size, database=database.name)
@@ -86,15 +97,24 @@ class ChangeServicer:
         snapshot = self._snapshot
         database, head = await snapshot.open_call(request.db_name, request.node_state)
         place = _place(request.after, head)
-        tail = snapshot.tail(database)
+        viewer = self._viewer(database, request.node_state)
+        source: Source
+        if viewer is None:
+            source = Everything(snapshot.log, database, snapshot.tail(database))
+        else:
+            source = Visible(snapshot.viewers, viewer, snapshot.viewers_tail(database))
         known = seen_by(database, request.node_state.greatest_seen)
         stream = current_stream()
         assert stream is not None
         unread = self._unread(stream.task, functools.partial(stream.end, TOO_SLOW))
-        pages = follow(snapshot.log, database, tail, place, known, snapshot.settings.page_bytes, unread)
+        pages = follow(snapshot.log, database, source, place, known, snapshot.settings.page_bytes, unread)
         async with contextlib.aclosing(pages):
             async for response in pages:
                 yield response
+
+    def _viewer(self, database: Database, state: position_pb2.NodeState) -> Viewer | None:
+        """The caller as a viewer; None where everybody sees the same."""
+        return viewer_of(database, current_principal(), state) if is_scoped(database) else None
 
     def _unread(self, task: asyncio.Task[Any], end: Callable[[], None]) -> Unread:
         """The answer that a call holds until gRPC has no part in it any more, which is when its task ends."""

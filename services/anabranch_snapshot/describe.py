@@ -25,11 +25,11 @@ _NOTHING = Sure(False, "", ())
 
 
 def describe(database: Database, sums: Sums, sure: Mapping[tuple[str, str], Sure]) -> snapshot_pb2.DescribeResponse:
-    """Describe the database, without the server's state. ``sums`` give the numbers of rows, ``sure`` the values that
-    Postgres refuses today."""
+    """Describe the database, without the server's state. ``sums`` give the numbers of rows, but for restricted
+    tables; ``sure`` the values that Postgres refuses today."""
     policy = database.policy
     return snapshot_pb2.DescribeResponse(
-        tables=_tables(database, {row.table: row.count for row in sums.rows}, sure),
+        tables=_tables(database, {row.table: row.count for row in sums.open_rows}, sure),
         policy=snapshot_pb2.DatabasePolicy(
             order=policy.order,
             resurrect=policy.resurrect,
@@ -54,6 +54,7 @@ def _tables(
             key_columns=table.key_columns,
             estimated_rows=counts.get(name, 0),
             every_device_sees_every_row=database.table_policies[name].every_device_sees_every_row,
+            restricted=name in database.restricted,
         )
 
 

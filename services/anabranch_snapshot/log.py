@@ -1,4 +1,8 @@
-"""Reading the log for calls: a page from a place, or the reason why that place can't be read from."""
+"""Reading the log for calls: a page from a place, or the reason why that place can't be read from.
+
+A database with restricted tables is read as passages, of which each reader sees its own part (``visible``); no page for
+everybody is made of it, also where it has become one a moment ago.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from anabranch.runtime.calls.fair_turns import FairTurns
 from anabranch.runtime.calls.rewind import Rewinds, seen_of
 from anabranch.runtime.credentials.principal import current_subject
 from anabranch.runtime.errors import CallError
+from anabranch.store.audiences.viewing import is_scoped
 from anabranch.store.catalog.databases import Database, UnknownDatabaseError
 from anabranch.store.log.history import History, Judgement, SeenGroup, judge, read_history
 from anabranch.store.log.reader import NO_LIMIT, Stretch, Sums, read_stretch, read_sums
@@ -23,6 +28,7 @@ from anabranch_snapshot.databases import ServedDatabases
 from anabranch_snapshot.nodes import Nodes
 from anabranch_snapshot.page_tokens import Place
 from anabranch_snapshot.pages import to_page, to_position
+from anabranch_snapshot.passages import Passage, passage_of
 
 _T = TypeVar("_T")
 CALLS_PER_SESSION = 4
@@ -70,7 +76,7 @@ class Log:
         self._turns = FairTurns(sessions, beside=BESIDE)
         self._calls = FairTurns(CALLS_PER_SESSION * sessions)
         self._wait_s = wait_ms / 1000
-        self._rewinds = Rewinds(clock, self._with_session, self._with_claiming)
+        self._rewinds = Rewinds(clock, self.with_session, self.with_claiming)
 
     @contextlib.asynccontextmanager
     async def admitted(self) -> AsyncIterator[None]:
@@ -99,11 +105,13 @@ class Log:
         async with self._turns.turn(current_subject()), self._pool.connection() as conn:
             yield conn
 
-    async def _with_session(self, work: Callable[[AsyncSession], Awaitable[_T]], /) -> _T:
+    async def with_session(self, work: Callable[[AsyncSession], Awaitable[_T]], /) -> _T:
+        """Do work in a session that reads the log, when it is the caller's turn."""
         async with self._session() as conn:
             return await work(conn)
 
-    async def _with_claiming(self, work: Callable[[AsyncSession], Awaitable[_T]], /) -> _T:
+    async def with_claiming(self, work: Callable[[AsyncSession], Awaitable[_T]], /) -> _T:
+        """Do work in a session that may wait for a claim."""
         async with self._claim_pool.connection() as conn:
             return await work(conn)
 
@@ -125,11 +133,78 @@ class Log:
             CallError: BEHIND_FLOOR, INVALID_POSITION, INVALID_TOKEN, UNAVAILABLE, UNKNOWN_DATABASE.
             psycopg.Error: the log can't be read.
         """
+        stretch = await self._stretch(database, place, max_bytes, up_to, known, resumed)
+        current = self._databases.current(database)
+        if current.schema_version != stretch.schema_version:
+            current = await self._databases.read(database.name)
+        if is_scoped(current) or current.id != database.id:
+            raise self.changed(database)
+        if current.epoch != database.epoch:
+            current = database
+        names = await self._nodes.names(database.id, (item.node_id for item in stretch.items))
+        end = Place(stretch.reached, stretch.end)
+        return Reading(to_page(stretch, current, names), end, stretch, end != place)
+
+    async def passage(
+        self,
+        database: Database,
+        place: Place,
+        max_bytes: int,
+        up_to: int = NO_LIMIT,
+        *,
+        known: Sequence[SeenGroup] = (),
+        resumed: SeenGroup | None = None,
+    ) -> Passage:
+        """The next stretch from ``place`` on of a database with restricted tables, as ``read`` reads it.
+
+        Raises:
+            CallError: as ``read``; UNAVAILABLE also where tables or rules are no longer those of ``database``.
+            psycopg.Error: the log can't be read.
+        """
+        stretch = await self._stretch(database, place, max_bytes, up_to, known, resumed, scoped=True)
+        self.require_version(database, stretch.schema_version)
+        names = await self._nodes.names(database.id, (item.node_id for item in stretch.items))
+        return passage_of(database, stretch, place, names)
+
+    def require_version(self, database: Database, schema_version: int) -> None:
+        """Check that what was read is of the tables and rules of ``database``. Raises CallError UNAVAILABLE."""
+        if schema_version != database.schema_version:
+            raise self.changed(database)
+
+    def changed(self, database: Database) -> CallError:
+        """The failure of a call whose ``database`` has other tables or rules now; they are read anew."""
+        self._databases.look()
+        return CallError(
+            errors_pb2.REASON_UNAVAILABLE, f"tables or rules of {database.name!r} have just changed: call again"
+        )
+
+    def now_ms(self) -> int:
+        """The time, in milliseconds since 1970."""
+        return self._clock.now_ms()
+
+    async def _stretch(
+        self,
+        database: Database,
+        place: Place,
+        max_bytes: int,
+        up_to: int,
+        known: Sequence[SeenGroup],
+        resumed: SeenGroup | None,
+        *,
+        scoped: bool = False,
+    ) -> Stretch:
         wanted = [*known, *([] if resumed is None else [resumed])]
         try:
             async with self._session() as conn:
                 stretch = await read_stretch(
-                    conn, database.id, place.base, place.cursor, max_bytes=max_bytes, up_to=up_to, known=wanted
+                    conn,
+                    database.id,
+                    place.base,
+                    place.cursor,
+                    max_bytes=max_bytes,
+                    up_to=up_to,
+                    known=wanted,
+                    scoped=scoped,
                 )
         except UnknownDatabaseError:
             raise self._gone(database) from None
@@ -153,12 +228,7 @@ class Log:
             raise CallError(
                 errors_pb2.REASON_INVALID_POSITION, f"no group was ever committed at {place.base}: take a new snapshot"
             )
-        current = self._databases.current(database)
-        if current.epoch != database.epoch:
-            current = database
-        names = await self._nodes.names(database.id, (item.node_id for item in stretch.items))
-        end = Place(stretch.reached, stretch.end)
-        return Reading(to_page(stretch, current, names), end, stretch, end != place)
+        return stretch
 
     async def sums(self, database: Database) -> Sums:
         """Head and sums of one moment.

@@ -38,7 +38,7 @@ def to_page(stretch: Stretch, database: Database, names: Mapping[str, str]) -> c
             batch = group.batches.add(id=batch_id, node=node)
         if type(item.content) is Loser:
             assert batch is not None
-            _add_loser(batch, item.content, database.tables_by_id)
+            add_loser(batch, item.content, database.tables_by_id)
         else:
             effects.append(item.content)  # type: ignore[arg-type]
     if batch is not None:
@@ -47,7 +47,8 @@ def to_page(stretch: Stretch, database: Database, names: Mapping[str, str]) -> c
     return page
 
 
-def _add_loser(batch: change_pb2.LoggedBatch, loser: Loser, tables: Mapping[int, Table]) -> None:
+def add_loser(batch: change_pb2.LoggedBatch, loser: Loser, tables: Mapping[int, Table]) -> None:
+    """Add a value that lost to its batch, if its table is one of ``tables`` (by number)."""
     table = tables.get(loser.table_id)
     if table is None:
         # No longer synced: no reader could place the value.
@@ -72,5 +73,5 @@ def to_position(database: Database, position: int, chain: bytes | None) -> posit
 
 
 def to_sum(row: LoggedSum) -> position_pb2.TableSum:
-    """A table's sum."""
-    return position_pb2.TableSum(table=row.table, count=row.count, hash=row.hash)
+    """The sum of a table, or of an audience of one."""
+    return position_pb2.TableSum(table=row.table, count=row.count, hash=row.hash, audience=row.audience)

@@ -27,6 +27,8 @@ from anabranch_snapshot.pulls.bases import Bases
 from anabranch_snapshot.pulls.turns import TurnLimits, Turns
 from anabranch_snapshot.tail import Tail
 from anabranch_snapshot.unread import UnreadBytes
+from anabranch_snapshot.viewers import Viewers
+from anabranch_snapshot.viewers_tail import ViewersTail
 
 _IDLE_MARGIN_MS = 30_000
 """A stalled pull is ended by this process, with a reason; so much later by Postgres, should this one be stopped."""
@@ -56,7 +58,8 @@ class Snapshot:
         self.unread = UnreadBytes(
             settings.unread_max_bytes, settings.unread_max_bytes_per_principal, settings.unread_patience_ms / 1000
         )
-        self._tails: dict[int, Tail] = {}
+        self.viewers = Viewers(self.log)
+        self._tails: dict[int, Tail | ViewersTail] = {}
         self._listening = False
 
     async def start(self) -> None:
@@ -104,12 +107,31 @@ class Snapshot:
         return database, history.head
 
     def tail(self, database: Database) -> Tail:
-        """The tail of a database in its epoch."""
+        """The tail of a database in its epoch of which everybody sees the same."""
         tail = self._tails.get(database.id)
-        if tail is None or tail.database.epoch != database.epoch:
+        if not isinstance(tail, Tail) or tail.database.epoch != database.epoch:
             # The tail of an epoch that is over ends by itself: its next read fails.
-            tail = self._tails[database.id] = Tail(database, self.log, self.settings, self.clock)
+            self._replace(database, made := Tail(database, self.log, self.settings, self.clock))
+            return made
         return tail
+
+    def viewers_tail(self, database: Database) -> ViewersTail:
+        """The tail of a database with restricted tables, by its tables and rules."""
+        tail, version = self._tails.get(database.id), database.schema_version
+        if not isinstance(tail, ViewersTail) or (tail.database.epoch, tail.database.schema_version) != (
+            database.epoch,
+            version,
+        ):
+            made = ViewersTail(database, self.log, self.viewers, self.settings, self.clock)
+            self._replace(database, made)
+            return made
+        return tail
+
+    def _replace(self, database: Database, tail: Tail | ViewersTail) -> None:
+        before = self._tails.get(database.id)
+        self._tails[database.id] = tail
+        if before is not None:
+            before.hear(0)
 
     async def run(self) -> None:
         """All background work, for ever."""
@@ -143,6 +165,9 @@ class Snapshot:
                         metrics.count("anabranch_notifications_ignored")
                     elif heard.position == 0:
                         self.databases.look()
+                        if isinstance(follower := self._tails.get(heard.database_id), ViewersTail):
+                            # Who sees what may have changed.
+                            follower.hear(0)
                     elif heard.database_id in self._tails:
                         self._tails[heard.database_id].hear(heard.position, heard.traceparent)
         finally:

@@ -8,11 +8,12 @@ from typing import Any
 
 import grpc
 
-from anabranch.runtime.credentials.principal import require_database
+from anabranch.runtime.credentials.principal import current_principal, require_database
 from anabranch.runtime.errors import CallError
+from anabranch.store.audiences.viewing import is_scoped
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.sure import sure_refusals
-from anabranch.store.log.reader import Sums
+from anabranch.store.log.reader import NO_LIMIT, Sums
 from anabranch.store.session.steps import arun
 from anabranch.v1 import errors_pb2, position_pb2, snapshot_pb2
 from anabranch_snapshot.describe import describe
@@ -23,6 +24,7 @@ from anabranch_snapshot.pulls.pull_base import pull_base
 from anabranch_snapshot.pulls.pull_source import choose_source
 from anabranch_snapshot.pulls.resume_tokens import from_token
 from anabranch_snapshot.snapshot import Snapshot
+from anabranch_snapshot.viewers import Viewer, viewer_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
 SERVICE = "anabranch.v1.SnapshotService"
@@ -93,7 +95,10 @@ class SnapshotServicer:
             snapshot.nodes.note(database, principal.subject, request.node_state.node, earliest, pulled=True)
             return snapshot.log.state(database, moment.head, moment.chain, moment.floor, moment.schema_version)
 
-        chunks = pull(snapshot.turns, snapshot.settings, database, wanted, past.positions, began)
+        viewer = await self._viewer(database, request.node_state)
+        chunks = pull(
+            snapshot.turns, snapshot.settings, database, wanted, snapshot.viewers, viewer, past.positions, began
+        )
         async with contextlib.aclosing(chunks):
             async for response in chunks:
                 yield response
@@ -115,12 +120,34 @@ class SnapshotServicer:
             await self._unchanged(database, moment, chains, past, request.node_state)
             return snapshot.log.state(database, moment.head, moment.chain, moment.floor, moment.schema_version)
 
+        viewer = await self._viewer(database, request.node_state)
         responses = compare(
-            snapshot.compare_turns, snapshot.settings, database, wanted.table, requests, past.positions, began
+            snapshot.compare_turns,
+            snapshot.settings,
+            database,
+            wanted.table,
+            snapshot.viewers,
+            viewer,
+            requests,
+            past.positions,
+            began,
         )
         async with contextlib.aclosing(responses):
             async for response in responses:
                 yield response
+
+    async def _viewer(self, database: Database, state: position_pb2.NodeState) -> Viewer | None:
+        """The caller as a viewer whose principal is known; None where everybody sees the same.
+
+        Raises:
+            CallError: INVALID_REQUEST; UNAVAILABLE: the rules have just changed.
+            psycopg.Error: its audiences can't be read.
+        """
+        if not is_scoped(database):
+            return None
+        viewer = viewer_of(database, current_principal(), state)
+        await self._snapshot.viewers.memberships(viewer, NO_LIMIT)
+        return viewer
 
     async def _unchanged(
         self,
@@ -164,7 +191,7 @@ def _wanted(database: Database, required: Sequence[snapshot_pb2.RequiredTable]) 
     if len(set(names)) != len(names):
         raise CallError(errors_pb2.REASON_INVALID_REQUEST, "required names a table twice")
     return [
-        Wanted(table, from_token(database, table, one.resume) if one.resume else None)
+        Wanted(table, from_token(database, table, one.resume) if one.resume else None, frozenset(one.audiences))
         for one in required
         for table in (database.tables[one.table],)
     ]

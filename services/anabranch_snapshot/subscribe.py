@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol
 
 from anabranch.runtime import metrics
 from anabranch.store.catalog.databases import Database
 from anabranch.store.log.history import SeenGroup
-from anabranch_snapshot.log import Log
+from anabranch_snapshot.log import Log, Reading
 from anabranch_snapshot.page_tokens import Place
+from anabranch_snapshot.subscriber import Subscriber
 from anabranch_snapshot.tail import Tail, to_response
 from anabranch_snapshot.unread import SMALL_BYTES, Unread
+from anabranch_snapshot.viewers import Seen, Viewer, Viewers
+from anabranch_snapshot.viewers_tail import ViewersTail
 
 OWN = 2
 """How often a page counts that is one reader's own: it is here and at gRPC."""
@@ -18,10 +22,60 @@ ROOM_S = 5.0
 """How long, in seconds, a subscriber waits for room for a live page; then it reads small pages for itself."""
 
 
+class Source(Protocol):
+    """The pages of one subscriber, and the tail that it follows."""
+
+    async def read(self, place: Place, max_bytes: int, known: Sequence[SeenGroup]) -> Reading:
+        """The next page from ``place`` on, at most to where the subscriber can become live. Raises as ``Log.read``."""
+
+    def attach(self, place: Place) -> Subscriber | None:
+        """A live subscriber that stands where the last page ended; None where it has to read on by itself first."""
+
+    def detach(self, subscriber: Subscriber) -> None:
+        """Remove it."""
+
+
+class Everything:
+    """The pages that are the same for everybody."""
+
+    def __init__(self, log: Log, database: Database, tail: Tail) -> None:
+        self._log = log
+        self._database = database
+        self._tail = tail
+        self.detach = tail.detach
+        self.attach = tail.attach
+
+    async def read(self, place: Place, max_bytes: int, known: Sequence[SeenGroup]) -> Reading:
+        """As ``Source`` says."""
+        return await self._log.read(self._database, place, max_bytes, self._tail.limit(place), known=known)
+
+
+class Visible:
+    """The pages of a viewer."""
+
+    def __init__(self, viewers: Viewers, viewer: Viewer, tail: ViewersTail) -> None:
+        self._viewers = viewers
+        self._viewer = viewer
+        self._tail = tail
+        self._last: Seen | None = None
+        self.detach = tail.detach
+
+    async def read(self, place: Place, max_bytes: int, known: Sequence[SeenGroup]) -> Reading:
+        """As ``Source`` says."""
+        up_to, first = self._tail.limit(place), self._last is None
+        self._last = await self._viewers.read(self._viewer, place, max_bytes, up_to, known=known, first=first)
+        return self._last.reading
+
+    def attach(self, place: Place) -> Subscriber | None:
+        """As ``Source`` says."""
+        assert self._last is not None
+        return self._tail.attach_viewer(place, self._viewer, self._last.memberships)
+
+
 async def follow(
     log: Log,
     database: Database,
-    tail: Tail,
+    source: Source,
     place: Place,
     known: Sequence[SeenGroup],
     page_bytes: int,
@@ -41,11 +95,9 @@ async def follow(
         room = unread.reserve(OWN * page_bytes)
         if not room:
             unread.hold(SMALL_BYTES)
-        reading = await log.read(
-            database, place, page_bytes if room else SMALL_BYTES // OWN, tail.limit(place), known=known
-        )
+        reading = await source.read(place, page_bytes if room else SMALL_BYTES // OWN, known)
         place, known = reading.place, [reading.known]
-        subscriber = tail.attach(place) if reading.stretch.exhausted else None
+        subscriber = source.attach(place) if reading.stretch.exhausted else None
         try:
             if reading.moved or not said_where:
                 said_where = True
@@ -69,4 +121,4 @@ async def follow(
                 unread.taken()
         finally:
             if subscriber is not None:
-                tail.detach(subscriber)
+                source.detach(subscriber)

@@ -23,23 +23,28 @@ from anabranch_snapshot.page_tokens import Place
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """A response as every subscriber gets it: from one place to another. A heartbeat ends where it begins. ``known``:
-    the head of the moment that it was read in."""
+    """A response as every subscriber gets it, or all that see the same: from one place to another. A heartbeat ends
+    where it begins. ``known``: the head of the moment that it was read in."""
 
     start: Place
     end: Place
     data: bytes
     known: SeenGroup
 
+    def __len__(self) -> int:
+        return len(self.data)
+
 
 class Subscriber:
-    """One follower while it is live. ``next`` is where its queue ends."""
+    """One follower while it is live. ``next`` is where its queue ends. One that has ``gaps`` is not offered pages in
+    which it sees nothing: what it is offered may begin behind that place."""
 
-    __slots__ = ("_bytes", "_failure", "_overflowed", "_queue", "_room", "_waiting", "next")
+    __slots__ = ("_bytes", "_failure", "_gaps", "_overflowed", "_queue", "_room", "_waiting", "next")
 
-    def __init__(self, place: Place, room: int) -> None:
+    def __init__(self, place: Place, room: int, *, gaps: bool = False) -> None:
         self.next = place
         self._room = room
+        self._gaps = gaps
         self._queue: deque[Shared] = deque()
         self._bytes = 0
         self._overflowed = False
@@ -48,7 +53,7 @@ class Subscriber:
 
     def offer(self, shared: Shared) -> bool:
         """Take a response that begins where the queue ends, or that one has got already. False: it has overflowed."""
-        if shared.start != self.next:
+        if shared.start != self.next and not (self._gaps and shared.start.cursor >= self.next.cursor):
             if self.next.cursor >= shared.end.cursor:
                 return True
             self._overflow()

@@ -13,6 +13,8 @@ After pages went out under load, the tail waits a moment that grows with the num
 travel together; what comes while it is idle goes out at once. Heartbeats say what is settled, and the table sums of
 that very position; they go to those who have got everything before it.
 
+A database with restricted tables has a ``viewers_tail.ViewersTail``, which makes pages by what subscribers see.
+
 The states of a subscriber stand in ``subscriber``. Everything happens in one event loop; between reading a place and
 acting on it nothing is awaited. No state holds a session or a transaction while a client is waited for.
 """
@@ -20,10 +22,14 @@ acting on it nothing is awaited. No state holds a session or a transaction while
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
+import itertools
+import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Sized
+from typing import Generic, Protocol, TypeVar
 
 import structlog
 
@@ -33,7 +39,7 @@ from anabranch.runtime.errors import CallError
 from anabranch.runtime.telemetry import current_traceparent, span
 from anabranch.store.catalog.databases import Database
 from anabranch.store.log.history import SeenGroup
-from anabranch.store.log.reader import NO_LIMIT
+from anabranch.store.log.reader import NO_LIMIT, Stretch, Sums
 from anabranch.store.session.availability import is_unavailable
 from anabranch.v1 import change_pb2, errors_pb2
 from anabranch_snapshot.config import SnapshotSettings
@@ -49,8 +55,19 @@ _TRACES = 64
 _log = structlog.get_logger()
 
 
-class Tail:
-    """The tail of one database in one epoch."""
+class Piece(Sized, Protocol):
+    """A page, or what pages are made of: as long as the bytes that it holds."""
+
+    @property
+    def start(self) -> Place:
+        """Where it begins."""
+
+
+P = TypeVar("P", bound=Piece)
+
+
+class TailOf(Generic[P]):
+    """The tail of one database in one epoch, of which it keeps the last pieces."""
 
     def __init__(self, database: Database, log: Log, settings: SnapshotSettings, clock: Clock) -> None:
         self.database = database
@@ -61,11 +78,16 @@ class Tail:
         # The head of the last moment that was read: what follows must be of a history that has it.
         self._known: Sequence[SeenGroup] = ()
         self._subscribers: set[Subscriber] = set()
-        self._recent: deque[Shared] = deque()
+        self._recent: deque[P] = deque()
         self._recent_bytes = 0
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._heartbeat_at = 0.0
+        # When those have to be told where they stand who got nothing of the last pieces.
+        self._move_at = math.inf
+        self._at_head = False
+        # How many subscribers got the last piece.
+        self._reached = 0
         # Of the groups heard of and not yet sent on; the newest where there are many.
         self._traces: deque[str] = deque(maxlen=_TRACES)
 
@@ -75,20 +97,16 @@ class Tail:
             return NO_LIMIT
         return self._place.base
 
-    def attach(self, place: Place) -> Subscriber | None:
-        """A live subscriber that stands at ``place``; None where it has to read on by itself first."""
+    def _missed(self, place: Place) -> list[P] | None:
+        """The pieces from ``place`` to where the tail is; None where it no longer has them all."""
         if self._place is None:
             self._place = place
-        missed: list[Shared] = []
-        if place.cursor < self._place.cursor:
-            recent = iter(self._recent)
-            missed = [shared for shared in recent if shared.start == place]
-            if not missed:
-                return None
-            missed.extend(recent)
-        subscriber = Subscriber(place, self._settings.subscriber_queue_bytes)
-        if not all(subscriber.offer(shared) for shared in missed):
-            return None
+        if place.cursor >= self._place.cursor:
+            return []
+        return list(itertools.dropwhile(lambda piece: piece.start != place, self._recent)) or None
+
+    def _add(self, subscriber: Subscriber) -> None:
+        """Have a subscriber follow that has got everything up to the tail's place, or more."""
         self._subscribers.add(subscriber)
         self._count()
         if self._task is None:
@@ -97,7 +115,6 @@ class Tail:
             self._task = asyncio.create_task(
                 self._run(), name=f"tail of {self.database.name}", context=contextvars.Context()
             )
-        return subscriber
 
     def detach(self, subscriber: Subscriber) -> None:
         """Remove a subscriber."""
@@ -148,10 +165,11 @@ class Tail:
         self._recent.clear()
         self._recent_bytes = 0
         self._traces.clear()
+        self._move_at = math.inf
 
     async def _rest(self) -> None:
         now = time.monotonic()
-        wait_s = min(self._settings.poll_interval_ms / 1000, max(0.0, self._heartbeat_at - now))
+        wait_s = min(self._settings.poll_interval_ms / 1000, max(0.0, min(self._heartbeat_at, self._move_at) - now))
         try:
             async with asyncio.timeout(wait_s):
                 await self._wake.wait()
@@ -164,73 +182,119 @@ class Tail:
         settings = self._settings
         while self._subscribers:
             assert self._place is not None
-            reading = await self._log.read(self.database, self._place, settings.page_bytes, known=self._known)
-            self._known = [reading.known]
-            if not reading.moved:
+            if not await self._advance(self._place):
                 break
-            traces = list(self._traces)
-            self._traces.clear()
-            with span("deliver", parent=traces[0] if traces else None, links=traces[1:]):
-                self._publish(reading, traced=bool(traces))
             await self._pause()
-            if reading.stretch.at_head and not self._wake.is_set():
+            if self._at_head and not self._wake.is_set():
                 break
             self._wake.clear()
         if time.monotonic() >= self._heartbeat_at and await self._beat():
             self._heartbeat_at = time.monotonic() + settings.heartbeat_ms / 1000
 
-    def _publish(self, reading: Reading, *, traced: bool) -> None:
-        start = self._place
-        assert start is not None
-        stretch = reading.stretch
-        traceparent = (current_traceparent() or "") if traced else ""
-        response = to_response(self._log, self.database, reading, traceparent)
-        metrics.count("anabranch_log_pages", database=self.database.name)
-        shared = Shared(start, reading.place, response, reading.known)
-        self._place = reading.place
-        self._recent.append(shared)
-        self._recent_bytes += len(response)
+    async def _advance(self, place: Place) -> bool:
+        """Read from ``place`` on, and send it on; whether there was anything. Raises as ``Log.read``."""
+        raise NotImplementedError
+
+    async def _beat(self) -> bool:
+        """Send a heartbeat, unless the log has gone on meanwhile; whether it was sent."""
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def _delivering(self) -> Iterator[str]:
+        """The span of a delivery: gives the traceparent that readers go on from, "" where there is none."""
+        traces = list(self._traces)
+        self._traces.clear()
+        with span("deliver", parent=traces[0] if traces else None, links=traces[1:]):
+            yield (current_traceparent() or "") if traces else ""
+
+    def _keep(self, piece: P, end: Place) -> None:
+        """Note that the tail has got to ``end``, by a piece."""
+        self._place = end
+        self._recent.append(piece)
+        self._recent_bytes += len(piece)
         while self._recent_bytes > self._settings.recent_pages_bytes:
-            self._recent_bytes -= len(self._recent.popleft().data)
-        self._offer(shared)
+            self._recent_bytes -= len(self._recent.popleft())
+
+    def _delivered(self, stretch: Stretch) -> None:
+        self._at_head = stretch.at_head
         if stretch.items:
             lag_ms = max(0, self._clock.now_ms() - stretch.items[-1].position)
             metrics.record("anabranch_delivery_lag", lag_ms / 1000, database=self.database.name)
 
-    def _offer(self, shared: Shared) -> None:
-        lost = [subscriber for subscriber in self._subscribers if not subscriber.offer(shared)]
+    def _overflowed(self, lost: Sequence[Subscriber]) -> None:
+        """Forget subscribers that are too slow."""
         if lost:
             self._subscribers.difference_update(lost)
             metrics.count("anabranch_subscriber_overflows", len(lost), database=self.database.name)
             self._count()
 
     async def _pause(self) -> None:
-        pause_us = self._settings.fan_out_pause_us * len(self._subscribers)
+        pause_us = self._settings.fan_out_pause_us * self._reached
         pause_s = min(pause_us / 1_000_000, self._settings.fan_out_pause_max_ms / 1000)
         if pause_s >= _UNPAUSED_S:
             await asyncio.sleep(pause_s)
 
-    async def _beat(self) -> bool:
-        """Send a heartbeat, unless the log has gone on meanwhile; whether it was sent."""
-        sums = await self._log.sums(self.database)
+    def _is_settled(self, sums: Sums) -> bool:
+        """Whether sums are those of the tail's place; if not, have it read on."""
         place = self._place
         assert place is not None
-        head = SeenGroup(sums.head, sums.chain)
-        if [head] != self._known or sums.head != place.base or not place.cursor.between_groups:
-            self._wake.set()
-            return False
-        response = change_pb2.SubscribeResponse(
-            state=self._log.state(self.database, sums.head, sums.chain, sums.floor, sums.schema_version),
-            sums=map(to_sum, sums.rows),
-        )
-        self._offer(Shared(place, place, response.SerializeToString(), head))
-        return True
+        if (
+            [SeenGroup(sums.head, sums.chain)] == self._known
+            and sums.head == place.base
+            and place.cursor.between_groups
+        ):
+            return True
+        self._wake.set()
+        return False
 
     def _fail(self, failure: CallError) -> None:
         for subscriber in self._subscribers:
             subscriber.fail(failure)
         self._subscribers.clear()
         self._count()
+
+
+class Tail(TailOf[Shared]):
+    """The tail of a database of which everybody sees the same."""
+
+    def attach(self, place: Place) -> Subscriber | None:
+        """A live subscriber that stands at ``place``; None where it has to read on by itself first."""
+        missed = self._missed(place)
+        subscriber = Subscriber(place, self._settings.subscriber_queue_bytes)
+        if missed is None or not all(subscriber.offer(shared) for shared in missed):
+            return None
+        self._add(subscriber)
+        return subscriber
+
+    async def _advance(self, place: Place) -> bool:
+        reading = await self._log.read(self.database, place, self._settings.page_bytes, known=self._known)
+        self._known = [reading.known]
+        if not reading.moved:
+            return False
+        with self._delivering() as traceparent:
+            response = to_response(self._log, self.database, reading, traceparent)
+            metrics.count("anabranch_log_pages", database=self.database.name)
+            shared = Shared(place, reading.place, response, reading.known)
+            self._keep(shared, reading.place)
+            self._offer(shared)
+            self._delivered(reading.stretch)
+        return True
+
+    def _offer(self, shared: Shared) -> None:
+        self._overflowed([subscriber for subscriber in self._subscribers if not subscriber.offer(shared)])
+        self._reached = len(self._subscribers)
+
+    async def _beat(self) -> bool:
+        sums = await self._log.sums(self.database)
+        place = self._place
+        if place is None or not self._is_settled(sums):
+            return False
+        response = change_pb2.SubscribeResponse(
+            state=self._log.state(self.database, sums.head, sums.chain, sums.floor, sums.schema_version),
+            sums=map(to_sum, sums.open_rows),
+        )
+        self._offer(Shared(place, place, response.SerializeToString(), SeenGroup(sums.head, sums.chain)))
+        return True
 
 
 def to_response(log: Log, database: Database, reading: Reading, traceparent: str = "") -> bytes:

@@ -41,6 +41,7 @@ class Reader:
     node: batch_pb2.Node = field(default_factory=lambda: batch_pb2.Node(id=str(ULID()), name="reader"))
     seen: position_pb2.Position | None = None
     acknowledged: int = 0
+    held: position_pb2.HeldAudiences | None = None
     channel: grpc.Channel = field(init=False)
 
     def __post_init__(self) -> None:
@@ -57,7 +58,9 @@ class Reader:
 
     @property
     def _state(self) -> position_pb2.NodeState:
-        return position_pb2.NodeState(node=self.node, greatest_seen=self.seen, acknowledged=self.acknowledged)
+        return position_pb2.NodeState(
+            node=self.node, greatest_seen=self.seen, acknowledged=self.acknowledged, held=self.held
+        )
 
     def get(self, after: int = 0, token: bytes = b"", max_bytes: int = 0) -> change_pb2.GetResponse:
         """``Get``. Raises FailedCallError."""
@@ -115,12 +118,21 @@ class Reader:
             raise failed(error) from error
         return answer
 
-    def pull(self, required: Sequence[tuple[str, bytes]] = (), timeout_s: float | None = TIMEOUT_S) -> Any:
-        """An open stream of PullResponse: a grpc.Call. It raises grpc.RpcError; see ``failed``."""
+    def pull(
+        self,
+        required: Sequence[tuple[str, bytes]] = (),
+        timeout_s: float | None = TIMEOUT_S,
+        audiences: Sequence[str] = (),
+    ) -> Any:
+        """An open stream of PullResponse: a grpc.Call. Of each table in ``required`` only rows of ``audiences``, where
+        these are given. It raises grpc.RpcError; see ``failed``."""
         request = snapshot_pb2.PullRequest(
             db_name=self.db_name,
             node_state=self._state,
-            required=[snapshot_pb2.RequiredTable(table=table, resume=resume) for table, resume in required],
+            required=[
+                snapshot_pb2.RequiredTable(table=table, resume=resume, audiences=audiences)
+                for table, resume in required
+            ],
         )
         stub = snapshot_pb2_grpc.SnapshotServiceStub(self.channel)
         return stub.Pull(request, timeout=timeout_s, metadata=self.credentials)
@@ -137,6 +149,8 @@ def whole_groups(pages: Iterator[change_pb2.Page] | Sequence[change_pb2.Page]) -
             assert group.position == part.position, "a group goes on in another one"
             for batch in part.batches:
                 _add_batch(group, batch)
+            if part.HasField("audience_change"):
+                group.audience_change.CopyFrom(part.audience_change)
             group.sums.extend(part.sums)
             group.incomplete = part.incomplete
     return groups
@@ -147,9 +161,15 @@ def _add_batch(group: change_pb2.LoggedGroup, part: change_pb2.LoggedBatch) -> N
     if last is None or last.id != part.id:
         group.batches.append(part)
         return
-    effects = list(part.effects)
-    if last.effect_incomplete:
+    effects, audiences = list(part.effects), list(part.audiences)
+    if (last.audiences or not last.effects) != bool(audiences or not effects):
+        # One part has effects of restricted tables, the other has none.
+        last.audiences.extend(change_pb2.Audiences() for _ in range(len(last.effects) - len(last.audiences)))
+        audiences.extend(change_pb2.Audiences() for _ in range(len(effects) - len(audiences)))
+    if last.effect_incomplete and effects:
         last.effects[-1] += effects.pop(0)
+        del audiences[:1]
     last.effects.extend(effects)
+    last.audiences.extend(audiences)
     last.losers.extend(part.losers)
     last.effect_incomplete = part.effect_incomplete

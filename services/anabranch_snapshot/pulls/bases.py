@@ -50,6 +50,8 @@ class Why(StrEnum):
 
     RESUMED = "resumed"
     """It goes on from where a pull of rows from Postgres broke."""
+    RESTRICTED = "restricted"
+    """A node sees some rows only of one of its tables."""
     NONE = "none"
     """Nothing is published in this epoch, or the policy says never."""
     OLD = "old"

@@ -7,7 +7,8 @@ States of a comparison:
   (2**16 of them, whatever the table's size). The first response was sent before, so that the node comes to the moment's
   position meanwhile.
 * *asked*: it answers one request after the other, ``MOST_REQUESTS`` at most. Sums come from memory; rows by another
-  read of the table, of which a few chunks are in memory.
+  read of the table, of which a few chunks are in memory. Of a restricted table there are but the rows that the caller
+  sees; their sum comes with the first sums.
 * *cut off*: the client has taken or asked nothing for ``pull_stall_ms``, or the transaction is ``pull_max_ms`` old.
 * *ended*: by the client's closing its side, by its going away, or by an error. The session is ended.
 """
@@ -34,6 +35,7 @@ from anabranch_snapshot.config import SnapshotSettings
 from anabranch_snapshot.pages import to_position, to_sum
 from anabranch_snapshot.pulls.pull_session import PullSession
 from anabranch_snapshot.pulls.turns import Turns
+from anabranch_snapshot.viewers import Viewer, Viewers
 
 MOST_REQUESTS = 8
 """After the first one. A node needs two: one to split, one to read."""
@@ -46,11 +48,14 @@ async def compare(
     settings: SnapshotSettings,
     database: Database,
     table: Table,
+    viewers: Viewers,
+    viewer: Viewer | None,
     requests: AsyncIterator[snapshot_pb2.CompareRequest],
     past: Sequence[int],
     began: Callable[[Sums, Mapping[int, bytes]], Awaitable[position_pb2.ServerState]],
 ) -> AsyncGenerator[snapshot_pb2.CompareResponse, None]:
-    """The responses. ``requests`` are those after the first one; ``began`` is called with the moment and the chains
+    """The responses. ``viewer`` is the caller, where there are restricted tables; its principal must have been learned.
+    ``requests`` are those after the first one; ``began`` is called with the moment and the chains
     that its history has at the positions ``past``; it checks both, and gives the state that goes into the first
     response.
 
@@ -65,9 +70,12 @@ async def compare(
         settings.pull_max_ms / 1000, session.cut, "the comparison took too long for one transaction: begin anew"
     )
     try:
-        moment = await session.start(lambda: reader.begin(past))
+        principal = viewer.principal if viewer is not None and viewer.has_memberships else None
+        moment = await session.start(lambda: reader.begin(past, principal))
         state = await began(moment, reader.chains)
-        sum_ = next((to_sum(row) for row in moment.rows if row.table == table.name), None)
+        if viewer is not None:
+            reader.seen = viewers.now(viewer, reader.memberships)
+        sum_ = next((to_sum(row) for row in moment.open_rows if row.table == table.name), None)
         as_of = to_position(database, moment.head, moment.chain)
         first = snapshot_pb2.CompareResponse(as_of=as_of, sum=sum_, state=state)
         answers = _answers(session, reader, settings.pull_stall_ms, table, first, requests)
@@ -100,7 +108,13 @@ async def _answers(
 ) -> AsyncGenerator[snapshot_pb2.CompareResponse, None]:
     yield first
     sums = await session.start(reader.range_sums)
-    yield snapshot_pb2.CompareResponse(sums=_parts(sums, [WHOLE]), done=True)
+    response = snapshot_pb2.CompareResponse(sums=_parts(sums, [WHOLE]), done=True)
+    if not first.HasField("sum"):
+        # What the caller sees of a restricted table is summed up nowhere else.
+        seen = sums.of(WHOLE)
+        total = position_pb2.TableSum(table=table.name, count=seen.rows, hash=sum_to_bytes(seen.hash))
+        response.sum.CopyFrom(total)
+    yield response
     async with contextlib.aclosing(_in_time(session, stall_ms, requests)) as asked:
         async for request in asked:
             split, read = _ranges(request.split, FINEST_BITS - 1), _ranges(request.read, FINEST_BITS)

@@ -28,9 +28,9 @@ from anabranch.runtime import metrics
 from anabranch.runtime.errors import CallError
 from anabranch.store.catalog.databases import Database, UnknownDatabaseError
 from anabranch.store.log.history import SeenGroup
-from anabranch.store.log.pull_reader import PullReader, PullUnavailableError, key_of_last
+from anabranch.store.log.pull_reader import Only, PullReader, PullUnavailableError, key_of_last
 from anabranch.store.log.reader import LoggedSum, Sums
-from anabranch.v1 import errors_pb2, position_pb2, snapshot_pb2
+from anabranch.v1 import change_pb2, errors_pb2, position_pb2, snapshot_pb2
 from anabranch.values import Table
 from anabranch_snapshot.config import SnapshotSettings
 from anabranch_snapshot.pages import to_position, to_sum
@@ -38,16 +38,32 @@ from anabranch_snapshot.pulls.pull_responses import Response, in_parts, with_ipc
 from anabranch_snapshot.pulls.pull_session import PullSession
 from anabranch_snapshot.pulls.resume_tokens import PullProgress, to_token
 from anabranch_snapshot.pulls.turns import Turns
+from anabranch_snapshot.viewers import Viewer, Viewers, digest
 
 _log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A table, and how far it has come already (None: from its start)."""
+    """A table, and how far it has come already (None: from its start). Of a restricted table: only rows of
+    ``audiences``, as far as the caller sees them; all that it sees where there are none."""
 
     table: Table
     progress: PullProgress | None
+    audiences: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class _Sight:
+    """What a pull shows of restricted tables: ``audiences`` are all that the viewer sees at the moment."""
+
+    viewers: Viewers
+    viewer: Viewer
+    audiences: frozenset[str]
+
+    def of(self, wanted: Wanted) -> frozenset[str]:
+        """The audiences whose rows are sent of a table."""
+        return self.audiences & wanted.audiences if wanted.audiences else self.audiences
 
 
 async def pull(
@@ -55,15 +71,19 @@ async def pull(
     settings: SnapshotSettings,
     database: Database,
     wanted: Sequence[Wanted],
+    viewers: Viewers,
+    viewer: Viewer | None,
     past: Sequence[int],
     began: Callable[[Sums, Mapping[int, bytes]], Awaitable[position_pb2.ServerState]],
 ) -> AsyncGenerator[bytes, None]:
-    """Serialized responses: the chunks of ``wanted``, table by table. ``began`` is called with the moment and the
-    chains that its history has at the positions ``past``; it checks both, and gives the state that goes into the first
+    """Serialized responses: the chunks of ``wanted``, table by table. ``viewer`` is the caller, where there are
+    restricted tables; its principal must have been learned. ``began`` is called with the moment and the chains
+    that its history has at the positions ``past``; it checks both, and gives the state that goes into the first
     response.
 
     Raises:
-        CallError: as ``began``; OVERLOADED, UNKNOWN_DATABASE, UNAVAILABLE.
+        CallError: as ``began``; OVERLOADED, UNKNOWN_DATABASE, UNAVAILABLE; INVALID_TOKEN where the audiences of a
+        restricted table are no longer those of its earlier parts.
         adbc_driver_manager.Error: Postgres refused a statement.
     """
     reader = PullReader(turns.source, database.id, database.schema_name)
@@ -73,12 +93,16 @@ async def pull(
         settings.pull_max_ms / 1000, session.cut, "the pull took too long for one transaction: resume it"
     )
     try:
-        moment = await session.start(lambda: reader.begin([one.table for one in wanted], past))
+        principal = viewer.principal if viewer is not None and viewer.has_memberships else None
+        moment = await session.start(lambda: reader.begin([one.table for one in wanted], past, principal))
         state: position_pb2.ServerState | None = await began(moment, reader.chains)
+        sight = None
+        if viewer is not None:
+            sight = _Sight(viewers, viewer, viewers.now(viewer, reader.memberships))
         shown = SeenGroup(moment.head, moment.chain)
-        sums = {row.table: row for row in moment.rows}
+        sums = {row.table: row for row in moment.open_rows}
         for one in wanted:
-            async with contextlib.aclosing(_table(session, reader, turns, database, one, shown, sums)) as chunks:
+            async with contextlib.aclosing(_table(session, reader, turns, database, one, sight, shown, sums)) as chunks:
                 async for response, ipc in chunks:
                     if state is not None:
                         response.state.CopyFrom(state)
@@ -107,16 +131,27 @@ async def _table(
     turns: Turns,
     database: Database,
     wanted: Wanted,
+    sight: _Sight | None,
     shown: SeenGroup,
     sums: Mapping[str, LoggedSum],
 ) -> AsyncGenerator[Response, None]:
     as_of = to_position(database, *shown)
-    table, before = wanted.table, wanted.progress or PullProgress(None, 0, shown.position, shown)
+    table, only, seen = wanted.table, None, b""
+    if (audience := database.restricted.get(table.name)) is not None:
+        assert sight is not None
+        only = Only(audience, sight.of(wanted))
+        seen = digest(only.audiences)
+    before = wanted.progress or PullProgress(None, 0, shown.position, shown, seen)
+    if before.seen != seen:
+        raise CallError(
+            errors_pb2.REASON_INVALID_TOKEN,
+            f"other rows of {table.name!r} are seen than when this pull began: pull that table from its start",
+        )
     key, rows_done = before.key, before.rows_done
     progress = replace(before, last=shown)
 
     def first() -> tuple[pa.RecordBatch, memoryview] | None:
-        reader.open_table(table, key)
+        reader.open_table(table, key, only)
         return following()
 
     def following() -> tuple[pa.RecordBatch, memoryview] | None:
@@ -133,7 +168,7 @@ async def _table(
         rows_done += batch.num_rows
         metrics.count("anabranch_pull_rows", batch.num_rows, database=database.name)
         metrics.count("anabranch_pull_bytes", len(ipc), database=database.name)
-        progress = PullProgress(tuple(key_of_last(table, batch)), rows_done, progress.earliest, shown)
+        progress = PullProgress(tuple(key_of_last(table, batch)), rows_done, progress.earliest, shown, seen)
         resume = to_token(database, table, progress)
         whole = snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, as_of=as_of, resume=resume)
         for part in in_parts(whole, ipc, as_of):
@@ -147,11 +182,28 @@ async def _table(
             snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, as_of=as_of, resume=resume),
             memoryview(b""),
         )
-        head = to_position(database, *await turns.drained(database.id, table.id, newest, shown))
+        drained = await turns.drained(database.id, table.id, newest, shown)
+        head = to_position(database, *drained)
         response = snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, done=True, as_of=head)
+        if only is not None and sight is not None:
+            # Rows were read of the moment's audiences. Those that came since are not among them, and those that went
+            # are no longer seen at this position.
+            then = await sight.viewers.memberships(sight.viewer, drained.position)
+            response.audiences.CopyFrom(_message(sight.audiences & sight.viewer.audiences(then.audiences)))
+        yield response, memoryview(b"")
+        return
+    if only is not None and sight is not None:
+        found = await session.start(lambda: reader.audience_sums(table, sight.audiences))
+        response = snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, done=True, as_of=as_of)
+        response.audiences.CopyFrom(_message(sight.audiences))
+        response.sums.extend(map(to_sum, found))
         yield response, memoryview(b"")
         return
     row = sums.get(table.name)
     total = None if row is None else to_sum(row)
     response = snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, done=True, as_of=as_of, sum=total)
     yield response, memoryview(b"")
+
+
+def _message(audiences: frozenset[str]) -> change_pb2.Audiences:
+    return change_pb2.Audiences(values=sorted(audiences))

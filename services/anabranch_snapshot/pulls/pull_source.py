@@ -34,7 +34,10 @@ async def choose_source(
     runs = {one.progress.base.run_id for one in wanted if one.progress is not None and one.progress.base is not None}
     keyed = any(one.progress is not None and one.progress.base is None for one in wanted)
     chosen: Served | Why = Why.RESUMED
-    if not keyed and len(runs) <= 1:
+    if any(one.table.name in database.restricted for one in wanted):
+        # A base has everybody's rows.
+        chosen = Why.RESTRICTED
+    elif not keyed and len(runs) <= 1:
         chosen = await snapshot.bases.choose(database, [one.table for one in wanted], state, next(iter(runs), None))
         if isinstance(chosen, Served) and not await _held(snapshot, database, chosen, state, subject):
             chosen = Why.FLOOR

@@ -1,5 +1,7 @@
 """Resume tokens: how far a pull of one table has come, sealed. One of rows from Postgres says after which key to go on,
-and of which moment the last rows were; one of rows from Parquet after which place of which run's base."""
+and of which moment the last rows were; one of rows from Parquet after which place of which run's base. One of a
+restricted table also says, by a digest, of which audiences: a pull that went on with others would lack rows before the
+key."""
 
 from __future__ import annotations
 
@@ -29,12 +31,14 @@ class PullProgress:
     """``key`` of the last row that was sent, as ``pull_reader`` takes it (None: none was); ``rows_done`` over all
     parts; ``earliest``: the position that the first part showed, from which the node will follow the log. ``last``:
     what the last part was read from. Of rows from Postgres that is the moment, which the next part's history must have;
-    of rows from Parquet the place of the last one, where there is no key, and the run stands for its history."""
+    of rows from Parquet the place of the last one, where there is no key, and the run stands for its history. ``seen``:
+    the digest of the audiences whose rows are sent; empty for those of an open table."""
 
     key: tuple[str, ...] | None
     rows_done: int
     earliest: int
     last: SeenGroup | BasePlace
+    seen: bytes = b""
 
     @property
     def base(self) -> BasePlace | None:
@@ -48,7 +52,7 @@ class PullProgress:
 
 
 # A release that knows nothing of places in a base can't open a token of one, and says so as of any other.
-_BY_KEY, _BY_PLACE = ("resume-key", 6), ("resume-base", 7)
+_BY_KEY, _BY_PLACE, _SEEN = ("resume-key", 6), ("resume-base", 7), ("resume-seen", 7)
 
 
 def _purpose(kind: str, database: Database) -> str:
@@ -60,6 +64,8 @@ def to_token(database: Database, table: Table, progress: PullProgress) -> bytes:
     last = progress.last
     if isinstance(last, BasePlace):
         (kind, _), read = _BY_PLACE, [last.run_id, last.place.bucket, last.place.rows]
+    elif progress.seen:
+        (kind, _), read = _SEEN, [last.position, last.chain.hex(), progress.seen.hex()]
     else:
         (kind, _), read = _BY_KEY, [last.position, last.chain.hex()]
     content = json.dumps([table.id, progress.key, progress.rows_done, progress.earliest, *read], separators=(",", ":"))
@@ -73,19 +79,20 @@ def from_token(database: Database, table: Table, token: bytes) -> PullProgress:
         CallError: INVALID_TOKEN.
     """
     parsed: list[Any] = []
-    for kind, parts in (_BY_KEY, _BY_PLACE):
-        content = open_content(database.seal_key, _purpose(kind, database), token)
+    of = _BY_KEY
+    for kind in (_BY_KEY, _BY_PLACE, _SEEN):
+        content = open_content(database.seal_key, _purpose(kind[0], database), token)
         found = None if content is None else json.loads(content)
-        if isinstance(found, list) and len(found) == parts:
-            parsed = found
+        if isinstance(found, list) and len(found) == kind[1]:
+            parsed, of = found, kind
     if not parsed or parsed[0] != table.id:
         raise CallError(
             errors_pb2.REASON_INVALID_TOKEN,
             f"resume is not one that was given for table {table.name!r}: pull that table from its start",
         )
     _, key, rows_done, earliest, *read = parsed
-    if len(parsed) == _BY_PLACE[1]:
+    if of is _BY_PLACE:
         return PullProgress(None, rows_done, earliest, BasePlace(read[0], RowPlace(read[1], read[2])))
-    return PullProgress(
-        None if key is None else tuple(key), rows_done, earliest, SeenGroup(read[0], bytes.fromhex(read[1]))
-    )
+    seen = bytes.fromhex(read[2]) if of is _SEEN else b""
+    after = None if key is None else tuple(key)
+    return PullProgress(after, rows_done, earliest, SeenGroup(read[0], bytes.fromhex(read[1])), seen)

@@ -14,6 +14,7 @@ from typing import Any
 
 from anabranch import limits
 from anabranch.runtime.errors import CallError
+from anabranch.store.audiences.rules import MAX_AUDIENCE_BYTES
 from anabranch.v1 import errors_pb2
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -41,6 +42,7 @@ _ID = TextForm(64)
 _TABLE = TextForm(255, line=False)
 """A table of Postgres may have any name; one that is not synced is told so."""
 _CELL = TextForm(1024 * 1024, line=False)
+_AUDIENCE = TextForm(MAX_AUDIENCE_BYTES, line=False)
 JUDGED_ELSEWHERE = None
 
 FORMS: Mapping[str, TextForm | None] = {
@@ -52,6 +54,8 @@ FORMS: Mapping[str, TextForm | None] = {
     "Node.name": TextForm(limits.MAX_NODE_NAME_BYTES),
     "Position.epoch": _ID,
     "RequiredTable.table": _TABLE,
+    "RequiredTable.audiences": _AUDIENCE,
+    "HeldAudiences.choice": _AUDIENCE,
     "CompareRequest.table": _TABLE,
     "ListConflictsRequest.table": _TABLE,
     "Value.string_value": _CELL,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 AUDIENCE_COLUMN = "_DB_audience"
@@ -33,3 +34,19 @@ class Audience:
         if self.is_list:
             return f"(({self.expression})::text[] && {parameter})"
         return f"(({self.expression})::text = any({parameter}))"
+
+    @property
+    def meets_seen(self) -> str:
+        """``meets`` for the audiences that ``SEE`` has named in this transaction: a COPY and a cursor take no
+        parameters."""
+        # Read once, and not for each row.
+        return self.meets("(select pg_catalog.current_setting('anabranch.seen')::text[])::text[]")
+
+
+SEE = b"select pg_catalog.set_config('anabranch.seen', $1::text, true)"
+"""$1: audiences, as the text of an array (``array_text``)."""
+
+
+def array_text(audiences: Iterable[str]) -> str:
+    """Audiences as Postgres reads an array of them."""
+    return "{" + ",".join('"' + one.replace("\\", "\\\\").replace('"', '\\"') + '"' for one in audiences) + "}"

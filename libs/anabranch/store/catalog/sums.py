@@ -51,10 +51,10 @@ class RowSums:
 
 
 def scan_rows(
-    conn: Connection, schema_name: str, table: Table, audience: Audience | None = None
+    conn: Connection, schema_name: str, table: Table, audience: Audience | None = None, condition: str = "true"
 ) -> Generator[list[Row], None, None]:
-    """The rows of a table as the transaction sees them, in no order. Where ``audience`` is given, each has the list of
-    its audiences behind its cells.
+    """The rows of a table as the transaction sees them, in no order: those for which ``condition``, SQL over its
+    columns, is true. Where ``audience`` is given, each has the list of its audiences behind its cells.
 
     They come through a cursor on the server in chunks of about ``_MOST_BYTES``, so that memory does not grow with the
     table. Must be read inside a transaction, one table at a time.
@@ -63,7 +63,8 @@ def scan_rows(
     columns = ", ".join(read_expression(column, "t") for column in table.columns)
     if audience is not None:
         columns += f", {audience.as_list}"
-    conn.execute(f"declare {_CURSOR} no scroll cursor for select {columns} from {relation} t".encode())
+    query = f"select {columns} from {relation} t where {condition}"
+    conn.execute(f"declare {_CURSOR} no scroll cursor for {query}".encode())
     load, encoder = row_loader(table.columns), RowEncoder(table)
     chunk = _FIRST_CHUNK
     try:

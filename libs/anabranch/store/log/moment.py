@@ -13,6 +13,9 @@ from contextlib import closing, contextmanager
 from operator import itemgetter
 
 from anabranch.ranges import KeyRange, RangeSums, in_ranges
+from anabranch.store.audiences.expression import SEE, array_text
+from anabranch.store.audiences.row_audiences import audiences_of
+from anabranch.store.audiences.viewing import memberships_now
 from anabranch.store.capture.undrained import rows_before
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.sums import scan_rows
@@ -51,8 +54,11 @@ def moment(conn: Connection, database: Database, table: Table) -> Iterator[Sums]
             conn.rollback()
 
 
-def rows_at(conn: Connection, database: Database, table: Table) -> Generator[list[Row], None, None]:
-    """The rows of the table at the moment's position, in no order.
+def rows_at(
+    conn: Connection, database: Database, table: Table, seen: frozenset[str] | None = None
+) -> Generator[list[Row], None, None]:
+    """The rows of the table at the moment's position, in no order: of a restricted table only those of the audiences
+    ``seen``, where these are given.
 
     Raises:
         UndrainedError: too many changes wait to be drained.
@@ -62,31 +68,44 @@ def rows_at(conn: Connection, database: Database, table: Table) -> Generator[lis
     before = rows_before(conn, database, table)
     key = itemgetter(*table.key_index)
     single = len(table.key_index) == 1
-    with closing(scan_rows(conn, database.schema_name, table)) as chunks:
+    audience = database.restricted.get(table.name)
+    condition = "true"
+    if audience is not None and seen is not None:
+        binary.run(conn, SEE, [postgres_binary.text(array_text(sorted(seen)))])
+        condition = audience.meets_seen
+    with closing(scan_rows(conn, database.schema_name, table, condition=condition)) as chunks:
         for rows in chunks:
             if before:
                 yield [row for row in rows if key_text((key(row),) if single else key(row)) not in before]
             else:
                 yield rows
-    yield [row for row in before.values() if row is not None]
+    were = [row for row in before.values() if row is not None]
+    if audience is not None and seen is not None:
+        whose = audiences_of(conn, table, audience, were)
+        were = [row for row, audiences in zip(were, whose, strict=True) if not seen.isdisjoint(audiences)]
+    yield were
 
 
-def range_sums(conn: Connection, database: Database, table: Table) -> RangeSums:
+def range_sums(conn: Connection, database: Database, table: Table, seen: frozenset[str] | None = None) -> RangeSums:
     """The sums of those rows by key range; every row is read. Raises as ``rows_at``."""
     sums, encoder = RangeSums(), RowEncoder(table)
-    with closing(rows_at(conn, database, table)) as chunks:
+    with closing(rows_at(conn, database, table, seen)) as chunks:
         for rows in chunks:
             sums.add(encoder, rows)
     return sums
 
 
 def rows_in(
-    conn: Connection, database: Database, table: Table, ranges: Iterable[KeyRange]
+    conn: Connection,
+    database: Database,
+    table: Table,
+    ranges: Iterable[KeyRange],
+    seen: frozenset[str] | None = None,
 ) -> Generator[list[Row], None, None]:
     """Those of the rows that are in ``ranges``; every row's key is looked at. Raises as
     ``rows_at``."""
     is_in = in_ranges(RowEncoder(table), ranges)
-    with closing(rows_at(conn, database, table)) as chunks:
+    with closing(rows_at(conn, database, table, seen)) as chunks:
         for rows in chunks:
             if found := list(filter(is_in, rows)):
                 yield found
@@ -96,8 +115,9 @@ class MomentReader:
     """One table at one moment, in a session of its own. It blocks, and is used by one thread at a time; ``pid`` is the
     session's process in Postgres, so that it can be ended from outside (``pull_reader.end_session``).
 
-    ``begin`` first, ``close`` last. Every method but ``close`` raises psycopg.Error and the errors of
-    ``rows_at``.
+    ``begin`` first, ``close`` last. Of a restricted table it reads the rows of the audiences ``seen``; none, until
+    these are set. ``memberships``: what queries give the principal that ``begin`` was asked for, None where it is not
+    known. Every method but ``close`` raises psycopg.Error and the errors of ``rows_at``.
     """
 
     def __init__(self, url: str, options: PullOptions, database: Database, table: Table) -> None:
@@ -108,8 +128,10 @@ class MomentReader:
         self._conn: Session | None = None
         self.chains: dict[int, bytes] = {}
         self.pid: int | None = None
+        self.seen: frozenset[str] = frozenset()
+        self.memberships: frozenset[str] | None = None
 
-    def begin(self, positions: Sequence[int] = ()) -> Sums:
+    def begin(self, positions: Sequence[int] = (), principal: str | None = None) -> Sums:
         """Open the session and take the moment; ``chains`` are those of its history at ``positions``, as far as there
         are groups.
 
@@ -127,17 +149,19 @@ class MomentReader:
         moment = begin(self._conn, self._database, self._table)
         wanted = [postgres_binary.int8(self._database.id), postgres_binary.int8_array(positions)]
         self.chains = dict(binary.run(self._conn, CHAINS, wanted).fetchall())
+        if principal is not None:
+            self.memberships = memberships_now(self._conn, self._database.id, principal)
         return moment
 
     def range_sums(self) -> RangeSums:
         """As the function of that name."""
         assert self._conn is not None
-        return range_sums(self._conn, self._database, self._table)
+        return range_sums(self._conn, self._database, self._table, self.seen)
 
     def rows_in(self, ranges: Iterable[KeyRange]) -> Generator[list[Row], None, None]:
         """As the function of that name; read to its end before anything else is asked for."""
         assert self._conn is not None
-        return rows_in(self._conn, self._database, self._table, ranges)
+        return rows_in(self._conn, self._database, self._table, ranges, self.seen)
 
     def close(self) -> None:
         """End the session, and the transaction with it."""

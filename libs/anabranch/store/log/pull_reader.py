@@ -10,7 +10,7 @@ statement that is just being closed. Steps, in order:
    Rows that were written directly and wait to be drained are ahead of it: ``undrained`` names their tables. ``chains``
    has the chains of its history at the positions that were asked for.
 2. ``open_table``, then ``next_batch`` until None: rows in the order of the key, so that a later pull can go on after
-   any of them. For the next table ``open_table`` again.
+   any of them. For the next table ``open_table`` again. Of a restricted table only rows of some audiences are read.
 3. ``close``: when nothing else is under way, also in the middle of a table.
 
 The session ends by itself when this process is gone (``client_connection_check_interval``), and when no batch is
@@ -29,11 +29,13 @@ from adbc_driver_postgresql import dbapi as postgres
 from psycopg.conninfo import make_conninfo
 
 from anabranch.errors import ServerError
+from anabranch.store.audiences.expression import AUDIENCE_COLUMN, SEE, Audience, array_text
+from anabranch.store.audiences.viewing import MEMBERSHIPS, memberships_of
 from anabranch.store.capture.undrained import NEWEST
 from anabranch.store.cells.binary_cells import carried_type, quote
 from anabranch.store.log.pull_columns import mender, select_list
-from anabranch.store.log.reader import Sums, sums_of
-from anabranch.store.log.reader_statements import SUMS
+from anabranch.store.log.reader import LoggedSum, Sums, sums_of
+from anabranch.store.log.reader_statements import AUDIENCE_SUMS, SUMS
 from anabranch.store.session.availability import is_passing
 from anabranch.store.session.engine import CONNECT_S, AsyncSession, SessionOptions, connection_arguments
 from anabranch.store.session.settings import PUT_RIGHT
@@ -48,6 +50,7 @@ select pg_terminate_backend(pid) from pg_stat_activity where pid = %s and applic
 """
 _CHAIN = "select chain from anabranch.groups where database_id = $1 and position = $2 limit 1"
 _BATCH_BYTES = "adbc.postgresql.batch_size_hint_bytes"
+_BEHIND_ALL = 2**62
 _SETTING = "anabranch.after_{}"
 """Session settings that hold the key after which to go on: a COPY takes no parameters."""
 
@@ -66,6 +69,14 @@ class PullOptions:
     statement_timeout_ms: int
     idle_timeout_ms: int
     batch_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Only:
+    """The rows of a restricted table that are of some audiences."""
+
+    audience: Audience
+    audiences: frozenset[str]
 
 
 class PullSource:
@@ -115,7 +126,8 @@ class PullReader:
 
     ``pid`` is the session's process in Postgres, once it is there; ``undrained`` has the tables of which the moment
     shows captured changes that no group has yet, by number, with the number of the newest; ``chains`` the chains at the
-    positions that ``begin`` was asked for, as far as there are groups.
+    positions that ``begin`` was asked for, as far as there are groups; ``memberships`` what queries give the principal
+    that it was asked for, None where it is not known.
 
     Every method but ``close`` raises PullUnavailableError for states that pass, and
     ``adbc_driver_manager.Error`` for other refusals of Postgres.
@@ -128,12 +140,14 @@ class PullReader:
         self.pid: int | None = None
         self.undrained: dict[int, int] = {}
         self.chains: dict[int, bytes] = {}
+        self.memberships: frozenset[str] | None = None
         self._conn: driver.Connection | None = None
         self._cursor: driver.Cursor | None = None
         self._batches: pa.RecordBatchReader | None = None
         self._table: Table | None = None
+        self._only: Only | None = None
 
-    def begin(self, tables: Sequence[Table], positions: Iterable[int] = ()) -> Sums:
+    def begin(self, tables: Sequence[Table], positions: Iterable[int] = (), principal: str | None = None) -> Sums:
         """Open the session, lock ``tables``, and take the moment. Return its head and all sums; ``chains`` are those at
         ``positions``.
 
@@ -159,17 +173,29 @@ class PullReader:
                 with self._conn.cursor() as cursor:
                     cursor.execute(_CHAIN, (self._database_id, position))
                     self.chains.update((position, chain) for (chain,) in cursor.fetchall())
+            if principal is not None:
+                with self._conn.cursor() as cursor:
+                    cursor.execute(MEMBERSHIPS.decode(), (self._database_id, principal, _BEHIND_ALL))
+                    found = memberships_of(cursor.fetchall())
+                    self.memberships = None if found is None else found.audiences
         except driver.Error as error:
             raise _judged(error) from error
         return sums_of(self._database_id, rows)
 
-    def open_table(self, table: Table, after: Sequence[str] | None = None) -> None:
-        """Begin to read a table, after the row of the key that ``key_of_last`` returned, or all of it."""
+    def open_table(self, table: Table, after: Sequence[str] | None = None, only: Only | None = None) -> None:
+        """Begin to read a table, after the row of the key that ``key_of_last`` returned, or all of it. Of a restricted
+        table ``only`` some rows."""
         assert self._conn is not None
         self._end_table()
         key = ", ".join(f"t.{quote(name)}" for name in table.key_columns)
-        where = ""
+        columns, conditions = select_list(table, "t"), []
         try:
+            if only is not None:
+                with self._conn.cursor() as cursor:
+                    cursor.execute(SEE.decode(), (array_text(sorted(only.audiences)),))
+                    cursor.fetchall()
+                columns += f", {only.audience.as_list} as {quote(AUDIENCE_COLUMN)}"
+                conditions.append(only.audience.meets_seen)
             if after is not None:
                 values = []
                 for i, (name, value) in enumerate(zip(table.key_columns, after, strict=True)):
@@ -178,20 +204,21 @@ class PullReader:
                         cursor.fetchall()
                     array_type = f"{carried_type(table.by_name[name])}[]"
                     values.append(f"(current_setting('{_SETTING.format(i)}')::{array_type})[1]")
-                where = f" where ({key}) > ({', '.join(values)})"
-            self._table = table
+                conditions.append(f"({key}) > ({', '.join(values)})")
+            self._table, self._only = table, only
             self._cursor = self._conn.cursor()
             self._cursor.adbc_statement.set_options(**{_BATCH_BYTES: str(self._source.options.batch_bytes)})
             self._cursor.execute(
-                f"select {select_list(table, 't')} from {quote(self._schema_name)}.{quote(table.name)} t"
-                f"{where} order by {key}"
+                f"select {columns} from {quote(self._schema_name)}.{quote(table.name)} t"
+                f" where {' and '.join(conditions) or 'true'} order by {key}"
             )
             self._batches = self._cursor.fetch_record_batch()
         except driver.Error as error:
             raise _judged(error) from error
 
     def next_batch(self) -> pa.RecordBatch | None:
-        """The table's next rows, as ``anabranch.values.arrow`` says; None at its end."""
+        """The table's next rows, as ``anabranch.values.arrow`` says; None at its end. Rows of a restricted table have
+        their audiences in one more column."""
         assert self._batches is not None
         assert self._table is not None
         try:
@@ -201,8 +228,24 @@ class PullReader:
             return None
         except (driver.Error, pa.ArrowException, OSError) as error:
             raise _judged(error) from error
-        columns = [mender(column)(values) for column, values in zip(self._table.columns, batch.columns, strict=True)]
-        return pa.RecordBatch.from_arrays(columns, names=self._table.column_names)
+        names, own = list(self._table.column_names), batch.columns
+        if self._only is not None:
+            own, names = own[:-1], [*names, AUDIENCE_COLUMN]
+        columns = [mender(column)(values) for column, values in zip(self._table.columns, own, strict=True)]
+        if self._only is not None:
+            columns.append(batch.columns[-1].cast(pa.list_(pa.string())))
+        return pa.RecordBatch.from_arrays(columns, names=names)
+
+    def audience_sums(self, table: Table, audiences: Iterable[str]) -> list[LoggedSum]:
+        """The sums of the rows of some audiences of a table; one that is not listed has none."""
+        assert self._conn is not None
+        try:
+            with self._conn.cursor() as cursor:
+                cursor.execute(AUDIENCE_SUMS.decode(), (self._database_id, array_text(sorted(audiences))))
+                rows = cursor.fetchall()
+        except driver.Error as error:
+            raise _judged(error) from error
+        return [LoggedSum(*row) for row in rows if row[0] == table.name]
 
     def close(self) -> None:
         """End transaction and session."""

@@ -11,7 +11,7 @@ floor may go at any time: items count only if the floor, read after them, still 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -20,11 +20,14 @@ import psycopg
 
 from anabranch.store.catalog.databases import UnknownDatabaseError
 from anabranch.store.log.history import SeenGroup
-from anabranch.store.log.reader_statements import FLOOR, STRETCH, SUMS
+from anabranch.store.log.reader_statements import AUDIENCE_STRETCH, AUDIENCE_SUMS, FLOOR, STRETCH, SUMS
 from anabranch.store.log.seal import EMPTY_CHAIN
 from anabranch.store.session import binary
 from anabranch.store.session.engine import AsyncPool, AsyncSession, SessionOptions, async_pool
 from anabranch.values import postgres_binary
+
+_HEAD_BYTES = 65
+"""So many bytes of an effect have the name of its table."""
 
 _LOSERS_FROM = 1 << 30
 """Ordinals from here on are those of a batch's losers, in a cursor."""
@@ -70,14 +73,29 @@ class Loser:
     winner_batch_id: str
 
 
+class Scope(NamedTuple):
+    """Whose the row of an item is, as far as the log says: None in a table that was open to everybody. ``type`` is that
+    of an effect, an ``anabranch.v1.EffectType``, and ``head`` its first bytes, which name its table. ``goes_on``: the
+    item is not the effect's beginning."""
+
+    table_id: int
+    key: str
+    type: int
+    before: Sequence[str] | None
+    after: Sequence[str] | None
+    head: bytes
+    goes_on: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An effect (serialized bytes, or a part of them) or a loser of a batch."""
+    """An effect (serialized bytes, or a part of them) or a loser of a batch. ``scope``: where it was asked for."""
 
     position: int
     batch_id: str
     node_id: str
     content: bytes | Loser
+    scope: Scope | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +177,9 @@ async def read_stretch(
     max_bytes: int,
     up_to: int = NO_LIMIT,
     known: Sequence[SeenGroup] = (),
+    scoped: bool = False,
 ) -> Stretch:
-    """The items from ``cursor`` on, of positions up to ``up_to``.
+    """The items from ``cursor`` on, of positions up to ``up_to``; where they are ``scoped``, with whose rows they are.
 
     ``base`` is the last position of which the reader misses nothing. ``max_bytes`` bounds the contents with their
     overheads; the first item is always returned, an effect larger than ``max_bytes`` in part. ``known`` are the groups
@@ -184,14 +203,14 @@ async def read_stretch(
     ]
     async with conn.pipeline():
         stretch, floor = _cursor(conn), _cursor(conn)
-        await stretch.execute(STRETCH, parameters, prepare=True, binary=True)
+        await stretch.execute(AUDIENCE_STRETCH if scoped else STRETCH, parameters, prepare=True, binary=True)
         # A statement of its own sees the commits made while the first one ran.
         await floor.execute(FLOOR, parameters[:1], prepare=True, binary=True)
         rows = await stretch.fetchall()
         state = await floor.fetchone()
     if state is None:
         raise UnknownDatabaseError(f"database number {database_id} is gone")
-    return _stretch(rows, state, base, cursor, up_to, known)
+    return _stretch(rows, state, base, cursor, up_to, known, scoped)
 
 
 def _stretch(
@@ -201,6 +220,7 @@ def _stretch(
     cursor: Cursor,
     up_to: int,
     known: Sequence[SeenGroup],
+    scoped: bool,
 ) -> Stretch:
     epoch, floor, schema_version = state
     head, head_chain, base_chain = rows[0][:3]
@@ -213,7 +233,8 @@ def _stretch(
     reached, more, next_position = base, False, None
     for row in rows if rows[0][3] is not None else ():
         _, _, _, position, batch_id, kind, ordinal, node_id, content, more, next_position, group_chain, sums = row[:13]
-        items.append(Item(position, batch_id, node_id, _loser(row, content) if kind else content))
+        scope = _scope(row, content, goes_on=not items and cursor.offset > 0) if scoped else None
+        items.append(Item(position, batch_id, node_id, _loser(row, content) if kind else content, scope))
         if group_chain is not None:
             ends[position] = GroupEnd(group_chain, sums)
             reached, chain = position, group_chain
@@ -253,14 +274,23 @@ def _loser(row: tuple[Any, ...], value: bytes | None) -> Loser:
     return Loser(table_id, key, column, value, losing_batch, losing_node, winning_batch)
 
 
+def _scope(row: tuple[Any, ...], content: bytes | None, *, goes_on: bool) -> Scope:
+    table_id, key = row[13:15]
+    kind, before, after, head = row[20:24]
+    return Scope(table_id, key, kind, before, after, head or (content or b"")[:_HEAD_BYTES], goes_on)
+
+
 @dataclass(frozen=True, slots=True)
 class LoggedSum:
-    """The sum of a table: number of rows, and 16 bytes. It has been so since ``position``."""
+    """The sum of a table, or of the rows of an audience of a restricted one: number of rows, and 16 bytes. It has been
+    so since ``position``. One of a whole table that is ``restricted`` is for no device."""
 
     table: str
     count: int
     hash: bytes
     position: int
+    audience: str = ""
+    restricted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +303,11 @@ class Sums:
     floor: int
     schema_version: int
     rows: Sequence[LoggedSum]
+
+    @property
+    def open_rows(self) -> list[LoggedSum]:
+        """Those of tables whose every row every device sees."""
+        return [row for row in self.rows if not row.restricted]
 
 
 async def read_sums(conn: AsyncSession, database_id: int) -> Sums:
@@ -299,3 +334,15 @@ def sums_of(database_id: int, rows: Sequence[tuple[Any, ...]]) -> Sums:
     head, chain, epoch, floor, schema_version = rows[0][:5]
     sums = [LoggedSum(*row[5:]) for row in rows if row[6] is not None]
     return Sums(head, chain or EMPTY_CHAIN, epoch, floor, schema_version, sums)
+
+
+async def read_audience_sums(conn: AsyncSession, database_id: int, audiences: Iterable[str]) -> list[LoggedSum]:
+    """The sums of the rows of some audiences at the head, of all restricted tables. One that is not listed has no rows.
+
+    Raises:
+        psycopg.Error: Postgres refused it.
+    """
+    cursor = _cursor(conn)
+    wanted = postgres_binary.text_array(sorted(audiences), "audience")
+    await cursor.execute(AUDIENCE_SUMS, [postgres_binary.int8(database_id), wanted], prepare=True, binary=True)
+    return [LoggedSum(*row) for row in await cursor.fetchall()]

@@ -10,10 +10,14 @@ LOSER_OVERHEAD_BYTES = 250
 MOST_LOSING_VALUE_BYTES = 64 * 1024
 """A losing value above it is left out of a stretch; the conflict itself is not."""
 
-STRETCH = f"""
+
+def _stretch(
+    of_log: str = "", of_conflicts: str = "", selected: str = "", carried: str = "", overhead: str = ""
+) -> bytes:
+    return f"""
 select h.position, h.chain, b.chain,
        i.position, i.batch_id, i.kind, i.ordinal, i.node_id, i.content, i.more, i.next_position, g.chain, g.sums,
-       i.table_id, i.key, i.column_name, i.losing_batch, i.losing_node, i.winning_batch, k.chains
+       i.table_id, i.key, i.column_name, i.losing_batch, i.losing_node, i.winning_batch, k.chains{selected}
 from (select 1) one
 left join lateral (
     select position, chain from anabranch.groups where database_id = $1::int8 order by position desc limit 1
@@ -33,14 +37,14 @@ left join lateral (
            losing_node, winning_batch,
            case when number = 1 and kind = 0 then substring(content from $6::int8::int + 1 for $9::int8::int)
                 else content end as content,
-           number = 1 and kind = 0 and bytes - $6::int8 > $9::int8 as more
+           number = 1 and kind = 0 and bytes - $6::int8 > $9::int8 as more{carried}
     from (
         select e.*, row_number() over w as number, sum(bytes + overhead) over w as total,
                lead(position) over w as next_position
         from (
             (select position, batch_id, 0 as kind, ordinal, node_id, effect as content, octet_length(effect) as bytes,
-                    {EFFECT_OVERHEAD_BYTES} as overhead, table_id, key, '' as column_name, '' as losing_batch,
-                    '' as losing_node, '' as winning_batch
+                    {EFFECT_OVERHEAD_BYTES}{overhead} as overhead, table_id, key, '' as column_name, '' as losing_batch,
+                    '' as losing_node, '' as winning_batch{of_log}
              from anabranch.log
              where database_id = $1::int8 and (position, batch_id, ordinal) >= ($3::int8, $4::text, $5::int8)
                and position <= least(h.position, $8::int8)
@@ -52,7 +56,7 @@ left join lateral (
                     case when octet_length(losing_value) <= {MOST_LOSING_VALUE_BYTES} then octet_length(losing_value)
                          else 0 end,
                     {LOSER_OVERHEAD_BYTES} + 2 * octet_length(key), table_id, key, column_name, losing_batch,
-                    losing_node, winning_batch
+                    losing_node, winning_batch{of_conflicts}
              from anabranch.conflicts
              where database_id = $1::int8 and (position, batch_id, ordinal) >= ($3::int8, $4::text, $7::int8)
                and position <= least(h.position, $8::int8)
@@ -71,9 +75,25 @@ left join lateral (
 ) g on true
 order by i.number
 """.encode()
+
+
+STRETCH = _stretch()
 """$1 database; $2 the position that is read to its end; $3 to $7 the cursor: position, batch, ordinal of an effect,
 offset, ordinal of a loser; $8 where to stop; $9 bytes; $10 positions whose chains are wanted. Sizes are known without
 reading the content."""
+
+# A name has 63 bytes at most: it and what stands before it are in the first bytes of an effect.
+AUDIENCE_STRETCH = _stretch(
+    of_log=", type, audience_before, audience_after",
+    of_conflicts=", 0::int2, audience_before, audience_after",
+    selected=", i.type, i.audience_before, i.audience_after, i.head",
+    carried=""", type, audience_before, audience_after,
+           case when number = 1 and kind = 0 and $6::int8 > 0 and audience_before is null and audience_after is null
+                then substring(content for 65) end as head""",
+    overhead=" + coalesce(octet_length(array_to_string(audience_after, '')) + 4 * cardinality(audience_after), 0)",
+)
+"""STRETCH of a database with restricted tables: also the effect's type, and the row's audiences before and after it;
+and the first bytes of an effect that the cursor lies in, where it has none."""
 
 FLOOR = b"""
 select epoch, floor_ms, schema_version from anabranch.databases where id = $1::int8
@@ -81,7 +101,7 @@ select epoch, floor_ms, schema_version from anabranch.databases where id = $1::i
 
 SUMS = b"""
 select coalesce(h.position, 0), h.chain, d.epoch, d.floor_ms, d.schema_version, t.name, s.row_count, s.row_hash,
-       s.position
+       s.position, '', t.audience is not null
 from anabranch.databases d
 left join lateral (
     select position, chain from anabranch.groups where database_id = d.id order by position desc limit 1
@@ -91,3 +111,14 @@ left join anabranch.table_sums s on s.table_id = t.id
 where d.id = $1::int8
 order by t.name
 """
+
+AUDIENCE_SUMS = b"""
+select t.name, s.row_count, s.row_hash, s.position, s.audience
+from anabranch.synced_tables t
+cross join lateral (
+    select * from anabranch.audience_sums a where a.table_id = t.id and a.audience = any($2::text[]) limit all
+) s
+where t.database_id = $1::int8 and t.audience is not null
+order by t.name, s.audience
+"""
+"""$1 database, $2 audiences: the sums of their rows, of each restricted table."""

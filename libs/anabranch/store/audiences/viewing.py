@@ -1,0 +1,148 @@
+"""Readers' sets, as the snapshot asks for them: what membership queries give a principal at a position and behind it,
+what groups changed of many principals, and the sums of the audiences of a set.
+
+A set is that of the head with the changes behind a position undone. Head and changes come from one statement, and with
+them the schema version, which moves with every change of the rules: a set is of no use beside rules of another version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from anabranch.store.audiences.principals import Change, learn
+from anabranch.store.catalog.databases import Database, aload_database
+from anabranch.store.session import binary
+from anabranch.store.session.engine import AsyncSession
+from anabranch.store.session.own_locks import WAIT_FOR_CLAIM
+from anabranch.store.session.steps import arun
+from anabranch.values import postgres_binary
+
+MEMBERSHIPS = b"""
+select d.schema_version, p.principal is not null,
+       case when row_number() over (order by c.position desc nulls last) = 1 then p.memberships end,
+       c.position, c.gained, c.lost
+from anabranch.databases d
+left join anabranch.principals p on p.database_id = d.id and p.principal = $2::text
+left join anabranch.audience_changes c
+    on c.database_id = d.id and c.principal = p.principal and c.position > $3::int8
+where d.id = $1::int8
+order by c.position desc nulls last
+"""
+"""$1 database, $2 principal, $3 position: what queries give the principal at the head, and the changes behind the
+position, the last one first."""
+
+CHANGES = b"""
+select position, principal, gained, lost from anabranch.audience_changes
+where database_id = $1::int8 and position > $2::int8 and position <= $3::int8
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Memberships:
+    """What queries give a principal: ``audiences`` at a position, and the ``changes`` behind it up to the head, by
+    position in order."""
+
+    audiences: frozenset[str]
+    changes: Mapping[int, Change]
+    schema_version: int
+
+    @property
+    def at_head(self) -> frozenset[str]:
+        """The audiences at the head."""
+        audiences = self.audiences
+        for change in self.changes.values():
+            audiences = apply(audiences, change)
+        return audiences
+
+
+def is_scoped(database: Database) -> bool:
+    """Whether readers of the database don't all see the same: it has restricted tables, or rules that were made for
+    some, of whose rows the log may still tell."""
+    return bool(database.restricted or database.audience_rules)
+
+
+def apply(audiences: frozenset[str], change: Change) -> frozenset[str]:
+    """The audiences after a change."""
+    return (audiences - change.lost) | change.gained
+
+
+def memberships_of(rows: Sequence[tuple[Any, ...]]) -> Memberships | None:
+    """Read the rows of MEMBERSHIPS; None for a principal that is not known, or a database that is gone."""
+    if not rows or not rows[0][1]:
+        return None
+    audiences = frozenset(rows[0][2])
+    changes: dict[int, Change] = {}
+    for _, _, _, position, gained, lost in rows:
+        if position is not None:
+            changes[position] = Change(frozenset(gained), frozenset(lost))
+            audiences = (audiences - changes[position].gained) | changes[position].lost
+    return Memberships(audiences, dict(reversed(changes.items())), rows[0][0])
+
+
+async def read_memberships(conn: AsyncSession, database_id: int, principal: str, position: int) -> Memberships | None:
+    """What queries give a principal at ``position`` and behind it; None where it was never learned.
+
+    Raises:
+        psycopg.Error: Postgres refused it.
+    """
+    return memberships_of(await _rows(conn, MEMBERSHIPS, _of_principal(database_id, principal, position)))
+
+
+def memberships_now(conn: binary.Connection, database_id: int, principal: str) -> frozenset[str] | None:
+    """What queries give a principal in the moment of this transaction; None where it was never learned.
+
+    Raises:
+        psycopg.Error: Postgres refused it.
+    """
+    found = memberships_of(binary.run(conn, MEMBERSHIPS, _of_principal(database_id, principal, 2**62)).fetchall())
+    return None if found is None else found.audiences
+
+
+async def read_changes(
+    conn: AsyncSession, database_id: int, after: int, up_to: int
+) -> Mapping[int, Mapping[str, Change]]:
+    """How groups behind ``after`` up to ``up_to`` changed what queries give: by position and principal.
+
+    Raises:
+        psycopg.Error: Postgres refused it.
+    """
+    parameters = [postgres_binary.int8(number) for number in (database_id, after, up_to)]
+    changes: dict[int, dict[str, Change]] = {}
+    for position, principal, gained, lost in await _rows(conn, CHANGES, parameters):
+        changes.setdefault(position, {})[principal] = Change(frozenset(gained), frozenset(lost))
+    return changes
+
+
+async def learn_principal(conn: AsyncSession, database: Database, principal: str, now_ms: int) -> bool:
+    """Have what queries give a principal evaluated and kept, under the database's claim; ``now_ms``, in milliseconds
+    since 1970, is when it was seen. False: the rules have changed since ``database`` was read, and nothing was done.
+
+    Raises:
+        UnknownDatabaseError: there is no such database any more.
+        psycopg.Error: Postgres refused it, or a query no longer fits its tables.
+    """
+    async with conn.transaction():
+        await _rows(conn, WAIT_FOR_CLAIM, [postgres_binary.int8(database.id)])
+        # The rules change under the claim: these are the ones that hold.
+        current = await aload_database(conn, database.name)
+        if current.id != database.id or current.schema_version != database.schema_version:
+            return False
+        await arun(conn, learn(current, [principal], now_ms))
+    return True
+
+
+def _of_principal(database_id: int, principal: str, position: int) -> list[postgres_binary.Parameter]:
+    return [postgres_binary.int8(database_id), postgres_binary.text(principal), postgres_binary.int8(position)]
+
+
+async def _rows(
+    conn: AsyncSession, statement: bytes, parameters: Iterable[postgres_binary.Parameter]
+) -> list[tuple[Any, ...]]:
+    cursor: psycopg.AsyncRawCursor[tuple[Any, ...]] = psycopg.AsyncRawCursor(conn)
+    binary.adapt(cursor.adapters)
+    await cursor.execute(statement, list(parameters), prepare=True, binary=True)
+    return await cursor.fetchall()
