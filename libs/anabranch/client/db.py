@@ -22,7 +22,7 @@ from anabranch.client.overlay.pendings import Pendings
 from anabranch.client.queue import verdicts
 from anabranch.client.queue.sender import Sender
 from anabranch.client.queue.verdicts import BatchVerdict, Explanation
-from anabranch.client.reading import sums
+from anabranch.client.reading import audience_choice, sums
 from anabranch.client.reading.bootstrap import Progress
 from anabranch.client.reading.reader import Reader
 from anabranch.client.reading.repair import Repaired
@@ -52,7 +52,8 @@ class SyncedDb:
     this is False. The file keeps the choice of the process that opened it last.
 
     ``tables``: the names of the synced tables that the device wants, None for all, later ones too: see
-    ``choose_tables``. Processes that share a file name the same: it keeps the choice of the one that opened it last.
+    ``choose_tables``. ``audiences``: those whose rows it wants of restricted tables, None for all that its principal
+    may see. Processes that share a file name the same: it keeps the choices of the one that opened it last.
 
     ``reached`` is for tests: it is called with the name of a point at which the process may end and must lose nothing:
     after a local commit (``after_local_commit``) and around a page of the log (``before_apply``, ``after_apply``).
@@ -77,8 +78,9 @@ class SyncedDb:
         refuse_foreign_writes: bool = True,
         reached: Callable[[str], None] = lambda point: None,
         tables: Iterable[str] | None = None,
+        audiences: Iterable[str] | None = None,
     ) -> None:
-        wanted = choice.checked(tables)
+        wanted, seen = choice.checked(tables), audience_choice.checked(audiences)
         self._reached = reached
         self._now_ms = now_ms or clock_from_environment().now_ms
         self._remote = remote
@@ -87,6 +89,7 @@ class SyncedDb:
         choice.take_up(self._file, wanted)
         self._lease = Lease(Path(path))
         pendings = Pendings(PayloadCache(), lambda: self._lease.taken)
+        audience_choice.take_up(self._file, seen, pendings)
         self._clock = ServerClock(self._now_ms)
         self._reader = Reader(self._file, remote, pendings, self._clock, self._now_ms, reached)
         self._sender = Sender(self._file, remote, pendings, self._now_ms, self._clock, self._reader.rewound)
@@ -356,12 +359,8 @@ class SyncedDb:
         return verdicts.of_batch(self._file.reader(), self._file.tables(), batch_id, self._sender.awaiting)
 
     def explain(self, batch_id: str) -> Explanation:
-        """Ask the server for the verdict that a queued batch would get if it arrived now. Nothing is changed.
-
-        Raises:
-            ValueError: no such batch is in the queue.
-            CallFailed: the server can't be reached or refuses.
-        """
+        """Ask the server for the verdict that a queued batch would get if it arrived now. Nothing is changed. Raises
+        ValueError where no such batch is in the queue, CallFailed where the server can't be reached or refuses."""
         return verdicts.explain(self._file, self._remote, batch_id)
 
     def conflicts(

@@ -85,7 +85,7 @@ STATE_KINDS = {
     "dead_letter": "a batch went to the dead queue; detail holds its id and reason",
     "sums_disagree": "the rows of a table are not the server's at that position",
     "sums_agree": "a table that disagreed agrees again",
-    "given_up": "tables that are no longer chosen were removed from the file; detail names them",
+    "given_up": "tables, or rows of audiences, that are no longer chosen were removed from the file; detail names them",
     "not_synced": "the server has no synced table of a chosen name; it is pulled once it is registered",
     "set_aside": "a table could not take a change and is asked for again",
     "wrong_principal": "the file belongs to another principal; syncing has stopped",

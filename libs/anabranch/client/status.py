@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from anabranch.client.file.device_file import DeviceFile
 from anabranch.client.queue import statements
-from anabranch.client.reading import sums
+from anabranch.client.reading import held, sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,8 +14,9 @@ class Status:
     """The state of a file. Positions are in milliseconds. ``unsent``: batches without a verdict; ``queued``: those
     included that have one and wait for the log; ``pulls``: snapshots taken; ``disagreeing``: tables whose sums are not
     the server's; ``chosen``: the tables that the device has chosen, None for all; ``awaited``: those of them whose rows
-    are not here yet, because they wait to be pulled or the server has no table of that name; ``clock_skew_ms``: how far
-    the device's clock is ahead of the server's, as of the last answer to this process, None before the first one."""
+    are not here yet, because they wait to be pulled or the server has no table of that name; ``audiences``: those that
+    the device holds, some of whose rows may still have to be pulled; ``clock_skew_ms``: how far the device's clock is
+    ahead of the server's, as of the last answer to this process, None before the first one."""
 
     node_id: str
     cursor: int
@@ -27,6 +28,7 @@ class Status:
     disagreeing: tuple[str, ...]
     chosen: tuple[str, ...] | None = None
     awaited: tuple[str, ...] = ()
+    audiences: tuple[str, ...] = ()
     clock_skew_ms: int | None = field(default=None, compare=False)
 
 
@@ -49,5 +51,6 @@ def of_file(file: DeviceFile, *, leader: bool, clock_skew_ms: int | None) -> Sta
         disagreeing=tuple(sums.disagreements(conn)),
         chosen=None if choice is None else tuple(sorted(choice)),
         awaited=tuple(sorted((choice or set()) - here)),
+        audiences=tuple(sorted(held.held(conn))),
         clock_skew_ms=clock_skew_ms,
     )

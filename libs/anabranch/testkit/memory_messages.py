@@ -55,14 +55,19 @@ def range_sums(sums: RangeSums, of: KeyRange) -> list[snapshot_pb2.RangeSum]:
     ]
 
 
-def arrow_ipc(table: Table, rows: Sequence[Sequence[Cell]]) -> bytes:
-    """Rows as a stream of Arrow with one batch."""
+def arrow_ipc(table: Table, rows: Sequence[Sequence[Cell]], audiences: Sequence[Sequence[str]] | None = None) -> bytes:
+    """Rows as a stream of Arrow with one batch; with each row's audiences where the table is restricted."""
     types = {"text": pa.string(), "numeric": pa.string(), "bigint": pa.int64()}
 
     def array(i: int, column: Column) -> Any:
         return pa.array([row[i] for row in rows], types[column.postgres_type])
 
-    batch = pa.record_batch([array(i, c) for i, c in enumerate(table.columns)], names=list(table.column_names))
+    columns = [array(i, c) for i, c in enumerate(table.columns)]
+    names = list(table.column_names)
+    if audiences is not None:
+        columns.append(pa.array(audiences, pa.list_(pa.string())))
+        names.append("_DB_audience")
+    batch = pa.record_batch(columns, names=names)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
@@ -70,7 +75,7 @@ def arrow_ipc(table: Table, rows: Sequence[Sequence[Cell]]) -> bytes:
     return data
 
 
-def table_message(table: Table) -> snapshot_pb2.Table:
+def table_message(table: Table, restricted: bool = False) -> snapshot_pb2.Table:
     """A table as Describe tells it."""
     columns = [
         snapshot_pb2.Column(
@@ -81,7 +86,7 @@ def table_message(table: Table) -> snapshot_pb2.Table:
         )
         for c in table.columns
     ]
-    return snapshot_pb2.Table(name=table.name, key_columns=table.key_columns, columns=columns)
+    return snapshot_pb2.Table(name=table.name, key_columns=table.key_columns, columns=columns, restricted=restricted)
 
 
 def effect_bytes(table: Table, effect: Any) -> bytes:

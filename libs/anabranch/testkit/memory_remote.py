@@ -15,6 +15,7 @@ from anabranch.client.errors import CallFailed
 from anabranch.client.remote import RemoteDb
 from anabranch.merge import Mutation, MutationType, RowChange
 from anabranch.ranges import WHOLE, KeyRange, RangeSums, in_ranges
+from anabranch.testkit.memory_audiences import AudienceOf, View, audiences_of, set_digest, sums_of
 from anabranch.testkit.memory_messages import AnswerStream, arrow_ipc, effect_bytes, name_of, range_sums, table_message
 from anabranch.testkit.memory_server import Logged, MemoryServer, Sent
 from anabranch.v1 import (
@@ -29,7 +30,7 @@ from anabranch.v1 import (
     verdict_pb2,
 )
 from anabranch.values import Cell, Table
-from anabranch.values.canonical import RowEncoder, table_sum
+from anabranch.values.canonical import RowEncoder
 from anabranch.values.messages import column_reader, column_writer
 
 
@@ -39,11 +40,16 @@ class MemoryRemote(RemoteDb):
 
     Set by tests: ``offline`` fails every call; ``lose_answers`` fails so many Send calls after they were decided;
     ``cut_pull_after`` breaks the next pull after so many chunks; ``floor``; ``epoch``; ``on_rewind``; ``calls``
-    counts by name; ``during_compare`` is called when a comparison has taken its snapshot; ``rows_compared`` counts the
-    rows it sent; ``behind`` counts the answers that a node is behind the floor, and ``lost`` those that were lost."""
+    counts by name; ``principal``, whose device it is, as the server's ``sets`` and ``claims`` name it;
+    ``during_compare`` is called when a comparison has taken its snapshot; ``rows_compared`` counts the rows it sent;
+    ``behind`` counts the answers that a node is behind the floor, and ``lost`` those that were lost."""
 
-    def __init__(self, server: MemoryServer, tables: Sequence[Table], now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, server: MemoryServer, tables: Sequence[Table], now_ms: Callable[[], int], principal: str = ""
+    ) -> None:
         super().__init__("localhost:1")
+        self.principal = principal
+        self.known_audiences: set[tuple[str, str]] = set()
         self.server = server
         self.tables = {t.name: t for t in tables}
         self.now_ms = now_ms
@@ -99,9 +105,13 @@ class MemoryRemote(RemoteDb):
         if self.server.head > head:
             self._sums[self.server.head] = self.sums()
 
-    def write(self, changes: Sequence[tuple[str, MutationType, str, Mapping[str, Cell]]]) -> bool:
+    def write(
+        self,
+        changes: Sequence[tuple[str, MutationType, str, Mapping[str, Cell]]],
+        sets: Mapping[str, frozenset[str]] | None = None,
+    ) -> bool:
         """Run one transaction as by plain SQL (see ``MemoryServer.write``)."""
-        done = self.server.write(changes, self.now_ms())
+        done = self.server.write(changes, self.now_ms(), sets)
         if done:
             self._sums[self.server.head] = self.sums()
         return done
@@ -115,23 +125,45 @@ class MemoryRemote(RemoteDb):
         ]
 
     def sums(self) -> list[position_pb2.TableSum]:
-        """The sums of all tables now."""
-        out = []
-        for table in self.tables.values():
-            count, total = table_sum(RowEncoder(table), self.rows(table))
-            out.append(position_pb2.TableSum(table=table.name, count=count, hash=total.to_bytes(16, "big")))
-        return out
+        """The sums of all tables, and of each audience of restricted ones, now."""
+        return [
+            one
+            for table in self.tables.values()
+            for one in sums_of(table, self.rows(table), self._audience_of(table), self.known_audiences)
+        ]
+
+    def _audience_of(self, table: Table) -> AudienceOf | None:
+        return self.server.tables[table.name].audience
+
+    def view(self, node_state: position_pb2.NodeState) -> View:
+        """The caller as a reader."""
+        held = node_state.held
+        return View(
+            self.server,
+            self.principal,
+            self.server.claims.get(self.principal, frozenset()),
+            frozenset(held.choice) if held.chosen else None,
+            node_state.node.id,
+        )
+
+    def _told(self, view: View, held: position_pb2.HeldAudiences, at: int) -> change_pb2.Audiences | None:
+        """The reader's audiences, where a page begins at ``at`` and the reader holds others."""
+        restricted = any(self._audience_of(table) is not None for table in self.tables.values())
+        if not restricted or held.digest == set_digest(view.at(at)):
+            return None
+        return change_pb2.Audiences(values=sorted(view.at(at)))
 
     def describe(self, request: snapshot_pb2.DescribeRequest, timeout_s: float = 0) -> snapshot_pb2.DescribeResponse:
         """Every table."""
         self._called("describe", request.node_state)
-        tables = [table_message(t) for t in self.tables.values()]
+        tables = [table_message(t, self._audience_of(t) is not None) for t in self.tables.values()]
         policy = snapshot_pb2.DatabasePolicy(on_rewind=self.on_rewind)
         return snapshot_pb2.DescribeResponse(tables=tables, policy=policy, state=self.state())
 
     def send(self, request: ingest_pb2.SendRequest, timeout_s: float = 0) -> ingest_pb2.SendResponse:
         """Take batches in and decide them. One that can't be read is refused under the name that it has, if any."""
         self._called("send", request.node_state)
+        self.server.principal_of[request.node_state.node.id] = self.principal
         names: list[str] = []
         unread: dict[str, verdict_pb2.Verdict] = {}
         for envelope in request.envelopes:
@@ -214,39 +246,53 @@ class MemoryRemote(RemoteDb):
             batch_id=batch_id, status=verdict_pb2.VERDICT_STATUS_APPLIED, position=found.position
         )
 
-    def _parts(self, after: int) -> list[change_pb2.LoggedGroup]:
+    def _parts(self, after: int, view: View) -> list[change_pb2.LoggedGroup]:
         groups: dict[int, list[Logged]] = {}
         for logged in self.server.log:
             if logged.position > after:
                 groups.setdefault(logged.position, []).append(logged)
         parts = []
         for position, batches in sorted(groups.items()):
-            pieces: list[tuple[Logged, list[bytes], bool]] = []
-            for logged in sorted(batches, key=lambda entry: entry.id):
-                effects = [self._effect(e) for e in logged.effects]
-                for start in range(0, len(effects), self.part_effects):
-                    piece = effects[start : start + self.part_effects]
-                    if len(piece[-1]) > 8 and start + self.part_effects >= len(effects):
-                        # The rest of a batch's last effect is in a part of its own.
-                        half = len(piece[-1]) // 2
-                        pieces.append((logged, [*piece[:-1], piece[-1][:half]], True))
-                        pieces.append((logged, [piece[-1][half:]], False))
-                    else:
-                        pieces.append((logged, piece, False))
-            for i, (logged, data, cut) in enumerate(pieces):
+            pieces = [piece for logged in sorted(batches, key=lambda b: b.id) for piece in self._pieces(logged, view)]
+            change = view.change(position)
+            if change is not None and not pieces:
+                pieces = [None]
+            for i, entry in enumerate(pieces):
                 last = i == len(pieces) - 1
-                entry = change_pb2.LoggedBatch(
-                    id=logged.id, node=batch_pb2.Node(id=logged.node), effects=data, effect_incomplete=cut
-                )
                 parts.append(
                     change_pb2.LoggedGroup(
                         position=position,
-                        batches=[entry],
+                        batches=[] if entry is None else [entry],
                         incomplete=not last,
-                        sums=self._sums.get(position, []) if last else [],
+                        sums=view.sums(self._sums.get(position, []), position) if last else [],
+                        audience_change=change,
                     )
                 )
         return parts
+
+    def _pieces(self, logged: Logged, view: View) -> Iterator[change_pb2.LoggedBatch | None]:
+        """The pieces of a batch that a reader gets: the rest of its last effect is in a part of its own."""
+        sent = view.batch(logged)
+        if sent is None:
+            return
+        node = batch_pb2.Node(id=logged.node)
+        if not sent:
+            yield change_pb2.LoggedBatch(id=logged.id, node=node)
+        effects = [self._effect(e) for e, _ in sent]
+        restricted = any(e.before is not None for e, _ in sent)
+        whose = [change_pb2.Audiences(values=sorted(audiences)) for _, audiences in sent]
+        for start in range(0, len(effects), self.part_effects):
+            piece, its = effects[start : start + self.part_effects], whose[start : start + self.part_effects]
+            rest = b""
+            if len(piece[-1]) > 8 and start + self.part_effects >= len(effects):
+                half = len(piece[-1]) // 2
+                piece, rest = [*piece[:-1], piece[-1][:half]], piece[-1][half:]
+            audiences = its if restricted else []
+            yield change_pb2.LoggedBatch(
+                id=logged.id, node=node, effects=piece, effect_incomplete=bool(rest), audiences=audiences
+            )
+            if rest:
+                yield change_pb2.LoggedBatch(id=logged.id, node=node, effects=[rest], audiences=audiences[-1:])
 
     def _effect(self, effect: Any) -> bytes:
         return effect_bytes(self.tables[effect.table], effect)
@@ -259,16 +305,19 @@ class MemoryRemote(RemoteDb):
             raise CallFailed("OUT_OF_RANGE", "BEHIND_FLOOR", "behind the floor", again=False)
         token = request.page_token
         after, skip = (int(x) for x in token.split()) if token else (request.after, 0)
-        parts = self._parts(after)
+        view = self.view(request.node_state)
+        parts = self._parts(after, view)
         taken = parts[skip : skip + self.page_parts]
         more = skip + self.page_parts < len(parts)
         complete = [p.position for p in parts[: skip + self.page_parts] if not p.incomplete]
         reached = (complete[-1] if complete else after) if more else max(self.server.head, after)
+        begins = max([after, *(p.position for p in parts[:skip] if not p.incomplete)])
+        told = self._told(view, request.node_state.held, begins)
         return change_pb2.GetResponse(
-            page=change_pb2.Page(groups=taken, reached=self.position(reached)),
+            page=change_pb2.Page(groups=taken, reached=self.position(reached), audiences=told),
             next_page_token=b"%d %d" % (after, skip + self.page_parts) if more else b"",
             state=self.state(),
-            sums=self.sums() if reached == self.server.head else [],
+            sums=view.sums(self.sums(), reached) if reached == self.server.head else [],
         )
 
     def pull(self, request: snapshot_pb2.PullRequest) -> Any:
@@ -278,27 +327,39 @@ class MemoryRemote(RemoteDb):
 
     def _chunks(self, request: snapshot_pb2.PullRequest) -> Iterator[snapshot_pb2.PullResponse]:
         sent = 0
+        view = self.view(request.node_state)
         for wanted in request.required:
-            table = self.tables[wanted.table]
+            table, head, all_sums = self.tables[wanted.table], self.server.head, self.sums()
+            of, mine = self._audience_of(table), view.at(head)
+            shown = mine & frozenset(wanted.audiences) if wanted.audiences else mine
             rows = sorted(self.rows(table), key=lambda row: str(row[0]))
             after = wanted.resume.decode()
-            rows = [row for row in rows if str(row[0]) > after]
+            rows = [
+                row
+                for row in rows
+                if str(row[0]) > after and (of is None or not shown.isdisjoint(audiences_of(table, row, of)))
+            ]
             while True:
                 if self.cut_pull_after is not None and sent >= self.cut_pull_after:
                     self.cut_pull_after = None
                     raise CallFailed("UNAVAILABLE", "", "the pull is cut", again=True)
                 chunk, rows = rows[: self.chunk_rows], rows[self.chunk_rows :]
                 sent += 1
-                (total,) = (s for s in self.sums() if s.table == table.name)
-                yield snapshot_pb2.PullResponse(
+                response = snapshot_pb2.PullResponse(
                     table=table.name,
-                    arrow_ipc=arrow_ipc(table, chunk) if chunk else b"",
+                    arrow_ipc=_ipc(table, chunk, of) if chunk else b"",
                     done=not rows,
-                    as_of=self.position(self.server.head),
+                    as_of=self.position(head),
                     resume=b"" if not rows else str(chunk[-1][0]).encode(),
-                    sum=None if rows else total,
                     state=self.state(),
                 )
+                its = [s for s in all_sums if s.table == table.name]
+                if not rows and of is None:
+                    response.sum.CopyFrom(its[0])
+                elif not rows:
+                    response.audiences.values.extend(sorted(mine))
+                    response.sums.extend(s for s in its if s.audience in mine and s.count)
+                yield response
                 if not rows:
                     break
 
@@ -308,11 +369,16 @@ class MemoryRemote(RemoteDb):
         return AnswerStream(self._answers(requests))
 
     def _answers(self, requests: Iterator[snapshot_pb2.CompareRequest]) -> Iterator[snapshot_pb2.CompareResponse]:
-        table = self.tables[next(requests).table]
-        encoder, rows, sums = RowEncoder(table), self.rows(table), RangeSums()
+        first = next(requests)
+        table, view, head = self.tables[first.table], self.view(first.node_state), self.server.head
+        named = [dict(zip(table.column_names, row, strict=True)) for row in self.rows(table)]
+        rows = [list(row.values()) for row in named if view.sees(table.name, row, head)]
+        encoder, sums = RowEncoder(table), RangeSums()
         sums.add(encoder, rows)
-        (total,) = (s for s in self.sums() if s.table == table.name)
-        opening = snapshot_pb2.CompareResponse(as_of=self.position(self.server.head), sum=total, state=self.state())
+        restricted = self._audience_of(table) is not None
+        told = sums_of(table, rows, None, set()) if restricted else self.sums()
+        (total,) = (s for s in told if s.table == table.name)
+        opening = snapshot_pb2.CompareResponse(as_of=self.position(head), sum=total, state=self.state())
         self.during_compare()
         yield opening
         yield snapshot_pb2.CompareResponse(sums=range_sums(sums, WHOLE), done=True)
@@ -327,3 +393,7 @@ class MemoryRemote(RemoteDb):
                 yield snapshot_pb2.CompareResponse(rows=[data[:5]], row_incomplete=True)
                 yield snapshot_pb2.CompareResponse(rows=[data[5:]])
             yield snapshot_pb2.CompareResponse(done=True)
+
+
+def _ipc(table: Table, rows: Sequence[Sequence[Cell]], of: AudienceOf | None) -> bytes:
+    return arrow_ipc(table, rows, None if of is None else [audiences_of(table, row, of) for row in rows])

@@ -29,6 +29,7 @@ from anabranch.merge import (
     resolve,
 )
 from anabranch.merge.model import Cell, Decision
+from anabranch.testkit.memory_audiences import AudienceOf, SetChange
 
 Key = tuple[str, str]
 Row = Mapping[str, Cell]
@@ -38,12 +39,14 @@ Row = Mapping[str, Cell]
 class MemoryTable:
     """A table with the constraints that may refuse a write. ``columns`` maps each to its default, the key's first;
     ``references`` maps columns to the tables whose keys they hold, ``cascade`` says what happens to a row whose parent
-    is deleted; ``unique`` names columns whose values, but for None, occur once."""
+    is deleted; ``unique`` names columns whose values, but for None, occur once; ``audience`` gives a row's audiences,
+    where the table is restricted."""
 
     columns: Mapping[str, Cell]
     references: Mapping[str, str] = field(default_factory=dict)
     cascade: bool = False
     unique: tuple[str, ...] = ()
+    audience: AudienceOf | None = None
 
 
 @dataclass(frozen=True)
@@ -60,13 +63,16 @@ class Sent:
 
 @dataclass(frozen=True)
 class Effect:
-    """The effect on one row: ``values`` is the whole row of an insert, the changed columns of an update. ``type`` None:
-    no effect."""
+    """The effect on one row: ``values`` is the whole row of an insert, the changed columns of an update, or all of them
+    where these make the row another audience's. ``type`` None: no effect. ``before`` and ``after``: the row's
+    audiences; None where the table is not restricted."""
 
     table: str
     key: str
     type: MutationType | None
     values: Row
+    before: frozenset[str] | None = None
+    after: frozenset[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +102,10 @@ class _Waiting:
 
 class MemoryServer:
     """One database. Time is given by the caller; ``park_ms`` is counted once, from a batch's arrival; a batch that
-    changes a row which an earlier one of its node may bring waits for it without an end."""
+    changes a row which an earlier one of its node may bring waits for it without an end.
+
+    ``sets``: the memberships of principals at the head, ``set_changes`` how groups made them; ``claims``: what their
+    tokens give; ``principal_of``: whose nodes are."""
 
     def __init__(self, tables: Mapping[str, MemoryTable], policy: Policy, park_ms: int) -> None:
         self.tables = tables
@@ -110,6 +119,10 @@ class MemoryServer:
         self.verdicts: dict[str, MemoryVerdict] = {}
         self.log: list[Logged] = []
         self.conflicts: list[Conflict] = []
+        self.sets: dict[str, frozenset[str]] = {}
+        self.claims: dict[str, frozenset[str]] = {}
+        self.set_changes: list[SetChange] = []
+        self.principal_of: dict[str, str] = {}
         self.waiting: dict[str, _Waiting] = {}
         self.awaiting: set[str] = set()
         self.missing: dict[str, set[str]] = {}
@@ -150,10 +163,15 @@ class MemoryServer:
         if decided:
             self.head = position
 
-    def write(self, changes: Sequence[tuple[str, MutationType, str, Row]], now: int) -> bool:
+    def write(
+        self,
+        changes: Sequence[tuple[str, MutationType, str, Row]],
+        now: int,
+        sets: Mapping[str, frozenset[str]] | None = None,
+    ) -> bool:
         """Run one transaction as by plain SQL, as a group of its own: table, type, key, and the row or the columns to
-        change. Changes that do not fit (an insert of a row that is there) are left out. False where a constraint
-        refused it, or nothing was left."""
+        change. Changes that do not fit (an insert of a row that is there) are left out. ``sets``: memberships of
+        principals after it. False where a constraint refused it, or nothing was left."""
         position = max(now, self.head + 1)
         # Smaller than every id of a device, and in the order of the log.
         batch = Batch(f"{len(self.log):026d}", SERVER_NODE, position - 1, 0, position, position, ())
@@ -175,10 +193,50 @@ class MemoryServer:
         if any(self._violated(key) for key in before):
             self._put_back(before)
             return False
-        if not effects:
+        moved = self._set_changes(position, sets or {})
+        if not effects and not moved:
             return False
         self.log.append(Logged(position, batch.id, SERVER_NODE, tuple(effects)))
         self.head = position
+        return True
+
+    def _set_changes(self, position: int, sets: Mapping[str, frozenset[str]]) -> bool:
+        changed = False
+        for principal, now in sets.items():
+            before = self.sets.get(principal, frozenset())
+            if now != before:
+                self.set_changes.append(SetChange(position, principal, now - before, before - now))
+                self.sets[principal] = now
+                changed = True
+        return changed
+
+    def audiences(self, table: str, row: Row | None) -> frozenset[str] | None:
+        """The audiences of a row; none of a row that is not there; None where the table is not restricted."""
+        of = self.tables[table].audience
+        return None if of is None else frozenset(of(row) if row else ())
+
+    def _set_of(self, node: str) -> frozenset[str]:
+        principal = self.principal_of.get(node, "")
+        return self.sets.get(principal, frozenset()) | self.claims.get(principal, frozenset())
+
+    def _unseen(self, sent: Sent) -> str:
+        """The reason to refuse a batch that changes a row which its principal does not see; "" where there is none."""
+        mine = self._set_of(sent.node)
+        for mutation in sent.mutations:
+            for change in mutation.rows:
+                state = self.rows.get((mutation.table, change.key))
+                whose = self.audiences(mutation.table, state.values if state is not None else None)
+                if whose is not None and state is not None and state.values and whose.isdisjoint(mine):
+                    return "CONSTRAINT" if mutation.type is MutationType.INSERT else "ROW_NOT_FOUND"
+        return ""
+
+    def _may_write(self, sent: Sent, effects: Sequence[Effect]) -> bool:
+        mine = self._set_of(sent.node)
+        for effect in effects:
+            rows = [effect.before] if effect.type is not MutationType.INSERT else []
+            rows += [effect.after] if effect.type is not MutationType.DELETE else []
+            if effect.type is not None and any(whose is not None and whose.isdisjoint(mine) for whose in rows):
+                return False
         return True
 
     def _put_back(self, before: Mapping[Key, RowState | None]) -> None:
@@ -197,6 +255,9 @@ class MemoryServer:
 
     def _decide(self, sent: Sent, position: int, earlier_pending: bool) -> bool:
         place = place_of(sent.id, position, self._accepted.get(sent.node, ()))
+        if reason := self._unseen(sent):
+            self.verdicts[sent.id] = MemoryVerdict(position, reason, ())
+            return True
         batch = Batch(sent.id, sent.node, sent.basis, sent.time_ms, position, place, sent.mutations, earlier_pending)
         decision = self._resolved(batch)
         if isinstance(decision, Parked):
@@ -210,6 +271,10 @@ class MemoryServer:
         if any(self._violated(key) for key in before):
             self._put_back(before)
             self.verdicts[sent.id] = MemoryVerdict(position, "CONSTRAINT", ())
+            return True
+        if not self._may_write(sent, effects):
+            self._put_back(before)
+            self.verdicts[sent.id] = MemoryVerdict(position, "FORBIDDEN", ())
             return True
         self._record(batch, decision, effects)
         return True
@@ -255,9 +320,11 @@ class MemoryServer:
         if state is not None or after.version is not None:
             self.rows[key] = after
         effect = stored or {}
-        if write.type is MutationType.UPDATE:
+        was = self.audiences(write.table, old)
+        becomes = was if write.type is None else self.audiences(write.table, stored)
+        if write.type is MutationType.UPDATE and was == becomes:
             effect = {column: cell for column, cell in effect.items() if cell != old[column]}
-        yield Effect(*key, write.type, effect)
+        yield Effect(*key, write.type, effect, was, becomes)
         if write.type is MutationType.DELETE:
             yield from self._cascade(batch, write, before)
 

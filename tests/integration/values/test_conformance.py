@@ -261,7 +261,8 @@ def through_arrow(place: Place, column: Column, cells: Sequence[Cell]) -> list[C
     data = to_ipc(pa.record_batch([carried], [column.name]))
     (chunk,) = from_ipc(bytes(data)).column(0).chunks
     table = Table("t", (column,), (column.name,))
-    count, rows = ArrowRows(table).read(bytes(data))
+    stored_rows = ArrowRows(table).read(bytes(data))
+    count, rows = stored_rows.count, stored_rows.rows
     load = sqlite.loader(column)
     stored = [load(value) if load else value for (value,) in rows]
     assert (count, list(map(exact, stored))) == (len(cells), list(map(exact, cells)))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.client.older import before_audiences
 
 from anabranch.client import SyncedDb, add_decimals
 from anabranch.client.file import layout, redeclare
@@ -214,6 +215,7 @@ def before(path: Path, version: int) -> None:
         conn.execute("REINDEX")
         for column in ("credential", "chosen", "describe_due"):
             conn.execute(f"ALTER TABLE _db_state DROP COLUMN {column}")
+        before_audiences(conn)
         conn.execute(f"PRAGMA user_version = {version}")
         conn.execute("COMMIT")
     with closing(sqlite3.connect(path, isolation_level=None)) as conn:

@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from tests.unit.client.older import before_audiences
 
 from anabranch.client import Batch, DiskFull, FileFailed, State, SyncedDb
 from anabranch.client.file.device_file import DeviceFile
@@ -279,6 +280,7 @@ def test_a_file_that_has_no_room_for_the_next_format_keeps_its_own(device: Synce
         conn.execute("DROP TABLE _db_writer")
         for column in ("credential", "chosen", "describe_due"):
             conn.execute(f"ALTER TABLE _db_state DROP COLUMN {column}")
+        before_audiences(conn)
         conn.execute("PRAGMA user_version = 3")
     conn.close()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -6,6 +6,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from tests.unit.client.older import before_audiences
 
 from anabranch.client import ConflictEvent, State, SyncedDb
 from anabranch.client.file import layout as layout_module
@@ -253,6 +254,7 @@ def test_a_file_of_the_format_before_opens_and_keeps_what_it_has(tmp_path: Path,
         conn.execute("DROP TABLE _db_writer")
         for column in ("credential", "chosen", "describe_due"):
             conn.execute(f"ALTER TABLE _db_state DROP COLUMN {column}")
+        before_audiences(conn)
         conn.execute("PRAGMA user_version = 1")
     device = SyncedDb(tmp_path / "d.db", remote, "d")
     assert device.execute("PRAGMA user_version").fetchone() == (layout_module.FORMAT,)

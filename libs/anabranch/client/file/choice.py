@@ -67,7 +67,7 @@ def choose(tx: Tx, wanted: frozenset[str] | None) -> None:
     for name in given_up:
         give_up(tx, name)
     if wanted is not None and given_up:
-        _forget_rows(tx, wanted)
+        forget_rows(tx, lambda mutation: mutation.table in wanted)
     known = tx.tables.keys() - set(given_up)
     tx.set(
         chosen=None if wanted is None else json.dumps(sorted(wanted)),
@@ -78,8 +78,8 @@ def choose(tx: Tx, wanted: frozenset[str] | None) -> None:
         tx.events.append(State("given_up", ", ".join(given_up)))
 
 
-def _forget_rows(tx: Tx, wanted: Collection[str]) -> None:
-    """Remove the server's rows of tables other than ``wanted`` from the verdicts that the file keeps."""
+def forget_rows(tx: Tx, keeps: Callable[[verdict_pb2.MutationVerdict], bool]) -> None:
+    """Remove the server's rows from the verdicts that the file keeps, where ``keeps`` denies them."""
     for kept in _WITH_VERDICTS:
         changed = []
         for batch_id, data in tx.conn.execute(f"SELECT id, verdict FROM {kept} WHERE verdict IS NOT NULL"):
@@ -87,7 +87,7 @@ def _forget_rows(tx: Tx, wanted: Collection[str]) -> None:
                 verdict = verdict_pb2.Verdict.FromString(data)
             except UNREADABLE:
                 continue  # The reader of it says so.
-            if _without(verdict, wanted.__contains__):
+            if _without(verdict, keeps):
                 changed.append((verdict.SerializeToString(), batch_id))
         tx.conn.executemany(f"UPDATE {kept} SET verdict = ? WHERE id = ?", changed)
 
@@ -96,12 +96,12 @@ def without_others(verdicts: Iterable[verdict_pb2.Verdict], choice: Collection[s
     """Remove the server's rows of tables that are not chosen from new verdicts, before these are kept or told."""
     if choice is not None:
         for verdict in verdicts:
-            _without(verdict, choice.__contains__)
+            _without(verdict, lambda mutation: mutation.table in choice)
 
 
-def _without(verdict: verdict_pb2.Verdict, keeps: Callable[[str], bool]) -> bool:
-    """Remove the rows of tables that ``keeps`` denies; return whether there were any."""
-    gone = [m for m in verdict.mutations if m.HasField("server_row") and not keeps(m.table)]
+def _without(verdict: verdict_pb2.Verdict, keeps: Callable[[verdict_pb2.MutationVerdict], bool]) -> bool:
+    """Remove the rows that ``keeps`` denies; return whether there were any."""
+    gone = [m for m in verdict.mutations if m.HasField("server_row") and not keeps(m)]
     for mutation in gone:
         mutation.ClearField("server_row")
     return bool(gone)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from anabranch.client.errors import CallFailed
 from anabranch.client.events import Change, State
-from anabranch.client.file import guards, layout
+from anabranch.client.file import guards, layout, row_audiences
 from anabranch.client.file.believed import UNREADABLE
 from anabranch.client.file.device_file import Tx
 from anabranch.client.file.device_table import DeviceTable, device_table, quote, table_of
@@ -44,7 +44,7 @@ def apply_description(tx: Tx, response: snapshot_pb2.DescribeResponse) -> None:
                 created[message.name] = table
         elif _columns(old) != _columns(value):
             changed = True
-            _change(tx, DeviceTable(table_of(snapshot_pb2.Table.FromString(old))), message, value)
+            _change(tx, snapshot_pb2.Table.FromString(old), message, value)
         elif old != value:
             tx.conn.execute("UPDATE _db_tables SET value = ? WHERE name = ?", (value, message.name))
             changed |= snapshot_pb2.Table.FromString(old).columns != message.columns
@@ -73,7 +73,7 @@ def ask(
     """Ask the server for its present description of a table and keep it if its columns are still those of the file;
     None if they are not, or if the server can't be asked. The reader notices all other changes."""
     try:
-        response = describe(snapshot_pb2.DescribeRequest(db_name=tx.state.db_name, node_state=tx.state.node_state))
+        response = describe(snapshot_pb2.DescribeRequest(db_name=tx.state.db_name, node_state=tx.state.reader_state))
     except CallFailed:
         return None
     message = next((table for table in response.tables if table.name == name), None)
@@ -94,14 +94,14 @@ def _is_known(column: snapshot_pb2.Column) -> bool:
 def give_up(tx: Tx, name: str) -> None:
     """Remove a table's rows and all that the file keeps of it, except the keys of rows that the queue touches."""
     drop_pull(tx, name)
-    _report_gone(tx, name)
+    report_gone(tx, name)
     tx.conn.execute(f"DROP TABLE IF EXISTS {quote(name)}")
     for ours, column in layout.OF_TABLES.items():
         if ours != layout.OF_QUEUE:
             tx.conn.execute(f"DELETE FROM {ours} WHERE {column} = ?", (name,))
 
 
-def _report_gone(tx: Tx, name: str) -> None:
+def report_gone(tx: Tx, name: str) -> None:
     """Report a delete for every row of a table, before the rows are removed."""
     if tx.wants_rows:
         keys = ", ".join(quote(k) for k in tx.tables[name].table.key_columns)
@@ -109,10 +109,11 @@ def _report_gone(tx: Tx, name: str) -> None:
         tx.events += [Change(name, "delete", tuple(key), (), None, "snapshot") for key in gone]
 
 
-def _columns(value: bytes) -> tuple[list[tuple[str, int, int]], list[str]]:
-    """The parts that decide how a table is held: names, kinds and key, not policies and defaults."""
+def _columns(value: bytes) -> tuple[list[tuple[str, int, int]], list[str], bool]:
+    """The parts that decide how a table is held: names, kinds, key and whether it is restricted, not policies and
+    defaults."""
     message = snapshot_pb2.Table.FromString(value)
-    return [(c.name, c.kind, c.element_kind) for c in message.columns], list(message.key_columns)
+    return [(c.name, c.kind, c.element_kind) for c in message.columns], list(message.key_columns), message.restricted
 
 
 def _create(tx: Tx, message: snapshot_pb2.Table, value: bytes, ordinal: int) -> DeviceTable | None:
@@ -145,24 +146,27 @@ def _find_pending(tx: Tx, created: Mapping[str, DeviceTable]) -> None:
     tx.conn.executemany(f"INSERT OR IGNORE INTO {layout.OF_QUEUE} (tbl, key, batch) VALUES (?, ?, ?)", sorted(touched))
 
 
-def _change(tx: Tx, old: DeviceTable, message: snapshot_pb2.Table, value: bytes) -> None:
-    """Added columns stay empty until the table is pulled again; for any other change the table is created anew."""
-    new = DeviceTable(table_of(message))
+def _change(tx: Tx, before_it: snapshot_pb2.Table, message: snapshot_pb2.Table, value: bytes) -> None:
+    """Added columns stay empty until the table is pulled again; for any other change the table is created anew: so also
+    where it was not restricted before, as some of the rows may be for others alone."""
+    old, new = DeviceTable(table_of(before_it)), DeviceTable(table_of(message))
     drop_pull(tx, new.name)
     before, after = old.table.columns, new.table.columns
     kinds = [(c.name, c.kind, c.element_kind) for c in after[: len(before)]]
     (stage,) = tx.conn.execute("SELECT stage FROM _db_tables WHERE name = ?", (new.name,)).fetchone()
     added_only = kinds == [(c.name, c.kind, c.element_kind) for c in before]
+    added_only &= before_it.restricted == message.restricted
     if stage != "new" and added_only and old.table.key_columns == new.table.key_columns:
         for column in after[len(before) :]:
             declared = f"{quote(column.name)} {declared_type(column.kind)}".rstrip()
             tx.conn.execute(f"ALTER TABLE {new.quoted} ADD COLUMN {declared}")
     else:
-        _report_gone(tx, new.name)
+        report_gone(tx, new.name)
         tx.conn.execute(f"DROP TABLE {new.quoted}")
         tx.conn.execute(new.create_sql())
         guards.put(tx.conn, new.name)
-        tx.conn.execute("DELETE FROM _db_base WHERE tbl = ?", (new.name,))
+        for ours in ("_db_base", "_db_row_audiences", "_db_audience_sums"):
+            tx.conn.execute(f"DELETE FROM {ours} WHERE tbl = ?", (new.name,))
     tx.conn.execute(
         "UPDATE _db_tables SET value = ?, stage = CASE stage WHEN 'new' THEN 'new' ELSE 'aside' END, "
         "reason = 'its columns have changed' WHERE name = ?",
@@ -179,13 +183,16 @@ def drop_pull(tx: Tx, name: str) -> None:
     stage, staged = row
     if staged is not None:
         tx.conn.execute(f"DROP TABLE IF EXISTS {quote(staged)}")
+        row_audiences.clear(tx.conn, staged)
     elif stage == "new":
         # The rows were reported as they came, and will be again.
-        _report_gone(tx, name)
+        report_gone(tx, name)
         with tx.writing(name, guards.MANY):
             tx.conn.execute(f"DELETE FROM {quote(name)}")
+        row_audiences.clear(tx.conn, name)
     tx.conn.execute(
         """UPDATE _db_tables SET pull_first_ms = NULL, pull_last_ms = NULL, pull_epoch = '', pull_token = x'',
-           pull_resume = x'', pull_count = 0, pull_hash = x'', pull_done = 0, pull_table = NULL WHERE name = ?""",
+           pull_resume = x'', pull_count = 0, pull_hash = x'', pull_done = 0, pull_table = NULL, pull_told = x'',
+           gain = '', gain_resume = x'' WHERE name = ?""",
         (name,),
     )

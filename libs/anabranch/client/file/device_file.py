@@ -350,8 +350,8 @@ class DeviceFile:
         return version
 
     def reset(self) -> None:
-        """Make the file empty, as a new node: synced tables, queues, everything. Cursors of the app end. The choice of
-        tables stays: it is the app's, and not the user's.
+        """Make the file empty, as a new node: synced tables, queues, everything. Cursors of the app end. The choices of
+        tables and audiences stay: they are the app's, and not the user's.
 
         Raises:
             ClientError: another process reads the file, so that its pages still hold the removed data; call again.
@@ -363,13 +363,13 @@ class DeviceFile:
             staged = tx.conn.execute("SELECT pull_table FROM _db_tables WHERE pull_table IS NOT NULL").fetchall()
             for (name,) in staged:
                 tx.conn.execute(f'DROP TABLE IF EXISTS "{name}"')
-            version = tx.state.tables_version
+            old, node_id = tx.state, next_id("", self._now_ms(), 0)
             for table in layout.emptied(tx.conn):
                 tx.conn.execute(f"DELETE FROM {table}")
             tx.conn.execute(
-                "INSERT INTO _db_state (one, db_name, node_id, node_name, tables_version, chosen) "
-                "VALUES (1, ?, ?, ?, ?, ?)",
-                (self._db_name, next_id("", self._now_ms(), 0), tx.state.node_name, version + 1, tx.state.chosen),
+                "INSERT INTO _db_state (one, db_name, node_id, node_name, tables_version, chosen, audience_choice) "
+                "VALUES (1, ?, ?, ?, ?, ?, ?)",
+                (self._db_name, node_id, old.node_name, old.tables_version + 1, old.chosen, old.audience_choice),
             )
         # The removed data is another person's: not even the free pages keep it.
         with self._held():

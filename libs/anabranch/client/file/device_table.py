@@ -48,15 +48,19 @@ def table_of(message: snapshot_pb2.Table) -> Table:
 def device_table(message: snapshot_pb2.Table) -> DeviceTable:
     """The table that a Describe message describes, with the values that the server is sure to refuse in it."""
     table = table_of(message)
-    return DeviceTable(table, sure_of(message, table.columns))
+    return DeviceTable(table, sure_of(message, table.columns), message.restricted)
 
 
 class DeviceTable:
     """Statements and conversions of one table. Rows are in the order of ``table.columns``: as *cells*, or *stored*, as
-    SQLite holds them. ``key`` is always the stored form of the key, in the key's order."""
+    SQLite holds them. ``key`` is always the stored form of the key, in the key's order. ``restricted``: the device gets
+    the rows of its audiences alone, and keeps each row's audiences beside it."""
 
-    def __init__(self, table: Table, sure: Mapping[str, SureOfColumn] = MappingProxyType({})) -> None:
+    def __init__(
+        self, table: Table, sure: Mapping[str, SureOfColumn] = MappingProxyType({}), restricted: bool = False
+    ) -> None:
         self.table = table
+        self.restricted = restricted
         self.sure = sure
         self.name = table.name
         self.codec = RowCodec(table)

@@ -7,7 +7,7 @@ import sqlite3
 APPLICATION_ID = 0x616E6272
 """Kept in ``PRAGMA application_id``: the mark of a device's file, "anbr". Files from before it was set have 0."""
 
-FORMAT = 7
+FORMAT = 8
 """Kept in ``PRAGMA user_version``; a file of a later format is refused."""
 
 PLAIN_DECIMALS = 4
@@ -29,6 +29,19 @@ _WRITER = """CREATE TABLE _db_writer (
     refuse INTEGER NOT NULL DEFAULT 1)"""
 _ONE_WRITER = "INSERT INTO _db_writer (one) VALUES (1)"
 
+# The audiences whose rows the file holds, each row's audiences, and the sums of what it holds: see ``row_audiences``,
+# ``audience_sums`` and ``held``.
+_HELD = "CREATE TABLE _db_held (audience TEXT PRIMARY KEY) WITHOUT ROWID"
+_ROW_AUDIENCES = """CREATE TABLE _db_row_audiences (
+    tbl TEXT NOT NULL, key TEXT NOT NULL, audiences TEXT NOT NULL, PRIMARY KEY (tbl, key)) WITHOUT ROWID"""
+_AUDIENCE_SUMS = """CREATE TABLE _db_audience_sums (
+    tbl TEXT NOT NULL,
+    audience TEXT NOT NULL,
+    count INTEGER NOT NULL,
+    hash BLOB NOT NULL,
+    disagrees INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (tbl, audience)) WITHOUT ROWID"""
+
 STATEMENTS = (
     # One row: the node that this file is and how far it has come. Times and positions are milliseconds. ``greatest_*``
     # is the greatest Position seen with its token, ``seen_ms`` the greatest position seen anywhere, or the server's
@@ -37,7 +50,9 @@ STATEMENTS = (
     # ``pruned_ms`` is when old batches were last removed, by the server's clock; ``snapshot_due``: the log can't be
     # read from the cursor, all tables are to be pulled; 2: into another history, see ``rewind``. ``chosen``: the names
     # of the tables that the device has chosen, as JSON, NULL for all; ``describe_due``: the choice has added tables,
-    # for which the server is to be asked; see ``choice``.
+    # for which the server is to be asked; see ``choice``. ``audience_choice``: the audiences that the device has
+    # chosen, as JSON, NULL for all; ``held_digest``: of the audiences that it holds, empty before the server has told
+    # them; ``gains_due``: 1 where rows of some of these may have to be pulled; see ``held``.
     """CREATE TABLE _db_state (
         one INTEGER PRIMARY KEY CHECK (one = 1),
         db_name TEXT NOT NULL,
@@ -60,11 +75,16 @@ STATEMENTS = (
         snapshot_due INTEGER NOT NULL DEFAULT 0,
         pruned_ms INTEGER NOT NULL DEFAULT 0,
         chosen TEXT,
-        describe_due INTEGER NOT NULL DEFAULT 0)""",
+        describe_due INTEGER NOT NULL DEFAULT 0,
+        audience_choice TEXT,
+        held_digest BLOB NOT NULL DEFAULT x'',
+        gains_due INTEGER NOT NULL DEFAULT 0)""",
     # One row a synced table: ``value`` is its serialized anabranch.v1.Table. ``stage``: 'new' before its first pull is
     # complete, 'live', or 'aside' when it has to be pulled again for ``reason``. ``first_ms`` and ``last_ms``: the
     # earliest and latest as_of of its last pull. ``count`` and ``hash``: the table sum of its base rows. ``pull_*``: a
     # pull under way, with its resume token; its rows are in the table itself while it is new, else in ``pull_table``.
+    # ``pull_told``: what the end of a restricted table's pull told of audiences. ``gain_*``: a pull under way of the
+    # audiences in ``gain``, a JSON list, into a live table.
     """CREATE TABLE _db_tables (
         name TEXT PRIMARY KEY,
         ordinal INTEGER NOT NULL,
@@ -85,7 +105,10 @@ STATEMENTS = (
         pull_count INTEGER NOT NULL DEFAULT 0,
         pull_hash BLOB NOT NULL DEFAULT x'',
         pull_done INTEGER NOT NULL DEFAULT 0,
-        pull_table TEXT) WITHOUT ROWID""",
+        pull_table TEXT,
+        pull_told BLOB NOT NULL DEFAULT x'',
+        gain TEXT NOT NULL DEFAULT '',
+        gain_resume BLOB NOT NULL DEFAULT x'') WITHOUT ROWID""",
     # The queue. ``value``: the frozen payload. ``server_timestamp_ms``: the position of its verdict, NULL before.
     # ``verdict``: the serialized Verdict. ``seen``: the log or a pull has shown it, and it waits for an earlier own
     # batch that touches one of its rows. ``asked_again``: its verdict was passed unseen and asked for again.
@@ -132,9 +155,18 @@ STATEMENTS = (
     # whether foreign writes are refused. See ``guards``.
     _WRITER,
     _ONE_WRITER,
+    _HELD,
+    _ROW_AUDIENCES,
+    _AUDIENCE_SUMS,
 )
 
-OF_TABLES = {"_db_tables": "name", "_db_base": "tbl", "_db_pending_rows": "tbl"}
+OF_TABLES = {
+    "_db_tables": "name",
+    "_db_base": "tbl",
+    "_db_pending_rows": "tbl",
+    "_db_row_audiences": "tbl",
+    "_db_audience_sums": "tbl",
+}
 """Our own tables with rows about synced tables, and the column that names the synced table."""
 
 OF_QUEUE = "_db_pending_rows"
@@ -156,6 +188,17 @@ UPGRADES = {
     6: (
         "ALTER TABLE _db_state ADD COLUMN chosen TEXT",
         "ALTER TABLE _db_state ADD COLUMN describe_due INTEGER NOT NULL DEFAULT 0",
+    ),
+    7: (
+        "ALTER TABLE _db_state ADD COLUMN audience_choice TEXT",
+        "ALTER TABLE _db_state ADD COLUMN held_digest BLOB NOT NULL DEFAULT x''",
+        "ALTER TABLE _db_state ADD COLUMN gains_due INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE _db_tables ADD COLUMN pull_told BLOB NOT NULL DEFAULT x''",
+        "ALTER TABLE _db_tables ADD COLUMN gain TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE _db_tables ADD COLUMN gain_resume BLOB NOT NULL DEFAULT x''",
+        _HELD,
+        _ROW_AUDIENCES,
+        _AUDIENCE_SUMS,
     ),
 }
 """The statements that turn a file of each older format into one of the next format."""

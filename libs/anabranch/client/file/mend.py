@@ -68,9 +68,12 @@ def _make_anew(conn: sqlite3.Connection, table: DeviceTable) -> None:
     conn.execute(table.create_sql())
     guards.put(conn, table.name)
     conn.execute("DELETE FROM _db_base WHERE tbl = ?", (table.name,))
+    conn.execute("DELETE FROM _db_row_audiences WHERE tbl IN (?, ?)", (table.name, staged))
+    conn.execute("DELETE FROM _db_audience_sums WHERE tbl = ?", (table.name,))
     conn.execute(
         """UPDATE _db_tables SET stage = CASE stage WHEN 'new' THEN 'new' ELSE 'aside' END, reason = ?,
            pull_first_ms = NULL, pull_last_ms = NULL, pull_epoch = '', pull_token = x'', pull_resume = x'',
-           pull_count = 0, pull_hash = x'', pull_done = 0, pull_table = NULL WHERE name = ?""",
+           pull_count = 0, pull_hash = x'', pull_done = 0, pull_table = NULL, pull_told = x'', gain = '',
+           gain_resume = x'' WHERE name = ?""",
         (_CHANGED, table.name),
     )

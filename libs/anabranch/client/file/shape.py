@@ -50,6 +50,8 @@ def check(conn: sqlite3.Connection) -> None:
         raise FileDamaged(f"its node's id, {current.node_id!r}, or its last batch's, {current.last_id!r}, is none")
     with believed("the list of the tables that it has chosen"):
         _ = current.choice
+    with believed("the list of the audiences that it has chosen"):
+        _ = current.chosen_audiences
     with believed("the server's limits or policies, as the file keeps them,"):
         snapshot_pb2.Limits.FromString(current.limits)
         snapshot_pb2.DatabasePolicy.FromString(current.policy)

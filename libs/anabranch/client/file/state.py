@@ -43,11 +43,19 @@ class FileState:
     pruned_ms: int
     chosen: str | None
     describe_due: int
+    audience_choice: str | None
+    held_digest: bytes
+    gains_due: int
 
     @property
     def choice(self) -> frozenset[str] | None:
         """The names of the tables that the device has chosen; None for all."""
-        return None if self.chosen is None else _names(self.chosen)
+        return None if self.chosen is None else _names(self.chosen, "tables")
+
+    @property
+    def chosen_audiences(self) -> frozenset[str] | None:
+        """The audiences that the device has chosen; None for all."""
+        return None if self.audience_choice is None else _names(self.audience_choice, "audiences")
 
     @property
     def node(self) -> batch_pb2.Node:
@@ -70,12 +78,23 @@ class FileState:
             acknowledged=self.cursor_ms,
         )
 
+    @property
+    def reader_state(self) -> position_pb2.NodeState:
+        """``node_state`` with what the file holds: part of every call that reads."""
+        choice = self.chosen_audiences
+        node_state = self.node_state
+        node_state.held.digest = self.held_digest
+        if choice is not None:
+            node_state.held.chosen = True
+            node_state.held.choice.extend(sorted(choice))
+        return node_state
+
 
 @lru_cache(maxsize=16)
-def _names(chosen: str) -> frozenset[str]:
+def _names(chosen: str, what: str) -> frozenset[str]:
     names = json.loads(chosen)
     if type(names) is not list or not all(type(name) is str for name in names):
-        raise FileDamaged("the tables that it has chosen are no list of names")
+        raise FileDamaged(f"the {what} that it has chosen are no list of names")
     return frozenset(names)
 
 

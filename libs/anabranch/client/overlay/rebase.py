@@ -2,7 +2,8 @@
 
 Invariant, held by every commit: a row that no batch in the queue touches is shown as its base, and has no entry in
 ``_db_base``; any other row has its base image there and shows ``merge.overlay.shown(base, pending)``. A table's sum is
-kept over base images. Cost follows the rows touched: their pending batches are found by index.
+kept over base images, and so are those of its audiences. Cost follows the rows touched: their pending batches are found
+by index.
 """
 
 from __future__ import annotations
@@ -13,33 +14,32 @@ from dataclasses import dataclass
 from typing import Any
 
 from anabranch.client.events import Change, Origin
+from anabranch.client.file import audience_sums
 from anabranch.client.file.device_file import Tx
 from anabranch.client.file.device_table import DeviceTable
 from anabranch.client.file.sets import change_in, select_in
+from anabranch.client.overlay.kept_sums import Base, Changed, sum_up
 from anabranch.client.overlay.pendings import Pendings
 from anabranch.client.queue import statements
 from anabranch.client.writes.payload import RowPart
 from anabranch.merge.overlay import shown
 from anabranch.values import Cell
-from anabranch.values.canonical import SUM_MODULUS
-
-_HASH_BYTES = 16
-_Base = tuple[Cell, ...] | None
 
 
 @dataclass(slots=True)
 class Patch:
     """The new state of a row's base: ``row`` (all its cells), or, where that is None, ``changes`` of single cells by
     their place in the row, or, where that is None, too, the row is gone. ``key`` is stored. ``position`` is that of the
-    last effect in it."""
+    last effect in it. ``audiences``: the row's, in a restricted table; None where they are not known to change."""
 
     key: tuple[Any, ...]
     row: tuple[Cell, ...] | None
     changes: dict[int, Cell] | None
     position: int
+    audiences: frozenset[str] | None = None
 
 
-def overlaid(table: DeviceTable, base: Sequence[Cell] | None, parts: Sequence[RowPart]) -> _Base:
+def overlaid(table: DeviceTable, base: Sequence[Cell] | None, parts: Sequence[RowPart]) -> Base:
     """The shown row of cells: ``base`` with ``parts`` on it."""
     names = table.table.column_names
     before = None if base is None else dict(zip(names, base, strict=True))
@@ -47,7 +47,7 @@ def overlaid(table: DeviceTable, base: Sequence[Cell] | None, parts: Sequence[Ro
     return None if row is None else tuple(row.get(n) for n in names)
 
 
-def write_bases(tx: Tx, table: DeviceTable, images: Iterable[tuple[str, _Base]], replace: bool) -> None:
+def write_bases(tx: Tx, table: DeviceTable, images: Iterable[tuple[str, Base]], replace: bool) -> None:
     """Keep base images (key text, cells or None); without ``replace`` images that are already kept stay."""
     tx.conn.executemany(
         f"INSERT OR {'REPLACE' if replace else 'IGNORE'} INTO _db_base (tbl, key, row) VALUES (?, ?, ?)",
@@ -55,7 +55,7 @@ def write_bases(tx: Tx, table: DeviceTable, images: Iterable[tuple[str, _Base]],
     )
 
 
-def read_bases(conn: sqlite3.Connection, table: DeviceTable, keys: Iterable[str]) -> dict[str, _Base]:
+def read_bases(conn: sqlite3.Connection, table: DeviceTable, keys: Iterable[str]) -> dict[str, Base]:
     """The base images kept for ``keys``."""
     rows = select_in(conn, "SELECT key, row FROM _db_base WHERE tbl = ? AND key IN {in}", keys, (table.name,))
     return {key: None if row is None else table.from_bytes(row) for key, row in rows}
@@ -78,16 +78,6 @@ def change_of(table: DeviceTable, old: Sequence[Any] | None, new: Sequence[Any] 
     return Change(table.name, "update", key, columns, table.shown(new), origin)
 
 
-def add_to_sum(tx: Tx, table: str, rows: int, hash_change: int) -> None:
-    """Change a table's kept sum."""
-    count, data = tx.conn.execute("SELECT count, hash FROM _db_tables WHERE name = ?", (table,)).fetchone()
-    total = (int.from_bytes(data, "big") + hash_change) % SUM_MODULUS
-    tx.conn.execute(
-        "UPDATE _db_tables SET count = ?, hash = ? WHERE name = ?",
-        (count + rows, total.to_bytes(_HASH_BYTES, "big"), table),
-    )
-
-
 def rebase(
     tx: Tx,
     table: DeviceTable,
@@ -101,7 +91,8 @@ def rebase(
     key), whose batches have left the queue or come to it.
 
     Gives the key texts of rows that a patch should have changed but the base lacks, where the patch's position is after
-    ``lenient_ms``: up to there a pull may have seen the row's deletion already.
+    ``lenient_ms``: up to there a pull may have seen the row's deletion already. Rows of audiences alone that are still
+    to be pulled may be lacking.
 
     Raises:
         sqlite3.Error: SQLite does not take a row.
@@ -113,9 +104,10 @@ def rebase(
     parts_of = pendings.load(tx, table.name, keys) if overlay else {}
     bases = read_bases(tx.conn, table, keys) if overlay else {}
     load, store, same = table.codec.load, table.codec.store, table.codec.same
-    changed: list[tuple[_Base, _Base]] = []
+    complete = audience_sums.complete(tx.conn, table.name) if table.restricted else None
+    changed: list[Changed] = []
     writes, deletes = list[tuple[Any, ...]](), list[tuple[Any, ...]]()
-    kept: list[tuple[str, _Base]] = []
+    kept: list[tuple[str, Base]] = []
     dropped, missing = list[str](), list[str]()
     for key, stored_key in keys.items():
         old_stored = shown_rows.get(key)
@@ -124,9 +116,14 @@ def rebase(
         new_base = old_base
         if patch is not None:
             new_base = patch.row if patch.row is not None else _changed(old_base, patch.changes)
-            if old_base is None and patch.row is None and patch.changes is not None and patch.position > lenient_ms:
+            lacking = old_base is None and patch.row is None and patch.changes is not None
+            if (
+                lacking
+                and patch.position > lenient_ms
+                and (complete is None or not complete.isdisjoint(patch.audiences or ()))
+            ):
                 missing.append(key)
-            changed.append((old_base, new_base))
+            changed.append(Changed(key, old_base, new_base, patch.audiences))
         if parts := parts_of.get(key):
             if key not in bases or patch is not None:
                 kept.append((key, new_base))
@@ -146,11 +143,11 @@ def rebase(
             tx.events.append(change_of(table, old_stored, new_stored, origin))
     _show(tx, table, writes, deletes)
     _keep(tx, table, kept, dropped)
-    _sum_up(tx, table, changed)
+    sum_up(tx, table, changed)
     return missing
 
 
-def _changed(base: _Base, changes: Mapping[int, Cell] | None) -> _Base:
+def _changed(base: Base, changes: Mapping[int, Cell] | None) -> Base:
     """A base with single cells changed; None where there is no base, or where the row is removed."""
     if base is None or changes is None:
         return None
@@ -167,19 +164,11 @@ def _show(tx: Tx, table: DeviceTable, writes: list[tuple[Any, ...]], deletes: li
             tx.conn.executemany(table.delete_sql, deletes)
 
 
-def _keep(tx: Tx, table: DeviceTable, kept: list[tuple[str, _Base]], dropped: Sequence[str]) -> None:
+def _keep(tx: Tx, table: DeviceTable, kept: list[tuple[str, Base]], dropped: Sequence[str]) -> None:
     if kept:
         write_bases(tx, table, kept, replace=True)
     if dropped:
         change_in(tx.conn, "DELETE FROM _db_base WHERE tbl = ? AND key IN {in}", dropped, (table.name,))
-
-
-def _sum_up(tx: Tx, table: DeviceTable, changed: Sequence[tuple[_Base, _Base]]) -> None:
-    hash_of = table.encoder.hash
-    gone = [hash_of(base) for base, _ in changed if base is not None]
-    come = [hash_of(base) for _, base in changed if base is not None]
-    if gone or come:
-        add_to_sum(tx, table.name, len(come) - len(gone), sum(come) - sum(gone))
 
 
 def release(tx: Tx, batch_ids: Sequence[str], pendings: Pendings) -> dict[str, dict[str, tuple[Any, ...]]]:

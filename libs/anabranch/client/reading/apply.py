@@ -9,7 +9,7 @@ from anabranch.client.events import State
 from anabranch.client.file.device_file import DeviceFile, Tx
 from anabranch.client.overlay.pendings import Pendings
 from anabranch.client.queue import settle, statements
-from anabranch.client.reading import seen, sums
+from anabranch.client.reading import held, seen, sums
 from anabranch.client.reading.effects import Folded, Folder, Spool
 from anabranch.v1 import change_pb2, position_pb2
 
@@ -19,26 +19,32 @@ _NEVER = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class AppliedPage:
-    """The result of a page. ``asked_twice``: whether the log passed an own verdict twice without showing its batch."""
+    """The result of a page. ``asked_twice``: whether the log passed an own verdict twice without showing its batch.
+    ``anew``: nothing of it was applied, as it tells of audiences at another place than the file's: the log is to be
+    read anew from the cursor."""
 
     cursor_ms: int
     asked_twice: bool
+    anew: bool = False
 
 
 class Applier:
     """Applies pages that follow each other. State model: ``_spool`` holds the parts of at most one group, which begins
     after the cursor; everything else is in the file, so that two readers that race apply nothing twice: groups at or
-    below the cursor are skipped. ``reached`` is called before a page is applied and after it is in the file."""
+    below the cursor are skipped. ``_at`` is where the next page begins. ``reached`` is called before a page is applied
+    and after it is in the file."""
 
     def __init__(self, file: DeviceFile, pendings: Pendings, reached: Callable[[str], None]) -> None:
         self._reached = reached
         self._file = file
         self._pendings = pendings
         self._spool = Spool()
+        self._at = 0
 
-    def restart(self) -> None:
-        """Forget the parts of a group: the next page begins after the cursor."""
+    def restart(self, after: int) -> None:
+        """Forget the parts of a group: the next page begins at ``after`` (milliseconds), where the cursor is."""
         self._spool.clear()
+        self._at = after
 
     def page(self, page: change_pb2.Page, sums_at_end: Sequence[position_pb2.TableSum] = ()) -> AppliedPage:
         """Apply the groups that are complete with ``page``, which must follow the last one given or the cursor.
@@ -53,16 +59,31 @@ class Applier:
         batches = [b.id for g in groups for b in g.batches]
         if spooled and groups:
             batches += self._spool.batches
+        told = frozenset(page.audiences.values) if page.HasField("audiences") else None
         self._reached("before_apply")
         with self._file.transaction() as tx:
+            if told is not None and not self._begins_with(tx, told):
+                return AppliedPage(tx.state.cursor_ms, False, True)
             applied = self._apply(tx, self._in_order(groups, spooled), batches, page.reached, sums_at_end)
         self._reached("after_apply")
+        self._at = page.reached.server_timestamp_ms
         if groups:
             self._spool.clear()
         for part in rest:
             self._spool.add(part)
         self._file.listeners.deliver()
         return applied
+
+    def _begins_with(self, tx: Tx, told: frozenset[str]) -> bool:
+        """Hold the audiences that the server tells of where a page begins; False where the file is elsewhere."""
+        if self._spool.position:
+            change = self._spool.change or change_pb2.AudienceChange()
+            before = held.held(tx.conn)
+            return told in (before, (before - set(change.lost)) | set(change.gained))
+        if self._at != tx.state.cursor_ms:
+            return False
+        held.become(tx, told, self._pendings)
+        return True
 
     def _in_order(self, groups: Sequence[change_pb2.LoggedGroup], spooled: bool) -> Iterator[change_pb2.LoggedGroup]:
         if spooled and groups:
@@ -89,17 +110,23 @@ class Applier:
         folder = Folder(tx.tables, skip, alone=tx.state.chosen is not None)
         folded = Folded()
         losers: list[change_pb2.Loser] = []
-        newest: dict[str, position_pb2.TableSum] = {}
+        newest: dict[tuple[str, str], position_pb2.TableSum] = {}
+        changed_at = 0
         for part in parts:
             if part.position <= cursor:
                 continue
-            folder.fold(part, folded)
-            newest.update((s.table, s) for s in part.sums)
-            if folded.rows > _ROWS_AT_ONCE:
+            changes = part.HasField("audience_change") and part.position != changed_at
+            if changes or folded.rows > _ROWS_AT_ONCE:
                 settle.show(tx, folded, {}, self._pendings, "remote", lenient)
                 skip.update(dict.fromkeys(folded.misfits, _NEVER))
                 losers += folded.losers
                 folded = Folded()
+            if changes:
+                # First in its group: the batches are those of a reader that is changed already.
+                changed_at, change = part.position, part.audience_change
+                held.change(tx, change.gained, change.lost, self._pendings, changed_at)
+            folder.fold(part, folded)
+            newest.update(((s.table, s.audience), s) for s in part.sums)
         skip.update(dict.fromkeys(folded.misfits, _NEVER))
         for name in [name for name in touched if skip.get(name) == _NEVER]:
             # The own writes that it shows are not in its base before the table has been pulled.
@@ -111,7 +138,7 @@ class Applier:
         if end > cursor:
             tx.set(cursor_ms=end)
             seen.saw(tx, reached)
-        newest.update((s.table, s) for s in sums_at_end)
+        newest.update(((s.table, s.audience), s) for s in sums_at_end)
         if newest and reached.server_timestamp_ms == tx.state.cursor_ms:
             sums.compare(tx, newest.values(), tx.state.cursor_ms)
         passed = statements.covered(tx.conn, end)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -10,26 +11,43 @@ import pyarrow as pa
 from anabranch.values import Table
 from anabranch.values.arrow_to_sqlite import sqlite_column
 
+AUDIENCE_COLUMN = "_DB_audience"
+"""The column of a restricted table's chunks with each row's audiences."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The number of rows of a chunk, the stored rows in the order of the table's columns, and, of a restricted table,
+    each row's audiences."""
+
+    count: int = 0
+    rows: Iterable[tuple[Any, ...]] = ()
+    audiences: Sequence[Sequence[str]] = ()
+
 
 class ArrowRows:
     """Reads the chunks of one table's pull."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, restricted: bool = False) -> None:
         self._names = table.column_names
         self._converters = [sqlite_column(c) for c in table.columns]
+        self._restricted = restricted
 
-    def read(self, ipc: bytes) -> tuple[int, Iterable[tuple[Any, ...]]]:
-        """Number of rows and the stored rows, in the order of the table's columns, of an Arrow IPC stream.
+    def read(self, ipc: bytes) -> Chunk:
+        """The rows of an Arrow IPC stream.
 
         Raises:
             pyarrow.ArrowInvalid, KeyError: it is no such stream, or lacks a column.
         """
         rows = 0
         columns: list[list[Any]] = [[] for _ in self._names]
+        audiences: list[Sequence[str]] = []
         with pa.ipc.open_stream(ipc) as reader:
             for batch in reader:
                 rows += batch.num_rows
                 for i, (name, convert) in enumerate(zip(self._names, self._converters, strict=True)):
                     values = convert(batch.column(name))
                     columns[i] = columns[i] + values if columns[i] else values
-        return rows, zip(*columns, strict=True)
+                if self._restricted:
+                    audiences += [one or () for one in batch.column(AUDIENCE_COLUMN).to_pylist()]
+        return Chunk(rows, zip(*columns, strict=True), audiences)

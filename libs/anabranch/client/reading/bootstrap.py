@@ -20,29 +20,26 @@ seen.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from anabranch.client.errors import CallFailed
 from anabranch.client.events import State
-from anabranch.client.file import guards, state
+from anabranch.client.file import state
 from anabranch.client.file.describe import drop_pull
-from anabranch.client.file.device_file import DeviceFile, Tx
-from anabranch.client.file.device_table import DeviceTable, quote
+from anabranch.client.file.device_file import DeviceFile
 from anabranch.client.logs import get_logger
 from anabranch.client.overlay.pendings import Pendings
-from anabranch.client.overlay.rebase import change_of, overlaid, write_bases
-from anabranch.client.queue import settle, statements
-from anabranch.client.reading import seen, sums
-from anabranch.client.reading.arrow_rows import ArrowRows
-from anabranch.client.reading.differences import count_base, differences
+from anabranch.client.queue import settle
+from anabranch.client.reading import pull_end, pull_parts
+from anabranch.client.reading.arrow_rows import ArrowRows, Chunk
 from anabranch.client.reading.prefetch import prefetched
-from anabranch.client.reading.rewind import REASONS, RECOVERING
+from anabranch.client.reading.pull_end import NotWholeError
+from anabranch.client.reading.pull_parts import GivenUpError, newest_part, whole_chunks
+from anabranch.client.reading.rewind import REASONS
 from anabranch.client.remote import RemoteDb
 from anabranch.client.renewals import Renewals
-from anabranch.errors import AnabranchError
-from anabranch.v1 import position_pb2, snapshot_pb2
+from anabranch.v1 import snapshot_pb2
 
 log = get_logger(__name__)
 
@@ -68,18 +65,6 @@ class Progress:
     def share(self) -> float:
         """The share of the table that has come, from 0 to 1; only a table that is done has 1."""
         return 1.0 if self.done else min(_NOT_YET, self.rows_done / max(1, self.estimated_rows))
-
-
-class _NotWholeError(AnabranchError):
-    """The rows that a pull brought do not have the sum that the server sent."""
-
-    def __init__(self, table: str, count: int) -> None:
-        super().__init__(f"the pull of {table} did not bring its {count} rows, or is older than the cursor")
-        self.table = table
-
-
-class _GivenUpError(AnabranchError):
-    """A table of the pull is no longer among those of the file."""
 
 
 class Bootstrap:
@@ -112,18 +97,18 @@ class Bootstrap:
             try:
                 self._pull(chosen, names is None, progress)
                 return
-            except _GivenUpError:
+            except GivenUpError:
                 log.info("table_given_up_during_pull")
 
     def _without_tables(self) -> None:
         """Go to the server's position, from which on the log is read: there is nothing to pull."""
         current = self._file.current()
         response = self._remote.describe(
-            snapshot_pb2.DescribeRequest(db_name=current.db_name, node_state=current.node_state)
+            snapshot_pb2.DescribeRequest(db_name=current.db_name, node_state=current.reader_state)
         )
         with self._file.transaction() as tx:
             settled = response.state.settled
-            self._new_history(tx, settled, current.greatest_seen, settled.server_timestamp_ms)
+            pull_end.new_history(tx, settled, current.greatest_seen, settled.server_timestamp_ms)
             tx.set(pulls=tx.state.pulls + 1)
             settle.pulled(tx, self._pendings)
         self._file.listeners.deliver()
@@ -140,7 +125,7 @@ class Bootstrap:
                 if self._renewals.allow(error):
                     continue
                 # A file that has lost only the parts of this pull begins it anew.
-                lost = error.reason in REASONS and _newest_part(self._file.reader(), names) is not None
+                lost = error.reason in REASONS and newest_part(self._file.reader(), names) is not None
                 if not (lost or error.reason == "INVALID_TOKEN") or attempt == _ATTEMPTS:
                     raise
                 self._drop(names)
@@ -148,9 +133,9 @@ class Bootstrap:
         confirmed = self._confirmed()
         try:
             with self._file.transaction() as tx:
-                self._finish(tx, names, whole, confirmed)
+                pull_end.finish(tx, self._pendings, names, whole, confirmed)
                 tx.events.append(State("pulled", ", ".join(names), None, tx.state.cursor_ms))
-        except _NotWholeError as error:
+        except NotWholeError as error:
             self._drop([error.table])
             raise CallFailed("DATA_LOSS", "", str(error), again=True) from error
         except sqlite3.IntegrityError:
@@ -168,7 +153,9 @@ class Bootstrap:
         """
         current = self._file.current()
         if current.greatest_seen != state.NOTHING_SEEN:
-            self._remote.describe(snapshot_pb2.DescribeRequest(db_name=current.db_name, node_state=current.node_state))
+            self._remote.describe(
+                snapshot_pb2.DescribeRequest(db_name=current.db_name, node_state=current.reader_state)
+            )
         return current.greatest_seen
 
     def _drop(self, names: Sequence[str]) -> None:
@@ -178,7 +165,7 @@ class Bootstrap:
 
     def _stream(self, names: Sequence[str], progress: Callable[[Progress], None] | None) -> None:
         with self._file.transaction() as tx:
-            required = [r for name in names if (r := self._prepare(tx, name)) is not None]
+            required = [r for name in names if (r := pull_parts.prepare(tx, name)) is not None]
             current = tx.state
             tables = tx.tables
             estimates = {
@@ -187,207 +174,19 @@ class Bootstrap:
             }
         if not required:
             return
-        node_state = current.node_state
-        part = _newest_part(self._file.reader(), names)
+        node_state = current.reader_state
+        part = newest_part(self._file.reader(), names)
         if part is not None and part.server_timestamp_ms > node_state.greatest_seen.server_timestamp_ms:
             node_state.greatest_seen.CopyFrom(part)
-        rows_of = {r.table: ArrowRows(tables[r.table].table) for r in required}
+        rows_of = {r.table: ArrowRows(tables[r.table].table, tables[r.table].restricted) for r in required}
         request = snapshot_pb2.PullRequest(db_name=current.db_name, node_state=node_state, required=required)
-        parts: list[bytes] = []
         with prefetched(self._remote.pull(request), _CHUNKS_AHEAD, _SILENCE_S) as responses:
-            for response in responses:
-                if response.arrow_ipc_incomplete:
-                    parts.append(response.arrow_ipc)
-                    continue
-                ipc = b"".join([*parts, response.arrow_ipc]) if parts else response.arrow_ipc
-                parts.clear()
-                if not response.table:
-                    continue
-                count, rows = rows_of[response.table].read(ipc) if ipc else (0, ())
-                self._chunk(tables[response.table], response, count, rows)
+            for response, ipc in whole_chunks(responses):
+                rows = rows_of[response.table].read(ipc) if ipc else Chunk()
+                with self._file.transaction() as tx:
+                    pull_parts.put(tx, tables[response.table], response, rows)
+                self._renewals.answered()
+                self._file.listeners.deliver()
                 if progress is not None:
                     name = response.table
                     progress(Progress(name, response.rows_done, estimates.get(name, 0), response.done))
-
-    def _prepare(self, tx: Tx, name: str) -> snapshot_pb2.RequiredTable | None:
-        """The request to go on with a table; None if it has all its rows. Creates the table that takes the rows."""
-        row = tx.conn.execute(
-            "SELECT stage, ordinal, pull_resume, pull_done, pull_table, pull_first_ms FROM _db_tables WHERE name = ?",
-            (name,),
-        ).fetchone()
-        if row is None:
-            raise _GivenUpError
-        stage, ordinal, resume, done, staged, first = row
-        if done:
-            return None
-        if first is not None and not resume:
-            # A first chunk came without a resume token.
-            drop_pull(tx, name)
-            staged = None
-        if staged is None and (stage != "new" or statements.touches(tx.conn, name)):
-            if stage == "new":
-                # Rows may have come straight into the table before the queue was known to touch it.
-                drop_pull(tx, name)
-                resume = b""
-            staged = f"_db_pull_{ordinal}"
-            tx.conn.execute(f"DROP TABLE IF EXISTS {quote(staged)}")
-            tx.conn.execute(tx.tables[name].create_sql(staged))
-            tx.conn.execute("UPDATE _db_tables SET pull_table = ? WHERE name = ?", (staged, name))
-        return snapshot_pb2.RequiredTable(table=name, resume=resume)
-
-    def _chunk(
-        self, table: DeviceTable, response: snapshot_pb2.PullResponse, count: int, rows: Iterable[tuple[Any, ...]]
-    ) -> None:
-        as_of = response.as_of
-        with self._file.transaction() as tx:
-            row = tx.conn.execute(
-                "SELECT pull_table, pull_first_ms, pull_epoch FROM _db_tables WHERE name = ?", (table.name,)
-            ).fetchone()
-            if row is None:
-                raise _GivenUpError
-            staged, first, epoch = row
-            if first is not None and epoch != as_of.epoch:
-                raise CallFailed("ABORTED", "INVALID_TOKEN", "the history changed during the pull", again=True)
-            if tx.wants_rows and staged is None:
-                rows = list(rows)
-                tx.events += [change_of(table, None, row, "snapshot") for row in rows]
-            if count and staged is not None:
-                tx.conn.executemany(table.insert_into(staged), rows)
-            elif count:
-                with tx.writing(table.name, count):
-                    tx.conn.executemany(table.insert_sql, rows)
-            tx.conn.execute(
-                """UPDATE _db_tables SET pull_first_ms = coalesce(pull_first_ms, ?), pull_last_ms = ?, pull_epoch = ?,
-                   pull_token = ?, pull_resume = ?, pull_done = ?, pull_count = ?, pull_hash = ? WHERE name = ?""",
-                (
-                    as_of.server_timestamp_ms,
-                    as_of.server_timestamp_ms,
-                    as_of.epoch,
-                    as_of.token,
-                    response.resume,
-                    int(response.done),
-                    response.sum.count,
-                    response.sum.hash,
-                    table.name,
-                ),
-            )
-        self._renewals.answered()
-        self._file.listeners.deliver()
-
-    def _finish(self, tx: Tx, names: Sequence[str], whole: bool, confirmed: state.Seen) -> None:
-        newest: position_pb2.Position | None = None
-        if not tx.tables.keys() >= set(names):
-            raise _GivenUpError
-        for name in names:
-            table = tx.tables[name]
-            staged, first, last, epoch, token, count, digest, done = tx.conn.execute(
-                """SELECT pull_table, pull_first_ms, pull_last_ms, pull_epoch, pull_token, pull_count, pull_hash,
-                   pull_done FROM _db_tables WHERE name = ?""",
-                (name,),
-            ).fetchone()
-            if not done:
-                raise CallFailed("ABORTED", "", f"the pull ended before {name} was complete", again=True)
-            if not whole and first < tx.state.cursor_ms:
-                raise _NotWholeError(name, count)
-            if newest is None or last > newest.server_timestamp_ms:
-                newest = position_pb2.Position(epoch=epoch, server_timestamp_ms=last, token=token)
-            if staged is not None:
-                self._replace(tx, table, staged, first)
-            if first != last or len(digest) != 16:
-                # Parts of several moments: the sum is of the rows here, and equals the server's once the table has
-                # caught up.
-                count, digest = sums.of_rows(tx.conn, table)
-            elif count != count_base(tx, table):
-                raise _NotWholeError(name, count)
-            tx.conn.execute(
-                """UPDATE _db_tables SET stage = 'live', reason = '', first_ms = ?, last_ms = ?, count = ?, hash = ?,
-                   verified = ?, disagrees = 0, pull_table = NULL, pull_done = 0, pull_first_ms = NULL,
-                   pull_last_ms = NULL, pull_resume = x'' WHERE name = ?""",
-                (first, last, count, digest, int(first != last), name),
-            )
-        if whole and newest is not None:
-            (cursor,) = tx.conn.execute("SELECT min(first_ms) FROM _db_tables WHERE stage = 'live'").fetchone()
-            self._new_history(tx, newest, confirmed, cursor)
-        elif newest is not None and tx.state.greatest_seen == confirmed:
-            seen.saw(tx, newest)
-        tx.set(pulls=tx.state.pulls + 1)
-        tx.conn.execute(
-            "UPDATE _db_mutations_queue_dead SET still_shown = 0 "
-            "WHERE NOT EXISTS (SELECT 1 FROM _db_tables WHERE stage = 'aside')"
-        )
-        settle.pulled(tx, self._pendings)
-
-    def _new_history(self, tx: Tx, newest: position_pb2.Position, confirmed: state.Seen, cursor: int) -> None:
-        """Set the ``cursor`` of a file whose every table was pulled. In another epoch known positions are no longer
-        valid: verdicts are asked for again, and no basis lies beyond the cursor.
-
-        Raises:
-            CallFailed: another epoch has begun, and the file has seen more of the one before than the server was asked
-                for.
-        """
-        current = tx.state
-        unchanged = current.greatest_seen == confirmed
-        moved = current.greatest_epoch not in ("", newest.epoch)
-        if moved and not unchanged:
-            raise CallFailed("ABORTED", "", "a new epoch has begun during the pull", again=True)
-        if moved or current.snapshot_due == RECOVERING:
-            tx.conn.execute("UPDATE _db_mutations_queue SET server_timestamp_ms = NULL, verdict = NULL, seen = 0")
-            tx.conn.execute("UPDATE _db_mutations_queue SET basis = ? WHERE basis > ?", (cursor, cursor))
-            seen.begin_anew(tx, newest)
-        # Where the cursor goes back, to a base that was published earlier, the log shows them once more.
-        tx.conn.execute("UPDATE _db_mutations_queue SET seen = 0 WHERE server_timestamp_ms > ?", (cursor,))
-        tx.set(cursor_ms=cursor, snapshot_due=0)
-        if unchanged:
-            # The next call presents the position that was seen meanwhile.
-            seen.saw(tx, newest)
-
-    def _replace(self, tx: Tx, table: DeviceTable, staged: str, first_ms: int) -> None:
-        """Replace a table's rows by the pulled ones, which include all groups up to ``first_ms``; rows that pending
-        batches touch show them on top."""
-        conn = tx.conn
-        pending = self._pending_keys(tx, table.name)
-        before = table.read_by_text(conn, pending)
-        if tx.wants_rows:
-            tx.events += differences(tx, table, staged, set(pending))
-        pulled = table.read_by_text(conn, pending, staged)
-        with tx.writing(table.name, guards.MANY):
-            conn.execute(f"DELETE FROM {table.quoted}")
-            conn.execute(
-                f"INSERT INTO {table.quoted} ({table.columns_sql}) SELECT {table.columns_sql} FROM {quote(staged)}"
-            )
-        conn.execute(f"DROP TABLE {quote(staged)}")
-        conn.execute("DELETE FROM _db_base WHERE tbl = ?", (table.name,))
-        parts_of = self._pendings.load(tx, table.name, pending, first_ms)
-        load, store = table.codec.load, table.codec.store
-        bases = {text: load(pulled[text]) if text in pulled else None for text in pending}
-        write_bases(tx, table, bases.items(), replace=True)
-        writes, deletes = [], []
-        for text, key in pending.items():
-            shown = overlaid(table, bases[text], parts_of.get(text, ()))
-            stored = None if shown is None else store(shown)
-            if stored is None:
-                deletes.append(key)
-            else:
-                writes.append(stored)
-            old = before.get(text)
-            if tx.wants_rows and not table.codec.same(old, stored):
-                tx.events.append(change_of(table, old, stored, "snapshot"))
-        with tx.writing(table.name, len(writes) + len(deletes)):
-            conn.executemany(table.upsert_sql, writes)
-            conn.executemany(table.delete_sql, deletes)
-
-    def _pending_keys(self, tx: Tx, table: str) -> dict[str, tuple[Any, ...]]:
-        rows = tx.conn.execute("SELECT DISTINCT batch FROM _db_pending_rows WHERE tbl = ?", (table,))
-        return self._pendings.keys_of(tx, [b for (b,) in rows]).get(table, {})
-
-
-def _newest_part(conn: sqlite3.Connection, names: Collection[str]) -> position_pb2.Position | None:
-    """The newest position in the parts of a pull of these tables; None if there are no parts."""
-    rows = conn.execute(
-        """SELECT name, pull_epoch, pull_last_ms, pull_token FROM _db_tables WHERE pull_first_ms IS NOT NULL
-           AND pull_token != x'' ORDER BY pull_last_ms DESC"""
-    ).fetchall()
-    for name, epoch, last_ms, token in rows:
-        if name in names:
-            return position_pb2.Position(epoch=epoch, server_timestamp_ms=last_ms, token=token)
-    return None

@@ -1,5 +1,8 @@
 """From pages of the log to changes of bases: parts are joined, effects folded row by row.
 
+An effect on a restricted table comes with the audiences of its row. One that gives every column makes the row whatever
+it was: an update that changes whose a row is says all of it, as it may be new here.
+
 A page may split a group, a batch and an effect. Parts of a group that is not complete are kept, in memory up to a size
 and on disk beyond it, and are read again, part by part, inside the one transaction that applies the group.
 """
@@ -7,8 +10,9 @@ and on disk beyond it, and are read again, part by part, inside the one transact
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from typing import IO
 
 from anabranch.client.file.device_table import DeviceTable
@@ -42,6 +46,8 @@ class Spool:
         """The position of the group whose parts are here; 0 while there are none."""
         self.batches: list[str] = []
         """The ids of the batches in them."""
+        self.change: change_pb2.AudienceChange | None = None
+        """How the group changes the reader's audiences, where it does."""
 
     def add(self, part: change_pb2.LoggedGroup) -> None:
         """Keep one more part."""
@@ -49,6 +55,7 @@ class Spool:
         self._file.write(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
         self.position = part.position
         self.batches += [b.id for b in part.batches]
+        self.change = part.audience_change if part.HasField("audience_change") else None
 
     def parts(self) -> Iterator[change_pb2.LoggedGroup]:
         """The parts in order."""
@@ -63,6 +70,7 @@ class Spool:
             self._file = tempfile.SpooledTemporaryFile(max_size=_MEMORY_BYTES)  # noqa: SIM115
             self.position = 0
             self.batches = []
+            self.change = None
 
 
 @dataclass
@@ -96,10 +104,12 @@ class Folder:
 
     def __init__(self, tables: Mapping[str, DeviceTable], skip: Mapping[str, int], alone: bool = False) -> None:
         self._tables = tables
-        self._beginnings = tuple(_beginning(name) for name in tables) if alone else None
+        self._others = alone
+        self._beginnings = tuple(_beginning(name) for name in tables) if alone else ()
         self._skip = skip
         self._plans: dict[tuple[str, tuple[str, ...]], _Plan | None] = {}
         self._rest = b""
+        self._rest_whose: change_pb2.Audiences | None = None
 
     def fold(self, group: change_pb2.LoggedGroup, into: Folded) -> None:
         """Add one group, or one part of one. Raises google.protobuf.message.DecodeError for an unreadable effect."""
@@ -107,21 +117,33 @@ class Folder:
         parse = change_pb2.Effect.FromString
         for batch in group.batches:
             into.losers.extend(batch.losers)
-            effects = list(batch.effects)
+            effects, whose = list(batch.effects), self._whose(batch)
             if self._rest and effects:
                 effects[0] = self._rest + effects[0]
                 self._rest = b""
             if batch.effect_incomplete:
                 self._rest = effects.pop()
-            if self._beginnings is not None:
-                effects = [e for e in effects if e.startswith(self._beginnings) or not e.startswith(_NAMES_TABLE)]
-            for data in effects:
+            for data, audiences in zip(effects, whose, strict=False):
+                if self._others and data.startswith(_NAMES_TABLE) and not data.startswith(self._beginnings):
+                    continue
                 effect = parse(data)
                 try:
-                    self._effect(effect, position, into)
+                    self._effect(effect, audiences, position, into)
                 except ValueError as error:
                     into.misfits[effect.table] = str(error)
                     into.patches.pop(effect.table, None)
+
+    def _whose(self, batch: change_pb2.LoggedBatch) -> Iterable[change_pb2.Audiences | None]:
+        """The audiences of a batch's effects, or None for each of them. Those of an effect that is split may come with
+        any of its parts."""
+        if not batch.audiences and self._rest_whose is None:
+            return repeat(None)
+        whose: list[change_pb2.Audiences | None] = list(batch.audiences) or [None] * len(batch.effects)
+        if self._rest and whose and self._rest_whose is not None and not (whose[0] and whose[0].values):
+            whose[0] = self._rest_whose
+        if whose:
+            self._rest_whose = whose[-1] if batch.effect_incomplete else None
+        return chain(whose, repeat(None))
 
     def _plan(self, name: str, columns: tuple[str, ...]) -> _Plan | None:
         table = self._tables.get(name)
@@ -135,7 +157,9 @@ class Folder:
             raise ValueError("a row of the log lacks a column of the key")
         return _Plan(table, readers, key, table.readers if columns == table.table.column_names else [])
 
-    def _effect(self, effect: change_pb2.Effect, position: int, into: Folded) -> None:
+    def _effect(
+        self, effect: change_pb2.Effect, whose: change_pb2.Audiences | None, position: int, into: Folded
+    ) -> None:
         name = effect.table
         kind = effect.type
         if kind not in (INSERT, UPDATE, DELETE) or position <= self._skip.get(name, 0) or name in into.misfits:
@@ -158,22 +182,23 @@ class Folder:
         if kind == DELETE:
             patches[text] = Patch(key, None, None, position)
             return
+        audiences = frozenset(whose.values) if whose is not None and table.restricted else None
         if plan.whole:
             row = tuple([read(value) for read, value in zip(plan.whole, values, strict=True)])
-            patches[text] = Patch(key, row, None, position)
+            patches[text] = Patch(key, row, None, position, audiences)
             return
         cells = {i: read(values[p]) for p, i, read in plan.readers}
-        if kind == INSERT:
+        if kind == INSERT or (table.restricted and len(cells) == len(table.readers)):
             row = tuple([cells.get(i) for i in range(len(table.readers))])
-            patches[text] = Patch(key, row, None, position)
+            patches[text] = Patch(key, row, None, position, audiences)
         elif old is None:
-            patches[text] = Patch(key, None, cells, position)
+            patches[text] = Patch(key, None, cells, position, audiences)
         elif old.row is not None:
             changed = list(old.row)
             for i, cell in cells.items():
                 changed[i] = cell
-            patches[text] = Patch(key, tuple(changed), None, position)
+            patches[text] = Patch(key, tuple(changed), None, position, audiences or old.audiences)
         elif old.changes is not None:
             old.changes.update(cells)
-            old.position = position
+            old.position, old.audiences = position, audiences
         # Else the row is gone, because a pull saw a later moment: there is nothing to change.

@@ -26,6 +26,7 @@ from anabranch.client.queue import settle
 from anabranch.client.reading import rewind, seen, sums
 from anabranch.client.reading.apply import AppliedPage, Applier
 from anabranch.client.reading.bootstrap import Bootstrap, Progress
+from anabranch.client.reading.gains import Gains
 from anabranch.client.reading.repair import PullInstead, Repaired, repair
 from anabranch.client.remote import RemoteDb, Stream, applying
 from anabranch.client.renewals import Renewals
@@ -53,9 +54,12 @@ class Reader:
         self._pendings = pendings
         self._clock = clock
         self._now_ms = now_ms
+        self._reached = reached
         self._bootstrap = Bootstrap(file, remote, pendings)
+        self._gains = Gains(file, remote, pendings)
         self._paging = Applier(file, pendings, reached)
         self._following = Applier(file, pendings, reached)
+        self._gaining: Applier | None = None
         self._turn = threading.RLock()
         self._generation = 0
         self._asking = False
@@ -87,6 +91,19 @@ class Reader:
                 self._pull(new, progress)
             for name in [name for name, stage in stages.items() if stage == "aside"]:
                 self._pull_again(name, progress)
+            self._gain(progress)
+
+    def _gain(self, progress: Callable[[Progress], None] | None) -> None:
+        """Pull the rows of gained audiences, unless that is what the log is being read for."""
+        if self._gaining is not None or not self._gains.are_owed():
+            return
+        # Whoever reads the log meanwhile keeps the parts of a group that it has.
+        self._gaining = Applier(self._file, self._pendings, self._reached)
+        try:
+            self._generation += 1
+            self._gains.pull(self._read_to, self._pages, progress)
+        finally:
+            self._gaining = None
 
     def _pull(self, names: list[str] | None, progress: Callable[[Progress], None] | None) -> None:
         self._generation += 1
@@ -104,7 +121,7 @@ class Reader:
     def _describe(self) -> None:
         current = self._file.current()
         response = self._remote.describe(
-            snapshot_pb2.DescribeRequest(db_name=current.db_name, node_state=current.node_state)
+            snapshot_pb2.DescribeRequest(db_name=current.db_name, node_state=current.reader_state)
         )
         with self._file.transaction() as tx:
             apply_description(tx, response)
@@ -218,7 +235,7 @@ class Reader:
         """The node's report on itself, and on its tables that disagree."""
         found = sums.disagreements(self._file.reader())
         self._reported = frozenset(found)
-        node_state = current.node_state
+        node_state = current.reader_state
         node_state.disagreements.extend(
             position_pb2.Disagreement(table=name, position=position) for name, position in found.items()
         )
@@ -226,11 +243,14 @@ class Reader:
         return node_state
 
     def _pages(self, up_to: int | None = None) -> None:
-        self._paging.restart()
+        applier = self._gaining or self._paging
         token = b""
         goal: int | None = up_to
+        begun = 0
         while True:
             current = self._file.current()
+            if not token:
+                applier.restart(current.cursor_ms)
             response = self._remote.get(
                 change_pb2.GetRequest(
                     db_name=current.db_name,
@@ -241,15 +261,24 @@ class Reader:
             )
             self._hear(response.state, current)
             if up_to is not None and response.page.reached.server_timestamp_ms > up_to:
-                applied = self._paging.page(_cut(response.page, up_to))
+                applied = applier.page(_cut(response.page, up_to))
             else:
-                applied = self._paging.page(response.page, response.sums)
+                applied = applier.page(response.page, response.sums)
             token = response.next_page_token
             if goal is None:
                 goal = response.state.settled.server_timestamp_ms
+            if applied.anew:
+                begun += 1
+                if begun == _ATTEMPTS:
+                    raise CallFailed("ABORTED", "", "the audiences change faster than the log is read", again=True)
+                token = b""
+                continue
             again = self._look(applied, response.state)
             if not token or (again is False and applied.cursor_ms >= goal):
                 return
+            if self._file.current().cursor_ms != applied.cursor_ms:
+                # A pull has moved it.
+                token = b""
 
     def _hear(self, server: position_pb2.ServerState, presented: state.FileState) -> None:
         """Note an answer's report on the server, which has found the ``presented`` position in its history.
@@ -283,7 +312,7 @@ class Reader:
         waiting = self._file.reader().execute("SELECT name FROM _db_tables WHERE stage != 'live'").fetchall()
         now = time.monotonic()
         due = any(self._patience.get(name, 0.0) <= now for (name,) in waiting)
-        if due:
+        if due or (self._gaining is None and current.gains_due):
             self.prepare()
         return due
 
@@ -319,7 +348,7 @@ class Reader:
         with self._turn:
             generation = self._generation
             current = self._file.current()
-            self._following.restart()
+            self._following.restart(current.cursor_ms)
         self.heard_s = time.monotonic()
         self._stream = self._remote.subscribe(
             change_pb2.SubscribeRequest(
@@ -341,6 +370,8 @@ class Reader:
                         page = change_pb2.Page(reached=response.state.settled)
                     with applying(response.traceparent):
                         applied = self._following.page(page, response.sums)
+                    if applied.anew:
+                        return
                     self._look(applied, response.state)
                     if self._generation != generation:
                         return
@@ -363,4 +394,5 @@ def _cut(page: change_pb2.Page, position: int) -> change_pb2.Page:
     return change_pb2.Page(
         groups=[group for group in page.groups if group.position <= position],
         reached=position_pb2.Position(epoch=page.reached.epoch, server_timestamp_ms=position),
+        audiences=page.audiences if page.HasField("audiences") else None,
     )

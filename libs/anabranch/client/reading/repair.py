@@ -8,7 +8,8 @@ the base in one transaction, the pending writes are shown on top of it as after 
 sum is compared with the log's.
 
 Rows that can't be read, a table that the log has to leave aside, and more than ``MOST_ROWS`` rows to be fetched are
-mended by a pull of the whole table.
+mended by a pull of the whole table. So is a restricted table with any difference: the server compares the rows that the
+device may see, and only a pull brings their audiences.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from anabranch.client.file.device_table import DeviceTable
 from anabranch.client.overlay.pendings import Pendings
 from anabranch.client.overlay.rebase import Patch
 from anabranch.client.queue import settle
-from anabranch.client.reading import sums
+from anabranch.client.reading import held, sums
 from anabranch.client.reading.effects import Folded
 from anabranch.client.reading.prefetch import prefetched
 from anabranch.client.remote import RemoteDb
@@ -116,8 +117,8 @@ def repair(
     to a position. The caller sees to it that nothing else reads the log meanwhile.
 
     Raises:
-        PullInstead: a row can't be read, the log leaves the table aside, or more than ``MOST_ROWS`` rows would be
-            fetched.
+        PullInstead: a row can't be read, the log leaves the table aside, more than ``MOST_ROWS`` rows would be fetched,
+            or the table is restricted and differs.
         CallFailed: a call failed, or the table has changed meanwhile; nothing was changed, and it can be called again.
         sqlite3.Error: the file can't be written.
     """
@@ -141,6 +142,9 @@ def repair(
             # This ends the requests, for which a thread of gRPC waits.
             asked.put(None)
     patches = _patches(table, here, there, position)
+    if table.restricted and (patches or name in sums.disagreements(file.reader())):
+        # A comparison does not say whose a row is, and it may be that alone which is wrong here.
+        raise PullInstead
     with file.transaction() as tx:
         _exact(file, name, position)
         if tx.state.tables_version != version:
@@ -163,9 +167,12 @@ def _exact(file: DeviceFile, name: str, position: int) -> DeviceTable:
     row = file.reader().execute(
         "SELECT 1 FROM _db_tables WHERE name = ? AND stage = 'live' AND last_ms <= ?", (name, position)
     )
-    if row.fetchone() is None or file.current().cursor_ms != position:
+    table = file.tables().get(name)
+    if row.fetchone() is None or table is None or file.current().cursor_ms != position:
         raise _changed(name)
-    return file.tables()[name]
+    if table.restricted and held.owed(file.reader(), [table]):
+        raise _changed(name)
+    return table
 
 
 def _range_sums(file: DeviceFile, table: DeviceTable) -> RangeSums:

@@ -64,7 +64,7 @@ def _find(file: DeviceFile, remote: RemoteDb) -> _Loss:
 
     def ask(positions: Sequence[position_pb2.Position]) -> position_pb2.Position:
         response = remote.find_common(
-            change_pb2.FindCommonRequest(db_name=current.db_name, node_state=current.node_state, seen=positions)
+            change_pb2.FindCommonRequest(db_name=current.db_name, node_state=current.reader_state, seen=positions)
         )
         server.CopyFrom(response.state)
         answers[response.common.server_timestamp_ms] = response.common

@@ -14,14 +14,16 @@ clock; 0 where they never were since a pull took the server's word for its sum, 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from anabranch.client.events import State
 from anabranch.client.file.believed import UNREADABLE
 from anabranch.client.file.device_file import DeviceFile, Tx
 from anabranch.client.file.device_table import DeviceTable
+from anabranch.client.reading import audience_checks
+from anabranch.client.reading.audience_checks import Sum, is_zero
 from anabranch.errors import AnabranchError
 from anabranch.v1 import position_pb2
 from anabranch.values import Cell
@@ -34,9 +36,14 @@ _ROWS_AT_ONCE = 5_000
 
 def compare(tx: Tx, sums: Iterable[position_pb2.TableSum], position: int) -> None:
     """Compare kept sums with the server's at ``position`` (milliseconds), which the device must have reached. A table
-    that has not caught up with a pull of several moments, or that is set aside, can't be compared yet."""
+    that has not caught up with a pull of several moments, or that is set aside, can't be compared yet. Those of a
+    restricted table are of one audience each."""
     for theirs in sums:
-        if theirs.table not in tx.tables:
+        table = tx.tables.get(theirs.table)
+        if table is None:
+            continue
+        if table.restricted or theirs.audience:
+            audience_checks.compare(tx, theirs, position)
             continue
         row = tx.conn.execute(
             "SELECT count, hash, disagrees FROM _db_tables WHERE name = ? AND stage = 'live' AND last_ms <= ?",
@@ -124,11 +131,17 @@ def date_verified(file: DeviceFile, now_ms: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Drift:
-    """The rows' sum less the kept one. ``pulls``: the file's number of pulls when the rows were read."""
+    """The rows' sum less the kept one, and those of a restricted table's audiences. ``pulls``: the file's number of
+    pulls when the rows were read."""
 
     count: int
     hash: int
     pulls: int
+    by_audience: Mapping[str, Sum] = field(default_factory=dict)
+
+    @property
+    def is_none(self) -> bool:
+        return self.count == self.hash == 0 and all(map(is_zero, self.by_audience.values()))
 
 
 class _Stopped(AnabranchError):
@@ -151,28 +164,35 @@ def verify(file: DeviceFile, name: str, now_ms: int, stopped: Callable[[], bool]
             yield row
 
     with one_moment(conn):
-        found = conn.execute(
+        state = conn.execute(
             "SELECT t.count, t.hash, s.pulls FROM _db_tables t, _db_state s WHERE t.name = ? AND t.stage = 'live'",
             (name,),
         ).fetchone()
-        if found is None:
+        if state is None:
             return None
-        count, digest, pulls = found
+        count, digest, pulls = state
         try:
+            by_audience: Mapping[str, Sum] = {}
             with closing(base_rows(conn, table)) as rows:
-                read, total = table_sum(table.encoder, unless_stopped(rows))
-            drift = _Drift(read - count, total - int.from_bytes(digest, "big"), pulls)
+                if table.restricted:
+                    found = audience_checks.totals(conn, table, unless_stopped(rows))
+                    read, total = found.count, found.total % SUM_MODULUS
+                    by_audience = audience_checks.drift(conn, name, found.by_audience)
+                else:
+                    read, total = table_sum(table.encoder, unless_stopped(rows))
+            drift = _Drift(read - count, total - int.from_bytes(digest, "big"), pulls, by_audience)
             why = f"{read} rows are here, and not those that were sent"
         except _Stopped:
             return None
         except UNREADABLE as error:
             # Rows that can't be read have no sum: take one that the server's can't be.
-            drift, why = _Drift(-count - 1, 1, pulls), f"a row can't be read: {error}"
+            unknown = audience_checks.drift(conn, name, None) if table.restricted else {}
+            drift, why = _Drift(-count - 1, 1, pulls, unknown), f"a row can't be read: {error}"
     return _verified(file, name, drift, why, now_ms)
 
 
 def _verified(file: DeviceFile, name: str, drift: _Drift, why: str, now_ms: int) -> bool | None:
-    good = drift.count == drift.hash == 0
+    good = drift.is_none
     with file.transaction() as tx:
         if tx.state.pulls != drift.pulls:
             return None  # A pull has come between; another check follows.
@@ -186,7 +206,9 @@ def _verified(file: DeviceFile, name: str, drift: _Drift, why: str, now_ms: int)
             # Changes by the log meanwhile have moved both sums alike.
             count, digest, before = found
             keep(tx, name, count + drift.count, int.from_bytes(digest, "big") + drift.hash)
-            if not before:
+            if tx.tables[name].restricted:
+                audience_checks.drifted(tx, name, drift.by_audience, why)
+            elif not before:
                 position = tx.state.cursor_ms
                 tx.conn.execute("UPDATE _db_tables SET disagrees = ? WHERE name = ?", (max(position, 1), name))
                 tx.events.append(State("sums_disagree", why, name, position))

@@ -18,7 +18,7 @@ from anabranch.client.file import choice
 from anabranch.client.remote import RemoteDb
 
 
-@pytest.mark.parametrize("failing", ["give_up", "_forget_rows"])
+@pytest.mark.parametrize("failing", ["give_up", "forget_rows"])
 def test_a_change_that_fails_leaves_the_choice_before(
     opened: Open, server: Server, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
@@ -28,7 +28,7 @@ def test_a_change_that_fails_leaves_the_choice_before(
 
     def fail(tx: Any, names: Any) -> None:
         done(tx, names)
-        if failing == "_forget_rows" or names == "log":
+        if failing == "forget_rows" or names == "log":
             raise sqlite3.OperationalError("database or disk is full")
 
     monkeypatch.setattr(choice, failing, fail)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.unit.client.choosing.tables import NAMES, SECRET, Open, Server, agrees, bodies, holds, in_file, live, table
+from tests.unit.client.older import before_audiences
 
 from anabranch.client import BatchState, FileDamaged, NotChosen, SyncedDb
 from anabranch.client.file import layout
@@ -132,6 +133,7 @@ def test_a_file_of_the_format_before_has_all_tables_until_it_chooses(opened: Ope
     with closing(sqlite3.connect(device._file.path)) as conn, conn:
         for column in ("chosen", "describe_due"):
             conn.execute(f"ALTER TABLE _db_state DROP COLUMN {column}")
+        before_audiences(conn)
         conn.execute("PRAGMA user_version = 6")
     device = opened()
     assert device.execute("PRAGMA user_version").fetchone() == (layout.FORMAT,)
