@@ -8,7 +8,7 @@ last group had bad ones, they are looked for: the quick way (``_set_apart``), an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,6 +17,7 @@ from anabranch.store.inbox import neighbours
 from anabranch.values import Cell
 from anabranch_conflict_resolver.batch.decode import RowKey
 from anabranch_conflict_resolver.batch.results import Candidate, Result
+from anabranch_conflict_resolver.batch.rights import Rights
 from anabranch_conflict_resolver.batch.shown import learn
 from anabranch_conflict_resolver.blame.alone import alone, nothing
 from anabranch_conflict_resolver.blame.bisect import bisect
@@ -263,9 +264,10 @@ def _load(context: Context, attempt: Attempt, candidates: Sequence[Candidate]) -
             return Setback(Why.TOO_MUCH_CAPTURED)
     view.held.update(attempt.held)
     watched = {} if attempt.optimistic else context.may_cause
-    changed = drained is not None and bool(drained.changed)
-    rights = rights_of(context, candidates, memberships_changed=changed)
-    if rights:
+    rights: Mapping[str, Rights] = {}
+    if context.synced.restricted:
+        changed = drained is not None and bool(drained.changed)
+        rights = rights_of(context, candidates, memberships_changed=changed)
         learn(context.conn, context.synced.restricted, expected_rows(context.synced, view, candidates))
     return Progress(view, watched, keys.keys(), drained=drained, rights=rights)
 

@@ -220,7 +220,8 @@ def _try(begun: _Begun, cache: Cache) -> _Tried:
     context, draining = begun.context, begun.head.any_captured
     made = sort_out(context, [t for t in begun.now if not t.decided], cache.read)
     if not cache.outstanding.waiting and not (cache.trouble.alone and draining):
-        learn_principals(context, made.candidates)
+        if context.synced.restricted:
+            learn_principals(context, made.candidates)
         attempt = Attempt(
             optimistic=cache.optimistic,
             drains=draining,
@@ -308,9 +309,10 @@ def _keep(begun: _Begun, cache: Cache, tried: _Tried, recorded: Recorded) -> Non
     cache.expects_bad = tried.any_bad
     cache.link = recorded.link
     cache.sums.update(recorded.sums)
-    cache.audience_sums.update(recorded.audience_sums)
-    cache.given.update({name: now for name, (_, now) in recorded.sets.items()})
-    cache.keep_few()
+    if recorded.audience_sums or recorded.sets or cache.given:
+        cache.audience_sums.update(recorded.audience_sums)
+        cache.given.update({name: now for name, (_, now) in recorded.sets.items()})
+        cache.keep_few()
 
 
 def _missing(taken: Sequence[Taken], decided: Set[str]) -> dict[str, str]:

@@ -89,7 +89,8 @@ def carry_out(
         for table, keys in deleted:
             gone.setdefault(table, set()).update(keys())
     restricted = {name: one for name in stored if (one := tables[name].audiences) is not None}
-    learn(conn, restricted, ((table, row) for table, rows in stored.items() for row in rows.values()))
+    if restricted:
+        learn(conn, restricted, ((table, row) for table, rows in stored.items() for row in rows.values()))
     ineffective: dict[str, Write] = {}
     done: list[list[_Step]] = []
     for (accepting, _), steps in zip(jobs, expected, strict=True):

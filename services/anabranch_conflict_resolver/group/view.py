@@ -98,8 +98,9 @@ def load_view(
             state.version = version
     view.versioned, view.busy = frozenset(versioned), frozenset(busy)
     restricted = {name: one for name in by_table if (one := tables[name].audiences) is not None}
-    learn(conn, restricted, ((name, row) for (name, _), row in rows.items()))
-    for at, row in rows.items() if restricted else ():
-        if at[0] in restricted:
-            view.audiences[at] = restricted[at[0]].of(row)
+    if restricted:
+        learn(conn, restricted, ((name, row) for (name, _), row in rows.items()))
+        for at, row in rows.items():
+            if at[0] in restricted:
+                view.audiences[at] = restricted[at[0]].of(row)
     return view

@@ -133,5 +133,5 @@ def test_an_audience_without_columns_is_computed_for_each_row(conn: Session) -> 
     add_table(conn, "d", "job", audience="'everyone'")
     database = load_database(conn, "d")
     rows: list[Row] = [[str(i), *[None] * 9] for i in range(1, 2501)]
-    assert audiences_of(conn, database.tables["job"], database.restricted["job"], rows) == [["everyone"]] * 2500
+    assert audiences_of(conn, database.tables["job"], database.restricted["job"], rows) == [("everyone",)] * 2500
     assert kept_sums(conn, "job") == expected_sums(conn, "job", {"everyone": rows})

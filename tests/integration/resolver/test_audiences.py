@@ -289,12 +289,13 @@ def test_a_grant_among_ten_thousand_principals_costs_what_one_does(make_rig: Any
     rig.sql("analyze")
     rig.sql("insert into app.open_to_all values ('warm', '')")
     rig.drain()
-    assert rig.commit is not None
+    commit = rig.commit
+    assert commit is not None
 
     def group_s(statement: str) -> float:
         rig.sql(statement)
         began = time.perf_counter()
-        rig.commit(rig.database.id, 100, 0)
+        commit(rig.database.id, 100, 0)
         return time.perf_counter() - began
 
     plain = min(group_s(f"insert into app.open_to_all values ('{i}', '')") for i in range(10))

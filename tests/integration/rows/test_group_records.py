@@ -86,9 +86,16 @@ def test_verdicts_conflicts_and_sums_keep_every_field(conn: Session, database: i
         (database, "b1", "n2", "p2", b"t" * 32, 2, 6, 9, 5, b"", 99),
         (database, "b2", "n1", "p1", b"s" * 32, 1, 0, 9, 4, b"v1", 99),
     ]
-    conflicts = [ConflictRow("b1", 3, table, "k", "", b"lost", "b0", "n0", "b1", "n1")]
+    lost = ("k", "", b"lost", "b0", "n0", "b1", "n1")
+    conflicts = [
+        ConflictRow("b1", 3, table, *lost),
+        ConflictRow("b1", 4, table, *lost, ("team:1",), ()),
+    ]
     records.write_conflicts(conn, database, 9, conflicts)
-    assert stored(conn, "conflicts") == [(database, 9, "b1", 3, table, "k", "", b"lost", "b0", "n0", "b1", "n1")]
+    assert stored(conn, "conflicts") == [
+        (database, 9, "b1", 3, table, *lost, None, None),
+        (database, 9, "b1", 4, table, *lost, ["team:1"], []),
+    ]
     records.write_sums(conn, 9, [SumRow(table, 5, b"a" * 16)])
     records.write_sums(conn, 10, [SumRow(table, 2**40, b"b" * 16)])
     assert stored(conn, "table_sums") == [(table, 10, 2**40, b"b" * 16)]

@@ -71,7 +71,10 @@ class Careless(
     def Send(self, request: Any, context: Any) -> Any:  # noqa: N802
         raise NotImplementedError
 
-    FindCommon = Describe = Compare = Send
+    FindCommon = Describe = Send
+
+    def Compare(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
 
 
 @pytest.fixture
