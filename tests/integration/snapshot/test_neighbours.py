@@ -16,7 +16,7 @@ from anabranch.testkit.log_writer import LogWriter
 from anabranch.testkit.paired import paired
 from anabranch.testkit.snapshot_reader import Reader
 from anabranch.testkit.snapshot_rig import SnapshotRig
-from anabranch.testkit.waiting import load
+from anabranch.testkit.waiting import load, until
 
 pytestmark = pytest.mark.slow
 STREAMS = 1_000
@@ -47,6 +47,7 @@ def test_a_thousand_subscriptions_that_arrive_and_take_nothing_slow_no_neighbour
         for _ in range(ROUNDS):
             streams: list[Any] = [greedy[number % CONNECTIONS].subscribe() for number in range(STREAMS)]
             time.sleep(ROUND_S)  # in which they begin; what they get is not looked at
+            until(lambda: pair.metric("anabranch_open_streams") >= STREAMS // 2, 30, "no flood")
             for stream in streams:
                 stream.cancel()
     for reader in (*greedy, neighbour):
