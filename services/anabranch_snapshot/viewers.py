@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from types import MappingProxyType
 
 from anabranch.runtime.credentials.principal import Principal
 from anabranch.runtime.errors import CallError
 from anabranch.store.audiences.principals import Change
+from anabranch.store.audiences.rules import claims_text
 from anabranch.store.audiences.viewing import Memberships, apply, learn_principal, read_memberships
 from anabranch.store.catalog.databases import Database
 from anabranch.store.log.history import SeenGroup
@@ -38,7 +39,8 @@ MOST_EMPTY = 16
 @dataclass(frozen=True, slots=True)
 class Viewer:
     """A caller, by the rules of ``database``. ``claimed``: the audiences that its token gives; ``choice``: those that
-    it wants, None for all; ``held``: the digest of those that its node holds."""
+    it wants, None for all; ``held``: the digest of those that its node holds. ``acting``: the role that tables are read
+    as for it, and its claims as JSON, where row-level security decides, too."""
 
     database: Database
     principal: str
@@ -46,6 +48,7 @@ class Viewer:
     claimed: frozenset[str]
     choice: frozenset[str] | None
     held: bytes
+    acting: tuple[str, str] | None = field(default=None, repr=False)
 
     @property
     def has_memberships(self) -> bool:
@@ -87,6 +90,7 @@ def viewer_of(database: Database, principal: Principal, state: position_pb2.Node
         raise CallError(
             errors_pb2.REASON_INVALID_REQUEST, f"node_state.held.choice has more than {MOST_CHOSEN} entries"
         )
+    role = database.audience_rules.rls_role
     return Viewer(
         database,
         principal.subject,
@@ -94,6 +98,7 @@ def viewer_of(database: Database, principal: Principal, state: position_pb2.Node
         database.audience_rules.read.claimed(principal.claims),
         frozenset(held.choice) if held.chosen else None,
         held.digest,
+        (role, claims_text(principal.subject, principal.claims)) if role else None,
     )
 
 

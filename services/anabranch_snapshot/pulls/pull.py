@@ -139,7 +139,7 @@ async def _table(
     table, only, seen = wanted.table, None, b""
     if (audience := database.restricted.get(table.name)) is not None:
         assert sight is not None
-        only = Only(audience, sight.of(wanted))
+        only = Only(audience, sight.of(wanted), sight.viewer.acting)
         seen = digest(only.audiences)
     before = wanted.progress or PullProgress(None, 0, shown.position, shown, seen)
     if before.seen != seen:

@@ -35,9 +35,9 @@ def restrict(place: Place, *, claimed: Mapping[str, str] | None = None, queries:
     set_rules(place, {"teams": "team"} if claimed is None else claimed, queries)
 
 
-def set_rules(place: Place, claimed: Mapping[str, str], queries: Sequence[str] = ()) -> None:
+def set_rules(place: Place, claimed: Mapping[str, str], queries: Sequence[str] = (), rls: str | None = None) -> None:
     """Give a place other rules."""
-    set_audience_rules(place.conn, place.name, {"claims": dict(claimed), "memberships": list(queries)})
+    set_audience_rules(place.conn, place.name, {"claims": dict(claimed), "memberships": list(queries), "rls": rls})
 
 
 def viewer(place: Place, subject: str, *teams: str, node: str = "") -> Reader:

@@ -203,3 +203,25 @@ def test_a_comparison_is_of_own_rows(restricted: Any, jobs: AudienceWriter, undr
     ]
     assert sorted(rows, key=str) == sorted(mine.values(), key=str)
     one.asked.put(None)
+
+
+def test_where_a_role_is_named_its_policies_decide_a_pull_too(restricted: Any, jobs: AudienceWriter) -> None:
+    role = f"anabranch_test_{restricted.name}"
+    schema, conn = restricted.schema, restricted.conn
+    jobs.put(("1", "a", "seen"), ("2", "a", "hidden from x"), ("3", "b", "of others"))
+    conn.execute(f"create role {role}".encode())
+    try:
+        conn.execute(
+            f"alter table {schema}.job enable row level security; grant usage on schema {schema} to {role};"
+            f"grant select on {schema}.job to {role};"
+            f"create policy p on {schema}.job to {role} using"
+            " (title <> 'hidden from ' || (current_setting('request.jwt.claims')::json ->> 'sub'))".encode()
+        )
+        set_rules(restricted, {"teams": "team"}, rls=role)
+        assert rows_of(Pulled().all(viewer(restricted, "x", "a").pull())).keys() == {"1"}
+        both = Pulled().all(viewer(restricted, "y", "a").pull())
+        assert rows_of(both).keys() == {"1", "2"}
+        # What is read behind such a table is read as the service again.
+        assert "item" in both.done
+    finally:
+        conn.execute(f"drop owned by {role}; drop role {role}".encode())

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 from adbc_driver_manager import dbapi as driver
@@ -51,6 +51,8 @@ select pg_terminate_backend(pid) from pg_stat_activity where pid = %s and applic
 _CHAIN = "select chain from anabranch.groups where database_id = $1 and position = $2 limit 1"
 _BATCH_BYTES = "adbc.postgresql.batch_size_hint_bytes"
 _BEHIND_ALL = 2**62
+_ACT = "select set_config('role', $1, true), set_config('request.jwt.claims', $2, true)"
+_ONESELF = ("none", "")
 _SETTING = "anabranch.after_{}"
 """Session settings that hold the key after which to go on: a COPY takes no parameters."""
 
@@ -73,10 +75,12 @@ class PullOptions:
 
 @dataclass(frozen=True, slots=True)
 class Only:
-    """The rows of a restricted table that are of some audiences."""
+    """The rows of a restricted table that are of some audiences. ``acting``: the role that they are read as, so that
+    its policies decide, too, and the claims that these ask for, as JSON; None for the session's own."""
 
     audience: Audience
     audiences: frozenset[str]
+    acting: tuple[str, str] | None = field(default=None, repr=False)
 
 
 class PullSource:
@@ -205,6 +209,8 @@ class PullReader:
                     array_type = f"{carried_type(table.by_name[name])}[]"
                     values.append(f"(current_setting('{_SETTING.format(i)}')::{array_type})[1]")
                 conditions.append(f"({key}) > ({', '.join(values)})")
+            if only is not None and only.acting is not None:
+                self._act(only.acting)
             self._table, self._only = table, only
             self._cursor = self._conn.cursor()
             self._cursor.adbc_statement.set_options(**{_BATCH_BYTES: str(self._source.options.batch_bytes)})
@@ -225,6 +231,8 @@ class PullReader:
             batch = self._batches.read_next_batch()
         except StopIteration:
             self._end_table()
+            if self._only is not None and self._only.acting is not None:
+                self._act(_ONESELF)
             return None
         except (driver.Error, pa.ArrowException, OSError) as error:
             raise _judged(error) from error
@@ -254,6 +262,12 @@ class PullReader:
         if self._conn is not None:
             self._conn.close()
             self._conn = None
+
+    def _act(self, acting: tuple[str, str]) -> None:
+        assert self._conn is not None
+        with self._conn.cursor() as cursor:
+            cursor.execute(_ACT, acting)
+            cursor.fetchall()
 
     def _run(self, statement: str) -> None:
         assert self._conn is not None
