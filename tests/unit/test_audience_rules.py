@@ -57,8 +57,8 @@ def test_some_texts_are_no_audience(text: str) -> None:
 KEPT = [
     AudienceRules(),
     AudienceRules(SetRules({"teams": "team"})),
-    AudienceRules(SetRules({}, (Membership("select 'a'", ("t", "u"), frozenset({"u"})),)), SetRules()),
-    AudienceRules(SetRules({"a": "b"}), SetRules({"c": "d"}, (Membership("select 'b'", (), frozenset()),))),
+    AudienceRules(SetRules({}, (Membership("select 'a'", ("t", "u"), frozenset({"u"}), "SELECT"),)), SetRules()),
+    AudienceRules(SetRules({"a": "b"}), SetRules({"c": "d"}, (Membership("select 'b'", (), frozenset(), ""),))),
 ]
 
 

@@ -39,6 +39,8 @@ _REMEDIES: Mapping[TableRefusal, str] = MappingProxyType(
         TableRefusal.AUDIENCE_TYPE: "cast it: (…)::text, or (…)::text[]",
         TableRefusal.AUDIENCE_NOT_IMMUTABLE: "use what depends on the row's own values alone; dates and times as text "
         "need a function of yours that is marked immutable",
+        TableRefusal.AUDIENCE_FUNCTION: "have the table hold what it gives: SQL: alter table {table} add COLUMN text[] "
+        "generated always as (…) stored, and name that column",
         TableRefusal.AUDIENCE_LEFT_OUT: "add --audience with that expression or another one, or "
         "--every-device-sees-every-row if that is meant",
         TableRefusal.AUDIENCE_RULES: 'as in \'{{"claims": {{"teams": "team"}}, "memberships": ["select …"]}}\'',

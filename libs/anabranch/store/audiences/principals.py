@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from anabranch.store.audiences.queries import PRINCIPAL, PRINCIPALS, for_principals, search_path
+from anabranch.store.audiences.queries import OUR_PATH, PRINCIPAL, PRINCIPALS, for_principals
 from anabranch.store.audiences.rules import MAX_AUDIENCE_BYTES, Membership
 from anabranch.store.catalog.databases import Database
 from anabranch.store.session.steps import Statement, Steps
@@ -76,12 +76,13 @@ class Change:
 
 
 def evaluate(database: Database, principals: Sequence[str]) -> Steps[dict[str, Given]]:
-    """Run the membership queries now for each of ``principals``. The transaction has the database's search path
-    meanwhile. Raises psycopg.Error where a query no longer fits its tables."""
+    """Run the membership queries now for each of ``principals``. Raises psycopg.Error where a query no longer fits its
+    tables."""
     rules = database.audience_rules
     if not principals or not rules.memberships:
         return dict.fromkeys(principals, Given())
-    [(path, _)] = yield Statement(_SET_PATH, {"path": search_path(database.schema_name)})
+    # Nothing in another schema can take the place of what a query names.
+    [(path, _)] = yield Statement(_SET_PATH, {"path": OUR_PATH})
     read = yield from _evaluate(rules.read.memberships, principals)
     write = read if rules.write is None else (yield from _evaluate(rules.write.memberships, principals))
     yield Statement(_PUT_BACK_PATH, {"path": path})
@@ -134,7 +135,7 @@ def changes(database_id: int, after: int, up_to: int) -> Steps[dict[int, dict[st
 def _evaluate(memberships: Iterable[Membership], principals: Sequence[str]) -> Steps[dict[str, frozenset[str]]]:
     given: dict[str, set[str]] = {one: set() for one in principals}
     for one in memberships:
-        query = for_principals(one.query).replace("%", "%%")
+        query = for_principals(one.printed).replace("%", "%%")
         rows = yield Statement(_EVALUATE.format(query=query), {"principals": list(given)})
         for principal, audiences in rows:
             given[principal].update(audiences)

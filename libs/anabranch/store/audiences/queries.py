@@ -10,6 +10,9 @@ from anabranch.store.cells.binary_cells import quote
 PRINCIPALS = '"_DB_principals"'
 """The alias of the principals for which a query is run; no query has one of this name by chance."""
 PRINCIPAL = f"{PRINCIPALS}.principal"
+OUR_PATH = "pg_catalog, pg_temp"
+"""The search path under which SQL of the application is printed and then run: every other name stands there in full,
+so that a function that somebody makes later is never taken for another one."""
 
 _PIECE = re.compile(
     r"""
@@ -29,7 +32,7 @@ _COMMENT = re.compile(r"/\*|\*/")
 
 
 def search_path(schema_name: str) -> str:
-    """The search path by which a database's expressions and queries find what they name without a schema."""
+    """The search path by which a database's expressions and queries, as they were given, find what they name."""
     return f"pg_catalog, {quote(schema_name)}, public, pg_temp"
 
 

@@ -1,7 +1,8 @@
 """Whether a membership query can be kept, which tables it reads, and which of them are traced.
 
 The query is made a temporary view, in a savepoint that is undone: so it is one SELECT, and the view's rule names every
-relation and every function, also those behind other views. Then Postgres plans it.
+relation and every function. Then Postgres plans it. What is run later is the query as Postgres prints it, with every
+name in full, and without anything that others than the system could replace: no view, no function of the application's.
 
 A table is *traced* where the query's result without some of its rows is never more than with them, so that a changed
 row changes only what the query gives when it reads that row alone: the plan then has nothing but scans, joins that keep
@@ -12,12 +13,12 @@ that is how the query is run over changed rows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import psycopg
 
-from anabranch.store.audiences.queries import PRINCIPAL, PRINCIPALS, for_principals, search_path
+from anabranch.store.audiences.queries import OUR_PATH, PRINCIPAL, PRINCIPALS, for_principals, search_path
 from anabranch.store.audiences.rules import Membership
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.refusals import Refused, TableRefusal
@@ -27,52 +28,38 @@ from anabranch.store.session import binary
 Connection = psycopg.Connection[Any]
 
 _VIEW = '"_DB_query"'
+_MARK = "'_DB_principal'::text"
+"""The principal in the view, as Postgres prints it again."""
 _PATH = "select pg_catalog.set_config('search_path', %s, true)"
 _COLUMNS = f"""
 select a.atttypid::int8, pg_catalog.format_type(a.atttypid, a.atttypmod) from pg_catalog.pg_attribute a
 where a.attrelid = 'pg_temp.{_VIEW}'::regclass and a.attnum > 0
 """
-# The rules of the view and of those behind it, as Postgres keeps them. Before release 16 a view's own number stands in
-# its rule, so that one that was found already must not be looked for again.
-_RULES = f"""
-with recursive rules (oid, action) as (
-    select r.ev_class, r.ev_action::text from pg_catalog.pg_rewrite r
-    where r.ev_class = 'pg_temp.{_VIEW}'::regclass and r.rulename = '_RETURN'
-    union
-    select v.ev_class, v.ev_action::text
-    from rules q
-    cross join lateral pg_catalog.regexp_matches(q.action, ':rtekind 0 :relid (\\d+) ', 'g') m
-    join pg_catalog.pg_class c on c.oid = m[1]::oid and c.relkind = 'v'
-    join pg_catalog.pg_rewrite v on v.ev_class = c.oid and v.rulename = '_RETURN'
-)
+_RULE = f"""
+select r.ev_action::text, pg_catalog.pg_get_viewdef('pg_temp.{_VIEW}'::regclass) from pg_catalog.pg_rewrite r
+where r.ev_class = 'pg_temp.{_VIEW}'::regclass and r.rulename = '_RETURN'
 """
-_ACTIONS = _RULES + "select action from rules"
-_READS = (
-    _RULES
-    + """
-select n.nspname::text, c.relname::text, count(*)
-from rules q
-cross join lateral pg_catalog.regexp_matches(q.action, ':rtekind 0 :relid (\\d+) ', 'g') m
-join pg_catalog.pg_class c on c.oid = m[1]::oid and c.relkind <> 'v'
+# Before release 16 the view's own number stands in its rule.
+_READS = f"""
+select n.nspname::text, c.relname::text, c.relkind::text, count(*)
+from pg_catalog.regexp_matches(%s, ':rtekind 0 :relid (\\d+) ', 'g') m
+join pg_catalog.pg_class c on c.oid = m[1]::oid and c.oid <> 'pg_temp.{_VIEW}'::regclass
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-group by 1, 2 order by 1, 2
+group by 1, 2, 3 order by 1, 2
 """
-)
-# Functions of others that are not immutable may read what they like. Of the system's own the stable ones are taken,
-# which print values by the session's settings, but not those that tell of the time, the session or the catalog.
-_FUNCTIONS = (
-    _RULES
-    + """
-select distinct p.proname::text, p.provolatile::text
-from rules q
-cross join lateral pg_catalog.regexp_matches(q.action, ':(?:funcid|opfuncid|aggfnoid|winfnoid) (\\d+) ', 'g') m
+# Of the system's own functions the stable ones are taken, which print values by the session's settings, but not those
+# that tell of the time, the session or the catalog.
+_FUNCTIONS = """
+select distinct p.proname::text,
+       case when p.pronamespace <> 'pg_catalog'::regnamespace then 'is not the system''s own'
+            when p.provolatile = 'v' then 'is volatile' else 'may read what no group changes' end
+from pg_catalog.regexp_matches(%s, ':(?:funcid|opfuncid|aggfnoid|winfnoid) (\\d+) ', 'g') m
 join pg_catalog.pg_proc p on p.oid = m[1]::oid
-where p.provolatile = 'v'
-   or p.provolatile = 's' and (p.pronamespace <> 'pg_catalog'::regnamespace or p.pronargs = 0
+where p.pronamespace <> 'pg_catalog'::regnamespace or p.provolatile = 'v'
+   or p.provolatile = 's' and (p.pronargs = 0
                                or p.proname ~ '^(age|current_.*|pg_.*|has_.*|to_reg.*|.*_to_xml.*|txid_.*|obj_.*)$')
 order by 1
 """
-)
 _TEXTS = {25, 1043}
 _NOT_MONOTONE = (
     "{AGGREF",
@@ -118,41 +105,49 @@ def judge_query(conn: Connection, database: Database, query: str) -> Membership 
 
 def _judged(conn: Connection, database: Database, query: str) -> Membership | list[Refused]:
     # By the protocol that takes one statement only.
-    binary.run(conn, f"create temp view {_VIEW} as\n{for_principals(query, chr(39) * 2 + '::text')}".encode(), [])
-    actions = [action for (action,) in conn.execute(_ACTIONS).fetchall()]
-    reads = {(schema, name): count for schema, name, count in conn.execute(_READS).fetchall()}
-    if refused := [*_refusals(conn, query, actions), *_not_synced(database, query, reads)]:
+    statement = f"create temp view {_VIEW} as\n{for_principals(query, _MARK)}"
+    binary.run(conn, statement.encode(), [])
+    conn.execute(_PATH, (OUR_PATH,))
+    [(rule, printed)] = conn.execute(_RULE).fetchall()
+    found = conn.execute(_READS, (rule,)).fetchall()
+    conn.execute(_PATH, (search_path(database.schema_name),))
+    if refused := [*_refusals(conn, query, rule), *_not_synced(database, query, found)]:
         return refused
+    reads = {name: count for _, name, _, count in found}
     # A cast that some principals' names don't take fails here, for a constant, and not in a group.
     _plan(conn, for_principals(query, "'no such principal'::text"), "")
     plan = _plan(conn, for_principals(query), "")
-    tables = sorted(name for _, name in reads)
     traced = frozenset[str]()
-    if not any(part in action for part in _NOT_MONOTONE for action in actions) and _is_monotone(plan):
-        once = [name for (_, name), count in reads.items() if count == 1]
+    if not any(part in rule for part in _NOT_MONOTONE) and _is_monotone(plan):
+        once = [name for name, count in reads.items() if count == 1]
         traced = frozenset(name for name in once if _is_shadowed(conn, database, query, name, plan))
-    return Membership(query, tuple(tables), traced)
+    in_full = printed.strip().removesuffix(";").replace(_MARK, ":principal")
+    return Membership(query, tuple(sorted(reads)), traced, in_full)
 
 
-def _refusals(conn: Connection, query: str, actions: list[str]) -> Iterator[Refused]:
+def _refusals(conn: Connection, query: str, rule: str) -> Iterator[Refused]:
     about = f"the membership query `{query}`"
     columns = conn.execute(_COLUMNS).fetchall()
     if [number in _TEXTS for number, _ in columns] != [True]:
         types = ", ".join(name for _, name in columns)
         yield Refused(TableRefusal.MEMBERSHIP_QUERY, f"{about} gives ({types}), and not one column of type text")
-    for name, volatile in conn.execute(_FUNCTIONS).fetchall():
-        why = "is volatile" if volatile == "v" else "may read what no group changes"
+    for name, why in conn.execute(_FUNCTIONS, (rule,)).fetchall():
         yield Refused(TableRefusal.MEMBERSHIP_QUERY, f"{about} calls function {name}, which {why}")
-    if any("{SQLVALUEFUNCTION" in action for action in actions):
+    if "{SQLVALUEFUNCTION" in rule:
         text = f"{about} depends on the time or on the session, and is evaluated only when a table changes"
         yield Refused(TableRefusal.MEMBERSHIP_QUERY, text)
-    if any(":hasForUpdate true" in action or "{TABLESAMPLECLAUSE" in action for action in actions):
+    if "{COERCETODOMAIN" in rule:
+        yield Refused(TableRefusal.MEMBERSHIP_QUERY, f"{about} casts to a domain, whose checks are the application's")
+    if ":hasForUpdate true" in rule or "{TABLESAMPLECLAUSE" in rule:
         yield Refused(TableRefusal.MEMBERSHIP_QUERY, f"{about} locks rows, or takes a sample of them")
 
 
-def _not_synced(database: Database, query: str, reads: Mapping[tuple[str, str], int]) -> Iterator[Refused]:
-    for schema, name in reads:
-        if schema != database.schema_name or name not in database.tables:
+def _not_synced(database: Database, query: str, found: Iterable[tuple[str, str, str, int]]) -> Iterator[Refused]:
+    for schema, name, kind, _ in found:
+        if kind in "vm":
+            text = f"the membership query `{query}` reads view {quote(schema)}.{quote(name)}: name its tables"
+            yield Refused(TableRefusal.MEMBERSHIP_TABLE, text)
+        elif schema != database.schema_name or name not in database.tables:
             text = f"the membership query `{query}` reads {quote(schema)}.{quote(name)}, which is no synced table of "
             yield Refused(TableRefusal.MEMBERSHIP_TABLE, f'{text}"{database.name}"')
 

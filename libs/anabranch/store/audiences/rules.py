@@ -22,11 +22,13 @@ MAX_AUDIENCE_BYTES = 1_000
 @dataclass(frozen=True, slots=True)
 class Membership:
     """A membership query. ``tables``: the synced tables that it reads. ``traced``: those of them of which a changed row
-    tells whose audiences it may have changed; of the others any change may concern every principal."""
+    tells whose audiences it may have changed; of the others any change may concern every principal. ``printed``: the
+    query as Postgres prints it, with every name in full."""
 
     query: str
     tables: tuple[str, ...]
     traced: frozenset[str]
+    printed: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +100,16 @@ def rules_from_json(kept: Mapping[str, Any]) -> AudienceRules:
 
 def _set_to_json(rules: SetRules) -> dict[str, Any]:
     memberships = [
-        {"query": one.query, "tables": list(one.tables), "traced": sorted(one.traced)} for one in rules.memberships
+        {"query": one.query, "tables": list(one.tables), "traced": sorted(one.traced), "printed": one.printed}
+        for one in rules.memberships
     ]
     return {"claims": dict(rules.claims), "memberships": memberships}
 
 
 def _set_from_json(kept: Mapping[str, Any]) -> SetRules:
     memberships = tuple(
-        Membership(one["query"], tuple(one["tables"]), frozenset(one["traced"])) for one in kept.get("memberships", ())
+        Membership(one["query"], tuple(one["tables"]), frozenset(one["traced"]), one["printed"])
+        for one in kept.get("memberships", ())
     )
     return SetRules(dict(kept.get("claims", {})), memberships)
 
