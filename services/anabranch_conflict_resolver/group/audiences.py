@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import psycopg
+import structlog
+
 from anabranch.store.audiences.affected import ChangedRows, affected, evaluate_known
 from anabranch.store.audiences.principals import Given
 from anabranch.store.audiences.sums import AudienceSums, read_audience_sums
@@ -12,6 +15,10 @@ from anabranch.store.session.engine import Session
 from anabranch.values.canonical import SUM_MODULUS
 from anabranch_conflict_resolver.batch.shown import AudienceChanges
 from anabranch_conflict_resolver.group.table import SyncedTable
+
+QUERY_FAILS = (psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError)
+"""The errors of a query that no longer fits its tables or their values."""
+_log = structlog.get_logger()
 
 
 def new_audience_sums(
@@ -30,7 +37,28 @@ def new_audience_sums(
 
 
 def changed_sets(conn: Session, database: Database, changed: ChangedRows) -> Mapping[str, tuple[Given, Given]]:
-    """What membership queries gave principals before the group and give them with it, of those for whom it changed."""
+    """What membership queries gave principals before the group and give them with it, of those for whom it changed.
+    Where a query fails on the tables as they are, that is logged, and every set stays as it was: nothing waits for its
+    owner.
+
+    Raises:
+        psycopg.Error: Postgres refused something else.
+    """
     if not changed:
         return {}
-    return evaluate_known(conn, database, affected(conn, database, changed))
+    try:
+        with conn.transaction():
+            return evaluate_known(conn, database, affected(conn, database, changed))
+    except QUERY_FAILS as error:
+        log_failure(database, error)
+        return {}
+
+
+def log_failure(database: Database, error: psycopg.Error) -> None:
+    """Say that a membership query fails."""
+    _log.error(
+        "a membership query fails: audiences stay as they were, and new principals have none, until the rules fit",
+        database=database.name,
+        sqlstate=error.sqlstate,
+        detail=error.diag.message_primary,
+    )

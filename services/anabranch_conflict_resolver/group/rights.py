@@ -11,6 +11,7 @@ from anabranch.store.inbox.take import Taken
 from anabranch.store.session import steps
 from anabranch_conflict_resolver.batch.results import Candidate
 from anabranch_conflict_resolver.batch.rights import Rights
+from anabranch_conflict_resolver.group.audiences import QUERY_FAILS, log_failure
 from anabranch_conflict_resolver.group.context import Context
 
 _NOTHING = Given()
@@ -18,15 +19,20 @@ _NOTHING = Given()
 
 def learn_principals(context: Context, candidates: Sequence[Candidate]) -> None:
     """Know what membership queries give the principals of batches that touch a restricted table. Called before any
-    savepoint of the group is open: who was never known is kept, and ``given`` must not say so of one who is not.
+    savepoint of the group is open: who was never known is kept, and ``given`` must not say so of one who is not. Where
+    a query fails, nobody new has any audience.
 
     Raises:
-        psycopg.Error: a membership query can't be run.
+        psycopg.Error: Postgres refused something else.
     """
     database = context.synced.database
     names = sorted({taken.principal for taken in _concerned(context, candidates)} - context.given.keys())
     if names and database.audience_rules.memberships and not context.dry:
-        context.given.update(steps.run(context.conn, principals.learn(database, names, context.now_ms)))
+        try:
+            context.given.update(steps.run(context.conn, principals.learn(database, names, context.now_ms)))
+        except QUERY_FAILS as error:
+            log_failure(database, error)
+            context.given.update(steps.run(context.conn, principals.current(database.id, names)))
 
 
 def rights_of(context: Context, candidates: Sequence[Candidate], *, memberships_changed: bool) -> Mapping[str, Rights]:
@@ -34,13 +40,16 @@ def rights_of(context: Context, candidates: Sequence[Candidate], *, memberships_
     drained with this group may have changed what queries give.
 
     Raises:
-        psycopg.Error: a membership query can't be run.
+        psycopg.Error: Postgres refused a statement.
     """
     concerned = _concerned(context, candidates)
     given: Mapping[str, Given] = context.given
     if concerned and (memberships_changed or context.dry):
         names = sorted({taken.principal for taken in concerned})
-        given = steps.run(context.conn, principals.evaluate(context.synced.database, names))
+        try:
+            given = steps.run(context.conn, principals.evaluate(context.synced.database, names))
+        except QUERY_FAILS as error:
+            log_failure(context.synced.database, error)
     return {taken.batch_id: _rights(taken, given.get(taken.principal, _NOTHING)) for taken in concerned}
 
 

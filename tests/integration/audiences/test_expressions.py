@@ -129,7 +129,8 @@ def test_cells_have_the_audiences_of_their_rows(conn: Session) -> None:
     with conn.transaction():
         scanned: list[list[Any]] = [row for rows in scan_rows(conn, "app", table, audience) for row in rows]
     assert max(len(row[-1]) for row in scanned) == 11
-    assert audiences_of(conn, table, audience, [row[:-1] for row in scanned]) == [row[-1] for row in scanned]
+    found = audiences_of(conn, table, audience, [row[:-1] for row in scanned])
+    assert found == [tuple(row[-1]) for row in scanned]
     assert audiences_of(conn, table, audience, []) == []
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.integration.resolver.audiences import AUDIENCES, NAMES, OWN, RULES, TABLES, changes, shown
 
+from anabranch.store.audiences.set_rules import set_audience_rules
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch.v1 import change_pb2
 
@@ -271,6 +272,26 @@ def test_a_value_that_lost_says_whom_its_row_was_for(rig: ResolverRig) -> None:
     rig.drain()
     found = rig.sql("select column_name, audience_before, audience_after from anabranch.conflicts")
     assert found == [("title", ["team:1"], ["team:2"])]
+
+
+def test_a_query_that_fails_holds_up_nobody(rig: ResolverRig, capsys: pytest.CaptureFixture[str]) -> None:
+    known, new = rig.node("a", "alice", ["team:1"]), rig.node("n", "new", ["team:1"])
+    known.insert("note", {"id": "1", "owner": "alice"})
+    rig.drain()
+    # Division by zero for every principal: the query was fine for the rows that were there.
+    query = "select 'team:' || (1 / (length(team_id) - 3)) from membership where user_id = :principal"
+    set_audience_rules(rig.conn, rig.name, {**RULES, "memberships": [query, OWN]})
+    rig.sql("insert into app.membership values ('m', 'alice', 'one'), ('n', 'new', 'one')")
+    sent = [known.insert("note", {"id": "2", "owner": "alice"}), known.insert("open_to_all", {"id": "1"})]
+    sent += [new.insert("note", {"id": "3", "owner": "new"}), new.insert("job", {"id": "1", "team_id": "1"})]
+    rig.drain()
+    # What was known counts on, and claims do: what a query would have given counts for nobody.
+    assert [rig.outcome(one) for one in sent] == [["APPLIED"], ["APPLIED"], "FORBIDDEN", ["APPLIED"]]
+    assert "a membership query fails" in capsys.readouterr().out
+    set_audience_rules(rig.conn, rig.name, RULES)
+    made = new.insert("note", {"id": "4", "owner": "new"})
+    rig.drain()
+    assert rig.outcome(made) == ["APPLIED"]
 
 
 @pytest.mark.slow
