@@ -15,7 +15,7 @@ from __future__ import annotations
 import base64
 import json
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -140,6 +140,28 @@ class TappedChannel(grpc.Channel):
         self.close()
 
 
+class _Stream:
+    """A call's responses, with a word at their end; all other attributes are those of the call."""
+
+    def __init__(self, call: Any, ended: Callable[[], None]) -> None:
+        self._call = call
+        self._ended = ended
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._call)
+        except (StopIteration, grpc.RpcError):
+            # Not by a callback of the call: that runs in the thread which everything that is to be read comes from.
+            self._ended()
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._call, name)
+
+
 class _Tapped:
     """A method of which each call reads its responses by a reader of its own."""
 
@@ -170,10 +192,7 @@ class _Tapped:
         except grpc.RpcError as error:
             self._tap.note_end(call, error)
             raise
-        add_callback = getattr(answer, "add_callback", None)
-        if add_callback is not None and not add_callback(lambda: self._tap.note_end(call, answer)):
-            self._tap.note_end(call, answer)
-        return answer
+        return _Stream(answer, lambda: self._tap.note_end(call, answer)) if hasattr(answer, "__next__") else answer
 
     def with_call(self, request: Any, *args: Any, **options: Any) -> Any:
         """Call; return the answer and the call."""
