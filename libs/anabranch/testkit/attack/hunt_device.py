@@ -47,10 +47,13 @@ class HuntDevice:
         )
         self._db = SyncedDb(str(file), self.remote, DATABASE, node_name=principal)
 
+    def begin(self) -> None:
+        """Take the first pull, by which the server comes to know the principal. Raises CallFailed."""
+        self._db.start(background=False)
+
     def run(self, stop: threading.Event) -> None:
         """Sync and write until ``stop``, and then sync once more."""
         while not stop.wait(PAUSE_S):
-            self._attempt(self._db.start, background=False)
             for _ in range(self._chance.randrange(4)):
                 self._write()
             if self._chance.random() < 0.15:

@@ -91,6 +91,10 @@ def hunt(folder: Path, seconds: float, seed: int, say: Callable[[str], None]) ->
         ]
         for actor in actors:
             leave.callback(actor.close)
+        # What memberships gave before a principal first called is not known to the server: it goes by what they give then.
+        for actor in actors:
+            if isinstance(actor, HuntDevice):
+                actor.begin()
         say(f"seed {seed}: hunting for leaks for {seconds:.0f} s")
         _run(actors, postgres.url, known, random.Random(chance.getrandbits(64)), seconds)
         _settle(conn)
