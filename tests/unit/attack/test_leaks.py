@@ -77,6 +77,15 @@ def arrow(*titles: str, compressed: bool = False) -> bytes:
     return bytes(sink.getvalue())
 
 
+def test_a_pull_shows_what_the_log_is_about_to_have(history: History) -> None:
+    history.groups.extend([10, 20, 90])
+    late = Received("/anabranch.v1.SnapshotService/Pull", reached=20, marks={LATER})
+    assert leaks(history, ALICE, late, 20) == []
+    history.groups.insert(2, 70)
+    history.groups.insert(2, 60)
+    assert [leak.kind for leak in leaks(history, ALICE, late, 20)] == ["value"]
+
+
 def test_what_may_be_seen_is_no_leak(history: History) -> None:
     loser = change_pb2.Loser(table="job", key=[text("1")], column="title", value=text(MINE))
     answer = page(effect("1", MINE), effect("2", MOVED), sums=[table_sum(1, "team:t1"), table_sum(2, "team:t1")])

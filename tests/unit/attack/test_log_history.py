@@ -30,7 +30,7 @@ def members(rows: Mapping[str, Rows]) -> Mapping[str, Iterable[str]]:
     return {str(row["user"]): [f"team:{row['team']}"] for row in rows.get("member", {}).values()}
 
 
-RULES = Rules({"job": of_team}, members)
+RULES = Rules({"job": of_team}, members, frozenset({"member"}))
 
 
 def effect(
@@ -77,8 +77,26 @@ def test_memberships_change_with_the_rows_that_give_them() -> None:
     )
     assert past.sees("bob", NOBODY, ONE, 10)
     assert not past.sees("bob", NOBODY, THREE, 99)
-    assert not past.sees("carol", NOBODY, TWO, 29)
-    assert past.sees("carol", NOBODY, TWO, 30)
+    assert past.groups == [10, 20, 30]
+    # What SQL has given already counts in the group before the one that has it, and no earlier.
+    assert not past.sees("carol", NOBODY, TWO, 19)
+    assert past.sees("carol", NOBODY, TWO, 20)
+
+
+def test_a_membership_that_came_and_went_within_a_group_counted_before_it() -> None:
+    past = history_of(
+        RULES,
+        {},
+        [
+            effect(10, "a", "job", "1", INSERT, team="t1", title=ONE),
+            effect(20, "b", "job", "1", UPDATE, title=THREE),
+            effect(30, "c", "member", "m0", INSERT, user="bob", team="t1"),
+            effect(30, "d", "member", "m0", DELETE),
+            effect(30, "e", "job", "1", UPDATE, title=TWO),
+            effect(40, "f", "job", "1", UPDATE, title=OLD),
+        ],
+    )
+    assert [past.sees("bob", NOBODY, mark, 99) for mark in (ONE, THREE, TWO, OLD)] == [False, True, False, False]
 
 
 def test_what_lost_has_the_audiences_of_its_row_around_that_change() -> None:

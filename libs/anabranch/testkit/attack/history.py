@@ -11,6 +11,7 @@ of the code that decides it in the product.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -41,9 +42,10 @@ class _Row:
 
 @dataclass(slots=True)
 class History:
-    """The history so far. ``tables``: the restricted ones."""
+    """The history so far. ``tables``: the restricted ones; ``groups``: the positions of all groups, in order."""
 
     tables: frozenset[str]
+    groups: list[int] = field(default_factory=list)
     _rows: dict[tuple[str, str], _Row] = field(default_factory=dict)
     _spans: dict[str, list[tuple[str, Span]]] = field(default_factory=lambda: defaultdict(list))
     _values: dict[str, list[Span]] = field(default_factory=lambda: defaultdict(list))
@@ -94,6 +96,11 @@ class History:
         """The audiences under which a value stood, or lost, one after the other: for a report."""
         stood = [span.audiences for span in self._values.get(mark, ())]
         return stood + [after for _, _, after in self._lost.get(mark, ())]
+
+    def later(self, position: int, groups: int) -> int:
+        """The position so many groups after one, or the last one."""
+        place = bisect_right(self.groups, position) + groups - 1
+        return max(position, self.groups[min(place, len(self.groups) - 1)]) if self.groups else position
 
     def at(self, place: Place, table: str, key: str) -> Audiences:
         """The audiences of a row at a place; none where it was not there."""

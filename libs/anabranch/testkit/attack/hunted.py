@@ -75,6 +75,7 @@ HUNTED = Rules(
         "part": lambda row: [f"user:{row['owner']}"] if row["owner"] else [],
     },
     _members,
+    frozenset({"member"}),
 )
 
 

@@ -6,7 +6,7 @@ keeps audiences are not read.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -18,6 +18,8 @@ from anabranch.v1 import change_pb2, value_pb2
 Row: TypeAlias = dict[str, str | None]
 Rows: TypeAlias = Mapping[str, Row]
 """By key."""
+Members: TypeAlias = Mapping[str, Audiences]
+"""By principal."""
 
 _LOG = """
 select l.position, l.batch_id, t.name, l.key, l.effect
@@ -36,10 +38,11 @@ where d.name = %s order by c.position, c.batch_id, c.ordinal
 @dataclass(frozen=True, slots=True)
 class Rules:
     """Who sees what, in the hunt's own words. ``audiences``: by restricted table, a row's audiences; ``members``: what
-    memberships give each principal, from the rows of every table by key."""
+    memberships give each principal, from the rows of every table by key, of which it reads ``read``."""
 
     audiences: Mapping[str, Callable[[Row], Iterable[str]]]
     members: Callable[[Mapping[str, Rows]], Mapping[str, Iterable[str]]]
+    read: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,11 @@ def read_history(conn: Session, database: str, rules: Rules, start: Mapping[str,
 def history_of(
     rules: Rules, start: Mapping[str, Rows], log: Iterable[Effect], conflicts: Iterable[Lost] = ()
 ) -> History:
-    """The history that a log and its conflicts tell, both in their order."""
+    """The history that a log and its conflicts tell, both in their order.
+
+    A membership that SQL gives holds from its commit on, and the log has it a little later: the group before the one
+    that has it may go by it already, also by one that is over again when the log has it.
+    """
     past = History(frozenset(rules.audiences))
     rows: dict[str, dict[str, Row]] = defaultdict(dict)
     lost: dict[tuple[int, str, str, str], list[Lost]] = defaultdict(list)
@@ -90,11 +97,15 @@ def history_of(
         for ordinal, (key, begun) in enumerate(found.items()):
             rows[table][key] = dict(begun)
             _put(past, rules, (0, ordinal), table, key, begun)
-    members = _join(past, 0, {}, rules.members(rows))
+    members: list[tuple[int, Members, Members]] = [(0, _members(rules, rows), {})]
     for position, effects in _groups(log):
+        past.groups.append(position)
+        meanwhile: Members = {}
         for ordinal, one in enumerate(effects):
             before = _audiences(rules, one.table, rows[one.table].get(one.key))
             _apply(rows[one.table], one)
+            if one.table in rules.read:
+                meanwhile = _both(meanwhile, _members(rules, rows))
             row = rows[one.table].get(one.key)
             if row is None:
                 past.remove((position, ordinal), one.table, one.key)
@@ -103,7 +114,8 @@ def history_of(
             for value in lost.pop((position, one.batch, one.table, one.key), ()):
                 for mark in value.marks:
                     past.lose((position, ordinal), mark, before, _audiences(rules, one.table, row))
-        members = _join(past, position, members, rules.members(rows))
+        members.append((position, _members(rules, rows), meanwhile))
+    _join(past, members)
     _lose_without_effect(past, [one for many in lost.values() for one in many])
     return past
 
@@ -149,15 +161,24 @@ def _put(past: History, rules: Rules, place: tuple[int, int], table: str, key: s
         past.put(place, table, key, marks, _audiences(rules, table, row))
 
 
-def _join(
-    past: History, position: int, before: Mapping[str, Audiences], given: Mapping[str, Iterable[str]]
-) -> Mapping[str, Audiences]:
-    """Tell the history of those whose memberships have changed."""
-    now = {principal: frozenset(audiences) for principal, audiences in given.items()}
-    for principal in sorted(before.keys() | now.keys()):
-        if before.get(principal, NOBODY) != now.get(principal, NOBODY):
-            past.join(position, principal, now.get(principal, NOBODY))
-    return now
+def _members(rules: Rules, rows: Mapping[str, Rows]) -> Members:
+    return {principal: frozenset(audiences) for principal, audiences in rules.members(rows).items()}
+
+
+def _both(one: Members, other: Members) -> Members:
+    return {principal: one.get(principal, NOBODY) | other.get(principal, NOBODY) for principal in one.keys() | other}
+
+
+def _join(past: History, members: Sequence[tuple[int, Members, Members]]) -> None:
+    """Tell the history what memberships give: by position that at its end, and whatever it was during the next one."""
+    before: Members = {}
+    following = [meanwhile for _, _, meanwhile in members[1:]] + [{}]
+    for (position, given, _), meanwhile in zip(members, following, strict=True):
+        now = _both(given, meanwhile)
+        for principal in sorted(before.keys() | now.keys()):
+            if before.get(principal, NOBODY) != now.get(principal, NOBODY):
+                past.join(position, principal, now.get(principal, NOBODY))
+        before = now
 
 
 def _lose_without_effect(past: History, lost: Iterable[Lost]) -> None:
